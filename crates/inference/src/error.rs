@@ -1,0 +1,109 @@
+//! The one error that answers a request, wherever in the pipeline it arose.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::TensorError;
+
+/// Triton's error codes (`TRITONSERVER_Error_Code`). HTTP and gRPC statuses are derived from these in one table in
+/// `protocol`, acknowledgements in one table in `runtime`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+#[allow(missing_docs, reason = "each variant is Triton's own word")]
+pub enum ErrorCode {
+    Unknown,
+    Internal,
+    NotFound,
+    InvalidArg,
+    Unavailable,
+    Unsupported,
+    AlreadyExists,
+    Cancelled,
+}
+
+/// Why a request got no result: a code, a message for its sender, and where in the pipeline it happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub struct InferError {
+    /// The code, from which statuses and acknowledgements follow.
+    pub code: ErrorCode,
+    /// Lowercase, no full stop; names the model, tensor or field, what was found and what was expected.
+    pub message: String,
+    /// The model whose step failed, as `name:version`; `None` when the request never reached one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage: Option<String>,
+    /// The worker that ran the step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<String>,
+}
+
+// === impl ErrorCode ===
+
+impl ErrorCode {
+    /// Every code.
+    pub const ALL: [ErrorCode; 8] = [
+        ErrorCode::Unknown,
+        ErrorCode::Internal,
+        ErrorCode::NotFound,
+        ErrorCode::InvalidArg,
+        ErrorCode::Unavailable,
+        ErrorCode::Unsupported,
+        ErrorCode::AlreadyExists,
+        ErrorCode::Cancelled,
+    ];
+}
+
+// === impl InferError ===
+
+macro_rules! constructors {
+    ($($(#[$doc:meta])* $name:ident => $code:ident),* $(,)?) => {$(
+        $(#[$doc])*
+        pub fn $name(message: impl Into<String>) -> InferError {
+            InferError::new(ErrorCode::$code, message)
+        }
+    )*};
+}
+
+impl InferError {
+    /// An error that has not been placed at a stage yet.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> InferError {
+        InferError { code, message: message.into(), stage: None, worker: None }
+    }
+
+    constructors! {
+        /// A fault of ours.
+        internal => Internal,
+        /// A model, version or resource that does not exist.
+        not_found => NotFound,
+        /// A fault of the request.
+        invalid_arg => InvalidArg,
+        /// Cannot be served now; may succeed later.
+        unavailable => Unavailable,
+        /// Asked for something that is not offered.
+        unsupported => Unsupported,
+        /// Nobody waits for the answer any more.
+        cancelled => Cancelled,
+    }
+
+    /// This error, placed at the step and worker where it arose, unless it was placed before.
+    pub fn at(mut self, stage: impl fmt::Display, worker: &str) -> InferError {
+        if self.stage.is_none() {
+            self.stage = Some(stage.to_string());
+            self.worker = Some(worker.to_owned());
+        }
+        self
+    }
+}
+
+impl fmt::Display for InferError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// A tensor that does not hold what its reader needs is the sender's fault.
+impl From<TensorError> for InferError {
+    fn from(error: TensorError) -> Self {
+        InferError::invalid_arg(error.to_string())
+    }
+}

@@ -1,0 +1,29 @@
+//! The words every other crate is written in: tensors and their datatypes, infer requests and responses, routes,
+//! errors, and the ledger of time spent.
+//!
+//! Invariants:
+//! - A [`Tensor`] that exists is consistent: its bytes have the length that its datatype and shape call for, and the
+//!   length prefixes of BYTES elements add up. Whoever makes one from outside data goes through [`Tensor::new`].
+//! - A [`Route`] that exists was compiled from a checked plan: every step's inputs are live when it runs.
+//!
+//! Not here: I/O, clocks that block, wire formats (`protocol`, `bus`), configuration files (`model-repository`).
+
+mod datatype;
+mod error;
+mod ledger;
+mod parameters;
+mod request;
+mod route;
+mod shape;
+mod tensor;
+mod time;
+
+pub use datatype::DataType;
+pub use error::{ErrorCode, InferError};
+pub use ledger::{Hop, Ledger};
+pub use parameters::{ParameterValue, Parameters};
+pub use request::{InferRequest, InferResponse, ModelKey, RequestedOutput};
+pub use route::{PlanStep, Route, RoutePlan, Step, StepInput, StepOutput};
+pub use shape::{MAX_ELEMENTS, Shape};
+pub use tensor::{BytesElements, Element, Tensor, TensorError, TensorSpec, UncheckedTensor};
+pub use time::UnixMicros;

@@ -1,0 +1,47 @@
+//! Request and response parameters: scalars under string keys.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Parameters of a request or response, in key order.
+pub type Parameters = BTreeMap<String, ParameterValue>;
+
+/// A parameter's value. On the message wire it is the plain scalar (`untagged`), so any language reads it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+#[allow(missing_docs, reason = "each variant says its type")]
+pub enum ParameterValue {
+    Bool(bool),
+    Int64(i64),
+    Uint64(u64),
+    Double(f64),
+    String(String),
+}
+
+// === impl ParameterValue ===
+
+impl ParameterValue {
+    /// The value as text, when it is text.
+    pub fn as_str(&self) -> Option<&str> {
+        match self {
+            ParameterValue::String(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The value as a whole number that is not negative.
+    pub fn as_u64(&self) -> Option<u64> {
+        match *self {
+            ParameterValue::Int64(value) => u64::try_from(value).ok(),
+            ParameterValue::Uint64(value) => Some(value),
+            _ => None,
+        }
+    }
+}
+
+impl From<&str> for ParameterValue {
+    fn from(text: &str) -> Self {
+        ParameterValue::String(text.to_owned())
+    }
+}

@@ -1,0 +1,341 @@
+//! An ensemble as a list of steps, and what is left of it while a request travels.
+//!
+//! A [`RoutePlan`] is what an ensemble compiles to when it is loaded (`model-repository` checks types; nested ensembles
+//! are flattened there). For each request the gateway turns it into a [`Route`]: versions resolved, steps that no
+//! requested output needs pruned, and for each step the tensors that die after it. The route travels in the message,
+//! so workers hold no ensemble state. A request for a single model is a route of one step.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{InferError, ModelKey, Tensor};
+
+/// A compiled ensemble or single model, before a request narrows it. Steps are in an order in which each one's inputs
+/// exist when it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoutePlan {
+    /// The model clients name.
+    pub model: String,
+    /// Whether `model` is an ensemble: errors inside a step then say so.
+    pub ensemble: bool,
+    /// Steps in execution order.
+    pub steps: Vec<PlanStep>,
+    /// The model's outputs, in configuration order.
+    pub outputs: Vec<String>,
+}
+
+/// One step of a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanStep {
+    /// The model that runs.
+    pub model: String,
+    /// Its version; `None` is the latest ready one when the request arrives.
+    pub version: Option<i64>,
+    /// Where its inputs come from.
+    pub inputs: Vec<StepInput>,
+    /// Where its outputs go; outputs of the model that are not listed are not asked for.
+    pub outputs: Vec<StepOutput>,
+}
+
+/// One entry of a step's input map.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepInput {
+    /// The input's name at the model.
+    pub name: String,
+    /// The live tensor it takes.
+    pub tensor: String,
+    /// Whether the step runs without it when that tensor does not exist.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub optional: bool,
+}
+
+/// One entry of a step's output map.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepOutput {
+    /// The output's name at the model.
+    pub name: String,
+    /// The live tensor it becomes.
+    pub tensor: String,
+}
+
+/// One step of a route: a plan step with its version resolved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// The model version that runs.
+    pub model: ModelKey,
+    /// Where its inputs come from.
+    pub inputs: Vec<StepInput>,
+    /// Where its outputs go.
+    pub outputs: Vec<StepOutput>,
+    /// Live tensors that nothing needs after this step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dead: Vec<String>,
+}
+
+/// The steps a request still has to make. Cloning shares the steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    model: ModelKey,
+    ensemble: bool,
+    steps: Arc<[Step]>,
+    /// Index into `steps` of the step to run next.
+    cursor: usize,
+    /// How many steps had been made before the first of `steps`.
+    offset: u32,
+}
+
+// === impl RoutePlan ===
+
+impl RoutePlan {
+    /// The plan of a model that is no ensemble: one step whose live tensors are the model's own inputs and outputs.
+    /// `inputs` are names with whether each is optional.
+    pub fn single(model: &str, inputs: impl IntoIterator<Item = (String, bool)>, outputs: Vec<String>) -> RoutePlan {
+        let inputs =
+            inputs.into_iter().map(|(name, optional)| StepInput { tensor: name.clone(), name, optional }).collect();
+        let step_outputs = outputs.iter().map(|name| StepOutput { name: name.clone(), tensor: name.clone() }).collect();
+        RoutePlan {
+            model: model.to_owned(),
+            ensemble: false,
+            steps: vec![PlanStep { model: model.to_owned(), version: None, inputs, outputs: step_outputs }],
+            outputs,
+        }
+    }
+
+    /// The route of one request.
+    ///
+    /// `version` is the resolved version of the model itself, `requested` the outputs wanted (none means all),
+    /// `inputs` the names of the tensors the request brings, and `resolve` gives the version that runs for a step's
+    /// model, or the error that answers the request. Steps that no wanted output depends on are left out.
+    pub fn route(
+        &self,
+        version: i64,
+        requested: &[&str],
+        inputs: &[&str],
+        mut resolve: impl FnMut(&str, Option<i64>) -> Result<i64, InferError>,
+    ) -> Result<Route, InferError> {
+        let mut needed: BTreeSet<&str> = if requested.is_empty() {
+            self.outputs.iter().map(String::as_str).collect()
+        } else {
+            requested.iter().copied().collect()
+        };
+        let last_needed = needed.clone();
+
+        // Backward: keep a step if something needed comes from it, then need what it takes.
+        let mut kept: Vec<(&PlanStep, Vec<StepOutput>)> = Vec::with_capacity(self.steps.len());
+        for step in self.steps.iter().rev() {
+            let outputs: Vec<_> = step.outputs.iter().filter(|o| needed.contains(o.tensor.as_str())).cloned().collect();
+            if outputs.is_empty() {
+                continue;
+            }
+            needed.extend(step.inputs.iter().map(|i| i.tensor.as_str()));
+            kept.push((step, outputs));
+        }
+        kept.reverse();
+
+        // Forward: a tensor dies at the last step that takes it, or, when none does, at the first step.
+        let mut steps = Vec::with_capacity(kept.len());
+        let mut live: Vec<&str> = inputs.to_vec();
+        for (index, (step, outputs)) in kept.iter().enumerate() {
+            live.extend(outputs.iter().map(|o| o.tensor.as_str()));
+            let (stay, die): (Vec<&str>, Vec<&str>) = live.iter().partition(|tensor| {
+                let taken_later = kept[index + 1..].iter().any(|(s, _)| s.inputs.iter().any(|i| i.tensor == **tensor));
+                taken_later || last_needed.contains(*tensor)
+            });
+            live = stay;
+            let version = match step.model == self.model {
+                true if !self.ensemble => version,
+                _ => resolve(&step.model, step.version)?,
+            };
+            steps.push(Step {
+                model: ModelKey { name: step.model.clone(), version },
+                inputs: step.inputs.clone(),
+                outputs: outputs.clone(),
+                dead: die.into_iter().map(str::to_owned).collect(),
+            });
+        }
+        let model = ModelKey { name: self.model.clone(), version };
+        Ok(Route { model, ensemble: self.ensemble, steps: steps.into(), cursor: 0, offset: 0 })
+    }
+}
+
+// === impl Route ===
+
+impl Route {
+    /// A route as it came over the bus: `offset` steps were made before the first of `steps`.
+    pub fn resume(model: ModelKey, ensemble: bool, offset: u32, steps: Vec<Step>) -> Route {
+        Route { model, ensemble, steps: steps.into(), cursor: 0, offset }
+    }
+
+    /// The model the client asked for.
+    pub fn model(&self) -> &ModelKey {
+        &self.model
+    }
+
+    /// Whether that model is an ensemble.
+    pub fn is_ensemble(&self) -> bool {
+        self.ensemble
+    }
+
+    /// The step to run next; `None` when the request is complete.
+    pub fn current(&self) -> Option<&Step> {
+        self.steps.get(self.cursor)
+    }
+
+    /// The steps still to run, the current one first.
+    pub fn remaining(&self) -> &[Step] {
+        &self.steps[self.cursor..]
+    }
+
+    /// The number of the current step, counted from 0 at the gateway. With the request's id it names the step's
+    /// message: a redelivered step forwards under the same name.
+    pub fn step_number(&self) -> u32 {
+        self.offset + self.cursor as u32
+    }
+
+    /// The current step's inputs under the names the model knows them by. Tensor bytes are shared. A missing required
+    /// tensor is an error that names it and the step.
+    pub fn step_inputs(&self, live: &[Tensor]) -> Result<Vec<Tensor>, InferError> {
+        let Some(step) = self.current() else {
+            return Err(InferError::internal(format!("route of '{}' has no step left to run", self.model)));
+        };
+        let mut inputs = Vec::with_capacity(step.inputs.len());
+        for input in &step.inputs {
+            match live.iter().find(|t| t.name() == input.tensor) {
+                Some(tensor) => inputs.push(tensor.clone().renamed(input.name.as_str())),
+                None if input.optional => {}
+                None => {
+                    return Err(InferError::invalid_arg(format!(
+                        "tensor '{}', which step '{}' takes as input '{}', was not produced by any step before it",
+                        input.tensor, step.model, input.name
+                    )));
+                }
+            }
+        }
+        Ok(inputs)
+    }
+
+    /// Moves past the current step: `produced` (under the model's names) become live tensors by the output map, and
+    /// tensors that nothing needs any more are dropped. A mapped output the step did not produce is left out: whoever
+    /// takes it says so, unless it may do without.
+    pub fn advance(&mut self, live: &mut Vec<Tensor>, produced: Vec<Tensor>) {
+        let Some(step) = self.steps.get(self.cursor) else { return };
+        for tensor in produced {
+            // One output of the model may be mapped to one live tensor only, so the first match is the match.
+            if let Some(output) = step.outputs.iter().find(|o| o.name == tensor.name()) {
+                live.push(tensor.renamed(output.tensor.as_str()));
+            }
+        }
+        live.retain(|tensor| !step.dead.iter().any(|dead| dead == tensor.name()));
+        self.cursor += 1;
+    }
+
+    /// `error` as the client shall see it: inside an ensemble Triton puts the ensemble's name in front.
+    pub fn describe(&self, mut error: InferError) -> InferError {
+        if self.ensemble {
+            error.message = format!("in ensemble '{}', {}", self.model.name, error.message);
+        }
+        error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn input(name: &str, tensor: &str) -> StepInput {
+        StepInput { name: name.into(), tensor: tensor.into(), optional: false }
+    }
+
+    fn output(name: &str, tensor: &str) -> StepOutput {
+        StepOutput { name: name.into(), tensor: tensor.into() }
+    }
+
+    fn step(model: &str, inputs: Vec<StepInput>, outputs: Vec<StepOutput>) -> PlanStep {
+        PlanStep { model: model.into(), version: None, inputs, outputs }
+    }
+
+    /// TEXT -> tokenizer -> model -> (pool -> embedding, classify -> label)
+    fn branching() -> RoutePlan {
+        RoutePlan {
+            model: "e".into(),
+            ensemble: true,
+            steps: vec![
+                step("tok", vec![input("TEXT", "TEXT")], vec![output("ids", "ids"), output("mask", "mask")]),
+                step("bert", vec![input("i", "ids"), input("m", "mask")], vec![output("h", "hidden")]),
+                step("pool", vec![input("h", "hidden"), input("m", "mask")], vec![output("e", "embedding")]),
+                step("classify", vec![input("h", "hidden")], vec![output("l", "label")]),
+            ],
+            outputs: vec!["embedding".into(), "label".into()],
+        }
+    }
+
+    fn tensor(name: &str) -> Tensor {
+        Tensor::from_values(name, [1], vec![1i64]).unwrap()
+    }
+
+    fn names(live: &[Tensor]) -> Vec<&str> {
+        live.iter().map(Tensor::name).collect()
+    }
+
+    #[test]
+    fn tensors_die_after_their_last_use() {
+        let route = branching().route(1, &[], &["TEXT"], |_, _| Ok(7)).unwrap();
+        let dead: Vec<_> = route.remaining().iter().map(|s| s.dead.clone()).collect();
+        assert_eq!(dead, [vec!["TEXT"], vec!["ids"], vec!["mask"], vec!["hidden"]]);
+        assert_eq!(route.current().unwrap().model.version, 7);
+    }
+
+    #[test]
+    fn unrequested_branches_are_pruned() {
+        let route = branching().route(1, &["label"], &["TEXT"], |_, _| Ok(1)).unwrap();
+        let models: Vec<_> = route.remaining().iter().map(|s| s.model.name.as_str()).collect();
+        assert_eq!(models, ["tok", "bert", "classify"]);
+        assert_eq!(route.remaining()[1].dead, ["ids", "mask"]);
+    }
+
+    #[test]
+    fn a_walk_ends_with_exactly_the_requested_outputs() {
+        let mut route = branching().route(1, &[], &["TEXT", "stray"], |_, _| Ok(1)).unwrap();
+        let mut live = vec![tensor("TEXT"), tensor("stray")];
+        let produced = [vec!["ids", "mask"], vec!["h"], vec!["e"], vec!["l"]];
+        for (number, outputs) in produced.into_iter().enumerate() {
+            assert_eq!(route.step_number() as usize, number);
+            route.step_inputs(&live).unwrap();
+            route.advance(&mut live, outputs.into_iter().map(tensor).collect());
+        }
+        assert!(route.current().is_none());
+        assert_eq!(names(&live), ["embedding", "label"]);
+    }
+
+    #[test]
+    fn a_missing_tensor_is_named_with_its_step() {
+        let mut route = branching().route(1, &[], &["TEXT"], |_, _| Ok(1)).unwrap();
+        let mut live = vec![tensor("TEXT")];
+        route.advance(&mut live, vec![tensor("ids")]);
+        let error = route.step_inputs(&live).unwrap_err();
+        assert_eq!(
+            error.message,
+            "tensor 'mask', which step 'bert:1' takes as input 'm', was not produced by any step before it"
+        );
+    }
+
+    #[test]
+    fn a_single_model_is_a_route_of_one_step() {
+        let plan =
+            RoutePlan::single("m", [("a".to_owned(), false), ("b".to_owned(), true)], vec!["x".into(), "y".into()]);
+        let mut route = plan.route(3, &["y"], &["a"], |_, _| unreachable!("its own version is given")).unwrap();
+        assert_eq!(route.current().unwrap().model.to_string(), "m:3");
+        let mut live = vec![tensor("a")];
+        assert_eq!(names(&route.step_inputs(&live).unwrap()), ["a"]);
+        route.advance(&mut live, vec![tensor("x"), tensor("y")]);
+        assert_eq!(names(&live), ["y"]);
+    }
+
+    #[test]
+    fn errors_inside_an_ensemble_name_it() {
+        let route = branching().route(1, &[], &["TEXT"], |_, _| Ok(1)).unwrap();
+        assert_eq!(route.describe(InferError::internal("boom")).message, "in ensemble 'e', boom");
+    }
+}

@@ -1,0 +1,108 @@
+//! Shapes: of tensors, where every dimension is known, and of schemas, where -1 stands for any.
+
+use std::fmt;
+use std::ops::Deref;
+
+use serde::{Deserialize, Serialize};
+
+/// The most elements a tensor may have; Triton's limit too.
+pub const MAX_ELEMENTS: u64 = i64::MAX as u64;
+
+/// Dimensions, outermost first. In a schema -1 means "any size"; a [`crate::Tensor`] never holds a negative one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Shape(Vec<i64>);
+
+// === impl Shape ===
+
+impl Shape {
+    /// The product of the dimensions (1 for a scalar). `None` when a dimension is negative or the product passes
+    /// [`MAX_ELEMENTS`].
+    pub fn element_count(&self) -> Option<u64> {
+        if self.0.iter().any(|&d| d < 0) {
+            return None;
+        }
+        // A zero anywhere makes the product zero, however large the others are.
+        if self.0.contains(&0) {
+            return Some(0);
+        }
+        self.0.iter().try_fold(1u64, |product, &d| product.checked_mul(d as u64)).filter(|&count| count <= MAX_ELEMENTS)
+    }
+
+    /// Whether `concrete` fits this schema: same rank, and every dimension equal or -1 here.
+    pub fn accepts(&self, concrete: &[i64]) -> bool {
+        self.0.len() == concrete.len() && self.0.iter().zip(concrete).all(|(&want, &have)| want == -1 || want == have)
+    }
+
+    /// This shape with one more, outermost, dimension.
+    pub fn prepend(&self, dimension: i64) -> Shape {
+        let mut dims = Vec::with_capacity(self.0.len() + 1);
+        dims.push(dimension);
+        dims.extend_from_slice(&self.0);
+        Shape(dims)
+    }
+}
+
+impl Deref for Shape {
+    type Target = [i64];
+
+    fn deref(&self) -> &[i64] {
+        &self.0
+    }
+}
+
+impl From<Vec<i64>> for Shape {
+    fn from(dims: Vec<i64>) -> Self {
+        Shape(dims)
+    }
+}
+
+impl From<&[i64]> for Shape {
+    fn from(dims: &[i64]) -> Self {
+        Shape(dims.to_vec())
+    }
+}
+
+impl<const N: usize> From<[i64; N]> for Shape {
+    fn from(dims: [i64; N]) -> Self {
+        Shape(dims.to_vec())
+    }
+}
+
+/// Triton's form: `[-1,16]`.
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[")?;
+        for (i, dimension) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str(",")?;
+            }
+            write!(f, "{dimension}")?;
+        }
+        f.write_str("]")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn element_count_handles_zero_negative_and_overflow() {
+        assert_eq!(Shape::from([]).element_count(), Some(1));
+        assert_eq!(Shape::from([2, 3]).element_count(), Some(6));
+        assert_eq!(Shape::from([i64::MAX, 0, i64::MAX]).element_count(), Some(0));
+        assert_eq!(Shape::from([-1, 3]).element_count(), None);
+        assert_eq!(Shape::from([i64::MAX, 2]).element_count(), None);
+        assert_eq!(Shape::from([1 << 32, 1 << 32]).element_count(), None);
+    }
+
+    #[test]
+    fn accepts_wildcards_of_equal_rank() {
+        let schema = Shape::from([-1, 16]);
+        assert!(schema.accepts(&[3, 16]));
+        assert!(!schema.accepts(&[3, 15]));
+        assert!(!schema.accepts(&[16]));
+        assert_eq!(schema.to_string(), "[-1,16]");
+    }
+}

@@ -1,0 +1,345 @@
+//! A tensor as it travels: name, datatype, shape and raw bytes in the v2 binary form.
+
+use std::borrow::Cow;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use serde::{Deserialize, Serialize};
+
+use crate::{DataType, Shape};
+
+/// A named tensor. `data` is little-endian and row-major; a BYTES element is its length as `u32` followed by its
+/// bytes: exactly the v2 binary extension, so no stage transcodes. Cloning shares the bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    name: String,
+    datatype: DataType,
+    shape: Shape,
+    data: Bytes,
+}
+
+/// A tensor as a client sent it: what it claims has not been held against its bytes yet. [`UncheckedTensor::check`] does.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UncheckedTensor {
+    /// The claimed name.
+    pub name: String,
+    /// The claimed datatype.
+    pub datatype: DataType,
+    /// The claimed shape.
+    pub shape: Shape,
+    /// The bytes, in the v2 binary form.
+    pub data: Bytes,
+}
+
+/// What a model declares of one of its tensors. `shape` holds -1 for any size and includes the batch dimension.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorSpec {
+    /// The tensor's name at the model.
+    pub name: String,
+    /// Datatype of its elements.
+    pub datatype: DataType,
+    /// Full shape, batch dimension included, -1 for any size.
+    pub shape: Shape,
+    /// For inputs: whether a request may leave it out.
+    #[serde(default)]
+    pub optional: bool,
+}
+
+/// Why bytes are no tensor of the datatype and shape they came with.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are what the messages show")]
+pub enum TensorError {
+    /// A dimension is negative.
+    #[error("tensor '{name}' has shape {shape} which contains one or more invalid dimensions")]
+    NegativeDimension { name: String, shape: Shape },
+    /// The dimensions multiply past [`crate::MAX_ELEMENTS`].
+    #[error(
+        "tensor '{name}' has shape {shape} which causes total element count to exceed maximum size of {}",
+        crate::MAX_ELEMENTS
+    )]
+    TooManyElements { name: String, shape: Shape },
+    /// The bytes are not as many as datatype and shape call for.
+    #[error("tensor '{name}' of datatype {datatype} and shape {shape} takes {expected} bytes, got {actual}")]
+    ByteSize { name: String, datatype: DataType, shape: Shape, expected: u64, actual: u64 },
+    /// A BYTES tensor holds more or fewer elements than its shape says.
+    #[error("tensor '{name}' of shape {shape} takes {expected} string elements, got {actual}")]
+    ElementCount { name: String, shape: Shape, expected: u64, actual: u64 },
+    /// A BYTES element's length prefix is cut short, or promises more bytes than follow.
+    #[error("tensor '{name}' has an incomplete string element at byte {offset}")]
+    IncompleteElement { name: String, offset: usize },
+    /// The tensor holds another datatype than the reader asked for.
+    #[error("tensor '{name}' holds {actual}, expected {expected}")]
+    Datatype { name: String, expected: DataType, actual: DataType },
+}
+
+/// A Rust type whose values are tensor elements. Sealed: implemented for the fixed-size numbers here.
+pub trait Element: bytemuck::Pod + Send + Sync + sealed::Sealed {
+    /// The wire datatype of this type.
+    const DATATYPE: DataType;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! element {
+    ($($type:ty => $datatype:ident),* $(,)?) => {$(
+        impl sealed::Sealed for $type {}
+        impl Element for $type {
+            const DATATYPE: DataType = DataType::$datatype;
+        }
+    )*};
+}
+
+element! {
+    u8 => Uint8, u16 => Uint16, u32 => Uint32, u64 => Uint64,
+    i8 => Int8, i16 => Int16, i32 => Int32, i64 => Int64,
+    half::f16 => Fp16, half::bf16 => Bf16, f32 => Fp32, f64 => Fp64,
+}
+
+// Element bytes are reinterpreted, not swapped: the wire is little endian and so must the machine be.
+const _: () = assert!(cfg!(target_endian = "little"), "Trireme supports little-endian machines only");
+
+// === impl Tensor ===
+
+impl Tensor {
+    /// A tensor from outside bytes, checked: dimensions, byte size, and for BYTES every element's length prefix.
+    /// The bytes are kept as they are, not copied.
+    pub fn new(
+        name: impl Into<String>,
+        datatype: DataType,
+        shape: impl Into<Shape>,
+        data: Bytes,
+    ) -> Result<Tensor, TensorError> {
+        let (name, shape) = (name.into(), shape.into());
+        let Some(count) = shape.element_count() else {
+            return Err(match shape.iter().any(|&d| d < 0) {
+                true => TensorError::NegativeDimension { name, shape },
+                false => TensorError::TooManyElements { name, shape },
+            });
+        };
+        match datatype.element_size() {
+            Some(size) => {
+                let expected = count.saturating_mul(size as u64);
+                if data.len() as u64 != expected {
+                    let actual = data.len() as u64;
+                    return Err(TensorError::ByteSize { name, datatype, shape, expected, actual });
+                }
+            }
+            None => {
+                let mut elements = BytesElements { rest: &data, offset: 0 };
+                let mut actual = 0u64;
+                for element in &mut elements {
+                    if let Err(offset) = element {
+                        return Err(TensorError::IncompleteElement { name, offset });
+                    }
+                    actual += 1;
+                }
+                if actual != count {
+                    return Err(TensorError::ElementCount { name, shape, expected: count, actual });
+                }
+            }
+        }
+        Ok(Tensor { name, datatype, shape, data })
+    }
+
+    /// A tensor of numbers. The vector's memory is taken over, not copied. Errors when `values` are not as many as
+    /// `shape` says.
+    pub fn from_values<T: Element>(
+        name: impl Into<String>,
+        shape: impl Into<Shape>,
+        values: Vec<T>,
+    ) -> Result<Tensor, TensorError> {
+        struct Owner<T>(Vec<T>);
+        impl<T: Element> AsRef<[u8]> for Owner<T> {
+            fn as_ref(&self) -> &[u8] {
+                bytemuck::cast_slice(&self.0)
+            }
+        }
+        Tensor::new(name, T::DATATYPE, shape, Bytes::from_owner(Owner(values)))
+    }
+
+    /// A BYTES tensor of `elements`. Errors when they are not as many as `shape` says.
+    pub fn from_bytes_elements<B: AsRef<[u8]>>(
+        name: impl Into<String>,
+        shape: impl Into<Shape>,
+        elements: &[B],
+    ) -> Result<Tensor, TensorError> {
+        let size = elements.iter().map(|e| e.as_ref().len() + 4).sum();
+        let mut data = BytesMut::with_capacity(size);
+        for element in elements {
+            let element = element.as_ref();
+            data.put_u32_le(element.len() as u32);
+            data.put_slice(element);
+        }
+        Tensor::new(name, DataType::Bytes, shape, data.freeze())
+    }
+
+    /// The tensor's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Datatype of its elements.
+    pub fn datatype(&self) -> DataType {
+        self.datatype
+    }
+
+    /// Its dimensions; none is negative.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Its bytes, little-endian, row-major.
+    pub fn data(&self) -> &Bytes {
+        &self.data
+    }
+
+    /// Number of elements.
+    pub fn element_count(&self) -> u64 {
+        self.shape.element_count().expect("checked when the tensor was made")
+    }
+
+    /// The same tensor under another name; the bytes are shared.
+    pub fn renamed(mut self, name: impl Into<String>) -> Tensor {
+        self.name = name.into();
+        self
+    }
+
+    /// The same bytes under another shape of as many elements.
+    pub fn reshaped(self, shape: impl Into<Shape>) -> Result<Tensor, TensorError> {
+        Tensor::new(self.name, self.datatype, shape, self.data)
+    }
+
+    /// The elements as numbers: borrowed where the bytes happen to be aligned for `T`, copied where not.
+    pub fn values<T: Element>(&self) -> Result<Cow<'_, [T]>, TensorError> {
+        if self.datatype != T::DATATYPE {
+            return Err(TensorError::Datatype {
+                name: self.name.clone(),
+                expected: T::DATATYPE,
+                actual: self.datatype,
+            });
+        }
+        Ok(match bytemuck::try_cast_slice(&self.data) {
+            Ok(values) => Cow::Borrowed(values),
+            Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(&self.data)),
+        })
+    }
+
+    /// The elements of a BYTES tensor, in row-major order.
+    pub fn bytes_elements(&self) -> Result<impl Iterator<Item = &[u8]>, TensorError> {
+        if self.datatype != DataType::Bytes {
+            return Err(TensorError::Datatype {
+                name: self.name.clone(),
+                expected: DataType::Bytes,
+                actual: self.datatype,
+            });
+        }
+        let elements = BytesElements { rest: &self.data, offset: 0 };
+        Ok(elements.map(|e| e.expect("length prefixes were checked when the tensor was made")))
+    }
+}
+
+// === impl UncheckedTensor ===
+
+impl UncheckedTensor {
+    /// The tensor, if its claims hold; see [`Tensor::new`].
+    pub fn check(self) -> Result<Tensor, TensorError> {
+        Tensor::new(self.name, self.datatype, self.shape, self.data)
+    }
+}
+
+impl From<Tensor> for UncheckedTensor {
+    fn from(tensor: Tensor) -> Self {
+        UncheckedTensor { name: tensor.name, datatype: tensor.datatype, shape: tensor.shape, data: tensor.data }
+    }
+}
+
+/// Walks length-prefixed elements; an item is an element, or the offset at which the bytes stop making sense.
+#[derive(Debug)]
+pub struct BytesElements<'a> {
+    rest: &'a [u8],
+    offset: usize,
+}
+
+impl<'a> BytesElements<'a> {
+    /// Over raw bytes in the BYTES binary form, unchecked.
+    pub fn new(data: &'a [u8]) -> Self {
+        BytesElements { rest: data, offset: 0 }
+    }
+}
+
+impl<'a> Iterator for BytesElements<'a> {
+    type Item = Result<&'a [u8], usize>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let offset = self.offset;
+        let element = self.rest.split_first_chunk::<4>().and_then(|(prefix, rest)| {
+            let length = u32::from_le_bytes(*prefix) as usize;
+            rest.split_at_checked(length)
+        });
+        let Some((element, rest)) = element else {
+            self.rest = &[];
+            return Some(Err(offset));
+        };
+        self.offset += 4 + element.len();
+        self.rest = rest;
+        Some(Ok(element))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_round_trip_without_copy() {
+        let tensor = Tensor::from_values("x", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]).unwrap();
+        assert!(matches!(tensor.values::<f32>().unwrap(), Cow::Borrowed(&[1.0, 2.0, 3.0, 4.0])));
+        assert!(matches!(tensor.values::<i64>(), Err(TensorError::Datatype { .. })));
+    }
+
+    #[test]
+    fn misaligned_bytes_are_copied_not_refused() {
+        let bytes = Bytes::from(vec![0u8, 1, 0, 0, 0, 0, 0, 0, 0]).slice(1..);
+        let tensor = Tensor::new("x", DataType::Int64, [1], bytes).unwrap();
+        assert_eq!(*tensor.values::<i64>().unwrap(), [1]);
+    }
+
+    #[test]
+    fn bytes_elements_round_trip_with_empty_and_nul() {
+        let tensor = Tensor::from_bytes_elements("t", [3], &[&b"a\0b"[..], b"", "é".as_bytes()]).unwrap();
+        let back: Vec<_> = tensor.bytes_elements().unwrap().collect();
+        assert_eq!(back, [&b"a\0b"[..], b"", "é".as_bytes()]);
+    }
+
+    #[test]
+    fn inconsistent_bytes_are_refused() {
+        let new = |shape: &[i64], data: &'static [u8], datatype| {
+            Tensor::new("t", datatype, Shape::from(shape), Bytes::from_static(data))
+        };
+        assert!(matches!(
+            new(&[2], &[0; 4], DataType::Fp32),
+            Err(TensorError::ByteSize { expected: 8, actual: 4, .. })
+        ));
+        assert!(matches!(new(&[-1], &[], DataType::Fp32), Err(TensorError::NegativeDimension { .. })));
+        assert!(matches!(new(&[i64::MAX, 9], &[], DataType::Int8), Err(TensorError::TooManyElements { .. })));
+        assert!(matches!(new(&[i64::MAX], &[], DataType::Int64), Err(TensorError::ByteSize { .. })));
+        let incomplete = |d| matches!(new(&[1], d, DataType::Bytes), Err(TensorError::IncompleteElement { .. }));
+        assert!(incomplete(&[5, 0, 0, 0, 1]));
+        assert!(incomplete(&[255, 255, 255, 255]));
+        assert!(incomplete(&[0, 0]));
+        assert!(matches!(
+            new(&[2], &[0, 0, 0, 0], DataType::Bytes),
+            Err(TensorError::ElementCount { expected: 2, actual: 1, .. })
+        ));
+    }
+
+    #[test]
+    fn zero_size_tensors_are_tensors() {
+        assert_eq!(Tensor::new("t", DataType::Fp32, [2, 0], Bytes::new()).unwrap().element_count(), 0);
+        assert_eq!(Tensor::new("t", DataType::Bytes, [0], Bytes::new()).unwrap().element_count(), 0);
+    }
+}

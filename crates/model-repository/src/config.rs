@@ -1,0 +1,256 @@
+//! A model's configuration as the services read it.
+//!
+//! [`ModelConfig`] is a view over the parsed `inference.ModelConfig` message, which it keeps: `/config` prints the
+//! message, the services read the fields. Whoever changes the configuration (auto-completion) goes through
+//! [`ModelConfig::complete`], so that the two never differ.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use trireme_inference::{DataType, Shape, TensorSpec};
+
+/// A validated, normalized model configuration.
+#[derive(Clone, Debug)]
+pub struct ModelConfig {
+    /// The model's name: its directory in the repository.
+    pub name: String,
+    /// Triton's older way to name a backend: `onnxruntime_onnx`, `ensemble`; empty when not given.
+    pub platform: String,
+    /// The backend that executes the model; empty for an ensemble.
+    pub backend: String,
+    /// Largest batch, in rows. 0: the model has no batch dimension, `dims` are full shapes.
+    pub max_batch_size: u32,
+    /// Inputs in configuration order.
+    pub inputs: Vec<ModelInput>,
+    /// Outputs in configuration order.
+    pub outputs: Vec<ModelOutput>,
+    /// Which version directories are served.
+    pub version_policy: VersionPolicy,
+    /// How many instances run, and where. Never empty, except for ensembles.
+    pub instance_groups: Vec<InstanceGroup>,
+    /// Name of the model file in the version directory; empty: the backend's default.
+    pub default_model_filename: String,
+    /// `dynamic_batching`, when the block is present.
+    pub dynamic_batching: Option<DynamicBatching>,
+    /// The steps of an ensemble.
+    pub ensemble: Option<Vec<EnsembleStep>>,
+    /// `optimization`.
+    pub optimization: Optimization,
+    /// `model_warmup`.
+    pub warmup: Vec<ModelWarmup>,
+    /// `parameters`: the backend's own options.
+    pub parameters: BTreeMap<String, String>,
+    /// `model_transaction_policy.decoupled`: a request may have any number of responses.
+    pub decoupled: bool,
+    pub(crate) message: crate::proto::ModelConfig,
+}
+
+/// An input declaration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelInput {
+    /// The input's name.
+    pub name: String,
+    /// Datatype of its elements.
+    pub datatype: DataType,
+    /// Dimensions without the batch dimension (where `max_batch_size` is not 0), -1 for any size.
+    pub dims: Shape,
+    /// The shape the model itself takes, when it differs from `dims`.
+    pub reshape: Option<Shape>,
+    /// Whether a request may leave it out.
+    pub optional: bool,
+    /// Whether requests of different shapes may share a batch.
+    pub allow_ragged_batch: bool,
+}
+
+/// An output declaration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelOutput {
+    /// The output's name.
+    pub name: String,
+    /// Datatype of its elements.
+    pub datatype: DataType,
+    /// Dimensions without the batch dimension, -1 for any size.
+    pub dims: Shape,
+    /// The shape the model itself gives, when it differs from `dims`.
+    pub reshape: Option<Shape>,
+    /// File of labels, one a line, beside config.pbtxt; empty when there is none.
+    pub label_filename: String,
+}
+
+/// Which versions in the repository are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VersionPolicy {
+    /// The highest this many.
+    Latest(u32),
+    /// All of them.
+    All,
+    /// Just these.
+    Specific(Vec<i64>),
+}
+
+/// A group of equal instances.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceGroup {
+    /// The group's name.
+    pub name: String,
+    /// Where its instances run.
+    pub kind: InstanceKind,
+    /// How many there are (per GPU for [`InstanceKind::Gpu`]).
+    pub count: u32,
+    /// GPU indices.
+    pub gpus: Vec<i32>,
+}
+
+/// Where an instance runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "Triton's own words: KIND_AUTO, KIND_CPU, KIND_GPU, KIND_MODEL")]
+pub enum InstanceKind {
+    Auto,
+    Cpu,
+    Gpu,
+    Model,
+}
+
+/// The dynamic batcher's settings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DynamicBatching {
+    /// Batch sizes worth sending at once, in rows.
+    pub preferred_batch_sizes: Vec<u32>,
+    /// How long the oldest request may wait for a batch to fill.
+    pub max_queue_delay: Duration,
+    /// Answers leave in the order requests came.
+    pub preserve_ordering: bool,
+    /// Number of priority levels; 0: no priorities.
+    pub priority_levels: u32,
+    /// The level of requests that name none.
+    pub default_priority_level: u32,
+    /// The queue policy of levels that have none of their own.
+    pub default_queue_policy: QueuePolicy,
+    /// Queue policies by priority level.
+    pub priority_queue_policy: BTreeMap<u32, QueuePolicy>,
+}
+
+/// What happens to requests that wait.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueuePolicy {
+    /// On timeout move the request behind all others (DELAY) instead of answering it with an error (REJECT).
+    pub delay_on_timeout: bool,
+    /// Longest wait; zero: no limit.
+    pub default_timeout: Duration,
+    /// Whether a request's own timeout may lower that.
+    pub allow_timeout_override: bool,
+    /// Most requests waiting; 0: no limit of the model's own.
+    pub max_queue_size: u32,
+}
+
+/// One step of an ensemble as configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EnsembleStep {
+    /// The composing model.
+    pub model_name: String,
+    /// Its version; `None` (-1 in the file) is the latest.
+    pub model_version: Option<i64>,
+    /// Composing model's input name to ensemble tensor name.
+    pub input_map: BTreeMap<String, String>,
+    /// Composing model's output name to ensemble tensor name.
+    pub output_map: BTreeMap<String, String>,
+}
+
+/// How the backend shall optimize the model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Optimization {
+    /// `graph.level`: unset, 1, -1 or 2, as Triton's ONNX Runtime backend reads them.
+    pub graph_level: Option<i32>,
+    /// Accelerators on GPUs: name and parameters.
+    pub gpu_accelerators: Vec<(String, BTreeMap<String, String>)>,
+    /// Accelerators on the CPU: name and parameters.
+    pub cpu_accelerators: Vec<(String, BTreeMap<String, String>)>,
+}
+
+/// A request made up to warm the model before it is ready.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelWarmup {
+    /// The sample's name.
+    pub name: String,
+    /// Rows; 0 skips the sample.
+    pub batch_size: u32,
+    /// How often it runs; 0 is once.
+    pub count: u32,
+    /// Its inputs by name.
+    pub inputs: BTreeMap<String, WarmupInput>,
+}
+
+/// One input of a warm-up sample.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WarmupInput {
+    /// Datatype of its elements.
+    pub datatype: DataType,
+    /// Dimensions without the batch dimension; every one is given.
+    pub dims: Shape,
+    /// Where its data comes from.
+    pub data: WarmupData,
+}
+
+/// Where a warm-up input's data comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WarmupData {
+    /// Zeros.
+    Zero,
+    /// Random numbers.
+    Random,
+    /// This file in the model's `warmup` directory.
+    File(String),
+}
+
+/// What a backend found out about a model that its configuration left open.
+#[derive(Clone, Debug, Default)]
+pub struct AutoComplete {
+    /// Inputs as the model has them, without batch dimension if `max_batch_size` below is not 0; used where the
+    /// configuration declares none.
+    pub inputs: Vec<ModelInput>,
+    /// Outputs, likewise.
+    pub outputs: Vec<ModelOutput>,
+    /// The largest batch, where the configuration gives none and the model batches.
+    pub max_batch_size: Option<u32>,
+    /// Turn on dynamic batching where the configuration names no scheduler.
+    pub dynamic_batching: bool,
+}
+
+// === impl ModelConfig ===
+
+impl ModelConfig {
+    /// Whether this is an ensemble.
+    pub fn is_ensemble(&self) -> bool {
+        self.ensemble.is_some()
+    }
+
+    /// The inputs with their full shapes, batch dimension included.
+    pub fn input_specs(&self) -> Vec<TensorSpec> {
+        let spec = |i: &ModelInput| TensorSpec {
+            name: i.name.clone(),
+            datatype: i.datatype,
+            shape: self.full_shape(&i.dims),
+            optional: i.optional,
+        };
+        self.inputs.iter().map(spec).collect()
+    }
+
+    /// The outputs with their full shapes, batch dimension included.
+    pub fn output_specs(&self) -> Vec<TensorSpec> {
+        let spec = |o: &ModelOutput| TensorSpec {
+            name: o.name.clone(),
+            datatype: o.datatype,
+            shape: self.full_shape(&o.dims),
+            optional: false,
+        };
+        self.outputs.iter().map(spec).collect()
+    }
+
+    /// `dims` with the batch dimension in front, where the model batches.
+    pub fn full_shape(&self, dims: &Shape) -> Shape {
+        match self.max_batch_size {
+            0 => dims.clone(),
+            _ => dims.prepend(-1),
+        }
+    }
+}
