@@ -1,1 +1,188 @@
-//! trireme-bus
+//! What joins the stages: queues of work, replies to gateways, the registry of workers, cancellations.
+//!
+//! [`Bus`] is the whole surface. Two implementations pass one [`conformance`] suite: [`InProcess`] for a single process,
+//! and [`Nats`] over NATS JetStream for services. Everything above this crate is the same on both.
+//!
+//! Invariants:
+//! - A published message is delivered until it is acknowledged, at most [`QueueOptions::max_deliver`] times and once more
+//!   so that a worker can give it up ([`Delivery::attempt`] says which time it is).
+//! - A message is named by its request and step. A second one of the same name is accepted and not delivered while the
+//!   first is unfinished (over NATS: within the dedup window).
+//! - Nothing waits without a limit: a full queue refuses, a publish that the broker does not confirm fails.
+//!
+//! Not here: what a message makes a worker do (`runtime`), what an error does to a delivery (`runtime::disposition`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::{mpsc, watch};
+use trireme_inference::{ErrorCode, ModelKey};
+
+pub mod conformance;
+mod delivery;
+mod envelope;
+mod in_process;
+mod inbox;
+mod message;
+mod nats;
+mod registry;
+
+pub use delivery::{AckHandle, Acker, Delivery};
+pub use envelope::{CONTRACT_VERSION, EnvelopeError, decode_reply, decode_work, encode_reply, encode_work};
+pub use in_process::InProcess;
+pub use inbox::{Inbox, PendingReplies};
+pub use message::{DeadLetter, Output, Reply, WorkMessage};
+pub use nats::{Nats, NatsOptions};
+pub use registry::{ModelState, RegistryEvent, WorkerEntry};
+
+/// How a queue behaves. One queue serves one model version.
+#[derive(Clone, Debug)]
+pub struct QueueOptions {
+    /// Most messages in the queue, those being worked on included. One more is refused.
+    pub max_messages: u64,
+    /// Most bytes in the queue, likewise.
+    pub max_bytes: u64,
+    /// How long a delivery may stay without acknowledgement or sign of progress before it is delivered again.
+    pub ack_wait: Duration,
+    /// How many deliveries shall do work. One more is made, so that a worker can give the message up with an answer.
+    pub max_deliver: u32,
+    /// Keep messages on the broker's disk instead of in its memory.
+    pub file_storage: bool,
+    /// Copies the broker keeps of each message.
+    pub replicas: usize,
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        QueueOptions {
+            max_messages: 10_000,
+            max_bytes: 256 << 20,
+            ack_wait: Duration::from_secs(2),
+            max_deliver: 3,
+            file_storage: false,
+            replicas: 1,
+        }
+    }
+}
+
+/// Whether the bus can be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Connection {
+    /// It can; the number counts connections made, so a change from one to the next means "lost and back".
+    Up(u64),
+    /// It cannot right now; the bus keeps trying.
+    Down,
+}
+
+/// The connection between stages.
+#[async_trait]
+pub trait Bus: Send + Sync + 'static {
+    /// Makes sure that the queue of `model` exists. Any number of workers may do so at the same time.
+    async fn declare_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError>;
+
+    /// Puts a message into the queue of its route's current step. Once this returns, the queue has it.
+    async fn publish(&self, message: &WorkMessage) -> Result<(), BusError>;
+
+    /// Takes part in working on the queue of `model`, which [`Bus::declare_queue`] made.
+    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError>;
+
+    /// Opens the inbox that replies to `gateway` arrive in. Once per gateway name.
+    async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError>;
+
+    /// Sends a reply to the inbox it is addressed to. A gateway that is gone is no error: nobody waits any more.
+    async fn reply(&self, reply: Reply) -> Result<(), BusError>;
+
+    /// Tells every worker that nobody waits for this request any more. Best effort.
+    async fn cancel(&self, request_id: &str) -> Result<(), BusError>;
+
+    /// The ids of cancelled requests, from now on.
+    async fn cancellations(&self) -> Result<mpsc::Receiver<String>, BusError>;
+
+    /// Sets a message aside that could not be worked on.
+    async fn dead_letter(&self, letter: DeadLetter) -> Result<(), BusError>;
+
+    /// Publishes or renews a worker's registry entry; it lapses after [`WorkerEntry::TIME_TO_LIVE`].
+    async fn announce(&self, entry: &WorkerEntry) -> Result<(), BusError>;
+
+    /// Takes a worker's entry back.
+    async fn withdraw(&self, entry: &WorkerEntry) -> Result<(), BusError>;
+
+    /// The registry: first every entry there is, then every change. After a reconnect entries may come again.
+    async fn watch_registry(&self) -> Result<mpsc::Receiver<RegistryEvent>, BusError>;
+
+    /// Whether the bus can be reached, now and from now on.
+    fn connection(&self) -> watch::Receiver<Connection>;
+
+    /// Sends out what is still buffered and closes. Nothing works afterwards.
+    async fn close(&self);
+}
+
+/// A worker's hold on a queue.
+#[async_trait]
+pub trait Puller: Send {
+    /// Waits for work: at least one delivery, at most `room`. Never takes more from the queue than the caller has room
+    /// for, so that idle peers get the rest. Cancel safe.
+    async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError>;
+}
+
+/// Why the bus did not do as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum BusError {
+    /// The queue holds as much as it may. The text is Triton's.
+    #[error("Exceeds maximum queue size")]
+    Full {
+        /// The queue's model.
+        model: ModelKey,
+    },
+    /// No queue of this name: no worker has ever served the model here, or the broker lost it.
+    #[error("no worker serves '{model}' on this bus")]
+    NoQueue {
+        /// The queue's model.
+        model: ModelKey,
+    },
+    /// The message is larger than the broker takes.
+    #[error("message of {size} bytes for '{model}' exceeds the {limit} bytes that the message bus takes (max_payload)")]
+    TooLarge {
+        /// The queue's model.
+        model: String,
+        /// The message's size in bytes.
+        size: usize,
+        /// The most the broker takes, in bytes.
+        limit: usize,
+    },
+    /// The broker cannot be reached, or did not confirm in time.
+    #[error("message bus is unreachable: {0}")]
+    Unreachable(String),
+    /// The broker answered with an error.
+    #[error("message bus refused {action}: {reason}")]
+    Refused {
+        /// What was asked of it.
+        action: &'static str,
+        /// Its words.
+        reason: String,
+    },
+    /// The message cannot be put on the wire.
+    #[error(transparent)]
+    Envelope(#[from] EnvelopeError),
+}
+
+// === impl BusError ===
+
+impl BusError {
+    /// The code for a request that fails because of this.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            BusError::Full { .. } | BusError::NoQueue { .. } | BusError::Unreachable(_) => ErrorCode::Unavailable,
+            BusError::TooLarge { .. } => ErrorCode::InvalidArg,
+            BusError::Refused { .. } | BusError::Envelope(_) => ErrorCode::Internal,
+        }
+    }
+}
+
+/// Runs one of the bus's own tasks. They end by themselves when what they serve is gone, so nobody joins them.
+fn spawn(name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+    use tracing::Instrument;
+    #[allow(clippy::disallowed_methods, reason = "the one place where this crate starts tasks")]
+    let _ = tokio::spawn(task.instrument(tracing::debug_span!("bus", task = name)));
+}

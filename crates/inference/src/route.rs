@@ -191,7 +191,7 @@ impl Route {
     /// The number of the current step, counted from 0 at the gateway. With the request's id it names the step's
     /// message: a redelivered step forwards under the same name.
     pub fn step_number(&self) -> u32 {
-        self.offset + self.cursor as u32
+        self.offset.saturating_add(self.cursor as u32)
     }
 
     /// The current step's inputs under the names the model knows them by. Tensor bytes are shared. A missing required

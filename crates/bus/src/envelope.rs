@@ -1,0 +1,210 @@
+//! The wire form of messages: a MessagePack map each, as `docs/message-contract.md` writes it down.
+//!
+//! Decoding copies no tensor bytes (tensors are slices of the message) and trusts nothing: sizes are held against the
+//! bytes that are there before anything is allocated.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use trireme_inference::{
+    DataType, InferError, Ledger, ModelKey, Parameters, Route, Shape, Step, Tensor, TensorError, UnixMicros,
+};
+
+use crate::message::{Output, Reply, WorkMessage};
+
+/// The contract's version, sent with every message. A worker refuses messages of another one.
+pub const CONTRACT_VERSION: u32 = 1;
+
+/// Why bytes are no message.
+#[derive(Debug, thiserror::Error)]
+pub enum EnvelopeError {
+    /// Of a contract that this build does not speak.
+    #[error("message of contract version {0}, expected {CONTRACT_VERSION}")]
+    Version(String),
+    /// A header that routing needs is missing or unreadable.
+    #[error("message header '{name}' is {found}, expected {expected}")]
+    Header {
+        /// The header.
+        name: &'static str,
+        /// What it holds.
+        found: String,
+        /// What it should hold.
+        expected: &'static str,
+    },
+    /// Not MessagePack, or not the map that the contract calls for.
+    #[error("message body is not readable: {0}")]
+    Decode(#[from] rmp_serde::decode::Error),
+    /// A value that MessagePack cannot hold.
+    #[error("message body cannot be written: {0}")]
+    Encode(#[from] rmp_serde::encode::Error),
+    /// A tensor that contradicts itself.
+    #[error("message holds a malformed tensor: {0}")]
+    Tensor(#[from] TensorError),
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireTensor<'a> {
+    #[serde(borrow)]
+    name: std::borrow::Cow<'a, str>,
+    datatype: DataType,
+    shape: Shape,
+    #[serde(with = "serde_bytes", borrow)]
+    data: &'a [u8],
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireRoute<'a, Steps> {
+    #[serde(borrow)]
+    model: std::borrow::Cow<'a, str>,
+    version: i64,
+    ensemble: bool,
+    /// Number of the first of `steps`, counted from 0 at the gateway.
+    step: u32,
+    steps: Steps,
+}
+
+/// The body of a work message; the rest of [`WorkMessage`] travels in headers.
+#[derive(Serialize, Deserialize)]
+struct WireWork<'a, Steps> {
+    #[serde(borrow)]
+    route: WireRoute<'a, Steps>,
+    #[serde(borrow)]
+    tensors: Vec<WireTensor<'a>>,
+    parameters: std::borrow::Cow<'a, Parameters>,
+    ledger: std::borrow::Cow<'a, Ledger>,
+    #[serde(borrow)]
+    id: std::borrow::Cow<'a, str>,
+    sent_at: UnixMicros,
+}
+
+/// The body of a reply.
+#[derive(Serialize, Deserialize)]
+struct WireReply<'a> {
+    #[serde(borrow)]
+    tensors: Vec<WireTensor<'a>>,
+    parameters: std::borrow::Cow<'a, Parameters>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    error: Option<std::borrow::Cow<'a, InferError>>,
+    ledger: std::borrow::Cow<'a, Ledger>,
+    sent_at: UnixMicros,
+}
+
+/// What a message's headers carry of a [`WorkMessage`].
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the fields are those of WorkMessage")]
+pub struct WorkHeaders {
+    pub request_id: String,
+    pub gateway: String,
+    pub deadline: UnixMicros,
+    pub priority: u32,
+    pub traceparent: Option<String>,
+}
+
+/// What a message's headers carry of a [`Reply`].
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the fields are those of Reply")]
+pub struct ReplyHeaders {
+    pub request_id: String,
+    pub gateway: String,
+    pub sequence: u32,
+    pub last: bool,
+}
+
+/// The body of a work message.
+pub fn encode_work(message: &WorkMessage) -> Result<Bytes, EnvelopeError> {
+    let route = &message.route;
+    encode(
+        &WireWork {
+            route: WireRoute {
+                model: route.model().name.as_str().into(),
+                version: route.model().version,
+                ensemble: route.is_ensemble(),
+                step: route.step_number(),
+                steps: route.remaining(),
+            },
+            tensors: wire_tensors(&message.tensors),
+            parameters: std::borrow::Cow::Borrowed(&message.parameters),
+            ledger: std::borrow::Cow::Borrowed(&message.ledger),
+            id: message.client_id.as_str().into(),
+            sent_at: message.sent_at,
+        },
+        &message.tensors,
+    )
+}
+
+/// A work message from its headers and body. Its tensors share `body`'s memory.
+pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, EnvelopeError> {
+    let wire: WireWork<'_, Vec<Step>> = rmp_serde::from_slice(body)?;
+    let model = ModelKey { name: wire.route.model.into_owned(), version: wire.route.version };
+    Ok(WorkMessage {
+        request_id: headers.request_id,
+        gateway: headers.gateway,
+        deadline: headers.deadline,
+        priority: headers.priority,
+        traceparent: headers.traceparent,
+        client_id: wire.id.into_owned(),
+        sent_at: wire.sent_at,
+        route: Route::resume(model, wire.route.ensemble, wire.route.step, wire.route.steps),
+        tensors: own_tensors(wire.tensors, body)?,
+        parameters: Arc::new(wire.parameters.into_owned()),
+        ledger: wire.ledger.into_owned(),
+    })
+}
+
+/// The body of a reply.
+pub fn encode_reply(reply: &Reply) -> Result<Bytes, EnvelopeError> {
+    let none = Output::default();
+    let (output, error) = match &reply.outcome {
+        Ok(output) => (output, None),
+        Err(error) => (&none, Some(std::borrow::Cow::Borrowed(error))),
+    };
+    encode(
+        &WireReply {
+            tensors: wire_tensors(&output.tensors),
+            parameters: std::borrow::Cow::Borrowed(&output.parameters),
+            error,
+            ledger: std::borrow::Cow::Borrowed(&reply.ledger),
+            sent_at: reply.sent_at,
+        },
+        &output.tensors,
+    )
+}
+
+/// A reply from its headers and body. Its tensors share `body`'s memory.
+pub fn decode_reply(headers: ReplyHeaders, body: &Bytes) -> Result<Reply, EnvelopeError> {
+    let wire: WireReply<'_> = rmp_serde::from_slice(body)?;
+    let outcome = match wire.error {
+        Some(error) => Err(error.into_owned()),
+        None => Ok(Output { tensors: own_tensors(wire.tensors, body)?, parameters: wire.parameters.into_owned() }),
+    };
+    Ok(Reply {
+        request_id: headers.request_id,
+        gateway: headers.gateway,
+        sequence: headers.sequence,
+        last: headers.last,
+        outcome,
+        ledger: wire.ledger.into_owned(),
+        sent_at: wire.sent_at,
+    })
+}
+
+fn encode<T: Serialize>(value: &T, tensors: &[Tensor]) -> Result<Bytes, EnvelopeError> {
+    // Room for the tensors and a route of a few steps: one allocation for most messages.
+    let size = tensors.iter().map(|t| t.data().len() + 64).sum::<usize>() + 1024;
+    let mut body = Vec::with_capacity(size);
+    value.serialize(&mut rmp_serde::Serializer::new(&mut body).with_struct_map())?;
+    Ok(body.into())
+}
+
+fn wire_tensors(tensors: &[Tensor]) -> Vec<WireTensor<'_>> {
+    let wire = |t| {
+        let t: &Tensor = t;
+        WireTensor { name: t.name().into(), datatype: t.datatype(), shape: t.shape().clone(), data: t.data() }
+    };
+    tensors.iter().map(wire).collect()
+}
+
+fn own_tensors(tensors: Vec<WireTensor<'_>>, body: &Bytes) -> Result<Vec<Tensor>, EnvelopeError> {
+    let own = |t: WireTensor<'_>| Ok(Tensor::new(t.name, t.datatype, t.shape, body.slice_ref(t.data))?);
+    tensors.into_iter().map(own).collect()
+}

@@ -1,0 +1,105 @@
+//! NATS headers: what routing needs and a person wants to see.
+
+use async_nats::{HeaderMap, Message};
+use trireme_inference::UnixMicros;
+
+use crate::envelope::{CONTRACT_VERSION, EnvelopeError, ReplyHeaders, WorkHeaders};
+use crate::{Reply, WorkMessage};
+
+const CONTRACT: &str = "Trireme-Contract";
+const REQUEST: &str = "Trireme-Request";
+const GATEWAY: &str = "Trireme-Gateway";
+const DEADLINE: &str = "Trireme-Deadline";
+const PRIORITY: &str = "Trireme-Priority";
+const SEQUENCE: &str = "Trireme-Sequence";
+const FINAL: &str = "Trireme-Final";
+const TRACEPARENT: &str = "traceparent";
+
+/// Why a message was given up, on dead letters.
+pub const DEAD_REASON: &str = "Trireme-Dead-Reason";
+/// How often it was tried, on dead letters.
+pub const DEAD_ATTEMPTS: &str = "Trireme-Dead-Attempts";
+
+/// Headers of a work message. `Nats-Msg-Id` makes a step that is sent twice arrive once.
+pub fn write_work(message: &WorkMessage) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(async_nats::header::NATS_MESSAGE_ID, message.message_id());
+    headers.insert(CONTRACT, CONTRACT_VERSION.to_string());
+    headers.insert(REQUEST, message.request_id.as_str());
+    headers.insert(GATEWAY, message.gateway.as_str());
+    headers.insert(DEADLINE, message.deadline.to_string());
+    headers.insert(PRIORITY, message.priority.to_string());
+    if let Some(traceparent) = &message.traceparent {
+        headers.insert(TRACEPARENT, traceparent.as_str());
+    }
+    headers
+}
+
+/// Reads what [`write_work`] wrote.
+pub fn read_work(message: &Message) -> Result<WorkHeaders, EnvelopeError> {
+    check_contract(message)?;
+    Ok(WorkHeaders {
+        request_id: text(message, REQUEST)?.to_owned(),
+        gateway: text(message, GATEWAY)?.to_owned(),
+        deadline: UnixMicros(number(message, DEADLINE)?),
+        priority: number(message, PRIORITY)?,
+        traceparent: get(message, TRACEPARENT).map(str::to_owned),
+    })
+}
+
+/// Headers of a reply.
+pub fn write_reply(reply: &Reply) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTRACT, CONTRACT_VERSION.to_string());
+    headers.insert(REQUEST, reply.request_id.as_str());
+    headers.insert(GATEWAY, reply.gateway.as_str());
+    headers.insert(SEQUENCE, reply.sequence.to_string());
+    headers.insert(FINAL, if reply.last { "true" } else { "false" });
+    headers
+}
+
+/// Reads what [`write_reply`] wrote.
+pub fn read_reply(message: &Message) -> Result<ReplyHeaders, EnvelopeError> {
+    check_contract(message)?;
+    let last = match text(message, FINAL)? {
+        "true" => true,
+        "false" => false,
+        other => {
+            return Err(EnvelopeError::Header { name: FINAL, found: quote(other), expected: "'true' or 'false'" });
+        }
+    };
+    Ok(ReplyHeaders {
+        request_id: text(message, REQUEST)?.to_owned(),
+        gateway: text(message, GATEWAY)?.to_owned(),
+        sequence: number(message, SEQUENCE)?,
+        last,
+    })
+}
+
+fn check_contract(message: &Message) -> Result<(), EnvelopeError> {
+    match number::<u32>(message, CONTRACT)? {
+        CONTRACT_VERSION => Ok(()),
+        other => Err(EnvelopeError::Version(other.to_string())),
+    }
+}
+
+fn get<'a>(message: &'a Message, name: &'static str) -> Option<&'a str> {
+    message.headers.as_ref()?.get(name).map(|value| value.as_str())
+}
+
+fn text<'a>(message: &'a Message, name: &'static str) -> Result<&'a str, EnvelopeError> {
+    get(message, name).filter(|value| !value.is_empty()).ok_or(EnvelopeError::Header {
+        name,
+        found: "missing".to_owned(),
+        expected: "a value",
+    })
+}
+
+fn number<T: std::str::FromStr>(message: &Message, name: &'static str) -> Result<T, EnvelopeError> {
+    let value = text(message, name)?;
+    value.parse().map_err(|_| EnvelopeError::Header { name, found: quote(value), expected: "a whole number" })
+}
+
+fn quote(value: &str) -> String {
+    format!("'{}'", value.chars().take(64).collect::<String>())
+}

@@ -1,0 +1,102 @@
+//! The registry in a key-value bucket. Entries lapse when they are not renewed, and the bucket is made anew by whoever
+//! needs it when the broker has lost it.
+
+use std::time::Duration;
+
+use async_nats::jetstream::kv;
+use async_nats::jetstream::stream::StorageType;
+use futures_util::StreamExt;
+use tokio::sync::mpsc;
+
+use super::work::chain;
+use super::{Nats, WATCH_BACKLOG, subjects};
+use crate::registry::{RegistryEvent, WorkerEntry};
+use crate::{BusError, Connection};
+
+/// Pause before a watch that broke is opened again.
+const REOPEN_PAUSE: Duration = Duration::from_millis(500);
+
+/// Puts the entry into the bucket, which is made when it is not there.
+pub async fn announce(nats: &Nats, entry: &WorkerEntry) -> Result<(), BusError> {
+    let value = serde_json::to_vec(entry)
+        .map_err(|error| BusError::Refused { action: "announcing a worker", reason: error.to_string() })?;
+    let put = bucket(nats).await?.put(entry.key(), value.into()).await;
+    put.map(drop).map_err(|error| refused("announcing a worker", &error))
+}
+
+/// Deletes the entry.
+pub async fn withdraw(nats: &Nats, entry: &WorkerEntry) -> Result<(), BusError> {
+    let deleted = bucket(nats).await?.delete(entry.key()).await;
+    deleted.map_err(|error| refused("withdrawing a worker", &error))
+}
+
+/// Follows the bucket for as long as the receiver is there.
+pub fn watch(nats: Nats) -> mpsc::Receiver<RegistryEvent> {
+    let (events, receiver) = mpsc::channel(WATCH_BACKLOG);
+    crate::spawn("nats registry watch", async move {
+        while !events.is_closed() {
+            if let Err(error) = follow(&nats, &events).await {
+                tracing::warn!(%error, "registry watch broke; opening it again");
+            }
+            tokio::select! {
+                () = tokio::time::sleep(REOPEN_PAUSE) => {}
+                () = events.closed() => {}
+            }
+        }
+    });
+    receiver
+}
+
+/// One watch, until it breaks or the connection is made anew: entries come again then, which does no harm.
+async fn follow(nats: &Nats, events: &mpsc::Sender<RegistryEvent>) -> Result<(), BusError> {
+    let mut connection = nats.connection.clone();
+    connection.borrow_and_update();
+    let bucket = bucket(nats).await?;
+    let mut watch = bucket.watch_with_history(">").await.map_err(|error| refused("watching the registry", &error))?;
+    loop {
+        let entry = tokio::select! {
+            entry = watch.next() => entry,
+            changed = connection.changed() => match changed {
+                Ok(()) if matches!(*connection.borrow_and_update(), Connection::Up(_)) => return Ok(()),
+                Ok(()) => continue,
+                Err(_) => return Ok(()),
+            },
+            () = events.closed() => return Ok(()),
+        };
+        let Some(entry) = entry else { return Ok(()) };
+        let entry = entry.map_err(|error| refused("watching the registry", &error))?;
+        let event = match entry.operation {
+            kv::Operation::Put => match serde_json::from_slice(&entry.value) {
+                Ok(worker) => RegistryEvent::Put(worker),
+                Err(error) => {
+                    tracing::warn!(key = entry.key, %error, "ignored a malformed registry entry");
+                    continue;
+                }
+            },
+            kv::Operation::Delete | kv::Operation::Purge => RegistryEvent::Delete(entry.key),
+        };
+        if events.send(event).await.is_err() {
+            return Ok(());
+        }
+    }
+}
+
+async fn bucket(nats: &Nats) -> Result<kv::Store, BusError> {
+    if let Ok(bucket) = nats.jetstream.get_key_value(subjects::REGISTRY_BUCKET).await {
+        return Ok(bucket);
+    }
+    let config = kv::Config {
+        bucket: subjects::REGISTRY_BUCKET.to_owned(),
+        description: "workers and the model versions they serve".to_owned(),
+        history: 1,
+        max_age: WorkerEntry::TIME_TO_LIVE,
+        storage: StorageType::Memory,
+        ..Default::default()
+    };
+    let created = nats.jetstream.create_key_value(config).await;
+    created.map_err(|error| refused("making the registry bucket", &error))
+}
+
+fn refused(action: &'static str, error: &(dyn std::error::Error + 'static)) -> BusError {
+    BusError::Refused { action, reason: chain(error) }
+}

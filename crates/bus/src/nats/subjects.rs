@@ -1,0 +1,80 @@
+//! Names on the wire: subjects, streams, buckets (design: `docs/message-contract.md`).
+
+use trireme_inference::ModelKey;
+
+/// Request ids that nobody waits for any more.
+pub const CANCEL: &str = "trireme.cancel";
+/// Registry bucket.
+pub const REGISTRY_BUCKET: &str = "trireme_registry";
+/// Stream of messages that were given up.
+pub const DEAD_STREAM: &str = "trireme_dead";
+/// Its subjects.
+pub const DEAD_SUBJECTS: &str = "trireme.dead.>";
+/// The durable consumer that the workers of a queue share.
+pub const WORKERS: &str = "workers";
+
+/// Subject of work for a model version at a priority level.
+pub fn work(model: &ModelKey, priority: u32) -> String {
+    format!("trireme.work.{}.{}.{priority}", escape_token(&model.name), model.version)
+}
+
+/// Subjects of work for a model version at any level.
+pub fn work_all(model: &ModelKey) -> String {
+    format!("trireme.work.{}.{}.*", escape_token(&model.name), model.version)
+}
+
+/// Name of the stream of a model version's work.
+pub fn work_stream(model: &ModelKey) -> String {
+    format!("trireme_work_{}_{}", escape_token(&model.name), model.version)
+}
+
+/// Subject of the replies to one request.
+pub fn reply(gateway: &str, request_id: &str) -> String {
+    format!("trireme.reply.{}.{}", escape_token(gateway), escape_token(request_id))
+}
+
+/// Subjects of all replies to a gateway.
+pub fn replies_to(gateway: &str) -> String {
+    format!("trireme.reply.{}.*", escape_token(gateway))
+}
+
+/// Subject of given-up messages of a model version.
+pub fn dead(model: &ModelKey) -> String {
+    format!("trireme.dead.{}.{}", escape_token(&model.name), model.version)
+}
+
+/// `name` as one subject token that is also fit for stream names and bucket keys: letters, digits, `-` and `_` stay, every
+/// other byte becomes `=` and two hexadecimal digits. An empty name is `=`.
+pub fn escape_token(name: &str) -> String {
+    let mut token = String::with_capacity(name.len());
+    for &byte in name.as_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => token.push(byte as char),
+            _ => token.push_str(&format!("={byte:02X}")),
+        }
+    }
+    if token.is_empty() {
+        token.push('=');
+    }
+    token
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_one_token() {
+        assert_eq!(escape_token("all-MiniLM_L6"), "all-MiniLM_L6");
+        assert_eq!(escape_token("a.b *>c"), "a=2Eb=20=2A=3Ec");
+        assert_eq!(escape_token("é="), "=C3=A9=3D");
+        assert_eq!(escape_token(""), "=");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn different_names_stay_different(a in ".*", b in ".*") {
+            proptest::prop_assert_eq!(a == b, escape_token(&a) == escape_token(&b));
+        }
+    }
+}

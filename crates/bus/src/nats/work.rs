@@ -1,0 +1,163 @@
+//! Queues of work: streams, their shared consumer, and publishing into them.
+
+use std::error::Error;
+use std::time::Duration;
+
+use async_nats::jetstream;
+use async_nats::jetstream::context::{PublishError, PublishErrorKind};
+use async_nats::jetstream::{consumer, stream};
+use bytes::Bytes;
+use trireme_inference::ModelKey;
+
+use super::{Nats, headers, subjects};
+use crate::{BusError, DeadLetter, QueueOptions, WorkMessage, envelope};
+
+/// How long the broker remembers message ids. Longer than a few redeliveries; its memory is rate times window.
+const DEDUP_WINDOW: Duration = Duration::from_secs(15);
+
+/// How often a message is sent when the broker does not confirm it. It carries an id, so at most one arrives.
+const PUBLISH_ATTEMPTS: u32 = 3;
+
+/// How long dead letters are kept, and how many.
+const DEAD_LETTER_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
+const DEAD_LETTERS_KEPT: i64 = 10_000;
+
+impl Nats {
+    /// Makes or updates the stream of a model version and the consumer its workers share.
+    pub(super) async fn declare(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
+        let storage = match options.file_storage {
+            true => stream::StorageType::File,
+            false => stream::StorageType::Memory,
+        };
+        let name = subjects::work_stream(model);
+        let config = stream::Config {
+            name: name.clone(),
+            description: Some(format!("work for {model}")),
+            subjects: vec![subjects::work_all(model)],
+            retention: stream::RetentionPolicy::WorkQueue,
+            discard: stream::DiscardPolicy::New,
+            max_messages: i64::try_from(options.max_messages).unwrap_or(i64::MAX),
+            max_bytes: i64::try_from(options.max_bytes).unwrap_or(i64::MAX),
+            duplicate_window: DEDUP_WINDOW,
+            num_replicas: options.replicas,
+            storage,
+            ..Default::default()
+        };
+        self.jetstream.create_or_update_stream(config).await.map_err(|error| BusError::Refused {
+            action: "making a work queue",
+            reason: format!("stream {name}: {}", chain(&error)),
+        })?;
+        let config = consumer::pull::Config {
+            durable_name: Some(subjects::WORKERS.to_owned()),
+            description: Some(format!("workers of {model}")),
+            ack_policy: consumer::AckPolicy::Explicit,
+            ack_wait: options.ack_wait,
+            // The delivery past the last one that does work lets a worker answer and set the message aside.
+            max_deliver: i64::from(options.max_deliver) + 1,
+            // Pullers ask only for what they have room for, so the queue's own limit is the only one needed.
+            max_ack_pending: i64::try_from(options.max_messages).unwrap_or(i64::MAX),
+            ..Default::default()
+        };
+        let created = self.jetstream.create_consumer_on_stream(config, &name).await;
+        created.map(drop).map_err(|error| BusError::Refused {
+            action: "making a work queue's consumer",
+            reason: format!("stream {name}: {}", chain(&error)),
+        })
+    }
+
+    /// Publishes into the queue of the route's current step and waits for the broker's confirmation.
+    pub(super) async fn publish_work(&self, message: &WorkMessage) -> Result<(), BusError> {
+        let Some(model) = message.queue() else {
+            return Err(BusError::Refused {
+                action: "publishing",
+                reason: format!("route of request '{}' has no step left", message.request_id),
+            });
+        };
+        let body = envelope::encode_work(message)?;
+        let subject = subjects::work(model, message.priority);
+        self.publish_confirmed(model, subject, headers::write_work(message), body).await
+    }
+
+    /// Puts a message into the dead-letter stream, which is made when first needed.
+    pub(super) async fn publish_dead(&self, letter: DeadLetter) -> Result<(), BusError> {
+        let Some(model) = letter.message.queue() else { return Ok(()) };
+        let config = stream::Config {
+            name: subjects::DEAD_STREAM.to_owned(),
+            description: Some("messages that were given up".to_owned()),
+            subjects: vec![subjects::DEAD_SUBJECTS.to_owned()],
+            max_age: DEAD_LETTER_AGE,
+            max_messages: DEAD_LETTERS_KEPT,
+            ..Default::default()
+        };
+        self.jetstream.get_or_create_stream(config).await.map_err(|error| BusError::Refused {
+            action: "making the dead-letter stream",
+            reason: chain(&error),
+        })?;
+        let mut headers = headers::write_work(&letter.message);
+        // Header values are one line; control characters in a message would be refused.
+        let reason: String = letter.reason.message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        headers.insert(headers::DEAD_REASON, reason);
+        headers.insert(headers::DEAD_ATTEMPTS, letter.attempts.to_string());
+        let body = envelope::encode_work(&letter.message)?;
+        self.publish_confirmed(model, subjects::dead(model), headers, body).await
+    }
+
+    async fn publish_confirmed(
+        &self,
+        model: &ModelKey,
+        subject: String,
+        headers: async_nats::HeaderMap,
+        body: Bytes,
+    ) -> Result<(), BusError> {
+        let mut attempt = 1;
+        loop {
+            let sent = self.jetstream.publish_with_headers(subject.clone(), headers.clone(), body.clone()).await;
+            let confirmed = match sent {
+                Ok(confirmation) => confirmation.await.map(drop),
+                Err(error) => Err(error),
+            };
+            let Err(error) = confirmed else { return Ok(()) };
+            let unconfirmed = matches!(error.kind(), PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe);
+            if unconfirmed && attempt < PUBLISH_ATTEMPTS {
+                attempt += 1;
+                continue;
+            }
+            return Err(self.publish_error(model, body.len(), &error));
+        }
+    }
+
+    fn publish_error(&self, model: &ModelKey, size: usize, error: &PublishError) -> BusError {
+        match error.kind() {
+            PublishErrorKind::StreamNotFound => BusError::NoQueue { model: model.clone() },
+            PublishErrorKind::MaxPayloadExceeded => {
+                BusError::TooLarge { model: model.to_string(), size, limit: self.max_payload() }
+            }
+            PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe | PublishErrorKind::MaxAckPending => {
+                BusError::Unreachable(chain(error))
+            }
+            _ if jetstream_code(error) == Some(jetstream::ErrorCode::STREAM_STORE_FAILED) => {
+                BusError::Full { model: model.clone() }
+            }
+            _ => BusError::Refused { action: "publishing", reason: chain(error) },
+        }
+    }
+}
+
+fn jetstream_code(error: &PublishError) -> Option<jetstream::ErrorCode> {
+    let source = error.source()?.downcast_ref::<jetstream::Error>()?;
+    Some(source.error_code())
+}
+
+/// An error with its causes, in one line.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,110 @@
+//! What a service implements: a [`Backend`] loads model versions, a [`ModelInstance`] executes them.
+//!
+//! The harness (`worker`) does everything else: pulling work, forming batches by the model's [`crate::BatchPolicy`],
+//! forwarding results, acknowledging, registering, draining.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use trireme_inference::{InferError, Parameters, Tensor, UnixMicros};
+use trireme_model_repository::ModelConfig;
+
+use crate::{BatchPolicy, CancelFlag};
+
+/// Loads model versions of one kind; keyed by `backend` in config.pbtxt.
+pub trait Backend: Send + Sync {
+    /// The name that config.pbtxt calls it by.
+    fn name(&self) -> &'static str;
+
+    /// Loads one version of a model: reads its files, completes its configuration, makes its instances and warms them
+    /// up. Runs on a thread of its own and may block.
+    fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError>;
+}
+
+/// Where a model version comes from.
+#[derive(Clone, Debug)]
+pub struct ModelSource<'a> {
+    /// Its configuration as read from the repository.
+    pub config: &'a ModelConfig,
+    /// The version to load.
+    pub version: i64,
+    /// The model's directory: config.pbtxt, label files, `warmup/`.
+    pub model_path: &'a Path,
+    /// The version's directory: the model's own files.
+    pub version_path: &'a Path,
+    /// Whether the backend may fill in what the configuration leaves out.
+    pub auto_complete: bool,
+}
+
+/// A model version ready to execute.
+pub struct LoadedModel {
+    /// Its configuration after auto-completion: what the registry publishes and `/config` shows.
+    pub config: Arc<ModelConfig>,
+    /// Its instances; each gets an OS thread of its own.
+    pub instances: Vec<Box<dyn ModelInstance>>,
+    /// Which waiting requests run together.
+    pub policy: Box<dyn BatchPolicy>,
+}
+
+/// One copy of a model, owned by one thread.
+pub trait ModelInstance: Send {
+    /// Executes requests that the model's policy put together. Returns one result per request, in their order; one
+    /// request's failure must not fail its neighbours.
+    fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>>;
+}
+
+/// One request to execute.
+#[derive(Clone, Debug)]
+pub struct ExecuteRequest {
+    /// The request's id, for logs.
+    pub request_id: String,
+    /// Inputs under the model's names, checked against its configuration.
+    pub inputs: Vec<Tensor>,
+    /// The outputs somebody needs, under the model's names.
+    pub outputs: Vec<String>,
+    /// The request's parameters.
+    pub parameters: Arc<Parameters>,
+    /// When the whole request has to be answered.
+    pub deadline: UnixMicros,
+    /// Raised when nobody waits for the answer any more.
+    pub cancelled: CancelFlag,
+}
+
+/// What executing a request gave.
+#[derive(Clone, Debug, Default)]
+pub struct ExecuteResponse {
+    /// Outputs under the model's names; at least those asked for.
+    pub outputs: Vec<Tensor>,
+    /// Where the time went. The same for all requests of a batch.
+    pub timing: ExecuteTiming,
+}
+
+/// How long the parts of an execution took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExecuteTiming {
+    /// Gathering, padding and converting inputs.
+    pub compute_input: Duration,
+    /// The run itself.
+    pub compute_infer: Duration,
+    /// Splitting and converting outputs.
+    pub compute_output: Duration,
+    /// Rows of the executed batch.
+    pub batch_size: u32,
+}
+
+/// Why a model version could not be loaded. Each message says what to do where that is known.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// A file that the backend needs is missing or unreadable.
+    #[error("model '{model}': cannot read {path}: {source}")]
+    #[allow(missing_docs)]
+    File { model: String, path: PathBuf, source: std::io::Error },
+    /// The configuration does not fit the model or the backend; the text is Triton's where it has one.
+    #[error("{0}")]
+    Config(String),
+    /// The backend's library refused.
+    #[error("model '{model}': {reason}")]
+    #[allow(missing_docs)]
+    Backend { model: String, reason: String },
+}
