@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use trireme_inference::{DataType, Shape, TensorSpec};
 
-/// A validated, normalized model configuration.
+/// A validated, normalized model configuration, from [`ModelConfig::parse`], [`ModelConfig::from_json`] or a
+/// [`crate::Repository`].
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
     /// The model's name: its directory in the repository.
@@ -32,6 +33,8 @@ pub struct ModelConfig {
     pub default_model_filename: String,
     /// `dynamic_batching`, when the block is present.
     pub dynamic_batching: Option<DynamicBatching>,
+    /// Whether the block `sequence_batching` is present: requests of one sequence have to meet one instance.
+    pub sequence_batching: bool,
     /// The steps of an ensemble.
     pub ensemble: Option<Vec<EnsembleStep>>,
     /// `optimization`.
@@ -40,6 +43,8 @@ pub struct ModelConfig {
     pub warmup: Vec<ModelWarmup>,
     /// `parameters`: the backend's own options.
     pub parameters: BTreeMap<String, String>,
+    /// `metric_tags`: labels that the model's metrics carry.
+    pub metric_tags: BTreeMap<String, String>,
     /// `model_transaction_policy.decoupled`: a request may have any number of responses.
     pub decoupled: bool,
     pub(crate) message: crate::proto::ModelConfig,
@@ -202,18 +207,15 @@ pub enum WarmupData {
     File(String),
 }
 
-/// What a backend found out about a model that its configuration left open.
+/// What a backend found out about a model whose configuration leaves inputs or outputs open.
 #[derive(Clone, Debug, Default)]
 pub struct AutoComplete {
-    /// Inputs as the model has them, without batch dimension if `max_batch_size` below is not 0; used where the
-    /// configuration declares none.
-    pub inputs: Vec<ModelInput>,
-    /// Outputs, likewise.
-    pub outputs: Vec<ModelOutput>,
-    /// The largest batch, where the configuration gives none and the model batches.
-    pub max_batch_size: Option<u32>,
-    /// Turn on dynamic batching where the configuration names no scheduler.
-    pub dynamic_batching: bool,
+    /// The model's inputs with their full shapes, -1 for any size; used where the configuration declares none.
+    pub inputs: Vec<TensorSpec>,
+    /// The model's outputs, likewise.
+    pub outputs: Vec<TensorSpec>,
+    /// The largest batch, where the model batches and the configuration says nothing (`default-max-batch-size`).
+    pub default_max_batch_size: u32,
 }
 
 // === impl ModelConfig ===

@@ -1,1 +1,39 @@
-//! trireme-model-repository
+//! The model repository: `config.pbtxt` to a validated [`ModelConfig`], version directories to what is served, and
+//! ensembles to type-checked routes.
+//!
+//! Invariants:
+//! - A [`ModelConfig`] that exists is valid and normalized: defaults are filled in, names are unique, an ensemble's data
+//!   flow is sound. Its fields and the message that `/config` prints say the same.
+//! - A route plan that [`compile_ensemble`] gave was held against the configurations of all its steps: every datatype
+//!   and shape that meet agree, and every required input has a source.
+//! - Error texts are Triton's where it has one, because clients and tests match them; what they leave out follows after.
+//!
+//! The path of a configuration: `parse` reads text or JSON into the generated message, `normalize` fills in what was left
+//! out, `validate` judges it, `view` turns it into [`ModelConfig`].
+//!
+//! Not here: loading models (the services do), watching for changes, any I/O besides reading the repository.
+
+mod check;
+mod complete;
+mod config;
+mod ensemble;
+mod error;
+mod normalize;
+mod parse;
+mod repository;
+mod validate;
+mod view;
+
+/// The generated message types; private, so that nobody depends on how they look.
+#[allow(missing_docs, clippy::all, reason = "generated")]
+mod proto {
+    include!(concat!(env!("OUT_DIR"), "/inference.rs"));
+}
+
+pub use config::{
+    AutoComplete, DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, ModelInput, ModelOutput,
+    ModelWarmup, Optimization, QueuePolicy, VersionPolicy, WarmupData, WarmupInput,
+};
+pub use ensemble::{EnsembleError, compile_ensemble, plan_single, validate_ensemble};
+pub use error::RepositoryError;
+pub use repository::{Repository, RepositoryModel};

@@ -1,11 +1,28 @@
-//! A flag that a request's work looks at: does anybody still wait for it?
+//! Cancelled requests: the flag that a request's work looks at, and who raises it.
 
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+/// Cancellations remembered for work that has not come yet.
+const REMEMBERED: usize = 65_536;
 
 /// Raised once, never lowered; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct CancelFlag(Arc<AtomicBool>);
+
+/// The flags of all work in hand, by request, and the requests that were cancelled lately. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct Cancellations(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    in_hand: HashMap<String, CancelFlag>,
+    recent: HashSet<String>,
+    recent_order: VecDeque<String>,
+}
 
 // === impl CancelFlag ===
 
@@ -18,5 +35,66 @@ impl CancelFlag {
     /// Whether it was raised.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Acquire)
+    }
+}
+
+// === impl Cancellations ===
+
+impl Cancellations {
+    /// The flag of a request whose work comes in hand; raised already if the request was cancelled before.
+    pub fn enter(&self, request_id: &str) -> CancelFlag {
+        let mut state = self.0.lock();
+        let flag = state.in_hand.entry(request_id.to_owned()).or_default().clone();
+        if state.recent.contains(request_id) {
+            flag.cancel();
+        }
+        flag
+    }
+
+    /// The request's work is out of hand.
+    pub fn leave(&self, request_id: &str) {
+        self.0.lock().in_hand.remove(request_id);
+    }
+
+    /// A request was cancelled.
+    pub fn cancel(&self, request_id: String) {
+        let mut state = self.0.lock();
+        if let Some(flag) = state.in_hand.get(&request_id) {
+            flag.cancel();
+        }
+        if state.recent.insert(request_id.clone()) {
+            state.recent_order.push_back(request_id);
+        }
+        if state.recent_order.len() > REMEMBERED
+            && let Some(oldest) = state.recent_order.pop_front()
+        {
+            state.recent.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_cancelled_whether_it_is_here_or_yet_to_come() {
+        let cancellations = Cancellations::default();
+        let here = cancellations.enter("a");
+        assert!(!here.is_cancelled());
+        cancellations.cancel("a".to_owned());
+        assert!(here.is_cancelled());
+        cancellations.cancel("b".to_owned());
+        assert!(cancellations.enter("b").is_cancelled());
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let cancellations = Cancellations::default();
+        for i in 0..REMEMBERED + 10 {
+            cancellations.cancel(i.to_string());
+        }
+        assert_eq!(cancellations.0.lock().recent.len(), REMEMBERED);
+        assert!(!cancellations.enter("0").is_cancelled());
     }
 }

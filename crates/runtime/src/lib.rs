@@ -1,11 +1,44 @@
-//! The stage-worker harness.
+//! The stage-worker harness: everything a service does apart from executing its models.
+//!
+//! A service is a list of [`Backend`]s and a call of [`service::run`]. The harness loads models, pulls work from the bus,
+//! forms batches by each model's [`BatchPolicy`], executes them on one OS thread per instance, hands results on,
+//! acknowledges, keeps the registry entry alive, and drains.
+//!
+//! Invariants:
+//! - A delivery is settled exactly once, and only after the work has left this process or was answered.
+//! - Everything is bounded: work in hand by permits, waiting by deadlines and timeouts.
+//! - What decides (`disposition`, batch policies) is pure; tasks, threads and clocks live around it.
+//!
+//! Not here: wire forms and queues (`bus`), what models compute (`services/*`), clients (`services/gateway`).
 
+mod admin;
 mod backend;
 mod batching;
 mod cancel;
+mod disposition;
+mod held;
+mod hosted;
+mod load;
+mod queue;
+pub mod service;
+mod task_set;
+mod worker;
 
+pub use admin::{Admin, Health};
 pub use backend::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, LoadError, LoadedModel, ModelInstance, ModelSource,
 };
 pub use batching::{BatchPolicy, Candidate, Decision, OneAtATime};
-pub use cancel::CancelFlag;
+pub use cancel::{CancelFlag, Cancellations};
+pub use disposition::{Disposition, disposition};
+pub use task_set::TaskSet;
+pub use worker::{StartError, Worker, WorkerOptions};
+
+/// This host's name, or `unknown-host`.
+pub fn hostname() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "unknown-host".to_owned(),
+        name => name.to_owned(),
+    }
+}

@@ -1,1 +1,88 @@
-//! trireme-telemetry
+//! Logs and traces: set up once per process, the same for every service.
+//!
+//! Logs go to standard error through `tracing`. With `--otlp-endpoint` spans are exported over OTLP (gRPC), and
+//! [`traceparent`] and [`set_parent`] carry the W3C trace context in and out of messages, so that a request is one trace
+//! across all processes. Without an endpoint no span is recorded and a client's `traceparent` is passed on as it came.
+
+mod trace;
+
+use std::io::IsTerminal;
+
+use clap::{Args, ValueEnum};
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+pub use trace::{set_parent, traceparent};
+
+/// Flags about logs and traces.
+#[derive(Args, Clone, Debug)]
+pub struct TelemetryArgs {
+    /// What is logged: error, warn, info, debug or trace, also per module (`info,trireme_bus=debug`)
+    #[arg(long, env = "TRIREME_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
+    pub log_level: String,
+
+    /// How log lines look
+    #[arg(long, env = "TRIREME_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
+    pub log_format: LogFormat,
+
+    /// Where spans are exported to over OTLP/gRPC, as `http://host:4317`; without it none are recorded
+    #[arg(long, env = "TRIREME_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+
+    /// Share of requests that are traced, from 0 to 1; a client's sampled `traceparent` is always followed
+    #[arg(long, env = "TRIREME_TRACE_RATIO", default_value_t = 1.0, value_name = "RATIO")]
+    pub trace_ratio: f64,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// A line for a person.
+    Text,
+    /// A JSON object a line.
+    Json,
+}
+
+/// Keeps telemetry running; [`Telemetry::shutdown`] sends out what is buffered.
+#[derive(Debug)]
+pub struct Telemetry {
+    provider: Option<SdkTracerProvider>,
+}
+
+/// Sets up logs and traces for this process. Call once, inside the tokio runtime.
+pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telemetry> {
+    let filter = EnvFilter::try_new(&args.log_level)
+        .map_err(|error| anyhow::anyhow!("--log-level '{}' is not understood: {error}", args.log_level))?;
+    anyhow::ensure!(
+        (0.0..=1.0).contains(&args.trace_ratio),
+        "--trace-ratio is {}, expected a number from 0 to 1",
+        args.trace_ratio
+    );
+    let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let logs = match args.log_format {
+        LogFormat::Text => logs.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed(),
+        LogFormat::Json => logs.json().flatten_event(true).with_current_span(false).with_span_list(true).boxed(),
+    };
+    let provider = match &args.otlp_endpoint {
+        Some(endpoint) => Some(trace::provider(service, endpoint, args.trace_ratio)?),
+        None => None,
+    };
+    let spans = provider.as_ref().map(trace::layer);
+    tracing_subscriber::registry().with(logs.with_filter(filter)).with(spans).try_init()?;
+    Ok(Telemetry { provider })
+}
+
+// === impl Telemetry ===
+
+impl Telemetry {
+    /// Sends out the spans that are still buffered.
+    pub fn shutdown(self) {
+        if let Some(provider) = self.provider
+            && let Err(error) = provider.shutdown()
+        {
+            tracing::warn!(%error, "not all spans were exported");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+# The list of commands. `make demo` and `make test` are all that a newcomer needs; CI runs the same targets.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+TOOLS := $(CURDIR)/.tools
+
+# What programs and tests find by name. Set one in the environment to use your own.
+export ORT_DYLIB_PATH ?= $(TOOLS)/onnxruntime/libonnxruntime.so
+export TRIREME_NATS_SERVER ?= $(TOOLS)/nats-server/nats-server
+export TRIREME_PYTHON ?= $(TOOLS)/python/bin/python
+export TRIREME_DEMO_REPOSITORY ?= $(TOOLS)/demo-repository
+
+.PHONY: help
+help: ## Lists these commands
+	@sed -nE 's/^([a-z][a-z-]*):.*## (.*)$$/\1\t\2/p' Makefile | while IFS=$$'\t' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+
+.PHONY: demo
+demo: setup-demo build ## Serves three sentences from a real model and shows where the time went (KEEP=1 keeps the server)
+	@scripts/demo.py $(if $(KEEP),--keep)
+
+.PHONY: test
+test: setup lint ## Everything that has to hold before a change lands
+	@echo "==> cargo test (the first build takes some minutes)"
+	cargo test --workspace
+
+.PHONY: build
+build: ## Builds target/release/trireme
+	@echo "==> building trireme (the first build takes some minutes)"
+	cargo build --release -p trireme
+
+.PHONY: lint
+lint: ## Formatting, clippy, shell scripts, who may depend on whom
+	@echo "==> lint"
+	cargo fmt --all --check
+	@for script in scripts/*.sh .ci/run; do bash -n "$$script"; done
+	@if command -v shellcheck >/dev/null; then shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh .ci/run; fi
+	@scripts/check-dependencies.py
+	cargo clippy --workspace --all-targets -- -D warnings
+
+.PHONY: check
+check: ## One crate alone, with its own features: make check CRATE=trireme-bus
+	@[[ -n "$(CRATE)" ]] || { echo "which one? make check CRATE=trireme-bus"; exit 2; }
+	cargo clippy -p $(CRATE) --all-targets -- -D warnings
+	cargo test -p $(CRATE)
+
+.PHONY: setup
+setup: setup-demo ## Fetches into .tools what tests need: ONNX Runtime, nats-server, the demo's model, a Python environment
+	@scripts/fetch-nats-server.sh
+	@scripts/setup-python.sh
+
+.PHONY: setup-demo
+setup-demo:
+	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust with rustup"; exit 1; }
+	@command -v python3 >/dev/null || { echo "python3 is missing: install it (Debian: apt-get install python3 python3-pip python3-venv)"; exit 1; }
+	@scripts/fetch-onnxruntime.sh
+	@scripts/fetch-demo-model.sh
+
+.PHONY: clean
+clean: ## Removes what was built and fetched
+	cargo clean
+	rm -rf "$(TOOLS)"

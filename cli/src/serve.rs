@@ -1,0 +1,61 @@
+//! `trireme serve`: gateway and all stages in one process, on the in-process bus.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use trireme_bus::{Bus, InProcess};
+use trireme_gateway::{Gateway, GatewayArgs, open_repository};
+use trireme_model::{OnnxRuntimeArgs, OnnxRuntimeOptions};
+use trireme_postprocess::PostprocessBackend;
+use trireme_runtime::service::{self, WorkerArgs};
+use trireme_runtime::{Backend, Worker};
+use trireme_telemetry::TelemetryArgs;
+use trireme_tokenizer::TokenizerBackend;
+
+/// How long the registry may take to see models that are loaded: both are in this process.
+const REGISTRY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Flags of `trireme serve`.
+#[derive(Args)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    worker: WorkerArgs,
+    #[command(flatten)]
+    gateway: GatewayArgs,
+    #[command(flatten)]
+    onnxruntime: OnnxRuntimeArgs,
+    #[command(flatten)]
+    telemetry: TelemetryArgs,
+}
+
+/// Serves until told to stop. The port is taken before models are loaded, so that probes see "not ready" meanwhile.
+pub fn run(args: &ServeArgs) -> ExitCode {
+    service::block_on("trireme", &args.telemetry, async {
+        let shutdown = service::shutdown_signal()?;
+        let mut backends = trireme_model::backends(OnnxRuntimeOptions::from(&args.onnxruntime));
+        backends.push(Arc::new(TokenizerBackend) as Arc<dyn Backend>);
+        backends.push(Arc::new(PostprocessBackend));
+
+        let options = args.worker.options("trireme");
+        let repository = open_repository(&options.model_repository)?;
+        let bus: Arc<dyn Bus> = Arc::new(InProcess::default());
+        let exit_timeout = args.worker.exit_timeout();
+        let gateway = Gateway::start(bus.clone(), &options.name, repository, &args.gateway, exit_timeout).await?;
+
+        let starting = Worker::start(bus, &backends, &options);
+        let Some(worker) = service::or_shutdown(&shutdown, starting).await? else { return Ok(()) };
+        gateway.until_ready(REGISTRY_TIMEOUT).await.map_err(anyhow::Error::msg)?;
+        tracing::info!(http = %gateway.http_address, "ready");
+
+        let outcome = tokio::select! {
+            outcome = service::until_shutdown(&shutdown, &worker) => outcome,
+            task = gateway.failed() => Err(anyhow::anyhow!("task '{task}' died")),
+        };
+        tracing::info!("draining");
+        gateway.drain().await;
+        service::report_drained(worker.drain(exit_timeout).await);
+        outcome
+    })
+}

@@ -1,0 +1,257 @@
+//! Holds a request's tensors against what the model declares: in Triton's order, in Triton's words.
+//!
+//! The gateway judges what clients send ([`ModelConfig::check_outputs`], then [`ModelConfig::admit`]); workers judge what
+//! other stages send ([`ModelConfig::check_tensors`]) by the same rules.
+
+use std::collections::BTreeSet;
+
+use trireme_inference::{
+    DataType, InferError, MAX_ELEMENTS, RequestedOutput, Shape, Tensor, TensorError, UncheckedTensor,
+};
+
+use crate::{ModelConfig, ModelInput};
+
+/// What Triton adds where a shape does not fit a model that batches.
+const BATCH_DIMENSION_NOTE: &str = "NOTE: Setting a non-zero max_batch_size in the model config requires a batch \
+     dimension to be prepended to each input shape. If you want to specify the full shape including the batch dim in \
+     your input dims config, try setting max_batch_size to zero. See the model configuration docs for more info on \
+     max_batch_size.";
+
+/// What a tensor says of itself.
+struct Claim<'a> {
+    name: &'a str,
+    datatype: DataType,
+    shape: &'a Shape,
+}
+
+/// Whose request is judged.
+#[derive(Clone, Copy)]
+struct Request<'a> {
+    /// The client's id for it, empty when it gave none; `None` for work that came from another stage.
+    id: Option<&'a str>,
+}
+
+// === impl ModelConfig ===
+
+impl ModelConfig {
+    /// The tensors of a client's request, if they are what the model takes: all required inputs and no others, one batch
+    /// size that is not too large, declared datatypes and shapes, and as many bytes as these call for. `request_id` is
+    /// the client's id for the request, empty when it gave none.
+    pub fn admit(&self, request_id: &str, inputs: Vec<UncheckedTensor>) -> Result<Vec<Tensor>, InferError> {
+        let request = Request { id: Some(request_id) };
+        let claims: Vec<_> =
+            inputs.iter().map(|t| Claim { name: &t.name, datatype: t.datatype, shape: &t.shape }).collect();
+        self.judge(request, &claims)?;
+        let check = |input: UncheckedTensor| {
+            let data = input.data.clone();
+            input.check().map_err(|fault| self.byte_fault(request, &data, fault))
+        };
+        inputs.into_iter().map(check).collect()
+    }
+
+    /// Whether `inputs`, which some stage has made, are what the model takes. Gives the request's rows: its batch
+    /// dimension, 1 for models without one.
+    pub fn check_tensors(&self, inputs: &[Tensor]) -> Result<u32, InferError> {
+        let claims: Vec<_> =
+            inputs.iter().map(|t| Claim { name: t.name(), datatype: t.datatype(), shape: t.shape() }).collect();
+        self.judge(Request { id: None }, &claims)
+    }
+
+    /// Whether the model has the outputs that a client asks for.
+    pub fn check_outputs(&self, requested: &[RequestedOutput], request_id: &str) -> Result<(), InferError> {
+        let mut seen = BTreeSet::new();
+        for output in requested {
+            if !seen.insert(output.name.as_str()) {
+                let request = Request { id: Some(request_id) };
+                return Err(request.fault(format!("output '{}' already exists in request", output.name)));
+            }
+            if !self.outputs.iter().any(|declared| declared.name == output.name) {
+                return Err(InferError::invalid_arg(format!(
+                    "unexpected inference output '{}' for model '{}', allowed outputs are: {}",
+                    output.name,
+                    self.name,
+                    sorted(self.outputs.iter().map(|o| o.name.as_str()))
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything but the bytes. Gives the rows.
+    fn judge(&self, request: Request<'_>, claims: &[Claim<'_>]) -> Result<u32, InferError> {
+        let declared = self.judge_names(request, claims)?;
+        let rows = self.judge_batch(request, claims)?;
+        for (claim, input) in claims.iter().zip(declared) {
+            self.judge_tensor(request, claim, input)?;
+        }
+        Ok(rows)
+    }
+
+    /// The declarations that go with `claims`, if those are all the required inputs and no others.
+    fn judge_names(&self, request: Request<'_>, claims: &[Claim<'_>]) -> Result<Vec<&ModelInput>, InferError> {
+        let mut given = BTreeSet::new();
+        if let Some(claim) = claims.iter().find(|claim| !given.insert(claim.name)) {
+            return Err(request.fault(format!("input '{}' already exists in request", claim.name)));
+        }
+        let (all, required) = (self.inputs.len(), self.inputs.iter().filter(|input| !input.optional).count());
+        let missing = || self.inputs.iter().filter(|i| !i.optional && !given.contains(i.name.as_str()));
+        let count_fault = || {
+            let expected = match required == all {
+                true => format!("expected {all} inputs"),
+                false => format!("expected number of inputs between {required} and {all}"),
+            };
+            request.fault(format!(
+                "{expected} but got {} inputs for model '{}'. Got input(s) [{}], but missing required input(s) [{}]. \
+                 Please provide all required input(s).",
+                claims.len(),
+                self.name,
+                quoted(claims.iter().map(|claim| claim.name)),
+                quoted(missing().map(|input| input.name.as_str()))
+            ))
+        };
+        if !(required..=all).contains(&claims.len()) {
+            return Err(count_fault());
+        }
+        let declared = |claim: &Claim<'_>| self.inputs.iter().find(|input| input.name == claim.name);
+        let inputs: Vec<_> = claims.iter().filter_map(declared).collect();
+        if let Some(claim) = claims.iter().find(|claim| declared(claim).is_none()) {
+            return Err(InferError::invalid_arg(format!(
+                "unexpected inference input '{}' for model '{}', allowed inputs are: {}",
+                claim.name,
+                self.name,
+                sorted(self.inputs.iter().map(|input| input.name.as_str()))
+            )));
+        }
+        // The count may be right because an optional input stands in for a required one.
+        match missing().next() {
+            None => Ok(inputs),
+            Some(_) => Err(count_fault()),
+        }
+    }
+
+    /// One batch dimension for all inputs, from 1 to the model's largest.
+    fn judge_batch(&self, request: Request<'_>, claims: &[Claim<'_>]) -> Result<u32, InferError> {
+        if self.max_batch_size == 0 {
+            return Ok(1);
+        }
+        let mut batch = None;
+        for claim in claims {
+            let Some(&rows) = claim.shape.first() else {
+                return Err(request.fault(format!(
+                    "input '{}' has no shape but model requires batch dimension for '{}'",
+                    claim.name, self.name
+                )));
+            };
+            if *batch.get_or_insert(rows) != rows {
+                return Err(request.fault(format!(
+                    "input '{}' batch size does not match other inputs for '{}'",
+                    claim.name, self.name
+                )));
+            }
+        }
+        // A request of no inputs at all, which only a model of optional inputs lets pass, is one row.
+        let rows = batch.unwrap_or(1);
+        if rows == 0 {
+            return Err(request.fault(format!("inference request batch-size must be >= 1 for '{}'", self.name)));
+        }
+        match u32::try_from(rows) {
+            Ok(rows) if rows <= self.max_batch_size => Ok(rows),
+            _ => Err(request
+                .fault(format!("inference request batch-size must be <= {} for '{}'", self.max_batch_size, self.name))),
+        }
+    }
+
+    fn judge_tensor(&self, request: Request<'_>, claim: &Claim<'_>, input: &ModelInput) -> Result<(), InferError> {
+        let Claim { name, datatype, shape } = claim;
+        let model = &self.name;
+        if *datatype != input.datatype {
+            return Err(request.fault(format!(
+                "inference input '{name}' data-type is '{datatype}', but model '{model}' expects '{}'",
+                input.datatype
+            )));
+        }
+        let expected = self.full_shape(&input.dims);
+        if shape.len() == expected.len() && shape.contains(&-1) {
+            return Err(request.fault(format!(
+                "All input dimensions should be specified for input '{name}' for model '{model}', got {shape}"
+            )));
+        }
+        if !expected.accepts(shape) {
+            let note = if self.max_batch_size > 0 { BATCH_DIMENSION_NOTE } else { "" };
+            return Err(request.fault(format!(
+                "unexpected shape for input '{name}' for model '{model}'. Expected {expected}, got {shape}. {note}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// What is wrong with a tensor's bytes, or with dimensions that no schema speaks of.
+    fn byte_fault(&self, request: Request<'_>, data: &[u8], fault: TensorError) -> InferError {
+        let model = &self.name;
+        let text = match fault {
+            TensorError::NegativeDimension { name, shape } => {
+                format!("tensor '{name}' contains an invalid dimension in shape {shape}")
+            }
+            TensorError::TooManyElements { name, .. } => {
+                format!("element count for tensor '{name}' exceeds maximum size of {MAX_ELEMENTS}")
+            }
+            TensorError::ByteSize { name, expected, actual, .. } => format!(
+                "input byte size mismatch for input '{name}' for model '{model}'. Expected {expected}, got {actual}"
+            ),
+            TensorError::ElementCount { name, expected, actual, .. } if actual > expected => format!(
+                // Triton stops counting at the first one too many.
+                "unexpected number of string elements {} for inference input '{name}' for model '{model}', expecting \
+                 {expected}",
+                expected + 1
+            ),
+            TensorError::ElementCount { name, expected, actual, .. } => format!(
+                "expected {expected} string elements for inference input '{name}' for model '{model}', got {actual}"
+            ),
+            TensorError::IncompleteElement { name, offset } => {
+                match data.get(offset..).unwrap_or_default().split_first_chunk::<4>() {
+                    Some((length, rest)) => format!(
+                        "incomplete string data for inference input '{name}' for model '{model}', expecting string of \
+                         length {} but only {} bytes available",
+                        u32::from_le_bytes(*length),
+                        rest.len()
+                    ),
+                    None => format!(
+                        "incomplete string length indicator for inference input '{name}' for model '{model}', \
+                         expecting 4 bytes but only {} bytes available. Please make sure the string length indicator \
+                         is in one buffer.",
+                        data.len().saturating_sub(offset)
+                    ),
+                }
+            }
+            fault @ TensorError::Datatype { .. } => fault.to_string(),
+        };
+        request.fault(text)
+    }
+}
+
+// === impl Request ===
+
+impl Request<'_> {
+    /// `text` as Triton tells it: behind the id of the client's request.
+    fn fault(self, text: String) -> InferError {
+        InferError::invalid_arg(match self.id {
+            None => text,
+            Some("") => format!("[request id: <id_unknown>] {text}"),
+            Some(id) => format!("[request id: {id}] {text}"),
+        })
+    }
+}
+
+/// `A, B`, in order of name.
+fn sorted<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    names.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(", ")
+}
+
+/// `'A','B'`
+fn quoted<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    names.map(|name| format!("'{name}'")).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+#[path = "check/tests.rs"]
+mod tests;

@@ -1,0 +1,62 @@
+//! Ensembles: from steps as configured to a checked route.
+//!
+//! [`validate_ensemble`] judges what the configuration alone shows: is every tensor produced once, taken somewhere, and
+//! every output written? [`compile_ensemble`] also needs the composing models: do datatypes and shapes that meet agree,
+//! are all inputs mapped, may the parts batch as much as the whole? It gives the plan that routes are made from.
+
+mod compile;
+mod graph;
+
+use trireme_inference::{ErrorCode, RoutePlan};
+
+use crate::ModelConfig;
+
+pub use compile::compile_ensemble;
+pub use graph::validate_ensemble;
+
+/// Why an ensemble gives no route. Texts begin with Triton's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are what the messages show")]
+pub enum EnsembleError {
+    /// Composing models are not there (yet).
+    #[error("ensemble {ensemble} contains models that are not available or ambiguous: {}", models.join(", "))]
+    ModelsUnavailable { ensemble: String, models: Vec<String> },
+    /// A composing model is there, but not in the version that the step asks for.
+    #[error("ensemble '{ensemble}' depends on '{model}' whose required version {version} is not loaded.{}", version_hint(*version))]
+    VersionUnavailable { ensemble: String, model: String, version: i64 },
+    /// The configuration of the ensemble is wrong, or does not fit its composing models.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+/// An unset version is 0 in the file, which hardly anybody means.
+fn version_hint(version: i64) -> &'static str {
+    match version {
+        0 => " A step without 'model_version' asks for version 0; -1 asks for the latest",
+        _ => "",
+    }
+}
+
+// === impl EnsembleError ===
+
+impl EnsembleError {
+    /// The code that answers a request to load the ensemble.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            EnsembleError::ModelsUnavailable { .. } | EnsembleError::VersionUnavailable { .. } => {
+                ErrorCode::Unavailable
+            }
+            EnsembleError::Invalid(_) => ErrorCode::InvalidArg,
+        }
+    }
+}
+
+/// The plan of a model that is no ensemble.
+pub fn plan_single(config: &ModelConfig) -> RoutePlan {
+    let inputs = config.inputs.iter().map(|input| (input.name.clone(), input.optional));
+    let outputs = config.outputs.iter().map(|output| output.name.clone()).collect();
+    RoutePlan::single(&config.name, inputs, outputs)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,344 @@
+//! An ensemble and its composing models to a route plan.
+//!
+//! All shapes are compared in full, batch dimension included. That is what meets at run time, so a step that batches may
+//! follow one that does not wherever `[-1]` and the one's dims make the other's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use trireme_inference::{DataType, PlanStep, RoutePlan, Shape, StepInput, StepOutput};
+
+use super::graph::{execution_order, validate_ensemble};
+use crate::{EnsembleError, EnsembleStep, ModelConfig};
+
+/// Ensembles inside ensembles beyond this depth are refused.
+const MAX_NESTING: usize = 32;
+/// A route travels in every message: an ensemble of more steps than this, nested ones flattened, is refused.
+const MAX_STEPS: usize = 256;
+
+/// Gives the configuration of a model, or of one version of it (`None`: the latest), if it is there.
+type Lookup<'a> = &'a dyn Fn(&str, Option<i64>) -> Option<Arc<ModelConfig>>;
+
+/// Checks the ensemble `config` against its composing models, which `lookup` gives by name and version (`None`: the
+/// latest), and compiles it. Nested ensembles are flattened; the outer ensemble's tensors keep their names.
+pub fn compile_ensemble(config: &ModelConfig, lookup: Lookup<'_>) -> Result<RoutePlan, EnsembleError> {
+    compile(config, lookup, &mut vec![config.name.clone()]).map(|(plan, _)| plan)
+}
+
+/// The plan, and whether a request may have any number of responses. `path` holds the ensembles being compiled, the
+/// outermost first and `config` last.
+fn compile(
+    config: &ModelConfig,
+    lookup: Lookup<'_>,
+    path: &mut Vec<String>,
+) -> Result<(RoutePlan, bool), EnsembleError> {
+    validate_ensemble(config)?;
+    let steps = config.ensemble.as_deref().unwrap_or_default();
+    let models = find_models(config, steps, lookup, path)?;
+    check_tensors(config, steps, &models)?;
+    let inputs = config.inputs.iter().map(|input| input.name.as_str()).collect();
+    let order = execution_order(&inputs, steps);
+
+    let mut decoupled: Vec<bool> = models.iter().map(|model| model.decoupled).collect();
+    let mut names = Names::new(config, steps);
+    let mut plan = Vec::new();
+    for &index in &order {
+        let (step, model) = (&steps[index], &models[index]);
+        if model.is_ensemble() {
+            path.push(model.name.clone());
+            let (inner, inner_decoupled) = compile(model, lookup, path)?;
+            path.pop();
+            decoupled[index] = inner_decoupled;
+            flatten(config, step, model, inner, &mut names, &mut plan)?;
+        } else {
+            plan.push(plan_step(step, model));
+        }
+        if plan.len() > MAX_STEPS {
+            return Err(EnsembleError::Invalid(format!("ensemble {} has more than {MAX_STEPS} steps", config.name)));
+        }
+    }
+    check_decoupled(config, steps, &decoupled, &order)?;
+    let outputs = config.outputs.iter().map(|output| output.name.clone()).collect();
+    let plan = RoutePlan { model: config.name.clone(), ensemble: true, steps: plan, outputs };
+    Ok((plan, decoupled.contains(&true)))
+}
+
+/// The composing models by step. Any that are missing are reported together.
+fn find_models(
+    config: &ModelConfig,
+    steps: &[EnsembleStep],
+    lookup: Lookup<'_>,
+    path: &[String],
+) -> Result<Vec<Arc<ModelConfig>>, EnsembleError> {
+    let mut missing = BTreeSet::new();
+    let mut models = Vec::with_capacity(steps.len());
+    for EnsembleStep { model_name, model_version, .. } in steps {
+        if let Some(start) = path.iter().find(|ensemble| *ensemble == model_name) {
+            return Err(EnsembleError::Invalid(format!(
+                "circular dependency between ensembles: {start} -> ... -> {} -> {start}",
+                config.name
+            )));
+        }
+        match (lookup(model_name, *model_version), model_version) {
+            (Some(model), _) => models.push(model),
+            (None, Some(version)) if lookup(model_name, None).is_some() => {
+                return Err(EnsembleError::VersionUnavailable {
+                    ensemble: config.name.clone(),
+                    model: model_name.clone(),
+                    version: *version,
+                });
+            }
+            (None, _) => {
+                missing.insert(model_name.clone());
+            }
+        }
+    }
+    if !missing.is_empty() {
+        let models = missing.into_iter().collect();
+        return Err(EnsembleError::ModelsUnavailable { ensemble: config.name.clone(), models });
+    }
+    if path.len() > MAX_NESTING {
+        return Err(EnsembleError::Invalid(format!(
+            "ensemble {} nests ensembles more than {MAX_NESTING} deep",
+            path.first().unwrap_or(&config.name)
+        )));
+    }
+    Ok(models)
+}
+
+/// What one side says of an ensemble tensor.
+#[derive(Clone)]
+struct Claim {
+    /// Who says so, as Triton names it: a composing model or the ensemble itself.
+    model: String,
+    /// Who says so, in full: `step 0 'tokenizer' output 'ids' gives`.
+    place: String,
+    datatype: DataType,
+    /// Full shape.
+    shape: Shape,
+}
+
+fn check_tensors(
+    config: &ModelConfig,
+    steps: &[EnsembleStep],
+    models: &[Arc<ModelConfig>],
+) -> Result<(), EnsembleError> {
+    let ensemble = &config.name;
+    let fail = |text: String| Err(EnsembleError::Invalid(text));
+    let mut claims = Claims { ensemble, known: BTreeMap::new() };
+    let shape = |dims: &Shape, reshape: &Option<Shape>| config.full_shape(reshape.as_ref().unwrap_or(dims));
+    for input in &config.inputs {
+        let place = format!("ensemble input '{}' gives", input.name);
+        let shape = shape(&input.dims, &input.reshape);
+        claims.add(&input.name, Claim { model: ensemble.clone(), place, datatype: input.datatype, shape })?;
+    }
+    for output in &config.outputs {
+        let place = format!("ensemble output '{}' expects", output.name);
+        let shape = shape(&output.dims, &output.reshape);
+        claims.add(&output.name, Claim { model: ensemble.clone(), place, datatype: output.datatype, shape })?;
+    }
+    for (index, (step, model)) in steps.iter().zip(models).enumerate() {
+        let name = &step.model_name;
+        if model.max_batch_size != 0 && model.max_batch_size < config.max_batch_size {
+            return fail(format!(
+                "ensemble {ensemble} allows maximum batch size {}, but it contains model {name} which only allows \
+                 maximum batch size to be {}",
+                config.max_batch_size, model.max_batch_size
+            ));
+        }
+        for (input, tensor) in &step.input_map {
+            if !model.inputs.iter().any(|i| i.name == *input) {
+                return fail(format!(
+                    "in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {input} in \
+                     model {name}"
+                ));
+            }
+        }
+        for input in &model.inputs {
+            match step.input_map.get(&input.name) {
+                Some(tensor) => {
+                    let place = format!("step {index} '{name}' input '{}' expects", input.name);
+                    let shape = model.full_shape(&input.dims);
+                    claims.add(tensor, Claim { model: name.clone(), place, datatype: input.datatype, shape })?;
+                }
+                None if input.optional => {}
+                None => return fail(unmapped(ensemble, &input.name, name)),
+            }
+        }
+        for (output, tensor) in &step.output_map {
+            let Some(output) = model.outputs.iter().find(|o| o.name == *output) else {
+                return fail(format!(
+                    "in ensemble {ensemble}, ensemble tensor {tensor} is mapped from non-existing output {output} in \
+                     model {name}"
+                ));
+            };
+            let place = format!("step {index} '{name}' output '{}' gives", output.name);
+            let shape = model.full_shape(&output.dims);
+            claims.add(tensor, Claim { model: name.clone(), place, datatype: output.datatype, shape })?;
+        }
+    }
+    Ok(())
+}
+
+fn unmapped(ensemble: &str, input: &str, model: &str) -> String {
+    format!("in ensemble {ensemble}, input {input} in model {model} is not mapped to any ensemble tensors")
+}
+
+/// What was said first of each ensemble tensor.
+struct Claims<'a> {
+    ensemble: &'a str,
+    known: BTreeMap<String, Claim>,
+}
+
+impl Claims<'_> {
+    /// Holds `claim` against what was said of `tensor` before.
+    fn add(&mut self, tensor: &str, claim: Claim) -> Result<(), EnsembleError> {
+        let Some(first) = self.known.get(tensor) else {
+            self.known.insert(tensor.to_owned(), claim);
+            return Ok(());
+        };
+        let (what, left, right) = if first.datatype != claim.datatype {
+            let (left, right) = (first.datatype.config_name(), claim.datatype.config_name());
+            ("data type", left.to_owned(), right.to_owned())
+        } else if !may_agree(&first.shape, &claim.shape) {
+            ("shape", first.shape.to_string(), claim.shape.to_string())
+        } else {
+            return Ok(());
+        };
+        let full = |c: &Claim| format!("{} {} {}", c.place, c.datatype.config_name(), c.shape);
+        Err(EnsembleError::Invalid(format!(
+            "in ensemble {}, ensemble tensor {tensor}: inconsistent {what}: {left} is inferred from model {} while \
+             {right} is inferred from model {}; {}, {}",
+            self.ensemble,
+            first.model,
+            claim.model,
+            full(&claim),
+            full(first)
+        )))
+    }
+}
+
+/// Whether a tensor could have both shapes; where one is variable, the request decides.
+fn may_agree(left: &Shape, right: &Shape) -> bool {
+    left.len() == right.len() && left.iter().zip(right.iter()).all(|(&l, &r)| l == r || l == -1 || r == -1)
+}
+
+/// Responses of different decoupled models cannot be paired, so no step may take tensors of two of them, nor may the
+/// ensemble's outputs.
+fn check_decoupled(
+    config: &ModelConfig,
+    steps: &[EnsembleStep],
+    decoupled: &[bool],
+    order: &[usize],
+) -> Result<(), EnsembleError> {
+    // Which decoupled step each tensor comes from in the end; those that are not here come from none.
+    let mut origins: BTreeMap<&str, usize> = BTreeMap::new();
+    for &index in order {
+        let step = &steps[index];
+        let mut inputs = step.input_map.values().map(|tensor| origins.get(tensor.as_str()).copied());
+        let inherited = inputs.next().flatten();
+        if inputs.any(|origin| origin != inherited) {
+            return Err(different_origins(&config.name, &step.model_name));
+        }
+        let own = if decoupled[index] { Some(index) } else { inherited };
+        origins.extend(own.into_iter().flat_map(|own| step.output_map.values().map(move |t| (t.as_str(), own))));
+    }
+    let mut outputs = config.outputs.iter().map(|output| origins.get(output.name.as_str()));
+    let first = outputs.next().flatten();
+    match outputs.all(|origin| origin == first) {
+        true => Ok(()),
+        false => Err(different_origins(&config.name, &config.name)),
+    }
+}
+
+fn different_origins(ensemble: &str, model: &str) -> EnsembleError {
+    EnsembleError::Invalid(format!(
+        "in ensemble {ensemble}, step of model '{model}' receives inputs originated from different decoupled models"
+    ))
+}
+
+fn plan_step(step: &EnsembleStep, model: &ModelConfig) -> PlanStep {
+    let inputs = model.inputs.iter().filter_map(|input| {
+        let tensor = step.input_map.get(&input.name)?.clone();
+        Some(StepInput { name: input.name.clone(), tensor, optional: input.optional })
+    });
+    let outputs =
+        step.output_map.iter().map(|(name, tensor)| StepOutput { name: name.clone(), tensor: tensor.clone() });
+    PlanStep {
+        model: step.model_name.clone(),
+        version: step.model_version,
+        inputs: inputs.collect(),
+        outputs: outputs.collect(),
+    }
+}
+
+/// Puts the steps of a nested ensemble in the place of `step`: its inputs and outputs become the outer ensemble's
+/// tensors, all others get names that the outer one does not have.
+fn flatten(
+    outer: &ModelConfig,
+    step: &EnsembleStep,
+    nested: &ModelConfig,
+    inner: RoutePlan,
+    names: &mut Names,
+    plan: &mut Vec<PlanStep>,
+) -> Result<(), EnsembleError> {
+    let mut renamed: BTreeMap<String, String> = step.output_map.clone();
+    for input in &nested.inputs {
+        if step.output_map.contains_key(&input.name) {
+            return Err(EnsembleError::Invalid(format!(
+                "in ensemble {}, output {} of nested ensemble {} is one of its inputs: map the input instead",
+                outer.name, input.name, nested.name
+            )));
+        }
+        if let Some(tensor) = step.input_map.get(&input.name) {
+            renamed.insert(input.name.clone(), tensor.clone());
+        }
+    }
+    // Optional inputs of the nested ensemble that the outer one leaves out.
+    let absent = |tensor: &str| nested.inputs.iter().any(|i| i.name == tensor) && !step.input_map.contains_key(tensor);
+    let mut rename = |tensor: String| match renamed.get(&tensor) {
+        Some(name) => name.clone(),
+        None => {
+            let name = names.fresh(&nested.name, &tensor);
+            renamed.insert(tensor, name.clone());
+            name
+        }
+    };
+    for mut step in inner.steps {
+        if let Some(input) = step.inputs.iter().find(|input| absent(&input.tensor) && !input.optional) {
+            return Err(EnsembleError::Invalid(unmapped(&outer.name, &input.name, &step.model)));
+        }
+        step.inputs.retain(|input| !absent(&input.tensor));
+        for input in &mut step.inputs {
+            input.tensor = rename(std::mem::take(&mut input.tensor));
+        }
+        for output in &mut step.outputs {
+            output.tensor = rename(std::mem::take(&mut output.tensor));
+        }
+        plan.push(step);
+    }
+    Ok(())
+}
+
+/// The tensor names that an ensemble uses, so that new ones differ.
+struct Names(BTreeSet<String>);
+
+impl Names {
+    fn new(config: &ModelConfig, steps: &[EnsembleStep]) -> Names {
+        let own = config.inputs.iter().map(|i| &i.name).chain(config.outputs.iter().map(|o| &o.name));
+        let mapped = steps.iter().flat_map(|step| step.input_map.values().chain(step.output_map.values()));
+        Names(own.chain(mapped).cloned().collect())
+    }
+
+    /// A name not used before: `nested/tensor`, numbered where that is taken.
+    fn fresh(&mut self, ensemble: &str, tensor: &str) -> String {
+        let plain = format!("{ensemble}/{tensor}");
+        let mut name = plain.clone();
+        let mut number = 2;
+        while !self.0.insert(name.clone()) {
+            name = format!("{plain}#{number}");
+            number += 1;
+        }
+        name
+    }
+}

@@ -1,0 +1,326 @@
+use std::sync::Arc;
+
+use trireme_inference::PlanStep;
+
+use super::*;
+
+/// Dims as config.pbtxt has them: `TYPE_FP32 [-1]`.
+fn tensors(role: &str, tensors: &[(&str, &str)]) -> String {
+    let one = |(name, kind): &(&str, &str)| {
+        let (datatype, dims) = kind.split_once(' ').unwrap();
+        format!("{role} {{ name: '{name}' data_type: {datatype} dims: {dims} }}\n")
+    };
+    tensors.iter().map(one).collect()
+}
+
+fn model(name: &str, more: &str, inputs: &[(&str, &str)], outputs: &[(&str, &str)]) -> ModelConfig {
+    let text = format!("backend: 'b' {more}\n{}{}", tensors("input", inputs), tensors("output", outputs));
+    ModelConfig::parse(&text, name).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// `model: a=A b=B -> c=C`, with `model@2` for version 2.
+fn step(text: &str) -> String {
+    let (model, maps) = text.split_once(": ").unwrap();
+    let (name, version) = model.split_once('@').unwrap_or((model, "-1"));
+    let (inputs, outputs) = maps.split_once("->").unwrap();
+    let map = |role: &str, entries: &str| {
+        let entry = |entry: &str| {
+            let (key, value) = entry.split_once('=').unwrap();
+            format!("{role} {{ key: '{key}' value: '{value}' }} ")
+        };
+        entries.split_whitespace().map(entry).collect::<String>()
+    };
+    format!(
+        "step {{ model_name: '{name}' model_version: {version} {}{} }}\n",
+        map("input_map", inputs),
+        map("output_map", outputs)
+    )
+}
+
+fn ensemble_text(more: &str, inputs: &[(&str, &str)], outputs: &[(&str, &str)], steps: &[&str]) -> String {
+    let steps: String = steps.iter().map(|text| step(text)).collect();
+    format!(
+        "platform: 'ensemble' {more}\n{}{}ensemble_scheduling {{ {steps} }}",
+        tensors("input", inputs),
+        tensors("output", outputs)
+    )
+}
+
+fn ensemble(name: &str, inputs: &[(&str, &str)], outputs: &[(&str, &str)], steps: &[&str]) -> ModelConfig {
+    ModelConfig::parse(&ensemble_text("", inputs, outputs, steps), name).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Compiles the first of `models` with all of them at hand, each in version 1 only.
+fn compile(models: Vec<ModelConfig>) -> Result<RoutePlan, String> {
+    let models: Vec<_> = models.into_iter().map(Arc::new).collect();
+    let lookup = |name: &str, version: Option<i64>| {
+        models.iter().find(|model| model.name == name && version.is_none_or(|v| v == 1)).cloned()
+    };
+    compile_ensemble(&models[0], &lookup).map_err(|error| error.to_string())
+}
+
+const V: &str = "TYPE_FP32 [-1]";
+const FP: &str = "TYPE_FP32 [4]";
+
+/// A model of one input `i` and one output `o`, both [`FP`].
+fn plain(name: &str) -> ModelConfig {
+    model(name, "", &[("i", FP)], &[("o", FP)])
+}
+
+fn show(step: &PlanStep) -> String {
+    let inputs = step.inputs.iter().map(|i| format!("{}={}{}", i.name, i.tensor, if i.optional { "?" } else { "" }));
+    let outputs = step.outputs.iter().map(|o| format!("{}={}", o.name, o.tensor));
+    let join = |parts: Vec<String>| parts.join(" ");
+    format!("{}: {} -> {}", step.model, join(inputs.collect()), join(outputs.collect()))
+}
+
+fn shown(plan: &RoutePlan) -> Vec<String> {
+    plan.steps.iter().map(show).collect()
+}
+
+#[test]
+fn static_faults_have_triton_texts() {
+    let (a, b) = ([("A", V)], [("B", V)]);
+    let with = |more: &str| ensemble_text(more, &a, &b, &["n: i=A -> o=B"]);
+    let flow = |steps: &[&str]| ensemble_text("", &a, &b, steps);
+    let bare = |step: &str| format!("platform: 'ensemble' ensemble_scheduling {{ {step} }}");
+    let table = [
+        (with("instance_group {}"), "instance group should not be specified for ensemble 'e'"),
+        (with("optimization {}"), "optimization should not be specified for ensemble 'e'"),
+        (with("model_warmup {}"), "model_warmup can not be specified for ensemble 'e'"),
+        (bare(""), "must specify 'step' for ensemble 'e'"),
+        (bare("step {}"), "must specify 'model_name' in step 0 of ensemble 'e'"),
+        (bare("step { model_name: 'n' }"), "must specify 'input_map' in step 0 of ensemble 'e'"),
+        (
+            bare("step { model_name: 'n' input_map { key: 'i' value: 'A' } }"),
+            "must specify 'output_map' in step 0 of ensemble 'e'",
+        ),
+        (
+            flow(&["n: i=A -> o=B", "n: i=A -> o=B"]),
+            "ensemble tensor 'B' can appear in an output map only once for ensemble 'e' step 1",
+        ),
+        (
+            flow(&["n: i=A -> o=B p=B"]),
+            "ensemble tensor 'B' can appear in an output map only once for ensemble 'e' step 0",
+        ),
+        (
+            flow(&["n: i=A -> o=B", "n: i=B -> o=A"]),
+            "ensemble tensor 'A' is an input of ensemble 'e' and cannot appear in the output map of step 1",
+        ),
+        (flow(&["n: i=A -> o=B", "n: i=A -> o=x"]), "ensemble tensor 'x' is unused in ensemble 'e'"),
+        (flow(&["n: i=A -> o=B", "n: i=x -> o=y", "n: i=y -> o=x"]), "ensemble tensor 'x' is unused in ensemble 'e'"),
+        (flow(&["n: i=x -> o=B"]), "ensemble input 'A' for ensemble e' is not used"),
+        (flow(&["n: i=A -> o=x"]), "ensemble output 'B' for ensemble e' is not used"),
+        (
+            flow(&["n: i=A j=x -> o=y", "n: i=y -> o=B"]),
+            "output 'B' for ensemble 'e' is not written: at least one of its depending tensors, 'x', is not connected",
+        ),
+        (flow(&["n: i=A j=B -> o=B"]), "output 'B' for ensemble 'e' is not written"),
+        (flow(&["n: i=A j=x -> o=B", "n: i=B -> o=x"]), "output 'B' for ensemble 'e' is not written"),
+    ];
+    for (text, expected) in table {
+        assert_eq!(ModelConfig::parse(&text, "e").unwrap_err().to_string(), expected, "{text}");
+    }
+}
+
+#[test]
+fn faults_against_composing_models_have_triton_texts_and_say_where() {
+    let e = |steps: &[&str]| ensemble("e", &[("A", FP)], &[("B", FP)], steps);
+    let table = [
+        (
+            vec![e(&["n: i=A -> o=x", "q: i=x -> o=B"])],
+            "ensemble e contains models that are not available or ambiguous: n, q",
+        ),
+        (
+            vec![e(&["n@2: i=A -> o=B"]), plain("n")],
+            "ensemble 'e' depends on 'n' whose required version 2 is not loaded.",
+        ),
+        (
+            vec![e(&["n@0: i=A -> o=B"]), plain("n")],
+            "ensemble 'e' depends on 'n' whose required version 0 is not loaded. A step without 'model_version' asks \
+             for version 0; -1 asks for the latest",
+        ),
+        (
+            vec![e(&["n: i=A -> o=B"]), model("n", "", &[("i", FP), ("j", FP)], &[("o", FP)])],
+            "in ensemble e, input j in model n is not mapped to any ensemble tensors",
+        ),
+        (
+            vec![e(&["n: i=A j=A -> o=B"]), plain("n")],
+            "in ensemble e, ensemble tensor A is mapping to non-existing input j in model n",
+        ),
+        (
+            vec![e(&["n: i=A -> p=B"]), plain("n")],
+            "in ensemble e, ensemble tensor B is mapped from non-existing output p in model n",
+        ),
+        (
+            vec![e(&["n: i=A -> o=B"]), model("n", "", &[("i", "TYPE_INT32 [4]")], &[("o", FP)])],
+            "in ensemble e, ensemble tensor A: inconsistent data type: TYPE_FP32 is inferred from model e while \
+             TYPE_INT32 is inferred from model n; step 0 'n' input 'i' expects TYPE_INT32 [4], ensemble input 'A' gives \
+             TYPE_FP32 [4]",
+        ),
+        (
+            vec![
+                e(&["n: i=A -> o=x", "q: i=x -> o=B"]),
+                model("n", "", &[("i", FP)], &[("o", "TYPE_FP32 [-1, 768]")]),
+                model("q", "", &[("i", "TYPE_FP32 [-1, 384]")], &[("o", FP)]),
+            ],
+            "in ensemble e, ensemble tensor x: inconsistent shape: [-1,768] is inferred from model n while [-1,384] is \
+             inferred from model q; step 1 'q' input 'i' expects TYPE_FP32 [-1,384], step 0 'n' output 'o' gives \
+             TYPE_FP32 [-1,768]",
+        ),
+        (
+            vec![e(&["n: i=A -> o=B"]), model("n", "", &[("i", FP)], &[("o", "TYPE_FP32 [5]")])],
+            "in ensemble e, ensemble tensor B: inconsistent shape: [4] is inferred from model e while [5] is inferred \
+             from model n; step 0 'n' output 'o' gives TYPE_FP32 [5], ensemble output 'B' expects TYPE_FP32 [4]",
+        ),
+        // Equal dims, but one side has a batch dimension in front of them: no tensor could have both shapes.
+        (
+            vec![e(&["n: i=A -> o=B"]), model("n", "max_batch_size: 8", &[("i", FP)], &[("o", FP)])],
+            "in ensemble e, ensemble tensor A: inconsistent shape: [4] is inferred from model e while [-1,4] is \
+             inferred from model n; step 0 'n' input 'i' expects TYPE_FP32 [-1,4], ensemble input 'A' gives TYPE_FP32 \
+             [4]",
+        ),
+        (vec![e(&["e: i=A -> o=B"])], "circular dependency between ensembles: e -> ... -> e -> e"),
+        (
+            vec![
+                e(&["f: A=A -> B=B"]),
+                ensemble("f", &[("A", FP)], &[("B", FP)], &["g: A=A -> B=B"]),
+                ensemble("g", &[("A", FP)], &[("B", FP)], &["e: A=A -> B=B"]),
+            ],
+            "circular dependency between ensembles: e -> ... -> g -> e",
+        ),
+        (
+            vec![
+                e(&["p: i=A -> o=x", "q: i=A -> o=y", "n: i=x j=y -> o=B"]),
+                model("p", "model_transaction_policy { decoupled: true }", &[("i", FP)], &[("o", FP)]),
+                model("q", "model_transaction_policy { decoupled: true }", &[("i", FP)], &[("o", FP)]),
+                model("n", "", &[("i", FP), ("j", FP)], &[("o", FP)]),
+            ],
+            "in ensemble e, step of model 'n' receives inputs originated from different decoupled models",
+        ),
+    ];
+    for (models, expected) in table {
+        assert_eq!(compile(models).unwrap_err(), expected);
+    }
+}
+
+#[test]
+fn an_ensemble_may_not_batch_more_than_its_models() {
+    let text = ensemble_text("max_batch_size: 3", &[("A", FP)], &[("B", FP)], &["n: i=A -> o=B"]);
+    let e = ModelConfig::parse(&text, "e").unwrap();
+    let n = |max: &str| model("n", max, &[("i", FP)], &[("o", FP)]);
+    assert_eq!(
+        compile(vec![e.clone(), n("max_batch_size: 2")]).unwrap_err(),
+        "ensemble e allows maximum batch size 3, but it contains model n which only allows maximum batch size to be 2"
+    );
+    compile(vec![e, n("max_batch_size: 3")]).unwrap();
+}
+
+#[test]
+fn steps_that_batch_mix_with_steps_that_do_not_where_full_shapes_agree() {
+    let text = ensemble_text("max_batch_size: 8", &[("A", FP)], &[("B", FP)], &["n: i=A -> o=x", "q: i=x -> o=B"]);
+    let full = "TYPE_FP32 [-1, 4]";
+    let plan = compile(vec![
+        ModelConfig::parse(&text, "e").unwrap(),
+        model("n", "", &[("i", full)], &[("o", full)]),
+        model("q", "max_batch_size: 8", &[("i", FP)], &[("o", FP)]),
+    ]);
+    assert_eq!(shown(&plan.unwrap()), ["n: i=A -> o=x", "q: i=x -> o=B"]);
+}
+
+#[test]
+fn steps_run_when_their_tensors_exist_else_in_configured_order() {
+    let e = ensemble(
+        "e",
+        &[("A", FP)],
+        &[("B", FP), ("C", FP)],
+        &["n: i=y -> o=B", "q: i=x -> o=y", "p: i=A -> o=x", "r: i=x -> o=C"],
+    );
+    let plan = compile(vec![e, plain("n"), plain("q"), plain("p"), plain("r")]).unwrap();
+    assert_eq!(shown(&plan), ["p: i=A -> o=x", "q: i=x -> o=y", "n: i=y -> o=B", "r: i=x -> o=C"]);
+    assert_eq!(plan.outputs, ["B", "C"]);
+    assert!(plan.ensemble);
+}
+
+#[test]
+fn optional_inputs_and_spare_outputs_may_stay_unmapped() {
+    let optional = "input { name: 'j' data_type: TYPE_FP32 dims: 4 optional: true }
+                    input { name: 'k' data_type: TYPE_FP32 dims: 4 optional: true }";
+    let n = model("n", optional, &[("i", FP)], &[("o", FP), ("spare", FP)]);
+    let plan = compile(vec![ensemble("e", &[("A", FP)], &[("B", FP)], &["n: i=A k=A -> o=B"]), n]).unwrap();
+    assert_eq!(shown(&plan), ["n: k=A? i=A -> o=B"]);
+}
+
+#[test]
+fn nested_ensembles_are_flattened_under_names_of_their_own() {
+    // Every level calls its tensors A, x and B; the outer one has a tensor called as a flattened one would be.
+    let inner = ensemble("f", &[("A", FP)], &[("B", FP)], &["n: i=A -> o=x", "n: i=x -> o=B"]);
+    let outer =
+        ensemble("e", &[("A", FP)], &[("B", FP), ("f/x", FP)], &["f: A=A -> B=x", "f: A=x -> B=B", "n: i=x -> o=f/x"]);
+    let plan = compile(vec![outer, inner, plain("n")]).unwrap();
+    assert_eq!(
+        shown(&plan),
+        ["n: i=A -> o=f/x#2", "n: i=f/x#2 -> o=x", "n: i=x -> o=f/x#3", "n: i=f/x#3 -> o=B", "n: i=x -> o=f/x",]
+    );
+    assert_eq!(plan.model, "e");
+}
+
+#[test]
+fn optional_inputs_of_nested_ensembles_reach_only_steps_that_can_do_without() {
+    let text = format!(
+        "{} input {{ name: 'O' data_type: TYPE_FP32 dims: 4 optional: true }}",
+        ensemble_text("", &[("A", FP)], &[("B", FP)], &["n: i=A j=O -> o=B"])
+    );
+    let inner = ModelConfig::parse(&text, "f").unwrap();
+    let outer = || ensemble("e", &[("A", FP)], &[("B", FP)], &["f: A=A -> B=B"]);
+    let optional = "input { name: 'j' data_type: TYPE_FP32 dims: 4 optional: true }";
+    let relaxed = model("n", optional, &[("i", FP)], &[("o", FP)]);
+    assert_eq!(shown(&compile(vec![outer(), inner.clone(), relaxed]).unwrap()), ["n: i=A -> o=B"]);
+    let strict = model("n", "", &[("i", FP), ("j", FP)], &[("o", FP)]);
+    assert_eq!(
+        compile(vec![outer(), inner, strict]).unwrap_err(),
+        "in ensemble e, input j in model n is not mapped to any ensemble tensors"
+    );
+}
+
+#[test]
+fn a_nested_output_that_is_an_input_is_refused() {
+    let inner = ensemble("f", &[("A", FP)], &[("A", FP), ("B", FP)], &["n: i=A -> o=B"]);
+    let outer = ensemble("e", &[("A", FP)], &[("B", FP), ("C", FP)], &["f: A=A -> A=C B=B"]);
+    assert_eq!(
+        compile(vec![outer, inner, plain("n")]).unwrap_err(),
+        "in ensemble e, output A of nested ensemble f is one of its inputs: map the input instead"
+    );
+}
+
+/// Each level doubles the steps of the one below: without a limit this would be 2^40 of them.
+#[test]
+fn nesting_is_bounded_in_steps_and_depth() {
+    let level = |number: usize, steps: &[&str]| ensemble(&format!("e{number}"), &[("A", FP)], &[("B", FP)], steps);
+    let tower = |double: bool| {
+        let mut models: Vec<_> = (0..40)
+            .map(|number| {
+                let below = format!("e{}", number + 1);
+                match double {
+                    true => level(number, &[&format!("{below}: A=A -> B=x"), &format!("{below}: A=x -> B=B")]),
+                    false => level(number, &[&format!("{below}: A=A -> B=B")]),
+                }
+            })
+            .collect();
+        models.push(level(40, &["n: i=A -> o=B"]));
+        models.push(plain("n"));
+        models
+    };
+    assert_eq!(compile(tower(false)).unwrap_err(), "ensemble e0 nests ensembles more than 32 deep");
+    let mut wide = tower(true);
+    wide.drain(..25);
+    assert_eq!(compile(wide).unwrap_err(), "ensemble e31 has more than 256 steps");
+}
+
+#[test]
+fn a_single_model_is_a_plan_of_one_step() {
+    let optional = "input { name: 'j' data_type: TYPE_FP32 dims: 4 optional: true }";
+    let plan = plan_single(&model("n", optional, &[("i", FP)], &[("o", FP)]));
+    assert_eq!(shown(&plan), ["n: j=j? i=i -> o=o"]);
+    assert!(!plan.ensemble);
+}

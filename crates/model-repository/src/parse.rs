@@ -1,0 +1,119 @@
+//! Text format and JSON to the message, and back to JSON.
+//!
+//! Both go by the embedded schema descriptor, so that a field is either known or an error. JSON is the form that
+//! `/config` shows and that workers publish: field names as in config.pbtxt, every scalar printed even where it has its
+//! default, sub-messages only where they are set, 64-bit numbers as numbers.
+
+use std::sync::LazyLock;
+
+use miette::Diagnostic;
+use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, SerializeOptions};
+
+use crate::{ModelConfig, RepositoryError, normalize::Surroundings, proto};
+
+static SCHEMA: LazyLock<MessageDescriptor> = LazyLock::new(|| {
+    let pool = DescriptorPool::decode(include_bytes!(concat!(env!("OUT_DIR"), "/model_config.bin")).as_slice())
+        .expect("the descriptor was compiled with this crate");
+    pool.get_message_by_name("inference.ModelConfig").expect("the schema defines it")
+});
+
+/// Reads the text format. `file` is how errors call the text.
+pub(crate) fn read_text(text: &str, file: &str) -> Result<proto::ModelConfig, RepositoryError> {
+    let error = |line, reason: String| RepositoryError::Text { file: file.to_owned(), line, reason };
+    let text = with_list_colons(text);
+    let message = DynamicMessage::parse_text_format(SCHEMA.clone(), &text).map_err(|cause| {
+        let label = cause.labels().and_then(|mut labels| labels.next());
+        let offset = label.map_or(text.len(), |label| label.offset());
+        error(line_of(&text, offset), cause.to_string())
+    })?;
+    message.transcode_to().map_err(|cause| error(1, cause.to_string()))
+}
+
+/// The line, counted from 1, that byte `offset` of `text` is on.
+fn line_of(text: &str, offset: usize) -> usize {
+    1 + text.bytes().take(offset).filter(|&byte| byte == b'\n').count()
+}
+
+/// The text format lets `input [ {..} ]` do without a colon, which our parser insists on: this puts it in. Lines stay
+/// as they were.
+fn with_list_colons(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 16);
+    let mut chars = text.chars();
+    // Whether the last token could be a field's name.
+    let mut after_word = false;
+    while let Some(c) = chars.next() {
+        if c == '[' && after_word {
+            out.push(':');
+        }
+        out.push(c);
+        match c {
+            '#' => {
+                for c in chars.by_ref() {
+                    out.push(c);
+                    if c == '\n' {
+                        break;
+                    }
+                }
+            }
+            '"' | '\'' => {
+                let mut escaped = false;
+                for inner in chars.by_ref() {
+                    out.push(inner);
+                    if inner == '\n' || (inner == c && !escaped) {
+                        break;
+                    }
+                    escaped = inner == '\\' && !escaped;
+                }
+                after_word = false;
+            }
+            _ if c.is_whitespace() => {}
+            _ => after_word = c == '_' || c.is_ascii_alphanumeric(),
+        }
+    }
+    out
+}
+
+// === impl ModelConfig ===
+
+impl ModelConfig {
+    /// The configuration that `text`, in config.pbtxt's format, gives a model in the directory `directory`: the name
+    /// must be that or be left out. What a version directory would tell about the backend is not known here.
+    pub fn parse(text: &str, directory: &str) -> Result<ModelConfig, RepositoryError> {
+        let message = read_text(text, &format!("{directory}/config.pbtxt"))?;
+        ModelConfig::from_message(message, &Surroundings { directory: Some(directory), ..Default::default() })
+    }
+
+    /// The configuration that `json` (see [`ModelConfig::to_json`]) holds. Fields may be left out, also be called by
+    /// their camel-case names; 64-bit numbers may be strings; unknown fields are errors.
+    pub fn from_json(json: &str) -> Result<ModelConfig, RepositoryError> {
+        let error = |reason: String| RepositoryError::Json { reason };
+        let mut deserializer = serde_json::Deserializer::from_str(json);
+        let message = DynamicMessage::deserialize(SCHEMA.clone(), &mut deserializer);
+        let message = message.map_err(|cause| error(cause.to_string()))?;
+        deserializer.end().map_err(|cause| error(cause.to_string()))?;
+        let message = message.transcode_to().map_err(|cause| error(cause.to_string()))?;
+        ModelConfig::from_message(message, &Surroundings::default())
+    }
+
+    /// The whole configuration as `/config` shows it. [`ModelConfig::from_json`] gives it back unchanged.
+    pub fn to_json(&self) -> String {
+        let mut message = DynamicMessage::new(SCHEMA.clone());
+        message.transcode_from(&self.message).expect("both types come from one schema");
+        let options = SerializeOptions::new()
+            .use_proto_field_name(true)
+            .stringify_64_bit_integers(false)
+            .skip_default_fields(false);
+        // By way of a value, because that sorts keys, where the message's maps have them in any order.
+        let value = message.serialize_with_options(serde_json::value::Serializer, &options);
+        value.expect("keys are strings and numbers are finite or printed as strings").to_string()
+    }
+
+    /// The configuration as an encoded `inference.ModelConfig` message: what gRPC's `ModelConfig` call answers with.
+    pub fn to_protobuf(&self) -> Vec<u8> {
+        prost::Message::encode_to_vec(&self.message)
+    }
+}
+
+#[cfg(test)]
+#[path = "parse/tests.rs"]
+mod tests;

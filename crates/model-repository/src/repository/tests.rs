@@ -1,0 +1,141 @@
+use super::*;
+
+/// Makes a repository of these files; names that end in a slash are directories.
+fn repository(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for (name, content) in files {
+        let path = root.path().join(name);
+        if name.ends_with('/') {
+            fs::create_dir_all(&path).unwrap();
+        } else {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, content).unwrap();
+        }
+    }
+    root
+}
+
+fn open(root: &tempfile::TempDir) -> Result<Repository, Vec<String>> {
+    Repository::open(&[root.path().to_owned()]).map_err(|faults| {
+        faults.iter().map(|fault| fault.to_string().replace(root.path().to_str().unwrap(), "R")).collect()
+    })
+}
+
+const IDENTITY: &str = "backend: 'identity'";
+
+#[test]
+fn models_have_the_versions_that_their_policy_chooses() {
+    let all = "backend: 'identity' version_policy: { all {} }";
+    let two = "backend: 'identity' version_policy: { latest { num_versions: 2 } }";
+    let specific = "backend: 'identity' version_policy: { specific { versions: [1, 10, 99] } }";
+    let mut files: Vec<(String, &str)> = Vec::new();
+    for (model, config) in [("one", IDENTITY), ("all", all), ("two", two), ("specific", specific)] {
+        files.push((format!("{model}/config.pbtxt"), config));
+        for version in ["1/", "2/", "10/", "007/", "x/", "-3/", "1a/", "99999999999999999999/", "warmup/"] {
+            files.push((format!("{model}/{version}"), ""));
+        }
+        files.push((format!("{model}/5"), "a file"));
+    }
+    files.push((".git/HEAD".into(), "no model"));
+    files.push(("README".into(), "no model"));
+    let files: Vec<_> = files.iter().map(|(name, content)| (name.as_str(), *content)).collect();
+    let root = repository(&files);
+    let repository = open(&root).unwrap();
+    let versions: Vec<_> = repository.models().map(|m| (m.name.as_str(), m.versions.clone())).collect();
+    assert_eq!(versions, [("all", vec![1, 2, 10]), ("one", vec![10]), ("specific", vec![1, 10]), ("two", vec![2, 10])]);
+    let model = repository.model("two").unwrap();
+    assert!(model.version_path(10).ends_with("two/10") && model.version_path(10).is_dir());
+}
+
+#[test]
+fn a_directory_without_configuration_is_told_by_its_files() {
+    let root =
+        repository(&[("bert/1/model.onnx", ""), ("tok/1/tokenizer.json", ""), ("huge/2/model.onnx/model.onnx", "")]);
+    let repository = open(&root).unwrap();
+    let backends: Vec<_> = repository.models().map(|m| (m.name.as_str(), m.config.backend.as_str())).collect();
+    assert_eq!(backends, [("bert", "onnxruntime"), ("huge", "onnxruntime"), ("tok", "tokenizer")]);
+    assert!(repository.model("bert").unwrap().config.is_incomplete());
+}
+
+#[test]
+fn labels_are_read_by_line() {
+    let config = "backend: 'b' output [
+        { name: 'y' data_type: TYPE_FP32 dims: 2 label_filename: 'labels.txt' },
+        { name: 'z' data_type: TYPE_FP32 dims: 2 } ]";
+    let root = repository(&[("m/config.pbtxt", config), ("m/1/", ""), ("m/labels.txt", "good\r\nbad\n")]);
+    let repository = open(&root).unwrap();
+    let model = repository.model("m").unwrap();
+    assert_eq!(model.labels("y").unwrap(), ["good", "bad"]);
+    assert_eq!(model.labels("z"), None);
+}
+
+#[test]
+fn all_faults_are_reported_together() {
+    let output =
+        |file: &str| format!("{IDENTITY} output {{ name: 'y' data_type: TYPE_FP32 dims: 2 label_filename: '{file}' }}");
+    let ensemble = "platform: 'ensemble' ensemble_scheduling {}";
+    let root = repository(&[
+        ("bare/1/", ""),
+        ("ensemble/config.pbtxt", ensemble),
+        ("escape/1/", ""),
+        ("escape/config.pbtxt", &output("../secret")),
+        ("fine/1/", ""),
+        ("fine/config.pbtxt", IDENTITY),
+        ("name/1/", ""),
+        ("name/config.pbtxt", "name: 'other' backend: 'identity'"),
+        ("text/1/", ""),
+        ("text/config.pbtxt", "backend: 'identity'\nbogus: 1"),
+        ("unlabelled/1/", ""),
+        ("unlabelled/config.pbtxt", &output("labels.txt")),
+        ("unversioned/config.pbtxt", IDENTITY),
+        ("unwanted/config.pbtxt", "backend: 'identity' version_policy { specific { versions: 4 } }"),
+        ("unwanted/3/", ""),
+    ]);
+    assert_eq!(
+        open(&root).unwrap_err(),
+        [
+            "must specify 'platform' or 'backend' for 'bare'; R/bare/config.pbtxt is missing and no version directory \
+             holds a file that tells the backend",
+            "must specify 'step' for ensemble 'ensemble'",
+            "label file path 'R/escape/../secret' for output 'y' in model 'escape' is outside model directory",
+            "unexpected directory name 'name' for model 'other', directory name must equal model name",
+            "failed to read text proto from R/text/config.pbtxt: line 2: field 'bogus' not found for message \
+             'inference.ModelConfig'",
+            "cannot read R/unlabelled/labels.txt: No such file or directory (os error 2)",
+            "at least one version must be available under the version policy of model 'unversioned'; version \
+             directories in R/unversioned: none",
+            "at least one version must be available under the version policy of model 'unwanted'; version directories \
+             in R/unwanted: 3",
+        ]
+    );
+}
+
+#[test]
+fn an_ensemble_needs_a_version_directory_too() {
+    let config = "platform: 'ensemble'
+        input { name: 'A' data_type: TYPE_FP32 dims: 1 } output { name: 'B' data_type: TYPE_FP32 dims: 1 }
+        ensemble_scheduling { step { model_name: 'n' input_map { key: 'a' value: 'A' }
+                                     output_map { key: 'b' value: 'B' } } }";
+    let without = repository(&[("e/config.pbtxt", config)]);
+    assert!(open(&without).unwrap_err()[0].starts_with("at least one version must be available"));
+    let with = repository(&[("e/config.pbtxt", config), ("e/1/", "")]);
+    assert_eq!(open(&with).unwrap().model("e").unwrap().versions, [1]);
+}
+
+#[test]
+fn one_name_in_two_repositories_is_refused_even_where_one_is_broken() {
+    let (left, right) = (repository(&[("m/1/", "")]), repository(&[("m/1/", ""), ("m/config.pbtxt", IDENTITY)]));
+    let paths = [left.path().to_owned(), right.path().to_owned()];
+    let faults = Repository::open(&paths).unwrap_err();
+    assert!(matches!(&faults[1], RepositoryError::Duplicate { model, .. } if model == "m"), "{faults:?}");
+    let missing = Repository::open(&[left.path().join("absent")]).unwrap_err();
+    assert!(matches!(&missing[..], [RepositoryError::Read { .. }]), "{missing:?}");
+}
+
+#[test]
+fn gpus_decide_where_open_groups_run() {
+    let root = repository(&[("m/1/model.onnx", "")]);
+    let repository = Repository::open_with_gpus(&[root.path().to_owned()], &[0]).unwrap();
+    let group = &repository.model("m").unwrap().config.instance_groups[0];
+    assert_eq!((group.kind, group.count, &group.gpus[..]), (crate::InstanceKind::Gpu, 1, &[0][..]));
+}

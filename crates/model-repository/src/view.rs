@@ -1,0 +1,180 @@
+//! The message, once normalized and valid, as the [`ModelConfig`] that services read.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use trireme_inference::{DataType, Shape};
+
+use crate::normalize::{Surroundings, normalize};
+use crate::proto::model_config::SchedulingChoice;
+use crate::proto::model_ensembling::Step;
+use crate::proto::model_instance_group::Kind;
+use crate::proto::model_optimization_policy::execution_accelerators::Accelerator;
+use crate::proto::model_queue_policy::TimeoutAction;
+use crate::proto::model_version_policy::PolicyChoice;
+use crate::proto::model_warmup::input::InputDataType;
+use crate::validate::validate;
+use crate::{
+    DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, ModelInput, ModelOutput, ModelWarmup,
+    Optimization, QueuePolicy, RepositoryError, VersionPolicy, WarmupData, WarmupInput, proto, validate_ensemble,
+};
+
+// === impl ModelConfig ===
+
+impl ModelConfig {
+    /// Normalizes and validates `message` and reads it. The only way to a [`ModelConfig`].
+    pub(crate) fn from_message(
+        mut message: proto::ModelConfig,
+        around: &Surroundings<'_>,
+    ) -> Result<ModelConfig, RepositoryError> {
+        normalize(&mut message, around);
+        validate(&message, around.directory).map_err(RepositoryError::Invalid)?;
+        let config = read(message).map_err(RepositoryError::Invalid)?;
+        if config.is_ensemble() {
+            validate_ensemble(&config)?;
+        }
+        Ok(config)
+    }
+}
+
+fn read(message: proto::ModelConfig) -> Result<ModelConfig, String> {
+    let (mut dynamic_batching, mut sequence_batching, mut ensemble) = (None, false, None);
+    match &message.scheduling_choice {
+        Some(SchedulingChoice::DynamicBatching(batching)) => dynamic_batching = Some(read_batching(batching)),
+        Some(SchedulingChoice::SequenceBatching(_)) => sequence_batching = true,
+        Some(SchedulingChoice::EnsembleScheduling(steps)) => {
+            ensemble = Some(steps.step.iter().map(read_step).collect());
+        }
+        None => {}
+    }
+    let version_policy = match message.version_policy.as_ref().and_then(|policy| policy.policy_choice.as_ref()) {
+        Some(PolicyChoice::Latest(latest)) => VersionPolicy::Latest(latest.num_versions),
+        Some(PolicyChoice::All(_)) => VersionPolicy::All,
+        Some(PolicyChoice::Specific(specific)) => VersionPolicy::Specific(specific.versions.clone()),
+        None => VersionPolicy::Latest(1),
+    };
+    Ok(ModelConfig {
+        name: message.name.clone(),
+        platform: message.platform.clone(),
+        backend: message.backend.clone(),
+        max_batch_size: unsigned(message.max_batch_size),
+        inputs: message.input.iter().map(read_input).collect::<Result<_, _>>()?,
+        outputs: message.output.iter().map(read_output).collect::<Result<_, _>>()?,
+        version_policy,
+        instance_groups: message.instance_group.iter().map(read_group).collect(),
+        default_model_filename: message.default_model_filename.clone(),
+        dynamic_batching,
+        sequence_batching,
+        ensemble,
+        optimization: message.optimization.as_ref().map(read_optimization).unwrap_or_default(),
+        warmup: message.model_warmup.iter().map(read_warmup).collect::<Result<_, _>>()?,
+        parameters: message.parameters.iter().map(|(key, p)| (key.clone(), p.string_value.clone())).collect(),
+        metric_tags: message.metric_tags.clone(),
+        decoupled: message.model_transaction_policy.is_some_and(|policy| policy.decoupled),
+        message,
+    })
+}
+
+fn unsigned(value: i32) -> u32 {
+    u32::try_from(value).unwrap_or(0)
+}
+
+fn read_data_type(value: i32) -> Result<DataType, String> {
+    let name = proto::DataType::try_from(value).map(|data_type| data_type.as_str_name());
+    name.ok().and_then(DataType::from_config_name).ok_or_else(|| format!("unknown data type {value}"))
+}
+
+fn read_reshape(reshape: &proto::ModelTensorReshape) -> Shape {
+    Shape::from(reshape.shape.as_slice())
+}
+
+fn read_input(input: &proto::ModelInput) -> Result<ModelInput, String> {
+    Ok(ModelInput {
+        name: input.name.clone(),
+        datatype: read_data_type(input.data_type)?,
+        dims: Shape::from(input.dims.as_slice()),
+        reshape: input.reshape.as_ref().map(read_reshape),
+        optional: input.optional,
+        allow_ragged_batch: input.allow_ragged_batch,
+    })
+}
+
+fn read_output(output: &proto::ModelOutput) -> Result<ModelOutput, String> {
+    Ok(ModelOutput {
+        name: output.name.clone(),
+        datatype: read_data_type(output.data_type)?,
+        dims: Shape::from(output.dims.as_slice()),
+        reshape: output.reshape.as_ref().map(read_reshape),
+        label_filename: output.label_filename.clone(),
+    })
+}
+
+fn read_group(group: &proto::ModelInstanceGroup) -> InstanceGroup {
+    let kind = match group.kind() {
+        Kind::Auto => InstanceKind::Auto,
+        Kind::Cpu => InstanceKind::Cpu,
+        Kind::Gpu => InstanceKind::Gpu,
+        Kind::Model => InstanceKind::Model,
+    };
+    InstanceGroup { name: group.name.clone(), kind, count: unsigned(group.count), gpus: group.gpus.clone() }
+}
+
+fn read_batching(batching: &proto::ModelDynamicBatching) -> DynamicBatching {
+    // Levels fit where there are any (validation saw to it); where there are none the others mean nothing.
+    let level = |level: u64| u32::try_from(level).unwrap_or(u32::MAX);
+    DynamicBatching {
+        preferred_batch_sizes: batching.preferred_batch_size.iter().copied().map(unsigned).collect(),
+        max_queue_delay: Duration::from_micros(batching.max_queue_delay_microseconds),
+        preserve_ordering: batching.preserve_ordering,
+        priority_levels: level(batching.priority_levels),
+        default_priority_level: level(batching.default_priority_level),
+        default_queue_policy: batching.default_queue_policy.as_ref().map(read_queue_policy).unwrap_or_default(),
+        priority_queue_policy: batching
+            .priority_queue_policy
+            .iter()
+            .map(|(&key, policy)| (level(key), read_queue_policy(policy)))
+            .collect(),
+    }
+}
+
+fn read_queue_policy(policy: &proto::ModelQueuePolicy) -> QueuePolicy {
+    QueuePolicy {
+        delay_on_timeout: policy.timeout_action() == TimeoutAction::Delay,
+        default_timeout: Duration::from_micros(policy.default_timeout_microseconds),
+        allow_timeout_override: policy.allow_timeout_override,
+        max_queue_size: policy.max_queue_size,
+    }
+}
+
+fn read_step(step: &Step) -> EnsembleStep {
+    EnsembleStep {
+        model_name: step.model_name.clone(),
+        model_version: (step.model_version != -1).then_some(step.model_version),
+        input_map: step.input_map.clone(),
+        output_map: step.output_map.clone(),
+    }
+}
+
+fn read_optimization(optimization: &proto::ModelOptimizationPolicy) -> Optimization {
+    let read = |list: &[Accelerator]| list.iter().map(|a| (a.name.clone(), a.parameters.clone())).collect();
+    let accelerators = optimization.execution_accelerators.as_ref();
+    Optimization {
+        graph_level: optimization.graph.as_ref().map(|graph| graph.level),
+        gpu_accelerators: accelerators.map(|a| read(&a.gpu_execution_accelerator)).unwrap_or_default(),
+        cpu_accelerators: accelerators.map(|a| read(&a.cpu_execution_accelerator)).unwrap_or_default(),
+    }
+}
+
+fn read_warmup(sample: &proto::ModelWarmup) -> Result<ModelWarmup, String> {
+    let mut inputs = BTreeMap::new();
+    for (name, input) in &sample.inputs {
+        let data = match &input.input_data_type {
+            Some(InputDataType::RandomData(_)) => WarmupData::Random,
+            Some(InputDataType::InputDataFile(file)) => WarmupData::File(file.clone()),
+            Some(InputDataType::ZeroData(_)) | None => WarmupData::Zero,
+        };
+        let datatype = read_data_type(input.data_type)?;
+        inputs.insert(name.clone(), WarmupInput { datatype, dims: Shape::from(input.dims.as_slice()), data });
+    }
+    Ok(ModelWarmup { name: sample.name.clone(), batch_size: sample.batch_size, count: sample.count, inputs })
+}

@@ -1,0 +1,145 @@
+//! Tensor elements in JSON, straight from text to tensor bytes and back.
+
+use bytes::Bytes;
+use trireme_inference::{DataType, InferError, MAX_ELEMENTS, Shape, Tensor};
+
+use super::decode::unable_to_parse;
+use crate::json::{Array, JsonError, Value, Writer};
+
+// --- from JSON ---
+
+/// The bytes of the input `name` from its `data`, nested or flat. Integers wrap to their datatype, as with Triton. Numbers
+/// must be as many as `shape` says; the elements of BYTES tensors are counted later, when the tensor is checked.
+pub(super) fn from_json(
+    name: &str,
+    datatype: DataType,
+    shape: &Shape,
+    data: Option<Value<'_>>,
+) -> Result<Bytes, InferError> {
+    let count = count_elements(name, datatype, shape)?;
+    if count == 0 {
+        return Ok(Bytes::new());
+    }
+    let data = data.ok_or(JsonError::MissingMember("data")).and_then(|data| data.as_array());
+    let data = data.map_err(unable_to_parse("data"))?;
+    let bytes = match datatype {
+        DataType::Bool => numbers(data, count, |v| v.as_bool().map(|b| [u8::from(b)])),
+        DataType::Uint8 => numbers(data, count, |v| v.as_u64().map(|n| (n as u8).to_le_bytes())),
+        DataType::Uint16 => numbers(data, count, |v| v.as_u64().map(|n| (n as u16).to_le_bytes())),
+        DataType::Uint32 => numbers(data, count, |v| v.as_u64().map(|n| (n as u32).to_le_bytes())),
+        DataType::Uint64 => numbers(data, count, |v| v.as_u64().map(|n| n.to_le_bytes())),
+        DataType::Int8 => numbers(data, count, |v| v.as_i64().map(|n| (n as i8).to_le_bytes())),
+        DataType::Int16 => numbers(data, count, |v| v.as_i64().map(|n| (n as i16).to_le_bytes())),
+        DataType::Int32 => numbers(data, count, |v| v.as_i64().map(|n| (n as i32).to_le_bytes())),
+        DataType::Int64 => numbers(data, count, |v| v.as_i64().map(|n| n.to_le_bytes())),
+        DataType::Fp32 => numbers(data, count, |v| v.as_f64().map(|n| (n as f32).to_le_bytes())),
+        DataType::Fp64 => numbers(data, count, |v| v.as_f64().map(|n| n.to_le_bytes())),
+        DataType::Bytes => strings(data),
+        DataType::Fp16 | DataType::Bf16 => Err(InferError::invalid_arg(format!(
+            "receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
+        ))),
+    };
+    bytes.map(Bytes::from)
+}
+
+fn count_elements(name: &str, datatype: DataType, shape: &Shape) -> Result<u64, InferError> {
+    let Some(count) = shape.element_count() else {
+        let fault = match shape.iter().any(|&d| d < 0) {
+            true => "contains one or more invalid dimensions".to_owned(),
+            false => format!("causes total element count to exceed maximum size of {MAX_ELEMENTS}"),
+        };
+        return Err(InferError::invalid_arg(format!("invalid shape for input '{name}': shape {shape} {fault}")));
+    };
+    let size = datatype.element_size().unwrap_or(1) as u64;
+    if count > MAX_ELEMENTS / size {
+        return Err(InferError::invalid_arg(format!(
+            "byte size overflow for input '{name}': element count ({count}) * data type size ({size}) exceeds maximum \
+             allowed size ({MAX_ELEMENTS})"
+        )));
+    }
+    Ok(count)
+}
+
+fn numbers<const SIZE: usize>(
+    data: Array<'_>,
+    count: u64,
+    convert: impl Fn(&Value<'_>) -> Result<[u8; SIZE], JsonError>,
+) -> Result<Vec<u8>, InferError> {
+    // The shape is a claim; the text, with a comma between two elements, bounds what can come of it.
+    let limit = (data.text_len() as u64).div_ceil(2).min(count);
+    let mut bytes = Vec::with_capacity(limit as usize * SIZE);
+    let mut left = count;
+    for element in data.flatten() {
+        let element = element.map_err(unable_to_parse("data"))?;
+        if left == 0 {
+            return Err(InferError::internal(
+                "Unable to parse 'data': Shape does not match true shape of 'data' field",
+            ));
+        }
+        bytes.extend_from_slice(&convert(&element).map_err(unable_to_parse("data"))?);
+        left -= 1;
+    }
+    match left {
+        0 => Ok(bytes),
+        _ => Err(InferError::internal("Failed to parse 'data' field: shape does not match true shape")),
+    }
+}
+
+fn strings(data: Array<'_>) -> Result<Vec<u8>, InferError> {
+    let mut bytes = Vec::with_capacity(data.text_len());
+    for element in data.flatten() {
+        let element = element?;
+        let text = element.as_bytes().map_err(|error| error.context("Unable to parse JSON bytes array"))?;
+        let length =
+            u32::try_from(text.len()).map_err(|_| InferError::internal("Tensor size is too large to be processed"))?;
+        bytes.extend_from_slice(&length.to_le_bytes());
+        bytes.extend_from_slice(text);
+    }
+    Ok(bytes)
+}
+
+// --- to JSON ---
+
+/// Whether elements of this datatype can be written in JSON; if not, why the output `name` cannot be sent.
+pub(super) fn check_writable(name: &str, datatype: DataType) -> Result<(), InferError> {
+    match datatype {
+        DataType::Fp16 | DataType::Bf16 => Err(InferError::invalid_arg(format!(
+            "sending {datatype} data via JSON is not supported. Please use the binary data format for output {name}"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// About how many bytes [`write()`] writes.
+pub(super) fn estimate(tensor: &Tensor) -> usize {
+    match tensor.datatype() {
+        DataType::Fp32 | DataType::Fp64 => tensor.element_count() as usize * 22,
+        DataType::Bytes => tensor.data().len(),
+        _ => tensor.element_count() as usize * 7,
+    }
+}
+
+/// Writes `tensor`'s elements as a flat array. FP32 is written as the double it is equal to.
+pub(super) fn write(tensor: &Tensor, w: &mut Writer) {
+    let data = tensor.data();
+    w.array(|w| match tensor.datatype() {
+        DataType::Bool => data.iter().for_each(|&b| w.bool(b != 0)),
+        DataType::Uint8 => each(data, |b| w.integer(u8::from_le_bytes(b))),
+        DataType::Uint16 => each(data, |b| w.integer(u16::from_le_bytes(b))),
+        DataType::Uint32 => each(data, |b| w.integer(u32::from_le_bytes(b))),
+        DataType::Uint64 => each(data, |b| w.integer(u64::from_le_bytes(b))),
+        DataType::Int8 => each(data, |b| w.integer(i8::from_le_bytes(b))),
+        DataType::Int16 => each(data, |b| w.integer(i16::from_le_bytes(b))),
+        DataType::Int32 => each(data, |b| w.integer(i32::from_le_bytes(b))),
+        DataType::Int64 => each(data, |b| w.integer(i64::from_le_bytes(b))),
+        DataType::Fp32 => each(data, |b| w.double(f64::from(f32::from_le_bytes(b)))),
+        DataType::Fp64 => each(data, |b| w.double(f64::from_le_bytes(b))),
+        DataType::Bytes => tensor.bytes_elements().expect("the datatype is BYTES").for_each(|e| w.string(e)),
+        DataType::Fp16 | DataType::Bf16 => unreachable!("refused by `check_writable` before anything is written"),
+    });
+}
+
+fn each<const SIZE: usize>(data: &[u8], mut write: impl FnMut([u8; SIZE])) {
+    let (elements, _) = data.as_chunks::<SIZE>();
+    elements.iter().for_each(|&element| write(element));
+}

@@ -1,0 +1,232 @@
+//! From an HTTP body to an [`InferRequest`].
+//!
+//! The order of checks is Triton's (JSON, id, parameters, inputs one by one, left-over bytes, outputs), so that a request
+//! with several faults is answered for the same one.
+
+use std::collections::{BTreeMap, HashSet};
+use std::num::IntErrorKind;
+
+use bytes::Bytes;
+use trireme_inference::{DataType, InferError, InferRequest, RequestedOutput, Shape, UncheckedTensor};
+
+use super::{HttpInferRequest, OutputFormat, RequestContext, TensorFormat, data, parameters, raw, request_prefix};
+use crate::json::{self, JsonError, Value};
+
+/// Decodes the body of an infer request. `header_length` is the value of [`super::HEADER_LENGTH`]: without it the whole
+/// body is JSON, and 0 says that the body is the one input's bytes, as is an empty body. Binary inputs share `body`'s memory.
+///
+/// Errors carry the code and the words that Triton has for them; malformed JSON is an internal error there, hence here.
+pub fn decode_infer_request(
+    context: &RequestContext<'_>,
+    body: &Bytes,
+    header_length: Option<&str>,
+) -> Result<HttpInferRequest, InferError> {
+    let header_length = match header_length {
+        Some(value) => parse_header_length(value, body.len())?,
+        None => body.len(),
+    };
+    if header_length == 0 {
+        return raw::decode(context, body);
+    }
+    let document = json::parse(&body[..header_length])?;
+    let [id, parameters, inputs, outputs] = document.pick(["id", "parameters", "inputs", "outputs"]);
+
+    let mut request = InferRequest { model: context.model.to_owned(), ..InferRequest::default() };
+    if let Some(id) = id {
+        request.id = text(&id, "id")?;
+    }
+    let mut output_format = OutputFormat::default();
+    if let Some(parameters) = parameters {
+        output_format.unlisted = parameters::decode(&parameters, &mut request)?;
+    }
+    let mut decoder = InputDecoder {
+        model: context.model,
+        id: &request.id,
+        names: HashSet::new(),
+        binary: body.slice(header_length..),
+    };
+    request.inputs = decoder.inputs(inputs)?;
+    if let Some(outputs) = outputs {
+        (request.outputs, output_format.listed) = decode_outputs(&request.id, &outputs)?;
+    }
+    Ok(HttpInferRequest { request, output_format })
+}
+
+/// Reads the header's number as C's `stoi` does: leading space is skipped, and what follows the digits is ignored.
+fn parse_header_length(value: &str, body_length: usize) -> Result<usize, InferError> {
+    const HEADER: &str = "Inference-Header-Content-Length";
+    let trimmed = value.trim_ascii_start();
+    let sign = usize::from(trimmed.starts_with(['+', '-']));
+    let digits = trimmed[sign..].bytes().take_while(u8::is_ascii_digit).count();
+    let length: i32 = trimmed[..sign + digits].parse().map_err(|error: std::num::ParseIntError| {
+        InferError::invalid_arg(match error.kind() {
+            IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => {
+                let (min, max) = (i32::MIN, i32::MAX);
+                format!("Unable to parse {HEADER}, value is out of range [ {min}, {max} ], got: {value}")
+            }
+            _ => format!("Unable to parse {HEADER}, got: {value}"),
+        })
+    })?;
+    usize::try_from(length).ok().filter(|&length| length <= body_length).ok_or_else(|| {
+        InferError::invalid_arg(format!("inference header size should be in range (0, {body_length}), got: {value}"))
+    })
+}
+
+/// What decoding the inputs one by one keeps between them.
+struct InputDecoder<'a> {
+    model: &'a str,
+    id: &'a str,
+    /// The names of the inputs so far.
+    names: HashSet<String>,
+    /// What the inputs so far have left of the bytes behind the JSON.
+    binary: Bytes,
+}
+
+impl InputDecoder<'_> {
+    fn inputs(&mut self, inputs: Option<Value<'_>>) -> Result<Vec<UncheckedTensor>, InferError> {
+        let inputs = required(inputs, "inputs")?.as_array().map_err(unable_to_parse("inputs"))?;
+        let tensors = inputs.iter().map(|input| self.input(&input)).collect::<Result<_, _>>()?;
+        match self.binary.is_empty() {
+            true => Ok(tensors),
+            false => {
+                Err(InferError::invalid_arg(format!("unexpected additional input data for model '{}'", self.model)))
+            }
+        }
+    }
+
+    fn input(&mut self, input: &Value<'_>) -> Result<UncheckedTensor, InferError> {
+        let [name, datatype, shape, parameters, data] = input.pick(["name", "datatype", "shape", "parameters", "data"]);
+        let [binary_size, shared_memory] = pick(&parameters, ["binary_data_size", "shared_memory_region"]);
+        check_one_source(data.is_some(), binary_size.is_some(), shared_memory.is_some())?;
+
+        let name = text(&required(name, "name")?, "name")?;
+        let datatype = text(&required(datatype, "datatype")?, "datatype")?;
+        let shape = decode_shape(&required(shape, "shape")?)?;
+        if !self.names.insert(name.clone()) {
+            return Err(already_exists(self.id, "input", &name));
+        }
+        let Ok(datatype) = datatype.parse::<DataType>() else {
+            return Err(InferError::invalid_arg(format!("invalid datatype for input {name}")));
+        };
+
+        let data = if let Some(size) = binary_size {
+            let size = size.as_u64().map_err(unable_to_parse("binary_data_size"))?;
+            self.take_binary(&name, size)?
+        } else if let Some(region) = shared_memory {
+            return Err(unknown_region(&region));
+        } else {
+            data::from_json(&name, datatype, &shape, data)?
+        };
+        Ok(UncheckedTensor { name, datatype, shape, data })
+    }
+
+    fn take_binary(&mut self, name: &str, size: u64) -> Result<Bytes, InferError> {
+        let missing = size.saturating_sub(self.binary.len() as u64);
+        if missing > 0 {
+            return Err(InferError::invalid_arg(format!(
+                "unexpected size for input '{name}', expecting {missing} additional bytes for model '{}'",
+                self.model
+            )));
+        }
+        Ok(self.binary.split_to(size as usize))
+    }
+}
+
+fn check_one_source(data: bool, binary: bool, shared_memory: bool) -> Result<(), InferError> {
+    let set = [(data, " 'data'"), (binary, " 'binary_data_size'"), (shared_memory, " 'shared_memory_region'")];
+    let set: Vec<&str> = set.into_iter().filter_map(|(is_set, field)| is_set.then_some(field)).collect();
+    let found = match set[..] {
+        [_] => return Ok(()),
+        [] => " no field is set".to_owned(),
+        _ => format!(" set{}", set.concat()),
+    };
+    Err(InferError::invalid_arg(format!(
+        "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', \
+         'shared_memory_region' in 'parameters'. But{found}"
+    )))
+}
+
+fn decode_shape(shape: &Value<'_>) -> Result<Shape, InferError> {
+    let dimensions = shape.as_array().map_err(unable_to_parse("shape"))?;
+    // A dimension past i64 turns negative, and is refused as such where the shape is judged.
+    let dimensions: Result<Vec<i64>, JsonError> = dimensions.iter().map(|d| d.as_u64().map(|d| d as i64)).collect();
+    Ok(Shape::from(dimensions.map_err(unable_to_parse("shape"))?))
+}
+
+type Outputs = (Vec<RequestedOutput>, BTreeMap<String, TensorFormat>);
+
+fn decode_outputs(id: &str, outputs: &Value<'_>) -> Result<Outputs, InferError> {
+    let outputs = outputs.as_array().map_err(unable_to_parse("outputs"))?;
+    let mut requested = Vec::new();
+    let mut listed = BTreeMap::new();
+    for output in outputs.iter() {
+        let (output, format) = decode_output(&output)?;
+        if listed.insert(output.name.clone(), format).is_some() {
+            return Err(already_exists(id, "output", &output.name));
+        }
+        requested.push(output);
+    }
+    Ok((requested, listed))
+}
+
+fn decode_output(output: &Value<'_>) -> Result<(RequestedOutput, TensorFormat), InferError> {
+    let [name, parameters] = output.pick(["name", "parameters"]);
+    let [binary, classification, shared_memory] =
+        pick(&parameters, ["binary_data", "classification", "shared_memory_region"]);
+    let conflict =
+        |field| InferError::invalid_arg(format!("Output can't set both 'shared_memory_region' and '{field}'"));
+    if shared_memory.is_some() {
+        if classification.is_some() {
+            return Err(conflict("classification"));
+        }
+        if let Some(binary) = &binary
+            && binary.as_bool().map_err(|error| error.context("Unable to set 'binary_data'"))?
+        {
+            return Err(conflict("binary_data"));
+        }
+    }
+    let name = text(&required(name, "name")?, "name")?;
+    let classes = match classification {
+        Some(classes) => classes.as_u64().map_err(|error| error.context("Unable to set 'classification'"))?,
+        None => 0,
+    };
+    if let Some(region) = shared_memory {
+        return Err(unknown_region(&region));
+    }
+    let format = match binary {
+        Some(binary) if binary.as_bool().map_err(unable_to_parse("binary_data"))? => TensorFormat::Binary,
+        _ => TensorFormat::Json,
+    };
+    let classification = u32::try_from(classes).unwrap_or(u32::MAX);
+    Ok((RequestedOutput { name, classification }, format))
+}
+
+/// No region can be registered, so none is ever found.
+fn unknown_region(region: &Value<'_>) -> InferError {
+    match text(region, "shared_memory_region") {
+        Ok(region) => InferError::not_found(format!("Unable to find shared memory region: '{region}'")),
+        Err(error) => error,
+    }
+}
+
+fn already_exists(id: &str, what: &str, name: &str) -> InferError {
+    InferError::invalid_arg(format!("{}{what} '{name}' already exists in request", request_prefix(id)))
+}
+
+/// The members of an object that itself may not be there.
+fn pick<'a, const N: usize>(object: &Option<Value<'a>>, names: [&str; N]) -> [Option<Value<'a>>; N] {
+    object.as_ref().map_or([const { None }; N], |object| object.pick(names))
+}
+
+fn required<'a>(value: Option<Value<'a>>, name: &'static str) -> Result<Value<'a>, InferError> {
+    value.ok_or(JsonError::MissingMember(name)).map_err(unable_to_parse(name))
+}
+
+fn text(value: &Value<'_>, name: &str) -> Result<String, InferError> {
+    value.as_text().map(|text| text.into_owned()).map_err(unable_to_parse(name))
+}
+
+/// Places an error at the field `name`.
+pub(super) fn unable_to_parse(name: &str) -> impl FnOnce(JsonError) -> InferError {
+    move |error| error.context(format_args!("Unable to parse '{name}'"))
+}

@@ -1,0 +1,74 @@
+//! The parameters of a request: those that the protocol gives a meaning, and those that models get.
+
+use std::time::Duration;
+
+use trireme_inference::{InferError, InferRequest, ParameterValue};
+
+use super::TensorFormat;
+use super::decode::unable_to_parse;
+use crate::json::{Number, Value};
+
+/// Puts the parameters where they belong in `request`; returns how unlisted outputs travel.
+pub(super) fn decode(parameters: &Value<'_>, request: &mut InferRequest) -> Result<TensorFormat, InferError> {
+    let mut unlisted = TensorFormat::Json;
+    let members = parameters.members().map_err(|error| error.context("failed to get request params."))?;
+    for (name, value) in members {
+        let name = String::from_utf8_lossy(&name);
+        let unable = || unable_to_parse(&name);
+        let passed_on = match &*name {
+            "priority" => {
+                let level = value.as_u64().map_err(unable())?;
+                request.priority = u32::try_from(level).unwrap_or(u32::MAX);
+                continue;
+            }
+            "timeout" => {
+                let microseconds = value.as_u64().map_err(unable())?;
+                // Triton's 0 is no timeout.
+                request.timeout = (microseconds > 0).then(|| Duration::from_micros(microseconds));
+                continue;
+            }
+            "binary_data_output" => {
+                if value.as_bool().map_err(unable())? {
+                    unlisted = TensorFormat::Binary;
+                }
+                continue;
+            }
+            "sequence_id" => match value.as_u64() {
+                Ok(id) => unsigned(id),
+                Err(_) => ParameterValue::String(value.as_text().map_err(unable())?.into_owned()),
+            },
+            "sequence_start" | "sequence_end" => ParameterValue::Bool(value.as_bool().map_err(unable())?),
+            reserved if reserved.starts_with("triton_") => {
+                return Err(InferError::invalid_arg(
+                    "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
+                ));
+            }
+            custom => decode_custom(custom, &value)?,
+        };
+        request.parameters.insert(name.into_owned(), passed_on);
+    }
+    Ok(unlisted)
+}
+
+fn decode_custom(name: &str, value: &Value<'_>) -> Result<ParameterValue, InferError> {
+    Ok(match value {
+        Value::Bool(value) => ParameterValue::Bool(*value),
+        Value::String(text) => ParameterValue::String(String::from_utf8_lossy(text).into_owned()),
+        Value::Number(number) => match (value.as_i64(), number) {
+            (Ok(integer), _) => ParameterValue::Int64(integer),
+            // An integer past i64 is a double, as Triton has it.
+            (Err(_), Number::Unsigned(large)) => ParameterValue::Double(*large as f64),
+            (Err(_), Number::Negative(small)) => ParameterValue::Int64(*small),
+            (Err(_), Number::Double(double)) => ParameterValue::Double(*double),
+        },
+        Value::Null | Value::Array(_) | Value::Object(_) => {
+            return Err(InferError::invalid_arg(format!(
+                "parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'."
+            )));
+        }
+    })
+}
+
+fn unsigned(value: u64) -> ParameterValue {
+    i64::try_from(value).map_or(ParameterValue::Uint64(value), ParameterValue::Int64)
+}

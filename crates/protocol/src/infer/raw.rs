@@ -1,0 +1,68 @@
+//! Raw requests: a body that is nothing but the bytes of a model's only input, as `curl --data-binary` sends it.
+
+use std::collections::BTreeMap;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use trireme_inference::{DataType, InferError, InferRequest, Shape, TensorSpec, UncheckedTensor};
+
+use super::{HttpInferRequest, OutputFormat, RequestContext, TensorFormat, request_prefix};
+
+/// The request that `body` is, if the model leaves no doubt about name, datatype and shape.
+pub(super) fn decode(context: &RequestContext<'_>, body: &Bytes) -> Result<HttpInferRequest, InferError> {
+    let [spec] = context.inputs else {
+        return Err(refusal(format!(
+            "Raw request must only have 1 input (found 1) to be deduced but got {} inputs in '{}' model configuration",
+            context.inputs.len(),
+            context.model
+        )));
+    };
+    let batch_dimensions = usize::from(context.max_batch_size > 0);
+    let dimensions = spec.shape.get(batch_dimensions..).unwrap_or_default();
+    let (shape, data) = match spec.datatype.element_size() {
+        Some(size) => (deduce_shape(spec, dimensions, body.len() / size)?, body.clone()),
+        None if dimensions.iter().all(|&d| d == 1) => (dimensions.to_vec(), length_prefixed(body)?),
+        None => {
+            return Err(refusal(format!(
+                "For BYTE datatype raw input '{}', the model must have input shape [1]",
+                spec.name
+            )));
+        }
+    };
+    let shape = match batch_dimensions {
+        0 => Shape::from(shape),
+        _ => Shape::from(shape).prepend(1),
+    };
+    let input = UncheckedTensor { name: spec.name.clone(), datatype: spec.datatype, shape, data };
+    let request = InferRequest { model: context.model.to_owned(), inputs: vec![input], ..InferRequest::default() };
+    let output_format = OutputFormat { unlisted: TensorFormat::Binary, listed: BTreeMap::new() };
+    Ok(HttpInferRequest { request, output_format })
+}
+
+/// `dimensions` with the one that is -1, if any, made to fit `elements`. Whether it fits without a rest is found out when
+/// the tensor is checked.
+fn deduce_shape(spec: &TensorSpec, dimensions: &[i64], elements: usize) -> Result<Vec<i64>, InferError> {
+    if dimensions.iter().filter(|&&d| d < 0).count() > 1 {
+        return Err(refusal(format!(
+            "The shape of the raw input '{}' can not be deduced because there are more than one variable-sized dimension",
+            spec.name
+        )));
+    }
+    let known = dimensions.iter().filter(|&&d| d >= 0).fold(1i64, |product, &d| product.saturating_mul(d));
+    let deduced = (elements as i64).checked_div(known).unwrap_or(0);
+    Ok(dimensions.iter().map(|&d| if d < 0 { deduced } else { d }).collect())
+}
+
+/// `body` as the only element of a BYTES tensor.
+fn length_prefixed(body: &Bytes) -> Result<Bytes, InferError> {
+    let length = u32::try_from(body.len())
+        .map_err(|_| refusal(format!("a {} element holds at most {} bytes", DataType::Bytes, u32::MAX)))?;
+    let mut data = BytesMut::with_capacity(4 + body.len());
+    data.put_u32_le(length);
+    data.put_slice(body);
+    Ok(data.freeze())
+}
+
+/// A raw request has no id to name.
+fn refusal(message: String) -> InferError {
+    InferError::invalid_arg(request_prefix("") + &message)
+}

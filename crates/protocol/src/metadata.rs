@@ -1,0 +1,89 @@
+//! JSON bodies that describe the server and its models, and the body of every error.
+
+use bytes::Bytes;
+use trireme_inference::TensorSpec;
+
+use crate::json::Writer;
+
+/// What `GET /v2` answers. `extensions` are the names of the protocol extensions that are implemented.
+pub fn server_metadata(version: &str, extensions: &[&str]) -> Bytes {
+    body(|w| {
+        // Clients tell a Triton by this name.
+        w.name("name").string("triton");
+        w.name("version").string(version);
+        w.name("extensions").array(|w| extensions.iter().for_each(|extension| w.string(extension)));
+    })
+}
+
+/// What `GET /v2/models/{m}` answers. `versions` are the ready ones; shapes include the batch dimension.
+pub fn model_metadata(
+    name: &str,
+    versions: &[i64],
+    platform: &str,
+    inputs: &[TensorSpec],
+    outputs: &[TensorSpec],
+) -> Bytes {
+    body(|w| {
+        w.name("name").string(name);
+        w.name("versions").array(|w| versions.iter().for_each(|version| w.string(version.to_string())));
+        w.name("platform").string(platform);
+        w.name("inputs").array(|w| inputs.iter().for_each(|spec| tensor(w, spec)));
+        w.name("outputs").array(|w| outputs.iter().for_each(|spec| tensor(w, spec)));
+    })
+}
+
+/// The body of every error.
+pub fn error_body(message: &str) -> Bytes {
+    body(|w| w.name("error").string(message))
+}
+
+fn tensor(w: &mut Writer, spec: &TensorSpec) {
+    w.object(|w| {
+        w.name("name").string(&spec.name);
+        w.name("datatype").string(spec.datatype.name());
+        w.name("shape").array(|w| spec.shape.iter().for_each(|&dimension| w.integer(dimension)));
+    });
+}
+
+fn body(fill: impl FnOnce(&mut Writer)) -> Bytes {
+    let mut writer = Writer::default();
+    writer.object(fill);
+    writer.into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use trireme_inference::{DataType, Shape};
+
+    #[test]
+    fn server_metadata_lists_what_is_implemented() {
+        let expected = r#"{"name":"triton","version":"0.1.0","extensions":["binary_tensor_data","statistics"]}"#;
+        assert_eq!(server_metadata("0.1.0", &["binary_tensor_data", "statistics"]), expected);
+    }
+
+    #[test]
+    fn model_metadata_has_versions_as_text_and_full_shapes() {
+        let spec = |name: &str, datatype, shape: &[i64]| TensorSpec {
+            name: name.to_owned(),
+            datatype,
+            shape: Shape::from(shape),
+            optional: false,
+        };
+        let inputs = [spec("text", DataType::Bytes, &[-1, 1])];
+        let outputs = [spec("embedding", DataType::Fp32, &[-1, 384])];
+        assert_eq!(
+            model_metadata("minilm", &[1, 3], "ensemble", &inputs, &outputs),
+            concat!(
+                r#"{"name":"minilm","versions":["1","3"],"platform":"ensemble","#,
+                r#""inputs":[{"name":"text","datatype":"BYTES","shape":[-1,1]}],"#,
+                r#""outputs":[{"name":"embedding","datatype":"FP32","shape":[-1,384]}]}"#
+            )
+        );
+    }
+
+    #[test]
+    fn error_body_escapes_its_message() {
+        assert_eq!(error_body("no \"x\""), r#"{"error":"no \"x\""}"#);
+    }
+}

@@ -1,0 +1,51 @@
+//! The one table from an error's code to the statuses that HTTP and gRPC clients see.
+
+use trireme_inference::ErrorCode;
+
+/// The HTTP status that answers an error of this code. Triton knows no 408, 413, 429 or 499: what is neither the server's
+/// fault nor a missing thing is 400, and a full queue is 503.
+pub const fn http_status(code: ErrorCode) -> u16 {
+    statuses(code).0
+}
+
+/// The gRPC status code, as its canonical number, that answers an error of this code.
+pub const fn grpc_code(code: ErrorCode) -> i32 {
+    statuses(code).1
+}
+
+const fn statuses(code: ErrorCode) -> (u16, i32) {
+    match code {
+        ErrorCode::Cancelled => (400, 1),
+        ErrorCode::Unknown => (400, 2),
+        ErrorCode::InvalidArg => (400, 3),
+        ErrorCode::NotFound => (404, 5),
+        ErrorCode::AlreadyExists => (400, 6),
+        ErrorCode::Unsupported => (501, 12),
+        ErrorCode::Internal => (500, 13),
+        ErrorCode::Unavailable => (503, 14),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The published tables: Triton's HTTP statuses, and its gRPC codes under gRPC's own numbers.
+    #[test]
+    fn every_code_has_its_published_statuses() {
+        const UNIMPLEMENTED: i32 = 12;
+        for code in ErrorCode::ALL {
+            let (http, grpc) = match code {
+                ErrorCode::Internal => (500, 13),
+                ErrorCode::NotFound => (404, 5),
+                ErrorCode::Unavailable => (503, 14),
+                ErrorCode::Unsupported => (501, UNIMPLEMENTED),
+                ErrorCode::Unknown => (400, 2),
+                ErrorCode::InvalidArg => (400, 3),
+                ErrorCode::AlreadyExists => (400, 6),
+                ErrorCode::Cancelled => (400, 1),
+            };
+            assert_eq!((http_status(code), grpc_code(code)), (http, grpc), "{code:?}");
+        }
+    }
+}

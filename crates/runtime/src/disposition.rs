@@ -1,0 +1,73 @@
+//! What an error does to the delivery it arose from: the one table from [`ErrorCode`] to acknowledgement.
+
+use std::time::Duration;
+
+use trireme_inference::ErrorCode;
+
+/// Pause before the first redelivery; it doubles with each attempt.
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+
+/// What to do with a delivery whose work failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disposition {
+    /// Answer the request with the error; the message is done.
+    Answer,
+    /// Deliver the message again after this pause.
+    Retry(Duration),
+    /// Answer the request with the error and set the message aside.
+    GiveUp,
+    /// Nobody waits: forget the message.
+    Drop,
+}
+
+/// Decides about a delivery. `attempt` counts from 1; `remaining` is the time to the request's deadline, `None` when it
+/// has passed.
+///
+/// Faults of the request fail alike wherever they run, so they are answered at once. Faults of ours may not repeat on
+/// another worker, so they are tried again while attempts and time last.
+pub fn disposition(code: ErrorCode, attempt: u32, max_deliver: u32, remaining: Option<Duration>) -> Disposition {
+    match code {
+        ErrorCode::InvalidArg | ErrorCode::NotFound | ErrorCode::Unsupported | ErrorCode::AlreadyExists => {
+            Disposition::Answer
+        }
+        ErrorCode::Cancelled => Disposition::Drop,
+        ErrorCode::Unavailable | ErrorCode::Internal | ErrorCode::Unknown => {
+            let backoff = FIRST_BACKOFF * 2u32.saturating_pow(attempt.saturating_sub(1).min(6));
+            match remaining {
+                Some(remaining) if attempt < max_deliver && remaining > backoff => Disposition::Retry(backoff),
+                _ => Disposition::GiveUp,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Option<Duration> = Some(Duration::from_secs(60));
+
+    #[test]
+    fn faults_of_the_request_are_answered_at_once() {
+        for code in [ErrorCode::InvalidArg, ErrorCode::NotFound, ErrorCode::Unsupported, ErrorCode::AlreadyExists] {
+            assert_eq!(disposition(code, 1, 3, MINUTE), Disposition::Answer);
+        }
+    }
+
+    #[test]
+    fn faults_of_ours_are_tried_again_while_attempts_and_time_last() {
+        for code in [ErrorCode::Unavailable, ErrorCode::Internal, ErrorCode::Unknown] {
+            assert_eq!(disposition(code, 1, 3, MINUTE), Disposition::Retry(FIRST_BACKOFF));
+            assert_eq!(disposition(code, 2, 3, MINUTE), Disposition::Retry(FIRST_BACKOFF * 2));
+            assert_eq!(disposition(code, 3, 3, MINUTE), Disposition::GiveUp);
+            assert_eq!(disposition(code, 1, 3, Some(FIRST_BACKOFF / 2)), Disposition::GiveUp);
+            assert_eq!(disposition(code, 1, 3, None), Disposition::GiveUp);
+            assert_eq!(disposition(code, u32::MAX, u32::MAX, MINUTE), Disposition::GiveUp);
+        }
+    }
+
+    #[test]
+    fn cancelled_work_is_dropped() {
+        assert_eq!(disposition(ErrorCode::Cancelled, 1, 3, MINUTE), Disposition::Drop);
+    }
+}

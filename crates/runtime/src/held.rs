@@ -1,0 +1,177 @@
+//! The deliveries this worker has in hand. While it does, the bus must not give them to others: a ticker reports
+//! progress on each of them every third of `ack_wait`.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use trireme_bus::{AckHandle, Acker, BusError};
+
+use crate::TaskSet;
+
+/// All deliveries in hand. Clones are the same set.
+#[derive(Clone, Default)]
+pub struct Held(Arc<Mutex<Slots>>);
+
+#[derive(Default)]
+struct Slots {
+    slots: Vec<Option<Slot>>,
+    free: Vec<usize>,
+}
+
+struct Slot {
+    handle: Arc<dyn AckHandle>,
+    since: Instant,
+}
+
+/// The right to settle a delivery that is kept alive until then.
+pub struct HeldAcker {
+    acker: Option<Acker>,
+    held: Held,
+    slot: usize,
+}
+
+// === impl Held ===
+
+impl Held {
+    /// Starts to keep a delivery alive.
+    pub fn hold(&self, acker: Acker) -> HeldAcker {
+        let entry = Some(Slot { handle: acker.handle(), since: Instant::now() });
+        let mut slots = self.0.lock();
+        let slot = match slots.free.pop() {
+            Some(slot) => {
+                slots.slots[slot] = entry;
+                slot
+            }
+            None => {
+                slots.slots.push(entry);
+                slots.slots.len() - 1
+            }
+        };
+        drop(slots);
+        HeldAcker { acker: Some(acker), held: self.clone(), slot }
+    }
+
+    /// How many deliveries are in hand.
+    pub fn count(&self) -> usize {
+        let slots = self.0.lock();
+        slots.slots.len() - slots.free.len()
+    }
+
+    /// Reports progress on everything in hand for longer than a third of `ack_wait`, for as long as `tasks` runs.
+    pub fn keep_alive(&self, ack_wait: Duration, tasks: &TaskSet) {
+        let held = self.clone();
+        let stopping = tasks.stopping().clone();
+        let period = ack_wait / 3;
+        tasks.spawn("in-progress", async move {
+            let mut ticks = tokio::time::interval(period);
+            // A process that was stopped for a while must not make up for the ticks it missed.
+            ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            loop {
+                tokio::select! {
+                    _ = ticks.tick() => {}
+                    () = stopping.cancelled() => return,
+                }
+                for handle in held.older_than(period / 2) {
+                    if let Err(error) = handle.in_progress().await {
+                        tracing::debug!(%error, "progress could not be reported");
+                    }
+                }
+            }
+        });
+    }
+
+    fn older_than(&self, age: Duration) -> Vec<Arc<dyn AckHandle>> {
+        let slots = self.0.lock();
+        slots.slots.iter().flatten().filter(|slot| slot.since.elapsed() >= age).map(|slot| slot.handle.clone()).collect()
+    }
+}
+
+// === impl HeldAcker ===
+
+impl HeldAcker {
+    /// The work is done and handed on.
+    pub async fn ack(mut self) -> Result<(), BusError> {
+        self.release().ack().await
+    }
+
+    /// Deliver again after `delay`.
+    pub async fn nak(mut self, delay: Duration) -> Result<(), BusError> {
+        self.release().nak(delay).await
+    }
+
+    /// Never deliver again.
+    pub async fn term(mut self, reason: &str) -> Result<(), BusError> {
+        self.release().term(reason).await
+    }
+
+    fn release(&mut self) -> Acker {
+        self.acker.take().expect("present until settled, and settling takes self")
+    }
+}
+
+impl Drop for HeldAcker {
+    fn drop(&mut self) {
+        let mut slots = self.held.0.lock();
+        slots.slots[self.slot] = None;
+        slots.free.push(self.slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Recorder(Mutex<Vec<&'static str>>);
+
+    #[async_trait::async_trait]
+    impl AckHandle for Recorder {
+        async fn ack(&self) -> Result<(), BusError> {
+            self.0.lock().push("ack");
+            Ok(())
+        }
+        async fn nak(&self, _: Duration) -> Result<(), BusError> {
+            self.0.lock().push("nak");
+            Ok(())
+        }
+        async fn term(&self, _: &str) -> Result<(), BusError> {
+            self.0.lock().push("term");
+            Ok(())
+        }
+        async fn in_progress(&self) -> Result<(), BusError> {
+            self.0.lock().push("in progress");
+            Ok(())
+        }
+        fn abandon(&self) {
+            self.0.lock().push("abandoned");
+        }
+    }
+
+    #[tokio::test]
+    async fn progress_is_reported_until_the_delivery_is_settled() {
+        let tasks = TaskSet::new();
+        let held = Held::default();
+        let recorder = Arc::new(Recorder::default());
+        held.keep_alive(Duration::from_millis(30), &tasks);
+        let acker = held.hold(Acker::new(recorder.clone()));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(held.count(), 1);
+        acker.ack().await.unwrap();
+        assert_eq!(held.count(), 0);
+        let seen = recorder.0.lock().len();
+        assert!(seen >= 3, "in progress at least twice, then ack: {:?}", recorder.0.lock());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(recorder.0.lock().len(), seen, "nothing after the ack");
+        tasks.join().await;
+    }
+
+    #[tokio::test]
+    async fn letting_go_abandons() {
+        let held = Held::default();
+        let recorder = Arc::new(Recorder::default());
+        drop(held.hold(Acker::new(recorder.clone())));
+        assert_eq!(*recorder.0.lock(), ["abandoned"]);
+        assert_eq!(held.count(), 0);
+    }
+}

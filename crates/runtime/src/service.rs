@@ -1,0 +1,276 @@
+//! The `main` of a service: flags, start, signals, drain, exit code.
+//!
+//! Every way to fail ends in one line on standard error that says what to do, and an exit code that is not zero.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use trireme_bus::{Bus, BusError, Nats, NatsOptions, QueueOptions};
+use trireme_telemetry::TelemetryArgs;
+
+use crate::admin::{Admin, Health};
+use crate::backend::Backend;
+use crate::worker::{Worker, WorkerOptions};
+
+/// Flags of every process that speaks over NATS.
+#[derive(Args, Clone, Debug)]
+pub struct NatsArgs {
+    /// NATS server, several separated by commas
+    #[arg(long, env = "TRIREME_NATS_URL", value_name = "URL", default_value = "nats://127.0.0.1:4222")]
+    pub nats_url: String,
+
+    /// Seconds to go on trying to reach NATS at start
+    #[arg(long, env = "TRIREME_NATS_CONNECT_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 30)]
+    pub nats_connect_timeout_secs: u64,
+
+    /// Credentials file (.creds) for NATS
+    #[arg(long, env = "TRIREME_NATS_CREDENTIALS", value_name = "FILE")]
+    pub nats_credentials: Option<PathBuf>,
+}
+
+/// Flags of every process that hosts models.
+#[derive(Args, Clone, Debug)]
+pub struct WorkerArgs {
+    /// Model repository in Triton's layout; may be given several times
+    #[arg(long, alias = "model-store", env = "TRIREME_MODEL_REPOSITORY", value_name = "DIR", required = true)]
+    #[arg(value_delimiter = ',')]
+    pub model_repository: Vec<PathBuf>,
+
+    /// Take configurations as they are: do not fill in inputs and outputs from the model file
+    #[arg(long, env = "TRIREME_DISABLE_AUTO_COMPLETE_CONFIG")]
+    pub disable_auto_complete_config: bool,
+
+    /// Most requests in a model version's queue; one more is refused
+    #[arg(long, env = "TRIREME_QUEUE_MAX_MESSAGES", value_name = "COUNT", default_value_t = QueueOptions::default().max_messages)]
+    pub queue_max_messages: u64,
+
+    /// Most bytes in a model version's queue; one more is refused
+    #[arg(long, env = "TRIREME_QUEUE_MAX_BYTES", value_name = "BYTES", default_value_t = QueueOptions::default().max_bytes)]
+    pub queue_max_bytes: u64,
+
+    /// Where the broker keeps queued work
+    #[arg(long, env = "TRIREME_QUEUE_STORAGE", value_name = "STORAGE", default_value = "memory")]
+    pub queue_storage: Storage,
+
+    /// Copies the broker keeps of queued work
+    #[arg(long, env = "TRIREME_QUEUE_REPLICAS", value_name = "COUNT", default_value_t = 1)]
+    pub queue_replicas: usize,
+
+    /// Milliseconds after which unconfirmed work of a dead worker is given to another
+    #[arg(long, env = "TRIREME_ACK_WAIT_MS", value_name = "MILLISECONDS", default_value_t = 2000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(50..=600_000))]
+    pub ack_wait_ms: u64,
+
+    /// How often a request is tried at one step before it is given up
+    #[arg(long, env = "TRIREME_MAX_DELIVER", value_name = "COUNT", default_value_t = 3)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub max_deliver: u32,
+
+    /// Seconds to finish work in hand when told to stop
+    #[arg(long, env = "TRIREME_EXIT_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 30)]
+    pub exit_timeout_secs: u64,
+
+    /// Name of this worker, unique among all; made up from host and process by default
+    #[arg(long, env = "TRIREME_WORKER_NAME", value_name = "NAME")]
+    pub worker_name: Option<String>,
+}
+
+/// Where the broker keeps queued work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Storage {
+    /// In the broker's memory: fastest; gateways send unanswered requests again when the broker restarts.
+    Memory,
+    /// On the broker's disk.
+    File,
+}
+
+/// Flags of a stage service.
+#[derive(Args, Clone, Debug)]
+pub struct ServiceArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub worker: WorkerArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub nats: NatsArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub telemetry: TelemetryArgs,
+
+    /// Address of the admin listener (/livez, /readyz); none without it
+    #[arg(long, env = "TRIREME_ADMIN_ADDRESS", value_name = "HOST:PORT")]
+    pub admin_address: Option<SocketAddr>,
+}
+
+// === impl NatsArgs ===
+
+impl NatsArgs {
+    /// Connects, with visible retries that end.
+    pub async fn connect(&self, name: &str) -> Result<Arc<dyn Bus>, BusError> {
+        let options = NatsOptions {
+            url: self.nats_url.clone(),
+            name: name.to_owned(),
+            connect_timeout: Duration::from_secs(self.nats_connect_timeout_secs),
+            credentials: self.nats_credentials.clone(),
+        };
+        let nats = Nats::connect(&options).await?;
+        Ok(Arc::new(nats))
+    }
+}
+
+// === impl WorkerArgs ===
+
+impl WorkerArgs {
+    /// The worker these flags describe.
+    pub fn options(&self, service: &str) -> WorkerOptions {
+        WorkerOptions {
+            name: self.worker_name.clone().unwrap_or_else(|| process_name(service)),
+            service: service.to_owned(),
+            model_repository: self.model_repository.clone(),
+            auto_complete: !self.disable_auto_complete_config,
+            queue: QueueOptions {
+                max_messages: self.queue_max_messages,
+                max_bytes: self.queue_max_bytes,
+                ack_wait: Duration::from_millis(self.ack_wait_ms),
+                max_deliver: self.max_deliver,
+                file_storage: self.queue_storage == Storage::File,
+                replicas: self.queue_replicas,
+            },
+        }
+    }
+
+    /// How long a drain may take.
+    pub fn exit_timeout(&self) -> Duration {
+        Duration::from_secs(self.exit_timeout_secs)
+    }
+}
+
+/// A name for this process that no other has: service, host, process id and start time.
+pub fn process_name(service: &str) -> String {
+    let started = trireme_inference::UnixMicros::now().0 % 1_000_000_000;
+    let host: String = crate::hostname().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    format!("{service}-{host}-{}-{started}", std::process::id())
+}
+
+/// Runs a stage service to its end: SIGTERM or SIGINT drains it.
+pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backend>]) -> ExitCode {
+    block_on(service, &args.telemetry, async {
+        let health = Health::default();
+        if let Some(address) = args.admin_address {
+            start_admin(address, health.clone())?;
+        }
+        let options = args.worker.options(service);
+        let shutdown = shutdown_signal()?;
+        let Some(bus) = or_shutdown(&shutdown, args.nats.connect(&options.name)).await? else { return Ok(()) };
+        let starting = Worker::start(bus.clone(), backends, &options);
+        let Some(worker) = or_shutdown(&shutdown, starting).await? else { return Ok(()) };
+        health.set_ready(true);
+        tracing::info!(worker = options.name, models = list(&worker.models()), "ready");
+
+        let outcome = until_shutdown(&shutdown, &worker).await;
+        health.set_ready(false);
+        tracing::info!("draining");
+        let unfinished = worker.drain(args.worker.exit_timeout()).await;
+        bus.close().await;
+        report_drained(unfinished);
+        outcome
+    })
+}
+
+/// Starts the admin listener. An address that is taken is an error that says which.
+pub fn start_admin(address: SocketAddr, health: Health) -> anyhow::Result<()> {
+    let admin = Admin::start(address, health)
+        .map_err(|error| anyhow::anyhow!("--admin-address {address} cannot be listened on: {error}"))?;
+    tracing::info!(address = %admin.address, "admin listener");
+    Ok(())
+}
+
+/// Waits until the process is told to stop, or the worker loses a task, which is an error.
+pub async fn until_shutdown(shutdown: &CancellationToken, worker: &Worker) -> anyhow::Result<()> {
+    tokio::select! {
+        () = shutdown.cancelled() => Ok(()),
+        task = worker.failed() => Err(anyhow::anyhow!("task '{task}' died")),
+    }
+}
+
+/// Says how a drain ended.
+pub fn report_drained(unfinished: usize) {
+    match unfinished {
+        0 => tracing::info!("stopped"),
+        _ => tracing::warn!(unfinished, "stopped before all work in hand was done; the bus delivers it again"),
+    }
+}
+
+/// Listens for SIGTERM and SIGINT from now on: the first raises the token, a second ends the process at once.
+pub fn shutdown_signal() -> anyhow::Result<CancellationToken> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let token = CancellationToken::new();
+    let raised = token.clone();
+    #[allow(clippy::disallowed_methods, reason = "has to outlive every task set: it ends the process")]
+    tokio::spawn(async move {
+        let mut next = async || {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        next().await;
+        raised.cancel();
+        next().await;
+        tracing::warn!("second signal: exiting at once");
+        std::process::exit(1);
+    });
+    Ok(token)
+}
+
+/// Runs `starting`, unless the process is told to stop first: then `None`.
+pub async fn or_shutdown<T, E>(
+    shutdown: &CancellationToken,
+    starting: impl Future<Output = Result<T, E>>,
+) -> Result<Option<T>, E> {
+    tokio::select! {
+        started = starting => started.map(Some),
+        () = shutdown.cancelled() => Ok(None),
+    }
+}
+
+/// Runs a process's async main with telemetry set up. An error becomes one line on standard error and exit code 1.
+pub fn block_on(
+    service: &'static str,
+    telemetry: &TelemetryArgs,
+    main: impl Future<Output = anyhow::Result<()>>,
+) -> ExitCode {
+    let outcome = tokio::runtime::Builder::new_multi_thread()
+        .thread_name(service)
+        .enable_all()
+        .build()
+        .map_err(anyhow::Error::from)
+        .and_then(|runtime| {
+            let outcome = runtime.block_on(async {
+                let telemetry = trireme_telemetry::init(service, telemetry)?;
+                let outcome = main.await;
+                telemetry.shutdown();
+                outcome
+            });
+            // A thread that hangs in a model must not hold up the exit.
+            runtime.shutdown_timeout(Duration::from_millis(500));
+            outcome
+        });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{service}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn list<T: std::fmt::Display>(items: &[T]) -> String {
+    items.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,103 @@
+//! The only place that starts async tasks: every task has a name, is told when to stop, and is waited for. A task that
+//! panics is remembered, so that the process can end instead of limping on without it.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// A set of tasks. Clones are the same set.
+#[derive(Clone, Debug)]
+pub struct TaskSet {
+    tracker: TaskTracker,
+    stop: CancellationToken,
+    failed: Arc<watch::Sender<Option<&'static str>>>,
+    runtime: Handle,
+}
+
+// === impl TaskSet ===
+
+impl TaskSet {
+    /// An empty set whose tasks run on the current tokio runtime. Panics outside of one.
+    pub fn new() -> TaskSet {
+        TaskSet {
+            tracker: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            failed: Arc::new(watch::channel(None).0),
+            runtime: Handle::current(),
+        }
+    }
+
+    /// Starts a task. Can be called from any thread.
+    pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let failed = self.failed.clone();
+        let task = async move {
+            if AssertUnwindSafe(task).catch_unwind().await.is_err() {
+                tracing::error!(task = name, "task panicked");
+                failed.send_replace(Some(name));
+            }
+        };
+        #[allow(clippy::disallowed_methods, reason = "the one place where tasks are started")]
+        self.tracker.spawn_on(task, &self.runtime);
+    }
+
+    /// The runtime that the tasks run on.
+    pub fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// Raised when the tasks shall stop: long-lived tasks wait for it beside their work.
+    pub fn stopping(&self) -> &CancellationToken {
+        &self.stop
+    }
+
+    /// Tells the tasks to stop.
+    pub fn stop(&self) {
+        self.stop.cancel();
+    }
+
+    /// Tells the tasks to stop and waits until they have.
+    pub async fn join(&self) {
+        self.stop.cancel();
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+
+    /// Waits until a task panics and gives its name. Never returns while all is well.
+    pub async fn failed(&self) -> &'static str {
+        let mut failed = self.failed.subscribe();
+        loop {
+            if let Some(name) = *failed.borrow_and_update() {
+                return name;
+            }
+            if failed.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+impl Default for TaskSet {
+    fn default() -> Self {
+        TaskSet::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panicking_task_is_reported_and_the_others_are_joined() {
+        let tasks = TaskSet::new();
+        let stopping = tasks.stopping().clone();
+        tasks.spawn("steady", async move { stopping.cancelled().await });
+        tasks.spawn("doomed", async { panic!("as planned") });
+        assert_eq!(tasks.failed().await, "doomed");
+        tasks.join().await;
+    }
+}

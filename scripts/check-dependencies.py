@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Checks which crate may depend on which: the layers of the workspace, and one owner for each heavy dependency.
+
+The tables below are the rules; `cargo metadata` says what is. Only direct dependencies count, development and build
+dependencies included: those are what a crate can name in its code. deny.toml says the same of owners for cargo-deny,
+which also sees indirect dependencies.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A member may use members of layers above its own, never one of its own layer.
+LAYERS = [
+    ("domain", ["trireme-inference", "trireme-telemetry"]),
+    ("libraries", ["trireme-protocol", "trireme-model-repository", "trireme-text", "trireme-bus"]),
+    ("runtime", ["trireme-runtime"]),
+    ("services", ["trireme-gateway", "trireme-tokenizer", "trireme-model", "trireme-postprocess"]),
+    ("cli", ["trireme"]),
+    ("tests", ["trireme-e2e"]),
+]
+
+# Help for tests: uses the domain words only, and is itself used by tests only.
+TESTKIT = "trireme-testkit"
+TESTKIT_USES = {"trireme-inference"}
+
+# The only members that may use a heavy dependency.
+OWNERS = {
+    "async-nats": {"trireme-bus"},
+    "axum": {"trireme-gateway", "trireme-runtime"},
+    "ort": {"trireme-model"},
+    "prost-reflect": {"trireme-model-repository"},
+    "tokenizers": {"trireme-text"},
+    "tonic": {"trireme-gateway", "trireme-protocol", "trireme-runtime"},
+}
+
+# Data types outlive transports: what the domain words must never need.
+NEVER = {"trireme-inference": {"prost", "serde_json", "tokio"}}
+
+
+def read_members():
+    command = ["cargo", "metadata", "--format-version", "1", "--offline", "--no-deps"]
+    metadata = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return {package["name"]: package for package in json.loads(metadata.stdout)["packages"]}
+
+
+def layer_faults(member, uses, layer_of, names):
+    """What is wrong with `member` using the members in `uses` (name -> kinds of dependency)."""
+    for used, kinds in uses.items():
+        if member == TESTKIT:
+            if used not in TESTKIT_USES:
+                yield f"{member} uses {used}: it may use {' and '.join(sorted(TESTKIT_USES))} only"
+        elif used == TESTKIT:
+            if kinds != {"dev"} and names[layer_of[member]] != "tests":
+                yield f"{member} uses {used} outside its tests: move it to [dev-dependencies]"
+        elif layer_of[used] == layer_of[member]:
+            yield f"{member} uses {used}: both are in the layer '{names[layer_of[used]]}', whose members must not use each other"
+        elif layer_of[used] > layer_of[member]:
+            yield (
+                f"{member} uses {used}: layer '{names[layer_of[member]]}' must not use layer '{names[layer_of[used]]}',"
+                " which stands on it"
+            )
+
+
+def faults(members):
+    names = [name for name, _ in LAYERS]
+    layer_of = {member: number for number, (_, group) in enumerate(LAYERS) for member in group}
+    known = layer_of.keys() | {TESTKIT}
+    for member in sorted(known - members.keys()):
+        yield f"{member} is in this script's tables but not in the workspace: remove it here"
+    for member in sorted(members.keys() - known):
+        yield f"{member} is in no layer: add it to LAYERS in scripts/check-dependencies.py"
+    for member in sorted(members.keys() & known):
+        kinds_of = {}
+        for dependency in members[member]["dependencies"]:
+            kinds_of.setdefault(dependency["name"], set()).add(dependency["kind"] or "normal")
+        yield from layer_faults(
+            member, {used: kinds for used, kinds in kinds_of.items() if used in known}, layer_of, names
+        )
+        for used in sorted(kinds_of):
+            if member not in OWNERS.get(used, {member}):
+                yield f"{member} uses {used}: only {' and '.join(sorted(OWNERS[used]))} may; go through it"
+            if used in NEVER.get(member, ()):
+                yield f"{member} uses {used}: it holds the domain's words, which need no {used}"
+
+
+def main():
+    members = read_members()
+    found = list(faults(members))
+    for fault in found:
+        print(f"dependency rule: {fault}", file=sys.stderr)
+    if found:
+        sys.exit(1)
+    print(f"dependency rules hold for {len(members)} crates")
+
+
+if __name__ == "__main__":
+    main()

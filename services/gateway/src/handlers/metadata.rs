@@ -1,0 +1,33 @@
+//! What the server and its models are.
+
+use std::sync::Arc;
+
+use trireme_inference::InferError;
+
+use super::Handlers;
+use crate::registry::ServedModel;
+
+/// Protocol extensions that are implemented. Clients look for what they need in here.
+const EXTENSIONS: &[&str] = &["model_configuration", "binary_tensor_data", "parameters"];
+
+impl Handlers {
+    /// The server's version and the protocol extensions that it implements.
+    pub fn server_metadata(&self) -> (&'static str, &'static [&'static str]) {
+        (env!("CARGO_PKG_VERSION"), EXTENSIONS)
+    }
+
+    /// A model version (the latest by default) and the versions to list: the one asked for, or all that are ready.
+    pub fn model_metadata(
+        &self,
+        model: &str,
+        version: Option<i64>,
+    ) -> Result<(Arc<ServedModel>, Vec<i64>), InferError> {
+        let catalog = self.registry.catalog();
+        let (found, served) = catalog.find(model, version)?;
+        let versions = match version {
+            Some(_) => vec![found],
+            None => catalog.ready_versions(model),
+        };
+        Ok((served.clone(), versions))
+    }
+}

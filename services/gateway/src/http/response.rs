@@ -1,0 +1,116 @@
+//! What goes back over HTTP: tensors without copying them together, errors in Triton's shape, timings.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::fmt::Write;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::http::header::{CONTENT_TYPE, HeaderName};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use trireme_inference::{InferError, Ledger};
+use trireme_protocol::infer::{EncodedResponse, HEADER_LENGTH};
+use trireme_protocol::{metadata, status};
+
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+
+/// An error as a response.
+pub struct HttpError(pub InferError);
+
+/// A body of several pieces that are sent one after the other, as they are.
+struct Pieces(VecDeque<Bytes>);
+
+/// A JSON body with status 200.
+pub fn json(body: Bytes) -> Response {
+    ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
+}
+
+/// The answer to an infer request: JSON, then the binary tensors, and where the time went.
+pub fn infer(encoded: EncodedResponse, ledger: &Ledger) -> Response {
+    let content_type = HeaderValue::from_static(encoded.content_type());
+    let body = match encoded.binary.is_empty() {
+        true => Body::from(encoded.json),
+        false => Body::new(Pieces(std::iter::once(encoded.json).chain(encoded.binary).collect())),
+    };
+    let mut response = ([(CONTENT_TYPE, content_type)], body).into_response();
+    let headers = response.headers_mut();
+    if let Some(length) = encoded.header_length {
+        headers.insert(HEADER_LENGTH, length.into());
+    }
+    if let Ok(timing) = server_timing(ledger).parse() {
+        headers.insert(SERVER_TIMING, timing);
+    }
+    response
+}
+
+/// An error with its status; `{"error": message}`.
+pub fn error(status: StatusCode, message: &str) -> Response {
+    let body = metadata::error_body(message);
+    (status, [(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
+}
+
+/// The ledger as `Server-Timing`: an entry per hop, in milliseconds of computing, with waiting in its description.
+fn server_timing(ledger: &Ledger) -> String {
+    let mut text = String::new();
+    for hop in &ledger.0 {
+        if !text.is_empty() {
+            text.push_str(", ");
+        }
+        // A metric's name is a token; model names may hold more.
+        text.extend(hop.model.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }));
+        let compute = hop.compute_input_us + hop.compute_infer_us + hop.compute_output_us;
+        let _ = write!(
+            text,
+            ";dur={};desc=\"queue={} transit={} batch={}\"",
+            millis(compute),
+            millis(hop.queue_us),
+            millis(hop.transit_us),
+            hop.batch_size
+        );
+    }
+    text
+}
+
+fn millis(micros: u64) -> String {
+    format!("{}.{:03}", micros / 1000, micros % 1000)
+}
+
+// === impl HttpError ===
+
+impl From<InferError> for HttpError {
+    fn from(error: InferError) -> Self {
+        HttpError(error)
+    }
+}
+
+impl IntoResponse for HttpError {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(status::http_status(self.0.code)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        error(status, &self.0.message)
+    }
+}
+
+// === impl Pieces ===
+
+impl axum::body::HttpBody for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.pop_front().map(|piece| Ok(http_body::Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        http_body::SizeHint::with_exact(self.0.iter().map(|piece| piece.len() as u64).sum())
+    }
+}
