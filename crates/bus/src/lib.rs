@@ -124,6 +124,9 @@ pub trait Puller: Send {
     /// Waits for work: at least one delivery, at most `room`. Never takes more from the queue than the caller has room
     /// for, so that idle peers get the rest. Cancel safe.
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError>;
+
+    /// Asks for no more work. What had already been sent here goes back to the queue at once.
+    async fn stop(&mut self);
 }
 
 /// Why the bus did not do as asked.

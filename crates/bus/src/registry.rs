@@ -53,6 +53,7 @@ impl WorkerEntry {
 
     /// The entry's name in the registry.
     pub fn key(&self) -> String {
-        format!("{}.{}.{}", crate::nats::escape_token(&self.model.name), self.model.version, self.worker)
+        let escape = crate::nats::escape_token;
+        format!("{}.{}.{}", escape(&self.model.name), self.model.version, escape(&self.worker))
     }
 }

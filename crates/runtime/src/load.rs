@@ -21,6 +21,13 @@ pub async fn load_models(
     let mut loading = Vec::new();
     let mut faults = Vec::new();
     for model in repository.models().filter(|model| !model.config.is_ensemble()) {
+        if model.config.sequence_batching {
+            faults.push(LoadError::Config(format!(
+                "model '{}': 'sequence_batching' is not supported: requests of one sequence are not kept together",
+                model.name
+            )));
+            continue;
+        }
         match backends.iter().find(|backend| backend.name() == model.config.backend) {
             Some(backend) => {
                 for &version in &model.versions {

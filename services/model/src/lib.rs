@@ -1,1 +1,17 @@
-//! trireme-model
+//! The model service: executes model versions with one of its [`backends`], on batches that its [`batcher`] puts
+//! together.
+//!
+//! Invariants: an instance is owned by one thread; one request's failure never fails its neighbours in a batch; what was
+//! asked for and is missing (a library, an accelerator, a GPU) fails the load, it is never replaced in silence.
+//!
+//! Not here: pulling work, forwarding results, acknowledging, registering, draining: the harness in `trireme-runtime`
+//! does those for every service.
+
+mod args;
+pub mod backends;
+pub mod batcher;
+mod cpus;
+mod warmup;
+
+pub use args::OnnxRuntimeArgs;
+pub use backends::{OnnxRuntimeOptions, backends};

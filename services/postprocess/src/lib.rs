@@ -1,1 +1,29 @@
-//! trireme-postprocess
+//! The postprocess stage: turns what a model gives into what a client wants, by a chain of ops.
+//!
+//! The chain stands in config.pbtxt: `parameters { key: "ops" value { string_value: "pool:mean, normalize" } }`. Ops are
+//! separated by commas; what follows a colon is an op's argument. [`ops::OPS`] lists them all.
+//!
+//! - The data is the model's first input; FP16, BF16 and FP64 are computed in FP32 like FP32. `decode` takes INT64 or INT32.
+//! - The attention mask, which pooling needs, is the input named `attention_mask`, or else the first other input of
+//!   INT64 or INT32.
+//! - The result goes to the model's one output, cast to the datatype that is declared for it; where the declared dims
+//!   have one more axis of size 1 at the end (`dims: [ 1 ]`), it gets that. A chain that ends in `top_k` may have several
+//!   outputs, told apart by their names: see [`ops::top_k`].
+//! - The parameters of this backend are `ops` and `labels` (`"negative,positive"`, for models without a label file).
+//!
+//! Everything that can be known of a chain is checked when the model is loaded: names, arguments, the order of ops, and
+//! that ranks, datatypes and outputs fit together. Each op is one file in [`ops`], and pure.
+//!
+//! Not here: the worker around the backend (`trireme-runtime`), the gateway's classification extension.
+
+mod backend;
+mod chain;
+mod labels;
+pub mod ops;
+mod outputs;
+mod value;
+
+pub use backend::PostprocessBackend;
+pub use chain::{Chain, ChainError};
+pub use labels::Labels;
+pub use value::{Form, Signature, Value};

@@ -59,7 +59,7 @@ impl Nats {
         let urls: Vec<&str> = options.url.split(',').map(str::trim).filter(|url| !url.is_empty()).collect();
         let unreachable = |reason: String| BusError::Unreachable(format!("NATS at {}: {reason}", options.url));
 
-        let (state, connection) = watch::channel(Connection::Down);
+        let (state, mut connection) = watch::channel(Connection::Down);
         let mut connect = async_nats::ConnectOptions::new()
             .name(&options.name)
             .ping_interval(PING_INTERVAL)
@@ -76,6 +76,10 @@ impl Nats {
             })?;
         }
         let client = connect.connect(urls).await.map_err(|error| unreachable(error.to_string()))?;
+        // Told by an event that is on its way: without it a new bus would say for a moment that it is down.
+        let up = connection.wait_for(|state| matches!(state, Connection::Up(_)));
+        let up = tokio::time::timeout(REQUEST_TIMEOUT, up).await;
+        up.map(drop).map_err(|_| unreachable("connected, but not told so".to_owned()))?;
         let version = client.server_info().version;
         if !client.is_server_compatible(2, 11, 0) {
             return Err(BusError::Refused {
@@ -100,12 +104,7 @@ impl Nats {
 fn on_event(state: &watch::Sender<Connection>, event: &async_nats::Event) {
     use async_nats::Event;
     match event {
-        Event::Connected => state.send_modify(|connection| {
-            *connection = match *connection {
-                Connection::Up(count) => Connection::Up(count + 1),
-                Connection::Down => Connection::Up(next_generation()),
-            }
-        }),
+        Event::Connected => drop(state.send_replace(Connection::Up(next_generation()))),
         Event::Disconnected => {
             tracing::warn!("NATS connection lost; reconnecting");
             state.send_replace(Connection::Down);

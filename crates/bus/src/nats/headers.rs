@@ -1,6 +1,6 @@
 //! NATS headers: what routing needs and a person wants to see.
 
-use async_nats::{HeaderMap, Message};
+use async_nats::{HeaderMap, HeaderValue, Message};
 use trireme_inference::UnixMicros;
 
 use crate::envelope::{CONTRACT_VERSION, EnvelopeError, ReplyHeaders, WorkHeaders};
@@ -21,18 +21,18 @@ pub const DEAD_REASON: &str = "Trireme-Dead-Reason";
 pub const DEAD_ATTEMPTS: &str = "Trireme-Dead-Attempts";
 
 /// Headers of a work message. `Nats-Msg-Id` makes a step that is sent twice arrive once.
-pub fn write_work(message: &WorkMessage) -> HeaderMap {
+pub fn write_work(message: &WorkMessage) -> Result<HeaderMap, EnvelopeError> {
     let mut headers = HeaderMap::new();
-    headers.insert(async_nats::header::NATS_MESSAGE_ID, message.message_id());
+    headers.insert(async_nats::header::NATS_MESSAGE_ID, one_line(REQUEST, &message.message_id())?);
     headers.insert(CONTRACT, CONTRACT_VERSION.to_string());
-    headers.insert(REQUEST, message.request_id.as_str());
-    headers.insert(GATEWAY, message.gateway.as_str());
+    headers.insert(REQUEST, one_line(REQUEST, &message.request_id)?);
+    headers.insert(GATEWAY, one_line(GATEWAY, &message.gateway)?);
     headers.insert(DEADLINE, message.deadline.to_string());
     headers.insert(PRIORITY, message.priority.to_string());
     if let Some(traceparent) = &message.traceparent {
-        headers.insert(TRACEPARENT, traceparent.as_str());
+        headers.insert(TRACEPARENT, one_line(TRACEPARENT, traceparent)?);
     }
-    headers
+    Ok(headers)
 }
 
 /// Reads what [`write_work`] wrote.
@@ -48,14 +48,14 @@ pub fn read_work(message: &Message) -> Result<WorkHeaders, EnvelopeError> {
 }
 
 /// Headers of a reply.
-pub fn write_reply(reply: &Reply) -> HeaderMap {
+pub fn write_reply(reply: &Reply) -> Result<HeaderMap, EnvelopeError> {
     let mut headers = HeaderMap::new();
     headers.insert(CONTRACT, CONTRACT_VERSION.to_string());
-    headers.insert(REQUEST, reply.request_id.as_str());
-    headers.insert(GATEWAY, reply.gateway.as_str());
+    headers.insert(REQUEST, one_line(REQUEST, &reply.request_id)?);
+    headers.insert(GATEWAY, one_line(GATEWAY, &reply.gateway)?);
     headers.insert(SEQUENCE, reply.sequence.to_string());
     headers.insert(FINAL, if reply.last { "true" } else { "false" });
-    headers
+    Ok(headers)
 }
 
 /// Reads what [`write_reply`] wrote.
@@ -74,6 +74,12 @@ pub fn read_reply(message: &Message) -> Result<ReplyHeaders, EnvelopeError> {
         sequence: number(message, SEQUENCE)?,
         last,
     })
+}
+
+/// `value` as a header's value: some of them come from clients, and a line break would be the start of another header.
+fn one_line(name: &'static str, value: &str) -> Result<HeaderValue, EnvelopeError> {
+    let unfit = || EnvelopeError::Header { name, found: quote(value), expected: "one line that is not empty" };
+    value.parse().ok().filter(|_| !value.is_empty()).ok_or_else(unfit)
 }
 
 fn check_contract(message: &Message) -> Result<(), EnvelopeError> {
@@ -101,5 +107,5 @@ fn number<T: std::str::FromStr>(message: &Message, name: &'static str) -> Result
 }
 
 fn quote(value: &str) -> String {
-    format!("'{}'", value.chars().take(64).collect::<String>())
+    format!("'{}'", value.chars().take(64).collect::<String>().escape_debug())
 }

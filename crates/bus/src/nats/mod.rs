@@ -7,6 +7,7 @@
 mod connect;
 mod headers;
 mod puller;
+mod pulls;
 mod registry;
 mod subjects;
 mod work;
@@ -54,13 +55,13 @@ impl Bus for Nats {
 
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {
         let inbox = Inbox::new(gateway);
-        let mut replies = self.subscribe(subjects::replies_to(gateway)).await?;
+        let mut replies = self.subscribe_at_once(subjects::replies_to(gateway)).await?;
         let receiver = Arc::downgrade(&inbox);
         crate::spawn("nats inbox", async move {
             while let Some(message) = replies.next().await {
                 let Some(inbox) = receiver.upgrade() else { return };
-                let reply = headers::read_reply(&message)
-                    .and_then(|headers| envelope::decode_reply(headers, &message.payload));
+                let reply =
+                    headers::read_reply(&message).and_then(|headers| envelope::decode_reply(headers, &message.payload));
                 match reply {
                     Ok(reply) => inbox.dispatch(reply),
                     Err(error) => tracing::warn!(subject = %message.subject, %error, "ignored a malformed reply"),
@@ -74,15 +75,12 @@ impl Bus for Nats {
         let body = envelope::encode_reply(&reply)?;
         let subject = subjects::reply(&reply.gateway, &reply.request_id);
         let size = body.len();
-        self.client.publish_with_headers(subject, headers::write_reply(&reply), body).await.map_err(|error| {
-            match error.kind() {
-                async_nats::PublishErrorKind::MaxPayloadExceeded => BusError::TooLarge {
-                    model: "reply".to_owned(),
-                    size,
-                    limit: self.max_payload(),
-                },
-                _ => BusError::Unreachable(error.to_string()),
+        let published = self.client.publish_with_headers(subject, headers::write_reply(&reply)?, body).await;
+        published.map_err(|error| match error.kind() {
+            async_nats::PublishErrorKind::MaxPayloadExceeded => {
+                BusError::TooLarge { model: "reply".to_owned(), size, limit: self.max_payload() }
             }
+            _ => BusError::Unreachable(error.to_string()),
         })
     }
 
@@ -92,7 +90,7 @@ impl Bus for Nats {
     }
 
     async fn cancellations(&self) -> Result<mpsc::Receiver<String>, BusError> {
-        let mut messages = self.subscribe(subjects::CANCEL.to_owned()).await?;
+        let mut messages = self.subscribe_at_once(subjects::CANCEL.to_owned()).await?;
         let (sender, receiver) = mpsc::channel(WATCH_BACKLOG);
         crate::spawn("nats cancellations", async move {
             while let Some(message) = messages.next().await {
@@ -139,6 +137,14 @@ impl Nats {
     async fn subscribe(&self, subject: String) -> Result<async_nats::Subscriber, BusError> {
         let subscribed = self.client.subscribe(subject).await;
         subscribed.map_err(|error| BusError::Unreachable(error.to_string()))
+    }
+
+    /// Subscribes and waits until the broker has seen it, so that nothing sent from now on is missed.
+    async fn subscribe_at_once(&self, subject: String) -> Result<async_nats::Subscriber, BusError> {
+        let subscriber = self.subscribe(subject).await?;
+        // The broker reads a connection's lines in order: having answered a question, it knows the subscription before.
+        self.jetstream.query_account().await.map_err(|error| work::failure("subscribing", &error))?;
+        Ok(subscriber)
     }
 
     fn max_payload(&self) -> usize {

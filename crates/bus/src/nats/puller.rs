@@ -4,7 +4,6 @@
 //! requests are made here: each asks for the room that is free and not already asked for. The protocol is JetStream's
 //! (`$JS.API.CONSUMER.MSG.NEXT`): messages and status messages arrive at the reply subject of the request.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,14 +14,13 @@ use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 use trireme_inference::ModelKey;
 
+use super::connect::CLOSE_TIMEOUT;
+use super::pulls::{PULL_EXPIRES, Pulls};
 use super::{Nats, headers, subjects};
 use crate::{AckHandle, Acker, BusError, Connection, Delivery, Puller, envelope};
 
-/// How long a pull request stays with the broker. Short enough that one that got lost does not starve a worker.
-const PULL_EXPIRES: Duration = Duration::from_secs(10);
-
-/// How much longer than that its end is awaited before it counts as lost.
-const EXPIRY_SLACK: Duration = Duration::from_secs(1);
+/// Pause after a pull request that the broker turned down, so that asking again does not become a storm.
+const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
 pub struct NatsPuller {
     nats: Nats,
@@ -33,15 +31,9 @@ pub struct NatsPuller {
     inbox: String,
     incoming: Subscriber,
     connection: watch::Receiver<Connection>,
-    pulls: VecDeque<Pull>,
-    pulls_made: u64,
-}
-
-/// A pull request that the broker has not yet answered in full.
-struct Pull {
-    number: u64,
-    outstanding: usize,
-    expires: Instant,
+    pulls: Pulls,
+    /// No pull request is made before this.
+    paused_until: Option<Instant>,
 }
 
 /// What one message from the broker was.
@@ -49,6 +41,8 @@ enum Incoming {
     Work(Box<Delivery>),
     /// A status, or something unusable that has been dealt with.
     Nothing,
+    /// Word that there is no such queue.
+    NoQueue,
 }
 
 struct NatsAck {
@@ -59,92 +53,116 @@ struct NatsAck {
 
 impl NatsPuller {
     pub async fn open(nats: &Nats, model: &ModelKey) -> Result<NatsPuller, BusError> {
+        let mut connection = nats.connection.clone();
+        // What is true now is no change.
+        connection.mark_unchanged();
         let inbox = nats.client.new_inbox();
         let incoming = nats.subscribe(format!("{inbox}.*")).await?;
-        let next_subject =
-            format!("$JS.API.CONSUMER.MSG.NEXT.{}.{}", subjects::work_stream(model), subjects::WORKERS);
+        let next_subject = format!("$JS.API.CONSUMER.MSG.NEXT.{}.{}", subjects::work_stream(model), subjects::WORKERS);
         Ok(NatsPuller {
             nats: nats.clone(),
             model: model.clone(),
             next_subject,
             inbox,
             incoming,
-            connection: nats.connection.clone(),
-            pulls: VecDeque::new(),
-            pulls_made: 0,
+            connection,
+            pulls: Pulls::default(),
+            paused_until: None,
         })
     }
 
-    fn outstanding(&self) -> usize {
-        self.pulls.iter().map(|pull| pull.outstanding).sum()
-    }
-
-    /// Asks for the room that is not asked for yet, once that is worth a request.
-    async fn ask(&mut self, room: usize) -> Result<(), BusError> {
-        let outstanding = self.outstanding();
-        let missing = room.saturating_sub(outstanding);
-        if missing == 0 || (outstanding > 0 && missing < room.div_ceil(4)) {
+    /// Asks for the room that is not asked for yet.
+    async fn ask(&mut self, room: usize, now: Instant) -> Result<(), BusError> {
+        let missing = self.pulls.missing(room);
+        // What is sent while the connection is down goes out after it is back: in addition to what is asked for then.
+        let down = *self.connection.borrow() == Connection::Down;
+        if missing == 0 || down || self.paused_until.is_some() {
             return Ok(());
         }
-        self.pulls_made += 1;
-        let reply = format!("{}.{}", self.inbox, self.pulls_made);
+        let number = self.pulls.ask(missing, now);
+        let reply = format!("{}.{number}", self.inbox);
         let request = format!(r#"{{"batch":{missing},"expires":{}}}"#, PULL_EXPIRES.as_nanos());
         let sent = self.nats.client.publish_with_reply(self.next_subject.clone(), reply, request.into()).await;
-        sent.map_err(|error| BusError::Unreachable(error.to_string()))?;
-        let expires = Instant::now() + PULL_EXPIRES + EXPIRY_SLACK;
-        self.pulls.push_back(Pull { number: self.pulls_made, outstanding: missing, expires });
-        Ok(())
+        sent.map_err(|error| {
+            self.pulls.ended(number, None);
+            BusError::Unreachable(error.to_string())
+        })
     }
 
-    async fn receive(&mut self, message: Message) -> Result<Incoming, BusError> {
+    /// Does not wait, so that no delivery is lost between being received and being returned.
+    fn receive(&mut self, message: Message) -> Incoming {
         if let Some(status) = message.status {
-            return self.on_status(status, &message).map(|()| Incoming::Nothing);
+            return self.on_status(status, &message);
         }
-        // Work comes under the stream's subject, which does not tell the request: the oldest is served first.
-        if let Some(pull) = self.pulls.front_mut() {
-            pull.outstanding -= 1;
-            if pull.outstanding == 0 {
-                self.pulls.pop_front();
-            }
-        }
+        self.pulls.delivered();
         let work = headers::read_work(&message)
             .and_then(|headers| envelope::decode_work(headers, &message.payload))
             .map_err(|error| error.to_string());
         let message = jetstream::Message { message, context: self.nats.jetstream.clone() };
         let attempt = message.info().map(|info| u32::try_from(info.delivered).unwrap_or(u32::MAX));
-        match (work, attempt) {
+        let reason = match (work, attempt) {
             (Ok(work), Ok(attempt)) if work.queue() == Some(&self.model) => {
                 let acker = Acker::new(Arc::new(NatsAck { message }));
-                Ok(Incoming::Work(Box::new(Delivery { message: work, attempt, acker })))
+                return Incoming::Work(Box::new(Delivery { message: work, attempt, acker }));
             }
-            (work, attempt) => {
-                let reason = match (work, attempt) {
-                    (Err(error), _) => error,
-                    (_, Err(error)) => error.to_string(),
-                    (Ok(work), Ok(_)) => format!("its route leads to '{:?}'", work.queue()),
-                };
-                tracing::warn!(model = %self.model, subject = %message.subject, reason, "refused a malformed message");
-                let _ = message.ack_with(AckKind::Term).await;
-                Ok(Incoming::Nothing)
-            }
-        }
+            (Err(error), _) => error,
+            (_, Err(error)) => error.to_string(),
+            (Ok(work), Ok(_)) => match work.queue() {
+                Some(other) => format!("its route leads to '{other}'"),
+                None => "its route has no step left".to_owned(),
+            },
+        };
+        tracing::warn!(model = %self.model, subject = %message.subject, reason, "refused a malformed message");
+        crate::spawn("nats refusal", async move {
+            // Unsettled it would come again, to be refused again.
+            let _ = message.ack_with(AckKind::Term).await;
+        });
+        Incoming::Nothing
     }
 
     /// A status message ends the pull request whose reply subject it came to.
-    fn on_status(&mut self, status: StatusCode, message: &Message) -> Result<(), BusError> {
+    fn on_status(&mut self, status: StatusCode, message: &Message) -> Incoming {
         const HEARTBEAT: u16 = 100;
+        const EXPIRED: u16 = 408;
         const NO_RESPONDERS: u16 = 503;
         if status.as_u16() == HEARTBEAT {
-            return Ok(());
+            return Incoming::Nothing;
         }
-        let number = message.subject.rsplit('.').next().and_then(|token| token.parse().ok());
-        self.pulls.retain(|pull| Some(pull.number) != number);
+        let unserved = message.headers.as_ref().and_then(|headers| headers.get("Nats-Pending-Messages"));
+        let unserved = unserved.and_then(|value| value.as_str().parse().ok());
+        if let Some(number) = message.subject.rsplit('.').next().and_then(|token| token.parse().ok()) {
+            self.pulls.ended(number, unserved);
+        }
         let gone = message.description.as_deref().is_some_and(|text| text.contains("Deleted"));
         if status.as_u16() == NO_RESPONDERS || gone {
             self.pulls.clear();
-            return Err(BusError::NoQueue { model: self.model.clone() });
+            return Incoming::NoQueue;
         }
-        Ok(())
+        if status.as_u16() != EXPIRED {
+            tracing::debug!(model = %self.model, %status, description = message.description, "a pull request ended");
+            self.paused_until = Some(Instant::now() + REFUSED_PAUSE);
+        }
+        Incoming::Nothing
+    }
+
+    /// Waits for a message. `None` when there is something else to see to first.
+    async fn wait(&mut self, until: Instant) -> Result<Option<Message>, BusError> {
+        tokio::select! {
+            biased;
+            message = self.incoming.next() => match message {
+                Some(message) => Ok(Some(message)),
+                None => Err(BusError::Unreachable("connection closed".to_owned())),
+            },
+            changed = self.connection.changed() => {
+                if changed.is_err() {
+                    return Err(BusError::Unreachable("connection closed".to_owned()));
+                }
+                // A new connection knows nothing of what was asked over the old one.
+                self.pulls.clear();
+                Ok(None)
+            }
+            () = tokio::time::sleep_until(until.into()) => Ok(None),
+        }
     }
 }
 
@@ -152,42 +170,49 @@ impl NatsPuller {
 impl Puller for NatsPuller {
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError> {
         let room = room.max(1);
-        let mut deliveries = Vec::new();
         loop {
             let now = Instant::now();
-            self.pulls.retain(|pull| pull.expires > now);
-            self.ask(room).await?;
-
-            let expires = self.pulls.iter().map(|pull| pull.expires).min().unwrap_or(now + PULL_EXPIRES);
-            let message = tokio::select! {
-                biased;
-                message = self.incoming.next() => message,
-                changed = self.connection.changed() => {
-                    if changed.is_ok() {
-                        // A new connection knows nothing of what was asked over the old one.
-                        self.pulls.clear();
+            self.pulls.forget_lost(now);
+            self.paused_until = self.paused_until.filter(|until| *until > now);
+            self.ask(room, now).await?;
+            let wake = self.paused_until.or(self.pulls.next_loss()).unwrap_or(now + PULL_EXPIRES);
+            let mut arrived = self.wait(wake).await?;
+            // From here to the return nothing waits. Whatever else has arrived comes along.
+            let mut deliveries = Vec::new();
+            while let Some(message) = arrived {
+                match self.receive(message) {
+                    Incoming::Work(delivery) => deliveries.push(*delivery),
+                    Incoming::Nothing => {}
+                    Incoming::NoQueue if deliveries.is_empty() => {
+                        return Err(BusError::NoQueue { model: self.model.clone() });
                     }
-                    continue;
+                    // Said again when asked again.
+                    Incoming::NoQueue => break,
                 }
-                () = tokio::time::sleep_until(expires.into()) => continue,
-            };
-            let Some(message) = message else {
-                return Err(BusError::Unreachable("connection closed".to_owned()));
-            };
-            if let Incoming::Work(delivery) = self.receive(message).await? {
-                deliveries.push(*delivery);
-            }
-            // Whatever else has arrived comes along.
-            while deliveries.len() < room {
-                let Some(Some(message)) = self.incoming.next().now_or_never() else { break };
-                if let Incoming::Work(delivery) = self.receive(message).await? {
-                    deliveries.push(*delivery);
-                }
+                arrived = match deliveries.len() < room {
+                    true => self.incoming.next().now_or_never().flatten(),
+                    false => None,
+                };
             }
             if !deliveries.is_empty() {
                 return Ok(deliveries);
             }
         }
+    }
+
+    async fn stop(&mut self) {
+        self.pulls.clear();
+        let hand_back = async {
+            // The broker sends no more once it has read this; what it sent before is read here, to the end.
+            let _ = self.incoming.drain().await;
+            while let Some(message) = self.incoming.next().await {
+                if let Incoming::Work(delivery) = self.receive(message) {
+                    let _ = delivery.acker.nak(Duration::ZERO).await;
+                }
+            }
+        };
+        // What cannot be handed back now comes again after ack_wait.
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, hand_back).await;
     }
 }
 

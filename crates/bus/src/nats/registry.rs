@@ -8,7 +8,7 @@ use async_nats::jetstream::stream::StorageType;
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
-use super::work::chain;
+use super::work::failure;
 use super::{Nats, WATCH_BACKLOG, subjects};
 use crate::registry::{RegistryEvent, WorkerEntry};
 use crate::{BusError, Connection};
@@ -21,13 +21,13 @@ pub async fn announce(nats: &Nats, entry: &WorkerEntry) -> Result<(), BusError> 
     let value = serde_json::to_vec(entry)
         .map_err(|error| BusError::Refused { action: "announcing a worker", reason: error.to_string() })?;
     let put = bucket(nats).await?.put(entry.key(), value.into()).await;
-    put.map(drop).map_err(|error| refused("announcing a worker", &error))
+    put.map(drop).map_err(|error| failure("announcing a worker", &error))
 }
 
 /// Deletes the entry.
 pub async fn withdraw(nats: &Nats, entry: &WorkerEntry) -> Result<(), BusError> {
     let deleted = bucket(nats).await?.delete(entry.key()).await;
-    deleted.map_err(|error| refused("withdrawing a worker", &error))
+    deleted.map_err(|error| failure("withdrawing a worker", &error))
 }
 
 /// Follows the bucket for as long as the receiver is there.
@@ -52,7 +52,7 @@ async fn follow(nats: &Nats, events: &mpsc::Sender<RegistryEvent>) -> Result<(),
     let mut connection = nats.connection.clone();
     connection.borrow_and_update();
     let bucket = bucket(nats).await?;
-    let mut watch = bucket.watch_with_history(">").await.map_err(|error| refused("watching the registry", &error))?;
+    let mut watch = bucket.watch_with_history(">").await.map_err(|error| failure("watching the registry", &error))?;
     loop {
         let entry = tokio::select! {
             entry = watch.next() => entry,
@@ -64,7 +64,7 @@ async fn follow(nats: &Nats, events: &mpsc::Sender<RegistryEvent>) -> Result<(),
             () = events.closed() => return Ok(()),
         };
         let Some(entry) = entry else { return Ok(()) };
-        let entry = entry.map_err(|error| refused("watching the registry", &error))?;
+        let entry = entry.map_err(|error| failure("watching the registry", &error))?;
         let event = match entry.operation {
             kv::Operation::Put => match serde_json::from_slice(&entry.value) {
                 Ok(worker) => RegistryEvent::Put(worker),
@@ -94,9 +94,5 @@ async fn bucket(nats: &Nats) -> Result<kv::Store, BusError> {
         ..Default::default()
     };
     let created = nats.jetstream.create_key_value(config).await;
-    created.map_err(|error| refused("making the registry bucket", &error))
-}
-
-fn refused(action: &'static str, error: &(dyn std::error::Error + 'static)) -> BusError {
-    BusError::Refused { action, reason: chain(error) }
+    created.map_err(|error| failure("making the registry bucket", &error))
 }

@@ -43,10 +43,8 @@ impl Nats {
             storage,
             ..Default::default()
         };
-        self.jetstream.create_or_update_stream(config).await.map_err(|error| BusError::Refused {
-            action: "making a work queue",
-            reason: format!("stream {name}: {}", chain(&error)),
-        })?;
+        let made = self.jetstream.create_or_update_stream(config).await;
+        made.map_err(|error| failure("making a work queue", &error))?;
         let config = consumer::pull::Config {
             durable_name: Some(subjects::WORKERS.to_owned()),
             description: Some(format!("workers of {model}")),
@@ -59,10 +57,7 @@ impl Nats {
             ..Default::default()
         };
         let created = self.jetstream.create_consumer_on_stream(config, &name).await;
-        created.map(drop).map_err(|error| BusError::Refused {
-            action: "making a work queue's consumer",
-            reason: format!("stream {name}: {}", chain(&error)),
-        })
+        created.map(drop).map_err(|error| failure("making a work queue's consumer", &error))
     }
 
     /// Publishes into the queue of the route's current step and waits for the broker's confirmation.
@@ -75,7 +70,7 @@ impl Nats {
         };
         let body = envelope::encode_work(message)?;
         let subject = subjects::work(model, message.priority);
-        self.publish_confirmed(model, subject, headers::write_work(message), body).await
+        self.publish_confirmed(model, subject, headers::write_work(message)?, body).await
     }
 
     /// Puts a message into the dead-letter stream, which is made when first needed.
@@ -89,11 +84,9 @@ impl Nats {
             max_messages: DEAD_LETTERS_KEPT,
             ..Default::default()
         };
-        self.jetstream.get_or_create_stream(config).await.map_err(|error| BusError::Refused {
-            action: "making the dead-letter stream",
-            reason: chain(&error),
-        })?;
-        let mut headers = headers::write_work(&letter.message);
+        let made = self.jetstream.get_or_create_stream(config).await;
+        made.map_err(|error| failure("making the dead-letter stream", &error))?;
+        let mut headers = headers::write_work(&letter.message)?;
         // Header values are one line; control characters in a message would be refused.
         let reason: String = letter.reason.message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         headers.insert(headers::DEAD_REASON, reason);
@@ -127,6 +120,7 @@ impl Nats {
     }
 
     fn publish_error(&self, model: &ModelKey, size: usize, error: &PublishError) -> BusError {
+        let answer = jetstream_error(error).map(jetstream::Error::error_code);
         match error.kind() {
             PublishErrorKind::StreamNotFound => BusError::NoQueue { model: model.clone() },
             PublishErrorKind::MaxPayloadExceeded => {
@@ -135,17 +129,23 @@ impl Nats {
             PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe | PublishErrorKind::MaxAckPending => {
                 BusError::Unreachable(chain(error))
             }
-            _ if jetstream_code(error) == Some(jetstream::ErrorCode::STREAM_STORE_FAILED) => {
-                BusError::Full { model: model.clone() }
-            }
+            _ if answer == Some(jetstream::ErrorCode::STREAM_STORE_FAILED) => BusError::Full { model: model.clone() },
             _ => BusError::Refused { action: "publishing", reason: chain(error) },
         }
     }
 }
 
-fn jetstream_code(error: &PublishError) -> Option<jetstream::ErrorCode> {
-    let source = error.source()?.downcast_ref::<jetstream::Error>()?;
-    Some(source.error_code())
+/// What it means that `action` failed: the broker's own words are a refusal; without any it was not reached.
+pub fn failure(action: &'static str, error: &(dyn Error + 'static)) -> BusError {
+    match jetstream_error(error) {
+        Some(_) => BusError::Refused { action, reason: chain(error) },
+        None => BusError::Unreachable(format!("{action}: {}", chain(error))),
+    }
+}
+
+/// The broker's answer among the causes of `error`.
+fn jetstream_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a jetstream::Error> {
+    std::iter::successors(Some(error), |error| (*error).source()).find_map(|error| error.downcast_ref())
 }
 
 /// An error with its causes, in one line.

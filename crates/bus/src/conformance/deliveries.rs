@@ -1,0 +1,94 @@
+//! Properties of deliveries: settled, refused or let go.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use trireme_inference::ModelKey;
+
+use super::Setup;
+use super::fixtures::{ACK_WAIT, assert_idle, message, model, number, options, take, within};
+use crate::{Bus, Puller, QueueOptions};
+
+pub async fn an_acknowledged_message_is_forgotten(setup: &Setup) {
+    let (_, mut puller, _) = queue_with_one(setup, "acked", &options()).await;
+    take(&mut puller, "the message").await.acker.ack().await.expect("acknowledged");
+    assert_idle(&mut puller, ACK_WAIT * 2, "an acknowledged message").await;
+}
+
+pub async fn a_terminated_message_is_forgotten(setup: &Setup) {
+    let (_, mut puller, _) = queue_with_one(setup, "terminated", &options()).await;
+    take(&mut puller, "the message").await.acker.term("it is of no use").await.expect("terminated");
+    assert_idle(&mut puller, ACK_WAIT * 2, "a terminated message").await;
+}
+
+pub async fn a_refused_message_comes_again_after_the_delay(setup: &Setup) {
+    let (bus, mut puller, model) = queue_with_one(setup, "refused", &options()).await;
+    let delivery = take(&mut puller, "the message").await;
+    let first = delivery.message.clone();
+    delivery.acker.nak(Duration::from_millis(800)).await.expect("refused");
+    // Others are not held up by it.
+    bus.publish(&message(&model, 2)).await.expect("the queue takes the message");
+    let other = take(&mut puller, "another message").await;
+    assert_eq!((number(&other), other.attempt), (2, 1));
+    other.acker.ack().await.expect("acknowledged");
+    assert_idle(&mut puller, Duration::from_millis(400), "before the delay has passed").await;
+
+    let again = take(&mut puller, "the refused message").await;
+    assert_eq!((&again.message, again.attempt), (&first, 2));
+    again.acker.nak(Duration::ZERO).await.expect("refused");
+    let at_once = take(&mut puller, "the message refused without delay").await;
+    assert_eq!((&at_once.message, at_once.attempt), (&first, 3));
+    at_once.acker.ack().await.expect("acknowledged");
+}
+
+pub async fn a_message_let_go_comes_again(setup: &Setup) {
+    let (_, mut puller, model) = queue_with_one(setup, "let go", &options()).await;
+    drop(take(&mut puller, "the message").await);
+    // Another worker gets it as well.
+    let other = setup.connect().await;
+    let mut other = other.pull(&model).await.expect("the queue can be worked on");
+    let again = within("the message that was let go", async {
+        tokio::select! {
+            deliveries = puller.next(1) => deliveries,
+            deliveries = other.next(1) => deliveries,
+        }
+    });
+    let again = again.await.expect("work").remove(0);
+    assert_eq!((number(&again), again.attempt), (1, 2));
+    again.acker.ack().await.expect("acknowledged");
+}
+
+pub async fn signs_of_progress_keep_a_delivery(setup: &Setup) {
+    let (_, mut puller, _) = queue_with_one(setup, "progress", &options()).await;
+    let delivery = take(&mut puller, "the message").await;
+    let handle = delivery.acker.handle();
+    for _ in 0..12 {
+        handle.in_progress().await.expect("a sign of progress");
+        assert_idle(&mut puller, ACK_WAIT / 4, "a delivery that is being worked on").await;
+    }
+    delivery.acker.ack().await.expect("acknowledged");
+    assert_idle(&mut puller, ACK_WAIT * 2, "an acknowledged message").await;
+}
+
+pub async fn deliveries_end_after_the_one_that_gives_up(setup: &Setup) {
+    let (_, mut puller, _) = queue_with_one(setup, "poison", &QueueOptions { max_deliver: 2, ..options() }).await;
+    for attempt in 1..=3 {
+        let delivery = take(&mut puller, "the message once more").await;
+        assert_eq!(delivery.attempt, attempt);
+        delivery.acker.nak(Duration::ZERO).await.expect("refused");
+    }
+    assert_idle(&mut puller, ACK_WAIT * 3, "a message past its last delivery").await;
+}
+
+/// A queue that message number 1 waits in, and a worker's hold on it.
+async fn queue_with_one(
+    setup: &Setup,
+    name: &str,
+    options: &QueueOptions,
+) -> (Arc<dyn Bus>, Box<dyn Puller>, ModelKey) {
+    let (bus, model) = (setup.connect().await, model(name));
+    within("a queue", bus.declare_queue(&model, options)).await.expect("a queue is made");
+    within("a publish", bus.publish(&message(&model, 1))).await.expect("the queue takes the message");
+    let puller = within("a hold on the queue", bus.pull(&model)).await.expect("the queue can be worked on");
+    (bus, puller, model)
+}

@@ -1,0 +1,163 @@
+//! Messages, names and bounded waits: for the properties, and for tests of a single bus.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use trireme_inference::{
+    DataType, Hop, Ledger, ModelKey, ParameterValue, Parameters, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
+};
+
+use crate::{Delivery, Puller, QueueOptions, WorkMessage};
+
+/// Longer than anything takes that works, on a machine with more to do.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Short, so that redeliveries are soon seen; long enough that a busy machine does not cause any.
+pub const ACK_WAIT: Duration = Duration::from_millis(600);
+
+/// Waits for what has to happen.
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(LIMIT, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("waited {LIMIT:?} in vain for {what}"),
+    }
+}
+
+/// A name that nobody has used, with characters that no subject or bucket key can hold.
+pub fn unique(name: &str) -> String {
+    format!("{name}. *>é/{}", nuid::next())
+}
+
+/// A model version of its own.
+pub fn model(name: &str) -> ModelKey {
+    ModelKey { name: unique(name), version: 3 }
+}
+
+/// Options whose deliveries run out soon. Brokers set `max_bytes` aside, so it is modest.
+pub fn options() -> QueueOptions {
+    QueueOptions { ack_wait: ACK_WAIT, max_bytes: 16 << 20, ..QueueOptions::default() }
+}
+
+/// Options whose deliveries do not run out within a test: whatever comes twice is a fault.
+pub fn patient_options() -> QueueOptions {
+    QueueOptions { ack_wait: Duration::from_secs(60), ..options() }
+}
+
+/// A small message for the queue of `model`, recognised by its number.
+pub fn message(model: &ModelKey, number: i64) -> WorkMessage {
+    let tensor = Tensor::from_values("number", [1], vec![number]).expect("one number in a tensor of one");
+    with_tensors(model, vec![tensor])
+}
+
+/// A message that weighs `size` bytes and a little.
+pub fn heavy_message(model: &ModelKey, size: usize) -> WorkMessage {
+    let tensor =
+        Tensor::from_values("ballast", [size as i64], vec![0u8; size]).expect("as many bytes as the shape says");
+    with_tensors(model, vec![tensor])
+}
+
+/// The number of a message that [`message`] made.
+pub fn number(delivery: &Delivery) -> i64 {
+    let tensor = delivery.message.tensors.first().expect("the message has its tensor");
+    *tensor.values::<i64>().expect("it is INT64").first().expect("it holds a number")
+}
+
+/// A message that makes use of every field, and of tensors of every datatype.
+pub fn full_message(model: &ModelKey) -> WorkMessage {
+    let mut tensors: Vec<Tensor> = DataType::ALL
+        .into_iter()
+        .filter_map(|datatype| {
+            let size = datatype.element_size()?;
+            let data: Vec<u8> = (0..size * 6).map(|i| i as u8).collect();
+            Some(tensor(datatype.name(), datatype, &[2, 3], data))
+        })
+        .collect();
+    let elements = [&b"a\0b"[..], b"", "é".as_bytes(), b"\xff\xfe"];
+    tensors.push(Tensor::from_bytes_elements("TEXT", [2, 2], &elements).expect("four elements"));
+    tensors.push(tensor("scalar", DataType::Fp32, &[], vec![0, 0, 128, 63]));
+    tensors.push(tensor("nothing", DataType::Fp16, &[4, 0, 2], vec![]));
+    tensors.push(tensor("no texts", DataType::Bytes, &[0], vec![]));
+    tensors.push(tensor("", DataType::Int8, &[1], vec![7]));
+
+    let parameters = Parameters::from([
+        ("truncate".to_owned(), ParameterValue::Bool(true)),
+        ("negative".to_owned(), ParameterValue::Int64(-5)),
+        ("large".to_owned(), ParameterValue::Uint64(u64::MAX)),
+        ("temperature".to_owned(), ParameterValue::Double(0.5)),
+        ("".to_owned(), "línea\n\"2\"".into()),
+    ]);
+    let next = ModelKey { name: "another model".to_owned(), version: i64::MAX };
+    let steps = vec![
+        Step {
+            model: model.clone(),
+            inputs: vec![
+                StepInput { name: "text".to_owned(), tensor: "TEXT".to_owned(), optional: false },
+                StepInput { name: "extra".to_owned(), tensor: "missing".to_owned(), optional: true },
+            ],
+            outputs: vec![StepOutput { name: "ids".to_owned(), tensor: "input_ids".to_owned() }],
+            dead: vec!["TEXT".to_owned(), "scalar".to_owned()],
+        },
+        Step { model: next, inputs: vec![], outputs: vec![], dead: vec![] },
+    ];
+    let hop = Hop {
+        model: "first".to_owned(),
+        worker: "worker-1".to_owned(),
+        transit_us: 1,
+        queue_us: u64::MAX,
+        compute_input_us: 3,
+        compute_infer_us: 4,
+        compute_output_us: 5,
+        batch_size: 6,
+    };
+    WorkMessage {
+        request_id: nuid::next().to_string(),
+        gateway: unique("gateway"),
+        deadline: UnixMicros::NEVER,
+        priority: 2,
+        traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned()),
+        client_id: "the client's own id: ü\n".to_owned(),
+        sent_at: UnixMicros(1_700_000_000_000_001),
+        route: Route::resume(ModelKey { name: "ensemble".to_owned(), version: 9 }, true, 1, steps),
+        tensors,
+        parameters: Arc::new(parameters),
+        ledger: Ledger(vec![hop, Hop::default()]),
+    }
+}
+
+/// Waits for one delivery.
+pub async fn take(puller: &mut Box<dyn Puller>, what: &str) -> Delivery {
+    let mut deliveries = within(what, puller.next(1)).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert_eq!(deliveries.len(), 1, "{what}: one delivery for room of one");
+    deliveries.remove(0)
+}
+
+/// Checks that nothing is delivered for a while.
+pub async fn assert_idle(puller: &mut Box<dyn Puller>, time: Duration, why: &str) {
+    match tokio::time::timeout(time, puller.next(1)).await {
+        Err(_) => {}
+        Ok(Ok(deliveries)) => panic!("{why}: nothing is to be delivered, got {deliveries:?}"),
+        Ok(Err(error)) => panic!("{why}: {error}"),
+    }
+}
+
+fn with_tensors(model: &ModelKey, tensors: Vec<Tensor>) -> WorkMessage {
+    let step = Step { model: model.clone(), inputs: vec![], outputs: vec![], dead: vec![] };
+    WorkMessage {
+        request_id: nuid::next().to_string(),
+        gateway: "gateway".to_owned(),
+        deadline: UnixMicros::now().after(Duration::from_secs(300)),
+        priority: 0,
+        traceparent: None,
+        client_id: String::new(),
+        sent_at: UnixMicros::now(),
+        route: Route::resume(model.clone(), false, 0, vec![step]),
+        tensors,
+        parameters: Arc::default(),
+        ledger: Ledger::default(),
+    }
+}
+
+fn tensor(name: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> Tensor {
+    Tensor::new(name, datatype, shape, Bytes::from(data)).expect("bytes that fit the shape")
+}

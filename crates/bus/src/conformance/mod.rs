@@ -1,0 +1,79 @@
+//! What every bus has to do, as a suite of properties: [`run`] panics when a bus breaks one.
+//!
+//! Each property is one function whose name says it; each works on queues, gateways and models of its own, so that a
+//! bus may be in use meanwhile. Every wait has a limit and says what it waited for.
+//!
+//! Not here: what only one bus can do (a broker that dies, malformed messages on the wire): tests of that bus.
+
+mod deliveries;
+pub mod fixtures;
+mod queues;
+mod registry;
+mod replies;
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::Bus;
+
+/// How the suite gets at the bus under test.
+pub struct Setup {
+    connect: Box<dyn Fn() -> Connecting + Send + Sync>,
+}
+
+type Connecting = Pin<Box<dyn Future<Output = Arc<dyn Bus>> + Send>>;
+
+// === impl Setup ===
+
+impl Setup {
+    /// `connect` makes a new connection to one and the same bus each time: a gateway's, a worker's.
+    pub fn new<F>(connect: impl Fn() -> F + Send + Sync + 'static) -> Setup
+    where
+        F: Future<Output = Arc<dyn Bus>> + Send + 'static,
+    {
+        Setup { connect: Box::new(move || Box::pin(connect())) }
+    }
+
+    async fn connect(&self) -> Arc<dyn Bus> {
+        fixtures::within("a connection to the bus", (self.connect)()).await
+    }
+}
+
+/// Holds the bus against every property, one after the other. Takes some ten seconds where deliveries time out on a
+/// broker's clock.
+///
+/// # Panics
+/// When the bus breaks a property; the captured output names it last.
+pub async fn run(setup: &Setup) {
+    macro_rules! hold {
+        ($($property:path),* $(,)?) => {$(
+            println!("conformance: {}", stringify!($property));
+            $property(setup).await;
+        )*};
+    }
+    hold![
+        queues::a_message_arrives_whole_at_exactly_one_worker,
+        queues::publishing_to_a_queue_that_nobody_declared_says_so,
+        queues::a_queue_can_be_declared_again_and_by_many_at_once,
+        queues::a_step_published_twice_is_delivered_once,
+        queues::a_queue_full_by_count_refuses_until_there_is_room,
+        queues::a_queue_full_by_bytes_refuses_until_there_is_room,
+        queues::one_worker_gets_messages_in_order,
+        queues::a_worker_takes_no_more_than_it_has_room_for,
+        queues::a_worker_that_stops_hands_back_what_was_sent_to_it,
+        queues::waiting_for_work_can_be_cancelled_without_loss,
+        queues::many_publishers_and_workers_lose_and_repeat_nothing,
+        deliveries::an_acknowledged_message_is_forgotten,
+        deliveries::a_terminated_message_is_forgotten,
+        deliveries::a_refused_message_comes_again_after_the_delay,
+        deliveries::a_message_let_go_comes_again,
+        deliveries::signs_of_progress_keep_a_delivery,
+        deliveries::deliveries_end_after_the_one_that_gives_up,
+        replies::replies_reach_the_gateway_and_request_they_are_for,
+        replies::replies_come_in_sequence_without_repetitions,
+        replies::a_waiter_that_leaves_leaves_nothing_behind,
+        replies::a_reply_that_nobody_waits_for_is_no_error,
+        replies::a_cancellation_reaches_every_worker,
+        registry::a_watcher_sees_what_is_there_and_then_every_change,
+    ];
+}

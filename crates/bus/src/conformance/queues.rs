@@ -1,0 +1,260 @@
+//! Properties of queues: what goes in comes out, once, at one worker, and only so much goes in.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use trireme_inference::ModelKey;
+
+use super::Setup;
+use super::fixtures::{
+    assert_idle, full_message, heavy_message, message, model, number, patient_options, take, within,
+};
+use crate::{Bus, BusError, Delivery, Puller, QueueOptions, WorkMessage};
+
+/// Time in which a message that is not to come would have come.
+const A_WHILE: Duration = Duration::from_millis(200);
+
+pub async fn a_message_arrives_whole_at_exactly_one_worker(setup: &Setup) {
+    let (gateway, one, two) = (setup.connect().await, setup.connect().await, setup.connect().await);
+    let model = model("whole");
+    one.declare_queue(&model, &patient_options()).await.expect("a queue is made");
+    let mut pullers = [open(&*one, &model).await, open(&*two, &model).await];
+
+    let sent = full_message(&model);
+    publish(&*gateway, &sent).await;
+    let [first, second] = &mut pullers;
+    let delivery = within("the message at one of two workers", async {
+        tokio::select! {
+            deliveries = first.next(1) => deliveries,
+            deliveries = second.next(1) => deliveries,
+        }
+    });
+    let delivery = only(delivery.await);
+    assert_eq!(delivery.message, sent);
+    assert_eq!(delivery.attempt, 1);
+    for puller in &mut pullers {
+        assert_idle(puller, A_WHILE, "the message was delivered").await;
+    }
+    delivery.acker.ack().await.expect("acknowledged");
+}
+
+pub async fn publishing_to_a_queue_that_nobody_declared_says_so(setup: &Setup) {
+    let bus = setup.connect().await;
+    let model = model("undeclared");
+    let published = within("an answer about the queue", bus.publish(&message(&model, 0))).await;
+    assert!(matches!(published, Err(BusError::NoQueue { model: ref named }) if *named == model), "{published:?}");
+    // A bus may know at once, or when it asks for work.
+    let pulled = within("an answer about the queue", async { bus.pull(&model).await?.next(1).await }).await;
+    assert!(matches!(pulled, Err(BusError::NoQueue { model: ref named }) if *named == model), "{pulled:?}");
+}
+
+pub async fn a_queue_can_be_declared_again_and_by_many_at_once(setup: &Setup) {
+    let (one, two) = (setup.connect().await, setup.connect().await);
+    let (model, options) = (model("declared"), patient_options());
+    let declare = |bus| within("a queue", Bus::declare_queue(bus, &model, &options));
+    for declared in join_all([&*one, &*two, &*one, &*two, &*one, &*two].map(declare)).await {
+        declared.expect("any number may declare a queue at once");
+    }
+    publish(&*one, &message(&model, 7)).await;
+    declare(&*two).await.expect("a queue may be declared again");
+    let delivery = take(&mut open(&*two, &model).await, "what was in the queue before").await;
+    assert_eq!(number(&delivery), 7);
+    delivery.acker.ack().await.expect("acknowledged");
+}
+
+pub async fn a_step_published_twice_is_delivered_once(setup: &Setup) {
+    let (bus, model) = declared(setup, "twice", &patient_options()).await;
+    let sent = message(&model, 1);
+    publish(&*bus, &sent).await;
+    publish(&*setup.connect().await, &sent).await;
+    let mut puller = open(&*bus, &model).await;
+    let delivery = take(&mut puller, "the message").await;
+    publish(&*bus, &sent).await;
+    assert_idle(&mut puller, A_WHILE, "the same step").await;
+    delivery.acker.ack().await.expect("acknowledged");
+    // The request's next step is another message, even if the same model runs it.
+    let mut next = sent.clone();
+    next.route = trireme_inference::Route::resume(model.clone(), false, 1, sent.route.remaining().to_vec());
+    publish(&*bus, &next).await;
+    take(&mut puller, "the next step").await.acker.ack().await.expect("acknowledged");
+}
+
+pub async fn a_queue_full_by_count_refuses_until_there_is_room(setup: &Setup) {
+    let (bus, model) = declared(setup, "count", &QueueOptions { max_messages: 2, ..patient_options() }).await;
+    publish(&*bus, &message(&model, 1)).await;
+    publish(&*bus, &message(&model, 2)).await;
+    refuses_until_acknowledged(&*bus, &model, &message(&model, 3)).await;
+}
+
+pub async fn a_queue_full_by_bytes_refuses_until_there_is_room(setup: &Setup) {
+    let (bus, model) = declared(setup, "bytes", &QueueOptions { max_bytes: 64 << 10, ..patient_options() }).await;
+    publish(&*bus, &heavy_message(&model, 40 << 10)).await;
+    refuses_until_acknowledged(&*bus, &model, &heavy_message(&model, 40 << 10)).await;
+}
+
+/// The queue is full for `refused`, also while a worker has a message, and takes it once that is acknowledged.
+async fn refuses_until_acknowledged(bus: &dyn Bus, model: &ModelKey, refused: &WorkMessage) {
+    let full = |published| matches!(published, Err(BusError::Full { model: ref named }) if named == model);
+    assert!(full(within("a refusal", bus.publish(refused)).await), "the queue is full");
+    let delivery = take(&mut open(bus, model).await, "the first message").await;
+    assert!(full(within("a refusal", bus.publish(refused)).await), "a delivered message still takes its place");
+    delivery.acker.ack().await.expect("acknowledged");
+    within("room after an acknowledgement", async {
+        while let Err(error) = bus.publish(refused).await {
+            assert!(full(Err(error)), "nothing else is wrong");
+            // The acknowledgement is on its way.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+pub async fn one_worker_gets_messages_in_order(setup: &Setup) {
+    let (bus, model) = declared(setup, "order", &patient_options()).await;
+    let mut puller = open(&*bus, &model).await;
+    for n in 0..50 {
+        publish(&*bus, &message(&model, n)).await;
+    }
+    let mut numbers = Vec::new();
+    while numbers.len() < 50 {
+        let deliveries = within("the next messages", puller.next(8)).await.expect("work");
+        assert!((1..=8).contains(&deliveries.len()), "got {} deliveries for room of 8", deliveries.len());
+        for delivery in deliveries {
+            numbers.push(number(&delivery));
+            delivery.acker.ack().await.expect("acknowledged");
+        }
+    }
+    assert_eq!(numbers, (0..50).collect::<Vec<_>>());
+}
+
+pub async fn a_worker_takes_no_more_than_it_has_room_for(setup: &Setup) {
+    let (bus, model) = declared(setup, "room", &patient_options()).await;
+    let (one, two) = (setup.connect().await, setup.connect().await);
+    let (mut busy, mut peer) = (open(&*one, &model).await, open(&*two, &model).await);
+    // The busy worker waits first, so that all of the queue is its to take.
+    assert_idle(&mut busy, A_WHILE, "an empty queue").await;
+    for n in 0..20 {
+        publish(&*bus, &message(&model, n)).await;
+    }
+    let mut taken: Vec<Delivery> = Vec::new();
+    while taken.len() < 3 {
+        let more = within("work for the busy worker", busy.next(3 - taken.len())).await.expect("work");
+        taken.extend(more);
+    }
+    assert_eq!(taken.len(), 3);
+    let mut numbers: HashSet<i64> = taken.iter().map(number).collect();
+    for _ in taken.len()..20 {
+        let delivery = take(&mut peer, "what the busy worker has no room for").await;
+        assert!(numbers.insert(number(&delivery)), "message {} came twice", number(&delivery));
+        delivery.acker.ack().await.expect("acknowledged");
+    }
+    for delivery in taken {
+        delivery.acker.ack().await.expect("acknowledged");
+    }
+}
+
+pub async fn a_worker_that_stops_hands_back_what_was_sent_to_it(setup: &Setup) {
+    let (bus, model) = declared(setup, "stopping", &patient_options()).await;
+    let (one, two) = (setup.connect().await, setup.connect().await);
+    let (mut stopping, mut peer) = (open(&*one, &model).await, open(&*two, &model).await);
+    let waiting = tokio::time::timeout(A_WHILE, stopping.next(3)).await;
+    assert!(waiting.is_err(), "the queue is empty, got {waiting:?}");
+    for n in 0..6 {
+        publish(&*bus, &message(&model, n)).await;
+    }
+    // A broker sends what was asked for, though nobody looks.
+    tokio::time::sleep(A_WHILE).await;
+    within("the end of a worker", stopping.stop()).await;
+    let mut numbers = HashSet::new();
+    for _ in 0..6 {
+        let delivery = take(&mut peer, "what the worker that stopped had not taken").await;
+        assert!(numbers.insert(number(&delivery)), "message {} came twice", number(&delivery));
+        delivery.acker.ack().await.expect("acknowledged");
+    }
+}
+
+pub async fn waiting_for_work_can_be_cancelled_without_loss(setup: &Setup) {
+    const MESSAGES: i64 = 300;
+    let (bus, model) = declared(setup, "cancelled", &patient_options()).await;
+    let worker = setup.connect().await;
+    let mut puller = open(&*worker, &model).await;
+    let publishing = async {
+        for n in 0..MESSAGES {
+            publish(&*bus, &message(&model, n)).await;
+            if n % 3 == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+    };
+    let pulling = async {
+        let mut numbers = HashSet::new();
+        for round in 0u64.. {
+            if numbers.len() as i64 == MESSAGES {
+                return;
+            }
+            // Also given up before it could wait at all.
+            let patience = Duration::from_micros(500 * (round % 4));
+            let Ok(deliveries) = tokio::time::timeout(patience, puller.next(3)).await else { continue };
+            for delivery in deliveries.expect("work") {
+                assert_eq!(delivery.attempt, 1, "nothing was let go");
+                assert!(numbers.insert(number(&delivery)), "message {} came twice", number(&delivery));
+                delivery.acker.ack().await.expect("acknowledged");
+            }
+        }
+    };
+    within("every message in spite of cancelled waits", async { tokio::join!(publishing, pulling) }).await;
+}
+
+pub async fn many_publishers_and_workers_lose_and_repeat_nothing(setup: &Setup) {
+    const PARTIES: usize = 4;
+    const MESSAGES: usize = 2000;
+    let (bus, model) = declared(setup, "many", &patient_options()).await;
+    let others = [setup.connect().await, setup.connect().await, setup.connect().await];
+    let buses = [&bus, &others[0], &others[1], &others[2]];
+    let (left, numbers) = (AtomicUsize::new(MESSAGES), Mutex::new(HashSet::new()));
+
+    let (model, left, numbers) = (&model, &left, &numbers);
+    let publishing = (0..PARTIES).map(|party| async move {
+        for n in (party..MESSAGES).step_by(PARTIES) {
+            publish(&**buses[party], &message(model, n as i64)).await;
+        }
+    });
+    let pulling = (0..PARTIES).map(|party| async move {
+        let mut puller = open(&**buses[party], model).await;
+        while left.load(Ordering::Relaxed) > 0 {
+            // A worker that gets none of the last messages has to notice the end.
+            let Ok(deliveries) = tokio::time::timeout(A_WHILE, puller.next(16)).await else { continue };
+            for delivery in deliveries.expect("work") {
+                assert!(numbers.lock().insert(number(&delivery)), "message {} came twice", number(&delivery));
+                delivery.acker.ack().await.expect("acknowledged");
+                left.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    });
+    within("all messages", async { tokio::join!(join_all(publishing), join_all(pulling)) }).await;
+    assert_eq!(numbers.lock().len(), MESSAGES);
+    assert_idle(&mut open(&**buses[0], model).await, A_WHILE, "everything was acknowledged").await;
+}
+
+async fn declared(setup: &Setup, name: &str, options: &QueueOptions) -> (std::sync::Arc<dyn Bus>, ModelKey) {
+    let (bus, model) = (setup.connect().await, model(name));
+    within("a queue", bus.declare_queue(&model, options)).await.expect("a queue is made");
+    (bus, model)
+}
+
+async fn open(bus: &dyn Bus, model: &ModelKey) -> Box<dyn Puller> {
+    within("a hold on the queue", bus.pull(model)).await.expect("the queue can be worked on")
+}
+
+async fn publish(bus: &dyn Bus, message: &WorkMessage) {
+    within("a publish", bus.publish(message)).await.expect("the queue takes the message");
+}
+
+fn only(deliveries: Result<Vec<Delivery>, BusError>) -> Delivery {
+    let mut deliveries = deliveries.expect("work");
+    assert_eq!(deliveries.len(), 1, "one message was published");
+    deliveries.remove(0)
+}

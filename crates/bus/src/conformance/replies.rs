@@ -1,0 +1,109 @@
+//! Properties of inboxes and cancellations.
+
+use std::time::Duration;
+
+use trireme_inference::{InferError, ModelKey};
+
+use super::Setup;
+use super::fixtures::{full_message, unique, within};
+use crate::{Output, Reply, WorkMessage};
+
+pub async fn replies_reach_the_gateway_and_request_they_are_for(setup: &Setup) {
+    let (one, two, worker) = (setup.connect().await, setup.connect().await, setup.connect().await);
+    let one = one.open_inbox(&unique("one")).await.expect("an inbox");
+    let two = two.open_inbox(&unique("two")).await.expect("an inbox");
+    let (first, second, third) = (request(one.gateway()), request(one.gateway()), request(two.gateway()));
+    // Ids are unique only within a gateway as far as the bus is concerned.
+    let third = WorkMessage { request_id: first.request_id.clone(), ..third };
+    let mut waiting = [one.expect(&first.request_id), one.expect(&second.request_id), two.expect(&third.request_id)];
+
+    let failure = InferError::unavailable("é: no worker").at("m:1", "worker-7");
+    let replies = [first.reply(Ok(output(&first))), second.reply(Err(failure)), third.reply(Ok(Output::default()))];
+    for reply in replies.iter().rev() {
+        worker.reply(reply.clone()).await.expect("sent");
+    }
+    for (waiter, sent) in waiting.iter_mut().zip(&replies) {
+        assert_eq!(within("a reply", waiter.next()).await, *sent);
+    }
+    for waiter in &mut waiting {
+        let more = tokio::time::timeout(Duration::from_millis(50), waiter.next()).await;
+        assert!(more.is_err(), "one reply each, got also {more:?}");
+    }
+}
+
+pub async fn replies_come_in_sequence_without_repetitions(setup: &Setup) {
+    let (gateway, worker) = (setup.connect().await, setup.connect().await);
+    let inbox = gateway.open_inbox(&unique("sequence")).await.expect("an inbox");
+    let request = request(inbox.gateway());
+    let mut waiting = inbox.expect(&request.request_id);
+    // A worker that was killed after two replies, and the one that got the request after it.
+    for sequence in [0, 1, 0, 1, 2, 2, 3] {
+        let reply = Reply { sequence, last: sequence == 3, ..request.reply(Ok(output(&request))) };
+        worker.reply(reply).await.expect("sent");
+    }
+    for sequence in 0..4 {
+        let reply = within("a reply", waiting.next()).await;
+        assert_eq!((reply.sequence, reply.last), (sequence, sequence == 3));
+    }
+    let more = tokio::time::timeout(Duration::from_millis(50), waiting.next()).await;
+    assert!(more.is_err(), "nothing follows the last reply, got {more:?}");
+}
+
+pub async fn a_waiter_that_leaves_leaves_nothing_behind(setup: &Setup) {
+    let (gateway, worker) = (setup.connect().await, setup.connect().await);
+    let inbox = gateway.open_inbox(&unique("leaving")).await.expect("an inbox");
+    let (gone, staying) = (request(inbox.gateway()), request(inbox.gateway()));
+    let mut leaver = inbox.expect(&gone.request_id);
+    let mut stayer = inbox.expect(&staying.request_id);
+    assert_eq!(inbox.waiting(), 2);
+    let gave_up = tokio::time::timeout(Duration::from_millis(20), leaver.next()).await;
+    assert!(gave_up.is_err(), "there is no reply yet, got {gave_up:?}");
+    drop(leaver);
+    assert_eq!(inbox.waiting(), 1);
+
+    worker.reply(gone.reply(Ok(Output::default()))).await.expect("sent, though nobody waits");
+    worker.reply(staying.reply(Ok(Output::default()))).await.expect("sent");
+    assert_eq!(within("a reply", stayer.next()).await.request_id, staying.request_id);
+    drop(stayer);
+    assert_eq!(inbox.waiting(), 0);
+}
+
+pub async fn a_reply_that_nobody_waits_for_is_no_error(setup: &Setup) {
+    let worker = setup.connect().await;
+    let reply = request(&unique("nowhere")).reply(Ok(Output::default()));
+    within("a reply to nobody", worker.reply(reply)).await.expect("a gateway that is gone is no error");
+    within("a cancellation for nobody", worker.cancel("unknown")).await.expect("no error either");
+}
+
+pub async fn a_cancellation_reaches_every_worker(setup: &Setup) {
+    let (gateway, one, two) = (setup.connect().await, setup.connect().await, setup.connect().await);
+    let mut workers = [
+        one.cancellations().await.expect("cancellations"),
+        two.cancellations().await.expect("cancellations"),
+        gateway.cancellations().await.expect("cancellations"),
+    ];
+    let ids = [unique("a"), unique("b")];
+    for id in &ids {
+        gateway.cancel(id).await.expect("sent");
+    }
+    for worker in &mut workers {
+        let mut seen = Vec::new();
+        while seen.len() < ids.len() {
+            let id = within("a cancellation", worker.recv()).await.expect("the bus is open");
+            // Others may cancel meanwhile.
+            if ids.contains(&id) {
+                seen.push(id);
+            }
+        }
+        assert_eq!(seen, ids);
+    }
+}
+
+fn request(gateway: &str) -> WorkMessage {
+    let model = ModelKey { name: "m".to_owned(), version: 1 };
+    WorkMessage { gateway: gateway.to_owned(), ..full_message(&model) }
+}
+
+fn output(request: &WorkMessage) -> Output {
+    Output { tensors: request.tensors.clone(), parameters: (*request.parameters).clone() }
+}

@@ -1,0 +1,343 @@
+//! The bus over a real nats-server: the properties of every bus, and what can go wrong only with a broker.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_nats::{HeaderMap, jetstream};
+use trireme_bus::conformance::fixtures::{full_message, heavy_message, message, model, number, options, take, within};
+use trireme_bus::conformance::{self, Setup};
+use trireme_bus::{
+    Bus, BusError, Connection, DeadLetter, EnvelopeError, ModelState, Nats, NatsOptions, Output, QueueOptions,
+    RegistryEvent, WorkMessage, WorkerEntry, encode_reply, encode_work,
+};
+use trireme_inference::{InferError, ModelKey};
+use trireme_testkit::NatsServer;
+
+/// Longer than a publish may take that nobody confirms.
+const GIVES_UP_WITHIN: Duration = Duration::from_secs(15);
+
+fn at(url: &str) -> NatsOptions {
+    let connect_timeout = Duration::from_secs(10);
+    NatsOptions { url: url.to_owned(), name: "test".to_owned(), connect_timeout, credentials: None }
+}
+
+async fn connect(server: &NatsServer) -> Nats {
+    Nats::connect(&at(&server.url())).await.expect("the server was started")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn conforms() {
+    let server = NatsServer::start();
+    let options = at(&server.url());
+    let setup = Setup::new(move || {
+        let options = options.clone();
+        async move {
+            let bus: Arc<dyn Bus> = Arc::new(Nats::connect(&options).await.expect("the server was started"));
+            bus
+        }
+    });
+    conformance::run(&setup).await;
+}
+
+#[tokio::test]
+async fn a_broker_that_lost_everything_is_served_again() {
+    let mut server = NatsServer::start();
+    let (gateway, worker) = (connect(&server).await, connect(&server).await);
+    let model = model("lost");
+    worker.declare_queue(&model, &options()).await.unwrap();
+    let mut puller = worker.pull(&model).await.unwrap();
+    let inbox = gateway.open_inbox("gateway").await.unwrap();
+    gateway.publish(&message(&model, 1)).await.unwrap();
+    take(&mut puller, "a message before").await.acker.ack().await.unwrap();
+    let first = *gateway.connection().borrow();
+    assert!(matches!(first, Connection::Up(_)), "{first:?}");
+
+    server.kill();
+    let started = Instant::now();
+    let published = within("an end of publishing to nobody", gateway.publish(&message(&model, 2))).await;
+    assert!(matches!(published, Err(BusError::Unreachable(_))), "{published:?}");
+    assert!(started.elapsed() < GIVES_UP_WITHIN, "took {:?}", started.elapsed());
+    let declared = within("an end of declaring to nobody", worker.declare_queue(&model, &options())).await;
+    assert!(matches!(declared, Err(BusError::Unreachable(_))), "{declared:?}");
+    assert_eq!(*gateway.connection().borrow(), Connection::Down);
+
+    server.restart();
+    for bus in [&gateway, &worker] {
+        let mut connection = bus.connection();
+        let back = within("the connection", connection.wait_for(|state| matches!(state, Connection::Up(_)))).await;
+        assert_ne!(*back.unwrap(), first, "the connection is told to be another");
+    }
+    let published = within("an answer", gateway.publish(&message(&model, 3))).await;
+    assert!(matches!(published, Err(BusError::NoQueue { .. })), "{published:?}");
+    let pulled = within("word that the queue is gone", puller.next(1)).await;
+    assert!(matches!(pulled, Err(BusError::NoQueue { .. })), "{pulled:?}");
+
+    within("a queue", worker.declare_queue(&model, &options())).await.unwrap();
+    gateway.publish(&message(&model, 4)).await.unwrap();
+    let delivery = take(&mut puller, "a message for the puller from before").await;
+    assert_eq!((number(&delivery), delivery.attempt), (4, 1));
+    delivery.acker.ack().await.unwrap();
+    gateway.publish(&message(&model, 5)).await.unwrap();
+    let mut puller = worker.pull(&model).await.unwrap();
+    let delivery = take(&mut puller, "a message for a new puller").await;
+
+    let mut waiting = inbox.expect(&delivery.message.request_id);
+    let reply = WorkMessage { gateway: "gateway".to_owned(), ..delivery.message.clone() }.reply(Ok(Output::default()));
+    worker.reply(reply.clone()).await.unwrap();
+    assert_eq!(within("a reply to the inbox from before", waiting.next()).await, reply);
+}
+
+#[tokio::test]
+async fn a_registry_watch_outlives_the_broker() {
+    let mut server = NatsServer::start();
+    let (gateway, worker) = (connect(&server).await, connect(&server).await);
+    let entry = entry("watched");
+    worker.announce(&entry).await.unwrap();
+    let mut events = gateway.watch_registry().await.unwrap();
+    assert_eq!(within("the entry", events.recv()).await, Some(RegistryEvent::Put(entry.clone())));
+
+    server.kill();
+    let announced = within("an end of announcing to nobody", worker.announce(&entry)).await;
+    assert!(matches!(announced, Err(BusError::Unreachable(_))), "{announced:?}");
+    server.restart();
+    let renewed = WorkerEntry { capacity: 77, ..entry };
+    within("a renewal", async {
+        while worker.announce(&renewed).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    assert_eq!(within("the renewed entry", events.recv()).await, Some(RegistryEvent::Put(renewed)));
+}
+
+#[tokio::test]
+async fn a_registry_entry_that_is_not_renewed_lapses() {
+    let server = NatsServer::start();
+    let bus = connect(&server).await;
+    let (renewed, left) = (entry("renewed"), entry("left"));
+    bus.announce(&left).await.unwrap();
+    let renewals = WorkerEntry::TIME_TO_LIVE.as_secs() + 2;
+    for _ in 0..renewals {
+        bus.announce(&renewed).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let mut events = bus.watch_registry().await.unwrap();
+    assert_eq!(within("the entry", events.recv()).await, Some(RegistryEvent::Put(renewed)));
+    let more = tokio::time::timeout(Duration::from_millis(300), events.recv()).await;
+    assert!(more.is_err(), "nothing else is there, got {more:?}");
+}
+
+#[tokio::test]
+async fn file_storage_survives_the_broker() {
+    let mut server = NatsServer::start();
+    let bus = connect(&server).await;
+    let model = model("kept");
+    bus.declare_queue(&model, &QueueOptions { file_storage: true, ..options() }).await.unwrap();
+    bus.publish(&message(&model, 1)).await.unwrap();
+    server.stop();
+    server.restart();
+    let bus = connect(&server).await;
+    let mut puller = bus.pull(&model).await.unwrap();
+    let delivery = take(&mut puller, "a message from before").await;
+    assert_eq!(number(&delivery), 1);
+    delivery.acker.ack().await.unwrap();
+}
+
+#[tokio::test]
+async fn connecting_to_nobody_gives_up_in_time_and_says_where() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let options = NatsOptions { connect_timeout: Duration::from_millis(1500), ..at(&format!("nats://{closed}")) };
+    let started = Instant::now();
+    let error = within("giving up", Nats::connect(&options)).await.err().expect("nobody is there");
+    assert!(started.elapsed() >= Duration::from_millis(1500), "gave up after {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(8), "took {:?}", started.elapsed());
+    assert!(matches!(error, BusError::Unreachable(_)), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains(&closed.to_string()) && text.contains("refused"), "{text}");
+}
+
+#[tokio::test]
+async fn a_message_over_the_brokers_limit_is_refused_at_once() {
+    let server = NatsServer::start();
+    let bus = connect(&server).await;
+    let model = model("large");
+    bus.declare_queue(&model, &options()).await.unwrap();
+    let large = heavy_message(&model, 8 << 20);
+    let started = Instant::now();
+    let published = bus.publish(&large).await;
+    let Err(BusError::TooLarge { model: named, size, limit }) = published else { panic!("{published:?}") };
+    assert_eq!((named, limit), (model.to_string(), 8 << 20));
+    assert!(size > 8 << 20);
+    let output = Output { tensors: large.tensors.clone(), ..Output::default() };
+    let replied = bus.reply(large.reply(Ok(output))).await;
+    assert!(matches!(replied, Err(BusError::TooLarge { limit, .. }) if limit == 8 << 20), "{replied:?}");
+    assert!(started.elapsed() < Duration::from_secs(2), "took {:?}", started.elapsed());
+
+    bus.publish(&heavy_message(&model, 7 << 20)).await.expect("what is below the limit is taken");
+}
+
+#[tokio::test]
+async fn malformed_work_is_refused_and_holds_up_nothing() {
+    let server = NatsServer::start();
+    let bus = connect(&server).await;
+    let model = ModelKey { name: "malformed".to_owned(), version: 1 };
+    bus.declare_queue(&model, &options()).await.unwrap();
+    let jetstream = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+
+    let sent = message(&model, 1);
+    let good = work_headers(&sent);
+    let with = |name: &str, value: &str| {
+        let mut headers = good.clone();
+        headers.insert(name, value);
+        headers
+    };
+    let body = encode_work(&sent).unwrap();
+    let elsewhere = encode_work(&full_message(&ModelKey { name: "other".to_owned(), version: 1 })).unwrap();
+    let malformed = [
+        (HeaderMap::new(), body.clone()),
+        (with("Trireme-Contract", "2"), body.clone()),
+        (with("Trireme-Contract", ""), body.clone()),
+        (with("Trireme-Deadline", "soon"), body.clone()),
+        (with("Trireme-Deadline", "-1"), body.clone()),
+        (with("Trireme-Priority", "4294967296"), body.clone()),
+        (with("Trireme-Request", ""), body.clone()),
+        (good.clone(), body.slice(..body.len() - 1)),
+        (good.clone(), b"{\"json\":1}".to_vec().into()),
+        (good.clone(), Vec::new().into()),
+        (good.clone(), elsewhere),
+    ];
+    let count = malformed.len() as u64;
+    for (headers, body) in malformed {
+        let subject = "trireme.work.malformed.1.0";
+        jetstream.publish_with_headers(subject, headers, body).await.unwrap().await.unwrap();
+    }
+    // What the test takes for good is good.
+    jetstream.publish_with_headers("trireme.work.malformed.1.0", good, body).await.unwrap().await.unwrap();
+
+    let mut stream = jetstream.get_stream("trireme_work_malformed_1").await.unwrap();
+    assert_eq!(stream.info().await.unwrap().state.messages, count + 1);
+    let mut puller = bus.pull(&model).await.unwrap();
+    let delivery = take(&mut puller, "the good message").await;
+    assert_eq!((&delivery.message, delivery.attempt), (&sent, 1));
+    delivery.acker.ack().await.unwrap();
+    within("the end of the malformed ones", async {
+        while stream.info().await.unwrap().state.messages > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn malformed_replies_are_ignored() {
+    let server = NatsServer::start();
+    let bus = connect(&server).await;
+    let inbox = bus.open_inbox("gateway").await.unwrap();
+    let mut waiting = inbox.expect("r");
+    let raw = async_nats::connect(server.url()).await.unwrap();
+    let headers = |sequence: &str, last: &str| {
+        let mut headers = HeaderMap::new();
+        headers.insert("Trireme-Contract", "1");
+        headers.insert("Trireme-Request", "r");
+        headers.insert("Trireme-Gateway", "gateway");
+        headers.insert("Trireme-Sequence", sequence);
+        headers.insert("Trireme-Final", last);
+        headers
+    };
+    let request = WorkMessage {
+        request_id: "r".to_owned(),
+        gateway: "gateway".to_owned(),
+        ..full_message(&ModelKey { name: "m".to_owned(), version: 1 })
+    };
+    let reply = request.reply(Ok(Output { tensors: request.tensors.clone(), ..Output::default() }));
+    let body = encode_reply(&reply).unwrap();
+    let malformed = [
+        (HeaderMap::new(), body.clone()),
+        (headers("zero", "true"), body.clone()),
+        (headers("0", "yes"), body.clone()),
+        (headers("0", "true"), body.slice(1..)),
+        (headers("0", "true"), body.slice(..body.len() / 2)),
+    ];
+    for (headers, body) in malformed {
+        raw.publish_with_headers("trireme.reply.gateway.r", headers, body).await.unwrap();
+    }
+    raw.publish_with_headers("trireme.reply.gateway.r", headers("0", "true"), body).await.unwrap();
+    assert_eq!(within("the good reply", waiting.next()).await, reply);
+}
+
+#[tokio::test]
+async fn malformed_registry_entries_are_ignored() {
+    let server = NatsServer::start();
+    let bus = connect(&server).await;
+    let (first, second) = (entry("first"), entry("second"));
+    bus.announce(&first).await.unwrap();
+    let raw = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    let bucket = raw.get_key_value("trireme_registry").await.unwrap();
+    for (key, value) in [("m.1.w", "no JSON"), ("m.1.x", "{}"), ("m.1.y", "")] {
+        bucket.put(key, value.into()).await.unwrap();
+    }
+    let mut events = bus.watch_registry().await.unwrap();
+    assert_eq!(within("the good entry", events.recv()).await, Some(RegistryEvent::Put(first)));
+    bucket.put("m.1.z", b"\xff\xfe"[..].into()).await.unwrap();
+    bus.announce(&second).await.unwrap();
+    assert_eq!(within("the next good entry", events.recv()).await, Some(RegistryEvent::Put(second)));
+}
+
+#[tokio::test]
+async fn a_line_break_in_what_a_client_sent_starts_no_header() {
+    let server = NatsServer::start();
+    let bus = connect(&server).await;
+    let model = model("line break");
+    bus.declare_queue(&model, &options()).await.unwrap();
+    let sent = WorkMessage { traceparent: Some("00-\r\nTrireme-Final: true".to_owned()), ..message(&model, 1) };
+    let published = bus.publish(&sent).await;
+    let Err(BusError::Envelope(EnvelopeError::Header { name: "traceparent", found, .. })) = published else {
+        panic!("{published:?}")
+    };
+    assert_eq!(found, r"'00-\r\nTrireme-Final: true'");
+}
+
+#[tokio::test]
+async fn dead_letters_are_kept_with_their_reason() {
+    let server = NatsServer::start();
+    let bus = connect(&server).await;
+    let model = ModelKey { name: "poison".to_owned(), version: 7 };
+    let message = message(&model, 1);
+    let reason = InferError::internal("worker\ndied").at(&model, "worker-1");
+    for _ in 0..2 {
+        let letter = DeadLetter { message: message.clone(), reason: reason.clone(), attempts: 4 };
+        bus.dead_letter(letter).await.unwrap();
+    }
+    let raw = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    let mut stream = raw.get_stream("trireme_dead").await.unwrap();
+    assert_eq!(stream.info().await.unwrap().state.messages, 1, "one step is set aside once");
+    let letter = stream.get_last_raw_message_by_subject("trireme.dead.poison.7").await.unwrap();
+    let header = |name| letter.headers.get(name).map(|value| value.as_str().to_owned());
+    assert_eq!(header("Trireme-Dead-Reason").as_deref(), Some("worker died"));
+    assert_eq!(header("Trireme-Dead-Attempts").as_deref(), Some("4"));
+    assert_eq!(header("Trireme-Request"), Some(message.request_id.clone()));
+    assert_eq!(letter.payload, encode_work(&message).unwrap());
+}
+
+/// A work message's headers as the contract has them.
+fn work_headers(message: &WorkMessage) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert("Trireme-Contract", "1");
+    headers.insert("Trireme-Request", message.request_id.as_str());
+    headers.insert("Trireme-Gateway", message.gateway.as_str());
+    headers.insert("Trireme-Deadline", message.deadline.to_string());
+    headers.insert("Trireme-Priority", message.priority.to_string());
+    headers
+}
+
+fn entry(name: &str) -> WorkerEntry {
+    WorkerEntry {
+        worker: format!("worker of {name}"),
+        service: "model".to_owned(),
+        host: "host".to_owned(),
+        model: model(name),
+        state: ModelState::Ready,
+        config: "{}".to_owned(),
+        capacity: 1,
+    }
+}

@@ -1,0 +1,203 @@
+//! A nats-server process with JetStream for one test.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// Names the binary to use instead of the project's own.
+const BINARY_VARIABLE: &str = "TRIREME_NATS_SERVER";
+
+/// Where the set-up puts the binary, from the workspace's root.
+const BINARY_IN_WORKSPACE: &str = ".tools/nats-server/nats-server";
+
+/// How long the server may take to listen. It takes milliseconds; machines that run tests can be busy.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// `max_payload` as the deployments have it. Each stream reserves its `max_bytes`, so the memory limit is a number for the
+/// books that many queues of default size fit into; nothing is allocated.
+const CONFIG: &str = "\
+max_payload: 8MB
+jetstream { store_dir: \"STORE\", max_memory_store: 64GB, max_file_store: 64GB }
+";
+
+/// A running nats-server on a port of its own, its files in a temporary folder. Dropped, it is killed and its files are
+/// deleted.
+pub struct NatsServer {
+    folder: TempDir,
+    binary: PathBuf,
+    port: u16,
+    /// `None` after [`NatsServer::kill`] or [`NatsServer::stop`].
+    process: Option<Child>,
+}
+
+// === impl NatsServer ===
+
+impl NatsServer {
+    /// Starts a server and returns once it takes connections.
+    ///
+    /// # Panics
+    /// When there is no nats-server binary, or it does not start; the text says what to do.
+    pub fn start() -> NatsServer {
+        let folder = tempfile::Builder::new().prefix("trireme-nats-").tempdir().expect("a temporary folder");
+        fs::create_dir(folder.path().join("ports")).expect("the temporary folder can be written");
+        let config = CONFIG.replace("STORE", &folder.path().join("store").display().to_string());
+        fs::write(folder.path().join("nats.conf"), config).expect("the temporary folder can be written");
+        let mut server = NatsServer { folder, binary: binary(), port: 0, process: None };
+        // The server chooses a free port itself and tells: choosing one for it would race with other tests.
+        server.spawn("-1");
+        server
+    }
+
+    /// Where clients connect: `nats://127.0.0.1:<port>`. Stays the same over restarts.
+    pub fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+
+    /// Kills the server as a crash would (SIGKILL). Memory streams are lost; file streams stay.
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().expect("a child that was not waited for can be killed");
+            process.wait().expect("a child can be waited for");
+        }
+    }
+
+    /// Stops the server in order, as an operator would, and waits until it is gone.
+    pub fn stop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let signal = format!("stop={}", process.id());
+            let sent = Command::new(&self.binary).arg("--signal").arg(signal).status();
+            assert!(sent.is_ok_and(|status| status.success()), "nats-server passes on a signal");
+            process.wait().expect("a child can be waited for");
+        }
+    }
+
+    /// Starts the server again on the same port with the same files, killing it first if it runs.
+    pub fn restart(&mut self) {
+        self.kill();
+        self.spawn(&self.port.to_string());
+    }
+
+    fn spawn(&mut self, port: &str) {
+        let ports = self.folder.path().join("ports");
+        for left_over in read_folder(&ports) {
+            fs::remove_file(left_over).expect("the temporary folder can be written");
+        }
+        let log_path = self.folder.path().join("log");
+        let log = fs::File::create(&log_path).expect("the temporary folder can be written");
+        let started = Command::new(&self.binary)
+            .args(["--addr", "127.0.0.1", "--port", port, "--ports_file_dir"])
+            .arg(&ports)
+            .arg("--config")
+            .arg(self.folder.path().join("nats.conf"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn();
+        let mut process = match started {
+            Ok(process) => process,
+            Err(error) => panic!("{} does not start: {error}; run `make setup`", self.binary.display()),
+        };
+        let give_up = Instant::now() + START_TIMEOUT;
+        let listening = loop {
+            if let Some(port) = read_folder(&ports).iter().find_map(|file| listening_port(file)) {
+                break Some(port);
+            }
+            if matches!(process.try_wait(), Ok(Some(_)) | Err(_)) || Instant::now() > give_up {
+                break None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        self.process = Some(process);
+        match listening {
+            Some(port) => self.port = port,
+            None => panic!(
+                "nats-server ({}) did not get ready; it says:\n{}",
+                self.binary.display(),
+                fs::read_to_string(&log_path).unwrap_or_default()
+            ),
+        }
+    }
+}
+
+impl Drop for NatsServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The port in a ports file, `{"nats":["nats://127.0.0.1:4222"]}`; `None` while it is not complete.
+fn listening_port(file: &Path) -> Option<u16> {
+    let text = fs::read_to_string(file).ok()?;
+    let (_, rest) = text.split_once("nats://127.0.0.1:")?;
+    let (port, _) = rest.split_once('"')?;
+    port.parse().ok()
+}
+
+fn read_folder(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("the temporary folder can be read");
+    entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+}
+
+/// The nats-server to use: the one that the environment names, the project's own, or the one on the PATH.
+fn binary() -> PathBuf {
+    if let Some(path) = std::env::var_os(BINARY_VARIABLE) {
+        let path = PathBuf::from(path);
+        assert!(path.is_file(), "{BINARY_VARIABLE} is {}, which is no file", path.display());
+        return path;
+    }
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let own = workspace.join(BINARY_IN_WORKSPACE);
+    let on_path = std::env::var_os("PATH").unwrap_or_default();
+    let mut candidates = std::iter::once(own).chain(std::env::split_paths(&on_path).map(|dir| dir.join("nats-server")));
+    candidates.find(|path| path.is_file()).unwrap_or_else(|| {
+        panic!("no nats-server: run `make setup`, put one on the PATH, or name one with {BINARY_VARIABLE}")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::TcpStream;
+
+    use super::*;
+
+    /// What a server says to a client first.
+    fn greeting(server: &NatsServer) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port))?;
+        let mut start = [0; 4096];
+        let length = stream.read(&mut start)?;
+        Ok(String::from_utf8_lossy(&start[..length]).into_owned())
+    }
+
+    #[test]
+    fn a_server_can_be_killed_stopped_and_started_again_on_its_port() {
+        let mut server = NatsServer::start();
+        let url = server.url();
+        let info = greeting(&server).expect("a started server answers");
+        assert!(info.contains("\"jetstream\":true") && info.contains("\"max_payload\":8388608"), "{info}");
+
+        server.kill();
+        assert!(greeting(&server).is_err());
+        server.restart();
+        assert!(greeting(&server).is_ok());
+        server.stop();
+        assert!(greeting(&server).is_err());
+        server.restart();
+        assert_eq!(server.url(), url);
+        assert!(greeting(&server).is_ok());
+    }
+
+    #[test]
+    fn two_servers_do_not_meet_and_clean_up_after_themselves() {
+        let (one, two) = (NatsServer::start(), NatsServer::start());
+        assert_ne!(one.url(), two.url());
+        let (folder, port) = (one.folder.path().to_owned(), one.port);
+        drop(one);
+        assert!(!folder.exists());
+        assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
+        assert!(greeting(&two).is_ok());
+    }
+}

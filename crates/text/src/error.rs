@@ -1,0 +1,83 @@
+//! The crate's one error.
+
+use std::path::PathBuf;
+
+use trireme_inference::{ErrorCode, TensorError};
+
+/// Why a tokenizer could not be loaded, or a text not encoded or decoded.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are what the messages show")]
+pub enum TextError {
+    /// A file that must be there could not be read.
+    #[error("cannot read {path}: {source}")]
+    File { path: PathBuf, source: std::io::Error },
+    /// A file is not what its name says.
+    #[error("{path} is not valid: {reason}")]
+    Malformed { path: PathBuf, reason: String },
+    /// Options that cannot be parsed or do not fit the tokenizer; all faults together.
+    #[error("{}", .0.join("; "))]
+    Options(Vec<String>),
+    /// Not a tensor of texts.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    /// An element of a BYTES tensor is not text.
+    #[error("tensor '{tensor}': element {index} is not valid UTF-8 at byte {offset}, expected UTF-8 text")]
+    InvalidUtf8 { tensor: String, index: usize, offset: usize },
+    /// Text pairs need as many second texts as first ones.
+    #[error("got {pairs} second texts for {texts} texts, expected one for each")]
+    PairCount { texts: usize, pairs: usize },
+    /// A text cannot be cut to the maximal length in the way that the options ask for.
+    #[error("text {index}: {reason}")]
+    Truncation { index: usize, reason: String },
+    /// Without padding, rows of different lengths make no tensor.
+    #[error(
+        "text {index} has {actual} tokens but text 0 has {expected}: texts of unequal length need padding, expected \
+         'padding' to be 'longest' or 'max_length', or one text per request"
+    )]
+    UnequalLengths { index: usize, expected: usize, actual: usize },
+    /// A row is longer than the fixed length that all shall have.
+    #[error(
+        "text {index} has {actual} tokens, expected at most the {length} that 'padding' is fixed to: truncation is off"
+    )]
+    LongerThanPadding { index: usize, actual: usize, length: usize },
+    /// The padded rows would take more memory than one request may.
+    #[error(
+        "{rows} texts padded to {length} tokens exceed the maximum of {} tokens per request",
+        crate::MAX_PADDED_TOKENS
+    )]
+    TooManyTokens { rows: usize, length: usize },
+    /// The tokenizer failed on a text.
+    #[error("text {index} cannot be tokenized: {reason}")]
+    Encode { index: usize, reason: String },
+    /// The tokenizer failed on ids.
+    #[error("token ids cannot be decoded: {reason}")]
+    Decode { reason: String },
+}
+
+// === impl TextError ===
+
+impl TextError {
+    /// The code for a request that meets this error.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            TextError::File { .. } => ErrorCode::NotFound,
+            TextError::Malformed { .. }
+            | TextError::Options(_)
+            | TextError::Tensor(_)
+            | TextError::InvalidUtf8 { .. }
+            | TextError::PairCount { .. }
+            | TextError::Truncation { .. }
+            | TextError::UnequalLengths { .. }
+            | TextError::LongerThanPadding { .. }
+            | TextError::TooManyTokens { .. }
+            | TextError::Encode { .. }
+            | TextError::Decode { .. } => ErrorCode::InvalidArg,
+        }
+    }
+}
+
+impl From<TextError> for trireme_inference::InferError {
+    fn from(error: TextError) -> Self {
+        trireme_inference::InferError::new(error.code(), error.to_string())
+    }
+}

@@ -1,0 +1,191 @@
+//! What the golden files do not show: faults of options and files, odd and huge texts, limits.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot read its files shall fail")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use trireme_inference::{DataType, ErrorCode, Tensor};
+use trireme_text::{Padding, TextError, TextTokenizer, TokenizeOptions, texts_of};
+
+fn golden(folder: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(folder)
+}
+
+fn load(folder: &str, parameters: &[(&str, &str)]) -> Result<TextTokenizer, TextError> {
+    let parameters: BTreeMap<_, _> = parameters.iter().map(|&(k, v)| (k.to_owned(), v.to_owned())).collect();
+    TextTokenizer::load(&golden(folder), TokenizeOptions::from_parameters(&parameters)?)
+}
+
+fn message<T>(result: Result<T, TextError>) -> String {
+    result.err().expect("an error").to_string()
+}
+
+/// A folder with the byte-level tokenizer.json, changed, and the given tokenizer_config.json.
+fn folder(change: impl FnOnce(&mut serde_json::Value), config: Option<&str>) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let file = std::fs::read(golden("byte-bpe/tokenizer.json")).unwrap();
+    let mut tokenizer = serde_json::from_slice(&file).unwrap();
+    change(&mut tokenizer);
+    std::fs::write(directory.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    if let Some(config) = config {
+        std::fs::write(directory.path().join("tokenizer_config.json"), config).unwrap();
+    }
+    directory
+}
+
+#[test]
+fn no_texts_make_an_empty_matrix() {
+    for padding in ["longest", "max_length", "none"] {
+        let encoded = load("wordpiece", &[("padding", padding)]).unwrap().encode(&[], None).unwrap();
+        assert_eq!((encoded.rows, encoded.length, encoded.input_ids.len()), (0, 0, 0), "{padding}");
+    }
+}
+
+#[test]
+fn without_padding_unequal_lengths_are_an_error_that_says_so() {
+    let tokenizer = load("wordpiece", &[("padding", "none")]).unwrap();
+    assert_eq!(tokenizer.encode(&["the", "the", "the"], None).unwrap().length, 3);
+    let error = tokenizer.encode(&["the", "the the"], None).unwrap_err();
+    assert!(matches!(error, TextError::UnequalLengths { index: 1, expected: 3, actual: 4 }), "{error}");
+    assert_eq!(error.code(), ErrorCode::InvalidArg);
+}
+
+#[test]
+fn fixed_padding_without_truncation_refuses_longer_texts() {
+    let parameters = [("padding", "max_length"), ("max_length", "4"), ("truncation", "false")];
+    let tokenizer = load("wordpiece", &parameters).unwrap();
+    assert_eq!(tokenizer.encode(&["the"], None).unwrap().length, 4);
+    let error = tokenizer.encode(&["the", "the the the"], None).unwrap_err();
+    assert!(matches!(error, TextError::LongerThanPadding { index: 1, actual: 5, length: 4 }), "{error}");
+}
+
+#[test]
+fn options_that_do_not_fit_the_tokenizer_are_refused_when_it_is_loaded() {
+    let faults =
+        message(load("wordpiece", &[("max_length", "1"), ("pad_to_multiple_of", "8"), ("pad_token", "<none>")]));
+    assert_eq!(
+        faults,
+        "'max_length' is 1, expected at least the 2 special tokens; 'max_length' is 1, expected a multiple of \
+         'pad_to_multiple_of', 8; padding token '<none>' is not in the vocabulary of tokenizer.json"
+    );
+    assert!(
+        message(load("byte-bpe", &[("padding", "max_length")])).contains("neither 'max_length' nor model_max_length")
+    );
+    // Room for one text's special tokens is not room for a pair's.
+    let tokenizer = load("wordpiece", &[("max_length", "2")]).unwrap();
+    assert_eq!(tokenizer.encode(&["the"], None).unwrap().length, 2);
+    assert!(matches!(tokenizer.encode(&["a"], Some(&["b"])), Err(TextError::Truncation { index: 0, .. })));
+}
+
+#[test]
+fn a_tokenizer_without_padding_token_needs_one_or_no_padding() {
+    let directory = folder(|_| {}, None);
+    let load = |options| TextTokenizer::load(directory.path(), options);
+    assert!(message(load(TokenizeOptions::default())).starts_with("the tokenizer has no padding token"));
+    load(TokenizeOptions { padding: Padding::None, ..TokenizeOptions::default() }).unwrap();
+    load(TokenizeOptions { pad_token: Some("<|endoftext|>".to_owned()), ..TokenizeOptions::default() }).unwrap();
+}
+
+#[test]
+fn what_tokenizer_json_carries_fills_in_where_nothing_else_says() {
+    let padding = serde_json::json!({"strategy": {"Fixed": 9}, "direction": "Left", "pad_to_multiple_of": null,
+        "pad_id": 0, "pad_type_id": 3, "pad_token": "<|endoftext|>"});
+    let directory = folder(|tokenizer| tokenizer["padding"] = padding, Some(r#"{"model_max_length": 1e30}"#));
+    let tokenizer = TextTokenizer::load(directory.path(), TokenizeOptions::default()).unwrap();
+    let encoded = tokenizer.encode(&["", "a"], None).unwrap();
+    assert_eq!(encoded.length, 2, "fixed padding to 9 is not meant");
+    assert_eq!(encoded.attention_mask, [0, 1, 1, 1]);
+    assert_eq!(encoded.token_type_ids, [3, 0, 0, 0]);
+}
+
+#[test]
+fn pairs_without_post_processor_are_told_apart() {
+    let config = r#"{"pad_token": "<|endoftext|>"}"#;
+    let directory = folder(|tokenizer| tokenizer["post_processor"] = serde_json::Value::Null, Some(config));
+    let tokenizer = TextTokenizer::load(directory.path(), TokenizeOptions::default()).unwrap();
+    assert_eq!(tokenizer.encode(&["a"], Some(&["b"])).unwrap().token_type_ids, [0, 1]);
+}
+
+#[test]
+fn files_that_are_missing_or_broken_are_named() {
+    let empty = tempfile::tempdir().unwrap();
+    let error = TextTokenizer::load(empty.path(), TokenizeOptions::default()).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::NotFound);
+    assert!(error.to_string().contains("tokenizer.json"));
+    let broken = folder(|tokenizer| tokenizer["model"]["type"] = "Nonsense".into(), None);
+    assert!(matches!(
+        TextTokenizer::load(broken.path(), TokenizeOptions::default()),
+        Err(TextError::Malformed { path, .. }) if path.ends_with("tokenizer.json")
+    ));
+    let broken = folder(|_| {}, Some(r#"{"padding_side": "top"}"#));
+    assert!(matches!(
+        TextTokenizer::load(broken.path(), TokenizeOptions::default()),
+        Err(TextError::Malformed { path, .. }) if path.ends_with("tokenizer_config.json")
+    ));
+}
+
+#[test]
+fn second_texts_must_be_as_many() {
+    let tokenizer = load("wordpiece", &[]).unwrap();
+    let error = tokenizer.encode(&["a", "b"], Some(&["c"])).unwrap_err();
+    assert!(matches!(error, TextError::PairCount { texts: 2, pairs: 1 }));
+}
+
+#[test]
+fn huge_texts_are_encoded_in_every_tokenizer() {
+    const SIZE: usize = 1 << 20;
+    for folder in ["wordpiece", "byte-bpe", "unigram"] {
+        let tokenizer = load(folder, &[("max_length", "32")]).unwrap();
+        for piece in ["the harbour ", " ", "船", "\u{301}", "[CLS]"] {
+            let text = piece.repeat(SIZE / piece.len());
+            assert!(tokenizer.encode(&[&text], None).unwrap().length <= 32, "{folder}: {piece:?}");
+        }
+        // `tokenizers` itself would keep every combination of the pieces that it cuts off the two.
+        let text = "a b ".repeat(SIZE >> 4);
+        assert_eq!(tokenizer.encode(&[&text], Some(&[&text])).unwrap().length, 32, "{folder}");
+    }
+}
+
+#[test]
+fn every_part_of_a_huge_text_is_encoded() {
+    let tokenizer = load("byte-bpe", &[("truncation", "false")]).unwrap();
+    for piece in ["the harbour ", " ", "\n", "a9 ", "x\u{a0}"] {
+        let text = piece.repeat((1 << 20) / piece.len());
+        let encoded = tokenizer.encode(&[&text], None).unwrap();
+        let ids: Vec<u32> = encoded.input_ids.iter().map(|&id| id as u32).collect();
+        assert!(tokenizer.decode(&ids, true).unwrap() == text, "{piece:?}");
+    }
+}
+
+#[test]
+fn padding_of_one_long_text_among_many_is_bounded() {
+    let tokenizer = load("byte-bpe", &[]).unwrap();
+    let long = "a ".repeat(1 << 13);
+    let mut texts = vec![""; 1 << 12];
+    texts.push(&long);
+    assert!(matches!(tokenizer.encode(&texts, None), Err(TextError::TooManyTokens { rows: 4097, .. })));
+    let tokenizer = load("byte-bpe", &[("pad_to_multiple_of", &usize::MAX.to_string())]).unwrap();
+    assert!(matches!(tokenizer.encode(&["a"], None), Err(TextError::TooManyTokens { rows: 1, .. })));
+}
+
+#[test]
+fn texts_are_utf8_elements_of_bytes_tensors() {
+    let tensor = Tensor::from_bytes_elements("TEXT", [3, 1], &["", "a\0b", "é"]).unwrap();
+    assert_eq!(texts_of(&tensor).unwrap(), ["", "a\0b", "é"]);
+    let tensor = Tensor::from_bytes_elements("TEXT", [2], &[&b"fine"[..], b"ab\xff"]).unwrap();
+    assert_eq!(
+        message(texts_of(&tensor)),
+        "tensor 'TEXT': element 1 is not valid UTF-8 at byte 2, expected UTF-8 text"
+    );
+    let tensor = Tensor::from_values("TEXT", [1], vec![1i64]).unwrap();
+    assert_eq!(message(texts_of(&tensor)), format!("tensor 'TEXT' holds INT64, expected {}", DataType::Bytes));
+}
+
+#[test]
+fn unknown_ids_are_passed_over_when_decoding() {
+    let tokenizer = load("byte-bpe", &[]).unwrap();
+    assert_eq!(tokenizer.decode(&[], true).unwrap(), "");
+    assert_eq!(tokenizer.decode(&[u32::MAX], true).unwrap(), "");
+    assert_eq!(tokenizer.decode(&[0], false).unwrap(), "<|endoftext|>");
+}

@@ -1,0 +1,34 @@
+//! Flags about ONNX Runtime.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::OnnxRuntimeOptions;
+
+/// Flags of every process that runs ONNX models.
+#[derive(Args, Clone, Debug)]
+pub struct OnnxRuntimeArgs {
+    /// The ONNX Runtime library (libonnxruntime.so); by default ORT_DYLIB_PATH, then .tools/onnxruntime, then the system's
+    #[arg(long, env = "TRIREME_ONNXRUNTIME_LIBRARY", value_name = "FILE")]
+    pub onnxruntime_library: Option<PathBuf>,
+
+    /// Threads within an operator, for models that do not say; by default the CPUs of the process over the model's instances
+    #[arg(long, env = "TRIREME_ONNXRUNTIME_INTRA_THREADS", value_name = "COUNT")]
+    pub onnxruntime_intra_threads: Option<usize>,
+
+    /// Threads between operators, for models that do not say
+    #[arg(long, env = "TRIREME_ONNXRUNTIME_INTER_THREADS", value_name = "COUNT")]
+    pub onnxruntime_inter_threads: Option<usize>,
+}
+
+impl From<&OnnxRuntimeArgs> for OnnxRuntimeOptions {
+    fn from(args: &OnnxRuntimeArgs) -> Self {
+        OnnxRuntimeOptions {
+            library: args.onnxruntime_library.clone(),
+            intra_threads: args.onnxruntime_intra_threads,
+            inter_threads: args.onnxruntime_inter_threads,
+            ..OnnxRuntimeOptions::default()
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What every backend has to do, as a function that each backend's tests call with a model of theirs.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use trireme_inference::{Parameters, Tensor, UnixMicros};
+use trireme_model_repository::ModelConfig;
+use trireme_runtime::{Backend, CancelFlag, ExecuteRequest, LoadError, LoadedModel, ModelSource};
+
+/// A batching model's work.
+pub struct Case {
+    /// Inputs of several valid requests of one row each, which may share a batch.
+    pub inputs: Vec<Vec<Tensor>>,
+    /// All outputs of the model.
+    pub outputs: Vec<String>,
+}
+
+/// Loads version 1 of the model in `directory` with auto-completion.
+pub fn load(
+    backend: &dyn Backend,
+    config: &ModelConfig,
+    directory: impl AsRef<Path>,
+) -> Result<LoadedModel, LoadError> {
+    let model_path = directory.as_ref();
+    let version_path = model_path.join("1");
+    backend.load(&ModelSource { config, version: 1, model_path, version_path: &version_path, auto_complete: true })
+}
+
+/// A request for `outputs` that nobody cancels.
+pub fn request(inputs: &[Tensor], outputs: &[impl ToString]) -> ExecuteRequest {
+    ExecuteRequest {
+        request_id: "test".into(),
+        inputs: inputs.to_vec(),
+        outputs: outputs.iter().map(ToString::to_string).collect(),
+        parameters: Arc::new(Parameters::default()),
+        deadline: UnixMicros::NEVER,
+        cancelled: CancelFlag::default(),
+    }
+}
+
+/// Panics where `backend`, on the model that `config` and `directory` describe, breaks the contract of
+/// [`trireme_runtime::ModelInstance`].
+pub fn check(backend: &dyn Backend, config: &ModelConfig, directory: impl AsRef<Path>, case: &Case) {
+    assert!(!backend.name().is_empty());
+    assert!(case.inputs.len() > 2, "a batch of one proves nothing");
+    let model = load(backend, config, directory).expect("the model loads");
+    let specs = model.config.output_specs();
+    assert_eq!(specs.len(), case.outputs.len(), "the case names all outputs");
+    let groups: usize = model.config.instance_groups.iter().map(|group| group.count as usize).sum();
+    assert_eq!(model.instances.len(), groups, "as many instances as configured");
+    assert!(model.policy.max_rows() >= 1);
+
+    for mut instance in model.instances {
+        // Instances live on threads of their own.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(instance.execute(&[]).is_empty(), "no requests, no results");
+
+                let requests: Vec<_> = case.inputs.iter().map(|inputs| request(inputs, &case.outputs)).collect();
+                let mut alone = Vec::new();
+                for request in &requests {
+                    let mut results = instance.execute(std::slice::from_ref(request));
+                    assert_eq!(results.len(), 1);
+                    let response = results.remove(0).expect("a valid request succeeds");
+                    assert_eq!(response.timing.batch_size, 1, "each request of the case is one row");
+                    for (spec, output) in specs.iter().zip(&response.outputs) {
+                        assert_eq!((output.name(), output.datatype()), (&*spec.name, spec.datatype));
+                        assert!(spec.shape.accepts(output.shape()), "{} {} {}", spec.name, spec.shape, output.shape());
+                    }
+                    alone.push(response.outputs);
+                }
+
+                let together = instance.execute(&requests);
+                assert_eq!(together.len(), requests.len());
+                for (result, alone) in together.iter().zip(&alone) {
+                    let response = result.as_ref().expect("valid requests succeed together too");
+                    assert_eq!(response.timing.batch_size as usize, requests.len());
+                    assert_same(&response.outputs, alone);
+                }
+
+                for (wanted, alone) in case.outputs.iter().zip(&alone[0]) {
+                    let one = request(&case.inputs[0], &[wanted]);
+                    let response = instance.execute(&[one]).remove(0).expect("any output may be asked for alone");
+                    let output = response.outputs.iter().find(|output| output.name() == wanted);
+                    assert_same(&[output.expect("the output asked for is there").clone()], std::slice::from_ref(alone));
+                }
+
+                let mut mixed = requests.clone();
+                mixed[1].inputs.clear();
+                mixed[2].outputs = vec!["no such output".into()];
+                let results = instance.execute(&mixed);
+                assert_eq!(results.len(), mixed.len());
+                for (index, (result, alone)) in results.iter().zip(&alone).enumerate() {
+                    match index {
+                        1 | 2 => assert!(result.is_err(), "request {index} asks for the impossible"),
+                        _ => assert_same(&result.as_ref().expect("a neighbour's fault is not mine").outputs, alone),
+                    }
+                }
+            });
+        });
+    }
+}
+
+/// Equal, floats to within rounding: a batch may be computed in another order than its rows alone.
+fn assert_same(left: &[Tensor], right: &[Tensor]) {
+    assert_eq!(left.len(), right.len());
+    for (left, right) in left.iter().zip(right) {
+        match (left.values::<f32>(), right.values::<f32>()) {
+            (Ok(l), Ok(r)) => {
+                assert_eq!((left.name(), left.shape()), (right.name(), right.shape()));
+                assert!(l.iter().zip(&*r).all(|(l, r)| (l - r).abs() <= 1e-5 * r.abs().max(1.0)), "{l:?} {r:?}");
+            }
+            _ => assert_eq!(left, right),
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! `backend: "identity"`: answers `OUTPUTn` with what came as `INPUTn`, bytes shared, for tests and for measuring
+//! everything but a model.
+//!
+//! Parameters: `execute_delay_ms` sleeps that long per execution (not per request), and `instance_wise_delay_multiplier`
+//! lets instance i sleep max(1, i × multiplier) times as long.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use trireme_inference::{InferError, Tensor};
+use trireme_model_repository::ModelConfig;
+use trireme_runtime::{
+    Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, LoadError, LoadedModel, ModelInstance, ModelSource,
+};
+
+use crate::batcher::{self, merge};
+use crate::warmup;
+
+/// The longest delay that makes sense: an hour.
+const MAX_DELAY_MS: u64 = 3_600_000;
+
+/// The identity backend.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Identity;
+
+/// An instance of an identity model.
+struct IdentityInstance {
+    model: String,
+    /// Output and the input that it copies, in configuration order.
+    pairs: Vec<Pair>,
+    batches: bool,
+    delay: Duration,
+}
+
+#[derive(Clone)]
+struct Pair {
+    input: String,
+    output: String,
+    /// Whether the input, and so the output, may be absent.
+    optional: bool,
+}
+
+impl Backend for Identity {
+    fn name(&self) -> &'static str {
+        "identity"
+    }
+
+    fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
+        let config = source.config;
+        let pairs = pairs(config)?;
+        let delay_ms = parameter(config, "execute_delay_ms")?.unwrap_or(0);
+        let multiplier = parameter(config, "instance_wise_delay_multiplier")?.unwrap_or(0);
+        let count = config.instance_groups.iter().map(|group| group.count).sum::<u32>().max(1);
+        let mut instances: Vec<Box<dyn ModelInstance>> = Vec::new();
+        for index in 0..u64::from(count) {
+            let delay_ms = delay_ms.saturating_mul(index.saturating_mul(multiplier).max(1)).min(MAX_DELAY_MS);
+            let mut instance = IdentityInstance {
+                model: config.name.clone(),
+                pairs: pairs.clone(),
+                batches: config.max_batch_size > 0,
+                delay: Duration::from_millis(delay_ms),
+            };
+            warmup::run(config, source.model_path, &mut instance)?;
+            instances.push(Box::new(instance));
+        }
+        Ok(LoadedModel { config: Arc::new(config.clone()), instances, policy: batcher::policy(config) })
+    }
+}
+
+/// Pairs outputs with inputs by the number in their names.
+fn pairs(config: &ModelConfig) -> Result<Vec<Pair>, LoadError> {
+    let (inputs, outputs) = (config.inputs.len(), config.outputs.len());
+    if inputs != outputs {
+        return Err(LoadError::Config(format!(
+            "model '{}': an identity model has as many outputs as inputs, found {inputs} inputs and {outputs} outputs",
+            config.name
+        )));
+    }
+    let pair = |output: &trireme_model_repository::ModelOutput| {
+        let input = output.name.strip_prefix("OUTPUT").map(|number| format!("INPUT{number}"));
+        let input = input.and_then(|name| config.inputs.iter().find(|input| input.name == name));
+        let input = input.filter(|input| input.datatype == output.datatype && input.dims == output.dims);
+        let input = input.ok_or_else(|| {
+            LoadError::Config(format!(
+                "model '{}': output '{}' of an identity model needs an input of the same number, datatype and dims \
+                 (OUTPUT0 answers INPUT0)",
+                config.name, output.name
+            ))
+        })?;
+        Ok(Pair { input: input.name.clone(), output: output.name.clone(), optional: input.optional })
+    };
+    config.outputs.iter().map(pair).collect()
+}
+
+fn parameter(config: &ModelConfig, name: &str) -> Result<Option<u64>, LoadError> {
+    let Some(text) = config.parameters.get(name) else { return Ok(None) };
+    text.trim().parse().map(Some).map_err(|_| {
+        let model = &config.name;
+        LoadError::Config(format!("model '{model}': parameter '{name}' has to be a whole number, found '{text}'"))
+    })
+}
+
+// === impl IdentityInstance ===
+
+impl IdentityInstance {
+    fn answer(&self, request: &ExecuteRequest) -> Result<Vec<Tensor>, InferError> {
+        let mut outputs = Vec::with_capacity(request.outputs.len());
+        for name in &request.outputs {
+            let pair = self.pairs.iter().find(|pair| pair.output == *name).ok_or_else(|| {
+                let allowed = self.pairs.iter().map(|pair| pair.output.as_str()).collect::<Vec<_>>().join(", ");
+                let message = format!("unexpected inference output '{name}', allowed outputs are: {allowed}");
+                InferError::invalid_arg(message)
+            })?;
+            match request.inputs.iter().find(|input| input.name() == pair.input) {
+                Some(input) => outputs.push(input.clone().renamed(name)),
+                None if pair.optional => {}
+                None => {
+                    let message = format!("model '{}': input '{}' is missing", self.model, pair.input);
+                    return Err(InferError::invalid_arg(message));
+                }
+            }
+        }
+        Ok(outputs)
+    }
+
+    fn rows(&self, request: &ExecuteRequest) -> u32 {
+        if self.batches { merge::rows(&self.model, &request.inputs).unwrap_or(1) } else { 1 }
+    }
+}
+
+impl ModelInstance for IdentityInstance {
+    fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+        let started = Instant::now();
+        let batch_size = requests.iter().fold(0u32, |rows, request| rows.saturating_add(self.rows(request)));
+        if !self.delay.is_zero() && !requests.is_empty() {
+            thread::sleep(self.delay);
+        }
+        let timing = ExecuteTiming { compute_infer: started.elapsed(), batch_size, ..ExecuteTiming::default() };
+        let answer = |request| self.answer(request).map(|outputs| ExecuteResponse { outputs, timing });
+        requests.iter().map(answer).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trireme_inference::DataType;
+
+    use super::*;
+    use crate::backends::conformance::{self, Case, load};
+
+    fn config(rest: &str) -> ModelConfig {
+        let text = format!("backend: 'identity' {rest}");
+        ModelConfig::parse(&text, "m").unwrap()
+    }
+
+    const ONE: &str = "input [{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }]
+                       output [{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }]";
+
+    #[test]
+    fn conforms() {
+        let batching = config(&format!("max_batch_size: 8 dynamic_batching {{}} {ONE}"));
+        let row = |value: f32| vec![Tensor::from_values("INPUT0", [1, 3], vec![value, 2.0, 3.0]).unwrap()];
+        let case = Case { inputs: (0..4).map(|i| row(i as f32)).collect(), outputs: vec!["OUTPUT0".into()] };
+        conformance::check(&Identity, &batching, "", &case);
+    }
+
+    #[test]
+    fn every_datatype_passes_with_shared_bytes() {
+        for datatype in DataType::ALL {
+            let io = format!("data_type: {} dims: [-1]", datatype.config_name());
+            let config = config(&format!("input [{{ name: 'INPUT0' {io} }}] output [{{ name: 'OUTPUT0' {io} }}]"));
+            let bytes = bytes::Bytes::from(vec![0u8; 4 * datatype.element_size().unwrap_or(4)]);
+            let tensor = Tensor::new("INPUT0", datatype, [4], bytes.clone()).unwrap();
+            let mut model = load(&Identity, &config, "").unwrap();
+            let result =
+                model.instances[0].execute(&[conformance::request(&[tensor], &["OUTPUT0"])]).remove(0).unwrap();
+            assert_eq!((result.outputs[0].name(), result.outputs[0].datatype()), ("OUTPUT0", datatype));
+            assert_eq!(result.outputs[0].data().as_ptr(), bytes.as_ptr());
+        }
+    }
+
+    #[test]
+    fn an_absent_optional_input_is_an_absent_output() {
+        let config = config(
+            "input [{ name: 'INPUT0' data_type: TYPE_INT8 dims: [1] }, { name: 'INPUT1' data_type: TYPE_INT8 dims: [1] optional: true }]
+             output [{ name: 'OUTPUT0' data_type: TYPE_INT8 dims: [1] }, { name: 'OUTPUT1' data_type: TYPE_INT8 dims: [1] }]",
+        );
+        let tensor = |name: &str| Tensor::from_values(name, [1], vec![7i8]).unwrap();
+        let mut model = load(&Identity, &config, "").unwrap();
+        let both = ["OUTPUT0", "OUTPUT1"];
+        let requests =
+            [conformance::request(&[tensor("INPUT0")], &both), conformance::request(&[tensor("INPUT1")], &both)];
+        let results = model.instances[0].execute(&requests);
+        assert_eq!(results[0].as_ref().unwrap().outputs, [tensor("OUTPUT0")]);
+        assert_eq!(results[1].as_ref().unwrap_err().message, "model 'm': input 'INPUT0' is missing");
+    }
+
+    #[test]
+    fn the_delay_is_per_execution_and_grows_with_the_instance() {
+        let parameter =
+            |key: &str, value: &str| format!("parameters {{ key: '{key}' value {{ string_value: '{value}' }} }}");
+        let (delay, multiplier) =
+            (parameter("execute_delay_ms", "20"), parameter("instance_wise_delay_multiplier", "2"));
+        let config = config(&format!(
+            "{ONE} max_batch_size: 8 instance_group [{{ count: 3 kind: KIND_CPU }}] {delay} {multiplier}"
+        ));
+        let mut model = load(&Identity, &config, "").unwrap();
+        let request =
+            conformance::request(&[Tensor::from_values("INPUT0", [2, 1], vec![1f32, 2.0]).unwrap()], &["OUTPUT0"]);
+        for (instance, at_least) in model.instances.iter_mut().zip([20, 40, 80].map(Duration::from_millis)) {
+            let started = Instant::now();
+            let results = instance.execute(&vec![request.clone(); 50]);
+            let timing = results[49].as_ref().unwrap().timing;
+            assert!(started.elapsed() >= at_least && timing.compute_infer >= at_least, "{timing:?}");
+            assert!(timing.compute_infer < at_least * 50, "once per execution, not per request: {timing:?}");
+            assert_eq!(timing.batch_size, 100);
+        }
+    }
+
+    #[test]
+    fn a_configuration_that_is_no_identity_is_refused() {
+        let fail = |rest: &str| load(&Identity, &config(rest), "").err().unwrap().to_string();
+        let io = "data_type: TYPE_FP32 dims: [1]";
+        assert_eq!(
+            fail(&format!("input [{{ name: 'a' {io} }}] output [{{ name: 'b' {io} }}]")),
+            "model 'm': output 'b' of an identity model needs an input of the same number, datatype and dims (OUTPUT0 \
+             answers INPUT0)"
+        );
+        let two =
+            format!("input [{{ name: 'INPUT0' {io} }}, {{ name: 'INPUT1' {io} }}] output [{{ name: 'OUTPUT0' {io} }}]");
+        assert!(fail(&two).contains("found 2 inputs and 1 outputs"));
+        let delay = format!("{ONE} parameters {{ key: 'execute_delay_ms' value {{ string_value: 'soon' }} }}");
+        assert_eq!(fail(&delay), "model 'm': parameter 'execute_delay_ms' has to be a whole number, found 'soon'");
+    }
+}

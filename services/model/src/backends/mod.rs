@@ -1,0 +1,20 @@
+//! The backends of this service, keyed by `backend` in config.pbtxt. A new one is a module here and a line in
+//! [`backends`]; `conformance` says what it has to do.
+
+mod identity;
+mod onnxruntime;
+
+use std::sync::Arc;
+
+use trireme_runtime::Backend;
+
+pub use identity::Identity;
+pub use onnxruntime::{OnnxRuntime, OnnxRuntimeOptions};
+
+/// Every backend of this service.
+pub fn backends(runtime: OnnxRuntimeOptions) -> Vec<Arc<dyn Backend>> {
+    vec![Arc::new(Identity), Arc::new(OnnxRuntime::new(runtime))]
+}
+
+#[cfg(test)]
+mod conformance;

@@ -1,0 +1,163 @@
+//! Finding and loading the ONNX Runtime library, once per process and only when a model needs it.
+//!
+//! A path that somebody named (option or `ORT_DYLIB_PATH`) is the only one tried: falling back to another library than the
+//! one asked for would hide the mistake. A failed attempt may be repeated; a loaded library stays until the process ends.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ort::environment::Environment;
+use ort::logging::LogLevel;
+use parking_lot::Mutex;
+
+use super::settings;
+
+/// Where the setup script puts the library, relative to the checkout.
+const SETUP_PATH: &str = ".tools/onnxruntime/libonnxruntime.so";
+/// What the system's loader is asked for.
+const SYSTEM_NAME: &str = "libonnxruntime.so";
+const HOW_TO_GET: &str = "get one with `make setup` or from the Python wheel `onnxruntime`, and name it with \
+                          --onnxruntime-library or ORT_DYLIB_PATH";
+
+/// Why there is no ONNX Runtime.
+#[derive(Debug, thiserror::Error)]
+pub enum LibraryError {
+    /// No library at the places looked at.
+    #[error("no ONNX Runtime library found, looked for {}: {reason}; {HOW_TO_GET}", list(looked_at))]
+    #[allow(missing_docs)]
+    NotFound { looked_at: Vec<PathBuf>, reason: String },
+    /// There is a file, but it is no ONNX Runtime, or too old a one.
+    #[error(
+        "cannot use the ONNX Runtime library: {reason}; version 1.{} or newer is needed: {HOW_TO_GET}",
+        ort::MINOR_VERSION
+    )]
+    #[allow(missing_docs)]
+    Unusable { reason: String },
+}
+
+/// ONNX Runtime allows one environment per process, ever.
+static ENVIRONMENT: Mutex<Option<Environment>> = Mutex::new(None);
+
+/// The process's environment, made on first use with the library at `explicit`, where that is given.
+pub fn environment(explicit: Option<&Path>) -> Result<Environment, LibraryError> {
+    let mut slot = ENVIRONMENT.lock();
+    if let Some(environment) = &*slot {
+        return Ok(environment.clone());
+    }
+    let candidates = Surroundings::of_this_process().candidates(explicit);
+    let path = choose(&candidates)?;
+    let environment = load(path)?;
+    tracing::info!(path = %path.display(), build = ort::info(), "loaded ONNX Runtime");
+    Ok(slot.insert(environment).clone())
+}
+
+/// What the search depends on.
+struct Surroundings {
+    variable: Option<OsString>,
+    directory: Option<PathBuf>,
+    executable: Option<PathBuf>,
+}
+
+// === impl Surroundings ===
+
+impl Surroundings {
+    fn of_this_process() -> Surroundings {
+        Surroundings {
+            variable: std::env::var_os("ORT_DYLIB_PATH").filter(|value| !value.is_empty()),
+            directory: std::env::current_dir().ok(),
+            executable: std::env::current_exe().ok(),
+        }
+    }
+
+    /// The places to look at, best first. The last one may be a bare name, which is the system loader's to find.
+    fn candidates(&self, explicit: Option<&Path>) -> Vec<PathBuf> {
+        let directory = self.directory.as_deref().unwrap_or(Path::new(""));
+        if let Some(named) = explicit.or(self.variable.as_deref().map(Path::new)) {
+            return vec![directory.join(named)];
+        }
+        let ancestors = self.executable.iter().flat_map(|executable| executable.ancestors().skip(1));
+        let mut places: Vec<_> = std::iter::once(directory).chain(ancestors).map(|dir| dir.join(SETUP_PATH)).collect();
+        places.dedup();
+        places.push(PathBuf::from(SYSTEM_NAME));
+        places
+    }
+}
+
+/// The first candidate that exists; the bare name always might.
+fn choose(candidates: &[PathBuf]) -> Result<&Path, LibraryError> {
+    let found = candidates.iter().find(|path| path.as_os_str() == SYSTEM_NAME || path.is_file());
+    found
+        .map(PathBuf::as_path)
+        .ok_or_else(|| LibraryError::NotFound { looked_at: candidates.to_vec(), reason: "no such file".to_owned() })
+}
+
+fn load(path: &Path) -> Result<Environment, LibraryError> {
+    use ort::LoadDynamicError::Dlopen;
+    let builder = ort::init_from(path).map_err(|error| match error {
+        Dlopen { error, .. } if path.as_os_str() == SYSTEM_NAME => LibraryError::NotFound {
+            looked_at: Surroundings::of_this_process().candidates(None),
+            reason: error.to_string(),
+        },
+        other => LibraryError::Unusable { reason: other.to_string() },
+    })?;
+    let environment = builder
+        .with_name("trireme")
+        .with_telemetry(false)
+        .with_logger(Arc::new(log))
+        .build()
+        .map_err(|error| LibraryError::Unusable { reason: error.to_string() })?;
+    // Sessions are given this device and no other; without it the library would choose one itself.
+    if !environment.devices().any(|device| settings::is_plain_cpu(&device)) {
+        return Err(LibraryError::Unusable { reason: format!("{} offers no CPU device", path.display()) });
+    }
+    // With a logger of our own the environment starts at its most verbose level, which formats several lines per run.
+    environment.set_log_level(LogLevel::Warning);
+    Ok(environment)
+}
+
+/// What the library logs comes back as a result too, and is logged where that is answered; so it is detail here.
+fn log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str) {
+    match level {
+        LogLevel::Fatal => tracing::error!(target: "onnxruntime", category, location, "{message}"),
+        _ => tracing::debug!(target: "onnxruntime", category, location, "{message}"),
+    }
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn surroundings(variable: Option<&str>) -> Surroundings {
+        Surroundings {
+            variable: variable.map(OsString::from),
+            directory: Some("/checkout".into()),
+            executable: Some("/opt/bin/trireme".into()),
+        }
+    }
+
+    #[test]
+    fn what_was_named_is_the_only_candidate() {
+        let both = surroundings(Some("/env/lib.so"));
+        assert_eq!(both.candidates(Some(Path::new("mine.so"))), [Path::new("/checkout/mine.so")]);
+        assert_eq!(both.candidates(None), [Path::new("/env/lib.so")]);
+    }
+
+    #[test]
+    fn without_a_name_the_checkout_then_the_system_is_searched() {
+        let found = surroundings(None).candidates(None);
+        let expected = ["/checkout/", "/opt/bin/", "/opt/", "/"].map(|dir| PathBuf::from(format!("{dir}{SETUP_PATH}")));
+        assert_eq!(found[..4], expected);
+        assert_eq!(found[4..], [PathBuf::from(SYSTEM_NAME)]);
+    }
+
+    #[test]
+    fn a_missing_library_is_an_error_that_says_how_to_get_one() {
+        let message = choose(&["/nowhere/libonnxruntime.so".into()]).unwrap_err().to_string();
+        assert!(message.contains("looked for /nowhere/libonnxruntime.so: no such file; get one with `make setup`"));
+    }
+}

@@ -1,0 +1,134 @@
+//! `backend: "onnxruntime"`: ONNX models through the ONNX Runtime library, on the CPU.
+//!
+//! Loading makes one session per instance; sessions share nothing but the process's environment. The library itself is
+//! loaded with the first model that needs it, so a process without ONNX models needs none.
+
+mod instance;
+mod library;
+mod reshape;
+mod schema;
+mod settings;
+mod values;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ort::environment::Environment;
+use ort::session::Session;
+use trireme_runtime::{Backend, LoadError, LoadedModel, ModelInstance, ModelSource};
+
+use self::instance::OnnxInstance;
+use self::schema::Schema;
+use self::settings::Settings;
+use crate::{batcher, cpus, warmup};
+
+/// File name of a model where the configuration names none, also inside a directory that it names.
+const MODEL_FILE: &str = "model.onnx";
+
+/// Options of the process, for all its ONNX models.
+#[derive(Clone, Debug)]
+pub struct OnnxRuntimeOptions {
+    /// The ONNX Runtime library; `None`: `ORT_DYLIB_PATH`, then where the setup script puts it, then the system's.
+    pub library: Option<PathBuf>,
+    /// Threads within an operator for models that do not say; `None`: the CPUs of the process over the model's instances.
+    pub intra_threads: Option<usize>,
+    /// Threads between operators for models that do not say; `None`: as many as within one.
+    pub inter_threads: Option<usize>,
+    /// Largest batch of models that can batch and whose configuration leaves it open, in rows; 0 turns that off.
+    pub default_max_batch_size: u32,
+}
+
+/// The ONNX Runtime backend.
+#[derive(Clone, Debug)]
+pub struct OnnxRuntime {
+    options: OnnxRuntimeOptions,
+}
+
+impl Default for OnnxRuntimeOptions {
+    fn default() -> Self {
+        OnnxRuntimeOptions { library: None, intra_threads: None, inter_threads: None, default_max_batch_size: 4 }
+    }
+}
+
+// === impl OnnxRuntime ===
+
+impl OnnxRuntime {
+    /// The backend; loads nothing yet.
+    pub fn new(options: OnnxRuntimeOptions) -> OnnxRuntime {
+        OnnxRuntime { options }
+    }
+}
+
+impl Backend for OnnxRuntime {
+    fn name(&self) -> &'static str {
+        "onnxruntime"
+    }
+
+    fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
+        let mut config = source.config.clone();
+        let refused = |reason: String| LoadError::Backend { model: source.config.name.clone(), reason };
+        let settings = Settings::new(&config, &self.options, cpus::available())?;
+        let path = model_file(source)?;
+        let environment =
+            library::environment(self.options.library.as_deref()).map_err(|error| refused(error.to_string()))?;
+        let new_session =
+            || session(&environment, &settings, &path).map_err(|error| refused(one_line(error.message())));
+
+        let first = new_session()?;
+        let schema = Schema::new(&config.name, first.inputs(), first.outputs())?;
+        if source.auto_complete {
+            let found = schema.auto_complete(self.options.default_max_batch_size);
+            config.complete(found).map_err(|error| LoadError::Config(error.to_string()))?;
+        }
+        schema.check(&config)?;
+
+        let count = config.instance_groups.iter().map(|group| group.count).sum::<u32>().max(1);
+        let mut sessions = vec![first];
+        for _ in 1..count {
+            sessions.push(new_session()?);
+        }
+        let mut instances: Vec<Box<dyn ModelInstance>> = Vec::new();
+        for session in sessions {
+            let mut instance = OnnxInstance::new(&config, &schema, session, settings.arena_shrinkage.clone());
+            warmup::run(&config, source.model_path, &mut instance)?;
+            instances.push(Box::new(instance));
+        }
+        let policy = batcher::policy(&config);
+        Ok(LoadedModel { config: Arc::new(config), instances, policy })
+    }
+}
+
+fn session(environment: &Environment, settings: &Settings, path: &Path) -> ort::Result<Session> {
+    settings.builder(environment)?.commit_from_file(path)
+}
+
+/// The version's model file: the one that the configuration names, or the one in the directory that it names (where
+/// external weights lie beside it).
+fn model_file(source: &ModelSource<'_>) -> Result<PathBuf, LoadError> {
+    let name = match source.config.default_model_filename.as_str() {
+        "" => MODEL_FILE,
+        name => name,
+    };
+    let mut path = source.version_path.join(name);
+    if path.is_dir() {
+        path.push(MODEL_FILE);
+    }
+    match std::fs::File::open(&path) {
+        Ok(_) => Ok(path),
+        Err(error) => Err(LoadError::File { model: source.config.name.clone(), path, source: error }),
+    }
+}
+
+/// The library's messages span lines and may quote whole tensors.
+fn one_line(message: &str) -> String {
+    const LONGEST: usize = 600;
+    let mut line = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    if let Some((end, _)) = line.char_indices().nth(LONGEST) {
+        line.truncate(end);
+        line.push('…');
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! What a model says of its own tensors, and how that meets its configuration: filling in what is left out, refusing what
+//! contradicts. Triton's rules and texts.
+
+use ort::value::Outlet;
+use trireme_inference::{DataType, Shape, TensorSpec};
+use trireme_model_repository::{AutoComplete, ModelConfig};
+use trireme_runtime::LoadError;
+
+use super::values;
+
+/// The tensors of a model, as the model itself has them. Shapes are full, -1 for any size; empty for a scalar, and where
+/// the model does not say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schema {
+    /// Inputs in the model's order.
+    pub inputs: Vec<TensorSpec>,
+    /// Outputs in the model's order.
+    pub outputs: Vec<TensorSpec>,
+}
+
+/// A tensor as the configuration declares it; inputs and outputs are checked alike.
+struct Declared<'a> {
+    name: &'a str,
+    datatype: DataType,
+    dims: &'a Shape,
+}
+
+// === impl Schema ===
+
+impl Schema {
+    /// Reads a session's inputs and outputs. Errors on sequences, maps and datatypes that the v2 protocol lacks.
+    pub fn new(model: &str, inputs: &[Outlet], outputs: &[Outlet]) -> Result<Schema, LoadError> {
+        let tensors = |kind: &str, outlets: &[Outlet]| {
+            outlets.iter().map(|outlet| tensor_spec(model, kind, outlet)).collect::<Result<Vec<_>, _>>()
+        };
+        Ok(Schema { inputs: tensors("input", inputs)?, outputs: tensors("output", outputs)? })
+    }
+
+    /// This schema for filling in what a configuration leaves open.
+    pub fn auto_complete(&self, default_max_batch_size: u32) -> AutoComplete {
+        AutoComplete { inputs: self.inputs.clone(), outputs: self.outputs.clone(), default_max_batch_size }
+    }
+
+    /// Holds the configuration against the model.
+    pub fn check(&self, config: &ModelConfig) -> Result<(), LoadError> {
+        let (declared, provided) = (config.inputs.len(), self.inputs.len());
+        if declared != provided {
+            return Err(LoadError::Config(format!(
+                "unable to load model '{}', configuration expects {declared} inputs, model provides {provided}",
+                config.name
+            )));
+        }
+        for input in &config.inputs {
+            let dims = input.reshape.as_ref().unwrap_or(&input.dims);
+            let declared = Declared { name: &input.name, datatype: input.datatype, dims };
+            declared.check(config, "input", &self.inputs)?;
+        }
+        for output in &config.outputs {
+            let dims = output.reshape.as_ref().unwrap_or(&output.dims);
+            let declared = Declared { name: &output.name, datatype: output.datatype, dims };
+            declared.check(config, "output", &self.outputs)?;
+        }
+        Ok(())
+    }
+}
+
+fn tensor_spec(model: &str, kind: &str, outlet: &Outlet) -> Result<TensorSpec, LoadError> {
+    let (name, dtype) = (outlet.name(), outlet.dtype());
+    let datatype = dtype.tensor_type().and_then(values::datatype);
+    let (Some(datatype), Some(shape)) = (datatype, dtype.tensor_shape()) else {
+        return Err(LoadError::Config(format!(
+            "model '{model}', {kind} '{name}': {dtype} is not supported, only tensors of the v2 datatypes are"
+        )));
+    };
+    Ok(TensorSpec { name: name.to_owned(), datatype, shape: Shape::from(&shape[..]), optional: false })
+}
+
+// === impl Declared ===
+
+impl Declared<'_> {
+    fn check(&self, config: &ModelConfig, kind: &str, provided: &[TensorSpec]) -> Result<(), LoadError> {
+        let (model, name) = (&config.name, self.name);
+        let Some(tensor) = provided.iter().find(|tensor| tensor.name == name) else {
+            let allowed = provided.iter().map(|tensor| tensor.name.as_str()).collect::<Vec<_>>().join(", ");
+            return Err(LoadError::Config(format!(
+                "unable to load model '{model}', unexpected inference {kind} '{name}', allowed {kind}s are: {allowed}"
+            )));
+        };
+        if tensor.datatype != self.datatype {
+            return Err(LoadError::Config(format!(
+                "unable to load model '{model}', unexpected datatype {} for {kind} '{name}', expecting {}",
+                tensor.datatype,
+                self.datatype.config_name()
+            )));
+        }
+        self.check_shape(config, &tensor.shape)
+    }
+
+    fn check_shape(&self, config: &ModelConfig, model_shape: &Shape) -> Result<(), LoadError> {
+        let prefix = format!("model '{}', tensor '{}'", config.name, self.name);
+        let batches = config.max_batch_size > 0;
+        // A scalar cannot be declared; one element stands for it.
+        let one_element = Shape::from([1]);
+        let model_shape = if model_shape.is_empty() && !batches { &one_element } else { model_shape };
+        if batches && model_shape.first() != Some(&-1) {
+            return Err(LoadError::Config(format!(
+                "{prefix}: for the model to support batching the shape should have at least 1 dimension and the first \
+                 dimension must be -1; but shape expected by the model is {model_shape}"
+            )));
+        }
+        let full = config.full_shape(self.dims);
+        let fits = |(model, config): (&i64, &i64)| *model == -1 || *config == -1 || model == config;
+        if model_shape.len() == full.len() && model_shape.iter().zip(full.iter()).all(fits) {
+            return Ok(());
+        }
+        let specified = match batches {
+            true => format!(
+                "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making \
+                 complete shape {full}"
+            ),
+            false => format!("shape {full}"),
+        };
+        Err(LoadError::Config(format!(
+            "{prefix}: the model expects {} dimensions (shape {model_shape}) but the model configuration specifies {} \
+             dimensions ({specified})",
+            model_shape.len(),
+            full.len()
+        )))
+    }
+}

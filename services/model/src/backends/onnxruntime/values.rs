@@ -1,0 +1,160 @@
+//! Tensors as ONNX Runtime's values and back.
+//!
+//! Numbers go in without a copy where their bytes are aligned, and come out with one: an output may be memory of the
+//! session's arena, of the model's weights or even of an input, none of which may leave with the answer. Strings are bytes
+//! here: neither valid UTF-8 nor free of NUL, which is why they bypass the library's C-string functions.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use half::{bf16, f16};
+use ort::AsPointer;
+use ort::memory::Allocator;
+use ort::session::SessionInputValue;
+use ort::value::{DynTensor, DynValue, PrimitiveTensorElementType, TensorElementType, TensorRef};
+use trireme_inference::{DataType, Element, InferError, Shape, Tensor};
+
+/// Runs a generic function for the Rust type of a fixed-size datatype.
+macro_rules! for_number {
+    ($datatype:expr, $function:ident($($argument:expr),*), BOOL => $bool:expr, BYTES => $bytes:expr) => {
+        match $datatype {
+            DataType::Bool => $bool,
+            DataType::Bytes => $bytes,
+            DataType::Uint8 => $function::<u8>($($argument),*),
+            DataType::Uint16 => $function::<u16>($($argument),*),
+            DataType::Uint32 => $function::<u32>($($argument),*),
+            DataType::Uint64 => $function::<u64>($($argument),*),
+            DataType::Int8 => $function::<i8>($($argument),*),
+            DataType::Int16 => $function::<i16>($($argument),*),
+            DataType::Int32 => $function::<i32>($($argument),*),
+            DataType::Int64 => $function::<i64>($($argument),*),
+            DataType::Fp16 => $function::<f16>($($argument),*),
+            DataType::Fp32 => $function::<f32>($($argument),*),
+            DataType::Fp64 => $function::<f64>($($argument),*),
+            DataType::Bf16 => $function::<bf16>($($argument),*),
+        }
+    };
+}
+
+/// The datatype of ONNX Runtime's element type; `None` for those that the v2 protocol cannot carry.
+pub fn datatype(element: TensorElementType) -> Option<DataType> {
+    Some(match element {
+        TensorElementType::Bool => DataType::Bool,
+        TensorElementType::Uint8 => DataType::Uint8,
+        TensorElementType::Uint16 => DataType::Uint16,
+        TensorElementType::Uint32 => DataType::Uint32,
+        TensorElementType::Uint64 => DataType::Uint64,
+        TensorElementType::Int8 => DataType::Int8,
+        TensorElementType::Int16 => DataType::Int16,
+        TensorElementType::Int32 => DataType::Int32,
+        TensorElementType::Int64 => DataType::Int64,
+        TensorElementType::Float16 => DataType::Fp16,
+        TensorElementType::Float32 => DataType::Fp32,
+        TensorElementType::Float64 => DataType::Fp64,
+        TensorElementType::String => DataType::Bytes,
+        TensorElementType::Bfloat16 => DataType::Bf16,
+        _ => return None,
+    })
+}
+
+/// `tensor` under the shape that the model takes, borrowing its bytes where they are aligned.
+pub fn input_value<'t>(tensor: &'t Tensor, shape: &Shape) -> ort::Result<SessionInputValue<'t>> {
+    // A zero-size tensor may claim other dimensions of any size; the library multiplies them up unchecked.
+    let nonzero = shape.iter().filter(|&&d| d != 0).copied().collect::<Vec<_>>();
+    if Shape::from(nonzero).element_count().is_none_or(|count| count > u64::from(u32::MAX) << 16) {
+        let message = format!("input '{}' has shape {shape}, which is too large", tensor.name());
+        return Err(ort::Error::new_with_code(ort::ErrorCode::InvalidArgument, message));
+    }
+    for_number!(tensor.datatype(), numbers(tensor, shape), BOOL => booleans(tensor, shape), BYTES => strings(tensor, shape))
+}
+
+fn numbers<'t, T>(tensor: &'t Tensor, shape: &Shape) -> ort::Result<SessionInputValue<'t>>
+where
+    T: Element + PrimitiveTensorElementType + std::fmt::Debug,
+{
+    use std::borrow::Cow::{Borrowed, Owned};
+    Ok(match tensor.values::<T>().map_err(ort::Error::wrap)? {
+        Borrowed(values) => TensorRef::from_array_view((shape.to_vec(), values))?.into(),
+        Owned(values) => ort::value::Tensor::from_array((shape.to_vec(), values))?.into(),
+    })
+}
+
+/// Any byte but 0 is true on the wire, while a Rust `bool` is 0 or 1.
+fn booleans<'t>(tensor: &'t Tensor, shape: &Shape) -> ort::Result<SessionInputValue<'t>> {
+    Ok(match bytemuck::checked::try_cast_slice::<u8, bool>(tensor.data()) {
+        Ok(values) => TensorRef::from_array_view((shape.to_vec(), values))?.into(),
+        Err(_) => {
+            let values: Vec<bool> = tensor.data().iter().map(|&byte| byte != 0).collect();
+            ort::value::Tensor::from_array((shape.to_vec(), values))?.into()
+        }
+    })
+}
+
+#[allow(unsafe_code, reason = "the safe function takes only UTF-8 without NUL")]
+fn strings<'t>(tensor: &'t Tensor, shape: &Shape) -> ort::Result<SessionInputValue<'t>> {
+    let mut value = DynTensor::new(&Allocator::default(), TensorElementType::String, shape.to_vec())?;
+    for (index, element) in tensor.bytes_elements().map_err(ort::Error::wrap)?.enumerate() {
+        let mut buffer = std::ptr::null_mut();
+        // SAFETY: `value` is a live string tensor of as many elements as `tensor` (both have the shape's element count),
+        // so `index` is in range. On success `buffer` points at `element.len()` writable bytes of that element, which
+        // stay where they are until the element is resized again.
+        unsafe {
+            let api = ort::api();
+            let status = (api.GetResizedStringTensorElementBuffer)(value.ptr_mut(), index, element.len(), &mut buffer);
+            ort::Error::result_from_status(status)?;
+            std::ptr::copy_nonoverlapping(element.as_ptr(), buffer.cast(), element.len());
+        }
+    }
+    Ok(value.into())
+}
+
+/// The output `name` as a tensor of its own memory.
+pub fn output_tensor(name: &str, value: &DynValue) -> Result<Tensor, InferError> {
+    let element = value.dtype().tensor_type().ok_or_else(|| unexpected(name, &value.dtype().to_string()))?;
+    let datatype = datatype(element).ok_or_else(|| unexpected(name, &element.to_string()))?;
+    let shape = value.dtype().tensor_shape().map(|shape| Shape::from(&shape[..])).unwrap_or_default();
+    let data = match shape.element_count() {
+        Some(0) => Ok(Bytes::new()),
+        _ => for_number!(datatype, copy_numbers(value), BOOL => copy_booleans(value), BYTES => copy_strings(value)),
+    };
+    let data = data.map_err(|error| InferError::internal(format!("cannot read output '{name}': {error}")))?;
+    Tensor::new(name, datatype, shape, data).map_err(|error| InferError::internal(error.to_string()))
+}
+
+fn copy_numbers<T: Element + PrimitiveTensorElementType>(value: &DynValue) -> ort::Result<Bytes> {
+    let (_, values) = value.try_extract_tensor::<T>()?;
+    Ok(Bytes::copy_from_slice(bytemuck::cast_slice(values)))
+}
+
+fn copy_booleans(value: &DynValue) -> ort::Result<Bytes> {
+    let (_, values) = value.try_extract_tensor::<bool>()?;
+    Ok(Bytes::copy_from_slice(bytemuck::cast_slice(values)))
+}
+
+#[allow(unsafe_code, reason = "the safe function fails on elements that are not UTF-8")]
+fn copy_strings(value: &DynValue) -> ort::Result<Bytes> {
+    let count = value.dtype().tensor_shape().map_or(0, |shape| shape.num_elements());
+    let api = ort::api();
+    let mut size = 0usize;
+    let mut offsets = vec![0usize; count];
+    // SAFETY: `value` is a live string tensor of `count` elements: the caller looked at its type and shape. Both calls
+    // only read it; the second writes `size` bytes and `count` offsets into buffers of those lengths.
+    let content = unsafe {
+        ort::Error::result_from_status((api.GetStringTensorDataLength)(value.ptr(), &mut size))?;
+        let mut content = vec![0u8; size];
+        let buffer = content.as_mut_ptr().cast();
+        let status = (api.GetStringTensorContent)(value.ptr(), buffer, size, offsets.as_mut_ptr(), count);
+        ort::Error::result_from_status(status)?;
+        content
+    };
+    let mut data = BytesMut::with_capacity(size + 4 * count);
+    let ends = offsets.iter().skip(1).copied().chain([size]);
+    for (&start, end) in offsets.iter().zip(ends) {
+        let element = content.get(start..end).ok_or_else(|| ort::Error::new("string offsets are out of order"))?;
+        data.put_u32_le(element.len() as u32);
+        data.put_slice(element);
+    }
+    Ok(data.freeze())
+}
+
+fn unexpected(name: &str, found: &str) -> InferError {
+    InferError::unsupported(format!("output '{name}' is a {found}, which the v2 protocol cannot carry"))
+}

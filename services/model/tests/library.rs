@@ -1,0 +1,54 @@
+//! Finding the ONNX Runtime library, in a process that has none yet: there is one per process, for good.
+
+use std::path::{Path, PathBuf};
+
+use trireme_model::{OnnxRuntimeOptions, backends};
+use trireme_model_repository::ModelConfig;
+use trireme_runtime::{LoadError, LoadedModel, ModelSource};
+
+fn load(library: Option<PathBuf>) -> Result<LoadedModel, LoadError> {
+    let model_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/repositories/basic/autocomplete");
+    let config = ModelConfig::parse("backend: 'onnxruntime'", "autocomplete").expect("a valid configuration");
+    let version_path = model_path.join("1");
+    let source = ModelSource {
+        config: &config,
+        version: 1,
+        model_path: &model_path,
+        version_path: &version_path,
+        auto_complete: true,
+    };
+    let backends = backends(OnnxRuntimeOptions { library, ..OnnxRuntimeOptions::default() });
+    let backend = backends.iter().find(|backend| backend.name() == "onnxruntime").expect("it is in the table");
+    backend.load(&source)
+}
+
+#[test]
+fn a_library_that_cannot_be_used_is_an_error_and_a_good_one_still_loads_afterwards() {
+    let fail = |library: &Path| load(Some(library.to_owned())).err().expect("not a library to load").to_string();
+    let advice = "get one with `make setup` or from the Python wheel `onnxruntime`, and name it with \
+                  --onnxruntime-library or ORT_DYLIB_PATH";
+
+    let missing = fail(Path::new("/nowhere/libonnxruntime.so"));
+    assert_eq!(
+        missing,
+        format!(
+            "model 'autocomplete': no ONNX Runtime library found, looked for /nowhere/libonnxruntime.so: no such file; {advice}"
+        )
+    );
+
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let text = directory.path().join("libonnxruntime.so");
+    std::fs::write(&text, "not a library").expect("a file in it");
+    let text = fail(&text);
+    assert!(text.starts_with("model 'autocomplete': cannot use the ONNX Runtime library: failed to load"), "{text}");
+    assert!(text.ends_with(advice), "{text}");
+
+    // A library, but another one: the C library that this process runs on.
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("the process's own memory map");
+    let libc = maps.split_whitespace().find(|word| word.contains("/libc.so")).expect("a process uses the C library");
+    let other = fail(Path::new(libc));
+    assert!(other.contains("does not export `OrtGetApiBase`"), "{other}");
+
+    let model = load(None).expect("the library that `make setup` fetches");
+    assert_eq!(model.config.max_batch_size, 4);
+}

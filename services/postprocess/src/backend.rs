@@ -1,0 +1,172 @@
+//! [`PostprocessBackend`] and its instances.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use trireme_inference::{DataType, InferError, Tensor};
+use trireme_model_repository::{InstanceKind, ModelConfig, ModelInput};
+use trireme_runtime::{
+    Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, LoadError, LoadedModel, ModelInstance, ModelSource,
+    OneAtATime,
+};
+
+use crate::ops::Resources;
+use crate::outputs::Outputs;
+use crate::{Chain, Form, Labels, Signature, Value};
+
+/// Loads models with `backend: "postprocess"`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PostprocessBackend;
+
+/// A chain with what goes in and out; instances share it.
+struct PostprocessModel {
+    chain: Chain,
+    data: String,
+    mask: Option<String>,
+    outputs: Outputs,
+    /// Whether requests have a batch dimension.
+    batches: bool,
+}
+
+struct PostprocessInstance(Arc<PostprocessModel>);
+
+// === impl PostprocessBackend ===
+
+impl Backend for PostprocessBackend {
+    fn name(&self) -> &'static str {
+        "postprocess"
+    }
+
+    fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
+        let instances = instance_count(source.config)?;
+        let shared = Arc::new(PostprocessModel::load(source)?);
+        let instance = || Box::new(PostprocessInstance(Arc::clone(&shared))) as Box<dyn ModelInstance>;
+        Ok(LoadedModel {
+            config: Arc::new(source.config.clone()),
+            instances: std::iter::repeat_with(instance).take(instances).collect(),
+            policy: Box::new(OneAtATime),
+        })
+    }
+}
+
+/// How many instances the groups of `config` ask for. The ops have no use for a GPU, so asking for one is a fault.
+fn instance_count(config: &ModelConfig) -> Result<usize, LoadError> {
+    if let Some(group) = config.instance_groups.iter().find(|group| group.kind == InstanceKind::Gpu) {
+        let reason = format!("instance group '{}' is KIND_GPU, but ops run on the CPU, expected KIND_CPU", group.name);
+        return Err(refused(config, reason));
+    }
+    Ok(config.instance_groups.iter().map(|group| group.count as usize).sum::<usize>().max(1))
+}
+
+fn refused(config: &ModelConfig, reason: impl std::fmt::Display) -> LoadError {
+    LoadError::Config(format!("model '{}': {reason}", config.name))
+}
+
+// === impl PostprocessInstance ===
+
+impl ModelInstance for PostprocessInstance {
+    fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+        requests.iter().map(|request| self.0.execute(request)).collect()
+    }
+}
+
+// === impl PostprocessModel ===
+
+impl PostprocessModel {
+    fn load(source: &ModelSource<'_>) -> Result<PostprocessModel, LoadError> {
+        let config = source.config;
+        check_parameters(config)?;
+        let labels = labels(source)?;
+        let [data, others @ ..] = config.inputs.as_slice() else {
+            return Err(refused(config, "it declares no inputs, expected the data as the first"));
+        };
+        let mask = mask(others);
+        if let Some(extra) = others.iter().find(|input| Some(&input.name) != mask) {
+            let reason =
+                format!("input '{}' is used by no op, expected the data and at most an attention mask", extra.name);
+            return Err(refused(config, reason));
+        }
+        let resources = Resources { version_path: source.version_path, labels: &labels, has_mask: mask.is_some() };
+        let ops = config.parameters.get("ops").map_or("", String::as_str);
+        let chain_fault = |error| refused(config, format_args!("parameter 'ops' is '{ops}': {error}"));
+        let chain = Chain::parse(ops, &resources).map_err(chain_fault)?;
+        let input = Signature::new(data_form(config, data)?, config.full_shape(&data.dims));
+        let result = chain.signature(input).map_err(chain_fault)?;
+        let outputs = Outputs::of(&config.output_specs(), &result, labels);
+        Ok(PostprocessModel {
+            chain,
+            data: data.name.clone(),
+            mask: mask.cloned(),
+            outputs: outputs.map_err(|faults| refused(config, faults.join("; ")))?,
+            batches: config.max_batch_size > 0,
+        })
+    }
+
+    fn execute(&self, request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
+        let started = Instant::now();
+        let input = |name: &str| request.inputs.iter().find(|tensor| tensor.name() == name);
+        let missing = || InferError::invalid_arg(format!("input '{}' is missing", self.data));
+        let data = Value::from_tensor(input(&self.data).ok_or_else(missing)?)?;
+        let mask: Option<&Tensor> = self.mask.as_deref().and_then(input);
+        let rows = data.dims().first().copied().unwrap_or(1);
+
+        let read = Instant::now();
+        let result = self.chain.run(data, mask)?;
+
+        let ran = Instant::now();
+        let outputs = self.outputs.tensors(&result, &request.outputs)?;
+        let timing = ExecuteTiming {
+            compute_input: read - started,
+            compute_infer: ran - read,
+            compute_output: ran.elapsed(),
+            batch_size: if self.batches { u32::try_from(rows).unwrap_or(u32::MAX) } else { 1 },
+        };
+        Ok(ExecuteResponse { outputs, timing })
+    }
+}
+
+/// Reports parameters that are not ours. Keys with a dot or a capital letter are somebody else's.
+fn check_parameters(config: &ModelConfig) -> Result<(), LoadError> {
+    let is_unknown = |key: &&String| {
+        !matches!(key.as_str(), "ops" | "labels") && !key.contains(|c: char| c == '.' || c.is_uppercase())
+    };
+    match config.parameters.keys().find(is_unknown) {
+        Some(key) => Err(refused(config, format_args!("unknown parameter '{key}', expected one of labels, ops"))),
+        None => Ok(()),
+    }
+}
+
+/// The labels: parameter `labels`, or the label file of the first output that has one.
+fn labels(source: &ModelSource<'_>) -> Result<Labels, LoadError> {
+    if let Some(list) = source.config.parameters.get("labels") {
+        return Ok(Labels::from_list(list));
+    }
+    let Some(output) = source.config.outputs.iter().find(|output| !output.label_filename.is_empty()) else {
+        return Ok(Labels::default());
+    };
+    let path = source.model_path.join(&output.label_filename);
+    Labels::read(&path).map_err(|error| LoadError::File { model: source.config.name.clone(), path, source: error })
+}
+
+/// The attention mask among the inputs besides the data.
+fn mask(others: &[ModelInput]) -> Option<&String> {
+    let mut integers = others.iter().filter(|input| matches!(input.datatype, DataType::Int64 | DataType::Int32));
+    let named = integers.clone().find(|input| input.name == "attention_mask");
+    named.or_else(|| integers.next()).map(|input| &input.name)
+}
+
+/// The form that the data input has as a value.
+fn data_form(config: &ModelConfig, data: &ModelInput) -> Result<Form, LoadError> {
+    match data.datatype {
+        DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64 => Ok(Form::Floats),
+        DataType::Int32 | DataType::Int64 => Ok(Form::Ints),
+        other => Err(refused(
+            config,
+            format_args!(
+                "unexpected datatype {} for inference input '{}', expecting a floating point type, TYPE_INT64 or TYPE_INT32",
+                other.config_name(),
+                data.name
+            ),
+        )),
+    }
+}

@@ -1,0 +1,188 @@
+//! The ops, one file each. A new op is a file and a line in [`OPS`].
+
+pub mod argmax;
+pub mod decode;
+pub mod normalize;
+pub mod pool;
+pub mod sigmoid;
+pub mod slice;
+pub mod softmax;
+pub mod top_k;
+
+use std::cmp::Ordering;
+use std::path::Path;
+
+use trireme_inference::{InferError, Tensor};
+
+use crate::{Labels, Signature, Value};
+
+/// A step of a chain. Pure: the same value gives the same result.
+pub trait Op: Send + Sync {
+    /// What the op gives for an input of this signature; the error says what it takes instead.
+    fn signature(&self, input: &Signature) -> Result<Signature, String>;
+
+    /// The op itself. `value` has the signature that was accepted; dimensions left open there may be anything, zero
+    /// included. `mask` is the attention mask `[rows, length]`, INT64 or INT32, where the model has one.
+    fn apply<'a>(&self, value: Value<'a>, mask: Option<&Tensor>) -> Result<Value<'a>, InferError>;
+}
+
+/// What ops are made with besides their argument.
+#[derive(Clone, Copy, Debug)]
+pub struct Resources<'a> {
+    /// The version directory of the model.
+    pub version_path: &'a Path,
+    /// The model's labels.
+    pub labels: &'a Labels,
+    /// Whether the model has an attention mask input.
+    pub has_mask: bool,
+}
+
+/// Makes an op from its argument; the error says what was expected.
+pub type BuildOp = fn(Option<&str>, &Resources<'_>) -> Result<Box<dyn Op>, String>;
+
+/// An op that chains may name.
+pub struct OpEntry {
+    /// Its name in a chain.
+    pub name: &'static str,
+    /// How it is written with its argument.
+    pub usage: &'static str,
+    /// What it does.
+    pub doc: &'static str,
+    /// Makes it.
+    pub build: BuildOp,
+}
+
+/// Every op.
+pub static OPS: &[OpEntry] = &[
+    OpEntry {
+        name: "pool",
+        usage: "pool:mean|cls|max|last",
+        doc: "one vector from those of all tokens: [rows, length, width] to [rows, width]",
+        build: pool::build,
+    },
+    OpEntry {
+        name: "normalize",
+        usage: "normalize",
+        doc: "divides by the Euclidean length of the last axis",
+        build: normalize::build,
+    },
+    OpEntry {
+        name: "softmax",
+        usage: "softmax",
+        doc: "scores to probabilities that sum to 1 over the last axis",
+        build: softmax::build,
+    },
+    OpEntry { name: "sigmoid", usage: "sigmoid", doc: "each score to a probability of its own", build: sigmoid::build },
+    OpEntry {
+        name: "argmax",
+        usage: "argmax",
+        doc: "the index of the highest score of the last axis",
+        build: argmax::build,
+    },
+    OpEntry {
+        name: "top_k",
+        usage: "top_k:K",
+        doc: "the K highest scores of the last axis with their labels; last in a chain",
+        build: top_k::build,
+    },
+    OpEntry {
+        name: "slice",
+        usage: "slice:D",
+        doc: "the first D of the last axis (Matryoshka embeddings)",
+        build: slice::build,
+    },
+    OpEntry {
+        name: "decode",
+        usage: "decode",
+        doc: "token ids to text by tokenizer.json in the version directory; first in a chain",
+        build: decode::build,
+    },
+];
+
+/// For ops without argument.
+fn no_argument(argument: Option<&str>) -> Result<(), String> {
+    argument.map_or(Ok(()), |argument| Err(format!("argument is '{argument}', expected none")))
+}
+
+/// For ops whose argument is a number from 1.
+fn number_argument(argument: Option<&str>) -> Result<usize, String> {
+    let number = argument.and_then(|a| a.parse().ok()).filter(|&number: &usize| number > 0);
+    number.ok_or_else(|| match argument {
+        Some(argument) => format!("argument is '{argument}', expected a whole number from 1"),
+        None => "argument is missing, expected a whole number from 1".to_owned(),
+    })
+}
+
+/// A total order of scores. As in NumPy and PyTorch, 0 equals -0 and NaN is higher than any number: it shows, where an
+/// arbitrary label would not.
+fn compare_scores(a: f32, b: f32) -> Ordering {
+    a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use ndarray::{ArrayD, CowArray, IxDyn};
+
+    use super::*;
+    use crate::Form;
+
+    /// A use of each op, with an input that it takes.
+    fn sample(name: &str) -> (Option<&'static str>, Signature) {
+        match name {
+            "pool" => (Some("mean"), Signature::new(Form::Floats, [2, 3, 4])),
+            "top_k" => (Some("2"), Signature::new(Form::Floats, [2, 4])),
+            "slice" => (Some("3"), Signature::new(Form::Floats, [2, 4])),
+            "decode" => (None, Signature::new(Form::Ints, [2, 4])),
+            _ => (None, Signature::new(Form::Floats, [2, 4])),
+        }
+    }
+
+    fn value(signature: &Signature) -> Value<'static> {
+        let dims: Vec<usize> = signature.dims.iter().map(|&d| d.max(0) as usize).collect();
+        match signature.form {
+            Form::Ints => Value::Ints(CowArray::from(ArrayD::from_elem(IxDyn(&dims), 7))),
+            _ => Value::Floats(CowArray::from(ArrayD::from_elem(IxDyn(&dims), 0.5))),
+        }
+    }
+
+    #[test]
+    fn every_op_in_the_table_does_what_its_signature_says() {
+        let labels = Labels::from_list("a,b");
+        let version_path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tokenizer"));
+        let resources = Resources { version_path: &version_path, labels: &labels, has_mask: true };
+        let names: std::collections::BTreeSet<_> = OPS.iter().map(|entry| entry.name).collect();
+        assert_eq!(names.len(), OPS.len(), "names are unique");
+        for entry in OPS {
+            assert!(!entry.doc.is_empty() && entry.usage.starts_with(entry.name), "{}", entry.name);
+            assert!((entry.build)(Some("nonsense"), &resources).is_err(), "{} takes any argument", entry.name);
+            let (argument, input) = sample(entry.name);
+            let op = (entry.build)(argument, &resources).unwrap();
+            for rows in [2i64, 0] {
+                let mut dims = input.dims.to_vec();
+                dims[0] = rows;
+                let input = Signature::new(input.form, dims);
+                let mask = Tensor::from_values("attention_mask", [rows, 3], vec![1i64; 3 * rows as usize]).unwrap();
+                let expected = op.signature(&input).unwrap();
+                let output = op.apply(value(&input), Some(&mask)).unwrap();
+                assert_eq!(output.form(), expected.form, "{}", entry.name);
+                assert!(
+                    expected.dims.accepts(&output.dims().iter().map(|&d| d as i64).collect::<Vec<_>>()),
+                    "{}",
+                    entry.name
+                );
+            }
+            assert!(op.signature(&Signature::new(Form::Texts, [2])).is_err(), "{} takes texts", entry.name);
+        }
+    }
+
+    #[test]
+    fn scores_are_totally_ordered() {
+        assert_eq!(compare_scores(0.0, -0.0), Ordering::Equal);
+        assert_eq!(compare_scores(f32::NAN, f32::INFINITY), Ordering::Greater);
+        assert_eq!(compare_scores(f32::NEG_INFINITY, -f32::NAN), Ordering::Less);
+        assert_eq!(compare_scores(f32::NAN, -f32::NAN), Ordering::Equal);
+        assert_eq!(compare_scores(1.0, 2.0), Ordering::Less);
+    }
+}

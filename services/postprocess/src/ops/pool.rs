@@ -1,0 +1,225 @@
+//! `pool:mean|cls|max|last`: one vector from those of all tokens.
+
+use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, CowArray, Ix2, Ix3};
+use trireme_inference::{InferError, Shape, Tensor};
+
+use super::{Op, Resources};
+use crate::{Form, Signature, Value};
+
+/// What the number of tokens is clamped to before dividing by it, as sentence-transformers does.
+const SMALLEST_COUNT: f32 = 1e-9;
+
+/// Which tokens make the vector. Padding, where the mask is 0, takes no part, on whichever side it is; a row without
+/// any token gives zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pool {
+    /// The mean of all tokens.
+    Mean,
+    /// The first token. Without a mask: the first position.
+    Cls,
+    /// The highest value of each component; NaN when one token has it.
+    Max,
+    /// The last token.
+    Last,
+}
+
+/// Makes the op.
+pub fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+    const EXPECTED: &str = "expected 'mean', 'cls', 'max' or 'last'";
+    let pool = match argument {
+        Some("mean") => Pool::Mean,
+        Some("cls") => Pool::Cls,
+        Some("max") => Pool::Max,
+        Some("last") => Pool::Last,
+        Some(other) => return Err(format!("argument is '{other}', {EXPECTED}")),
+        None => return Err(format!("argument is missing, {EXPECTED}")),
+    };
+    if pool != Pool::Cls && !resources.has_mask {
+        return Err(
+            "needs the attention mask: declare an input 'attention_mask' of TYPE_INT64 or TYPE_INT32".to_owned()
+        );
+    }
+    Ok(Box::new(pool))
+}
+
+// === impl Pool ===
+
+impl Op for Pool {
+    fn signature(&self, input: &Signature) -> Result<Signature, String> {
+        let dims = &input.expect(Form::Floats, 3..=3)?.dims;
+        Ok(Signature::new(Form::Floats, [dims[0], dims[2]]))
+    }
+
+    fn apply<'a>(&self, value: Value<'a>, mask: Option<&Tensor>) -> Result<Value<'a>, InferError> {
+        let hidden = value.into_floats()?.into_dimensionality::<Ix3>();
+        let hidden = hidden.map_err(|_| InferError::internal("pool takes numbers of rank 3"))?;
+        let mask = mask.map(|mask| read_mask(mask, &hidden)).transpose()?;
+        let mut pooled = Array2::zeros((hidden.len_of(Axis(0)), hidden.len_of(Axis(2))));
+        for (row, mut vector) in pooled.outer_iter_mut().enumerate() {
+            let mask = mask.as_ref().map(|mask| mask.index_axis(Axis(0), row));
+            vector.assign(&self.pool(hidden.index_axis(Axis(0), row), mask));
+        }
+        Ok(Value::Floats(CowArray::from(pooled.into_dyn())))
+    }
+}
+
+impl Pool {
+    /// The vector of one text from its hidden states `[length, width]` and mask `[length]`.
+    fn pool(self, hidden: ArrayView2<'_, f32>, mask: Option<ArrayView1<'_, i64>>) -> Array1<f32> {
+        let (length, width) = hidden.dim();
+        let is_token = |&position: &usize| mask.as_ref().is_none_or(|mask| mask[position] != 0);
+        let mut tokens = (0..length).filter(is_token).map(|position| hidden.row(position));
+        let zeros = || Array1::zeros(width);
+        match self {
+            Pool::Cls => tokens.next().map_or_else(zeros, |token| token.to_owned()),
+            Pool::Last => tokens.last().map_or_else(zeros, |token| token.to_owned()),
+            Pool::Mean => {
+                let (sum, count) = tokens.fold((zeros(), 0.0f32), |(sum, count), token| (sum + token, count + 1.0));
+                sum / count.max(SMALLEST_COUNT)
+            }
+            Pool::Max => {
+                let Some(first) = tokens.next() else { return zeros() };
+                tokens.fold(first.to_owned(), |mut highest, token| {
+                    highest.zip_mut_with(&token, |high, &value| {
+                        if value > *high || value.is_nan() {
+                            *high = value;
+                        }
+                    });
+                    highest
+                })
+            }
+        }
+    }
+}
+
+/// The mask as integers `[rows, length]`, held against the hidden states that it is for.
+fn read_mask<'a>(mask: &'a Tensor, hidden: &CowArray<'_, f32, Ix3>) -> Result<CowArray<'a, i64, Ix2>, InferError> {
+    let (rows, length, _) = hidden.dim();
+    let values = match Value::from_tensor(mask)? {
+        Value::Ints(values) if values.shape() == [rows, length] => values.into_dimensionality::<Ix2>().ok(),
+        _ => None,
+    };
+    values.ok_or_else(|| {
+        InferError::invalid_arg(format!(
+            "tensor '{}' is {} of shape {}, expected INT64 or INT32 of shape {} to mask hidden states of shape {}",
+            mask.name(),
+            mask.datatype(),
+            mask.shape(),
+            Shape::from([rows as i64, length as i64]),
+            Shape::from(hidden.shape().iter().map(|&d| d as i64).collect::<Vec<_>>()),
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::{Array3, array};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pool(pool: Pool, hidden: Array3<f32>, mask: Option<Vec<i64>>) -> Result<Array2<f32>, InferError> {
+        let (rows, length, _) = hidden.dim();
+        let mask = mask.map(|mask| Tensor::from_values("attention_mask", [rows as i64, length as i64], mask).unwrap());
+        let pooled = pool.apply(Value::Floats(CowArray::from(hidden.into_dyn())), mask.as_ref())?;
+        Ok(pooled.into_floats()?.into_dimensionality::<Ix2>().unwrap().into_owned())
+    }
+
+    /// Two rows of three tokens of two components; the first row padded right, the second left.
+    fn hidden() -> Array3<f32> {
+        array![[[1.0, -2.0], [3.0, -4.0], [99.0, 99.0]], [[99.0, 99.0], [5.0, 6.0], [-7.0, 8.0]]]
+    }
+
+    const MASK: [i64; 6] = [1, 1, 0, 0, 1, 1];
+
+    #[test]
+    fn each_kind_ignores_padding_on_both_sides() {
+        let pooled = |kind| pool(kind, hidden(), Some(MASK.to_vec())).unwrap();
+        assert_eq!(pooled(Pool::Mean), array![[2.0, -3.0], [-1.0, 7.0]]);
+        assert_eq!(pooled(Pool::Cls), array![[1.0, -2.0], [5.0, 6.0]]);
+        assert_eq!(pooled(Pool::Max), array![[3.0, -2.0], [5.0, 8.0]]);
+        assert_eq!(pooled(Pool::Last), array![[3.0, -4.0], [-7.0, 8.0]]);
+    }
+
+    #[test]
+    fn cls_without_mask_is_the_first_position() {
+        assert_eq!(pool(Pool::Cls, hidden(), None).unwrap(), array![[1.0, -2.0], [99.0, 99.0]]);
+    }
+
+    #[test]
+    fn rows_without_tokens_give_zeros() {
+        for kind in [Pool::Mean, Pool::Cls, Pool::Max, Pool::Last] {
+            assert_eq!(pool(kind, hidden(), Some(vec![0; 6])).unwrap(), Array2::<f32>::zeros((2, 2)));
+            assert_eq!(pool(kind, Array3::zeros((1, 0, 2)), Some(vec![])).unwrap(), Array2::<f32>::zeros((1, 2)));
+        }
+    }
+
+    #[test]
+    fn nan_in_a_token_shows_and_in_padding_does_not() {
+        let mut hidden = hidden();
+        hidden[[0, 1, 0]] = f32::NAN;
+        hidden[[1, 0, 0]] = f32::NAN;
+        for kind in [Pool::Mean, Pool::Max] {
+            let pooled = pool(kind, hidden.clone(), Some(MASK.to_vec())).unwrap();
+            assert!(pooled[[0, 0]].is_nan() && pooled.iter().filter(|v| v.is_nan()).count() == 1, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_mask_of_another_shape_is_refused() {
+        let mask = Tensor::from_values("attention_mask", [2, 2], vec![1i64; 4]).unwrap();
+        let error = Pool::Mean.apply(Value::Floats(CowArray::from(hidden().into_dyn())), Some(&mask)).unwrap_err();
+        assert_eq!(
+            error.message,
+            "tensor 'attention_mask' is INT64 of shape [2,2], expected INT64 or INT32 of shape [2,3] to mask hidden \
+             states of shape [2,3,2]"
+        );
+    }
+
+    #[test]
+    fn all_but_cls_need_a_mask() {
+        let labels = crate::Labels::default();
+        let resources = Resources { version_path: std::path::Path::new(""), labels: &labels, has_mask: false };
+        assert!(build(Some("cls"), &resources).is_ok());
+        for kind in ["mean", "max", "last"] {
+            assert!(build(Some(kind), &resources).err().unwrap().starts_with("needs the attention mask"));
+        }
+    }
+
+    /// Element by element, as one would write it down.
+    fn naive(kind: Pool, hidden: &Array3<f32>, mask: &[i64]) -> Array2<f32> {
+        let (rows, length, width) = hidden.dim();
+        Array2::from_shape_fn((rows, width), |(row, component)| {
+            let kept: Vec<f32> =
+                (0..length).filter(|p| mask[row * length + p] != 0).map(|p| hidden[[row, p, component]]).collect();
+            match kind {
+                Pool::Mean => kept.iter().sum::<f32>() / (kept.len() as f32).max(1e-9),
+                Pool::Cls => kept.first().copied().unwrap_or(0.0),
+                Pool::Last => kept.last().copied().unwrap_or(0.0),
+                Pool::Max => kept.into_iter().reduce(f32::max).unwrap_or(0.0),
+            }
+        })
+    }
+
+    fn states() -> impl Strategy<Value = (Array3<f32>, Vec<i64>)> {
+        (0usize..4, 0usize..6, 0usize..5).prop_flat_map(|(rows, length, width)| {
+            let values = prop::collection::vec(-10.0f32..10.0, rows * length * width);
+            let hidden = values.prop_map(move |v| Array3::from_shape_vec((rows, length, width), v).unwrap());
+            (hidden, prop::collection::vec(0i64..2, rows * length))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn pools_like_a_naive_loop((hidden, mask) in states()) {
+            for kind in [Pool::Mean, Pool::Cls, Pool::Max, Pool::Last] {
+                let expected = naive(kind, &hidden, &mask);
+                let pooled = pool(kind, hidden.clone(), Some(mask.clone())).unwrap();
+                prop_assert_eq!(pooled.dim(), expected.dim());
+                for (&ours, &theirs) in pooled.iter().zip(&expected) {
+                    prop_assert!((ours - theirs).abs() <= 1e-5, "{:?}: {} and {}", kind, ours, theirs);
+                }
+            }
+        }
+    }
+}

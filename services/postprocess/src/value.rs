@@ -1,0 +1,206 @@
+//! What flows from op to op, and what is known of it before any request.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use half::{bf16, f16};
+use ndarray::{ArrayD, CowArray, IxDyn};
+use trireme_inference::{DataType, Element, InferError, Shape, Tensor};
+
+/// The most that the other dimensions of a tensor without elements may multiply to. A shape such as `[1000000000, 0]` costs
+/// its sender nothing, but ops walk over the rows.
+const MAX_EMPTY_SIZE: u64 = 1 << 24;
+
+/// A value between two ops. All arrays are `[rows, ...]`; borrowed where they still are the request's bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value<'a> {
+    /// Numbers, computed in f32.
+    Floats(CowArray<'a, f32, IxDyn>),
+    /// Token ids or class indices.
+    Ints(CowArray<'a, i64, IxDyn>),
+    /// Texts.
+    Texts(ArrayD<String>),
+    /// The best classes of each row, best first: scores and class indices, both `[rows, k]`.
+    Ranked {
+        /// The score of each.
+        scores: ArrayD<f32>,
+        /// The index of each on the last axis of what was ranked.
+        indices: ArrayD<i64>,
+    },
+}
+
+/// The kind of a [`Value`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "named like the values")]
+pub enum Form {
+    Floats,
+    Ints,
+    Texts,
+    Ranked,
+}
+
+/// What is known of a value when the model is loaded: its form, and its dimensions with -1 for any size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// The kind of value.
+    pub form: Form,
+    /// Its dimensions, rows first.
+    pub dims: Shape,
+}
+
+// === impl Value ===
+
+impl<'a> Value<'a> {
+    /// The numbers of `tensor`: FP32 without copying, FP16, BF16 and FP64 converted, INT64 and INT32 as [`Value::Ints`].
+    /// Errors for other datatypes.
+    pub fn from_tensor(tensor: &'a Tensor) -> Result<Value<'a>, InferError> {
+        Ok(match tensor.datatype() {
+            DataType::Fp32 => Value::Floats(array(tensor, tensor.values()?)?),
+            DataType::Fp16 => Value::Floats(array(tensor, converted(tensor, f16::to_f32)?)?),
+            DataType::Bf16 => Value::Floats(array(tensor, converted(tensor, bf16::to_f32)?)?),
+            DataType::Fp64 => Value::Floats(array(tensor, converted(tensor, |v: f64| v as f32)?)?),
+            DataType::Int64 => Value::Ints(array(tensor, tensor.values()?)?),
+            DataType::Int32 => Value::Ints(array(tensor, converted(tensor, |v: i32| i64::from(v))?)?),
+            other => {
+                let message =
+                    format!("tensor '{}' holds {other}, expected a floating point or integer type", tensor.name());
+                return Err(InferError::invalid_arg(message));
+            }
+        })
+    }
+
+    /// The numbers, where the value is numbers. That it is was checked when the chain was.
+    pub fn into_floats(self) -> Result<CowArray<'a, f32, IxDyn>, InferError> {
+        match self {
+            Value::Floats(array) => Ok(array),
+            other => Err(InferError::internal(format!("an op takes numbers and got {}", other.form()))),
+        }
+    }
+
+    /// The integers, where the value is integers.
+    pub fn into_ints(self) -> Result<CowArray<'a, i64, IxDyn>, InferError> {
+        match self {
+            Value::Ints(array) => Ok(array),
+            other => Err(InferError::internal(format!("an op takes integers and got {}", other.form()))),
+        }
+    }
+
+    /// The kind of value.
+    pub fn form(&self) -> Form {
+        match self {
+            Value::Floats(_) => Form::Floats,
+            Value::Ints(_) => Form::Ints,
+            Value::Texts(_) => Form::Texts,
+            Value::Ranked { .. } => Form::Ranked,
+        }
+    }
+
+    /// The dimensions, rows first.
+    pub fn dims(&self) -> &[usize] {
+        match self {
+            Value::Floats(array) => array.shape(),
+            Value::Ints(array) => array.shape(),
+            Value::Texts(array) => array.shape(),
+            Value::Ranked { scores, .. } => scores.shape(),
+        }
+    }
+}
+
+/// The elements of `tensor`, each converted.
+fn converted<T: Element, U: Clone>(tensor: &Tensor, convert: impl Fn(T) -> U) -> Result<Cow<'_, [U]>, InferError> {
+    Ok(Cow::Owned(tensor.values::<T>()?.iter().map(|&v| convert(v)).collect()))
+}
+
+/// `values` in the shape of `tensor`.
+fn array<'a, T: Clone>(tensor: &Tensor, values: Cow<'a, [T]>) -> Result<CowArray<'a, T, IxDyn>, InferError> {
+    let shape = tensor.shape();
+    let too_large =
+        || InferError::invalid_arg(format!("tensor '{}' has shape {shape} which is too large", tensor.name()));
+    let other_dims = shape.iter().filter(|&&d| d > 0).try_fold(1u64, |size, &d| size.checked_mul(d as u64));
+    if values.is_empty() && other_dims.is_none_or(|size| size > MAX_EMPTY_SIZE) {
+        return Err(too_large());
+    }
+    let dims: Vec<usize> = shape.iter().map(|&d| d as usize).collect();
+    let array = match values {
+        Cow::Borrowed(values) => ndarray::ArrayView::from_shape(dims, values).map(CowArray::from),
+        Cow::Owned(values) => ndarray::Array::from_shape_vec(dims, values).map(CowArray::from),
+    };
+    array.map_err(|_| too_large())
+}
+
+// === impl Signature ===
+
+impl Signature {
+    /// A signature of a form and dimensions.
+    pub fn new(form: Form, dims: impl Into<Shape>) -> Signature {
+        Signature { form, dims: dims.into() }
+    }
+
+    /// This signature, if it is of `form` and its rank is in `ranks`; otherwise what was expected.
+    pub fn expect(&self, form: Form, ranks: std::ops::RangeInclusive<usize>) -> Result<&Signature, String> {
+        if self.form == form && ranks.contains(&self.dims.len()) {
+            return Ok(self);
+        }
+        let rank = match (ranks.start(), ranks.end()) {
+            (low, high) if low == high => format!("rank {low}"),
+            (low, _) => format!("rank {low} or more"),
+        };
+        Err(format!("takes {form} of {rank}, got {self}"))
+    }
+}
+
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of shape {}", self.form, self.dims)
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Form::Floats => "floating point numbers",
+            Form::Ints => "integers",
+            Form::Texts => "texts",
+            Form::Ranked => "the ranked classes of top_k",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn floating_point_types_become_f32_and_integers_i64() {
+        let floats = |tensor: Tensor| {
+            Value::from_tensor(&tensor).unwrap().into_floats().unwrap().iter().copied().collect::<Vec<_>>()
+        };
+        let halves = vec![f16::from_f32(0.5), f16::from_f32(-2.0)];
+        assert_eq!(floats(Tensor::from_values("x", [2], halves).unwrap()), [0.5, -2.0]);
+        assert_eq!(floats(Tensor::from_values("x", [1], vec![bf16::from_f32(3.0)]).unwrap()), [3.0]);
+        assert_eq!(floats(Tensor::from_values("x", [1], vec![1.5f64]).unwrap()), [1.5]);
+        let tensor = Tensor::from_values("x", [1, 2], vec![7i32, -1]).unwrap();
+        assert_eq!(Value::from_tensor(&tensor).unwrap().into_ints().unwrap(), ndarray::arr2(&[[7i64, -1]]).into_dyn());
+    }
+
+    #[test]
+    fn fp32_is_not_copied() {
+        let tensor = Tensor::from_values("x", [2, 1], vec![1.0f32, 2.0]).unwrap();
+        assert!(Value::from_tensor(&tensor).unwrap().into_floats().unwrap().is_view());
+    }
+
+    #[test]
+    fn other_types_and_impossible_shapes_are_refused() {
+        let tensor = Tensor::from_bytes_elements("x", [1], &["a"]).unwrap();
+        let error = Value::from_tensor(&tensor).unwrap_err();
+        assert_eq!(error.message, "tensor 'x' holds BYTES, expected a floating point or integer type");
+        for (shape, fits) in
+            [([0, i64::MAX, 9], false), ([1 << 40, 0, 384], false), ([0, 512, 1024], true), ([2, 0, 8], true)]
+        {
+            let tensor = Tensor::new("x", DataType::Fp32, shape, Bytes::new()).unwrap();
+            assert_eq!(Value::from_tensor(&tensor).is_ok(), fits, "{shape:?}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The backend as the worker uses it: load, then execute.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up shall fail")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use half::f16;
+use trireme_inference::{ErrorCode, InferError, Tensor, UnixMicros};
+use trireme_model_repository::ModelConfig;
+use trireme_postprocess::PostprocessBackend;
+use trireme_runtime::{Backend, CancelFlag, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelSource};
+
+const HIDDEN: &str = "{ name: 'last_hidden_state' data_type: TYPE_FP32 dims: [ -1, 2 ] }";
+const MASK: &str = "{ name: 'attention_mask' data_type: TYPE_INT64 dims: [ -1 ] }";
+const LOGITS: &str = "{ name: 'logits' data_type: TYPE_FP32 dims: [ 3 ] }";
+
+/// A model that batches, with these inputs, outputs and ops.
+fn config(ops: &str, inputs: &[&str], outputs: &[&str]) -> String {
+    format!(
+        "max_batch_size: 8 input [ {} ] output [ {} ] parameters {{ key: 'ops' value {{ string_value: '{ops}' }} }} ",
+        inputs.join(","),
+        outputs.join(",")
+    )
+}
+
+fn load(text: &str) -> Result<LoadedModel, LoadError> {
+    load_from(Path::new(env!("CARGO_MANIFEST_DIR")), text)
+}
+
+fn load_from(model_path: &Path, text: &str) -> Result<LoadedModel, LoadError> {
+    let config = ModelConfig::parse(&format!("backend: 'postprocess' {text}"), "post").unwrap();
+    let version_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer");
+    let source =
+        ModelSource { config: &config, version: 1, model_path, version_path: &version_path, auto_complete: true };
+    PostprocessBackend.load(&source)
+}
+
+fn fault(text: &str) -> String {
+    load(text).err().unwrap().to_string()
+}
+
+fn request(inputs: Vec<Tensor>, outputs: &[&str]) -> ExecuteRequest {
+    ExecuteRequest {
+        request_id: "r".to_owned(),
+        inputs,
+        outputs: outputs.iter().map(|&name| name.to_owned()).collect(),
+        parameters: Arc::default(),
+        deadline: UnixMicros::NEVER,
+        cancelled: CancelFlag::default(),
+    }
+}
+
+fn execute(model: &mut LoadedModel, inputs: Vec<Tensor>, outputs: &[&str]) -> Result<ExecuteResponse, InferError> {
+    model.instances[0].execute(&[request(inputs, outputs)]).remove(0)
+}
+
+fn logits(rows: i64, values: &[f32]) -> Tensor {
+    Tensor::from_values("logits", [rows, 3], values.to_vec()).unwrap()
+}
+
+fn texts(tensor: &Tensor) -> Vec<&str> {
+    tensor.bytes_elements().unwrap().map(|e| std::str::from_utf8(e).unwrap()).collect()
+}
+
+#[test]
+fn hidden_states_become_embeddings() {
+    let text =
+        config("pool:mean, normalize", &[HIDDEN, MASK], &["{ name: 'embedding' data_type: TYPE_FP16 dims: [ 2 ] }"]);
+    let mut model = load(&text).unwrap();
+    let hidden = Tensor::from_values("last_hidden_state", [2, 2, 2], vec![6.0f32, 8.0, 0.0, 0.0, 99.0, 99.0, 0.0, 5.0]);
+    let mask = Tensor::from_values("attention_mask", [2, 2], vec![1i64, 1, 0, 1]);
+    let response = execute(&mut model, vec![mask.unwrap(), hidden.unwrap()], &["embedding"]).unwrap();
+    let embedding = &response.outputs[0];
+    assert_eq!(**embedding.shape(), [2, 2]);
+    assert_eq!(*embedding.values::<f16>().unwrap(), [0.6, 0.8, 0.0, 1.0].map(f16::from_f32));
+    assert_eq!(response.timing.batch_size, 2);
+}
+
+#[test]
+fn the_mask_may_have_any_name_and_either_integer_type() {
+    let mask = "{ name: 'm' data_type: TYPE_INT32 dims: [ -1 ] }";
+    let text = config("pool:last", &[HIDDEN, mask], &["{ name: 'y' data_type: TYPE_FP32 dims: [ 2 ] }"]);
+    let mut model = load(&text).unwrap();
+    let hidden = Tensor::from_values("last_hidden_state", [1, 2, 2], vec![1.0f32, 2.0, 3.0, 4.0]).unwrap();
+    let mask = Tensor::from_values("m", [1, 2], vec![1i32, 0]).unwrap();
+    let response = execute(&mut model, vec![hidden, mask], &["y"]).unwrap();
+    assert_eq!(*response.outputs[0].values::<f32>().unwrap(), [1.0, 2.0]);
+}
+
+#[test]
+fn logits_become_labels_from_a_label_file() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("labels.txt"), "bad\nso so\ngood\n").unwrap();
+    let output = "{ name: 'class' data_type: TYPE_STRING dims: [ 2 ] label_filename: 'labels.txt' }";
+    let text = config("softmax, top_k:2", &[LOGITS], &[output]);
+    let mut model = load_from(directory.path(), &text).unwrap();
+    let response = execute(&mut model, vec![logits(1, &[0.0, f32::NEG_INFINITY, 0.0])], &["class"]).unwrap();
+    assert_eq!(texts(&response.outputs[0]), ["0.500000:0:bad", "0.500000:2:good"]);
+
+    let error = load(&text).err().unwrap();
+    assert!(matches!(&error, LoadError::File { model, path, .. } if model == "post" && path.ends_with("labels.txt")));
+}
+
+#[test]
+fn only_outputs_asked_for_are_made() {
+    let outputs = [
+        "{ name: 'labels' data_type: TYPE_STRING dims: [ 1 ] }",
+        "{ name: 'scores' data_type: TYPE_FP32 dims: [ 1 ] }",
+        "{ name: 'indices' data_type: TYPE_INT32 dims: [ 1 ] }",
+    ];
+    let text = config("top_k:1", &[LOGITS], &outputs) + "parameters { key: 'labels' value { string_value: 'a,b,c' } }";
+    let mut model = load(&text).unwrap();
+    let response = execute(&mut model, vec![logits(1, &[1.0, 3.0, 2.0])], &["indices", "labels"]).unwrap();
+    assert_eq!(response.outputs.iter().map(Tensor::name).collect::<Vec<_>>(), ["labels", "indices"]);
+    assert_eq!(texts(&response.outputs[0]), ["b"]);
+    assert_eq!(*response.outputs[1].values::<i32>().unwrap(), [1]);
+}
+
+#[test]
+fn argmax_fits_dims_of_one() {
+    let text = config("argmax", &[LOGITS], &["{ name: 'y' data_type: TYPE_INT64 dims: [ 1 ] }"]);
+    let mut model = load(&text).unwrap();
+    let response = execute(&mut model, vec![logits(2, &[0.0, 2.0, 1.0, 5.0, 2.0, 1.0])], &["y"]).unwrap();
+    assert_eq!(**response.outputs[0].shape(), [2, 1]);
+    assert_eq!(*response.outputs[0].values::<i64>().unwrap(), [1, 0]);
+    let response = execute(&mut model, vec![logits(0, &[])], &["y"]).unwrap();
+    assert_eq!(**response.outputs[0].shape(), [0, 1]);
+}
+
+#[test]
+fn token_ids_become_text_without_a_batch_dimension() {
+    let text = "input { name: 'ids' data_type: TYPE_INT32 dims: [ -1, -1 ] } \
+        output { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] } \
+        parameters { key: 'ops' value { string_value: 'decode' } }";
+    let mut model = load(text).unwrap();
+    let ids = Tensor::from_values("ids", [2, 3], vec![4i32, 5, 2, 5, 0, 0]).unwrap();
+    let response = execute(&mut model, vec![ids], &["TEXT"]).unwrap();
+    assert_eq!(texts(&response.outputs[0]), ["hello world", "world"]);
+    assert_eq!(response.timing.batch_size, 1);
+}
+
+#[test]
+fn a_failing_request_fails_alone() {
+    let text = config(
+        "slice:2",
+        &["{ name: 'x' data_type: TYPE_FP32 dims: [ -1 ] }"],
+        &["{ name: 'y' data_type: TYPE_FP32 dims: [ 2 ] }"],
+    );
+    let mut model = load(&text).unwrap();
+    let x = |width: i64| Tensor::from_values("x", [1, width], vec![1.0f32; width as usize]).unwrap();
+    let requests = [request(vec![x(1)], &["y"]), request(vec![x(3)], &["y"]), request(vec![], &["y"])];
+    let results = model.instances[0].execute(&requests);
+    assert_eq!(results[0].as_ref().unwrap_err().message, "slice takes the first 2 of the last axis, got 1");
+    assert_eq!(**results[1].as_ref().unwrap().outputs[0].shape(), [1, 2]);
+    assert_eq!(results[2].as_ref().unwrap_err().code, ErrorCode::InvalidArg);
+}
+
+#[test]
+fn configurations_that_do_not_fit_are_refused_with_the_reason() {
+    let y = "{ name: 'y' data_type: TYPE_FP32 dims: [ 2 ] }";
+    let prefix = "model 'post': ";
+    assert!(fault(&config("", &[HIDDEN], &[y])).starts_with(&format!("{prefix}parameter 'ops' is '': op 1 is empty")));
+    assert_eq!(
+        fault(&config("normalize, pool:mean", &[HIDDEN], &[y])),
+        format!(
+            "{prefix}parameter 'ops' is 'normalize, pool:mean': op 2, 'pool': needs the attention mask: declare an input \
+             'attention_mask' of TYPE_INT64 or TYPE_INT32"
+        )
+    );
+    assert!(
+        fault(&config("pool:cls", &[HIDDEN], &["{ name: 'y' data_type: TYPE_FP32 dims: [ 3 ] }"]))
+            .contains("output 'y' has full shape [-1,3], expected [-1,2]")
+    );
+    assert!(
+        fault(&config("softmax", &["{ name: 'x' data_type: TYPE_STRING dims: [ 2 ] }"], &[y]))
+            .contains("unexpected datatype TYPE_STRING for inference input 'x'")
+    );
+    assert!(fault(&config("softmax", &[LOGITS, HIDDEN], &[y])).contains("input 'last_hidden_state' is used by no op"));
+    let extra = "parameters { key: 'op' value { string_value: 'x' } }";
+    assert!(
+        fault(&(config("softmax", &[LOGITS], &[y]) + extra))
+            .contains("unknown parameter 'op', expected one of labels, ops")
+    );
+    let gpu = "instance_group { kind: KIND_GPU count: 1 gpus: [ 0 ] }";
+    assert!(fault(&(config("softmax", &[LOGITS], &[y]) + gpu)).contains("KIND_GPU"));
+}

@@ -1,0 +1,151 @@
+//! [`TokenizerBackend`] and its instances.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use trireme_inference::{DataType, InferError, Tensor};
+use trireme_model_repository::{InstanceKind, ModelConfig};
+use trireme_runtime::{
+    Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, LoadError, LoadedModel, ModelInstance, ModelSource,
+    OneAtATime,
+};
+use trireme_text::{Encoded, TextError, TextTokenizer, TokenizeOptions, texts_of};
+
+use crate::schema::{Output, Schema};
+
+/// Loads models with `backend: "tokenizer"`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TokenizerBackend;
+
+/// A tokenizer and its schema; instances share both.
+struct TokenizerModel {
+    tokenizer: TextTokenizer,
+    schema: Schema,
+    /// Whether requests have a batch dimension.
+    batches: bool,
+}
+
+struct TokenizerInstance(Arc<TokenizerModel>);
+
+// === impl TokenizerBackend ===
+
+impl Backend for TokenizerBackend {
+    fn name(&self) -> &'static str {
+        "tokenizer"
+    }
+
+    fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
+        let model = source.config.name.as_str();
+        let mut config = source.config.clone();
+        if source.auto_complete {
+            let found = Schema::default_for(&config);
+            config.complete(found).map_err(|error| LoadError::Config(error.to_string()))?;
+        }
+        let schema = Schema::of(&config)?;
+        let instances = instance_count(&config)?;
+        let options = TokenizeOptions::from_parameters(&config.parameters).map_err(|error| load_error(model, error))?;
+        let tokenizer = TextTokenizer::load(source.version_path, options).map_err(|error| load_error(model, error))?;
+
+        let batches = config.max_batch_size > 0;
+        let shared = Arc::new(TokenizerModel { tokenizer, schema, batches });
+        let instance = || Box::new(TokenizerInstance(Arc::clone(&shared))) as Box<dyn ModelInstance>;
+        Ok(LoadedModel {
+            config: Arc::new(config),
+            instances: std::iter::repeat_with(instance).take(instances).collect(),
+            policy: Box::new(OneAtATime),
+        })
+    }
+}
+
+/// How many instances the groups of `config` ask for. Tokenizers have no use for a GPU, so asking for one is a fault.
+fn instance_count(config: &ModelConfig) -> Result<usize, LoadError> {
+    if let Some(group) = config.instance_groups.iter().find(|group| group.kind == InstanceKind::Gpu) {
+        return Err(LoadError::Config(format!(
+            "model '{}': instance group '{}' is KIND_GPU, but tokenizers run on the CPU, expected KIND_CPU",
+            config.name, group.name
+        )));
+    }
+    Ok(config.instance_groups.iter().map(|group| group.count as usize).sum::<usize>().max(1))
+}
+
+fn load_error(model: &str, error: TextError) -> LoadError {
+    match error {
+        TextError::File { path, source } => LoadError::File { model: model.to_owned(), path, source },
+        other => LoadError::Config(format!("model '{model}': {other}")),
+    }
+}
+
+// === impl TokenizerInstance ===
+
+impl ModelInstance for TokenizerInstance {
+    fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+        requests.iter().map(|request| self.0.execute(request)).collect()
+    }
+}
+
+// === impl TokenizerModel ===
+
+impl TokenizerModel {
+    fn execute(&self, request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
+        let started = Instant::now();
+        let input = |name: &str| request.inputs.iter().find(|tensor| tensor.name() == name);
+        let missing =
+            |name: &str| InferError::invalid_arg(format!("input '{name}' is missing, expected a tensor of texts"));
+        let texts = &self.schema.texts;
+        let texts = self.texts(input(texts).ok_or_else(|| missing(texts))?)?;
+        let pairs = match &self.schema.pairs {
+            None => None,
+            Some(pairs) => match input(&pairs.name) {
+                Some(tensor) => Some(self.texts(tensor)?),
+                None if pairs.optional => None,
+                None => return Err(missing(&pairs.name)),
+            },
+        };
+
+        let read = Instant::now();
+        let mut encoded = self.tokenizer.encode(&texts, pairs.as_deref())?;
+
+        let encoded_at = Instant::now();
+        let wanted =
+            self.schema.outputs.iter().filter(|(output, _)| request.outputs.iter().any(|o| o == output.name()));
+        let outputs =
+            wanted.map(|&(output, datatype)| tensor(&mut encoded, output, datatype)).collect::<Result<_, _>>()?;
+        let timing = ExecuteTiming {
+            compute_input: read - started,
+            compute_infer: encoded_at - read,
+            compute_output: encoded_at.elapsed(),
+            batch_size: if self.batches { encoded.rows as u32 } else { 1 },
+        };
+        Ok(ExecuteResponse { outputs, timing })
+    }
+
+    /// The texts of an input, one for each row.
+    fn texts<'a>(&self, tensor: &'a Tensor) -> Result<Vec<&'a str>, InferError> {
+        let texts = texts_of(tensor)?;
+        if tensor.shape().first() != Some(&(texts.len() as i64)) {
+            return Err(InferError::invalid_arg(format!(
+                "tensor '{}' has shape {}, expected one text for each row: {}",
+                tensor.name(),
+                tensor.shape(),
+                if self.batches { "[n,1]" } else { "[n]" }
+            )));
+        }
+        Ok(texts)
+    }
+}
+
+/// An output of `encoded` as a tensor `[rows, length]`; its memory is taken over where the datatype allows.
+fn tensor(encoded: &mut Encoded, output: Output, datatype: DataType) -> Result<Tensor, InferError> {
+    let shape = [encoded.rows as i64, encoded.length as i64];
+    let values = match output {
+        Output::InputIds => &mut encoded.input_ids,
+        Output::AttentionMask => &mut encoded.attention_mask,
+        Output::TokenTypeIds => &mut encoded.token_type_ids,
+    };
+    let values = std::mem::take(values);
+    let tensor = match datatype {
+        DataType::Int32 => Tensor::from_values(output.name(), shape, values.into_iter().map(|v| v as i32).collect()),
+        _ => Tensor::from_values(output.name(), shape, values),
+    };
+    Ok(tensor?)
+}

@@ -1,0 +1,204 @@
+//! Inputs and outputs of a tokenizer model, held against what a tokenizer can take and give.
+
+use trireme_inference::{DataType, Shape, TensorSpec};
+use trireme_model_repository::{AutoComplete, ModelConfig};
+use trireme_runtime::LoadError;
+
+/// One of the tensors that a tokenizer gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Output {
+    InputIds,
+    AttentionMask,
+    TokenTypeIds,
+}
+
+/// The checked schema of a tokenizer model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Schema {
+    /// Name of the input that holds the texts.
+    pub(crate) texts: String,
+    /// The input that holds the second texts of pairs.
+    pub(crate) pairs: Option<Pairs>,
+    /// The outputs and their datatypes, INT64 or INT32.
+    pub(crate) outputs: Vec<(Output, DataType)>,
+}
+
+/// The input of second texts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pairs {
+    pub(crate) name: String,
+    /// Whether requests may do without.
+    pub(crate) optional: bool,
+}
+
+// === impl Output ===
+
+impl Output {
+    const ALL: [Output; 3] = [Output::InputIds, Output::AttentionMask, Output::TokenTypeIds];
+
+    /// The name of the output, which is that of the model input it is made for.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Output::InputIds => "input_ids",
+            Output::AttentionMask => "attention_mask",
+            Output::TokenTypeIds => "token_type_ids",
+        }
+    }
+}
+
+// === impl Schema ===
+
+impl Schema {
+    /// Checks the inputs and outputs of `config`; all faults are reported together.
+    pub(crate) fn of(config: &ModelConfig) -> Result<Schema, LoadError> {
+        let mut faults = Vec::new();
+        for input in config.input_specs() {
+            faults.extend(check_input(config, &input));
+        }
+        if config.inputs.is_empty() || config.inputs.len() > 2 {
+            let found = config.inputs.len();
+            faults.push(format!(
+                "it declares {found} inputs, expected one TYPE_STRING input of texts, or two for text pairs"
+            ));
+        }
+        if config.inputs.first().is_some_and(|input| input.optional) {
+            faults.push(format!(
+                "input '{}' is optional, but without texts there is nothing to encode",
+                config.inputs[0].name
+            ));
+        }
+        let mut outputs = Vec::new();
+        for output in config.output_specs() {
+            match Output::ALL.into_iter().find(|known| known.name() == output.name) {
+                Some(known) => outputs.push((known, output.datatype)),
+                None => {
+                    let known = Output::ALL.map(Output::name).join(", ");
+                    faults.push(format!("unexpected inference output '{}', allowed outputs are: {known}", output.name));
+                }
+            }
+            faults.extend(check_output(config, &output));
+        }
+        if config.outputs.is_empty() {
+            faults
+                .push(format!("it declares no outputs, expected some of {}", Output::ALL.map(Output::name).join(", ")));
+        }
+        let [texts, pairs @ ..] = config.inputs.as_slice() else { return Err(refused(config, &faults)) };
+        if !faults.is_empty() {
+            return Err(refused(config, &faults));
+        }
+        let pairs = pairs.first().map(|input| Pairs { name: input.name.clone(), optional: input.optional });
+        Ok(Schema { texts: texts.name.clone(), pairs, outputs })
+    }
+
+    /// The inputs and outputs of a tokenizer whose configuration declares none.
+    pub(crate) fn default_for(config: &ModelConfig) -> AutoComplete {
+        let spec =
+            |name: &str, datatype, shape: Shape| TensorSpec { name: name.to_owned(), datatype, shape, optional: false };
+        let texts = if config.max_batch_size == 0 { Shape::from([-1]) } else { Shape::from([-1, 1]) };
+        AutoComplete {
+            inputs: vec![spec("TEXT", DataType::Bytes, texts)],
+            outputs: Output::ALL.map(|output| spec(output.name(), DataType::Int64, Shape::from([-1, -1]))).into(),
+            // Zero: a tokenizer gains nothing from batching, so texts come as `[n]` unless the configuration batches.
+            default_max_batch_size: 0,
+        }
+    }
+}
+
+fn refused(config: &ModelConfig, faults: &[String]) -> LoadError {
+    LoadError::Config(format!("model '{}': {}", config.name, faults.join("; ")))
+}
+
+fn check_input(config: &ModelConfig, input: &TensorSpec) -> Option<String> {
+    let TensorSpec { name, datatype, shape, .. } = input;
+    if *datatype != DataType::Bytes {
+        let found = datatype.config_name();
+        return Some(format!("unexpected datatype {found} for inference input '{name}', expecting TYPE_STRING"));
+    }
+    // One text a row: the rows are the only axis, but for one of size 1.
+    let fits = matches!(**shape, [_] | [_, 1]) || (config.max_batch_size > 0 && matches!(**shape, [_, -1]));
+    let expected = if config.max_batch_size == 0 { "[ -1 ]" } else { "[ 1 ]" };
+    (!fits).then(|| format!("input '{name}' has full shape {shape}, expected dims {expected}"))
+}
+
+fn check_output(config: &ModelConfig, output: &TensorSpec) -> Option<String> {
+    let TensorSpec { name, datatype, shape, .. } = output;
+    if !matches!(datatype, DataType::Int64 | DataType::Int32) {
+        let found = datatype.config_name();
+        return Some(format!(
+            "unexpected datatype {found} for inference output '{name}', expecting TYPE_INT64 or TYPE_INT32"
+        ));
+    }
+    let expected = if config.max_batch_size == 0 { "[ -1, -1 ]" } else { "[ -1 ]" };
+    (shape.len() != 2).then(|| format!("output '{name}' has full shape {shape}, expected dims {expected}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> ModelConfig {
+        ModelConfig::parse(&format!("backend: 'tokenizer' {text}"), "tok").expect("a valid configuration")
+    }
+
+    fn message(text: &str) -> String {
+        Schema::of(&config(text)).expect_err("a fault").to_string()
+    }
+
+    const OUTPUT: &str = "output { name: 'input_ids' data_type: TYPE_INT64 dims: [ -1, -1 ] }";
+
+    #[test]
+    fn names_of_inputs_are_free_and_outputs_may_be_some() {
+        let schema = Schema::of(&config(
+            "max_batch_size: 8 input [ { name: 'q' data_type: TYPE_STRING dims: [ 1 ] }, \
+             { name: 'd' data_type: TYPE_STRING dims: [ -1 ] optional: true } ] \
+             output [ { name: 'attention_mask' data_type: TYPE_INT32 dims: [ -1 ] }, \
+             { name: 'input_ids' data_type: TYPE_INT64 dims: [ -1 ] } ]",
+        ));
+        let expected = Schema {
+            texts: "q".to_owned(),
+            pairs: Some(Pairs { name: "d".to_owned(), optional: true }),
+            outputs: vec![(Output::AttentionMask, DataType::Int32), (Output::InputIds, DataType::Int64)],
+        };
+        assert_eq!(schema.expect("a valid schema"), expected);
+    }
+
+    #[test]
+    fn faults_are_reported_together() {
+        let faults = message(
+            "input { name: 'x' data_type: TYPE_FP32 dims: [ -1 ] } \
+             output [ { name: 'ids' data_type: TYPE_INT64 dims: [ -1, -1 ] }, \
+             { name: 'input_ids' data_type: TYPE_FP32 dims: [ -1, -1 ] } ]",
+        );
+        assert_eq!(
+            faults,
+            "model 'tok': unexpected datatype TYPE_FP32 for inference input 'x', expecting TYPE_STRING; unexpected \
+             inference output 'ids', allowed outputs are: input_ids, attention_mask, token_type_ids; unexpected datatype \
+             TYPE_FP32 for inference output 'input_ids', expecting TYPE_INT64 or TYPE_INT32"
+        );
+    }
+
+    #[test]
+    fn shapes_must_hold_one_text_a_row() {
+        let input = |dims| format!("input {{ name: 'TEXT' data_type: TYPE_STRING dims: {dims} }} {OUTPUT}");
+        assert!(Schema::of(&config(&input("[ -1 ]"))).is_ok());
+        assert!(Schema::of(&config(&input("[ -1, 1 ]"))).is_ok());
+        assert_eq!(
+            message(&input("[ -1, -1 ]")),
+            "model 'tok': input 'TEXT' has full shape [-1,-1], expected dims [ -1 ]"
+        );
+        let batched = format!("max_batch_size: 4 {}", input("[ 2 ]"));
+        assert_eq!(
+            message(&batched),
+            "model 'tok': input 'TEXT' has full shape [-1,2], expected dims [ 1 ]; output 'input_ids' has full shape \
+             [-1,-1,-1], expected dims [ -1 ]"
+        );
+    }
+
+    #[test]
+    fn missing_inputs_and_outputs_are_named() {
+        assert!(message(OUTPUT).contains("it declares 0 inputs, expected one TYPE_STRING input"));
+        assert!(
+            message("input { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] }").contains("it declares no outputs")
+        );
+    }
+}

@@ -1,0 +1,153 @@
+//! The backend as the worker uses it: load, then execute.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up shall fail")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use trireme_inference::{DataType, ErrorCode, InferError, Tensor, UnixMicros};
+use trireme_model_repository::ModelConfig;
+use trireme_runtime::{Backend, CancelFlag, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelSource};
+use trireme_tokenizer::TokenizerBackend;
+
+const IO: &str = "input { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] } \
+    output [ { name: 'input_ids' data_type: TYPE_INT64 dims: [ -1, -1 ] }, \
+    { name: 'attention_mask' data_type: TYPE_INT32 dims: [ -1, -1 ] } ]";
+
+fn load(text: &str, auto_complete: bool) -> Result<LoadedModel, LoadError> {
+    load_from(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tokenizer")), text, auto_complete)
+}
+
+fn load_from(version_path: &Path, text: &str, auto_complete: bool) -> Result<LoadedModel, LoadError> {
+    let config = ModelConfig::parse(&format!("backend: 'tokenizer' {text}"), "tok").unwrap();
+    let model_path = version_path.parent().unwrap();
+    TokenizerBackend.load(&ModelSource { config: &config, version: 1, model_path, version_path, auto_complete })
+}
+
+fn texts(name: &str, shape: &[i64], texts: &[&str]) -> Tensor {
+    Tensor::from_bytes_elements(name, shape, texts).unwrap()
+}
+
+fn request(inputs: Vec<Tensor>) -> ExecuteRequest {
+    ExecuteRequest {
+        request_id: "r".to_owned(),
+        inputs,
+        outputs: ["input_ids", "attention_mask", "token_type_ids"].map(str::to_owned).into(),
+        parameters: Arc::default(),
+        deadline: UnixMicros::NEVER,
+        cancelled: CancelFlag::default(),
+    }
+}
+
+fn execute(model: &mut LoadedModel, inputs: Vec<Tensor>) -> Result<ExecuteResponse, InferError> {
+    model.instances[0].execute(&[request(inputs)]).remove(0)
+}
+
+fn output<'a>(response: &'a ExecuteResponse, name: &str) -> &'a Tensor {
+    response.outputs.iter().find(|tensor| tensor.name() == name).unwrap()
+}
+
+fn fault(result: Result<LoadedModel, LoadError>) -> String {
+    result.err().unwrap().to_string()
+}
+
+#[test]
+fn texts_become_padded_rows_of_the_declared_datatypes() {
+    let mut model = load(IO, true).unwrap();
+    let response = execute(&mut model, vec![texts("TEXT", &[2], &["hello world", "hello"])]).unwrap();
+    assert_eq!(response.outputs.len(), 2, "token_type_ids is not declared");
+    let ids = output(&response, "input_ids");
+    assert_eq!((&**ids.shape(), &*ids.values::<i64>().unwrap()), (&[2, 2][..], &[4, 5, 4, 0][..]));
+    assert_eq!(*output(&response, "attention_mask").values::<i32>().unwrap(), [1, 1, 1, 0]);
+    assert!(!response.timing.compute_infer.is_zero());
+    assert_eq!(response.timing.batch_size, 1);
+}
+
+#[test]
+fn only_outputs_asked_for_are_made() {
+    let mut model = load(IO, true).unwrap();
+    let mut request = request(vec![texts("TEXT", &[1], &["hello"])]);
+    request.outputs = vec!["attention_mask".to_owned()];
+    let response = model.instances[0].execute(&[request]).remove(0).unwrap();
+    assert_eq!(response.outputs.iter().map(Tensor::name).collect::<Vec<_>>(), ["attention_mask"]);
+}
+
+#[test]
+fn a_configuration_without_tensors_gets_them() {
+    let mut model = load("", true).unwrap();
+    assert_eq!((model.config.inputs[0].name.as_str(), model.config.max_batch_size), ("TEXT", 0));
+    let response = execute(&mut model, vec![texts("TEXT", &[0], &[])]).unwrap();
+    assert!(response.outputs.iter().all(|t| **t.shape() == [0, 0] && t.datatype() == DataType::Int64));
+    assert_eq!(response.outputs.len(), 3);
+    assert!(fault(load("", false)).contains("it declares 0 inputs"));
+
+    let mut model = load("max_batch_size: 16", true).unwrap();
+    assert_eq!(*model.config.input_specs()[0].shape, [-1, 1]);
+    let response = execute(&mut model, vec![texts("TEXT", &[3, 1], &["hello", "world", ""])]).unwrap();
+    assert_eq!(**output(&response, "token_type_ids").shape(), [3, 1]);
+    assert_eq!(response.timing.batch_size, 3);
+}
+
+#[test]
+fn a_second_input_holds_the_pairs_and_may_be_optional() {
+    let pair = |optional| {
+        format!(
+            "input [ {{ name: 'Q' data_type: TYPE_STRING dims: [ -1 ] }}, \
+             {{ name: 'D' data_type: TYPE_STRING dims: [ -1 ] optional: {optional} }} ] \
+             output {{ name: 'token_type_ids' data_type: TYPE_INT64 dims: [ -1, -1 ] }}"
+        )
+    };
+    let query = || texts("Q", &[1], &["hello"]);
+    let types = |response: ExecuteResponse| response.outputs[0].values::<i64>().unwrap().to_vec();
+    let mut model = load(&pair(true), true).unwrap();
+    let document = texts("D", &[1], &["hello world"]);
+    assert_eq!(types(execute(&mut model, vec![document, query()]).unwrap()), [0, 1, 1]);
+    assert_eq!(types(execute(&mut model, vec![query()]).unwrap()), [0]);
+    let error = execute(&mut model, vec![query(), texts("D", &[2], &["a", "b"])]).unwrap_err();
+    assert_eq!(error.message, "got 2 second texts for 1 texts, expected one for each");
+    let mut model = load(&pair(false), true).unwrap();
+    assert_eq!(execute(&mut model, vec![query()]).unwrap_err().code, ErrorCode::InvalidArg);
+}
+
+#[test]
+fn a_text_that_is_not_utf8_fails_its_request_alone() {
+    let mut model = load(IO, true).unwrap();
+    let bad = Tensor::from_bytes_elements("TEXT", [2], &[&b"hello"[..], b"\xc3("]).unwrap();
+    let requests = [request(vec![bad]), request(vec![texts("TEXT", &[1], &["hello"])])];
+    let mut results = model.instances[0].execute(&requests).into_iter();
+    let error = results.next().unwrap().unwrap_err();
+    assert_eq!(error.code, ErrorCode::InvalidArg);
+    assert_eq!(error.message, "tensor 'TEXT': element 1 is not valid UTF-8 at byte 0, expected UTF-8 text");
+    assert_eq!(*output(&results.next().unwrap().unwrap(), "input_ids").values::<i64>().unwrap(), [4]);
+}
+
+#[test]
+fn several_texts_in_a_row_are_refused() {
+    let config = "max_batch_size: 4 input { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] } \
+        output { name: 'input_ids' data_type: TYPE_INT64 dims: [ -1 ] }";
+    let mut model = load(config, true).unwrap();
+    let error = execute(&mut model, vec![texts("TEXT", &[1, 2], &["hello", "world"])]).unwrap_err();
+    assert_eq!(error.message, "tensor 'TEXT' has shape [1,2], expected one text for each row: [n,1]");
+}
+
+#[test]
+fn instances_share_the_tokenizer_and_are_as_many_as_asked_for() {
+    let groups = "instance_group [ { kind: KIND_CPU count: 2 }, { kind: KIND_CPU count: 1 } ]";
+    let model = load(&format!("{IO} {groups}"), true).unwrap();
+    assert_eq!(model.instances.len(), 3);
+    assert!(
+        fault(load(&format!("{IO} instance_group {{ kind: KIND_GPU count: 1 gpus: [ 0 ] }}"), true))
+            .contains("KIND_GPU")
+    );
+}
+
+#[test]
+fn parameters_and_files_that_do_not_fit_are_named_with_the_model() {
+    let parameter = "parameters { key: 'max_lenght' value { string_value: '3' } }";
+    assert!(fault(load(&format!("{IO} {parameter}"), true)).starts_with("model 'tok': unknown parameter 'max_lenght'"));
+    let empty = tempfile::tempdir().unwrap();
+    let error = load_from(empty.path(), IO, true).err().unwrap();
+    assert!(
+        matches!(&error, LoadError::File { model, path, .. } if model == "tok" && path.ends_with("tokenizer.json"))
+    );
+}
