@@ -208,3 +208,6 @@ fn own_tensors(tensors: Vec<WireTensor<'_>>, body: &Bytes) -> Result<Vec<Tensor>
     let own = |t: WireTensor<'_>| Ok(Tensor::new(t.name, t.datatype, t.shape, body.slice_ref(t.data))?);
     tensors.into_iter().map(own).collect()
 }
+
+#[cfg(test)]
+mod tests;

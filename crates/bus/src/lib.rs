@@ -29,7 +29,9 @@ mod nats;
 mod registry;
 
 pub use delivery::{AckHandle, Acker, Delivery};
-pub use envelope::{CONTRACT_VERSION, EnvelopeError, decode_reply, decode_work, encode_reply, encode_work};
+pub use envelope::{
+    CONTRACT_VERSION, EnvelopeError, ReplyHeaders, WorkHeaders, decode_reply, decode_work, encode_reply, encode_work,
+};
 pub use in_process::InProcess;
 pub use inbox::{Inbox, PendingReplies};
 pub use message::{DeadLetter, Output, Reply, WorkMessage};
@@ -187,5 +189,5 @@ impl BusError {
 fn spawn(name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
     use tracing::Instrument;
     #[allow(clippy::disallowed_methods, reason = "the one place where this crate starts tasks")]
-    let _ = tokio::spawn(task.instrument(tracing::debug_span!("bus", task = name)));
+    drop(tokio::spawn(task.instrument(tracing::debug_span!("bus", task = name))));
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use trireme_inference::{InferError, Parameters, Tensor, UnixMicros};
-use trireme_model_repository::ModelConfig;
+use trireme_model_repository::{InstanceKind, ModelConfig};
 
 use crate::{BatchPolicy, CancelFlag};
 
@@ -35,6 +35,23 @@ pub struct ModelSource<'a> {
     pub version_path: &'a Path,
     /// Whether the backend may fill in what the configuration leaves out.
     pub auto_complete: bool,
+}
+
+// === impl ModelSource ===
+
+impl ModelSource<'_> {
+    /// How many instances the configuration asks for, for a backend that runs on the CPU: a group on GPUs is an error.
+    pub fn cpu_instances(&self) -> Result<usize, LoadError> {
+        let groups = &self.config.instance_groups;
+        if let Some(group) = groups.iter().find(|group| group.kind == InstanceKind::Gpu) {
+            return Err(LoadError::Config(format!(
+                "model '{}': instance group '{}' asks for KIND_GPU, but this build runs backend '{}' on the CPU only; use \
+                 KIND_CPU",
+                self.config.name, group.name, self.config.backend
+            )));
+        }
+        Ok(groups.iter().map(|group| group.count as usize).sum::<usize>().max(1))
+    }
 }
 
 /// A model version ready to execute.

@@ -60,14 +60,14 @@ impl HostedModel {
         self.admit(delivery.message, claim, self.queue.permit());
     }
 
-    /// Takes in a request that a step in this process made, if there is room.
-    pub fn hand_over(self: &Arc<Self>, message: WorkMessage, claim: Claim) -> Result<(), (WorkMessage, Claim)> {
+    /// Takes in a request that a step in this process made; gives it back when there is no room.
+    pub fn hand_over(self: &Arc<Self>, message: WorkMessage, claim: Claim) -> Option<(WorkMessage, Claim)> {
         match self.queue.try_permit() {
             Some(permit) => {
                 self.admit(message, claim, permit);
-                Ok(())
+                None
             }
-            None => Err((message, claim)),
+            None => Some((message, claim)),
         }
     }
 
@@ -178,10 +178,7 @@ impl HostedModel {
         message.sent_at = UnixMicros::now();
 
         if message.route.current().is_some() {
-            let (message, delivery) = match self.worker.hand_over(message, delivery) {
-                Ok(()) => return,
-                Err(back) => back,
-            };
+            let Some((message, delivery)) = self.worker.hand_over(message, delivery) else { return };
             let this = self.clone();
             self.settle(async move { this.publish(message, delivery, permit).await });
         } else {

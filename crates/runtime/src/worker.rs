@@ -287,12 +287,12 @@ async fn pull(model: Arc<HostedModel>, pulling: CancellationToken) {
 
 impl Shared {
     /// Moves a request to its next step, if that is hosted here and has room: no encoding, no broker. The delivery goes
-    /// along and is acknowledged when the work leaves the process.
-    pub fn hand_over(&self, message: WorkMessage, claim: Claim) -> Result<(), (WorkMessage, Claim)> {
+    /// along and is acknowledged when the work leaves the process. Otherwise gives both back.
+    pub fn hand_over(&self, message: WorkMessage, claim: Claim) -> Option<(WorkMessage, Claim)> {
         let next = message.queue().and_then(|model| self.hosted.read().get(model).cloned());
         match next {
             Some(model) => model.hand_over(message, claim),
-            None => Err((message, claim)),
+            None => Some((message, claim)),
         }
     }
 

@@ -124,8 +124,7 @@ impl TokenizerConfig {
     /// BERT's tokenizer classes let these three fields win over the normalizer in `tokenizer.json`; the generic classes
     /// take the file as it is.
     fn set_bert_normalizer(&self, tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
-        let generic =
-            matches!(self.tokenizer_class.as_deref(), None | Some("PreTrainedTokenizerFast" | "TokenizersBackend"));
+        let generic = matches!(self.tokenizer_class.as_deref(), Some("PreTrainedTokenizerFast" | "TokenizersBackend"));
         let Some(NormalizerWrapper::BertNormalizer(normalizer)) = tokenizer.get_normalizer().filter(|_| !generic)
         else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The model service: executes model versions with one of its [`backends`], on batches that its [`batcher`] puts
+//! The model service: executes model versions with one of its [`mod@backends`], on batches that its [`batcher`] puts
 //! together.
 //!
 //! Invariants: an instance is owned by one thread; one request's failure never fails its neighbours in a batch; what was

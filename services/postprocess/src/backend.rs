@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use trireme_inference::{DataType, InferError, Tensor};
-use trireme_model_repository::{InstanceKind, ModelConfig, ModelInput};
+use trireme_model_repository::{ModelConfig, ModelInput};
 use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, LoadError, LoadedModel, ModelInstance, ModelSource,
     OneAtATime,
@@ -38,7 +38,7 @@ impl Backend for PostprocessBackend {
     }
 
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
-        let instances = instance_count(source.config)?;
+        let instances = source.cpu_instances()?;
         let shared = Arc::new(PostprocessModel::load(source)?);
         let instance = || Box::new(PostprocessInstance(Arc::clone(&shared))) as Box<dyn ModelInstance>;
         Ok(LoadedModel {
@@ -47,15 +47,6 @@ impl Backend for PostprocessBackend {
             policy: Box::new(OneAtATime),
         })
     }
-}
-
-/// How many instances the groups of `config` ask for. The ops have no use for a GPU, so asking for one is a fault.
-fn instance_count(config: &ModelConfig) -> Result<usize, LoadError> {
-    if let Some(group) = config.instance_groups.iter().find(|group| group.kind == InstanceKind::Gpu) {
-        let reason = format!("instance group '{}' is KIND_GPU, but ops run on the CPU, expected KIND_CPU", group.name);
-        return Err(refused(config, reason));
-    }
-    Ok(config.instance_groups.iter().map(|group| group.count as usize).sum::<usize>().max(1))
 }
 
 fn refused(config: &ModelConfig, reason: impl std::fmt::Display) -> LoadError {

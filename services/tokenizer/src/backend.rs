@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use trireme_inference::{DataType, InferError, Tensor};
-use trireme_model_repository::{InstanceKind, ModelConfig};
 use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, LoadError, LoadedModel, ModelInstance, ModelSource,
     OneAtATime,
@@ -42,7 +41,7 @@ impl Backend for TokenizerBackend {
             config.complete(found).map_err(|error| LoadError::Config(error.to_string()))?;
         }
         let schema = Schema::of(&config)?;
-        let instances = instance_count(&config)?;
+        let instances = source.cpu_instances()?;
         let options = TokenizeOptions::from_parameters(&config.parameters).map_err(|error| load_error(model, error))?;
         let tokenizer = TextTokenizer::load(source.version_path, options).map_err(|error| load_error(model, error))?;
 
@@ -55,17 +54,6 @@ impl Backend for TokenizerBackend {
             policy: Box::new(OneAtATime),
         })
     }
-}
-
-/// How many instances the groups of `config` ask for. Tokenizers have no use for a GPU, so asking for one is a fault.
-fn instance_count(config: &ModelConfig) -> Result<usize, LoadError> {
-    if let Some(group) = config.instance_groups.iter().find(|group| group.kind == InstanceKind::Gpu) {
-        return Err(LoadError::Config(format!(
-            "model '{}': instance group '{}' is KIND_GPU, but tokenizers run on the CPU, expected KIND_CPU",
-            config.name, group.name
-        )));
-    }
-    Ok(config.instance_groups.iter().map(|group| group.count as usize).sum::<usize>().max(1))
 }
 
 fn load_error(model: &str, error: TextError) -> LoadError {

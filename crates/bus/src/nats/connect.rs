@@ -11,10 +11,7 @@ use crate::{BusError, Connection};
 /// How long closing may wait for what is buffered to go out.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the broker may take to confirm a message before it is sent again.
-const ACK_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// How long any other question to the broker may take.
+/// How long a question to the broker may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A peer that is silently gone is noticed within two of these.
@@ -87,10 +84,7 @@ impl Nats {
                 reason: format!("nats-server {version} is too old, 2.11 or newer is needed"),
             });
         }
-        let jetstream = jetstream::context::ContextBuilder::new()
-            .timeout(REQUEST_TIMEOUT)
-            .ack_timeout(ACK_TIMEOUT)
-            .build(client.clone());
+        let jetstream = jetstream::context::ContextBuilder::new().timeout(REQUEST_TIMEOUT).build(client.clone());
         jetstream.query_account().await.map_err(|error| BusError::Refused {
             action: "using JetStream",
             reason: format!("{error}; start nats-server with -js"),

@@ -109,3 +109,68 @@ fn number<T: std::str::FromStr>(message: &Message, name: &'static str) -> Result
 fn quote(value: &str) -> String {
     format!("'{}'", value.chars().take(64).collect::<String>().escape_debug())
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::conformance::fixtures;
+
+    fn received(headers: HeaderMap) -> Message {
+        let headers = Some(headers);
+        let (subject, payload) = ("subject".into(), bytes::Bytes::new());
+        Message { subject, reply: None, payload, headers, status: None, description: None, length: 0 }
+    }
+
+    fn work() -> WorkMessage {
+        fixtures::full_message(&trireme_inference::ModelKey { name: "m".to_owned(), version: 1 })
+    }
+
+    proptest! {
+        #[test]
+        fn headers_round_trip_or_are_refused(
+            request_id in "\\PC{1,8}|.{0,3}",
+            gateway in "\\PC{1,8}|(?s).{0,3}",
+            traceparent in proptest::option::of("(?s).{0,4}"),
+            (deadline, priority, sequence, last) in any::<(u64, u32, u32, bool)>(),
+        ) {
+            let message = WorkMessage {
+                request_id, gateway, traceparent, deadline: UnixMicros(deadline), priority, ..work()
+            };
+            let unfit = |text: &str| text.is_empty() || text.contains(['\r', '\n']);
+            let (request_id, gateway) = (&message.request_id, &message.gateway);
+            let traceparent_unfit = message.traceparent.as_deref().is_some_and(unfit);
+
+            match write_work(&message) {
+                Ok(headers) => prop_assert_eq!(read_work(&received(headers)).unwrap(), WorkHeaders {
+                    request_id: request_id.clone(),
+                    gateway: gateway.clone(),
+                    deadline: UnixMicros(deadline),
+                    priority,
+                    traceparent: message.traceparent.clone(),
+                }),
+                Err(_) => prop_assert!(unfit(request_id) || unfit(gateway) || traceparent_unfit),
+            }
+            let reply = Reply { sequence, last, ..message.reply(Ok(crate::Output::default())) };
+            match write_reply(&reply) {
+                Ok(headers) => prop_assert_eq!(read_reply(&received(headers)).unwrap(), ReplyHeaders {
+                    request_id: request_id.clone(), gateway: gateway.clone(), sequence, last,
+                }),
+                Err(_) => prop_assert!(unfit(request_id) || unfit(gateway)),
+            }
+        }
+    }
+
+    #[test]
+    fn a_header_that_is_missing_or_unfit_is_named() {
+        let text = |name: &str, value: &str| {
+            let mut headers = write_work(&work()).unwrap();
+            headers.insert(name, value);
+            read_work(&received(headers)).unwrap_err().to_string()
+        };
+        assert_eq!(text(CONTRACT, "2"), "message of contract version 2, expected 1");
+        assert_eq!(text(GATEWAY, ""), "message header 'Trireme-Gateway' is missing, expected a value");
+        assert_eq!(text(DEADLINE, "soon"), "message header 'Trireme-Deadline' is 'soon', expected a whole number");
+    }
+}

@@ -130,13 +130,19 @@ impl NatsPuller {
         }
         let unserved = message.headers.as_ref().and_then(|headers| headers.get("Nats-Pending-Messages"));
         let unserved = unserved.and_then(|value| value.as_str().parse().ok());
-        if let Some(number) = message.subject.rsplit('.').next().and_then(|token| token.parse().ok()) {
-            self.pulls.ended(number, unserved);
-        }
+        let number = message.subject.rsplit('.').next().and_then(|token| token.parse().ok()).unwrap_or(0);
+        let open = self.pulls.is_open(number);
+        self.pulls.ended(number, unserved);
         let gone = message.description.as_deref().is_some_and(|text| text.contains("Deleted"));
         if status.as_u16() == NO_RESPONDERS || gone {
-            self.pulls.clear();
-            return Incoming::NoQueue;
+            // What was asked before the queue was known to be gone says nothing new.
+            return match open {
+                true => {
+                    self.pulls.clear();
+                    Incoming::NoQueue
+                }
+                false => Incoming::Nothing,
+            };
         }
         if status.as_u16() != EXPIRED {
             tracing::debug!(model = %self.model, %status, description = message.description, "a pull request ended");
@@ -153,14 +159,13 @@ impl NatsPuller {
                 Some(message) => Ok(Some(message)),
                 None => Err(BusError::Unreachable("connection closed".to_owned())),
             },
-            changed = self.connection.changed() => {
-                if changed.is_err() {
-                    return Err(BusError::Unreachable("connection closed".to_owned()));
+            changed = self.connection.changed() => match changed {
+                Ok(()) => {
+                    self.connection.mark_changed();
+                    Ok(None)
                 }
-                // A new connection knows nothing of what was asked over the old one.
-                self.pulls.clear();
-                Ok(None)
-            }
+                Err(_) => Err(BusError::Unreachable("connection closed".to_owned())),
+            },
             () = tokio::time::sleep_until(until.into()) => Ok(None),
         }
     }
@@ -173,6 +178,11 @@ impl Puller for NatsPuller {
         loop {
             let now = Instant::now();
             self.pulls.forget_lost(now);
+            if self.connection.has_changed().is_ok_and(|changed| changed) {
+                // A new connection knows nothing of what was asked over the old one.
+                self.connection.mark_unchanged();
+                self.pulls.clear();
+            }
             self.paused_until = self.paused_until.filter(|until| *until > now);
             self.ask(room, now).await?;
             let wake = self.paused_until.or(self.pulls.next_loss()).unwrap_or(now + PULL_EXPIRES);

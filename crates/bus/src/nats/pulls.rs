@@ -54,6 +54,11 @@ impl Pulls {
         self.discount(1);
     }
 
+    /// Whether request `number` is open.
+    pub fn is_open(&self, number: u64) -> bool {
+        self.open.iter().any(|pull| pull.number == number)
+    }
+
     /// The broker ended request `number`, `unserved` messages short; when it does not say how many, all that are open.
     pub fn ended(&mut self, number: u64, unserved: Option<usize>) {
         let position = self.open.iter().position(|pull| pull.number == number);

@@ -15,6 +15,9 @@ use crate::{BusError, DeadLetter, QueueOptions, WorkMessage, envelope};
 /// How long the broker remembers message ids. Longer than a few redeliveries; its memory is rate times window.
 const DEDUP_WINDOW: Duration = Duration::from_secs(15);
 
+/// How long the broker may take to confirm a message before it is sent again.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// How often a message is sent when the broker does not confirm it. It carries an id, so at most one arrives.
 const PUBLISH_ATTEMPTS: u32 = 3;
 
@@ -104,11 +107,11 @@ impl Nats {
     ) -> Result<(), BusError> {
         let mut attempt = 1;
         loop {
-            let sent = self.jetstream.publish_with_headers(subject.clone(), headers.clone(), body.clone()).await;
-            let confirmed = match sent {
-                Ok(confirmation) => confirmation.await.map(drop),
-                Err(error) => Err(error),
-            };
+            let confirmed = tokio::time::timeout(CONFIRM_TIMEOUT, async {
+                let sent = self.jetstream.publish_with_headers(subject.clone(), headers.clone(), body.clone());
+                sent.await?.await.map(drop)
+            });
+            let confirmed = confirmed.await.unwrap_or_else(|_| Err(PublishErrorKind::TimedOut.into()));
             let Err(error) = confirmed else { return Ok(()) };
             let unconfirmed = matches!(error.kind(), PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe);
             if unconfirmed && attempt < PUBLISH_ATTEMPTS {

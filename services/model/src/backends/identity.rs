@@ -51,9 +51,9 @@ impl Backend for Identity {
         let pairs = pairs(config)?;
         let delay_ms = parameter(config, "execute_delay_ms")?.unwrap_or(0);
         let multiplier = parameter(config, "instance_wise_delay_multiplier")?.unwrap_or(0);
-        let count = config.instance_groups.iter().map(|group| group.count).sum::<u32>().max(1);
+        let count = source.cpu_instances()?;
         let mut instances: Vec<Box<dyn ModelInstance>> = Vec::new();
-        for index in 0..u64::from(count) {
+        for index in 0..count as u64 {
             let delay_ms = delay_ms.saturating_mul(index.saturating_mul(multiplier).max(1)).min(MAX_DELAY_MS);
             let mut instance = IdentityInstance {
                 model: config.name.clone(),

@@ -72,7 +72,7 @@ impl Pool {
         let zeros = || Array1::zeros(width);
         match self {
             Pool::Cls => tokens.next().map_or_else(zeros, |token| token.to_owned()),
-            Pool::Last => tokens.last().map_or_else(zeros, |token| token.to_owned()),
+            Pool::Last => tokens.next_back().map_or_else(zeros, |token| token.to_owned()),
             Pool::Mean => {
                 let (sum, count) = tokens.fold((zeros(), 0.0f32), |(sum, count), token| (sum + token, count + 1.0));
                 sum / count.max(SMALLEST_COUNT)

@@ -67,7 +67,8 @@ impl Backend for OnnxRuntime {
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
         let mut config = source.config.clone();
         let refused = |reason: String| LoadError::Backend { model: source.config.name.clone(), reason };
-        let settings = Settings::new(&config, &self.options, cpus::available())?;
+        let instances = source.cpu_instances()?;
+        let settings = Settings::new(&config, &self.options, cpus::per_instance(cpus::available(), instances))?;
         let path = model_file(source)?;
         let environment =
             library::environment(self.options.library.as_deref()).map_err(|error| refused(error.to_string()))?;
@@ -82,19 +83,18 @@ impl Backend for OnnxRuntime {
         }
         schema.check(&config)?;
 
-        let count = config.instance_groups.iter().map(|group| group.count).sum::<u32>().max(1);
         let mut sessions = vec![first];
-        for _ in 1..count {
+        for _ in 1..instances {
             sessions.push(new_session()?);
         }
-        let mut instances: Vec<Box<dyn ModelInstance>> = Vec::new();
+        let mut loaded: Vec<Box<dyn ModelInstance>> = Vec::new();
         for session in sessions {
             let mut instance = OnnxInstance::new(&config, &schema, session, settings.arena_shrinkage.clone());
             warmup::run(&config, source.model_path, &mut instance)?;
-            instances.push(Box::new(instance));
+            loaded.push(Box::new(instance));
         }
         let policy = batcher::policy(&config);
-        Ok(LoadedModel { config: Arc::new(config), instances, policy })
+        Ok(LoadedModel { config: Arc::new(config), instances: loaded, policy })
     }
 }
 

@@ -6,11 +6,10 @@ use ort::device::Device;
 use ort::ep;
 use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
-use trireme_model_repository::{InstanceKind, ModelConfig};
+use trireme_model_repository::ModelConfig;
 use trireme_runtime::LoadError;
 
 use super::OnnxRuntimeOptions;
-use crate::cpus;
 
 /// How the sessions of a model are made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,13 +35,11 @@ pub struct Settings {
 // === impl Settings ===
 
 impl Settings {
-    /// Reads `config`; `cpus` is what all instances of the model share. Errors on values that make no sense, and on
-    /// devices and accelerators that this build lacks.
-    pub fn new(config: &ModelConfig, options: &OnnxRuntimeOptions, cpus: usize) -> Result<Settings, LoadError> {
-        refuse_missing_devices(config)?;
+    /// Reads `config`; `share` is the CPUs there are for each instance. Errors on values that make no sense, and on
+    /// accelerators that this build lacks.
+    pub fn new(config: &ModelConfig, options: &OnnxRuntimeOptions, share: usize) -> Result<Settings, LoadError> {
+        refuse_missing_accelerators(config)?;
         let parameters = Parameters { model: &config.name, values: &config.parameters };
-        let instances = config.instance_groups.iter().map(|group| group.count as usize).sum();
-        let share = cpus::per_instance(cpus, instances);
         let fixed_shapes = config.max_batch_size == 0
             && !config.inputs.is_empty()
             && config.inputs.iter().all(|input| !input.dims.contains(&-1));
@@ -67,12 +64,12 @@ impl Settings {
     /// A session builder with these settings.
     pub fn builder(&self, environment: &ort::environment::Environment) -> ort::Result<SessionBuilder> {
         let mut builder = Session::builder(environment)?
-            // Left to choose, the library takes whatever provider a plugin registered, also for sessions that never asked.
-            .with_devices(environment.devices().filter(is_plain_cpu), None)?
             .with_execution_providers([ep::CPU::default()
                 .with_arena_allocator(self.memory_arena)
                 .build()
                 .error_on_failure()])?
+            // Left to choose, the library takes whatever provider a plugin registered, also for sessions that never asked.
+            .with_devices(environment.devices().filter(is_plain_cpu), None)?
             .with_optimization_level(optimization_level(self.graph_level))?
             .with_intra_threads(self.intra_threads)?
             .with_inter_threads(self.inter_threads)?
@@ -103,15 +100,8 @@ fn optimization_level(graph_level: Option<i32>) -> GraphOptimizationLevel {
     }
 }
 
-fn refuse_missing_devices(config: &ModelConfig) -> Result<(), LoadError> {
+fn refuse_missing_accelerators(config: &ModelConfig) -> Result<(), LoadError> {
     let name = &config.name;
-    if let Some(group) = config.instance_groups.iter().find(|group| group.kind == InstanceKind::Gpu) {
-        return Err(LoadError::Config(format!(
-            "model '{name}': instance group '{}' asks for KIND_GPU, but this build runs ONNX Runtime models on the CPU \
-             only; use KIND_CPU",
-            group.name
-        )));
-    }
     let optimization = &config.optimization;
     let mut accelerators = optimization.gpu_accelerators.iter().chain(&optimization.cpu_accelerators);
     if let Some((accelerator, _)) = accelerators.find(|(accelerator, _)| accelerator != "none") {
@@ -168,14 +158,13 @@ mod tests {
     }
 
     #[test]
-    fn instances_share_the_cpus_unless_told_otherwise() {
-        let two = "instance_group [{ count: 2 kind: KIND_CPU }]";
-        let shared = settings(two).unwrap();
-        assert_eq!((shared.intra_threads, shared.inter_threads, shared.parallel), (4, 4, false));
+    fn threads_are_the_instances_share_unless_told_otherwise() {
+        let shared = settings("").unwrap();
+        assert_eq!((shared.intra_threads, shared.inter_threads, shared.parallel), (8, 8, false));
         let told = parameter("intra_op_thread_count", "1") + &parameter("execution_mode", "1");
-        let told = settings(&format!("{two} {told}")).unwrap();
-        assert_eq!((told.intra_threads, told.inter_threads, told.parallel), (1, 4, true));
-        assert_eq!(settings(&format!("{two} {}", parameter("intra_op_thread_count", "0"))).unwrap().intra_threads, 4);
+        let told = settings(&told).unwrap();
+        assert_eq!((told.intra_threads, told.inter_threads, told.parallel), (1, 8, true));
+        assert_eq!(settings(&parameter("intra_op_thread_count", "0")).unwrap().intra_threads, 8);
     }
 
     #[test]
@@ -206,8 +195,6 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_never_replaced_in_silence() {
-        let gpu = settings("instance_group [{ name: 'g' count: 1 kind: KIND_GPU gpus: [0] }]").unwrap_err();
-        assert!(gpu.starts_with("model 'm': instance group 'g' asks for KIND_GPU"), "{gpu}");
         let accelerator =
             "optimization { execution_accelerators { cpu_execution_accelerator: [{ name: 'openvino' }] } }";
         let accelerator = settings(accelerator).unwrap_err();

@@ -311,7 +311,7 @@ fn tritons_session_options_are_taken() {
     let x = Tensor::from_values("x", [1, 4], vec![1f32, 2.0, 3.0, 4.0]).unwrap();
     for _ in 0..2 {
         assert_eq!(
-            *output(&execute(&mut model, &[&[x.clone()]], "y")[0]).values::<f32>().unwrap(),
+            *output(&execute(&mut model, &[std::slice::from_ref(&x)], "y")[0]).values::<f32>().unwrap(),
             [2.0, 4.0, 6.0, 8.0]
         );
     }

@@ -1,0 +1,185 @@
+//! `trireme bench`: a closed-loop load generator for any server of the v2 protocol.
+//!
+//! Each of N connections sends a request, waits for the answer, and sends the next, for a fixed time. The requests are
+//! made before the clock starts; the generator's own CPU time per request is printed, because on a shared machine it is
+//! part of what is measured.
+
+mod connection;
+mod requests;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use bytes::Bytes;
+use clap::Args;
+
+use connection::Connection;
+
+/// Flags of `trireme bench`.
+#[derive(Args)]
+pub struct BenchArgs {
+    /// Server to load
+    #[arg(value_name = "HOST:PORT", default_value = "127.0.0.1:8000")]
+    server: String,
+
+    /// Model to ask
+    #[arg(long, value_name = "NAME")]
+    model: String,
+
+    /// Connections that each keep one request in flight; several values are measured one after the other
+    #[arg(long, value_name = "COUNT", value_delimiter = ',', default_value = "1,16,64")]
+    concurrency: Vec<usize>,
+
+    /// Seconds to measure at each concurrency
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
+    seconds: f64,
+
+    /// Seconds of load before measuring
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    warmup_seconds: f64,
+
+    /// File of texts for the model's BYTES input, one a line, plain or as JSON objects with a `text`
+    #[arg(long, value_name = "FILE")]
+    texts: Option<std::path::PathBuf>,
+
+    /// Elements of each dimension that the model leaves open
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    dimension: i64,
+
+    /// Print a JSON object a line instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was measured at one concurrency.
+struct Measured {
+    latencies: Vec<Duration>,
+    errors: usize,
+    first_error: Option<String>,
+    elapsed: Duration,
+    cpu: Duration,
+}
+
+/// Measures and prints.
+pub fn run(args: &BenchArgs) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let measured = runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(measure_all(args)));
+    match measured {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(errors) => {
+            eprintln!("bench: {errors} requests failed");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn measure_all(args: &BenchArgs) -> anyhow::Result<usize> {
+    let mut connection = Connection::open(&args.server).await?;
+    let path = format!("/v2/models/{}", args.model);
+    let metadata = connection.get(&path).await.with_context(|| format!("asking for the metadata of '{}'", args.model))?;
+    let texts = requests::read_texts(args.texts.as_deref())?;
+    let requests = Arc::new(requests::build(&args.server, &args.model, &metadata, &texts, args.dimension)?);
+    let mut errors = 0;
+    if !args.json {
+        println!("{} on {}, {} different requests, {} s each", args.model, args.server, requests.len(), args.seconds);
+        println!("concurrency   requests/s    p50 ms    p90 ms    p99 ms    max ms   errors   client CPU us/request");
+    }
+    for &concurrency in &args.concurrency {
+        anyhow::ensure!(concurrency > 0, "--concurrency must be at least 1");
+        load(args, &requests, concurrency, Duration::from_secs_f64(args.warmup_seconds)).await?;
+        let measured = load(args, &requests, concurrency, Duration::from_secs_f64(args.seconds)).await?;
+        measured.print(concurrency, args.json);
+        if let Some(error) = &measured.first_error {
+            eprintln!("bench: first error at concurrency {concurrency}: {error}");
+        }
+        errors += measured.errors;
+    }
+    Ok(errors)
+}
+
+/// Loads the server with `concurrency` connections for a while.
+async fn load(
+    args: &BenchArgs,
+    requests: &Arc<Vec<Bytes>>,
+    concurrency: usize,
+    duration: Duration,
+) -> anyhow::Result<Measured> {
+    let mut connections = Vec::with_capacity(concurrency);
+    for _ in 0..concurrency {
+        connections.push(Connection::open(&args.server).await?);
+    }
+    let (started, cpu) = (Instant::now(), cpu_time());
+    let until = started + duration;
+    let mut clients = tokio::task::JoinSet::new();
+    for (client, mut connection) in connections.into_iter().enumerate() {
+        let requests = requests.clone();
+        clients.spawn(async move {
+            let (mut latencies, mut errors, mut first_error) = (Vec::new(), 0, None);
+            // Clients start at different requests, so that they do not all send the same text at once.
+            let mut next = client * requests.len() / concurrency;
+            while Instant::now() < until {
+                let sent = Instant::now();
+                let answer = connection.exchange(&requests[next % requests.len()]).await?;
+                latencies.push(sent.elapsed());
+                if let Err(error) = answer.success() {
+                    errors += 1;
+                    first_error.get_or_insert(error);
+                }
+                next += 1;
+            }
+            anyhow::Ok((latencies, errors, first_error))
+        });
+    }
+    let mut measured =
+        Measured { latencies: Vec::new(), errors: 0, first_error: None, elapsed: Duration::ZERO, cpu: Duration::ZERO };
+    while let Some(client) = clients.join_next().await {
+        let (latencies, errors, first_error) = client??;
+        measured.latencies.extend(latencies);
+        measured.errors += errors;
+        measured.first_error = measured.first_error.or(first_error);
+    }
+    measured.elapsed = started.elapsed();
+    measured.cpu = cpu_time().saturating_sub(cpu);
+    measured.latencies.sort_unstable();
+    Ok(measured)
+}
+
+/// CPU time of this process so far, in steps of 10 ms; zero where the kernel does not tell.
+fn cpu_time() -> Duration {
+    const TICK: Duration = Duration::from_millis(10);
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The second field is the program's name in parentheses and may hold anything; utime and stime are 14 and 15.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let ticks: u32 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u32>().ok()).sum();
+    TICK * ticks
+}
+
+// === impl Measured ===
+
+impl Measured {
+    fn print(&self, concurrency: usize, json: bool) {
+        let count = self.latencies.len();
+        let rate = (count - self.errors) as f64 / self.elapsed.as_secs_f64();
+        let percentile = |share: f64| {
+            let index = ((count as f64 * share) as usize).min(count.saturating_sub(1));
+            self.latencies.get(index).map_or(0.0, |latency| latency.as_secs_f64() * 1e3)
+        };
+        let [p50, p90, p99, max] = [0.5, 0.9, 0.99, 1.0].map(percentile);
+        let (errors, cpu) = (self.errors, self.cpu.as_secs_f64() * 1e6 / count.max(1) as f64);
+        if json {
+            println!(
+                r#"{{"concurrency":{concurrency},"requests_per_second":{rate:.1},"p50_ms":{p50:.4},"p90_ms":{p90:.4},"p99_ms":{p99:.4},"max_ms":{max:.4},"errors":{errors},"client_cpu_us":{cpu:.1}}}"#
+            );
+        } else {
+            println!(
+                "{concurrency:>11} {rate:>12.1} {p50:>9.3} {p90:>9.3} {p99:>9.3} {max:>9.3} {errors:>8} {cpu:>23.1}"
+            );
+        }
+    }
+}

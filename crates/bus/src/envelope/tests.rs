@@ -1,0 +1,287 @@
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use trireme_inference::{ErrorCode, Hop, ParameterValue, StepInput, StepOutput};
+
+use super::*;
+use crate::conformance::fixtures::full_message;
+
+fn work_headers(message: &WorkMessage) -> WorkHeaders {
+    WorkHeaders {
+        request_id: message.request_id.clone(),
+        gateway: message.gateway.clone(),
+        deadline: message.deadline,
+        priority: message.priority,
+        traceparent: message.traceparent.clone(),
+    }
+}
+
+fn reply_headers(reply: &Reply) -> ReplyHeaders {
+    ReplyHeaders {
+        request_id: reply.request_id.clone(),
+        gateway: reply.gateway.clone(),
+        sequence: reply.sequence,
+        last: reply.last,
+    }
+}
+
+fn full() -> WorkMessage {
+    full_message(&ModelKey { name: "m".to_owned(), version: 1 })
+}
+
+// === arbitrary messages ===
+
+fn any_tensor() -> impl Strategy<Value = Tensor> {
+    let datatype = proptest::sample::select(DataType::ALL.to_vec());
+    (".{0,8}", datatype, vec(0i64..4, 0..4), any::<u8>()).prop_map(|(name, datatype, shape, fill)| {
+        let count = shape.iter().product::<i64>() as usize;
+        match datatype.element_size() {
+            Some(size) => Tensor::new(name, datatype, shape, vec![fill; count * size].into()),
+            None => {
+                let elements: Vec<Vec<u8>> = (0..count).map(|n| vec![fill; (n * 7) % 5]).collect();
+                Tensor::from_bytes_elements(name, shape, &elements)
+            }
+        }
+        .expect("bytes that fit the shape")
+    })
+}
+
+fn any_parameters() -> impl Strategy<Value = Parameters> {
+    let value = prop_oneof![
+        any::<bool>().prop_map(ParameterValue::Bool),
+        any::<i64>().prop_map(ParameterValue::Int64),
+        // What fits is read as signed: the wire knows numbers, not our variants.
+        (1 + i64::MAX as u64..).prop_map(ParameterValue::Uint64),
+        (-1e300..1e300).prop_map(ParameterValue::Double),
+        ".{0,12}".prop_map(ParameterValue::String),
+    ];
+    proptest::collection::btree_map(".{0,6}", value, 0..5).prop_map(|map: BTreeMap<_, _>| map)
+}
+
+fn any_key() -> impl Strategy<Value = ModelKey> {
+    (".{0,8}", any::<i64>()).prop_map(|(name, version)| ModelKey { name, version })
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let inputs = vec((".{0,4}", ".{0,4}", any::<bool>()), 0..3);
+    let outputs = vec((".{0,4}", ".{0,4}"), 0..3);
+    (any_key(), inputs, outputs, vec(".{0,4}", 0..3)).prop_map(|(model, inputs, outputs, dead)| Step {
+        model,
+        inputs: inputs.into_iter().map(|(name, tensor, optional)| StepInput { name, tensor, optional }).collect(),
+        outputs: outputs.into_iter().map(|(name, tensor)| StepOutput { name, tensor }).collect(),
+        dead,
+    })
+}
+
+fn any_ledger() -> impl Strategy<Value = Ledger> {
+    let hop = (".{0,6}", ".{0,6}", any::<[u64; 5]>(), any::<u32>());
+    let hop = hop.prop_map(|(model, worker, [a, b, c, d, e], batch_size)| Hop {
+        model,
+        worker,
+        transit_us: a,
+        queue_us: b,
+        compute_input_us: c,
+        compute_infer_us: d,
+        compute_output_us: e,
+        batch_size,
+    });
+    vec(hop, 0..3).prop_map(Ledger)
+}
+
+fn any_work() -> impl Strategy<Value = WorkMessage> {
+    let route = (any_key(), any::<bool>(), any::<u32>(), vec(any_step(), 0..3));
+    let route = route.prop_map(|(model, ensemble, offset, steps)| Route::resume(model, ensemble, offset, steps));
+    let names = (".{0,8}", ".{0,8}", ".{0,8}", proptest::option::of(".{0,8}"));
+    let numbers = (any::<u64>(), any::<u32>(), any::<u64>());
+    (names, numbers, route, vec(any_tensor(), 0..4), any_parameters(), any_ledger()).prop_map(
+        |((request_id, gateway, client_id, traceparent), (deadline, priority, sent_at), route, tensors, p, ledger)| {
+            WorkMessage {
+                request_id,
+                gateway,
+                deadline: UnixMicros(deadline),
+                priority,
+                traceparent,
+                client_id,
+                sent_at: UnixMicros(sent_at),
+                route,
+                tensors,
+                parameters: Arc::new(p),
+                ledger,
+            }
+        },
+    )
+}
+
+fn any_reply() -> impl Strategy<Value = Reply> {
+    let error = (
+        proptest::sample::select(ErrorCode::ALL.to_vec()),
+        ".{0,20}",
+        proptest::option::of(".{0,6}"),
+        proptest::option::of(".{0,6}"),
+    );
+    let outcome = prop_oneof![
+        (vec(any_tensor(), 0..4), any_parameters())
+            .prop_map(|(tensors, parameters)| Ok(Output { tensors, parameters })),
+        error.prop_map(|(code, message, stage, worker)| Err(InferError { code, message, stage, worker })),
+    ];
+    (".{0,8}", ".{0,8}", any::<u32>(), any::<bool>(), outcome, any_ledger(), any::<u64>()).prop_map(
+        |(request_id, gateway, sequence, last, outcome, ledger, sent_at)| Reply {
+            request_id,
+            gateway,
+            sequence,
+            last,
+            outcome,
+            ledger,
+            sent_at: UnixMicros(sent_at),
+        },
+    )
+}
+
+// === properties ===
+
+proptest! {
+    #[test]
+    fn work_round_trips(message in any_work()) {
+        let body = encode_work(&message).unwrap();
+        prop_assert_eq!(decode_work(work_headers(&message), &body).unwrap(), message);
+    }
+
+    #[test]
+    fn replies_round_trip(reply in any_reply()) {
+        let body = encode_reply(&reply).unwrap();
+        prop_assert_eq!(decode_reply(reply_headers(&reply), &body).unwrap(), reply);
+    }
+
+    #[test]
+    fn arbitrary_bytes_are_no_message(bytes in vec(any::<u8>(), 0..300)) {
+        let body = Bytes::from(bytes);
+        let reply = full().reply(Ok(Output::default()));
+        prop_assert!(decode_work(work_headers(&full()), &body).is_err());
+        prop_assert!(decode_reply(reply_headers(&reply), &body).is_err());
+    }
+
+    /// A damaged message may still be one, but then a consistent one, and it never panics.
+    #[test]
+    fn damaged_messages_do_not_panic(flips in vec((any::<prop::sample::Index>(), 0u8..8), 1..4)) {
+        let message = full();
+        let reply = message.reply(Ok(Output { tensors: message.tensors.clone(), parameters: Parameters::new() }));
+        for work in [true, false] {
+            let body = if work { encode_work(&message).unwrap() } else { encode_reply(&reply).unwrap() };
+            let mut bytes = body.to_vec();
+            for (index, bit) in &flips {
+                let index = index.index(bytes.len());
+                bytes[index] ^= 1 << bit;
+            }
+            let body = Bytes::from(bytes);
+            let tensors = match work {
+                true => decode_work(work_headers(&message), &body).map(|m| m.tensors).unwrap_or_default(),
+                false => {
+                    let decoded = decode_reply(reply_headers(&reply), &body);
+                    decoded.ok().and_then(|r| r.outcome.ok()).map(|o| o.tensors).unwrap_or_default()
+                }
+            };
+            for tensor in tensors {
+                prop_assert!(Tensor::new("", tensor.datatype(), tensor.shape().clone(), tensor.data().clone()).is_ok());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_message_cut_short_anywhere_is_none() {
+    let message = full();
+    let body = encode_work(&message).unwrap();
+    for length in 0..body.len() {
+        assert!(decode_work(work_headers(&message), &body.slice(..length)).is_err(), "cut at {length}");
+    }
+}
+
+#[test]
+fn tensor_bytes_are_not_copied() {
+    let message = full();
+    let reply = message.reply(Ok(Output { tensors: message.tensors.clone(), parameters: Parameters::new() }));
+    let (work_body, reply_body) = (encode_work(&message).unwrap(), encode_reply(&reply).unwrap());
+    let work = decode_work(work_headers(&message), &work_body).unwrap();
+    let reply = decode_reply(reply_headers(&reply), &reply_body).unwrap();
+    for (tensors, body) in [(work.tensors, work_body), (reply.outcome.unwrap().tensors, reply_body)] {
+        let range = body.as_ptr_range();
+        for tensor in tensors.iter().filter(|tensor| !tensor.data().is_empty()) {
+            let data = tensor.data().as_ptr_range();
+            assert!(range.start <= data.start && data.end <= range.end, "tensor '{}' was copied", tensor.name());
+        }
+    }
+}
+
+/// Each claims four thousand million of something and brings none. Room for all of them would be tens of gigabytes.
+#[test]
+fn claimed_sizes_are_not_believed() {
+    const ARRAY: &[u8] = &[0xdd, 0xff, 0xff, 0xff, 0xff];
+    const MAP: &[u8] = &[0xdf, 0xff, 0xff, 0xff, 0xff];
+    const TEXT: &[u8] = &[0xdb, 0xff, 0xff, 0xff, 0xff];
+    const BINARY: &[u8] = &[0xc6, 0xff, 0xff, 0xff, 0xff];
+    const EXTENSION: &[u8] = &[0xc9, 0xff, 0xff, 0xff, 0xff, 0x00];
+    /// A key as a MessagePack string of less than 32 bytes.
+    fn key(name: &str) -> Vec<u8> {
+        [&[0xa0 | name.len() as u8], name.as_bytes()].concat()
+    }
+    let keys = ["route", "tensors", "parameters", "ledger", "id", "sent_at", "error", "unknown"];
+    // {"tensors": [{"name": "x", "datatype": "INT8", "shape" or "data": ...
+    let tensor = [vec![0x81], key("tensors"), vec![0x91, 0x84], key("name"), key("x"), key("datatype"), key("INT8")];
+    let started = Instant::now();
+    for claim in [ARRAY, MAP, TEXT, BINARY, EXTENSION] {
+        let mut bodies = vec![claim.to_vec()];
+        bodies.extend(keys.map(|name| [vec![0x81], key(name), claim.to_vec()].concat()));
+        bodies.extend(["shape", "data"].map(|name| [tensor.concat(), key(name), claim.to_vec()].concat()));
+        for body in bodies {
+            let (message, body) = (full(), Bytes::from(body));
+            let reply = message.reply(Ok(Output::default()));
+            assert!(decode_work(work_headers(&message), &body).is_err(), "{body:?}");
+            assert!(decode_reply(reply_headers(&reply), &body).is_err(), "{body:?}");
+        }
+    }
+    assert!(started.elapsed() < Duration::from_secs(5), "took {:?}", started.elapsed());
+}
+
+#[test]
+fn nesting_without_end_is_refused() {
+    for key in ["unknown", "parameters", "tensors", "route", "error"] {
+        for (open, depth) in [(&[0x91][..], 1_000_000), (&[0x81, 0xa1, b'k'][..], 1_000_000)] {
+            let mut body = vec![0x81, 0xa0 | key.len() as u8];
+            body.extend(key.as_bytes());
+            body.extend(open.repeat(depth));
+            let message = full();
+            let body = Bytes::from(body);
+            assert!(decode_work(work_headers(&message), &body).is_err());
+            let reply = message.reply(Ok(Output::default()));
+            assert!(decode_reply(reply_headers(&reply), &body).is_err());
+        }
+    }
+}
+
+#[test]
+fn unknown_keys_are_passed_over() {
+    let message = full();
+    let body = encode_work(&message).unwrap();
+    // One more entry in the outermost map: "later": [1, {}]
+    assert_eq!(body[0], 0x86, "a map of six");
+    let longer = [&[0x87][..], &body[1..], &[0xa5], b"later", &[0x92, 0x01, 0x80]].concat();
+    assert_eq!(decode_work(work_headers(&message), &longer.into()).unwrap(), message);
+}
+
+#[test]
+fn a_tensor_that_contradicts_itself_is_named() {
+    let mut message = full();
+    message.tensors = vec![Tensor::from_values("x", [2], vec![1i8, 2]).unwrap()];
+    let body = encode_work(&message).unwrap();
+    let shape = [&[0xa5][..], b"shape", &[0x91, 0x02]].concat();
+    let at = body.windows(shape.len()).position(|window| window == shape).expect("the shape is in the message");
+    let mut bytes = body.to_vec();
+    bytes[at + shape.len() - 1] = 3;
+    let error = decode_work(work_headers(&message), &bytes.into()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "message holds a malformed tensor: tensor 'x' of datatype INT8 and shape [3] takes 3 bytes, got 2"
+    );
+}
