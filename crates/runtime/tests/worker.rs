@@ -1,0 +1,285 @@
+//! A whole worker on the in-process bus, with a backend whose behaviour each request chooses.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use trireme_bus::{Bus, InProcess, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage};
+use trireme_inference::{ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros};
+use trireme_runtime::{
+    Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime, Worker,
+    WorkerOptions,
+};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Does what the text in its input says.
+#[derive(Default)]
+struct Obedient {
+    executions: Arc<AtomicUsize>,
+}
+
+struct Instance {
+    executions: Arc<AtomicUsize>,
+}
+
+impl Backend for Obedient {
+    fn name(&self) -> &'static str {
+        "identity"
+    }
+
+    fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
+        let instance = || Box::new(Instance { executions: self.executions.clone() }) as Box<dyn ModelInstance>;
+        Ok(LoadedModel {
+            config: Arc::new(source.config.clone()),
+            instances: (0..source.cpu_instances()?).map(|_| instance()).collect(),
+            policy: Box::new(OneAtATime),
+        })
+    }
+}
+
+impl ModelInstance for Instance {
+    fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+        self.executions.fetch_add(1, Ordering::SeqCst);
+        requests.iter().map(obey).collect()
+    }
+}
+
+fn obey(request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
+    let order = request.inputs[0].bytes_elements()?.next().unwrap().to_owned();
+    match order.as_slice() {
+        b"refuse" => return Err(InferError::invalid_arg("refused")),
+        b"fail" => return Err(InferError::internal("failed")),
+        b"panic" => panic!("as told"),
+        b"sleep" => std::thread::sleep(Duration::from_millis(200)),
+        _ => {}
+    }
+    Ok(ExecuteResponse { outputs: vec![request.inputs[0].clone().renamed("OUTPUT0")], ..ExecuteResponse::default() })
+}
+
+/// A worker that hosts `models` of one step each, and a gateway's inbox.
+struct Stage {
+    bus: Arc<InProcess>,
+    worker: Worker,
+    inbox: Arc<Inbox>,
+    executions: Arc<AtomicUsize>,
+    _repository: tempfile::TempDir,
+}
+
+impl Stage {
+    async fn start(models: &[&str], queue: QueueOptions) -> Stage {
+        Stage::start_on(Arc::default(), models, queue).await
+    }
+
+    async fn start_on(bus: Arc<InProcess>, models: &[&str], queue: QueueOptions) -> Stage {
+        let repository = tempfile::tempdir().unwrap();
+        for model in models {
+            write_model(repository.path(), model);
+        }
+        let backend = Obedient::default();
+        let executions = backend.executions.clone();
+        let options = WorkerOptions {
+            name: "worker".to_owned(),
+            service: "test".to_owned(),
+            model_repository: vec![repository.path().to_owned()],
+            auto_complete: true,
+            queue,
+        };
+        let backends: [Arc<dyn Backend>; 1] = [Arc::new(backend)];
+        let worker = Worker::start(bus.clone(), &backends, &options).await.unwrap();
+        let inbox = bus.open_inbox("gateway").await.unwrap();
+        Stage { bus, worker, inbox, executions, _repository: repository }
+    }
+
+    async fn ask(&self, message: &WorkMessage) -> Reply {
+        let mut replies = self.inbox.expect(&message.request_id);
+        self.bus.publish(message).await.unwrap();
+        tokio::time::timeout(PATIENCE, replies.next()).await.expect("no answer")
+    }
+
+    fn executions(&self) -> usize {
+        self.executions.load(Ordering::SeqCst)
+    }
+}
+
+fn write_model(repository: &Path, name: &str) {
+    let directory = repository.join(name);
+    std::fs::create_dir_all(directory.join("1")).unwrap();
+    let config = "backend: 'identity' max_batch_size: 0
+        input [{ name: 'INPUT0' data_type: TYPE_STRING dims: [1] }]
+        output [{ name: 'OUTPUT0' data_type: TYPE_STRING dims: [1] }]
+        instance_group [{ count: 1 kind: KIND_CPU }]";
+    std::fs::write(directory.join("config.pbtxt"), config).unwrap();
+}
+
+/// A request that goes through `models` one after the other.
+fn request(id: &str, models: &[&str], order: &str) -> WorkMessage {
+    let tensor = |number: usize| format!("t{number}");
+    let step = |(number, model): (usize, &&str)| Step {
+        model: ModelKey { name: (*model).to_owned(), version: 1 },
+        inputs: vec![StepInput { name: "INPUT0".to_owned(), tensor: tensor(number), optional: false }],
+        outputs: vec![StepOutput { name: "OUTPUT0".to_owned(), tensor: tensor(number + 1) }],
+        dead: vec![tensor(number)],
+    };
+    let steps = models.iter().enumerate().map(step).collect();
+    let now = UnixMicros::now();
+    WorkMessage {
+        request_id: id.to_owned(),
+        gateway: "gateway".to_owned(),
+        deadline: now.after(PATIENCE),
+        priority: 0,
+        traceparent: None,
+        client_id: String::new(),
+        sent_at: now,
+        route: Route::resume(ModelKey { name: "e".to_owned(), version: 1 }, models.len() > 1, 0, steps),
+        tensors: vec![Tensor::from_bytes_elements("t0", [1], &[order]).unwrap()],
+        parameters: Arc::default(),
+        ledger: Ledger::default(),
+    }
+}
+
+fn three_attempts() -> QueueOptions {
+    QueueOptions { max_deliver: 3, ..QueueOptions::default() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_passes_all_its_steps_and_only_then_is_acknowledged() {
+    // A queue of one: were the first delivery not settled, the second request would be refused.
+    let stage = Stage::start(&["a", "b", "c"], QueueOptions { max_messages: 1, ..three_attempts() }).await;
+    for id in ["1", "2", "3"] {
+        let reply = stage.ask(&request(id, &["a", "b", "c"], "echo")).await;
+        let output = reply.outcome.unwrap();
+        assert_eq!(output.tensors.len(), 1);
+        assert_eq!(output.tensors[0].name(), "t3");
+        let hops: Vec<_> = reply.ledger.0.iter().map(|hop| (hop.model.as_str(), hop.worker.as_str())).collect();
+        assert_eq!(hops, [("a", "worker"), ("b", "worker"), ("c", "worker")]);
+        // The acknowledgement follows the reply.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fault_of_the_request_is_answered_at_once_and_names_its_place() {
+    let stage = Stage::start(&["a", "b"], three_attempts()).await;
+    let error = stage.ask(&request("1", &["a", "b"], "refuse")).await.outcome.unwrap_err();
+    assert_eq!(error.code, ErrorCode::InvalidArg);
+    assert_eq!(error.message, "in ensemble 'e', refused");
+    assert_eq!((error.stage.as_deref(), error.worker.as_deref()), (Some("a:1"), Some("worker")));
+    assert_eq!(stage.executions(), 1);
+    assert!(stage.bus.dead_letters().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fault_of_ours_is_tried_again_then_answered_and_set_aside() {
+    let stage = Stage::start(&["a"], three_attempts()).await;
+    for (number, (order, text)) in
+        [("fail", "failed"), ("panic", "model instance panicked while executing")].into_iter().enumerate()
+    {
+        let error = stage.ask(&request(order, &["a"], order)).await.outcome.unwrap_err();
+        assert_eq!((error.code, error.message.as_str()), (ErrorCode::Internal, text));
+        assert_eq!(stage.executions(), 3 * (number + 1));
+        let dead = stage.bus.dead_letters();
+        assert_eq!(dead.len(), number + 1);
+        assert_eq!(dead[number].attempts, 3);
+        assert_eq!(dead[number].reason.message, text);
+    }
+    let reply = stage.ask(&request("after", &["a"], "echo")).await;
+    assert!(reply.outcome.is_ok(), "the instance lives on after a panic: {:?}", reply.outcome);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn expired_and_cancelled_work_is_dropped_before_it_is_computed() {
+    let stage = Stage::start(&["a"], three_attempts()).await;
+    let late = WorkMessage { deadline: UnixMicros::now(), ..request("late", &["a"], "echo") };
+    stage.bus.publish(&late).await.unwrap();
+    stage.bus.cancel("gone").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    stage.bus.publish(&request("gone", &["a"], "echo")).await.unwrap();
+    // A request that waits behind a slow one, and is cancelled while it waits.
+    let slow = request("slow", &["a"], "sleep");
+    let mut answer = stage.inbox.expect("slow");
+    stage.bus.publish(&slow).await.unwrap();
+    stage.bus.publish(&request("waiting", &["a"], "echo")).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    stage.bus.cancel("waiting").await.unwrap();
+    tokio::time::timeout(PATIENCE, answer.next()).await.unwrap().outcome.unwrap();
+    stage.ask(&request("last", &["a"], "echo")).await.outcome.unwrap();
+    assert_eq!(stage.executions(), 2, "only the slow and the last one");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_was_never_settled_is_given_up_without_running() {
+    let bus = Arc::new(InProcess::default());
+    let queue = QueueOptions { max_deliver: 1, ..QueueOptions::default() };
+    let model = ModelKey { name: "a".to_owned(), version: 1 };
+    bus.declare_queue(&model, &queue).await.unwrap();
+    bus.publish(&request("1", &["a"], "echo")).await.unwrap();
+    // A worker takes it and dies.
+    drop(bus.pull(&model).await.unwrap().next(1).await.unwrap());
+
+    let stage = Stage::start_on(bus.clone(), &["a"], queue).await;
+    let dead = async {
+        while bus.dead_letters().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, dead).await.expect("not given up");
+    assert_eq!(stage.executions(), 0);
+    let dead = bus.dead_letters();
+    assert_eq!(dead[0].attempts, 2);
+    assert!(dead[0].reason.message.contains("was given up after 1 attempts"), "{}", dead[0].reason.message);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_input_from_another_stage_is_refused() {
+    let stage = Stage::start(&["a"], three_attempts()).await;
+    let mut wrong = request("1", &["a"], "echo");
+    wrong.tensors = vec![Tensor::from_values("t0", [1], vec![1.0f32]).unwrap()];
+    let error = stage.ask(&wrong).await.outcome.unwrap_err();
+    assert_eq!(error.code, ErrorCode::InvalidArg);
+    assert!(error.message.contains("data-type is 'FP32', but model 'a' expects 'BYTES'"), "{}", error.message);
+    let mut none = request("2", &["a"], "echo");
+    none.tensors.clear();
+    let error = stage.ask(&none).await.outcome.unwrap_err();
+    assert!(error.message.contains("tensor 't0', which step 'a:1' takes as input 'INPUT0'"), "{}", error.message);
+    assert_eq!(stage.executions(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_nobody_serves_is_an_error_before_the_deadline() {
+    let stage = Stage::start(&["a"], three_attempts()).await;
+    let started = Instant::now();
+    let error = stage.ask(&request("1", &["a", "nowhere"], "echo")).await.outcome.unwrap_err();
+    assert_eq!(error.code, ErrorCode::Unavailable);
+    assert_eq!(error.message, "in ensemble 'e', no worker serves 'nowhere:1' on this bus");
+    assert!(started.elapsed() < PATIENCE / 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_finishes_what_is_in_hand_and_leaves_the_registry() {
+    let stage = Stage::start(&["a"], three_attempts()).await;
+    let mut events = stage.bus.watch_registry().await.unwrap();
+    let mut answer = stage.inbox.expect("1");
+    stage.bus.publish(&request("1", &["a"], "sleep")).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+
+    assert_eq!(stage.worker.drain(PATIENCE).await, 0);
+    answer.next().await.outcome.unwrap();
+    let mut states = Vec::new();
+    while let Ok(event) = events.try_recv() {
+        states.push(match event {
+            RegistryEvent::Put(entry) => Some(entry.state),
+            RegistryEvent::Delete(_) => None,
+        });
+    }
+    assert_eq!(states, [Some(ModelState::Ready), Some(ModelState::Unloading), None]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_ends_at_its_limit() {
+    let stage = Stage::start(&["a"], three_attempts()).await;
+    stage.bus.publish(&request("1", &["a"], "sleep")).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(stage.worker.drain(Duration::from_millis(20)).await, 1);
+}
