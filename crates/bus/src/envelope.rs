@@ -15,6 +15,9 @@ use crate::message::{Output, Reply, WorkMessage};
 /// The contract's version, sent with every message. A worker refuses messages of another one.
 pub const CONTRACT_VERSION: u32 = 1;
 
+/// Maps and arrays inside one another that a message may hold. What we know takes six; the rest is for keys to come.
+const MAX_DEPTH: usize = 32;
+
 /// Why bytes are no message.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvelopeError {
@@ -134,7 +137,7 @@ pub fn encode_work(message: &WorkMessage) -> Result<Bytes, EnvelopeError> {
 
 /// A work message from its headers and body. Its tensors share `body`'s memory.
 pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, EnvelopeError> {
-    let wire: WireWork<'_, Vec<Step>> = rmp_serde::from_slice(body)?;
+    let wire: WireWork<'_, Vec<Step>> = decode(body)?;
     let model = ModelKey { name: wire.route.model.into_owned(), version: wire.route.version };
     Ok(WorkMessage {
         request_id: headers.request_id,
@@ -172,7 +175,7 @@ pub fn encode_reply(reply: &Reply) -> Result<Bytes, EnvelopeError> {
 
 /// A reply from its headers and body. Its tensors share `body`'s memory.
 pub fn decode_reply(headers: ReplyHeaders, body: &Bytes) -> Result<Reply, EnvelopeError> {
-    let wire: WireReply<'_> = rmp_serde::from_slice(body)?;
+    let wire: WireReply<'_> = decode(body)?;
     let outcome = match wire.error {
         Some(error) => Err(error.into_owned()),
         None => Ok(Output { tensors: own_tensors(wire.tensors, body)?, parameters: wire.parameters.into_owned() }),
@@ -186,6 +189,13 @@ pub fn decode_reply(headers: ReplyHeaders, body: &Bytes) -> Result<Reply, Envelo
         ledger: wire.ledger.into_owned(),
         sent_at: wire.sent_at,
     })
+}
+
+fn decode<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, rmp_serde::decode::Error> {
+    let mut reader = rmp_serde::Deserializer::from_read_ref(body);
+    // The library's own limit lets a hostile message use up a thread's stack.
+    reader.set_max_depth(MAX_DEPTH);
+    T::deserialize(&mut reader)
 }
 
 fn encode<T: Serialize>(value: &T, tensors: &[Tensor]) -> Result<Bytes, EnvelopeError> {

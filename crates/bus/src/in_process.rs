@@ -204,6 +204,10 @@ impl Bus for InProcess {
         self.0.connection.subscribe()
     }
 
+    async fn advertise(&self, _: &str, _: HashMap<String, String>) -> Result<(), BusError> {
+        Ok(())
+    }
+
     async fn close(&self) {}
 }
 

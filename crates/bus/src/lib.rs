@@ -12,6 +12,7 @@
 //!
 //! Not here: what a message makes a worker do (`runtime`), what an error does to a delivery (`runtime::disposition`).
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,7 +60,7 @@ impl Default for QueueOptions {
     fn default() -> Self {
         QueueOptions {
             max_messages: 10_000,
-            max_bytes: 256 << 20,
+            max_bytes: 64 << 20,
             ack_wait: Duration::from_secs(2),
             max_deliver: 3,
             file_storage: false,
@@ -110,11 +111,16 @@ pub trait Bus: Send + Sync + 'static {
     /// Takes a worker's entry back.
     async fn withdraw(&self, entry: &WorkerEntry) -> Result<(), BusError>;
 
-    /// The registry: first every entry there is, then every change. After a reconnect entries may come again.
+    /// The registry: first every entry there is, then every change. After a reconnect entries may come again. An entry
+    /// that lapses is no event: whoever watches forgets it [`WorkerEntry::TIME_TO_LIVE`] after its last `Put`.
     async fn watch_registry(&self) -> Result<mpsc::Receiver<RegistryEvent>, BusError>;
 
     /// Whether the bus can be reached, now and from now on.
     fn connection(&self) -> watch::Receiver<Connection>;
+
+    /// Makes this process known to people who look at the bus: its service and whatever else describes it. Nothing in the
+    /// pipeline depends on it, and a bus without such a place does nothing.
+    async fn advertise(&self, service: &str, metadata: HashMap<String, String>) -> Result<(), BusError>;
 
     /// Sends out what is still buffered and closes. Nothing works afterwards.
     async fn close(&self);

@@ -1,16 +1,21 @@
 //! The bus over a real nats-server: the properties of every bus, and what can go wrong only with a broker.
 
+#[path = "golden/vectors.rs"]
+mod vectors;
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::{HeaderMap, jetstream};
+use futures_util::StreamExt;
 use trireme_bus::conformance::fixtures::{full_message, heavy_message, message, model, number, options, take, within};
 use trireme_bus::conformance::{self, Setup};
 use trireme_bus::{
     Bus, BusError, Connection, DeadLetter, EnvelopeError, ModelState, Nats, NatsOptions, Output, QueueOptions,
     RegistryEvent, WorkMessage, WorkerEntry, encode_reply, encode_work,
 };
-use trireme_inference::{InferError, ModelKey};
+use trireme_inference::{InferError, ModelKey, UnixMicros};
 use trireme_testkit::NatsServer;
 
 /// Longer than a publish may take that nobody confirms.
@@ -284,6 +289,38 @@ async fn malformed_registry_entries_are_ignored() {
 }
 
 #[tokio::test]
+async fn a_message_that_killed_all_its_workers_makes_room_after_its_deadline() {
+    let server = NatsServer::start();
+    let bus = connect(&server).await;
+    let model = model("poison");
+    bus.declare_queue(&model, &QueueOptions { max_messages: 1, max_deliver: 1, ..options() }).await.unwrap();
+    bus.publish(&WorkMessage { deadline: UnixMicros::now(), ..message(&model, 1) }).await.unwrap();
+    let mut puller = bus.pull(&model).await.unwrap();
+    for attempt in 1..=2 {
+        assert_eq!(take(&mut puller, "the message, to die of it").await.attempt, attempt);
+    }
+    let next = message(&model, 2);
+    assert!(matches!(bus.publish(&next).await, Err(BusError::Full { .. })), "the broker keeps it so far");
+    within("room", async {
+        while bus.publish(&next).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
+    assert_eq!(number(&take(&mut puller, "the next message").await), 2);
+}
+
+#[tokio::test]
+async fn a_message_without_deadline_is_kept() {
+    let server = NatsServer::start();
+    let bus = connect(&server).await;
+    let model = model("forever");
+    bus.declare_queue(&model, &options()).await.unwrap();
+    bus.publish(&WorkMessage { deadline: UnixMicros::NEVER, ..message(&model, 1) }).await.unwrap();
+    assert_eq!(number(&take(&mut bus.pull(&model).await.unwrap(), "the message").await), 1);
+}
+
+#[tokio::test]
 async fn a_line_break_in_what_a_client_sent_starts_no_header() {
     let server = NatsServer::start();
     let bus = connect(&server).await;
@@ -319,6 +356,36 @@ async fn dead_letters_are_kept_with_their_reason() {
     assert_eq!(letter.payload, encode_work(&message).unwrap());
 }
 
+#[tokio::test]
+async fn messages_are_on_the_wire_as_the_golden_vectors_say() {
+    let server = NatsServer::start();
+    let bus = connect(&server).await;
+    let client = async_nats::connect(server.url()).await.unwrap();
+    for vector in vectors::all() {
+        let mut messages = client.subscribe(vector.message.subject()).await.unwrap();
+        // The answer to a question says that the broker has read the subscription before it.
+        jetstream::new(client.clone()).query_account().await.unwrap();
+        match &vector.message {
+            vectors::Message::Work(work) => {
+                bus.declare_queue(work.queue().unwrap(), &options()).await.unwrap();
+                bus.publish(work).await.unwrap();
+            }
+            vectors::Message::Reply(reply) => bus.reply(reply.clone()).await.unwrap(),
+        }
+        let message = within("the message", messages.next()).await.unwrap();
+        assert_eq!(message.payload, vector.message.encode().unwrap(), "{}", vector.name);
+        let headers = message.headers.unwrap();
+        // How long the broker keeps it depends on the time of day.
+        let found: BTreeMap<_, _> = headers
+            .iter()
+            .filter(|(name, _)| name.to_string() != "Nats-TTL")
+            .map(|(name, values)| (name.to_string(), values[0].to_string()))
+            .collect();
+        let expected = vector.message.headers().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        assert_eq!(found, expected, "{}", vector.name);
+    }
+}
+
 /// A work message's headers as the contract has them.
 fn work_headers(message: &WorkMessage) -> HeaderMap {
     let mut headers = HeaderMap::new();
@@ -340,4 +407,16 @@ fn entry(name: &str) -> WorkerEntry {
         config: "{}".to_owned(),
         capacity: 1,
     }
+}
+
+#[tokio::test]
+async fn a_process_shows_in_the_nats_service_api() {
+    let server = NatsServer::start();
+    let worker = connect(&server).await;
+    let metadata = [("models".to_owned(), "bert:1".to_owned())].into();
+    worker.advertise("model", metadata).await.unwrap();
+    let client = async_nats::connect(server.url()).await.unwrap();
+    let info = within("an answer to $SRV.INFO", client.request("$SRV.INFO.trireme-model", "".into())).await.unwrap();
+    let info = String::from_utf8_lossy(&info.payload).into_owned();
+    assert!(info.contains(r#""name":"trireme-model""#) && info.contains(r#""models":"bert:1""#), "{info}");
 }

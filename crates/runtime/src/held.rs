@@ -83,7 +83,13 @@ impl Held {
 
     fn older_than(&self, age: Duration) -> Vec<Arc<dyn AckHandle>> {
         let slots = self.0.lock();
-        slots.slots.iter().flatten().filter(|slot| slot.since.elapsed() >= age).map(|slot| slot.handle.clone()).collect()
+        slots
+            .slots
+            .iter()
+            .flatten()
+            .filter(|slot| slot.since.elapsed() >= age)
+            .map(|slot| slot.handle.clone())
+            .collect()
     }
 }
 

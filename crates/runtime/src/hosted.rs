@@ -78,7 +78,9 @@ impl HostedModel {
         let checked = self.check(&message, &delivery, received_at);
         let pending = Pending { message, delivery, permit };
         let (inputs, rows) = match checked {
-            _ if cancelled.is_cancelled() => return self.fail(pending, InferError::cancelled("cancelled by the client")),
+            _ if cancelled.is_cancelled() => {
+                return self.fail(pending, InferError::cancelled("cancelled by the client"));
+            }
             Err(error) => return self.fail(pending, error),
             Ok(checked) => checked,
         };
@@ -160,7 +162,13 @@ impl HostedModel {
     }
 
     /// A step is done: records the hop, applies the output map, sends the request on.
-    fn finish(self: &Arc<Self>, pending: Pending, response: ExecuteResponse, received_at: UnixMicros, queued: Duration) {
+    fn finish(
+        self: &Arc<Self>,
+        pending: Pending,
+        response: ExecuteResponse,
+        received_at: UnixMicros,
+        queued: Duration,
+    ) {
         let Pending { mut message, delivery, permit } = pending;
         self.worker.cancellations.leave(&message.request_id);
         let timing = response.timing;

@@ -127,6 +127,7 @@ impl Worker {
             worker.host(key, model).await?;
         }
         worker.announce().await?;
+        worker.advertise().await?;
         Ok(worker)
     }
 
@@ -219,6 +220,14 @@ impl Worker {
         self.shared.hosted.write().insert(key, hosted.clone());
         self.shared.tasks.spawn("pull", pull(hosted, self.pulling.clone()));
         Ok(())
+    }
+
+    async fn advertise(&self) -> Result<(), StartError> {
+        let models: Vec<_> = self.entries.iter().map(|entry| entry.model.to_string()).collect();
+        let metadata =
+            [("worker", self.shared.name.clone()), ("host", crate::hostname()), ("models", models.join(" "))];
+        let metadata = metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        Ok(self.shared.bus.advertise(&self.service, metadata).await?)
     }
 
     /// Publishes the entries, and renews them for as long as the worker takes work.

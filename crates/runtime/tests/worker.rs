@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use trireme_bus::{Bus, InProcess, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage};
-use trireme_inference::{ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros};
+use trireme_inference::{
+    ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
+};
 use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime, Worker,
     WorkerOptions,
@@ -47,7 +49,7 @@ impl ModelInstance for Instance {
 }
 
 fn obey(request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
-    let order = request.inputs[0].bytes_elements()?.next().unwrap().to_owned();
+    let order = request.inputs[0].bytes_elements()?.next().expect("one element").to_owned();
     match order.as_slice() {
         b"refuse" => return Err(InferError::invalid_arg("refused")),
         b"fail" => return Err(InferError::internal("failed")),
@@ -73,7 +75,7 @@ impl Stage {
     }
 
     async fn start_on(bus: Arc<InProcess>, models: &[&str], queue: QueueOptions) -> Stage {
-        let repository = tempfile::tempdir().unwrap();
+        let repository = tempfile::tempdir().expect("a temporary directory");
         for model in models {
             write_model(repository.path(), model);
         }
@@ -87,14 +89,14 @@ impl Stage {
             queue,
         };
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(backend)];
-        let worker = Worker::start(bus.clone(), &backends, &options).await.unwrap();
-        let inbox = bus.open_inbox("gateway").await.unwrap();
+        let worker = Worker::start(bus.clone(), &backends, &options).await.expect("in process nothing refuses");
+        let inbox = bus.open_inbox("gateway").await.expect("in process nothing refuses");
         Stage { bus, worker, inbox, executions, _repository: repository }
     }
 
     async fn ask(&self, message: &WorkMessage) -> Reply {
         let mut replies = self.inbox.expect(&message.request_id);
-        self.bus.publish(message).await.unwrap();
+        self.bus.publish(message).await.expect("in process nothing refuses");
         tokio::time::timeout(PATIENCE, replies.next()).await.expect("no answer")
     }
 
@@ -105,12 +107,12 @@ impl Stage {
 
 fn write_model(repository: &Path, name: &str) {
     let directory = repository.join(name);
-    std::fs::create_dir_all(directory.join("1")).unwrap();
+    std::fs::create_dir_all(directory.join("1")).expect("a directory");
     let config = "backend: 'identity' max_batch_size: 0
         input [{ name: 'INPUT0' data_type: TYPE_STRING dims: [1] }]
         output [{ name: 'OUTPUT0' data_type: TYPE_STRING dims: [1] }]
         instance_group [{ count: 1 kind: KIND_CPU }]";
-    std::fs::write(directory.join("config.pbtxt"), config).unwrap();
+    std::fs::write(directory.join("config.pbtxt"), config).expect("a file");
 }
 
 /// A request that goes through `models` one after the other.
@@ -133,7 +135,7 @@ fn request(id: &str, models: &[&str], order: &str) -> WorkMessage {
         client_id: String::new(),
         sent_at: now,
         route: Route::resume(ModelKey { name: "e".to_owned(), version: 1 }, models.len() > 1, 0, steps),
-        tensors: vec![Tensor::from_bytes_elements("t0", [1], &[order]).unwrap()],
+        tensors: vec![Tensor::from_bytes_elements("t0", [1], &[order]).expect("one element")],
         parameters: Arc::default(),
         ledger: Ledger::default(),
     }

@@ -1,5 +1,6 @@
 //! Connecting: visible retries that end, and a watch on the connection afterwards.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream;
@@ -91,7 +92,7 @@ impl Nats {
         })?;
         let max_payload = client.server_info().max_payload;
         tracing::info!(url = options.url, version, max_payload, "connected to NATS");
-        Ok(Nats { client, jetstream, connection })
+        Ok(Nats { client, jetstream, connection, service: Arc::default() })
     }
 }
 

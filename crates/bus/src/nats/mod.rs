@@ -6,17 +6,20 @@
 
 mod connect;
 mod headers;
+mod micro;
 mod puller;
 mod pulls;
 mod registry;
 mod subjects;
 mod work;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_nats::jetstream;
 use async_trait::async_trait;
 use futures_util::StreamExt;
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use trireme_inference::ModelKey;
 
@@ -35,6 +38,8 @@ pub struct Nats {
     client: async_nats::Client,
     jetstream: jetstream::Context,
     connection: watch::Receiver<Connection>,
+    /// Keeps the answers of [`micro`] going.
+    service: Arc<Mutex<Option<async_nats::service::Service>>>,
 }
 
 // === impl Nats ===
@@ -121,6 +126,10 @@ impl Bus for Nats {
 
     fn connection(&self) -> watch::Receiver<Connection> {
         self.connection.clone()
+    }
+
+    async fn advertise(&self, service: &str, metadata: HashMap<String, String>) -> Result<(), BusError> {
+        micro::advertise(self, service, metadata).await
     }
 
     async fn close(&self) {

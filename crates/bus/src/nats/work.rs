@@ -7,7 +7,7 @@ use async_nats::jetstream;
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::{consumer, stream};
 use bytes::Bytes;
-use trireme_inference::ModelKey;
+use trireme_inference::{ModelKey, UnixMicros};
 
 use super::{Nats, headers, subjects};
 use crate::{BusError, DeadLetter, QueueOptions, WorkMessage, envelope};
@@ -20,6 +20,12 @@ const CONFIRM_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often a message is sent when the broker does not confirm it. It carries an id, so at most one arrives.
 const PUBLISH_ATTEMPTS: u32 = 3;
+
+/// How much longer than its deadline a message stays in a queue, for clocks that do not agree.
+const LAPSE_SLACK: Duration = Duration::from_secs(5);
+
+/// Deadlines further away than this are none; the broker refuses absurd ones.
+const LONGEST_LAPSE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// How long dead letters are kept, and how many.
 const DEAD_LETTER_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -42,6 +48,7 @@ impl Nats {
             max_messages: i64::try_from(options.max_messages).unwrap_or(i64::MAX),
             max_bytes: i64::try_from(options.max_bytes).unwrap_or(i64::MAX),
             duplicate_window: DEDUP_WINDOW,
+            allow_message_ttl: true,
             num_replicas: options.replicas,
             storage,
             ..Default::default()
@@ -73,7 +80,14 @@ impl Nats {
         };
         let body = envelope::encode_work(message)?;
         let subject = subjects::work(model, message.priority);
-        self.publish_confirmed(model, subject, headers::write_work(message)?, body).await
+        let mut headers = headers::write_work(message)?;
+        // The broker keeps a message that was delivered for the last time. Nobody would remove one whose workers all
+        // died of it, and a message past its deadline is of no use to anybody.
+        let lapse = message.deadline.since(UnixMicros::now()) + LAPSE_SLACK;
+        if lapse < LONGEST_LAPSE {
+            headers.insert(async_nats::header::NATS_MESSAGE_TTL, lapse.as_secs().to_string());
+        }
+        self.publish_confirmed(model, subject, headers, body).await
     }
 
     /// Puts a message into the dead-letter stream, which is made when first needed.

@@ -1,0 +1,329 @@
+//! The messages that the golden vectors hold, and their description in JSON for people and programs in any language.
+//!
+//! The headers are written down here as the contract has them, apart from the bus's own code; the tests over NATS hold
+//! that code against them.
+
+#![allow(dead_code, reason = "each of its users needs a part of it")]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::{Map, Value, json};
+use trireme_bus::{
+    EnvelopeError, Output, Reply, ReplyHeaders, WorkHeaders, WorkMessage, decode_reply, decode_work, encode_reply,
+    encode_work,
+};
+use trireme_inference::{
+    DataType, Hop, InferError, Ledger, ModelKey, ParameterValue, Parameters, Route, Step, StepInput, StepOutput,
+    Tensor, UnixMicros,
+};
+
+/// One vector: `<name>.msgpack` is the body, `<name>.json` the description.
+pub struct Vector {
+    pub name: &'static str,
+    /// What it shows.
+    pub about: &'static str,
+    pub message: Message,
+}
+
+/// Either of the contract's messages.
+#[derive(Debug, PartialEq)]
+pub enum Message {
+    Work(WorkMessage),
+    Reply(Reply),
+}
+
+/// Where the vectors lie.
+pub fn folder() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/message-contract"))
+}
+
+pub fn all() -> Vec<Vector> {
+    let vector = |name, about, message| Vector { name, about, message };
+    let output = Output {
+        tensors: vec![numbers("embedding", &[1, 2], &[0.25, -1.5])],
+        parameters: Parameters::from([("truncated".to_owned(), ParameterValue::Bool(false))]),
+    };
+    let refusal = InferError::invalid_arg("in ensemble 'embed', tensor 'ids' holds INT32, expected INT64");
+    vec![
+        vector("work-single", "a request for a single model: the least a work message holds", Message::Work(single())),
+        vector(
+            "work-ensemble",
+            "an ensemble after its first step: two steps left, tensors that die, an optional input, parameters of every \
+             type, a ledger",
+            Message::Work(ensemble()),
+        ),
+        vector("work-datatypes", "tensors of every datatype, a scalar and empty ones", Message::Work(datatypes())),
+        vector("reply-result", "the one reply to a request, with its result", Message::Reply(ensemble().reply(Ok(output)))),
+        vector(
+            "reply-partial",
+            "the second of several replies; more follow",
+            Message::Reply(Reply { sequence: 1, last: false, ..single().reply(Ok(Output::default())) }),
+        ),
+        vector(
+            "reply-error",
+            "a reply that says why there is no result, and where that was found",
+            Message::Reply(ensemble().reply(Err(refusal.at("minilm:2", "worker-b")))),
+        ),
+    ]
+    .into_iter()
+    .map(at_a_fixed_time)
+    .collect()
+}
+
+fn at_a_fixed_time(mut vector: Vector) -> Vector {
+    if let Message::Reply(reply) = &mut vector.message {
+        reply.sent_at = UnixMicros(1_767_225_600_250_000);
+    }
+    vector
+}
+
+fn single() -> WorkMessage {
+    let step = Step {
+        model: key("minilm", 2),
+        inputs: vec![input("input_ids", "input_ids")],
+        outputs: vec![output("last_hidden_state", "last_hidden_state")],
+        dead: vec![],
+    };
+    WorkMessage {
+        request_id: "r1".to_owned(),
+        gateway: "gateway-1".to_owned(),
+        deadline: UnixMicros(1_767_225_630_000_000),
+        priority: 0,
+        traceparent: None,
+        client_id: String::new(),
+        sent_at: UnixMicros(1_767_225_600_000_000),
+        route: Route::resume(key("minilm", 2), false, 0, vec![step]),
+        tensors: vec![Tensor::from_values("input_ids", [1, 3], vec![101i64, 7592, 102]).expect("three numbers")],
+        parameters: Arc::default(),
+        ledger: Ledger::default(),
+    }
+}
+
+fn ensemble() -> WorkMessage {
+    let model = Step {
+        model: key("minilm", 2),
+        inputs: vec![
+            input("input_ids", "ids"),
+            StepInput { optional: true, ..input("token_type_ids", "types") },
+            input("attention_mask", "mask"),
+        ],
+        outputs: vec![output("last_hidden_state", "hidden")],
+        dead: vec!["ids".to_owned()],
+    };
+    let pool = Step {
+        model: key("mean pool", 1),
+        inputs: vec![input("hidden", "hidden"), input("mask", "mask")],
+        outputs: vec![output("pooled", "embedding")],
+        dead: vec!["mask".to_owned(), "hidden".to_owned()],
+    };
+    let hop = Hop {
+        model: "tokenizer".to_owned(),
+        worker: "worker-a".to_owned(),
+        transit_us: 210,
+        queue_us: 35,
+        compute_input_us: 4,
+        compute_infer_us: 180,
+        compute_output_us: 6,
+        batch_size: 1,
+    };
+    let parameters = [
+        ("dimensions", ParameterValue::Int64(256)),
+        ("large", ParameterValue::Uint64(u64::MAX)),
+        ("negative", ParameterValue::Int64(-1)),
+        ("normalize", ParameterValue::Bool(true)),
+        ("prompt", "quéry: ".into()),
+        ("temperature", ParameterValue::Double(0.5)),
+    ];
+    WorkMessage {
+        request_id: "r2".to_owned(),
+        gateway: "gateway-1".to_owned(),
+        deadline: UnixMicros(1_767_225_605_000_000),
+        priority: 1,
+        traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned()),
+        client_id: "the client's id".to_owned(),
+        sent_at: UnixMicros(1_767_225_600_125_000),
+        route: Route::resume(key("embed", 1), true, 1, vec![model, pool]),
+        tensors: vec![
+            Tensor::from_values("ids", [1, 2], vec![101i64, 102]).expect("two numbers"),
+            Tensor::from_values("mask", [1, 2], vec![1i64, 1]).expect("two numbers"),
+        ],
+        parameters: Arc::new(parameters.map(|(name, value)| (name.to_owned(), value)).into()),
+        ledger: Ledger(vec![hop]),
+    }
+}
+
+fn datatypes() -> WorkMessage {
+    let mut tensors: Vec<Tensor> = DataType::ALL
+        .into_iter()
+        .filter_map(|datatype| {
+            let size = datatype.element_size()?;
+            let data: Vec<u8> = match datatype {
+                DataType::Bool => vec![1, 0],
+                _ => (1..=2 * size as u8).collect(),
+            };
+            Some(Tensor::new(datatype.name(), datatype, [2], data.into()).expect("two elements"))
+        })
+        .collect();
+    let texts = [&b"hi"[..], b"", "é\n".as_bytes(), b"\0\xff"];
+    tensors.push(Tensor::from_bytes_elements("BYTES", [2, 2], &texts).expect("four elements"));
+    tensors.push(numbers("scalar", &[], &[1.0]));
+    tensors.push(numbers("empty", &[2, 0, 3], &[]));
+    tensors.push(Tensor::new("no texts", DataType::Bytes, [0], Bytes::new()).expect("no elements"));
+    WorkMessage { request_id: "r3".to_owned(), tensors, ..single() }
+}
+
+fn key(name: &str, version: i64) -> ModelKey {
+    ModelKey { name: name.to_owned(), version }
+}
+
+fn input(name: &str, tensor: &str) -> StepInput {
+    StepInput { name: name.to_owned(), tensor: tensor.to_owned(), optional: false }
+}
+
+fn output(name: &str, tensor: &str) -> StepOutput {
+    StepOutput { name: name.to_owned(), tensor: tensor.to_owned() }
+}
+
+fn numbers(name: &str, shape: &[i64], values: &[f32]) -> Tensor {
+    Tensor::from_values(name, shape, values.to_vec()).expect("as many numbers as the shape says")
+}
+
+// === impl Message ===
+
+impl Message {
+    /// The body.
+    pub fn encode(&self) -> Result<Bytes, EnvelopeError> {
+        match self {
+            Message::Work(message) => encode_work(message),
+            Message::Reply(reply) => encode_reply(reply),
+        }
+    }
+
+    /// A message of this one's kind and headers, from a body.
+    pub fn decode(&self, body: &Bytes) -> Result<Message, EnvelopeError> {
+        match self {
+            Message::Work(WorkMessage { request_id, gateway, deadline, priority, traceparent, .. }) => {
+                let headers = WorkHeaders {
+                    request_id: request_id.clone(),
+                    gateway: gateway.clone(),
+                    deadline: *deadline,
+                    priority: *priority,
+                    traceparent: traceparent.clone(),
+                };
+                decode_work(headers, body).map(Message::Work)
+            }
+            Message::Reply(Reply { request_id, gateway, sequence, last, .. }) => {
+                let headers = ReplyHeaders {
+                    request_id: request_id.clone(),
+                    gateway: gateway.clone(),
+                    sequence: *sequence,
+                    last: *last,
+                };
+                decode_reply(headers, body).map(Message::Reply)
+            }
+        }
+    }
+
+    /// Where it is published.
+    pub fn subject(&self) -> String {
+        match self {
+            Message::Work(WorkMessage { route, priority, .. }) => {
+                let model = &route.current().expect("the vectors have a step left").model;
+                // Of the names in use here, only the space has to be escaped.
+                format!("trireme.work.{}.{}.{priority}", model.name.replace(' ', "=20"), model.version)
+            }
+            Message::Reply(reply) => format!("trireme.reply.{}.{}", reply.gateway, reply.request_id),
+        }
+    }
+
+    /// Its headers.
+    pub fn headers(&self) -> Vec<(&'static str, String)> {
+        match self {
+            Message::Work(message) => {
+                let mut headers = vec![
+                    ("Nats-Msg-Id", format!("{}/{}", message.request_id, message.route.step_number())),
+                    ("Trireme-Contract", "1".to_owned()),
+                    ("Trireme-Request", message.request_id.clone()),
+                    ("Trireme-Gateway", message.gateway.clone()),
+                    ("Trireme-Deadline", message.deadline.0.to_string()),
+                    ("Trireme-Priority", message.priority.to_string()),
+                ];
+                headers.extend(message.traceparent.iter().map(|value| ("traceparent", value.clone())));
+                headers
+            }
+            Message::Reply(reply) => vec![
+                ("Trireme-Contract", "1".to_owned()),
+                ("Trireme-Request", reply.request_id.clone()),
+                ("Trireme-Gateway", reply.gateway.clone()),
+                ("Trireme-Sequence", reply.sequence.to_string()),
+                ("Trireme-Final", reply.last.to_string()),
+            ],
+        }
+    }
+
+    /// The body's map; `data` of a tensor is in hexadecimal digits.
+    fn body(&self) -> Value {
+        match self {
+            Message::Work(message) => json!({
+                "route": {
+                    "model": message.route.model().name,
+                    "version": message.route.model().version,
+                    "ensemble": message.route.is_ensemble(),
+                    "step": message.route.step_number(),
+                    "steps": message.route.remaining(),
+                },
+                "tensors": describe_tensors(&message.tensors),
+                "parameters": *message.parameters,
+                "ledger": message.ledger,
+                "id": message.client_id,
+                "sent_at": message.sent_at,
+            }),
+            Message::Reply(reply) => {
+                let none = Output::default();
+                let output = reply.outcome.as_ref().unwrap_or(&none);
+                let mut body = json!({
+                    "tensors": describe_tensors(&output.tensors),
+                    "parameters": output.parameters,
+                    "ledger": reply.ledger,
+                    "sent_at": reply.sent_at,
+                });
+                if let Err(error) = &reply.outcome {
+                    body["error"] = json!(error);
+                }
+                body
+            }
+        }
+    }
+}
+
+// === impl Vector ===
+
+impl Vector {
+    /// The text of its JSON file.
+    pub fn describe(&self) -> String {
+        let headers: Map<String, Value> =
+            self.message.headers().into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
+        let description = json!({
+            "about": self.about,
+            "subject": self.message.subject(),
+            "headers": headers,
+            "body": self.message.body(),
+        });
+        serde_json::to_string_pretty(&description).expect("JSON of maps with text keys") + "\n"
+    }
+}
+
+fn describe_tensors(tensors: &[Tensor]) -> Vec<Value> {
+    let describe = |tensor: &Tensor| {
+        let hexadecimal: String = tensor.data().iter().map(|byte| format!("{byte:02x}")).collect();
+        json!({
+            "name": tensor.name(),
+            "datatype": tensor.datatype(),
+            "shape": tensor.shape(),
+            "data": hexadecimal,
+        })
+    };
+    tensors.iter().map(describe).collect()
+}
