@@ -420,3 +420,15 @@ async fn a_process_shows_in_the_nats_service_api() {
     let info = String::from_utf8_lossy(&info.payload).into_owned();
     assert!(info.contains(r#""name":"trireme-model""#) && info.contains(r#""models":"bert:1""#), "{info}");
 }
+
+#[tokio::test]
+async fn a_queue_whose_storage_cannot_be_changed_is_refused_with_the_way_out() {
+    let server = NatsServer::start();
+    let worker = connect(&server).await;
+    let model = model("storage");
+    worker.declare_queue(&model, &options()).await.unwrap();
+    let on_disk = QueueOptions { file_storage: true, ..options() };
+    let error = worker.declare_queue(&model, &on_disk).await.unwrap_err().to_string();
+    assert!(error.starts_with("message bus refused making a work queue: "), "{error}");
+    assert!(error.contains("nats stream rm trireme_work_storage"), "{error}");
+}

@@ -43,7 +43,7 @@ pub struct WorkerArgs {
     pub model_repository: Vec<PathBuf>,
 
     /// Take configurations as they are: do not fill in inputs and outputs from the model file
-    #[arg(long, env = "TRIREME_DISABLE_AUTO_COMPLETE_CONFIG")]
+    #[arg(long, env = "TRIREME_DISABLE_AUTO_COMPLETE_CONFIG", value_parser = clap::builder::FalseyValueParser::new())]
     pub disable_auto_complete_config: bool,
 
     /// Most requests in a model version's queue; one more is refused

@@ -53,7 +53,8 @@ pub struct Telemetry {
 
 /// Sets up logs and traces for this process. Call once, inside the tokio runtime.
 pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telemetry> {
-    let filter = EnvFilter::try_new(&args.log_level)
+    // The NATS client's own lines say nothing that ours do not; a module in --log-level still overrules this.
+    let filter = EnvFilter::try_new(format!("async_nats=warn,{}", args.log_level))
         .map_err(|error| anyhow::anyhow!("--log-level '{}' is not understood: {error}", args.log_level))?;
     anyhow::ensure!(
         (0.0..=1.0).contains(&args.trace_ratio),

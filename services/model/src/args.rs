@@ -17,6 +17,10 @@ pub struct OnnxRuntimeArgs {
     #[arg(long, env = "TRIREME_ONNXRUNTIME_INTRA_THREADS", value_name = "COUNT")]
     pub onnxruntime_intra_threads: Option<usize>,
 
+    /// Largest batch, in rows, of models that can batch and whose configuration leaves it open; 0 turns that off
+    #[arg(long, env = "TRIREME_ONNXRUNTIME_DEFAULT_MAX_BATCH_SIZE", value_name = "COUNT", default_value_t = 4)]
+    pub onnxruntime_default_max_batch_size: u32,
+
     /// Threads between operators, for models that do not say
     #[arg(long, env = "TRIREME_ONNXRUNTIME_INTER_THREADS", value_name = "COUNT")]
     pub onnxruntime_inter_threads: Option<usize>,
@@ -28,7 +32,7 @@ impl From<&OnnxRuntimeArgs> for OnnxRuntimeOptions {
             library: args.onnxruntime_library.clone(),
             intra_threads: args.onnxruntime_intra_threads,
             inter_threads: args.onnxruntime_inter_threads,
-            ..OnnxRuntimeOptions::default()
+            default_max_batch_size: args.onnxruntime_default_max_batch_size,
         }
     }
 }

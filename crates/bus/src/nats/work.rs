@@ -4,7 +4,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use async_nats::jetstream;
-use async_nats::jetstream::context::{PublishError, PublishErrorKind};
+use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind, PublishError, PublishErrorKind};
 use async_nats::jetstream::{consumer, stream};
 use bytes::Bytes;
 use trireme_inference::{ModelKey, UnixMicros};
@@ -54,7 +54,7 @@ impl Nats {
             ..Default::default()
         };
         let made = self.jetstream.create_or_update_stream(config).await;
-        made.map_err(|error| failure("making a work queue", &error))?;
+        made.map_err(|error| stream_failure("making a work queue", &name, &error))?;
         let config = consumer::pull::Config {
             durable_name: Some(subjects::WORKERS.to_owned()),
             description: Some(format!("workers of {model}")),
@@ -67,7 +67,13 @@ impl Nats {
             ..Default::default()
         };
         let created = self.jetstream.create_consumer_on_stream(config, &name).await;
-        created.map(drop).map_err(|error| failure("making a work queue's consumer", &error))
+        created.map(drop).map_err(|error| match error.kind() {
+            stream::ConsumerErrorKind::JetStream(answer) => BusError::Refused {
+                action: "making a work queue's consumer",
+                reason: format!("stream {name}: {answer}"),
+            },
+            _ => failure("making a work queue's consumer", &error),
+        })
     }
 
     /// Publishes into the queue of the route's current step and waits for the broker's confirmation.
@@ -102,7 +108,7 @@ impl Nats {
             ..Default::default()
         };
         let made = self.jetstream.get_or_create_stream(config).await;
-        made.map_err(|error| failure("making the dead-letter stream", &error))?;
+        made.map_err(|error| stream_failure("making the dead-letter stream", subjects::DEAD_STREAM, &error))?;
         let mut headers = headers::write_work(&letter.message)?;
         // Header values are one line; control characters in a message would be refused.
         let reason: String = letter.reason.message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -157,6 +163,17 @@ pub fn failure(action: &'static str, error: &(dyn Error + 'static)) -> BusError 
     match jetstream_error(error) {
         Some(_) => BusError::Refused { action, reason: chain(error) },
         None => BusError::Unreachable(format!("{action}: {}", chain(error))),
+    }
+}
+
+/// As [`failure`], for a stream: the client keeps the broker's answer in the error's kind.
+fn stream_failure(action: &'static str, name: &str, error: &CreateStreamError) -> BusError {
+    match error.kind() {
+        CreateStreamErrorKind::JetStream(answer) => BusError::Refused {
+            action,
+            reason: format!("stream {name}: {answer}; `nats stream rm {name}` makes room for one with new settings"),
+        },
+        _ => failure(action, error),
     }
 }
 
