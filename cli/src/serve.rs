@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use trireme_bus::{Bus, InProcess};
-use trireme_gateway::{Gateway, GatewayArgs, open_repository};
+use trireme_gateway::{Gateway, GatewayArgs, TritonFlags, open_repository};
 use trireme_model::{OnnxRuntimeArgs, OnnxRuntimeOptions};
 use trireme_postprocess::PostprocessBackend;
 use trireme_runtime::service::{self, WorkerArgs};
@@ -28,11 +28,14 @@ pub struct ServeArgs {
     onnxruntime: OnnxRuntimeArgs,
     #[command(flatten)]
     telemetry: TelemetryArgs,
+    #[command(flatten)]
+    triton: TritonFlags,
 }
 
 /// Serves until told to stop. The port is taken before models are loaded, so that probes see "not ready" meanwhile.
 pub fn run(args: &ServeArgs) -> ExitCode {
     service::block_on("trireme", &args.telemetry, async {
+        args.triton.warn();
         let shutdown = service::shutdown_signal()?;
         let mut backends = trireme_model::backends(OnnxRuntimeOptions::from(&args.onnxruntime));
         backends.push(Arc::new(TokenizerBackend) as Arc<dyn Backend>);
@@ -47,7 +50,7 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         let starting = Worker::start(bus, &backends, &options);
         let Some(worker) = service::or_shutdown(&shutdown, starting).await? else { return Ok(()) };
         gateway.until_ready(REGISTRY_TIMEOUT).await.map_err(anyhow::Error::msg)?;
-        tracing::info!(http = %gateway.http_address, "ready");
+        tracing::info!(http = gateway.http_address.map(tracing::field::display), "ready");
 
         let outcome = tokio::select! {
             outcome = service::until_shutdown(&shutdown, &worker) => outcome,

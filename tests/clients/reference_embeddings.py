@@ -21,6 +21,7 @@ TEXTS = "texts-dev.jsonl"
 EMBEDDINGS = "texts-dev-minilm-fp32-mean-l2.npy"
 ROWS_A_REQUEST = 32
 TOKENIZER_TEXTS = 100
+WAYS = ["alone", "concurrent", "together"]
 
 
 def add_options(parser):
@@ -29,6 +30,7 @@ def add_options(parser):
     parser.add_argument("--tokenizer", metavar="MODEL", help="also compare this model's input_ids with the reference's")
     parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests in flight (default %(default)s)")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N texts")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="of sending the texts (default: every one)")
     parser.add_argument("--min-cosine", type=float, default=0.99999, metavar="X", help="(default %(default)s)")
 
 
@@ -109,11 +111,12 @@ def check_tokenizer(options, references):
 def main():
     options = checks.arguments(__doc__, add_options)
     references = References(options.references, options.limit)
-    table = [
-        ("one at a time", lambda: check_alone(options, references)),
-        (f"{options.concurrency} requests at once", lambda: check_concurrent(options, references)),
-        (f"{ROWS_A_REQUEST} texts a request", lambda: check_together(options, references)),
-    ]
+    ways = {
+        "alone": ("one at a time", lambda: check_alone(options, references)),
+        "concurrent": (f"{options.concurrency} requests at once", lambda: check_concurrent(options, references)),
+        "together": (f"{ROWS_A_REQUEST} texts a request", lambda: check_together(options, references)),
+    }
+    table = [ways[way] for way in options.ways]
     if options.tokenizer:
         table.insert(0, ("tokenizer", lambda: check_tokenizer(options, references)))
     checks.run(table)

@@ -65,8 +65,11 @@ pub(crate) fn normalize(message: &mut ModelConfig, around: &Surroundings<'_>) {
     let policy = message.version_policy.get_or_insert_with(ModelVersionPolicy::default);
     policy.policy_choice.get_or_insert(PolicyChoice::Latest(Latest { num_versions: 1 }));
     fill_scheduler(message);
-    // Ensembles may have neither of the following; validation says so where they do.
-    if !ensemble {
+    if ensemble {
+        // Triton works out what an ensemble's steps make of it, and shows that.
+        message.model_transaction_policy.get_or_insert_default();
+    } else {
+        // Ensembles may have neither of the following; validation says so where they do.
         let optimization = message.optimization.get_or_insert_default();
         optimization.input_pinned_memory.get_or_insert(PinnedMemoryBuffer { enable: true });
         optimization.output_pinned_memory.get_or_insert(PinnedMemoryBuffer { enable: true });
@@ -206,6 +209,17 @@ mod tests {
         assert_eq!(config.dynamic_batching.unwrap().preferred_batch_sizes, [8]);
         let config = on_host("backend: 'onnxruntime' dynamic_batching {}", &[], &[]);
         assert!(config.dynamic_batching.unwrap().preferred_batch_sizes.is_empty());
+    }
+
+    #[test]
+    fn an_ensemble_says_that_it_is_not_decoupled() {
+        let text = "platform: 'ensemble' input { name: 'i' data_type: TYPE_FP32 dims: 1 }
+            output { name: 'o' data_type: TYPE_FP32 dims: 1 }
+            ensemble_scheduling { step { model_name: 'n' input_map { key: 'a' value: 'i' }
+                output_map { key: 'b' value: 'o' } } }";
+        let message = on_host(text, &[], &[]).message;
+        assert_eq!(message.model_transaction_policy.map(|policy| policy.decoupled), Some(false));
+        assert!(on_host("backend: 'onnxruntime'", &[], &[]).message.model_transaction_policy.is_none());
     }
 
     #[test]

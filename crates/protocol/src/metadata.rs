@@ -5,11 +5,11 @@ use trireme_inference::TensorSpec;
 
 use crate::json::Writer;
 
-/// What `GET /v2` answers. `extensions` are the names of the protocol extensions that are implemented.
-pub fn server_metadata(version: &str, extensions: &[&str]) -> Bytes {
+/// What `GET /v2` answers. `name` is `triton` where clients tell a Triton by it; `extensions` are the names of the protocol
+/// extensions that are implemented.
+pub fn server_metadata(name: &str, version: &str, extensions: &[&str]) -> Bytes {
     body(|w| {
-        // Clients tell a Triton by this name.
-        w.name("name").string("triton");
+        w.name("name").string(name);
         w.name("version").string(version);
         w.name("extensions").array(|w| extensions.iter().for_each(|extension| w.string(extension)));
     })
@@ -29,6 +29,27 @@ pub fn model_metadata(
         w.name("platform").string(platform);
         w.name("inputs").array(|w| inputs.iter().for_each(|spec| tensor(w, spec)));
         w.name("outputs").array(|w| outputs.iter().for_each(|spec| tensor(w, spec)));
+    })
+}
+
+/// What the Open Inference Protocol answers to `GET /v2/health/live`.
+pub fn server_live(live: bool) -> Bytes {
+    body(|w| w.name("live").bool(live))
+}
+
+/// What the Open Inference Protocol answers to `GET /v2/health/ready`: its text has `live` here, its clients read `ready`.
+pub fn server_ready(live: bool, ready: bool) -> Bytes {
+    body(|w| {
+        w.name("live").bool(live);
+        w.name("ready").bool(ready);
+    })
+}
+
+/// What the Open Inference Protocol answers to `GET /v2/models/{m}/ready`.
+pub fn model_ready(name: &str, ready: bool) -> Bytes {
+    body(|w| {
+        w.name("name").string(name);
+        w.name("ready").bool(ready);
     })
 }
 
@@ -59,7 +80,7 @@ mod tests {
     #[test]
     fn server_metadata_lists_what_is_implemented() {
         let expected = r#"{"name":"triton","version":"0.1.0","extensions":["binary_tensor_data","statistics"]}"#;
-        assert_eq!(server_metadata("0.1.0", &["binary_tensor_data", "statistics"]), expected);
+        assert_eq!(server_metadata("triton", "0.1.0", &["binary_tensor_data", "statistics"]), expected);
     }
 
     #[test]
@@ -80,6 +101,13 @@ mod tests {
                 r#""outputs":[{"name":"embedding","datatype":"FP32","shape":[-1,384]}]}"#
             )
         );
+    }
+
+    #[test]
+    fn health_bodies_are_those_of_the_open_inference_protocol() {
+        assert_eq!(server_live(true), r#"{"live":true}"#);
+        assert_eq!(server_ready(true, false), r#"{"live":true,"ready":false}"#);
+        assert_eq!(model_ready("m", true), r#"{"name":"m","ready":true}"#);
     }
 
     #[test]

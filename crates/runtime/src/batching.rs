@@ -4,19 +4,34 @@
 //! in `queue`. [`OneAtATime`] is the policy of stages that gain nothing from batches; `services/model` has the dynamic
 //! batcher.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
+
+use trireme_inference::Tensor;
+
+/// Requests that an instance has in hand at least, so that a fast stage does not idle between pulls.
+const MIN_REQUESTS_PER_INSTANCE: usize = 8;
 
 /// What a policy knows of a waiting request.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     /// When it entered this worker's queue.
     pub arrived: Instant,
-    /// Rows it brings: its batch dimension, 1 for models without one.
-    pub rows: u32,
-    /// Requests with equal signatures have inputs of equal names, datatypes and shapes (batch dimension aside).
-    pub signature: u64,
     /// Priority level, 1 highest.
     pub priority: u32,
+    /// What its inputs are like, in the policy's own words.
+    pub description: Description,
+}
+
+/// What a request's inputs are like, as far as batching is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// Rows it brings: the first dimension of its inputs.
+    pub rows: u32,
+    /// Length of each row in tokens, where the policy pads rows to a common length; 1 where not.
+    pub length: u32,
+    /// Requests of equal signature may share a batch.
+    pub signature: u64,
 }
 
 /// What an idle instance shall do.
@@ -32,11 +47,38 @@ pub enum Decision {
 
 /// Chooses the next batch. Pure: the same queue at the same time gives the same decision.
 pub trait BatchPolicy: Send + Sync {
+    /// What a request with these inputs is like. By default only requests of equal shapes share a batch.
+    fn describe(&self, inputs: &[Tensor]) -> Description {
+        Description::exact(inputs)
+    }
+
     /// What an idle instance shall do about `waiting`, which is in arrival order.
     fn decide(&self, waiting: &[Candidate], now: Instant) -> Decision;
 
-    /// The most rows that one execution takes: what the worker keeps at hand follows from it.
+    /// The most rows that one execution takes.
     fn max_rows(&self) -> u32;
+
+    /// Requests that a worker with this many instances has in hand, waiting and being executed: enough to choose from and
+    /// to leave no instance idle between pulls, and no more, because what one worker holds no other can take.
+    fn in_hand(&self, instances: usize) -> usize {
+        instances * (2 * self.max_rows() as usize).max(MIN_REQUESTS_PER_INSTANCE)
+    }
+}
+
+// === impl Description ===
+
+impl Description {
+    /// Requests are alike when their inputs have equal names, datatypes and shapes, the first dimension aside.
+    pub fn exact(inputs: &[Tensor]) -> Description {
+        let mut hasher = DefaultHasher::new();
+        for input in inputs {
+            (input.name(), input.datatype()).hash(&mut hasher);
+            input.shape().get(1..).hash(&mut hasher);
+        }
+        let rows = inputs.first().and_then(|input| input.shape().first()).copied();
+        let rows = rows.map_or(1, |rows| u32::try_from(rows).unwrap_or(u32::MAX));
+        Description { rows, length: 1, signature: hasher.finish() }
+    }
 }
 
 /// Every request runs alone, oldest first.
@@ -53,5 +95,32 @@ impl BatchPolicy for OneAtATime {
 
     fn max_rows(&self) -> u32 {
         1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_alike_when_all_but_the_rows_is() {
+        let describe = |name: &str, shape: &[i64]| {
+            let values = vec![0i64; shape.iter().product::<i64>() as usize];
+            Description::exact(&[Tensor::from_values(name, shape, values).unwrap()])
+        };
+        let (one, three) = (describe("x", &[1, 4]), describe("x", &[3, 4]));
+        assert_eq!((one.rows, three.rows, one.length), (1, 3, 1));
+        assert_eq!(one.signature, three.signature);
+        for other in [describe("y", &[1, 4]), describe("x", &[1, 5]), describe("x", &[1, 4, 1]), describe("x", &[])] {
+            assert_ne!(one.signature, other.signature);
+        }
+        let floats = Tensor::from_values("x", [1, 4], vec![0f64; 4]).unwrap();
+        assert_ne!(one.signature, Description::exact(&[floats]).signature);
+        assert_eq!((describe("x", &[]).rows, Description::exact(&[]).rows), (1, 1));
+    }
+
+    #[test]
+    fn instances_have_more_in_hand_than_they_execute() {
+        assert_eq!(OneAtATime.in_hand(2), 2 * MIN_REQUESTS_PER_INSTANCE);
     }
 }

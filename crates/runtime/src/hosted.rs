@@ -4,13 +4,12 @@
 //! takes it with its batch, executes, and calls [`HostedModel::finish`]; the result goes to the next step in this process
 //! ([`Worker::hand_over`]), to the bus, or back to the gateway. Only then is the delivery acknowledged.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use trireme_bus::{DeadLetter, Delivery, Output, WorkMessage};
+use trireme_bus::{BusError, DeadLetter, Delivery, Output, WorkMessage};
 use trireme_inference::{ErrorCode, Hop, InferError, ModelKey, Tensor, UnixMicros};
 use trireme_model_repository::ModelConfig;
 
@@ -20,6 +19,9 @@ use crate::disposition::{Disposition, disposition};
 use crate::held::HeldAcker;
 use crate::queue::{Permit, WorkQueue};
 use crate::worker::Shared;
+
+/// Pause before a result is offered again to a queue that its workers have to make anew.
+const QUEUE_PAUSE: Duration = Duration::from_millis(50);
 
 /// A model version with its queue.
 pub(crate) struct HostedModel {
@@ -77,7 +79,7 @@ impl HostedModel {
         let cancelled = self.worker.cancellations.enter(&message.request_id);
         let checked = self.check(&message, &delivery, received_at);
         let pending = Pending { message, delivery, permit };
-        let (inputs, rows) = match checked {
+        let inputs = match checked {
             _ if cancelled.is_cancelled() => {
                 return self.fail(pending, InferError::cancelled("cancelled by the client"));
             }
@@ -95,17 +97,12 @@ impl HostedModel {
             inputs,
         };
         let arrived = Instant::now();
-        let signature = signature(&request.inputs, self.config.max_batch_size > 0);
-        let candidate = Candidate { arrived, rows, signature, priority: message.priority };
+        let description = self.queue.describe(&request.inputs);
+        let candidate = Candidate { arrived, priority: message.priority, description };
         self.queue.push(candidate, Work { request, pending, received_at, arrived });
     }
 
-    fn check(
-        &self,
-        message: &WorkMessage,
-        delivery: &Claim,
-        now: UnixMicros,
-    ) -> Result<(Vec<Tensor>, u32), InferError> {
+    fn check(&self, message: &WorkMessage, delivery: &Claim, now: UnixMicros) -> Result<Vec<Tensor>, InferError> {
         let max_deliver = self.worker.queue_options.max_deliver;
         if delivery.attempt > max_deliver {
             return Err(InferError::internal(format!(
@@ -116,8 +113,8 @@ impl HostedModel {
             return Err(expired());
         }
         let inputs = message.route.step_inputs(&message.tensors)?;
-        let rows = self.config.check_tensors(&inputs)?;
-        Ok((inputs, rows))
+        self.config.check_tensors(&inputs)?;
+        Ok(inputs)
     }
 
     /// The life of an instance's thread: take a batch, execute it, send the results on; until the queue is closed.
@@ -225,14 +222,27 @@ impl HostedModel {
 
     async fn publish(self: Arc<Self>, message: WorkMessage, delivery: Claim, permit: Permit<Work>) {
         let _permit = permit;
-        match self.worker.bus.publish(&message).await {
+        match self.publish_when_there_is_a_queue(&message).await {
             Ok(()) => self.report(&message, delivery.acker.ack().await),
-            Err(error @ trireme_bus::BusError::Full { .. }) => {
+            Err(error @ BusError::Full { .. }) => {
                 // Running the step again would not empty the next one's queue: the request is refused, at once.
                 self.answer(&message, bus_error(&error)).await;
                 self.report(&message, delivery.acker.ack().await);
             }
             Err(error) => self.settle_error(message, delivery, bus_error(&error)).await,
+        }
+    }
+
+    /// A broker that restarts loses its queues, and each worker makes its own anew: between the two, results wait here,
+    /// because running their step again would not bring the next one's queue back.
+    async fn publish_when_there_is_a_queue(&self, message: &WorkMessage) -> Result<(), BusError> {
+        loop {
+            let published = self.worker.bus.publish(message).await;
+            let waits = matches!(published, Err(BusError::NoQueue { .. })) && message.deadline > UnixMicros::now();
+            if !waits {
+                return published;
+            }
+            tokio::time::sleep(QUEUE_PAUSE).await;
         }
     }
 
@@ -282,7 +292,7 @@ impl HostedModel {
         }
     }
 
-    fn report(&self, message: &WorkMessage, acknowledged: Result<(), trireme_bus::BusError>) {
+    fn report(&self, message: &WorkMessage, acknowledged: Result<(), BusError>) {
         if let Err(error) = acknowledged {
             tracing::debug!(request_id = message.request_id, %error, "not acknowledged; the bus delivers it again");
         }
@@ -294,22 +304,10 @@ fn expired() -> InferError {
     InferError::cancelled("Request timeout expired")
 }
 
-fn bus_error(error: &trireme_bus::BusError) -> InferError {
+fn bus_error(error: &BusError) -> InferError {
     InferError::new(error.code(), error.to_string())
 }
 
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// Equal for requests whose inputs could be rows of one batch.
-fn signature(inputs: &[Tensor], batching: bool) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    for input in inputs {
-        input.name().hash(&mut hasher);
-        input.datatype().hash(&mut hasher);
-        let rows = usize::from(batching && !input.shape().is_empty());
-        input.shape()[rows..].hash(&mut hasher);
-    }
-    hasher.finish()
 }

@@ -28,7 +28,7 @@ pub use admin::{Admin, Health};
 pub use backend::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, LoadError, LoadedModel, ModelInstance, ModelSource,
 };
-pub use batching::{BatchPolicy, Candidate, Decision, OneAtATime};
+pub use batching::{BatchPolicy, Candidate, Decision, Description, OneAtATime};
 pub use cancel::{CancelFlag, Cancellations};
 pub use disposition::{Disposition, disposition};
 pub use task_set::TaskSet;

@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
+use trireme_inference::Tensor;
 
-use crate::batching::{BatchPolicy, Candidate, Decision};
+use crate::batching::{BatchPolicy, Candidate, Decision, Description};
 
 /// The queue. `T` is whatever belongs to a waiting request.
 pub struct WorkQueue<T> {
@@ -83,6 +84,11 @@ impl<T> WorkQueue<T> {
         }
         state.permits_out += 1;
         Some(Permit { queue: self.clone() })
+    }
+
+    /// What the policy says of a request with these inputs.
+    pub fn describe(&self, inputs: &[Tensor]) -> Description {
+        self.policy.describe(inputs)
     }
 
     /// Puts a request into the queue.
@@ -187,7 +193,7 @@ mod tests {
     }
 
     fn candidate() -> Candidate {
-        Candidate { arrived: Instant::now(), rows: 1, signature: 0, priority: 0 }
+        Candidate { arrived: Instant::now(), priority: 0, description: Description::exact(&[]) }
     }
 
     #[test]

@@ -30,9 +30,6 @@ const REOPEN_PAUSE: Duration = Duration::from_millis(250);
 /// How often a drain says who is still running.
 const DRAIN_REPORT: Duration = Duration::from_secs(5);
 
-/// Requests per instance that a worker has in hand at least, so that a fast stage does not idle between pulls.
-const MIN_REQUESTS_PER_INSTANCE: usize = 8;
-
 /// How a worker is set up.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
@@ -193,8 +190,8 @@ impl Worker {
 
     async fn host(&mut self, key: ModelKey, model: LoadedModel) -> Result<(), StartError> {
         let LoadedModel { config, instances, policy } = model;
-        let per_instance = (2 * policy.max_rows() as usize).max(MIN_REQUESTS_PER_INSTANCE);
-        let queue = WorkQueue::new(policy, per_instance * instances.len().max(1));
+        let in_hand = policy.in_hand(instances.len().max(1));
+        let queue = WorkQueue::new(policy, in_hand);
         self.entries.push(WorkerEntry {
             worker: self.shared.name.clone(),
             service: self.service.clone(),

@@ -4,17 +4,20 @@
 //! [`traceparent`] and [`set_parent`] carry the W3C trace context in and out of messages, so that a request is one trace
 //! across all processes. Without an endpoint no span is recorded and a client's `traceparent` is passed on as it came.
 
+mod levels;
 mod trace;
 
 use std::io::IsTerminal;
 
-use clap::{Args, ValueEnum};
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args, ValueEnum};
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-pub use trace::{set_parent, traceparent};
+pub use levels::{LogLevels, log_levels, set_log_levels};
+pub use trace::{exports_spans, not_sampled, set_parent, traceparent};
 
 /// Flags about logs and traces.
 #[derive(Args, Clone, Debug)]
@@ -22,6 +25,28 @@ pub struct TelemetryArgs {
     /// What is logged: error, warn, info, debug or trace, also per module (`info,trireme_bus=debug`)
     #[arg(long, env = "TRIREME_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
     pub log_level: String,
+
+    /// Log more of our own doings than `--log-level` says: 1 is debug, 2 and above trace
+    #[arg(long, env = "TRIREME_LOG_VERBOSE", default_value_t = 0, value_name = "LEVEL")]
+    pub log_verbose: u32,
+
+    /// Whether information is logged, where `--log-level` has it
+    #[arg(long, env = "TRIREME_LOG_INFO", default_value = "true", value_name = "BOOL")]
+    #[arg(value_parser = BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
+    #[arg(action = ArgAction::Set)]
+    pub log_info: bool,
+
+    /// Whether warnings are logged, where `--log-level` has them
+    #[arg(long, env = "TRIREME_LOG_WARNING", default_value = "true", value_name = "BOOL")]
+    #[arg(value_parser = BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
+    #[arg(action = ArgAction::Set)]
+    pub log_warning: bool,
+
+    /// Whether errors are logged, where `--log-level` has them
+    #[arg(long, env = "TRIREME_LOG_ERROR", default_value = "true", value_name = "BOOL")]
+    #[arg(value_parser = BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
+    #[arg(action = ArgAction::Set)]
+    pub log_error: bool,
 
     /// How log lines look
     #[arg(long, env = "TRIREME_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
@@ -40,6 +65,8 @@ pub struct TelemetryArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// A line for a person.
+    // Triton's two: lines have ISO 8601 times anyway.
+    #[value(aliases = ["default", "ISO8601"])]
     Text,
     /// A JSON object a line.
     Json,
@@ -71,7 +98,15 @@ pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telem
         None => None,
     };
     let spans = provider.as_ref().map(trace::layer);
+    let filter = levels::reloadable(filter);
     tracing_subscriber::registry().with(logs.with_filter(filter)).with(spans).try_init()?;
+    let levels = log_levels();
+    set_log_levels(LogLevels {
+        info: levels.info && args.log_info,
+        warning: levels.warning && args.log_warning,
+        error: levels.error && args.log_error,
+        verbose_level: levels.verbose_level.max(args.log_verbose),
+    })?;
     Ok(Telemetry { provider })
 }
 

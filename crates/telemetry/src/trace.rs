@@ -1,6 +1,7 @@
 //! Spans over OTLP, and W3C trace context in and out of messages.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use opentelemetry::propagation::TextMapPropagator;
@@ -8,7 +9,7 @@ use opentelemetry::trace::{TraceContextExt, TracerProvider};
 use opentelemetry_otlp::WithExportConfig;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
-use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
+use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, Sampler, SdkTracerProvider};
 use tracing::{Span, Subscriber};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::filter::FilterFn;
@@ -17,6 +18,9 @@ use tracing_subscriber::{Layer, filter};
 
 const TRACEPARENT: &str = "traceparent";
 
+/// Whether this process exports spans.
+static EXPORTING: AtomicBool = AtomicBool::new(false);
+
 /// Exports spans to an OTLP endpoint, in batches.
 pub fn provider(service: &'static str, endpoint: &str, ratio: f64) -> anyhow::Result<SdkTracerProvider> {
     let exporter = opentelemetry_otlp::SpanExporter::builder()
@@ -24,6 +28,7 @@ pub fn provider(service: &'static str, endpoint: &str, ratio: f64) -> anyhow::Re
         .with_endpoint(endpoint)
         .build()
         .with_context(|| format!("--otlp-endpoint '{endpoint}' cannot be used"))?;
+    EXPORTING.store(true, Ordering::Relaxed);
     let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio)));
     Ok(SdkTracerProvider::builder()
         .with_batch_exporter(exporter)
@@ -39,6 +44,17 @@ where
 {
     let ours: FilterFn = filter::filter_fn(|metadata| metadata.target().starts_with("trireme"));
     tracing_opentelemetry::layer().with_tracer(provider.tracer("trireme")).with_filter(ours)
+}
+
+/// Whether this process exports spans.
+pub fn exports_spans() -> bool {
+    EXPORTING.load(Ordering::Relaxed)
+}
+
+/// A W3C `traceparent` that says not to trace what it goes along with.
+pub fn not_sampled() -> String {
+    let ids = RandomIdGenerator::default();
+    format!("00-{}-{}-00", ids.new_trace_id(), ids.new_span_id())
 }
 
 /// The W3C `traceparent` of a span; `None` when it is not recorded.
@@ -79,6 +95,18 @@ mod tests {
             assert_eq!(ours[..36], CLIENT[..36], "same trace");
             assert_ne!(ours[36..52], CLIENT[36..52], "another span");
             set_parent(&tracing::info_span!(target: "trireme::test", "other"), "rubbish");
+        });
+    }
+
+    #[test]
+    fn what_is_not_sampled_stays_so() {
+        let provider =
+            SdkTracerProvider::builder().with_sampler(Sampler::ParentBased(Box::new(Sampler::AlwaysOn))).build();
+        let subscriber = tracing_subscriber::registry().with(layer(&provider));
+        tracing::subscriber::with_default(subscriber, || {
+            let span = tracing::info_span!(target: "trireme::test", "request");
+            set_parent(&span, &not_sampled());
+            assert!(traceparent(&span).unwrap().ends_with("-00"));
         });
     }
 

@@ -16,12 +16,12 @@ const BINARY_IN_WORKSPACE: &str = ".tools/nats-server/nats-server";
 /// How long the server may take to listen. It takes milliseconds; machines that run tests can be busy.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// `max_payload` as the deployments have it. Each stream reserves its `max_bytes`, so the memory limit is a number for the
-/// books that many queues of default size fit into; nothing is allocated.
-const CONFIG: &str = "\
-max_payload: 8MB
-jetstream { store_dir: \"STORE\", max_memory_store: 64GB, max_file_store: 64GB }
-";
+/// As the deployments have it.
+const CONFIG: &str = "max_payload: 8MB\n";
+
+/// Each stream reserves its `max_bytes`, so the memory limit is a number for the books that many queues of default size
+/// fit into; nothing is allocated.
+const JETSTREAM: &str = "jetstream { store_dir: \"STORE\", max_memory_store: 64GB, max_file_store: 64GB }\n";
 
 /// A running nats-server on a port of its own, its files in a temporary folder. Dropped, it is killed and its files are
 /// deleted.
@@ -41,9 +41,21 @@ impl NatsServer {
     /// # Panics
     /// When there is no nats-server binary, or it does not start; the text says what to do.
     pub fn start() -> NatsServer {
+        NatsServer::start_with(&format!("{CONFIG}{JETSTREAM}"))
+    }
+
+    /// Starts a server without JetStream, which is not enough for Trireme.
+    ///
+    /// # Panics
+    /// As [`NatsServer::start`].
+    pub fn start_without_jetstream() -> NatsServer {
+        NatsServer::start_with(CONFIG)
+    }
+
+    fn start_with(config: &str) -> NatsServer {
         let folder = tempfile::Builder::new().prefix("trireme-nats-").tempdir().expect("a temporary folder");
         fs::create_dir(folder.path().join("ports")).expect("the temporary folder can be written");
-        let config = CONFIG.replace("STORE", &folder.path().join("store").display().to_string());
+        let config = config.replace("STORE", &folder.path().join("store").display().to_string());
         fs::write(folder.path().join("nats.conf"), config).expect("the temporary folder can be written");
         let mut server = NatsServer { folder, binary: binary(), port: 0, process: None };
         // The server chooses a free port itself and tells: choosing one for it would race with other tests.

@@ -3,11 +3,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use trireme_bus::{Bus, BusError, Connection, Inbox, Reply, WorkMessage};
 use trireme_inference::{InferError, UnixMicros};
 use trireme_runtime::TaskSet;
+
+/// Pause before a message is offered again to a queue that its workers have to make anew.
+const QUEUE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Sends requests into the pipeline and waits for their answers.
 pub struct Dispatcher {
@@ -82,6 +86,12 @@ impl Dispatcher {
             connection.borrow_and_update();
             match self.bus.publish(message).await {
                 Ok(()) => {}
+                // The registry says that the model is served: the broker has restarted, and the queue is on its way back.
+                Err(BusError::NoQueue { model }) => {
+                    tracing::debug!(request_id = message.request_id, %model, "request waits for its queue");
+                    tokio::time::sleep(QUEUE_PAUSE).await;
+                    continue;
+                }
                 // Not refused, just not reachable: the request waits here for the bus to come back.
                 Err(BusError::Unreachable(reason)) => {
                     tracing::warn!(request_id = message.request_id, reason, "request waits for the message bus");

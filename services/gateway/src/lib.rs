@@ -1,6 +1,6 @@
 //! The gateway: v2 requests in, messages out, and back.
 //!
-//! A request passes through `http::routes` (bytes to an [`trireme_inference::InferRequest`]), `handlers` (which model, is
+//! A request passes through `http::routes` or `grpc` (bytes to an [`trireme_inference::InferRequest`]), `handlers` (which model, is
 //! the input right, which route), `dispatch` (publish, hold, wait) and back. `registry` knows what is served.
 //!
 //! Invariants:
@@ -10,17 +10,21 @@
 //! Not here: wire formats (`protocol`), what configurations mean (`model-repository`), queues (`bus`).
 
 mod dispatch;
+mod grpc;
 mod handlers;
 mod http;
 mod registry;
+mod triton_flags;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args};
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
 use trireme_model_repository::Repository;
@@ -29,24 +33,38 @@ use trireme_runtime::{Health, TaskSet};
 use trireme_telemetry::TelemetryArgs;
 
 use dispatch::Dispatcher;
-use handlers::Handlers;
-use http::{HttpListener, HttpOptions};
+use grpc::GrpcListener;
+use handlers::{Access, Handlers, Labels, Tracing};
+use http::HttpListener;
 use registry::Registry;
+
+pub use grpc::{CompressionLevel, GrpcArgs};
+pub use handlers::{AccessArgs, Restriction, Secret};
+pub use http::HttpArgs;
+pub use triton_flags::TritonFlags;
 
 /// Flags about listening and requests; Triton's names where it has them.
 #[derive(Args, Clone, Debug)]
 pub struct GatewayArgs {
-    /// Address to listen on for HTTP
-    #[arg(long, env = "TRIREME_HTTP_ADDRESS", value_name = "ADDRESS", default_value = "0.0.0.0")]
-    pub http_address: IpAddr,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub http: HttpArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub grpc: GrpcArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub access: AccessArgs,
 
-    /// Port to listen on for HTTP; 0 takes a free one
-    #[arg(long, env = "TRIREME_HTTP_PORT", value_name = "PORT", default_value_t = 8000)]
-    pub http_port: u16,
+    /// Name of this server in its metadata; clients tell a Triton by it
+    #[arg(long, env = "TRIREME_ID", value_name = "NAME", default_value = "triton")]
+    pub id: String,
 
-    /// Largest request body over HTTP, in bytes
-    #[arg(long, env = "TRIREME_HTTP_MAX_INPUT_SIZE", value_name = "BYTES", default_value_t = 64 << 20)]
-    pub http_max_input_size: usize,
+    /// Whether the server is ready only when every known model is; if not, it is ready as soon as it listens
+    #[arg(long, env = "TRIREME_STRICT_READINESS", value_name = "BOOL", default_value = "true")]
+    #[arg(value_parser = BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
+    #[arg(action = ArgAction::Set)]
+    pub strict_readiness: bool,
 
     /// Milliseconds that a request may take when it names no timeout of its own
     #[arg(long, env = "TRIREME_DEFAULT_TIMEOUT_MS", value_name = "MILLISECONDS", default_value_t = 60_000)]
@@ -79,12 +97,17 @@ pub struct GatewayServiceArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub telemetry: TelemetryArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub triton: TritonFlags,
 }
 
 /// A running gateway.
 pub struct Gateway {
-    /// Where it listens for HTTP.
-    pub http_address: SocketAddr,
+    /// Where it listens for HTTP; `None` when it does not.
+    pub http_address: Option<SocketAddr>,
+    /// Where it listens for gRPC; `None` when it does not.
+    pub grpc_address: Option<SocketAddr>,
     handlers: Arc<Handlers>,
     tasks: TaskSet,
     stop: CancellationToken,
@@ -103,27 +126,45 @@ impl Gateway {
         args: &GatewayArgs,
         exit_timeout: Duration,
     ) -> anyhow::Result<Gateway> {
-        let http = HttpOptions {
-            address: SocketAddr::new(args.http_address, args.http_port),
-            max_input_size: args.http_max_input_size,
-        };
-        let listener = HttpListener::bind(&http).await?;
-        let http_address = listener.address;
+        let access = Access::new(&args.access)?;
+        let http = HttpListener::bind(&args.http).await?;
+        let http_address = http.as_ref().map(|listener| listener.address);
+        let grpc = GrpcListener::bind(&args.grpc).await?;
+        let grpc_address = grpc.as_ref().map(|listener| listener.address);
 
         let tasks = TaskSet::new();
+        let labels = Labels::of(&repository);
         let registry = Registry::follow(bus.as_ref(), repository, &tasks).await?;
         let dispatcher = Dispatcher::open(bus, name, args.max_in_flight, &tasks).await?;
         let health = Health::default();
         health.set_ready(true);
         let default_timeout = Duration::from_millis(args.default_timeout_ms);
-        let handlers = Arc::new(Handlers { registry, dispatcher, health, default_timeout });
+        let handlers = Arc::new(Handlers {
+            registry,
+            dispatcher,
+            health,
+            id: args.id.clone(),
+            strict_readiness: args.strict_readiness,
+            labels,
+            log_format: Mutex::new("default"),
+            tracing: Tracing::new(trireme_telemetry::exports_spans()),
+            access,
+            default_timeout,
+        });
 
         let stop = CancellationToken::new();
         let serving = TaskSet::new();
-        let (shared, raised) = (handlers.clone(), stop.clone());
-        serving.spawn("http", async move { listener.serve(shared, &http, raised, exit_timeout).await });
-        tracing::info!(address = %http_address, "HTTP listener");
-        Ok(Gateway { http_address, handlers, tasks, stop, serving })
+        if let Some(listener) = http {
+            tracing::info!(address = %listener.address, "HTTP listener");
+            let (shared, raised) = (handlers.clone(), stop.clone());
+            serving.spawn("http", async move { listener.serve(shared, raised, exit_timeout).await });
+        }
+        if let Some(listener) = grpc {
+            tracing::info!(address = %listener.address, "gRPC listener");
+            let (shared, raised) = (handlers.clone(), stop.clone());
+            serving.spawn("grpc", async move { listener.serve(shared, raised, exit_timeout).await });
+        }
+        Ok(Gateway { http_address, grpc_address, handlers, tasks, stop, serving })
     }
 
     /// Waits until every known model is ready, for `timeout` at most. Otherwise says which are not, and why.
@@ -151,6 +192,7 @@ impl Gateway {
 /// Runs the gateway service to its end: SIGTERM or SIGINT drains it.
 pub fn run(args: &GatewayServiceArgs) -> ExitCode {
     service::block_on("gateway", &args.telemetry, async {
+        args.triton.warn();
         let shutdown = service::shutdown_signal()?;
         let repository = open_repository(&args.model_repository)?;
         if args.model_repository.is_empty() {

@@ -1,10 +1,12 @@
 //! Flags about ONNX Runtime.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
 
 use crate::OnnxRuntimeOptions;
+use crate::backends::default_cost_model_cache;
 
 /// Flags of every process that runs ONNX models.
 #[derive(Args, Clone, Debug)]
@@ -24,11 +26,18 @@ pub struct OnnxRuntimeArgs {
     /// Threads between operators, for models that do not say
     #[arg(long, env = "TRIREME_ONNXRUNTIME_INTER_THREADS", value_name = "COUNT")]
     pub onnxruntime_inter_threads: Option<usize>,
+
+    /// Where measured costs of models are kept, so that the next start need not measure; empty for nowhere; by default
+    /// trireme/cost-models in the user's cache directory
+    #[arg(long, env = "TRIREME_COST_MODEL_CACHE", value_name = "DIR")]
+    pub cost_model_cache: Option<OsString>,
 }
 
 impl From<&OnnxRuntimeArgs> for OnnxRuntimeOptions {
     fn from(args: &OnnxRuntimeArgs) -> Self {
+        let cache = args.cost_model_cache.clone().map(PathBuf::from).or_else(default_cost_model_cache);
         OnnxRuntimeOptions {
+            cost_model_cache: cache.filter(|directory| !directory.as_os_str().is_empty()),
             library: args.onnxruntime_library.clone(),
             intra_threads: args.onnxruntime_intra_threads,
             inter_threads: args.onnxruntime_inter_threads,

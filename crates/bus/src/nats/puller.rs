@@ -211,18 +211,22 @@ impl Puller for NatsPuller {
     }
 
     async fn stop(&mut self) {
-        self.pulls.clear();
-        let hand_back = async {
-            // The broker sends no more once it has read this; what it sent before is read here, to the end.
-            let _ = self.incoming.drain().await;
-            while let Some(message) = self.incoming.next().await {
-                if let Incoming::Work(delivery) = self.receive(message) {
-                    let _ = delivery.acker.nak(Duration::ZERO).await;
-                }
+        let give_up = Instant::now() + CLOSE_TIMEOUT;
+        let mut back = Vec::new();
+        // What was asked for may be on its way. The client forgets a subscription before the broker has read that it ends
+        // (its own draining included), and what comes then is lost until ack_wait: so the open pull requests end first.
+        while self.pulls.outstanding() > 0 && Instant::now() < give_up {
+            let Ok(Some(message)) = tokio::time::timeout_at(give_up.into(), self.incoming.next()).await else { break };
+            if let Incoming::Work(delivery) = self.receive(message) {
+                back.push(*delivery);
             }
-        };
-        // What cannot be handed back now comes again after ack_wait.
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, hand_back).await;
+        }
+        let _ = self.incoming.unsubscribe().await;
+        // Not before: the broker would serve one of this puller's own requests with it.
+        for delivery in back {
+            // What cannot be handed back now comes again after ack_wait.
+            let _ = delivery.acker.nak(Duration::ZERO).await;
+        }
     }
 }
 

@@ -7,8 +7,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// How long a pull request stays with the broker. Short enough that one that got lost does not starve a worker.
-pub const PULL_EXPIRES: Duration = Duration::from_secs(10);
+/// How long a pull request stays with the broker. Short enough that one that got lost does not starve a worker, and that
+/// a worker that leaves can wait for the end of the last one.
+pub const PULL_EXPIRES: Duration = Duration::from_secs(1);
 
 /// How much longer than that its end is awaited before it counts as lost.
 const EXPIRY_SLACK: Duration = Duration::from_secs(1);
@@ -93,7 +94,8 @@ impl Pulls {
         self.open.clear();
     }
 
-    fn outstanding(&self) -> usize {
+    /// How many messages may still come.
+    pub fn outstanding(&self) -> usize {
         self.open.iter().map(|pull| pull.outstanding).sum()
     }
 

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use trireme_inference::{DataType, InferError, MAX_ELEMENTS, Shape, Tensor};
 
 use super::decode::unable_to_parse;
-use crate::json::{Array, JsonError, Value, Writer};
+use crate::json::{JsonError, Value, Writer};
 
 // --- from JSON ---
 
@@ -22,19 +22,34 @@ pub(super) fn from_json(
     }
     let data = data.ok_or(JsonError::MissingMember("data")).and_then(|data| data.as_array());
     let data = data.map_err(unable_to_parse("data"))?;
+    from_elements(name, datatype, count, data.flatten(), data.text_len())
+}
+
+/// The bytes of the input `name` from its elements, which must be `count` unless they are strings. `text_len` is how much
+/// text they take.
+pub(crate) fn from_elements<'a>(
+    name: &str,
+    datatype: DataType,
+    count: u64,
+    data: impl Iterator<Item = Result<Value<'a>, JsonError>>,
+    text_len: usize,
+) -> Result<Bytes, InferError> {
+    // The count is a claim; the text, with a comma between two elements, bounds what can come of it.
+    let limit = (text_len as u64).div_ceil(2).min(count) as usize;
+    let numbers = Numbers { data, count, limit };
     let bytes = match datatype {
-        DataType::Bool => numbers(data, count, |v| v.as_bool().map(|b| [u8::from(b)])),
-        DataType::Uint8 => numbers(data, count, |v| v.as_u64().map(|n| (n as u8).to_le_bytes())),
-        DataType::Uint16 => numbers(data, count, |v| v.as_u64().map(|n| (n as u16).to_le_bytes())),
-        DataType::Uint32 => numbers(data, count, |v| v.as_u64().map(|n| (n as u32).to_le_bytes())),
-        DataType::Uint64 => numbers(data, count, |v| v.as_u64().map(|n| n.to_le_bytes())),
-        DataType::Int8 => numbers(data, count, |v| v.as_i64().map(|n| (n as i8).to_le_bytes())),
-        DataType::Int16 => numbers(data, count, |v| v.as_i64().map(|n| (n as i16).to_le_bytes())),
-        DataType::Int32 => numbers(data, count, |v| v.as_i64().map(|n| (n as i32).to_le_bytes())),
-        DataType::Int64 => numbers(data, count, |v| v.as_i64().map(|n| n.to_le_bytes())),
-        DataType::Fp32 => numbers(data, count, |v| v.as_f64().map(|n| (n as f32).to_le_bytes())),
-        DataType::Fp64 => numbers(data, count, |v| v.as_f64().map(|n| n.to_le_bytes())),
-        DataType::Bytes => strings(data),
+        DataType::Bool => numbers.read(|v| v.as_bool().map(|b| [u8::from(b)])),
+        DataType::Uint8 => numbers.read(|v| v.as_u64().map(|n| (n as u8).to_le_bytes())),
+        DataType::Uint16 => numbers.read(|v| v.as_u64().map(|n| (n as u16).to_le_bytes())),
+        DataType::Uint32 => numbers.read(|v| v.as_u64().map(|n| (n as u32).to_le_bytes())),
+        DataType::Uint64 => numbers.read(|v| v.as_u64().map(|n| n.to_le_bytes())),
+        DataType::Int8 => numbers.read(|v| v.as_i64().map(|n| (n as i8).to_le_bytes())),
+        DataType::Int16 => numbers.read(|v| v.as_i64().map(|n| (n as i16).to_le_bytes())),
+        DataType::Int32 => numbers.read(|v| v.as_i64().map(|n| (n as i32).to_le_bytes())),
+        DataType::Int64 => numbers.read(|v| v.as_i64().map(|n| n.to_le_bytes())),
+        DataType::Fp32 => numbers.read(|v| v.as_f64().map(|n| (n as f32).to_le_bytes())),
+        DataType::Fp64 => numbers.read(|v| v.as_f64().map(|n| n.to_le_bytes())),
+        DataType::Bytes => strings(numbers.data, text_len),
         DataType::Fp16 | DataType::Bf16 => Err(InferError::invalid_arg(format!(
             "receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
         ))),
@@ -60,34 +75,44 @@ fn count_elements(name: &str, datatype: DataType, shape: &Shape) -> Result<u64, 
     Ok(count)
 }
 
-fn numbers<const SIZE: usize>(
-    data: Array<'_>,
+/// Elements that are to be numbers of some type.
+struct Numbers<I> {
+    data: I,
     count: u64,
-    convert: impl Fn(&Value<'_>) -> Result<[u8; SIZE], JsonError>,
-) -> Result<Vec<u8>, InferError> {
-    // The shape is a claim; the text, with a comma between two elements, bounds what can come of it.
-    let limit = (data.text_len() as u64).div_ceil(2).min(count);
-    let mut bytes = Vec::with_capacity(limit as usize * SIZE);
-    let mut left = count;
-    for element in data.flatten() {
-        let element = element.map_err(unable_to_parse("data"))?;
-        if left == 0 {
-            return Err(InferError::internal(
-                "Unable to parse 'data': Shape does not match true shape of 'data' field",
-            ));
+    /// How many to make room for.
+    limit: usize,
+}
+
+impl<'a, I: Iterator<Item = Result<Value<'a>, JsonError>>> Numbers<I> {
+    fn read<const SIZE: usize>(
+        self,
+        convert: impl Fn(&Value<'_>) -> Result<[u8; SIZE], JsonError>,
+    ) -> Result<Vec<u8>, InferError> {
+        let mut bytes = Vec::with_capacity(self.limit * SIZE);
+        let mut left = self.count;
+        for element in self.data {
+            let element = element.map_err(unable_to_parse("data"))?;
+            if left == 0 {
+                return Err(InferError::internal(
+                    "Unable to parse 'data': Shape does not match true shape of 'data' field",
+                ));
+            }
+            bytes.extend_from_slice(&convert(&element).map_err(unable_to_parse("data"))?);
+            left -= 1;
         }
-        bytes.extend_from_slice(&convert(&element).map_err(unable_to_parse("data"))?);
-        left -= 1;
-    }
-    match left {
-        0 => Ok(bytes),
-        _ => Err(InferError::internal("Failed to parse 'data' field: shape does not match true shape")),
+        match left {
+            0 => Ok(bytes),
+            _ => Err(InferError::internal("Failed to parse 'data' field: shape does not match true shape")),
+        }
     }
 }
 
-fn strings(data: Array<'_>) -> Result<Vec<u8>, InferError> {
-    let mut bytes = Vec::with_capacity(data.text_len());
-    for element in data.flatten() {
+fn strings<'a>(
+    data: impl Iterator<Item = Result<Value<'a>, JsonError>>,
+    text_len: usize,
+) -> Result<Vec<u8>, InferError> {
+    let mut bytes = Vec::with_capacity(text_len);
+    for element in data {
         let element = element?;
         let text = element.as_bytes().map_err(|error| error.context("Unable to parse JSON bytes array"))?;
         let length =
@@ -101,7 +126,7 @@ fn strings(data: Array<'_>) -> Result<Vec<u8>, InferError> {
 // --- to JSON ---
 
 /// Whether elements of this datatype can be written in JSON; if not, why the output `name` cannot be sent.
-pub(super) fn check_writable(name: &str, datatype: DataType) -> Result<(), InferError> {
+pub(crate) fn check_writable(name: &str, datatype: DataType) -> Result<(), InferError> {
     match datatype {
         DataType::Fp16 | DataType::Bf16 => Err(InferError::invalid_arg(format!(
             "sending {datatype} data via JSON is not supported. Please use the binary data format for output {name}"
@@ -121,8 +146,13 @@ pub(super) fn estimate(tensor: &Tensor) -> usize {
 
 /// Writes `tensor`'s elements as a flat array. FP32 is written as the double it is equal to.
 pub(super) fn write(tensor: &Tensor, w: &mut Writer) {
+    w.array(|w| write_elements(tensor, w));
+}
+
+/// Writes `tensor`'s elements, one value after the other.
+pub(crate) fn write_elements(tensor: &Tensor, w: &mut Writer) {
     let data = tensor.data();
-    w.array(|w| match tensor.datatype() {
+    match tensor.datatype() {
         DataType::Bool => data.iter().for_each(|&b| w.bool(b != 0)),
         DataType::Uint8 => each(data, |b| w.integer(u8::from_le_bytes(b))),
         DataType::Uint16 => each(data, |b| w.integer(u16::from_le_bytes(b))),
@@ -136,7 +166,7 @@ pub(super) fn write(tensor: &Tensor, w: &mut Writer) {
         DataType::Fp64 => each(data, |b| w.double(f64::from_le_bytes(b))),
         DataType::Bytes => tensor.bytes_elements().expect("the datatype is BYTES").for_each(|e| w.string(e)),
         DataType::Fp16 | DataType::Bf16 => unreachable!("refused by `check_writable` before anything is written"),
-    });
+    }
 }
 
 fn each<const SIZE: usize>(data: &[u8], mut write: impl FnMut([u8; SIZE])) {

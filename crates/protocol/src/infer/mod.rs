@@ -3,10 +3,10 @@
 //! Decoding judges the request by the protocol alone. Whether the tensors fit their own claims and the model's schema is
 //! for [`trireme_inference::UncheckedTensor::check`] and the gateway.
 
-mod data;
+pub(crate) mod data;
 mod decode;
 mod encode;
-mod parameters;
+pub(crate) mod parameters;
 mod raw;
 
 use std::collections::BTreeMap;
@@ -91,8 +91,8 @@ impl EncodedResponse {
     }
 }
 
-/// What Triton puts before the messages of its core, as opposed to those of its HTTP frontend.
-fn request_prefix(id: &str) -> String {
+/// What Triton puts before the messages of its core, as opposed to those of its frontends.
+pub(crate) fn request_prefix(id: &str) -> String {
     format!("[request id: {}] ", if id.is_empty() { "<id_unknown>" } else { id })
 }
 

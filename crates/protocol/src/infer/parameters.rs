@@ -14,40 +14,47 @@ pub(super) fn decode(parameters: &Value<'_>, request: &mut InferRequest) -> Resu
     let members = parameters.members().map_err(|error| error.context("failed to get request params."))?;
     for (name, value) in members {
         let name = String::from_utf8_lossy(&name);
-        let unable = || unable_to_parse(&name);
-        let passed_on = match &*name {
-            "priority" => {
-                let level = value.as_u64().map_err(unable())?;
-                request.priority = u32::try_from(level).unwrap_or(u32::MAX);
-                continue;
-            }
-            "timeout" => {
-                let microseconds = value.as_u64().map_err(unable())?;
-                // Triton's 0 is no timeout.
-                request.timeout = (microseconds > 0).then(|| Duration::from_micros(microseconds));
-                continue;
-            }
+        match &*name {
             "binary_data_output" => {
-                if value.as_bool().map_err(unable())? {
+                if value.as_bool().map_err(unable_to_parse(&name))? {
                     unlisted = TensorFormat::Binary;
                 }
-                continue;
             }
-            "sequence_id" => match value.as_u64() {
-                Ok(id) => unsigned(id),
-                Err(_) => ParameterValue::String(value.as_text().map_err(unable())?.into_owned()),
-            },
-            "sequence_start" | "sequence_end" => ParameterValue::Bool(value.as_bool().map_err(unable())?),
-            reserved if reserved.starts_with("triton_") => {
-                return Err(InferError::invalid_arg(
-                    "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
-                ));
-            }
-            custom => decode_custom(custom, &value)?,
-        };
-        request.parameters.insert(name.into_owned(), passed_on);
+            _ => set(request, &name, &value)?,
+        }
     }
     Ok(unlisted)
+}
+
+/// Puts one parameter where it belongs in `request`.
+pub(crate) fn set(request: &mut InferRequest, name: &str, value: &Value<'_>) -> Result<(), InferError> {
+    let unable = || unable_to_parse(name);
+    let passed_on = match name {
+        "priority" => {
+            let level = value.as_u64().map_err(unable())?;
+            request.priority = u32::try_from(level).unwrap_or(u32::MAX);
+            return Ok(());
+        }
+        "timeout" => {
+            let microseconds = value.as_u64().map_err(unable())?;
+            // Triton's 0 is no timeout.
+            request.timeout = (microseconds > 0).then(|| Duration::from_micros(microseconds));
+            return Ok(());
+        }
+        "sequence_id" => match value.as_u64() {
+            Ok(id) => unsigned(id),
+            Err(_) => ParameterValue::String(value.as_text().map_err(unable())?.into_owned()),
+        },
+        "sequence_start" | "sequence_end" => ParameterValue::Bool(value.as_bool().map_err(unable())?),
+        reserved if reserved.starts_with("triton_") => {
+            return Err(InferError::invalid_arg(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
+            ));
+        }
+        custom => decode_custom(custom, value)?,
+    };
+    request.parameters.insert(name.to_owned(), passed_on);
+    Ok(())
 }
 
 fn decode_custom(name: &str, value: &Value<'_>) -> Result<ParameterValue, InferError> {

@@ -10,12 +10,14 @@ impl Handlers {
         true
     }
 
-    /// Whether every known model is ready. Errors while the server is shutting down.
+    /// Whether every known model is ready, or readiness is not strict. Errors while the server is shutting down.
     pub fn server_ready(&self) -> Result<bool, InferError> {
         if !self.health.is_ready() {
-            return Err(InferError::unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests"));
+            return Err(InferError::unavailable(
+                "Server is stopping, scheduler for model has stopped accepting new inference requests",
+            ));
         }
-        Ok(self.registry.catalog().unready().is_empty())
+        Ok(!self.strict_readiness || self.registry.catalog().unready().is_empty())
     }
 
     /// Whether a model version (the latest by default) is ready. Errors when it is unknown.

@@ -26,6 +26,10 @@ impl Handlers {
 
     /// Runs a request through the pipeline. Dropping the future cancels the request in every stage.
     pub async fn infer(&self, traced: Traced) -> Result<InferResponse, InferError> {
+        if traced.traceparent.is_none() && !self.tracing.samples(&traced.request.model) {
+            // Said to the stages too, which would begin a trace of their own.
+            return self.run(traced.request, Some(trireme_telemetry::not_sampled())).await;
+        }
         let span = tracing::info_span!("infer", model = traced.request.model, id = traced.request.id);
         if let Some(traceparent) = &traced.traceparent {
             trireme_telemetry::set_parent(&span, traceparent);
@@ -60,7 +64,9 @@ impl Handlers {
             ledger: Ledger::default(),
         };
         let reply = self.dispatcher.send(message).await.map_err(|error| with_id(error, &request.id))?;
-        let output = reply.outcome.map_err(|error| with_id(error, &request.id))?;
+        let mut output = reply.outcome.map_err(|error| with_id(error, &request.id))?;
+        let batched = served.config.max_batch_size > 0;
+        self.labels.classify(&request.model, batched, &request.outputs, &mut output.tensors)?;
         Ok(InferResponse {
             id: request.id,
             model: ModelKey { name: request.model, version },

@@ -8,9 +8,22 @@ use super::Handlers;
 use crate::registry::ServedModel;
 
 /// Protocol extensions that are implemented. Clients look for what they need in here.
-const EXTENSIONS: &[&str] = &["model_configuration", "binary_tensor_data", "parameters"];
+const EXTENSIONS: &[&str] = &[
+    "classification",
+    "model_repository",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "trace",
+    "logging",
+];
 
 impl Handlers {
+    /// The server's name.
+    pub fn server_name(&self) -> &str {
+        &self.id
+    }
+
     /// The server's version and the protocol extensions that it implements.
     pub fn server_metadata(&self) -> (&'static str, &'static [&'static str]) {
         (env!("CARGO_PKG_VERSION"), EXTENSIONS)

@@ -1,8 +1,14 @@
 //! What each operation of the protocol does, free of HTTP and gRPC: both call these.
 
+mod access;
+mod classification;
 mod health;
 mod infer;
+mod logging;
 mod metadata;
+mod repository;
+mod shared_memory;
+mod trace;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +18,29 @@ use trireme_runtime::Health;
 use crate::dispatch::Dispatcher;
 use crate::registry::Registry;
 
+pub use access::{Access, AccessArgs, Category, Denied, Restriction, Secret};
+pub use classification::Labels;
 pub use infer::Traced;
+pub use shared_memory::SharedMemory;
+pub use trace::Tracing;
 
 /// What the operations work with. One per gateway, shared by all its listeners.
 pub struct Handlers {
     pub(crate) registry: Registry,
     pub(crate) dispatcher: Dispatcher,
     pub(crate) health: Health,
+    /// The server's name in its metadata.
+    pub(crate) id: String,
+    /// Whether the server is ready only when every model is.
+    pub(crate) strict_readiness: bool,
+    /// The labels of models' outputs.
+    pub(crate) labels: Labels,
+    /// The format that clients were told log lines have.
+    pub(crate) log_format: parking_lot::Mutex<&'static str>,
+    /// Which requests are traced.
+    pub(crate) tracing: Tracing,
+    /// Who may ask.
+    pub(crate) access: Access,
     /// Time a request may take when it does not say.
     pub(crate) default_timeout: Duration,
 }

@@ -1,36 +1,42 @@
-//! The v2 protocol over HTTP/1.1. Routes are in [`routes`], one file per resource; what they share is here: bodies in,
-//! bodies and errors out.
+//! The v2 protocol over HTTP/1.1. Routes are in [`routes`], one file per resource; what they share is here: connections,
+//! bodies in, bodies and errors out.
 
+mod access;
+mod args;
+mod body;
+mod compression;
+mod connections;
+mod forward;
 mod response;
 mod routes;
+mod tls;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use trireme_runtime::TaskSet;
 
 use crate::handlers::SharedHandlers;
+use connections::Connections;
 
-/// How the HTTP listener is set up.
-#[derive(Clone, Debug)]
-pub struct HttpOptions {
-    /// Where it listens; port 0 takes a free one.
-    pub address: SocketAddr,
-    /// Largest request body, in bytes.
-    pub max_input_size: usize,
-}
+pub use args::HttpArgs;
+use args::HttpOptions;
 
 /// What routes work with.
 #[derive(Clone)]
 struct HttpState {
     handlers: SharedHandlers,
-    max_input_size: usize,
+    options: Arc<HttpOptions>,
 }
 
 /// A bound HTTP listener, not yet serving.
 pub struct HttpListener {
-    listener: tokio::net::TcpListener,
+    listener: TcpListener,
+    options: HttpOptions,
     /// Where it listens.
     pub address: SocketAddr,
 }
@@ -38,42 +44,23 @@ pub struct HttpListener {
 // === impl HttpListener ===
 
 impl HttpListener {
-    /// Takes the port, or says that it is taken.
-    pub async fn bind(options: &HttpOptions) -> anyhow::Result<HttpListener> {
+    /// Takes the port, or says that it is taken. `None` when HTTP is not wanted.
+    pub async fn bind(args: &HttpArgs) -> anyhow::Result<Option<HttpListener>> {
+        if !args.allow_http {
+            return Ok(None);
+        }
+        let options = args.options()?;
         let taken = || format!("cannot listen on {} for HTTP; choose another with --http-port", options.address);
-        let listener = tokio::net::TcpListener::bind(options.address).await.with_context(taken)?;
+        let listener = TcpListener::bind(options.address).await.with_context(taken)?;
         let address = listener.local_addr()?;
-        Ok(HttpListener { listener, address })
+        Ok(Some(HttpListener { listener, options, address }))
     }
 
     /// Serves until `stop` is raised, then finishes the requests in flight, for `exit_timeout` at most.
-    pub async fn serve(
-        self,
-        handlers: SharedHandlers,
-        options: &HttpOptions,
-        stop: CancellationToken,
-        exit_timeout: Duration,
-    ) {
-        let state = HttpState { handlers, max_input_size: options.max_input_size };
-        let listener = axum::serve::ListenerExt::tap_io(self.listener, |stream| {
-            // Answers are small and awaited: they must not sit in a buffer.
-            let _ = stream.set_nodelay(true);
-        });
-        let graceful = stop.clone();
-        let serving = axum::serve(listener, routes::router(state))
-            .with_graceful_shutdown(async move { graceful.cancelled().await })
-            .into_future();
-        let overdue = async {
-            stop.cancelled().await;
-            tokio::time::sleep(exit_timeout).await;
-        };
-        tokio::select! {
-            served = serving => {
-                if let Err(error) = served {
-                    tracing::error!(%error, "HTTP listener ended");
-                }
-            }
-            () = overdue => tracing::warn!("HTTP connections were still open at the end of the exit timeout"),
-        }
+    pub async fn serve(self, handlers: SharedHandlers, stop: CancellationToken, exit_timeout: Duration) {
+        let (idle_timeout, tls) = (self.options.idle_timeout, self.options.tls.clone());
+        let router = routes::router(HttpState { handlers, options: Arc::new(self.options) });
+        let connections = Connections { router, idle_timeout, tls, tasks: TaskSet::new() };
+        connections.serve(self.listener, stop, exit_timeout).await;
     }
 }

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use axum::body::Body;
-use axum::http::header::{CONTENT_TYPE, HeaderName};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -15,10 +15,17 @@ use trireme_inference::{InferError, Ledger};
 use trireme_protocol::infer::{EncodedResponse, HEADER_LENGTH};
 use trireme_protocol::{metadata, status};
 
+use super::compression::Coding;
+
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
-/// An error as a response.
-pub struct HttpError(pub InferError);
+/// An error as a response. Triton sends its errors as JSON always, and says so in `Content-Type` only once it has begun to
+/// look at the body.
+#[derive(Debug)]
+pub struct HttpError {
+    error: InferError,
+    plain: bool,
+}
 
 /// A body of several pieces that are sent one after the other, as they are.
 struct Pieces(VecDeque<Bytes>);
@@ -28,28 +35,42 @@ pub fn json(body: Bytes) -> Response {
     ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
 }
 
-/// The answer to an infer request: JSON, then the binary tensors, and where the time went.
-pub fn infer(encoded: EncodedResponse, ledger: &Ledger) -> Response {
+/// The answer to an infer request in `coding`: JSON, then the binary tensors, and where the time went.
+pub async fn infer(encoded: EncodedResponse, ledger: &Ledger, coding: Coding) -> Result<Response, InferError> {
     let content_type = HeaderValue::from_static(encoded.content_type());
-    let body = match encoded.binary.is_empty() {
-        true => Body::from(encoded.json),
-        false => Body::new(Pieces(std::iter::once(encoded.json).chain(encoded.binary).collect())),
+    let header_length = encoded.header_length;
+    let body = match (coding.name(), encoded.binary.is_empty()) {
+        (Some(_), _) => {
+            let pieces = std::iter::once(encoded.json).chain(encoded.binary).collect();
+            Body::from(coding.encode(pieces).await?)
+        }
+        (None, true) => Body::from(encoded.json),
+        (None, false) => Body::new(Pieces(std::iter::once(encoded.json).chain(encoded.binary).collect())),
     };
     let mut response = ([(CONTENT_TYPE, content_type)], body).into_response();
     let headers = response.headers_mut();
-    if let Some(length) = encoded.header_length {
+    if let Some(length) = header_length {
         headers.insert(HEADER_LENGTH, length.into());
+    }
+    if let Some(name) = coding.name() {
+        headers.insert(CONTENT_ENCODING, HeaderValue::from_static(name));
     }
     if let Ok(timing) = server_timing(ledger).parse() {
         headers.insert(SERVER_TIMING, timing);
     }
-    response
+    Ok(response)
 }
 
 /// An error with its status; `{"error": message}`.
 pub fn error(status: StatusCode, message: &str) -> Response {
     let body = metadata::error_body(message);
     (status, [(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
+}
+
+/// As [`error`], called `text/plain`.
+pub fn plain_error(status: StatusCode, message: &str) -> Response {
+    let body = metadata::error_body(message);
+    (status, [(CONTENT_TYPE, HeaderValue::from_static("text/plain"))], body).into_response()
 }
 
 /// The ledger as `Server-Timing`: an entry per hop, in milliseconds of computing, with waiting in its description.
@@ -80,16 +101,27 @@ fn millis(micros: u64) -> String {
 
 // === impl HttpError ===
 
+impl HttpError {
+    /// An error from before the body was looked at.
+    pub fn plain(error: InferError) -> HttpError {
+        HttpError { error, plain: true }
+    }
+}
+
 impl From<InferError> for HttpError {
     fn from(error: InferError) -> Self {
-        HttpError(error)
+        HttpError { error, plain: false }
     }
 }
 
 impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(status::http_status(self.0.code)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        error(status, &self.0.message)
+        let status = status::http_status(self.error.code);
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        match self.plain {
+            true => plain_error(status, &self.error.message),
+            false => error(status, &self.error.message),
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use trireme_inference::{InferError, RoutePlan, TensorSpec};
 use trireme_model_repository::{ModelConfig, Repository, compile_ensemble, plan_single};
+use trireme_protocol::repository::{IndexEntry, IndexVersion};
 
 /// What is served at one time.
 #[derive(Debug, Default)]
@@ -49,7 +50,9 @@ impl Catalog {
     ) -> Catalog {
         let mut catalog = Catalog::default();
         for (name, known) in known {
-            catalog.models.insert(name.clone(), Model { versions: BTreeMap::new(), known: known.clone(), reason: None });
+            catalog
+                .models
+                .insert(name.clone(), Model { versions: BTreeMap::new(), known: known.clone(), reason: None });
         }
         for (&name, versions) in served {
             let Some(model) = catalog.models.get_mut(name) else { continue };
@@ -123,6 +126,27 @@ impl Catalog {
                 None => format!("model '{name}' is not ready: no worker serves it"),
             })
             .collect()
+    }
+
+    /// Every model and version that is known, in order, as the repository index lists them.
+    pub fn index(&self) -> Vec<IndexEntry> {
+        let mut index = Vec::new();
+        for (name, model) in &self.models {
+            let line = |version| IndexEntry { name: name.clone(), version };
+            if model.known.is_empty() {
+                index.push(line(None));
+            }
+            index.extend(model.known.iter().map(|&version| {
+                let ready = model.versions.contains_key(&version);
+                let reason = match (ready, &model.reason) {
+                    (true, _) => String::new(),
+                    (false, Some(reason)) => reason.clone(),
+                    (false, None) => "no worker serves it".to_owned(),
+                };
+                line(Some(IndexVersion { version, ready, reason }))
+            }));
+        }
+        index
     }
 
     /// Logs what became ready and what no longer is.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use trireme_runtime::Backend;
 
 pub use identity::Identity;
-pub use onnxruntime::{OnnxRuntime, OnnxRuntimeOptions};
+pub use onnxruntime::{OnnxRuntime, OnnxRuntimeOptions, default_cost_model_cache};
 
 /// Every backend of this service.
 pub fn backends(runtime: OnnxRuntimeOptions) -> Vec<Arc<dyn Backend>> {

@@ -1,18 +1,29 @@
 //! Many requests' tensors as one batch, and a batch's outputs as many requests' again.
 //!
-//! The batch dimension is the first one. Inputs are copied once, into one buffer; outputs are slices of the batch's
-//! bytes, not copies. A BYTES tensor's elements carry their own lengths, so joining is the same for it, and splitting
-//! walks the elements.
+//! The batch dimension is the first one. Inputs are copied once, into one buffer, and padded on the way; outputs are slices
+//! of the batch's bytes, copied only where the cutting of padding leaves gaps. A BYTES tensor's elements carry their own
+//! lengths, so joining is the same for it, and splitting walks the elements.
 
 use std::borrow::Cow;
 
 use bytes::{Bytes, BytesMut};
 use trireme_inference::{BytesElements, InferError, Shape, Tensor};
 
+use super::padding::PaddedInput;
+
+/// How the rows of a padded output become their requests' own again.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut<'a> {
+    /// The dimension to cut, the batch dimension included; at least 1.
+    pub axis: usize,
+    /// Each request's length; the longest is what all were padded to.
+    pub lengths: &'a [u32],
+}
+
 /// Joins the inputs of requests along the batch dimension: one tensor per input, in the order of the first request. A
-/// single request's inputs are passed through as they are. Errors when the requests' inputs differ in more than their
-/// number of rows.
-pub fn join<'a>(requests: &[&'a [Tensor]]) -> Result<Cow<'a, [Tensor]>, InferError> {
+/// single request's inputs are passed through as they are. Inputs that `padded` names are filled up to the longest. Errors
+/// when the requests' inputs differ in more than that and their number of rows.
+pub fn join<'a>(requests: &[&'a [Tensor]], padded: &[PaddedInput]) -> Result<Cow<'a, [Tensor]>, InferError> {
     let [first, rest @ ..] = requests else { return Ok(Cow::Borrowed(&[])) };
     if rest.is_empty() {
         return Ok(Cow::Borrowed(first));
@@ -21,35 +32,75 @@ pub fn join<'a>(requests: &[&'a [Tensor]]) -> Result<Cow<'a, [Tensor]>, InferErr
         let (want, have) = (first.len(), other.len());
         return Err(InferError::internal(format!("cannot batch a request of {have} inputs with one of {want}")));
     }
-    first.iter().map(|tensor| join_one(tensor, rest)).collect::<Result<Vec<_>, _>>().map(Cow::Owned)
+    let join = |tensor: &'a Tensor| join_one(tensor, rest, padded.iter().find(|padded| padded.name == tensor.name()));
+    first.iter().map(join).collect::<Result<Vec<_>, _>>().map(Cow::Owned)
 }
 
-fn join_one(first: &Tensor, rest: &[&[Tensor]]) -> Result<Tensor, InferError> {
+fn join_one(first: &Tensor, rest: &[&[Tensor]], padded: Option<&PaddedInput>) -> Result<Tensor, InferError> {
     let name = first.name();
+    if first.shape().is_empty() {
+        return Err(no_batch_dimension(name));
+    }
+    let alike = |part: &Tensor| {
+        let (own, others) = (part.shape(), first.shape());
+        let free = |axis: usize| axis == 0 || padded.is_some_and(|padded| padded.axis == axis);
+        part.datatype() == first.datatype()
+            && own.len() == others.len()
+            && own.iter().zip(others.iter()).enumerate().all(|(axis, (a, b))| a == b || free(axis))
+    };
     let mut parts = vec![first];
     for inputs in rest {
-        let part = inputs.iter().find(|tensor| tensor.name() == name);
-        let part = part.filter(|p| p.datatype() == first.datatype() && p.shape().get(1..) == first.shape().get(1..));
+        let part = inputs.iter().find(|tensor| tensor.name() == name).filter(|part| alike(part));
         parts.push(part.ok_or_else(|| {
             let (datatype, shape) = (first.datatype(), first.shape());
             InferError::internal(format!("cannot batch requests: not all have input '{name}' of {datatype} {shape}"))
         })?);
     }
-    let mut rows = 0i64;
-    let mut data = BytesMut::with_capacity(parts.iter().map(|part| part.data().len()).sum());
-    for part in &parts {
-        let part_rows = part.shape().first().copied().ok_or_else(|| no_batch_dimension(name))?;
-        rows = rows.saturating_add(part_rows);
-        data.extend_from_slice(part.data());
-    }
     let mut shape = first.shape().to_vec();
-    shape[0] = rows;
+    shape[0] = parts.iter().fold(0i64, |rows, part| rows.saturating_add(part.shape()[0]));
+    let data = match padded.filter(|padded| padded.axis < shape.len()) {
+        Some(padded) => {
+            shape[padded.axis] = parts.iter().map(|part| part.shape()[padded.axis]).max().unwrap_or(0);
+            pad(&parts, padded, &shape)
+        }
+        None => {
+            let mut data = BytesMut::with_capacity(parts.iter().map(|part| part.data().len()).sum());
+            parts.iter().for_each(|part| data.extend_from_slice(part.data()));
+            data
+        }
+    };
     Ok(Tensor::new(name, first.datatype(), shape, data.freeze())?)
 }
 
-/// Splits one output of a batch into the requests' parts, `rows[i]` rows each, sharing its bytes. An Internal error when
-/// its first dimension is not the rows of the batch.
-pub fn split(output: Tensor, rows: &[u32]) -> Result<Vec<Tensor>, InferError> {
+/// The bytes of `parts` one after the other, each filled up to `shape` along the padded dimension.
+fn pad(parts: &[&Tensor], padded: &PaddedInput, shape: &[i64]) -> BytesMut {
+    let Some(count @ 1..) = Shape::from(shape).element_count() else { return BytesMut::new() };
+    let target = shape[padded.axis] as usize;
+    // Elements for each step along the padded dimension. No overflow: they are a part of `count`.
+    let inner = shape[padded.axis + 1..].iter().product::<i64>() as usize;
+    let step = inner * padded.value.len();
+    let mut data = BytesMut::with_capacity(count as usize * padded.value.len());
+    for part in parts {
+        let own = part.shape()[padded.axis] as usize;
+        if own == target {
+            data.extend_from_slice(part.data());
+            continue;
+        }
+        for row in part.data().chunks_exact((own * step).max(1)) {
+            data.extend_from_slice(row);
+            match padded.value.iter().all(|byte| *byte == 0) {
+                true => data.resize(data.len() + (target - own) * step, 0),
+                false => (0..(target - own) * inner).for_each(|_| data.extend_from_slice(&padded.value)),
+            }
+        }
+    }
+    data
+}
+
+/// Splits one output of a batch into the requests' parts, `rows[i]` rows each, sharing its bytes; with `cut`, each part's
+/// own length of the padded one. An Internal error when its first dimension is not the rows of the batch, or the one to cut
+/// not the padded length.
+pub fn split(output: Tensor, rows: &[u32], cut: Option<Cut<'_>>) -> Result<Vec<Tensor>, InferError> {
     let total: u64 = rows.iter().map(|&r| u64::from(r)).sum();
     let shape = output.shape();
     let [first, inner @ ..] = &shape[..] else { return Err(no_batch_dimension(output.name())) };
@@ -59,24 +110,55 @@ pub fn split(output: Tensor, rows: &[u32]) -> Result<Vec<Tensor>, InferError> {
             output.name()
         )));
     }
+    if let Some(Cut { axis, lengths }) = cut {
+        let padded = lengths.iter().max().copied().unwrap_or(0);
+        if shape.get(axis) != Some(&i64::from(padded)) {
+            return Err(InferError::internal(format!(
+                "output '{}' has shape {shape}, but as unpad_outputs has it, dimension {axis} has to be the padded \
+                 length {padded}",
+                output.name()
+            )));
+        }
+    }
     if rows.len() == 1 {
         return Ok(vec![output]);
     }
     let inner_count = Shape::from(inner).element_count().unwrap_or(0);
     let mut rest = output.data().clone();
     let mut parts = Vec::with_capacity(rows.len());
-    for &part_rows in rows {
+    for (index, &part_rows) in rows.iter().enumerate() {
         let elements = u64::from(part_rows) * inner_count;
-        let data = match output.datatype().element_size() {
+        let mut data = match output.datatype().element_size() {
             Some(size) => rest.split_to((elements as usize * size).min(rest.len())),
             None => split_elements(&mut rest, elements),
         };
-        let mut shape = shape.to_vec();
-        shape[0] = i64::from(part_rows);
-        let part = Tensor::new(output.name(), output.datatype(), shape, data);
+        let mut part_shape = shape.to_vec();
+        part_shape[0] = i64::from(part_rows);
+        if let Some(Cut { axis, lengths }) = cut {
+            data = shorten(&data, &part_shape, axis, lengths[index]);
+            part_shape[axis] = i64::from(lengths[index]);
+        }
+        let part = Tensor::new(output.name(), output.datatype(), part_shape, data);
         parts.push(part.map_err(|error| InferError::internal(error.to_string()))?);
     }
     Ok(parts)
+}
+
+/// The first `length` steps along dimension `axis` of a tensor of `shape`. A slice where that is one piece, which it is
+/// for the single row of a usual request, else a copy.
+fn shorten(data: &Bytes, shape: &[i64], axis: usize, length: u32) -> Bytes {
+    if data.is_empty() || shape[axis] == i64::from(length) {
+        return data.clone();
+    }
+    let (pieces, steps) = (shape[..axis].iter().product::<i64>() as usize, shape[axis] as usize);
+    let piece = data.len() / pieces;
+    let kept = piece / steps * length as usize;
+    if pieces == 1 {
+        return data.slice(..kept);
+    }
+    let mut short = BytesMut::with_capacity(pieces * kept);
+    data.chunks_exact(piece).for_each(|piece| short.extend_from_slice(&piece[..kept]));
+    short.freeze()
 }
 
 /// Cuts `count` length-prefixed elements off the front.
@@ -119,16 +201,16 @@ mod tests {
     #[test]
     fn a_single_request_is_not_copied() {
         let inputs = [ints("x", &[1, 2], vec![1, 2])];
-        let joined = join(&[&inputs]).unwrap();
+        let joined = join(&[&inputs], &[]).unwrap();
         assert_eq!(joined[0].data().as_ptr(), inputs[0].data().as_ptr());
-        assert!(join(&[]).unwrap().is_empty());
+        assert!(join(&[], &[]).unwrap().is_empty());
     }
 
     #[test]
     fn inputs_are_matched_by_name() {
         let a = [ints("x", &[1, 2], vec![1, 2]), ints("y", &[1], vec![3])];
         let b = [ints("y", &[2], vec![6, 7]), ints("x", &[2, 2], vec![4, 5, 6, 7])];
-        let joined = join(&[&a, &b]).unwrap();
+        let joined = join(&[&a, &b], &[]).unwrap();
         assert_eq!(joined[0], ints("x", &[3, 2], vec![1, 2, 4, 5, 6, 7]));
         assert_eq!(joined[1], ints("y", &[3], vec![3, 6, 7]));
     }
@@ -137,27 +219,30 @@ mod tests {
     fn differing_requests_are_refused() {
         let a = [ints("x", &[1, 2], vec![1, 2])];
         for b in [ints("y", &[1, 2], vec![1, 2]), ints("x", &[1, 1], vec![1]), ints("x", &[], vec![1])] {
-            let error = join(&[&a, &[b]]).unwrap_err();
+            let error = join(&[&a, &[b]], &[]).unwrap_err();
             assert_eq!(error.message, "cannot batch requests: not all have input 'x' of INT64 [1,2]");
         }
-        assert!(join(&[&a, &[]]).unwrap_err().message.contains("a request of 0 inputs with one of 1"));
+        assert!(join(&[&a, &[]], &[]).unwrap_err().message.contains("a request of 0 inputs with one of 1"));
         let scalar = [ints("x", &[], vec![1])];
-        assert!(join(&[&scalar, &scalar]).unwrap_err().message.contains("no batch dimension"));
+        assert!(join(&[&scalar, &scalar], &[]).unwrap_err().message.contains("no batch dimension"));
     }
 
     #[test]
     fn splitting_shares_the_bytes() {
-        let parts = split(ints("y", &[3, 2], vec![1, 2, 3, 4, 5, 6]), &[1, 2]).unwrap();
+        let parts = split(ints("y", &[3, 2], vec![1, 2, 3, 4, 5, 6]), &[1, 2], None).unwrap();
         assert_eq!(parts, [ints("y", &[1, 2], vec![1, 2]), ints("y", &[2, 2], vec![3, 4, 5, 6])]);
         assert_eq!(parts[0].data().as_ptr().wrapping_add(16), parts[1].data().as_ptr());
     }
 
     #[test]
     fn an_output_without_the_batch_is_an_internal_error() {
-        let error = split(ints("y", &[2, 2], vec![1, 2, 3, 4]), &[1, 2]).unwrap_err();
+        let error = split(ints("y", &[2, 2], vec![1, 2, 3, 4]), &[1, 2], None).unwrap_err();
         assert_eq!(error.code, ErrorCode::Internal);
         assert_eq!(error.message, "output 'y' has shape [2,2], but its first dimension has to be the batch size 3");
-        assert_eq!(split(ints("y", &[], vec![1]), &[1]).unwrap_err().message, "tensor 'y' has no batch dimension");
+        assert_eq!(
+            split(ints("y", &[], vec![1]), &[1], None).unwrap_err().message,
+            "tensor 'y' has no batch dimension"
+        );
     }
 
     #[test]
@@ -174,21 +259,74 @@ mod tests {
     #[test]
     fn zero_sizes_survive() {
         let empty = |rows: i64| Tensor::new("x", DataType::Fp32, [rows, 0], Bytes::new()).unwrap();
-        let joined = join(&[&[empty(2)], &[empty(1)]]).unwrap().into_owned();
+        let joined = join(&[&[empty(2)], &[empty(1)]], &[]).unwrap().into_owned();
         assert_eq!(joined, [empty(3)]);
-        assert_eq!(split(joined[0].clone(), &[2, 1]).unwrap(), [empty(2), empty(1)]);
-        assert_eq!(split(empty(0), &[0, 0]).unwrap(), [empty(0), empty(0)]);
+        assert_eq!(split(joined[0].clone(), &[2, 1], None).unwrap(), [empty(2), empty(1)]);
+        assert_eq!(split(empty(0), &[0, 0], None).unwrap(), [empty(0), empty(0)]);
+    }
+
+    fn padded(axis: usize, value: i64) -> PaddedInput {
+        PaddedInput { name: "x".into(), axis, value: value.to_le_bytes().to_vec() }
+    }
+
+    #[test]
+    fn short_rows_are_filled_up() {
+        let short = [ints("x", &[2, 1], vec![1, 2]), ints("y", &[2], vec![8, 8])];
+        let long = [ints("x", &[1, 3], vec![3, 4, 5]), ints("y", &[1], vec![9])];
+        for fill in [0, -1] {
+            let joined = join(&[&short, &long], &[padded(1, fill)]).unwrap();
+            assert_eq!(joined[0], ints("x", &[3, 3], vec![1, fill, fill, 2, fill, fill, 3, 4, 5]));
+            assert_eq!(joined[1], ints("y", &[3], vec![8, 8, 9]));
+        }
+        let (flat, deep) = ([ints("x", &[1, 2, 1], vec![1, 2])], [ints("x", &[1, 2, 2], vec![3, 4, 5, 6])]);
+        let joined = join(&[&flat, &deep], &[padded(2, 7)]).unwrap();
+        assert_eq!(joined[0], ints("x", &[2, 2, 2], vec![1, 7, 2, 7, 3, 4, 5, 6]));
+        let other = [ints("x", &[1, 3, 1], vec![1, 2, 3])];
+        assert!(join(&[&flat, &other], &[padded(2, 7)]).unwrap_err().message.contains("of INT64 [1,2,1]"));
+        assert!(join(&[&short, &long], &[]).is_err(), "what is not declared is not padded");
+    }
+
+    #[test]
+    fn rows_are_cut_back_and_copied_only_where_they_have_gaps() {
+        let output = ints("y", &[3, 2, 1], vec![1, 0, 2, 0, 3, 4]);
+        let parts = split(output.clone(), &[2, 1], Some(Cut { axis: 1, lengths: &[1, 2] })).unwrap();
+        assert_eq!(parts, [ints("y", &[2, 1, 1], vec![1, 2]), ints("y", &[1, 2, 1], vec![3, 4])]);
+        let parts = split(output.clone(), &[1, 2], Some(Cut { axis: 1, lengths: &[1, 2] })).unwrap();
+        assert_eq!(parts, [ints("y", &[1, 1, 1], vec![1]), ints("y", &[2, 2, 1], vec![2, 0, 3, 4])]);
+        assert_eq!(parts[0].data().as_ptr().wrapping_add(16), parts[1].data().as_ptr(), "slices of one buffer");
+        let wrong = split(output, &[2, 1], Some(Cut { axis: 1, lengths: &[1, 3] })).unwrap_err();
+        assert_eq!(
+            wrong.message,
+            "output 'y' has shape [3,2,1], but as unpad_outputs has it, dimension 1 has to be the padded length 3"
+        );
     }
 
     proptest! {
+        #[test]
+        fn padding_leaves_no_trace(
+            requests in proptest::collection::vec((1usize..4, 1usize..6), 2..6), outer in 1usize..3, inner in 0usize..3,
+        ) {
+            let tensor = |index: usize, (rows, length): (usize, usize)| {
+                let count = rows * outer * length * inner;
+                let shape = [rows, outer, length, inner].map(|d| d as i64);
+                ints("x", &shape, (0..count).map(|i| (100 * index + i) as i64).collect())
+            };
+            let inputs: Vec<_> = requests.iter().enumerate().map(|(index, &size)| [tensor(index, size)]).collect();
+            let joined = join(&inputs.iter().map(|i| &i[..]).collect::<Vec<_>>(), &[padded(2, -1)]).unwrap().into_owned();
+            let rows: Vec<_> = requests.iter().map(|(rows, _)| *rows as u32).collect();
+            let lengths: Vec<_> = requests.iter().map(|(_, length)| *length as u32).collect();
+            let parts = split(joined[0].clone(), &rows, Some(Cut { axis: 2, lengths: &lengths })).unwrap();
+            prop_assert_eq!(parts, inputs.into_iter().flatten().collect::<Vec<_>>());
+        }
+
         #[test]
         fn strings_come_back_as_they_went(requests in proptest::collection::vec(
             proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..6), 0..5), 1..6)) {
             let tensors: Vec<_> = requests.iter()
                 .map(|texts| [Tensor::from_bytes_elements("t", [texts.len() as i64, 1], texts).unwrap()]).collect();
-            let joined = join(&tensors.iter().map(|t| &t[..]).collect::<Vec<_>>()).unwrap().into_owned();
+            let joined = join(&tensors.iter().map(|t| &t[..]).collect::<Vec<_>>(), &[]).unwrap().into_owned();
             let rows: Vec<u32> = tensors.iter().map(|t| super::rows("m", t).unwrap()).collect();
-            let parts = split(joined[0].clone(), &rows).unwrap();
+            let parts = split(joined[0].clone(), &rows, None).unwrap();
             prop_assert_eq!(parts, tensors.into_iter().flatten().collect::<Vec<_>>());
         }
     }

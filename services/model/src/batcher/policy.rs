@@ -7,8 +7,8 @@
 //! overtaken by a later one of its signature and priority.
 //!
 //! Unlike in Triton a request of another shape does not end the batch before it: groups fill side by side. Two questions
-//! are kept apart, because batching by length will answer them differently: what may run together
-//! ([`DynamicBatcher::groups`]), and when is that worth running ([`DynamicBatcher::ready`]).
+//! are kept apart: what may run together ([`DynamicBatcher::groups`]), and when is that worth running
+//! ([`DynamicBatcher::ready`]).
 //!
 //! Not here: queue limits and timeouts (they answer requests, this only picks them), ordering of answers.
 
@@ -70,11 +70,11 @@ impl DynamicBatcher {
         let mut by_signature = HashMap::new();
         for index in order {
             let candidate = &waiting[index];
-            let slot = *by_signature.entry(candidate.signature).or_insert_with(|| {
+            let slot = *by_signature.entry(candidate.description.signature).or_insert_with(|| {
                 groups.push(Group { members: Vec::new(), rows: Vec::new(), full: false });
                 groups.len() - 1
             });
-            groups[slot].offer(index, candidate.rows.max(1), self.max_rows);
+            groups[slot].offer(index, candidate.description.rows.max(1), self.max_rows);
         }
         groups
     }

@@ -66,7 +66,7 @@ fn syntax_faults_have_rapidjsons_reason_and_offset() {
     assert_eq!(fault("9".repeat(310)), (NumberTooBig, 0));
     assert_eq!(
         parse(b"{\"a\":1").unwrap_err().to_string(),
-        "failed to parse the request JSON buffer: Missing a comma or } after an object member. at 6"
+        "failed to parse the request JSON buffer: Missing a comma or '}' after an object member. at 6"
     );
 }
 

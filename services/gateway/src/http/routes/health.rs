@@ -1,10 +1,14 @@
-//! `/v2/health/live`, `/v2/health/ready`, `/v2/models/{model}[/versions/{version}]/ready`: the status says it all, bodies
-//! are empty, because probes compare the whole output.
+//! `/v2/health/live`, `/v2/health/ready`, `/v2/models/{model}[/versions/{version}]/ready`: the status says it all, and
+//! bodies are empty, because probes compare the whole output.
+//!
+//! The Open Inference Protocol has JSON bodies here, which KServe's client reads. They come with `--oip-health-bodies`
+//! only: a switch of the server and not of the request, since that client asks with `Accept: */*` like every probe.
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use trireme_protocol::metadata;
 
 use super::{ModelPath, get};
 use crate::http::HttpState;
@@ -18,24 +22,32 @@ pub fn routes() -> Router<HttpState> {
         .route("/v2/models/{model}/versions/{version}/ready", get(model_ready))
 }
 
-async fn live(State(http): State<HttpState>) -> StatusCode {
-    empty(http.handlers.server_live())
+async fn live(State(http): State<HttpState>) -> Response {
+    let live = http.handlers.server_live();
+    answer(&http, live, || metadata::server_live(live))
 }
 
-async fn ready(State(http): State<HttpState>) -> Result<StatusCode, HttpError> {
-    Ok(empty(http.handlers.server_ready()?))
+async fn ready(State(http): State<HttpState>) -> Result<Response, HttpError> {
+    let ready = http.handlers.server_ready().map_err(HttpError::plain)?;
+    Ok(answer(&http, ready, || metadata::server_ready(http.handlers.server_live(), ready)))
 }
 
 async fn model_ready(State(http): State<HttpState>, path: ModelPath) -> Result<Response, HttpError> {
-    Ok(match http.handlers.model_ready(&path.model, path.version)? {
-        true => StatusCode::OK.into_response(),
-        false => response::error(StatusCode::BAD_REQUEST, "Model version not ready"),
+    let ready = http.handlers.model_ready(&path.model, path.version).map_err(HttpError::plain)?;
+    Ok(match ready || http.options.oip_health_bodies {
+        true => answer(&http, ready, || metadata::model_ready(&path.model, ready)),
+        false => response::plain_error(StatusCode::BAD_REQUEST, "Model version not ready"),
     })
 }
 
-fn empty(yes: bool) -> StatusCode {
-    match yes {
+fn answer(http: &HttpState, yes: bool, body: impl FnOnce() -> bytes::Bytes) -> Response {
+    let status = match yes {
         true => StatusCode::OK,
         false => StatusCode::BAD_REQUEST,
+    };
+    match http.options.oip_health_bodies {
+        true => (status, response::json(body())).into_response(),
+        // Plain and empty, with a length: some clients wait for the end of a body that has none.
+        false => (status, "").into_response(),
     }
 }

@@ -1,4 +1,4 @@
-//! `/v2`, `/v2/models/{model}[/versions/{version}]` and its `/config`.
+//! `/v2`, `/v2/models/{model}[/versions/{version}]`.
 
 use axum::Router;
 use axum::extract::State;
@@ -14,13 +14,11 @@ pub fn routes() -> Router<HttpState> {
         .route("/v2", get(server))
         .route("/v2/models/{model}", get(model))
         .route("/v2/models/{model}/versions/{version}", get(model))
-        .route("/v2/models/{model}/config", get(config))
-        .route("/v2/models/{model}/versions/{version}/config", get(config))
 }
 
 async fn server(State(http): State<HttpState>) -> Response {
     let (version, extensions) = http.handlers.server_metadata();
-    response::json(metadata::server_metadata(version, extensions))
+    response::json(metadata::server_metadata(http.handlers.server_name(), version, extensions))
 }
 
 async fn model(State(http): State<HttpState>, path: ModelPath) -> Result<Response, HttpError> {
@@ -28,9 +26,4 @@ async fn model(State(http): State<HttpState>, path: ModelPath) -> Result<Respons
     let platform = served.platform();
     let body = metadata::model_metadata(&path.model, &versions, platform, &served.inputs, &served.outputs);
     Ok(response::json(body))
-}
-
-async fn config(State(http): State<HttpState>, path: ModelPath) -> Result<Response, HttpError> {
-    let (_, served) = http.handlers.find_model(&path.model, path.version)?;
-    Ok(response::json(served.config.to_json().into()))
 }

@@ -1,25 +1,44 @@
 //! The table of HTTP routes: one file per resource, merged here.
 
+mod config;
+mod generate;
 mod health;
 mod infer;
+mod logging;
 mod metadata;
+mod repository;
+mod shared_memory;
+mod trace;
 
 use axum::Router;
-use axum::http::StatusCode;
-use axum::response::Response;
+use axum::http::{StatusCode, Uri};
+use axum::middleware;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get as on_get, post as on_post};
+use trireme_inference::InferError;
 
-use super::{HttpState, response};
+use super::response::HttpError;
+use super::{HttpState, access, response};
+use crate::handlers::Category;
 
-/// All routes.
+/// All routes, each with the category that access rules know it by.
 pub fn router(state: HttpState) -> Router {
-    Router::new()
-        .merge(health::routes())
-        .merge(metadata::routes())
-        .merge(infer::routes())
-        .fallback(not_found)
-        .method_not_allowed_fallback(method_not_allowed)
-        .with_state(state)
+    let table = [
+        (Category::Health, health::routes()),
+        (Category::Metadata, metadata::routes()),
+        (Category::ModelConfig, config::routes()),
+        (Category::Inference, infer::routes()),
+        (Category::Inference, generate::routes()),
+        (Category::ModelRepository, repository::routes()),
+        (Category::Logging, logging::routes()),
+        (Category::Trace, trace::routes()),
+        (Category::SharedMemory, shared_memory::routes()),
+    ];
+    let routes = table.into_iter().fold(Router::new(), |all, (category, routes)| {
+        let rules = (category, state.handlers.clone());
+        all.merge(routes.route_layer(middleware::from_fn_with_state(rules, access::admit)))
+    });
+    routes.fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(state)
 }
 
 /// A GET route. HEAD is refused, as Triton refuses it.
@@ -40,40 +59,101 @@ where
     on_post(handler)
 }
 
-async fn not_found() -> Response {
-    response::error(StatusCode::NOT_FOUND, "Not Found")
+/// A route that shows with GET and changes with POST.
+fn get_and_post<G, TG, P, TP>(show: G, change: P) -> MethodRouter<HttpState>
+where
+    G: axum::handler::Handler<TG, HttpState>,
+    TG: 'static,
+    P: axum::handler::Handler<TP, HttpState>,
+    TP: 'static,
+{
+    get(show).post(change)
 }
 
-async fn method_not_allowed() -> Response {
-    response::error(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
+async fn not_found() -> Response {
+    response::plain_error(StatusCode::NOT_FOUND, "Not Found")
+}
+
+/// Triton matches a whole path before it looks at the method: a version that is no number is no path at all.
+async fn method_not_allowed(uri: Uri) -> Response {
+    const MESSAGE: &str = "Method Not Allowed";
+    match ModelPath::parse(uri.path()) {
+        Err(PathError::NoSuchPath) => not_found().await,
+        _ if ["/infer", "/ready", "/live"].iter().any(|end| uri.path().ends_with(end)) => {
+            response::plain_error(StatusCode::METHOD_NOT_ALLOWED, MESSAGE)
+        }
+        _ => response::error(StatusCode::METHOD_NOT_ALLOWED, MESSAGE),
+    }
 }
 
 /// A model and, where the path names one, a version.
+#[derive(Debug, PartialEq)]
 struct ModelPath {
     model: String,
     version: Option<i64>,
 }
 
+/// Why a path names no model version.
+#[derive(Debug, PartialEq)]
+enum PathError {
+    /// Not a path of a model.
+    NoSuchPath,
+    /// The version is too large for any model to have it.
+    Version(String),
+}
+
 // === impl ModelPath ===
+
+impl ModelPath {
+    /// Reads `/v2/models/{model}[/versions/{version}]...`, taking the name as it stands: Triton decodes no `%20`. Paths that
+    /// are not of this form are named by no model, which is no error of theirs.
+    fn parse(path: &str) -> Result<ModelPath, PathError> {
+        let mut segments = path.split('/').skip(3);
+        let model = segments.next().unwrap_or_default().to_owned();
+        let version = match (segments.next(), segments.next()) {
+            (Some("versions"), Some(version)) => {
+                if version.is_empty() || !version.bytes().all(|byte| byte.is_ascii_digit()) {
+                    return Err(PathError::NoSuchPath);
+                }
+                Some(version.parse().map_err(|_| PathError::Version(version.to_owned()))?)
+            }
+            _ => None,
+        };
+        Ok(ModelPath { model, version })
+    }
+}
 
 impl<S: Send + Sync> axum::extract::FromRequestParts<S> for ModelPath {
     type Rejection = Response;
 
-    /// A version that is no number is no route: 404.
-    async fn from_request_parts(parts: &mut axum::http::request::Parts, state: &S) -> Result<Self, Response> {
-        let path = axum::extract::RawPathParams::from_request_parts(parts, state).await;
-        let Ok(path) = path else { return Err(not_found().await) };
-        let mut found = ModelPath { model: String::new(), version: None };
-        for (name, value) in &path {
-            match name {
-                "model" => found.model = value.to_owned(),
-                _ if value.bytes().all(|b| b.is_ascii_digit()) => {
-                    let Ok(version) = value.parse() else { return Err(not_found().await) };
-                    found.version = Some(version);
-                }
-                _ => return Err(not_found().await),
-            }
+    async fn from_request_parts(parts: &mut axum::http::request::Parts, _: &S) -> Result<Self, Response> {
+        match ModelPath::parse(parts.uri.path()) {
+            Ok(path) => Ok(path),
+            Err(PathError::NoSuchPath) => Err(not_found().await),
+            Err(PathError::Version(version)) => Err(HttpError::plain(InferError::invalid_arg(format!(
+                "failed to get model version from specified version string '{version}' (details: stol), version should be \
+                 an integral value > 0"
+            )))
+            .into_response()),
         }
-        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_taken_as_they_stand() {
+        let found = |model: &str, version| Ok(ModelPath { model: model.to_owned(), version });
+        assert_eq!(ModelPath::parse("/v2/models/m"), found("m", None));
+        assert_eq!(ModelPath::parse("/v2/models/a%20b/infer"), found("a%20b", None));
+        assert_eq!(ModelPath::parse("/v2/models/m/versions/007/infer"), found("m", Some(7)));
+        assert_eq!(ModelPath::parse("/v2/models/m/versions/7x/infer"), Err(PathError::NoSuchPath));
+        assert_eq!(ModelPath::parse("/v2/models/m/versions/-1"), Err(PathError::NoSuchPath));
+        assert_eq!(
+            ModelPath::parse("/v2/models/m/versions/99999999999999999999"),
+            Err(PathError::Version("99999999999999999999".to_owned()))
+        );
     }
 }

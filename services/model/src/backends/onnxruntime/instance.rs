@@ -6,19 +6,21 @@ use std::time::Instant;
 use ort::session::{OutputSelector, RunOptions, Session, SessionInputValue};
 use trireme_inference::{ErrorCode, InferError, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance};
+use trireme_runtime::{Description, ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance};
 
 use super::reshape::Reshape;
 use super::schema::Schema;
 use super::values;
-use crate::batcher::merge;
+use crate::batcher::Padding;
+use crate::batcher::merge::{self, Cut};
 
 /// An instance of an ONNX model.
 pub struct OnnxInstance {
     model: String,
     session: Session,
-    /// Whether the first dimension is the batch.
-    batches: bool,
+    batch: Batching,
+    /// What may be padded, where requests of differing lengths share a batch.
+    padding: Option<Padding>,
     /// Output names in the configuration's order.
     outputs: Vec<String>,
     /// Inputs that change shape on the way in, outputs on the way out.
@@ -28,12 +30,25 @@ pub struct OnnxInstance {
     arena_shrinkage: Option<String>,
 }
 
+/// What the first dimension is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Batching {
+    /// Nothing special: each request runs alone.
+    None,
+    /// The batch, because `max_batch_size` says so: every request has to have it.
+    Implied,
+    /// The batch, because padding is declared; `dims` spell it out, so a request alone may be of any shapes that fit.
+    Declared,
+}
+
 /// A batch that ran.
 struct Batch {
     /// Outputs of all requests together, as the model gave them.
     outputs: Vec<Tensor>,
     /// Rows of each request.
     rows: Vec<u32>,
+    /// Length of each request, where they differed and were padded.
+    lengths: Option<Vec<u32>>,
     started: Instant,
     gathered: Instant,
     ran: Instant,
@@ -42,11 +57,12 @@ struct Batch {
 // === impl OnnxInstance ===
 
 impl OnnxInstance {
-    /// An instance that runs `session` as `config` describes it.
+    /// An instance that runs `session` as `config` describes it, on batches padded as `padding` says.
     pub fn new(
         config: &ModelConfig,
         schema: &Schema,
         session: Session,
+        padding: Option<Padding>,
         arena_shrinkage: Option<String>,
     ) -> OnnxInstance {
         let batches = config.max_batch_size > 0;
@@ -61,7 +77,12 @@ impl OnnxInstance {
         OnnxInstance {
             model: config.name.clone(),
             session,
-            batches,
+            batch: match (batches, &padding) {
+                (true, _) => Batching::Implied,
+                (false, Some(_)) => Batching::Declared,
+                (false, None) => Batching::None,
+            },
+            padding,
             outputs: config.outputs.iter().map(|output| output.name.clone()).collect(),
             input_reshapes: input_reshapes.collect(),
             output_reshapes: output_reshapes.collect(),
@@ -70,9 +91,9 @@ impl OnnxInstance {
     }
 
     /// Runs `requests` as one batch; an error is every request's.
-    fn execute_together(&mut self, requests: &[ExecuteRequest]) -> Result<Vec<ExecuteResponse>, InferError> {
-        let Batch { outputs, rows, started, gathered, ran } = self.run(requests)?;
-        let parts = self.hand_out(requests, outputs, &rows)?;
+    pub fn execute_together(&mut self, requests: &[ExecuteRequest]) -> Result<Vec<ExecuteResponse>, InferError> {
+        let Batch { outputs, rows, lengths, started, gathered, ran } = self.run(requests)?;
+        let parts = self.hand_out(requests, outputs, &rows, lengths.as_deref())?;
         let timing = ExecuteTiming {
             compute_input: gathered - started,
             compute_infer: ran - gathered,
@@ -84,17 +105,14 @@ impl OnnxInstance {
 
     fn run(&mut self, requests: &[ExecuteRequest]) -> Result<Batch, InferError> {
         let started = Instant::now();
-        let rows = match self.batches {
-            true => requests
-                .iter()
-                .map(|request| merge::rows(&self.model, &request.inputs))
-                .collect::<Result<Vec<_>, _>>()?,
-            false => vec![1; requests.len()],
-        };
+        let rows = self.rows(requests)?;
         let selected = self.select_outputs(requests)?;
         let options = self.run_options(&selected).map_err(|error| run_error(&self.model, &error))?;
-        let inputs = merge::join(&requests.iter().map(|request| &request.inputs[..]).collect::<Vec<_>>())
-            .map_err(|error| in_model(&self.model, error))?;
+        let inputs: Vec<_> = requests.iter().map(|request| &request.inputs[..]).collect();
+        let padding = self.padding.as_ref();
+        let lengths = padding.and_then(|padding| padding.lengths(&inputs));
+        let padded = padding.filter(|_| lengths.is_some()).map_or(&[][..], |padding| &padding.inputs);
+        let inputs = merge::join(&inputs, padded).map_err(|error| in_model(&self.model, error))?;
         let values = self.input_values(&inputs).map_err(|error| run_error(&self.model, &error))?;
         let gathered = Instant::now();
         let results =
@@ -102,7 +120,15 @@ impl OnnxInstance {
         let ran = Instant::now();
         let outputs = results.into_iter().map(|(name, value)| values::output_tensor(name, &value));
         let outputs = outputs.collect::<Result<_, _>>().map_err(|error| in_model(&self.model, error))?;
-        Ok(Batch { outputs, rows, started, gathered, ran })
+        Ok(Batch { outputs, rows, lengths, started, gathered, ran })
+    }
+
+    fn rows(&self, requests: &[ExecuteRequest]) -> Result<Vec<u32>, InferError> {
+        match (self.batch, requests) {
+            (Batching::None, _) => Ok(vec![1; requests.len()]),
+            (Batching::Declared, [alone]) => Ok(vec![Description::exact(&alone.inputs).rows]),
+            _ => requests.iter().map(|request| merge::rows(&self.model, &request.inputs)).collect(),
+        }
     }
 
     fn input_values<'t>(&self, inputs: &'t [Tensor]) -> ort::Result<Vec<(Cow<'t, str>, SessionInputValue<'t>)>> {
@@ -140,11 +166,12 @@ impl OnnxInstance {
         requests: &[ExecuteRequest],
         outputs: Vec<Tensor>,
         rows: &[u32],
+        lengths: Option<&[u32]>,
     ) -> Result<Vec<Vec<Tensor>>, InferError> {
         let mut parts: Vec<Vec<Tensor>> = requests.iter().map(|r| Vec::with_capacity(r.outputs.len())).collect();
         for output in outputs {
             let name = output.name().to_owned();
-            let split = self.split(output, rows).map_err(|error| in_model(&self.model, error))?;
+            let split = self.split(output, rows, lengths).map_err(|error| in_model(&self.model, error))?;
             for ((part, request), own) in split.into_iter().zip(requests).zip(&mut parts) {
                 if request.outputs.contains(&name) {
                     own.push(part);
@@ -154,8 +181,8 @@ impl OnnxInstance {
         Ok(parts)
     }
 
-    /// One output under the shape that clients see, split by request.
-    fn split(&self, output: Tensor, rows: &[u32]) -> Result<Vec<Tensor>, InferError> {
+    /// One output under the shape that clients see, split by request and freed of padding.
+    fn split(&self, output: Tensor, rows: &[u32], lengths: Option<&[u32]>) -> Result<Vec<Tensor>, InferError> {
         let output = match self.output_reshapes.iter().find(|(name, _)| name == output.name()) {
             Some((_, reshape)) => {
                 let shape = reshape.apply(output.shape());
@@ -163,13 +190,18 @@ impl OnnxInstance {
             }
             None => output,
         };
-        if self.batches { merge::split(output, rows) } else { Ok(vec![output]) }
+        if self.batch == Batching::None || self.batch == Batching::Declared && rows.len() == 1 {
+            return Ok(vec![output]);
+        }
+        let padded = self.padding.iter().flat_map(|padding| &padding.outputs).find(|p| p.name == output.name());
+        let cut = padded.zip(lengths).map(|(padded, lengths)| Cut { axis: padded.axis, lengths });
+        merge::split(output, rows, cut)
     }
 }
 
 impl ModelInstance for OnnxInstance {
     fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
-        let together = requests.len() == 1 || self.batches;
+        let together = requests.len() == 1 || self.batch != Batching::None;
         match together.then(|| self.execute_together(requests)) {
             Some(Ok(responses)) => responses.into_iter().map(Ok).collect(),
             Some(Err(error)) if requests.len() == 1 => vec![Err(error)],

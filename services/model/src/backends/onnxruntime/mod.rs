@@ -1,10 +1,14 @@
 //! `backend: "onnxruntime"`: ONNX models through the ONNX Runtime library, on the CPU.
 //!
 //! Loading makes one session per instance; sessions share nothing but the process's environment. The library itself is
-//! loaded with the first model that needs it, so a process without ONNX models needs none.
+//! loaded with the first model that needs it, so a process without ONNX models needs none. Models that declare their
+//! inputs as paddable ([`batcher::Declaration`]) are batched by length, with costs measured here.
 
+mod cost_cache;
 mod instance;
 mod library;
+mod measure;
+mod probe;
 mod reshape;
 mod schema;
 mod settings;
@@ -15,12 +19,18 @@ use std::sync::Arc;
 
 use ort::environment::Environment;
 use ort::session::Session;
-use trireme_runtime::{Backend, LoadError, LoadedModel, ModelInstance, ModelSource};
+use trireme_model_repository::ModelConfig;
+use trireme_runtime::{Backend, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource};
 
+use self::cost_cache::Entry;
 use self::instance::OnnxInstance;
 use self::schema::Schema;
 use self::settings::Settings;
-use crate::{batcher, cpus, warmup};
+use crate::batcher::cost::Fit;
+use crate::batcher::{self, Declaration, LengthBatcher};
+use crate::{cpus, warmup};
+
+pub use self::cost_cache::default_directory as default_cost_model_cache;
 
 /// File name of a model where the configuration names none, also inside a directory that it names.
 const MODEL_FILE: &str = "model.onnx";
@@ -34,6 +44,8 @@ pub struct OnnxRuntimeOptions {
     pub intra_threads: Option<usize>,
     /// Threads between operators for models that do not say; `None`: as many as within one.
     pub inter_threads: Option<usize>,
+    /// Directory that keeps what measurements of models found; `None`: they are measured at each load.
+    pub cost_model_cache: Option<PathBuf>,
     /// Largest batch of models that can batch and whose configuration leaves it open, in rows; 0 turns that off.
     pub default_max_batch_size: u32,
 }
@@ -46,7 +58,13 @@ pub struct OnnxRuntime {
 
 impl Default for OnnxRuntimeOptions {
     fn default() -> Self {
-        OnnxRuntimeOptions { library: None, intra_threads: None, inter_threads: None, default_max_batch_size: 4 }
+        OnnxRuntimeOptions {
+            library: None,
+            intra_threads: None,
+            inter_threads: None,
+            cost_model_cache: None,
+            default_max_batch_size: 4,
+        }
     }
 }
 
@@ -56,6 +74,58 @@ impl OnnxRuntime {
     /// The backend; loads nothing yet.
     pub fn new(options: OnnxRuntimeOptions) -> OnnxRuntime {
         OnnxRuntime { options }
+    }
+
+    /// The policy of a model whose inputs may be padded: by length, with what `instance` was found to cost. `circumstances`
+    /// is what that depends on besides the model.
+    fn length_batcher(
+        &self,
+        config: &ModelConfig,
+        declaration: &Declaration,
+        path: &Path,
+        circumstances: &str,
+        instance: &mut dyn ModelInstance,
+    ) -> LengthBatcher {
+        let fit = declaration.measure.then(|| self.costs(config, declaration, path, circumstances, instance)).flatten();
+        LengthBatcher::new(declaration, config.dynamic_batching.as_ref(), fit.as_ref())
+    }
+
+    fn costs(
+        &self,
+        config: &ModelConfig,
+        declaration: &Declaration,
+        path: &Path,
+        circumstances: &str,
+        instance: &mut dyn ModelInstance,
+    ) -> Option<Fit> {
+        let directory = self.options.cost_model_cache.as_deref();
+        let entry = directory.map(|directory| Entry::new(directory, &config.name, path, circumstances));
+        let kept = entry.as_ref().and_then(Entry::read);
+        let source = if kept.is_some() { "cache" } else { "measured" };
+        let fit = match kept.map_or_else(|| measure::measure(config, declaration, instance), Ok) {
+            Ok(fit) => fit,
+            Err(reason) => {
+                tracing::warn!(model = config.name, reason, "costs could not be measured: batches go by tokens alone");
+                return None;
+            }
+        };
+        let micros = |seconds: f64| (seconds * 1e9).round() / 1e3;
+        tracing::info!(
+            model = config.name,
+            source,
+            run_us = micros(fit.model.run),
+            token_us = micros(fit.model.token),
+            pair_us = micros(fit.model.pair),
+            token_budget = declaration.token_budget.unwrap_or(fit.token_budget),
+            error_percent = (fit.error * 1e3).round() / 10.0,
+            "cost model"
+        );
+        if let Some(entry) = entry.filter(|_| source == "measured")
+            && let Err(error) = entry.write(&fit)
+        {
+            tracing::warn!(model = config.name, %error, "the cost model could not be kept");
+        }
+        Some(fit)
     }
 }
 
@@ -82,6 +152,8 @@ impl Backend for OnnxRuntime {
             config.complete(found).map_err(|error| LoadError::Config(error.to_string()))?;
         }
         schema.check(&config)?;
+        let declaration = Declaration::parse(&config)?;
+        let padding = declaration.as_ref().map(|declaration| &declaration.padding);
 
         let mut sessions = vec![first];
         for _ in 1..instances {
@@ -89,11 +161,21 @@ impl Backend for OnnxRuntime {
         }
         let mut loaded: Vec<Box<dyn ModelInstance>> = Vec::new();
         for session in sessions {
-            let mut instance = OnnxInstance::new(&config, &schema, session, settings.arena_shrinkage.clone());
+            let mut instance =
+                OnnxInstance::new(&config, &schema, session, padding.cloned(), settings.arena_shrinkage.clone());
             warmup::run(&config, source.model_path, &mut instance)?;
+            if let Some(declaration) = declaration.as_ref().filter(|_| loaded.is_empty()) {
+                probe::check(&config, declaration, &mut instance)?;
+            }
             loaded.push(Box::new(instance));
         }
-        let policy = batcher::policy(&config);
+        let policy: Box<dyn BatchPolicy> = match (&declaration, loaded.first_mut()) {
+            (Some(declaration), Some(instance)) => {
+                let circumstances = format!("{settings:?} instances={instances} {declaration:?} {}", ort::info());
+                Box::new(self.length_batcher(&config, declaration, &path, &circumstances, instance.as_mut()))
+            }
+            _ => batcher::policy(&config),
+        };
         Ok(LoadedModel { config: Arc::new(config), instances: loaded, policy })
     }
 }

@@ -1,5 +1,7 @@
 //! The backend on small models, with the real library: these tests fail where it is missing.
 
+mod padding;
+
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;

@@ -2,6 +2,8 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
+use trireme_runtime::Description;
+
 use super::*;
 
 fn batcher(max_batch_size: u32, preferred: &[u32], delay: Duration) -> DynamicBatcher {
@@ -14,7 +16,12 @@ fn batcher(max_batch_size: u32, preferred: &[u32], delay: Duration) -> DynamicBa
 }
 
 fn candidate(arrived: Instant, rows: u32) -> Candidate {
-    Candidate { arrived, rows, signature: 0, priority: 1 }
+    Candidate { arrived, priority: 1, description: Description { rows, length: 1, signature: 0 } }
+}
+
+fn of(signature: u64, mut candidate: Candidate) -> Candidate {
+    candidate.description.signature = signature;
+    candidate
 }
 
 const MS: Duration = Duration::from_millis(1);
@@ -69,7 +76,7 @@ fn a_full_batch_does_not_wait_and_is_never_split() {
 fn signatures_fill_side_by_side() {
     let start = Instant::now();
     let policy = batcher(2, &[], 10 * MS);
-    let with = |signature, at: Duration| Candidate { signature, ..candidate(start + at, 1) };
+    let with = |signature, at: Duration| of(signature, candidate(start + at, 1));
     // Shapes a, b, b: b is full while a still may wait.
     let waiting = [with(1, Duration::ZERO), with(2, MS), with(2, MS)];
     assert_eq!(policy.decide(&waiting, start + MS), Decision::Run(vec![1, 2]));
@@ -95,7 +102,7 @@ fn simulate(policy: &DynamicBatcher, trace: &[(u32, u64)], run: Duration) -> Vec
     let start = Instant::now();
     let mut arrivals = trace
         .iter()
-        .map(|&(at, signature)| Candidate { signature, ..candidate(start + at * MS, 1) })
+        .map(|&(at, signature)| of(signature, candidate(start + at * MS, 1)))
         .collect::<std::collections::VecDeque<_>>();
     let (mut now, mut waiting, mut sizes) = (start, Vec::<Candidate>::new(), Vec::new());
     loop {
@@ -138,7 +145,7 @@ fn batches_grow_with_load() {
 
 prop_compose! {
     fn any_candidate()(at in 0u32..50, rows in 0u32..12, signature in 0u64..3, priority in 1u32..4) -> (u32, Candidate) {
-        (at, Candidate { signature, priority, ..candidate(Instant::now(), rows) })
+        (at, Candidate { priority, ..of(signature, candidate(Instant::now(), rows)) })
     }
 }
 
@@ -165,13 +172,13 @@ proptest! {
             match policy.decide(&seen, now) {
                 Decision::Run(batch) => {
                     prop_assert!(!batch.is_empty());
-                    let signature = seen[batch[0]].signature;
-                    prop_assert!(batch.iter().all(|&i| seen[i].signature == signature), "mixed signatures");
-                    let rows: u32 = batch.iter().map(|&i| seen[i].rows.max(1)).sum();
+                    let signature = seen[batch[0]].description.signature;
+                    prop_assert!(batch.iter().all(|&i| seen[i].description.signature == signature), "mixed signatures");
+                    let rows: u32 = batch.iter().map(|&i| seen[i].description.rows.max(1)).sum();
                     prop_assert!(rows <= max || batch.len() == 1, "{rows} rows of {max}");
                     for &i in &batch {
                         let passed = (0..i).find(|j| !batch.contains(j)
-                            && seen[*j].signature == seen[i].signature && seen[*j].priority == seen[i].priority);
+                            && seen[*j].description.signature == seen[i].description.signature && seen[*j].priority == seen[i].priority);
                         prop_assert!(passed.is_none(), "{i} overtook {passed:?}");
                     }
                     done += batch.len();

@@ -1,0 +1,81 @@
+//! From a `ModelInferRequest` to an [`InferRequest`].
+//!
+//! The order of checks is Triton's (version, parameters, names, data, outputs), so that a request with several faults is
+//! answered for the same one.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+use trireme_inference::{DataType, InferError, InferRequest, RequestedOutput, Shape, UncheckedTensor};
+
+use super::wire::ModelInferRequest;
+use super::wire::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use super::{contents, parameters, parse_model_version};
+use crate::infer::request_prefix;
+
+/// Decodes an infer request. Raw inputs share the message's memory.
+///
+/// Errors carry the code and the words that Triton has for them.
+pub fn decode_infer_request(message: ModelInferRequest) -> Result<InferRequest, InferError> {
+    let mut request = InferRequest {
+        version: parse_model_version(&message.model_version)?,
+        id: message.id,
+        model: message.model_name,
+        ..InferRequest::default()
+    };
+    parameters::decode_request(message.parameters, &mut request)?;
+    check_distinct(&request.id, "input", message.inputs.iter().map(|input| &*input.name))?;
+    check_distinct(&request.id, "output", message.outputs.iter().map(|output| &*output.name))?;
+
+    let mut raw =
+        RawContents { any: !message.raw_input_contents.is_empty(), rest: message.raw_input_contents.into_iter() };
+    let inputs = message.inputs.into_iter().map(|input| decode_input(&request.model, input, &mut raw));
+    request.inputs = inputs.collect::<Result<_, _>>()?;
+    request.outputs = message.outputs.into_iter().map(decode_output).collect::<Result<_, _>>()?;
+    Ok(request)
+}
+
+fn check_distinct<'a>(id: &str, what: &str, names: impl Iterator<Item = &'a str>) -> Result<(), InferError> {
+    let mut seen = HashSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            let prefix = request_prefix(id);
+            return Err(InferError::invalid_arg(format!("{prefix}{what} '{name}' already exists in request")));
+        }
+    }
+    Ok(())
+}
+
+/// The raw contents that inputs have not taken yet. More of them than inputs are no fault.
+struct RawContents {
+    any: bool,
+    rest: std::vec::IntoIter<Bytes>,
+}
+
+fn decode_input(model: &str, input: InferInputTensor, raw: &mut RawContents) -> Result<UncheckedTensor, InferError> {
+    let InferInputTensor { name, datatype, shape, parameters, contents } = input;
+    let Ok(datatype) = datatype.parse::<DataType>() else {
+        return Err(InferError::invalid_arg(format!("invalid datatype for input {name}")));
+    };
+    parameters::refuse_shared_memory(&name, &parameters)?;
+    let data = match contents {
+        Some(_) if raw.any => {
+            return Err(InferError::invalid_arg(format!(
+                "contents field must not be specified when using raw_input_contents for '{name}' for model '{model}'"
+            )));
+        }
+        Some(contents) => contents::to_bytes(&name, model, datatype, contents)?,
+        None => raw.rest.next().ok_or_else(|| {
+            InferError::invalid_arg(format!(
+                "unable to find data for input tensor '{name}' for model '{model}' in request."
+            ))
+        })?,
+    };
+    Ok(UncheckedTensor { name, datatype, shape: Shape::from(shape), data })
+}
+
+fn decode_output(output: InferRequestedOutputTensor) -> Result<RequestedOutput, InferError> {
+    parameters::refuse_shared_memory(&output.name, &output.parameters)?;
+    let classification = parameters::decode_classification(&output.parameters)?;
+    Ok(RequestedOutput { name: output.name, classification })
+}

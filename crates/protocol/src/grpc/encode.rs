@@ -1,0 +1,65 @@
+//! From an [`InferResponse`], or an error, to the messages that answer.
+
+use std::collections::BTreeMap;
+
+use trireme_inference::{InferError, InferResponse, ParameterValue, Tensor};
+
+use super::wire::infer_parameter::ParameterChoice;
+use super::wire::model_infer_response::InferOutputTensor;
+use super::wire::{InferParameter, ModelInferResponse, ModelStreamInferResponse};
+
+/// On every response of a stream: whether it is the last one for its request.
+const FINAL_RESPONSE: &str = "triton_final_response";
+
+/// Encodes a response. Outputs always travel as raw bytes, one entry for each, and share their tensors' memory; the id is
+/// echoed even when it is empty.
+pub fn encode_infer_response(response: InferResponse) -> ModelInferResponse {
+    ModelInferResponse {
+        model_name: response.model.name,
+        model_version: response.model.version.to_string(),
+        id: response.id,
+        parameters: response.parameters.into_iter().map(|(name, value)| (name, parameter(value))).collect(),
+        raw_output_contents: response.outputs.iter().map(|output| output.data().clone()).collect(),
+        outputs: response.outputs.iter().map(describe).collect(),
+    }
+}
+
+/// Encodes a response of a stream. `is_final`: no other one follows for its request.
+pub fn encode_stream_response(response: InferResponse, is_final: bool) -> ModelStreamInferResponse {
+    let mut response = encode_infer_response(response);
+    response.parameters.extend([final_flag(is_final)]);
+    ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
+}
+
+/// Encodes why the request `id` of a stream has no result. It is the last response for its request.
+pub fn encode_stream_error(id: String, error: InferError) -> ModelStreamInferResponse {
+    let parameters = BTreeMap::from([final_flag(true)]);
+    let response = ModelInferResponse { id, parameters, ..ModelInferResponse::default() };
+    // Clients tell an error by its text being there.
+    let error_message = if error.message.is_empty() { "unknown error".to_owned() } else { error.message };
+    ModelStreamInferResponse { error_message, infer_response: Some(response) }
+}
+
+fn final_flag(is_final: bool) -> (String, InferParameter) {
+    (FINAL_RESPONSE.to_owned(), parameter(ParameterValue::Bool(is_final)))
+}
+
+fn describe(output: &Tensor) -> InferOutputTensor {
+    InferOutputTensor {
+        name: output.name().to_owned(),
+        datatype: output.datatype().name().to_owned(),
+        shape: output.shape().to_vec(),
+        ..InferOutputTensor::default()
+    }
+}
+
+fn parameter(value: ParameterValue) -> InferParameter {
+    let choice = match value {
+        ParameterValue::Bool(value) => ParameterChoice::BoolParam(value),
+        ParameterValue::Int64(value) => ParameterChoice::Int64Param(value),
+        ParameterValue::Uint64(value) => ParameterChoice::Uint64Param(value),
+        ParameterValue::Double(value) => ParameterChoice::DoubleParam(value),
+        ParameterValue::String(value) => ParameterChoice::StringParam(value),
+    };
+    InferParameter { parameter_choice: Some(choice) }
+}

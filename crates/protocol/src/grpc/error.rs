@@ -1,0 +1,20 @@
+//! Errors as gRPC statuses.
+
+use tonic::{Code, Status};
+use trireme_inference::InferError;
+
+use crate::status::grpc_code;
+
+/// The longest message that a status carries, in bytes. A status travels in headers, where clients take 8 kB, and each
+/// byte that is no plain ASCII takes three.
+const MAX_MESSAGE: usize = 2000;
+
+/// An error as the status that ends a call.
+pub fn status(error: &InferError) -> Status {
+    let mut message = error.message.clone();
+    if message.len() > MAX_MESSAGE {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE));
+        message.push_str(" ...");
+    }
+    Status::new(Code::from_i32(grpc_code(error.code)), message)
+}

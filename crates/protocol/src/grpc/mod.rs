@@ -1,0 +1,38 @@
+//! The v2 protocol over gRPC: the generated interface, and conversions between its messages and the domain's words.
+//!
+//! Invariants:
+//! - Raw tensors are never copied on the way in: they stay slices of the message. On the way out each is copied once, into
+//!   the message.
+//! - Messages do not leave the listener: what is behind it sees [`trireme_inference::InferRequest`] and its kind.
+//! - Error texts are those of Triton's gRPC frontend, which differ from those of its HTTP frontend.
+//!
+//! Not here: sockets, deadlines, which model exists, whether inputs fit a model (the gateway).
+
+mod contents;
+mod decode;
+mod encode;
+mod error;
+mod metadata;
+mod parameters;
+mod version;
+
+/// The generated messages, servers and clients of `proto/grpc_service.proto`. Only listeners and clients name these.
+#[allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
+pub mod wire {
+    include!(concat!(env!("OUT_DIR"), "/inference.rs"));
+}
+
+/// The generated messages, servers and clients of `proto/health.proto`.
+#[allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
+pub mod health {
+    include!(concat!(env!("OUT_DIR"), "/grpc.health.v1.rs"));
+}
+
+pub use decode::decode_infer_request;
+pub use encode::{encode_infer_response, encode_stream_error, encode_stream_response};
+pub use error::status;
+pub use metadata::{model_config, model_metadata, server_metadata};
+pub use version::parse_model_version;
+
+#[cfg(test)]
+mod tests;

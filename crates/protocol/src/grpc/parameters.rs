@@ -1,0 +1,98 @@
+//! Parameters of requests and of requested outputs: those that the protocol gives a meaning, and those that models get.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use trireme_inference::{InferError, InferRequest, ParameterValue};
+
+use super::wire::InferParameter;
+use super::wire::infer_parameter::ParameterChoice;
+
+/// The only key of its kind that a request may set: every C++ client does. It asks for an empty last response where the
+/// last one with outputs could not be marked as the last; here each response is marked, so nothing follows from it.
+const EMPTY_FINAL_RESPONSE: &str = "triton_enable_empty_final_response";
+
+/// Puts a request's parameters where they belong in `request`.
+pub(super) fn decode_request(
+    parameters: BTreeMap<String, InferParameter>,
+    request: &mut InferRequest,
+) -> Result<(), InferError> {
+    use ParameterChoice::{BoolParam, DoubleParam, Int64Param, StringParam, Uint64Param};
+    for (name, InferParameter { parameter_choice }) in parameters {
+        let passed_on = match (name.as_str(), parameter_choice) {
+            ("sequence_id", Some(Int64Param(id))) => ParameterValue::Int64(id),
+            ("sequence_id", Some(StringParam(id))) => ParameterValue::String(id),
+            ("sequence_id", _) => return Err(wrong_type(&name, "int64_param or string_param.")),
+            ("sequence_start" | "sequence_end", Some(BoolParam(flag))) => ParameterValue::Bool(flag),
+            ("sequence_start" | "sequence_end", _) => return Err(wrong_type(&name, "bool_param.")),
+            ("priority", Some(Int64Param(level))) => {
+                let Ok(level) = u64::try_from(level) else {
+                    return Err(InferError::invalid_arg("invalid value for 'priority', expected value >= 0."));
+                };
+                request.priority = u32::try_from(level).unwrap_or(u32::MAX);
+                continue;
+            }
+            ("priority", Some(Uint64Param(level))) => {
+                request.priority = u32::try_from(level).unwrap_or(u32::MAX);
+                continue;
+            }
+            ("priority", _) => return Err(wrong_type(&name, "int64_param or uint64_param.")),
+            ("timeout", Some(Int64Param(microseconds))) => {
+                // Triton's 0 is no timeout, and its -1 as good as none.
+                let microseconds = u64::try_from(microseconds).ok().filter(|&microseconds| microseconds > 0);
+                request.timeout = microseconds.map(Duration::from_micros);
+                continue;
+            }
+            ("timeout", _) => return Err(wrong_type(&name, "int64_param.")),
+            (EMPTY_FINAL_RESPONSE, Some(BoolParam(_))) => continue,
+            (EMPTY_FINAL_RESPONSE, _) => return Err(wrong_type(&name, "bool_param.")),
+            (reserved, _) if reserved.starts_with("triton_") => {
+                return Err(InferError::invalid_arg(format!(
+                    "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys \
+                     starting with 'triton_' are allowed: {EMPTY_FINAL_RESPONSE}"
+                )));
+            }
+            (_, Some(Int64Param(value))) => ParameterValue::Int64(value),
+            (_, Some(BoolParam(value))) => ParameterValue::Bool(value),
+            (_, Some(StringParam(value))) => ParameterValue::String(value),
+            (_, Some(DoubleParam(value))) => ParameterValue::Double(value),
+            (_, Some(Uint64Param(_)) | None) => {
+                return Err(wrong_type(&name, "int64_param, bool_param, or string_param."));
+            }
+        };
+        request.parameters.insert(name, passed_on);
+    }
+    Ok(())
+}
+
+/// How many classes a requested output asks for; 0 asks for the tensor itself.
+pub(super) fn decode_classification(parameters: &BTreeMap<String, InferParameter>) -> Result<u32, InferError> {
+    let Some(parameter) = parameters.get("classification") else { return Ok(0) };
+    let Some(ParameterChoice::Int64Param(count)) = parameter.parameter_choice else {
+        return Err(wrong_type("classification", "int64_param"));
+    };
+    if count <= 0 {
+        return Err(InferError::invalid_arg("invalid value for 'classification' parameter, expected >= 0"));
+    }
+    Ok(u32::try_from(count).unwrap_or(u32::MAX))
+}
+
+/// Refuses a tensor in shared memory: no region can be registered, so none is ever found.
+pub(super) fn refuse_shared_memory(
+    tensor: &str,
+    parameters: &BTreeMap<String, InferParameter>,
+) -> Result<(), InferError> {
+    match parameters.get("shared_memory_region").map(|parameter| &parameter.parameter_choice) {
+        None => Ok(()),
+        Some(Some(ParameterChoice::StringParam(region))) => {
+            Err(InferError::not_found(format!("Unable to find shared memory region: '{region}'")))
+        }
+        Some(_) => Err(InferError::invalid_arg(format!(
+            "invalid value type for 'shared_memory_region' parameter for tensor '{tensor}', expected string_param."
+        ))),
+    }
+}
+
+fn wrong_type(name: &str, expected: &str) -> InferError {
+    InferError::invalid_arg(format!("invalid value type for '{name}' parameter, expected {expected}"))
+}

@@ -1,0 +1,95 @@
+//! Flags of the gRPC listener.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args, ValueEnum};
+
+/// The largest message that gRPC's own libraries can handle, in bytes.
+const MAX_MESSAGE_SIZE: u32 = i32::MAX as u32;
+
+/// Flags about gRPC; Triton's names where it has them.
+#[derive(Args, Clone, Debug)]
+pub struct GrpcArgs {
+    /// Whether to listen for gRPC
+    #[arg(long, env = "TRIREME_ALLOW_GRPC", value_name = "BOOL", default_value = "true", value_parser = BoolishValueParser::new())]
+    #[arg(action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub allow_grpc: bool,
+
+    /// Address to listen on for gRPC
+    #[arg(long, env = "TRIREME_GRPC_ADDRESS", value_name = "ADDRESS", default_value = "0.0.0.0")]
+    pub grpc_address: IpAddr,
+
+    /// Port to listen on for gRPC; 0 takes a free one
+    #[arg(long, env = "TRIREME_GRPC_PORT", value_name = "PORT", default_value_t = 8001)]
+    pub grpc_port: u16,
+
+    /// Largest message over gRPC in both directions, compressed and not, in bytes; a request's size is reserved when it is announced
+    #[arg(long, env = "TRIREME_GRPC_MAX_MESSAGE_SIZE", value_name = "BYTES", default_value_t = MAX_MESSAGE_SIZE)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_MESSAGE_SIZE)))]
+    pub grpc_max_message_size: u32,
+
+    /// Whether responses are compressed for clients that accept it; low, medium and high are one level
+    #[arg(long, env = "TRIREME_GRPC_INFER_RESPONSE_COMPRESSION_LEVEL", value_name = "LEVEL", default_value = "none")]
+    pub grpc_infer_response_compression_level: CompressionLevel,
+
+    /// Milliseconds of silence after which a gRPC connection is asked whether its client is still there
+    #[arg(long, env = "TRIREME_GRPC_KEEPALIVE_TIME", value_name = "MILLISECONDS", default_value_t = 7_200_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    pub grpc_keepalive_time: u64,
+
+    /// Milliseconds that a gRPC client may take to say so, before its connection is closed
+    #[arg(long, env = "TRIREME_GRPC_KEEPALIVE_TIMEOUT", value_name = "MILLISECONDS", default_value_t = 20_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    pub grpc_keepalive_timeout: u64,
+
+    /// Milliseconds after which a gRPC connection takes no more calls, so that its client connects anew; no limit without it
+    #[arg(long, env = "TRIREME_GRPC_MAX_CONNECTION_AGE", value_name = "MILLISECONDS")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    pub grpc_max_connection_age: Option<u64>,
+}
+
+/// How much responses are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs, reason = "Triton's own words")]
+pub enum CompressionLevel {
+    None,
+    Low,
+    Medium,
+    High,
+}
+
+// === impl GrpcArgs ===
+
+impl GrpcArgs {
+    /// Where to listen.
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.grpc_address, self.grpc_port)
+    }
+
+    /// Silence after which a client is pinged.
+    pub fn keepalive_time(&self) -> Duration {
+        Duration::from_millis(self.grpc_keepalive_time)
+    }
+
+    /// Time for the answer to a ping.
+    pub fn keepalive_timeout(&self) -> Duration {
+        Duration::from_millis(self.grpc_keepalive_timeout)
+    }
+
+    /// Age at which a connection takes no more calls.
+    pub fn max_connection_age(&self) -> Option<Duration> {
+        self.grpc_max_connection_age.map(Duration::from_millis)
+    }
+
+    /// Largest message, in bytes.
+    pub fn max_message_size(&self) -> usize {
+        self.grpc_max_message_size as usize
+    }
+
+    /// Whether responses are compressed for clients that accept it.
+    pub fn compresses(&self) -> bool {
+        self.grpc_infer_response_compression_level != CompressionLevel::None
+    }
+}

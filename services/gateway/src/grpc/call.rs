@@ -1,0 +1,89 @@
+//! What a call says beside its message, and the one way from an infer message to a response.
+
+use std::time::Duration;
+
+use tonic::Request;
+use trireme_inference::{InferError, InferRequest, InferResponse};
+use trireme_protocol::grpc::wire::ModelInferRequest;
+use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
+
+use super::deadline::Deadline;
+use crate::handlers::{Handlers, Traced};
+
+/// What a call's metadata says.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// When the client stops waiting.
+    pub deadline: Option<Deadline>,
+    /// The client's W3C `traceparent`.
+    traceparent: Option<String>,
+}
+
+/// Who asks: a call that has room for one response only, or a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Responses {
+    /// Exactly one.
+    One,
+    /// Any number.
+    Many,
+}
+
+// === impl Call ===
+
+impl Call {
+    /// Reads a call's metadata.
+    pub fn of<T>(request: &Request<T>) -> Call {
+        let traceparent = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
+        Call { deadline: request.extensions().get().copied(), traceparent: traceparent.map(str::to_owned) }
+    }
+
+    /// Decodes a request and runs it. Dropping the future cancels it.
+    pub async fn infer(
+        &self,
+        handlers: &Handlers,
+        message: ModelInferRequest,
+        responses: Responses,
+    ) -> Result<InferResponse, InferError> {
+        let version = parse_model_version(&message.model_version)?;
+        let (_, served) = handlers.find_model(&message.model_name, version)?;
+        if served.config.decoupled && responses == Responses::One {
+            return Err(InferError::unsupported(
+                "ModelInfer RPC doesn't support models with decoupled transaction policy",
+            ));
+        }
+        let request = decode_infer_request(message)?;
+        let request = InferRequest { timeout: self.limit(request.timeout), ..request };
+        handlers.infer(Traced { request, traceparent: self.traceparent.clone() }).await
+    }
+
+    /// The time for a request: its own, lowered to what the call has left.
+    fn limit(&self, timeout: Option<Duration>) -> Option<Duration> {
+        let remaining = self.deadline.map(Deadline::remaining);
+        match (timeout, remaining) {
+            (Some(timeout), Some(remaining)) => Some(timeout.min(remaining)),
+            (timeout, remaining) => timeout.or(remaining),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_calls_deadline_lowers_a_requests_timeout() {
+        let (short, long) = (Duration::from_secs(1), Duration::from_secs(9));
+        let call = |deadline: Option<Duration>| Call {
+            deadline: deadline.map(|left| Deadline(tokio::time::Instant::now() + left)),
+            traceparent: None,
+        };
+        assert_eq!(call(Some(short)).limit(Some(long)), Some(short));
+        assert_eq!(call(Some(long)).limit(Some(short)), Some(short));
+        assert_eq!(call(Some(long)).limit(None), Some(long));
+        assert_eq!(call(None).limit(Some(long)), Some(long));
+        assert_eq!(call(None).limit(None), None);
+        let call = call(Some(short));
+        tokio::time::advance(long).await;
+        assert_eq!(call.limit(Some(long)), Some(Duration::ZERO));
+    }
+}

@@ -1,0 +1,87 @@
+//! A call's deadline: what the client's `grpc-timeout` says, from the moment its headers are there.
+
+use std::time::Duration;
+
+use axum::extract::Request;
+use axum::http::HeaderMap;
+use axum::middleware::Next;
+use axum::response::Response;
+use tokio::time::Instant;
+use tonic::Status;
+
+/// How much earlier than the transport a call is ended here: the transport's own timer would call it cancelled.
+const HEAD_START: Duration = Duration::from_millis(1);
+
+/// When a call's client stops waiting. In the extensions of requests that have one.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline(pub Instant);
+
+/// Notes a call's deadline for its handler, and ends the call at it. For a stream that is until its first response: the
+/// rest is up to the stream.
+pub async fn enforce(mut request: Request, next: Next) -> Response {
+    let Some(timeout) = parse_timeout(request.headers()) else { return next.run(request).await };
+    let now = Instant::now();
+    request.extensions_mut().insert(Deadline(now + timeout));
+    match tokio::time::timeout_at(now + timeout.saturating_sub(HEAD_START), next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => exceeded().into_http(),
+    }
+}
+
+/// The status of a call that is over its deadline.
+pub fn exceeded() -> Status {
+    Status::deadline_exceeded("Deadline Exceeded")
+}
+
+/// `grpc-timeout`: at most eight digits and a unit. What is no such thing is no timeout.
+fn parse_timeout(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if number.is_empty() || number.len() > 8 || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let number: u64 = number.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(number * 3600),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
+// === impl Deadline ===
+
+impl Deadline {
+    /// Time left; none is zero.
+    pub fn remaining(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_digits_and_a_unit() {
+        let parse = |text: &'static str| {
+            parse_timeout(&HeaderMap::from_iter([(
+                axum::http::HeaderName::from_static("grpc-timeout"),
+                axum::http::HeaderValue::from_static(text),
+            )]))
+        };
+        assert_eq!(parse("2H"), Some(Duration::from_secs(7200)));
+        assert_eq!(parse("3M"), Some(Duration::from_secs(180)));
+        assert_eq!(parse("99999999S"), Some(Duration::from_secs(99_999_999)));
+        assert_eq!(parse("150m"), Some(Duration::from_millis(150)));
+        assert_eq!(parse("7u"), Some(Duration::from_micros(7)));
+        assert_eq!(parse("0n"), Some(Duration::ZERO));
+        for text in ["", "S", "1", "+1S", "-1S", "1.5S", "123456789S", "1s", "1 S"] {
+            assert_eq!(parse(text), None, "{text:?}");
+        }
+        assert_eq!(parse_timeout(&HeaderMap::new()), None);
+    }
+}

@@ -1,0 +1,104 @@
+//! The v2 protocol over gRPC. The calls are in [`service`] and [`stream`]; the listener is here.
+//!
+//! Invariants:
+//! - A call's deadline bounds its requests in every stage, and a call that is cancelled cancels them.
+//! - Where the server has API keys a call needs one too, except health checks.
+//! - Messages are those of `protocol::grpc`; nothing behind the listener sees them.
+//!
+//! Not here: TLS, restricted categories (`--http-restricted-api` is about HTTP), and Triton's limits on how often clients may ping: the HTTP/2 library has none to set.
+
+mod access;
+mod args;
+mod call;
+mod deadline;
+mod health;
+mod service;
+mod stream;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::codec::CompressionEncoding::{Deflate, Gzip};
+use tonic::service::Routes;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use trireme_protocol::grpc::health::health_server::HealthServer;
+use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceServiceServer;
+
+use crate::handlers::SharedHandlers;
+use health::HealthService;
+use service::InferenceService;
+
+pub use args::{CompressionLevel, GrpcArgs};
+
+/// Most calls in flight on one connection; the client holds back one more.
+const MAX_CALLS: u32 = 1024;
+
+/// A bound gRPC listener, not yet serving.
+pub struct GrpcListener {
+    listener: TcpListener,
+    args: GrpcArgs,
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+// === impl GrpcListener ===
+
+impl GrpcListener {
+    /// Takes the port, or says that it is taken. `None` when gRPC is switched off.
+    pub async fn bind(args: &GrpcArgs) -> anyhow::Result<Option<GrpcListener>> {
+        if !args.allow_grpc {
+            return Ok(None);
+        }
+        let taken = || format!("cannot listen on {} for gRPC; choose another with --grpc-port", args.address());
+        let listener = TcpListener::bind(args.address()).await.with_context(taken)?;
+        let address = listener.local_addr()?;
+        Ok(Some(GrpcListener { listener, args: args.clone(), address }))
+    }
+
+    /// Serves until `stop` is raised, then finishes the calls in flight, for `exit_timeout` at most.
+    pub async fn serve(self, handlers: SharedHandlers, stop: CancellationToken, exit_timeout: Duration) {
+        // Answers are small and awaited: they must not sit in a buffer.
+        let incoming = TcpIncoming::from(self.listener).with_nodelay(Some(true));
+        let mut server = Server::builder()
+            .max_concurrent_streams(MAX_CALLS)
+            .http2_keepalive_interval(Some(self.args.keepalive_time()))
+            .http2_keepalive_timeout(Some(self.args.keepalive_timeout()));
+        if let Some(age) = self.args.max_connection_age() {
+            server = server.max_connection_age(age);
+        }
+        let serving = server
+            .add_routes(routes(&self.args, handlers, stop.clone()))
+            .serve_with_incoming_shutdown(incoming, stop.cancelled());
+        let overdue = async {
+            stop.cancelled().await;
+            tokio::time::sleep(exit_timeout).await;
+        };
+        tokio::select! {
+            served = serving => {
+                if let Err(error) = served {
+                    tracing::error!(%error, "gRPC listener ended");
+                }
+            }
+            () = overdue => tracing::warn!("gRPC calls were still in flight at the end of the exit timeout"),
+        }
+    }
+}
+
+fn routes(args: &GrpcArgs, handlers: SharedHandlers, stop: CancellationToken) -> Routes {
+    let admit = axum::middleware::from_fn_with_state(handlers.clone(), access::admit);
+    let health = HealthServer::new(HealthService { handlers: handlers.clone() });
+    let mut inference = GrpcInferenceServiceServer::new(InferenceService { handlers, stop })
+        .max_decoding_message_size(args.max_message_size())
+        .max_encoding_message_size(args.max_message_size())
+        .accept_compressed(Gzip)
+        .accept_compressed(Deflate);
+    if args.compresses() {
+        inference = inference.send_compressed(Gzip).send_compressed(Deflate);
+    }
+    let router = Routes::new(inference).add_service(health).into_axum_router();
+    Routes::from(router.layer(admit).layer(axum::middleware::from_fn(deadline::enforce)))
+}

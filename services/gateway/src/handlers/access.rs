@@ -1,0 +1,257 @@
+//! Who may ask what: API keys for the whole server, and headers that single categories of requests have to carry.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use clap::Args;
+use subtle::ConstantTimeEq;
+
+/// Flags about access.
+#[derive(Args, Clone, Debug)]
+pub struct AccessArgs {
+    /// Key that requests other than health checks have to carry, as `Authorization: Bearer KEY` or `X-API-Key: KEY`; may
+    /// be given several times, any of them admits
+    #[arg(
+        long = "api-key",
+        env = "TRIREME_API_KEY",
+        value_name = "KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub api_keys: Vec<Secret>,
+
+    /// Header that HTTP requests of some categories have to carry; may be given several times. Categories: health,
+    /// metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging
+    #[arg(long = "http-restricted-api", env = "TRIREME_HTTP_RESTRICTED_API", value_name = "CATEGORY,...:HEADER=VALUE")]
+    #[arg(value_delimiter = ';', hide_env_values = true)]
+    pub http_restricted_apis: Vec<Restriction>,
+}
+
+/// Text that must not be seen.
+#[derive(Clone)]
+pub struct Secret(String);
+
+/// Kinds of requests, as Triton groups them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "each variant is Triton's own word")]
+pub enum Category {
+    Health,
+    Metadata,
+    Inference,
+    SharedMemory,
+    ModelConfig,
+    ModelRepository,
+    Statistics,
+    Trace,
+    Logging,
+}
+
+/// Categories whose requests have to carry a header.
+#[derive(Clone, Debug)]
+pub struct Restriction {
+    categories: BTreeSet<Category>,
+    /// The header's name, in lower case.
+    header: String,
+    value: Secret,
+}
+
+/// The rules of a server.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    keys: Vec<Secret>,
+    restrictions: Vec<Restriction>,
+}
+
+/// Why a request is not admitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Denied {
+    /// It carries no valid key.
+    Key,
+    /// It does not carry this header with its value.
+    Restricted(String),
+}
+
+// === impl Access ===
+
+impl Access {
+    /// The rules that these flags set. Errors when two restrictions are about one category.
+    pub fn new(args: &AccessArgs) -> anyhow::Result<Access> {
+        let mut seen = BTreeSet::new();
+        for category in args.http_restricted_apis.iter().flat_map(|restriction| &restriction.categories) {
+            anyhow::ensure!(seen.insert(category), "--http-restricted-api names '{category}' more than once");
+        }
+        Ok(Access { keys: args.api_keys.clone(), restrictions: args.http_restricted_apis.clone() })
+    }
+
+    /// Whether a request that carries these headers is admitted. `header` looks one up by its name in lower case.
+    pub fn check<'a>(&self, category: Category, header: impl Fn(&str) -> Option<&'a [u8]>) -> Result<(), Denied> {
+        if category != Category::Health {
+            self.check_key(&header)?;
+        }
+        match self.restrictions.iter().find(|restriction| restriction.categories.contains(&category)) {
+            Some(rule) if !header(&rule.header).is_some_and(|value| rule.value.is(value)) => {
+                Err(Denied::Restricted(rule.header.clone()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether these headers hold a valid key, where one is needed.
+    pub fn check_key<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Result<(), Denied> {
+        if self.keys.is_empty() {
+            return Ok(());
+        }
+        let bearer = header("authorization").and_then(bearer_token);
+        let given = bearer.or_else(|| header("x-api-key")).ok_or(Denied::Key)?;
+        // Every key is compared: how long it takes tells nothing about which.
+        match self.keys.iter().filter(|key| key.is(given)).count() {
+            0 => Err(Denied::Key),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The token of `Bearer TOKEN`.
+fn bearer_token(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
+}
+
+// === impl Secret ===
+
+impl Secret {
+    /// Whether `given` is this, in a time that depends on lengths alone.
+    pub fn is(&self, given: &[u8]) -> bool {
+        self.0.as_bytes().ct_eq(given).into()
+    }
+}
+
+impl FromStr for Secret {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "" => Err("it is empty".to_owned()),
+            text => Ok(Secret(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+// === impl Category ===
+
+impl Category {
+    const ALL: [Category; 9] = [
+        Category::Health,
+        Category::Metadata,
+        Category::Inference,
+        Category::SharedMemory,
+        Category::ModelConfig,
+        Category::ModelRepository,
+        Category::Statistics,
+        Category::Trace,
+        Category::Logging,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Category::Health => "health",
+            Category::Metadata => "metadata",
+            Category::Inference => "inference",
+            Category::SharedMemory => "shared-memory",
+            Category::ModelConfig => "model-config",
+            Category::ModelRepository => "model-repository",
+            Category::Statistics => "statistics",
+            Category::Trace => "trace",
+            Category::Logging => "logging",
+        }
+    }
+}
+
+impl fmt::Display for Category {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+// === impl Restriction ===
+
+impl FromStr for Restriction {
+    type Err = String;
+
+    /// Reads `category,...:header=value`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once(':').and_then(|(names, rest)| Some((names, rest.split_once('=')?)));
+        let Some((names, (header, value))) = parts else {
+            return Err("expected CATEGORY,...:HEADER=VALUE".to_owned());
+        };
+        let categories = names.split(',').map(|name| {
+            let found = Category::ALL.into_iter().find(|category| category.name() == name.trim());
+            found.ok_or_else(|| {
+                let known: Vec<_> = Category::ALL.iter().map(|category| category.name()).collect();
+                format!("unknown category '{}', expected one of {}", name.trim(), known.join(", "))
+            })
+        });
+        let header = header.trim().to_ascii_lowercase();
+        if header.is_empty()
+            || !header.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
+        {
+            return Err(format!("'{header}' is not the name of a header"));
+        }
+        Ok(Restriction { categories: categories.collect::<Result<_, _>>()?, header, value: value.parse()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access(keys: &[&str], restrictions: &[&str]) -> Access {
+        let api_keys = keys.iter().map(|key| key.parse().unwrap()).collect();
+        let http_restricted_apis = restrictions.iter().map(|text| text.parse().unwrap()).collect();
+        Access::new(&AccessArgs { api_keys, http_restricted_apis }).unwrap()
+    }
+
+    fn check(access: &Access, category: Category, headers: &[(&str, &'static str)]) -> Result<(), Denied> {
+        access.check(category, |name| headers.iter().find(|(n, _)| *n == name).map(|(_, value)| value.as_bytes()))
+    }
+
+    #[test]
+    fn any_of_the_keys_admits_and_health_needs_none() {
+        let access = access(&["one", "two"], &[]);
+        for headers in [[("authorization", "Bearer two")], [("authorization", "bearer one")], [("x-api-key", "one")]] {
+            assert_eq!(check(&access, Category::Inference, &headers), Ok(()));
+        }
+        for headers in [[("authorization", "Bearer tw")], [("authorization", "Basic one")], [("x-api-key", "")]] {
+            assert_eq!(check(&access, Category::Inference, &headers), Err(Denied::Key));
+        }
+        assert_eq!(check(&access, Category::Metadata, &[]), Err(Denied::Key));
+        assert_eq!(check(&access, Category::Health, &[]), Ok(()));
+        assert!(!format!("{access:?}").contains("one"));
+    }
+
+    #[test]
+    fn restricted_categories_want_their_header() {
+        let access = access(&[], &["health,inference:X-Admin=s3=cret"]);
+        assert_eq!(check(&access, Category::Health, &[]), Err(Denied::Restricted("x-admin".to_owned())));
+        assert_eq!(check(&access, Category::Inference, &[("x-admin", "s3=cret")]), Ok(()));
+        assert!(check(&access, Category::Inference, &[("x-admin", "s3=cret2")]).is_err());
+        assert_eq!(check(&access, Category::Metadata, &[]), Ok(()));
+    }
+
+    #[test]
+    fn faulty_restrictions_are_refused() {
+        for text in ["health", "health:key", "nothing:key=value", "health:=value", "health:a b=value", "health:key="] {
+            assert!(text.parse::<Restriction>().is_err(), "{text}");
+        }
+        let twice = ["health:a=b", "metadata,health:c=d"].map(|text| text.parse().unwrap());
+        let args = AccessArgs { api_keys: vec![], http_restricted_apis: twice.to_vec() };
+        assert!(Access::new(&args).unwrap_err().to_string().contains("'health' more than once"));
+    }
+}

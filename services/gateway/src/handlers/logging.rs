@@ -1,0 +1,24 @@
+//! The logging extension: what this process logs, changed while it runs.
+
+use trireme_inference::InferError;
+use trireme_protocol::logging::LogSettings;
+use trireme_telemetry::LogLevels;
+
+use super::Handlers;
+
+impl Handlers {
+    /// What is logged now.
+    pub fn log_settings(&self) -> LogSettings {
+        let LogLevels { info, warning, error, verbose_level } = trireme_telemetry::log_levels();
+        LogSettings { info, warning, error, verbose_level, format: self.log_format.lock().to_owned() }
+    }
+
+    /// Logs as `settings` say from now on. The format is kept for who asks: log lines have ISO 8601 times anyway.
+    pub fn set_log_settings(&self, settings: LogSettings) -> Result<(), InferError> {
+        let LogSettings { info, warning, error, verbose_level, format } = settings;
+        trireme_telemetry::set_log_levels(LogLevels { info, warning, error, verbose_level })
+            .map_err(|error| InferError::internal(format!("log settings could not be changed: {error}")))?;
+        *self.log_format.lock() = if format == "ISO8601" { "ISO8601" } else { "default" };
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+//! Flags of the HTTP listener, and what they come to.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args};
+use regex::{Regex, RegexBuilder};
+use tokio_rustls::TlsAcceptor;
+
+use super::tls;
+
+/// Flags about HTTP; Triton's names where it has them.
+#[derive(Args, Clone, Debug)]
+pub struct HttpArgs {
+    /// Whether to listen for HTTP
+    #[arg(long, env = "TRIREME_ALLOW_HTTP", value_name = "BOOL", default_value = "true")]
+    #[arg(value_parser = BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
+    #[arg(action = ArgAction::Set)]
+    pub allow_http: bool,
+
+    /// Address to listen on for HTTP
+    #[arg(long, env = "TRIREME_HTTP_ADDRESS", value_name = "ADDRESS", default_value = "0.0.0.0")]
+    pub http_address: IpAddr,
+
+    /// Port to listen on for HTTP; 0 takes a free one
+    #[arg(long, env = "TRIREME_HTTP_PORT", value_name = "PORT", default_value_t = 8000)]
+    pub http_port: u16,
+
+    /// Largest request body over HTTP, compressed and not, in bytes
+    #[arg(long, env = "TRIREME_HTTP_MAX_INPUT_SIZE", value_name = "BYTES", default_value_t = 64 << 20)]
+    pub http_max_input_size: usize,
+
+    /// Seconds without a byte of a request after which a connection is closed
+    #[arg(long, env = "TRIREME_HTTP_IDLE_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 120)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub http_idle_timeout_secs: u64,
+
+    /// Answer health checks with the Open Inference Protocol's JSON bodies, as KServe's client needs; Triton's are empty
+    #[arg(long, env = "TRIREME_OIP_HEALTH_BODIES")]
+    pub oip_health_bodies: bool,
+
+    /// Regular expression of the request headers that models get as parameters; upper and lower case are the same to it
+    #[arg(long, env = "TRIREME_HTTP_HEADER_FORWARD_PATTERN", value_name = "REGEX")]
+    pub http_header_forward_pattern: Option<String>,
+
+    /// Certificate chain (PEM) to speak HTTPS with, on the same port
+    #[arg(long, env = "TRIREME_HTTPS_CERT", value_name = "FILE", requires = "https_key")]
+    pub https_cert: Option<PathBuf>,
+
+    /// Private key (PEM) of the certificate
+    #[arg(long, env = "TRIREME_HTTPS_KEY", value_name = "FILE", requires = "https_cert")]
+    pub https_key: Option<PathBuf>,
+}
+
+/// How the HTTP listener is set up.
+#[derive(Clone)]
+pub struct HttpOptions {
+    /// Where it listens; port 0 takes a free one.
+    pub address: SocketAddr,
+    /// Largest request body, in bytes, with and without its coding.
+    pub max_input_size: usize,
+    /// Longest silence of a client that has a request to send.
+    pub idle_timeout: Duration,
+    /// Whether health checks have bodies.
+    pub oip_health_bodies: bool,
+    /// Which headers models get as parameters.
+    pub header_forward: Option<Regex>,
+    /// Speaks TLS, where it is there.
+    pub tls: Option<TlsAcceptor>,
+}
+
+// === impl HttpArgs ===
+
+impl HttpArgs {
+    /// The listener these flags describe. Errors name the flag.
+    pub fn options(&self) -> anyhow::Result<HttpOptions> {
+        let header_forward = match &self.http_header_forward_pattern {
+            None => None,
+            Some(pattern) if pattern.is_empty() => None,
+            Some(pattern) => {
+                let compiled = RegexBuilder::new(pattern).case_insensitive(true).build();
+                Some(compiled.with_context(|| format!("--http-header-forward-pattern '{pattern}' is not understood"))?)
+            }
+        };
+        let tls = match (&self.https_cert, &self.https_key) {
+            (Some(certificate), Some(key)) => Some(tls::acceptor(certificate, key)?),
+            _ => None,
+        };
+        Ok(HttpOptions {
+            address: SocketAddr::new(self.http_address, self.http_port),
+            max_input_size: self.http_max_input_size,
+            idle_timeout: Duration::from_secs(self.http_idle_timeout_secs),
+            oip_health_bodies: self.oip_health_bodies,
+            header_forward,
+            tls,
+        })
+    }
+}

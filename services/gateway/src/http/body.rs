@@ -1,0 +1,135 @@
+//! Request bodies: read whole within a limit, never waited for without end, and never left unread.
+//!
+//! A connection that is closed while the client still sends loses the answer on its way. So what a handler leaves of a
+//! body, because it refused the request early, is read and thrown away beside the answer.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::header::{CONTENT_LENGTH, EXPECT};
+use axum::http::{HeaderMap, Request};
+use bytes::Bytes;
+use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::{BodyExt, LengthLimitError};
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep};
+use trireme_inference::InferError;
+use trireme_runtime::TaskSet;
+
+/// A request's body on its way in.
+struct RequestBody {
+    incoming: Option<Incoming>,
+    /// Ends the wait for the next piece.
+    patience: Pin<Box<Sleep>>,
+    idle_timeout: Duration,
+    /// The client waits to be asked for its body, and has not been.
+    withheld: bool,
+    tasks: TaskSet,
+}
+
+/// Why a body did not arrive.
+#[derive(Debug, thiserror::Error)]
+enum BodyError {
+    #[error("no data for {0:?}")]
+    Stalled(Duration),
+    #[error(transparent)]
+    Broken(#[from] hyper::Error),
+}
+
+/// Makes a request's body one that is not waited for longer than `idle_timeout` between two pieces, and that is read to
+/// its end by a task of `tasks` when the handler does not.
+pub fn guard(request: Request<Incoming>, idle_timeout: Duration, tasks: &TaskSet) -> Request<Body> {
+    let (parts, incoming) = request.into_parts();
+    if incoming.is_end_stream() {
+        return Request::from_parts(parts, Body::empty());
+    }
+    let body = RequestBody {
+        incoming: Some(incoming),
+        patience: Box::pin(tokio::time::sleep(idle_timeout)),
+        idle_timeout,
+        withheld: parts.headers.contains_key(EXPECT),
+        tasks: tasks.clone(),
+    };
+    Request::from_parts(parts, Body::new(body))
+}
+
+/// The whole body, unless it is larger than allowed: then as little of it as shows that.
+pub async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, InferError> {
+    let announced = text(headers, CONTENT_LENGTH.as_str()).and_then(|length| length.parse::<u64>().ok());
+    if let Some(announced) = announced.filter(|&length| length > limit as u64) {
+        return Err(too_large(&format!("{announced}"), limit));
+    }
+    axum::body::to_bytes(body, limit).await.map_err(|error| {
+        let mut source: Option<&dyn std::error::Error> = Some(&error);
+        while let Some(cause) = source {
+            if cause.is::<LengthLimitError>() {
+                return too_large(&format!("more than {limit}"), limit);
+            }
+            source = cause.source();
+        }
+        InferError::invalid_arg(format!("request body could not be read: {error}"))
+    })
+}
+
+/// A header's value, when it is there and is text.
+pub fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+fn too_large(size: &str, limit: usize) -> InferError {
+    InferError::invalid_arg(format!(
+        "request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. Use \
+         --http-max-input-size to increase the limit."
+    ))
+}
+
+// === impl RequestBody ===
+
+impl http_body::Body for RequestBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        self.withheld = false;
+        let Some(incoming) = &mut self.incoming else { return Poll::Ready(None) };
+        if let Poll::Ready(frame) = Pin::new(incoming).poll_frame(cx) {
+            let next = Instant::now() + self.idle_timeout;
+            self.patience.as_mut().reset(next);
+            if !matches!(frame, Some(Ok(_))) {
+                self.incoming = None;
+            }
+            return Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)));
+        }
+        ready!(self.patience.as_mut().poll(cx));
+        // Nothing more is expected: dropped, it makes hyper close the connection after the answer.
+        self.incoming = None;
+        Poll::Ready(Some(Err(BodyError::Stalled(self.idle_timeout))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.as_ref().is_none_or(|incoming| incoming.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.as_ref().map(|incoming| incoming.size_hint()).unwrap_or_default()
+    }
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        let Some(mut incoming) = self.incoming.take().filter(|incoming| !incoming.is_end_stream()) else { return };
+        if self.withheld {
+            return;
+        }
+        let (timeout, stopping) = (self.idle_timeout, self.tasks.stopping().clone());
+        self.tasks.spawn("drain request body", async move {
+            let drained = async { while let Some(Ok(_)) = incoming.frame().await {} };
+            tokio::select! {
+                _ = tokio::time::timeout(timeout, drained) => {}
+                () = stopping.cancelled() => {}
+            }
+        });
+    }
+}

@@ -1,0 +1,219 @@
+//! The listener: connections accepted, served as HTTP/1.1, and wound up.
+//!
+//! Invariants:
+//! - A connection ends: by its client, by silence, or when the listener stops.
+//! - What is not HTTP is answered with 400 and its connection closed; so is a head that is too large (431, 414).
+//! - A request whose handler panics is answered with 500; the other requests do not notice.
+
+use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, Response, StatusCode};
+use futures_util::FutureExt;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use trireme_runtime::TaskSet;
+
+use super::{body, response};
+
+/// Largest request head, in bytes: what a connection may make the server hold before it has said what it wants.
+const MAX_HEAD_BYTES: usize = 64 << 10;
+/// How long to wait before accepting again when there is no file descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What every connection is served with.
+#[derive(Clone)]
+pub struct Connections {
+    /// The routes.
+    pub router: Router,
+    /// Longest silence of a client that has a request to send.
+    pub idle_timeout: Duration,
+    /// Speaks TLS first, where it is there.
+    pub tls: Option<TlsAcceptor>,
+    /// The tasks of the connections.
+    pub tasks: TaskSet,
+}
+
+// === impl Connections ===
+
+impl Connections {
+    /// Accepts until `stop` is raised, then finishes the requests in flight, for `exit_timeout` at most.
+    pub async fn serve(self, listener: TcpListener, stop: CancellationToken, exit_timeout: Duration) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = stop.cancelled() => break,
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    // Answers are small and awaited: they must not sit in a buffer.
+                    let _ = stream.set_nodelay(true);
+                    self.tasks.spawn("connection", self.clone().connection(stream));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        drop(listener);
+        if tokio::time::timeout(exit_timeout, self.tasks.join()).await.is_err() {
+            tracing::warn!("HTTP connections were still open at the end of the exit timeout");
+        }
+    }
+
+    async fn connection(self, stream: TcpStream) {
+        let Some(acceptor) = self.tls.clone() else { return self.http(stream).await };
+        match tokio::time::timeout(self.idle_timeout, acceptor.accept(stream)).await {
+            Ok(Ok(stream)) => self.http(stream).await,
+            Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+            Err(_) => tracing::debug!("TLS handshake took too long"),
+        }
+    }
+
+    async fn http(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let stopping = self.tasks.stopping().clone();
+        let service = service_fn(|request| self.answer(request));
+        // A client that ends its side has gone away, as far as can be seen: its request is cancelled (no `half_close`).
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.idle_timeout)
+            .max_header_size(MAX_HEAD_BYTES)
+            .max_buf_size(8 * MAX_HEAD_BYTES)
+            .serve_connection(TokioIo::new(stream), service);
+        let mut connection = std::pin::pin!(connection);
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = stopping.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "connection ended");
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+        let request = body::guard(request, self.idle_timeout, &self.tasks);
+        let answer = TowerToHyperService::new(self.router.clone()).call(request);
+        match AssertUnwindSafe(answer).catch_unwind().await {
+            Ok(answer) => answer,
+            Err(_) => {
+                tracing::error!("the handler of a request panicked");
+                Ok(response::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::routing::{get, post};
+    use std::net::SocketAddr;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    struct Server {
+        address: SocketAddr,
+        stop: CancellationToken,
+        tasks: TaskSet,
+        listening: TaskSet,
+    }
+
+    async fn doomed() -> StatusCode {
+        panic!("as planned")
+    }
+
+    async fn serve(idle_timeout: Duration) -> Server {
+        let router = Router::new()
+            .route("/panic", get(doomed))
+            .route("/slow", get(|| tokio::time::sleep(Duration::from_millis(300))))
+            .route(
+                "/echo",
+                post(|body: Body| async {
+                    body::read(&Default::default(), body, 1 << 20).await.map_err(|e| e.message)
+                }),
+            )
+            .route("/early", post(|| async { "no need" }));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
+        let (tasks, listening) = (TaskSet::new(), TaskSet::new());
+        let connections = Connections { router, idle_timeout, tls: None, tasks: tasks.clone() };
+        let raised = stop.clone();
+        listening.spawn("listener", async move { connections.serve(listener, raised, Duration::from_secs(5)).await });
+        Server { address, stop, tasks, listening }
+    }
+
+    /// Sends pieces with pauses between them, and reads until the server closes the connection.
+    async fn exchange(address: SocketAddr, pieces: &[&[u8]]) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        for piece in pieces {
+            // A server that has answered may have closed its side.
+            let _ = stream.write_all(piece).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let mut received = Vec::new();
+        let reading = stream.read_to_end(&mut received);
+        let _ = tokio::time::timeout(Duration::from_secs(5), reading).await.expect("the connection ends");
+        String::from_utf8_lossy(&received).into_owned()
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_one_request_s_affair() {
+        let server = serve(Duration::from_secs(5)).await;
+        let answers = exchange(
+            server.address,
+            &[b"GET /panic HTTP/1.1\r\n\r\n", b"GET /slow HTTP/1.1\r\nConnection: close\r\n\r\n"],
+        )
+        .await;
+        assert!(answers.starts_with("HTTP/1.1 500 ") && answers.contains("HTTP/1.1 200 "), "{answers}");
+    }
+
+    #[tokio::test]
+    async fn silence_ends_connections() {
+        let server = serve(Duration::from_millis(200)).await;
+        assert_eq!(exchange(server.address, &[]).await, "");
+        assert_eq!(exchange(server.address, &[b"GET /slow HT"]).await, "");
+        let stalled = exchange(server.address, &[b"POST /echo HTTP/1.1\r\nContent-Length: 10\r\n\r\n", b"12345"]).await;
+        assert!(stalled.starts_with("HTTP/1.1 ") && stalled.contains("no data for 200ms"), "{stalled}");
+        // A handler may take longer than a client may be silent.
+        assert!(exchange(server.address, &[b"GET /slow HTTP/1.1\r\n\r\n"]).await.starts_with("HTTP/1.1 200 "));
+    }
+
+    #[tokio::test]
+    async fn an_unread_body_does_not_cost_the_answer() {
+        let server = serve(Duration::from_secs(5)).await;
+        let body = vec![b' '; 4 << 20];
+        let head = format!("POST /early HTTP/1.1\r\nContent-Length: {}\r\n\r\n", body.len());
+        let next = b"GET /slow HTTP/1.1\r\nConnection: close\r\n\r\n";
+        let answers = exchange(server.address, &[head.as_bytes(), &body, next]).await;
+        assert!(answers.contains("no need") && answers.matches("HTTP/1.1 200 ").count() == 2, "{answers}");
+    }
+
+    #[tokio::test]
+    async fn stopping_waits_for_requests_in_flight() {
+        let server = serve(Duration::from_secs(5)).await;
+        let mut idle = TcpStream::connect(server.address).await.unwrap();
+        let stop = server.stop.clone();
+        server.tasks.spawn("stop", async move {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            stop.cancel();
+        });
+        let answer = exchange(server.address, &[b"GET /slow HTTP/1.1\r\n\r\n"]).await;
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("connection: close"), "{answer}");
+        server.listening.join().await;
+        assert_eq!(idle.read(&mut [0]).await.unwrap(), 0);
+        assert!(TcpStream::connect(server.address).await.is_err());
+    }
+}

@@ -1,0 +1,57 @@
+//! Request headers that models get as parameters: those whose names match `--http-header-forward-pattern`.
+
+use axum::http::HeaderMap;
+use regex::Regex;
+use trireme_inference::{InferError, ParameterValue, Parameters};
+
+/// Parameters with a meaning of their own, which no header may set.
+const RESERVED: &[&str] =
+    &["sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"];
+
+/// Adds the headers that match `pattern` to `parameters`, under their names in lower case. Errors when one of them is
+/// reserved.
+pub fn headers(headers: &HeaderMap, pattern: Option<&Regex>, parameters: &mut Parameters) -> Result<(), InferError> {
+    let Some(pattern) = pattern else { return Ok(()) };
+    for (name, value) in headers {
+        let name = name.as_str();
+        if !pattern.is_match(name) {
+            continue;
+        }
+        if RESERVED.contains(&name) || name.starts_with("triton_") {
+            return Err(InferError::invalid_arg(format!(
+                "Header '{name}' is reserved for Triton usage and cannot be forwarded."
+            )));
+        }
+        let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
+        parameters.insert(name.to_owned(), ParameterValue::String(value));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn forwarded(pattern: &str, names: &[&'static str]) -> Result<Parameters, String> {
+        let given = names.iter().map(|&name| (name.parse().unwrap(), "v".parse().unwrap()));
+        let given: HeaderMap = given.map(|(n, v): (axum::http::HeaderName, axum::http::HeaderValue)| (n, v)).collect();
+        let mut parameters = Parameters::new();
+        let done = headers(&given, Some(&Regex::new(pattern).unwrap()), &mut parameters);
+        done.map(|()| parameters).map_err(|error| error.message)
+    }
+
+    #[test]
+    fn matching_headers_become_parameters() {
+        let parameters = forwarded("^my", &["My-Header", "other-my", "my_2"]).unwrap();
+        assert_eq!(parameters.keys().collect::<Vec<_>>(), ["my-header", "my_2"]);
+        assert_eq!(parameters["my_2"], ParameterValue::from("v"));
+    }
+
+    #[test]
+    fn reserved_headers_are_refused() {
+        for name in ["timeout", "triton_x"] {
+            let message = format!("Header '{name}' is reserved for Triton usage and cannot be forwarded.");
+            assert_eq!(forwarded(".*", &[name]), Err(message));
+        }
+    }
+}

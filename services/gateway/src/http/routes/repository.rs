@@ -1,0 +1,41 @@
+//! `/v2/repository/index` and `/v2/repository/models/{model}/load` or `/unload`. Triton's paths have room for the name of a
+//! repository, and no repository has one.
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use trireme_inference::InferError;
+use trireme_protocol::repository;
+
+use super::post;
+use crate::http::response::{self, HttpError};
+use crate::http::{HttpState, body};
+
+pub fn routes() -> Router<HttpState> {
+    Router::new()
+        .route("/v2/repository/index", post(index))
+        .route("/v2/repository/models/{model}/load", post(load))
+        .route("/v2/repository/models/{model}/unload", post(unload))
+        .route("/v2/repository/{repository}/index", post(named))
+        .route("/v2/repository/{repository}/models/{model}/load", post(named))
+        .route("/v2/repository/{repository}/models/{model}/unload", post(named))
+}
+
+async fn index(State(http): State<HttpState>, request: Request) -> Result<Response, HttpError> {
+    let (parts, body) = request.into_parts();
+    let body = body::read(&parts.headers, body, http.options.max_input_size).await?;
+    let ready_only = repository::decode_index_request(&body)?;
+    Ok(response::json(repository::encode_index(&http.handlers.repository_index(ready_only))))
+}
+
+async fn load(State(http): State<HttpState>) -> Result<(), HttpError> {
+    Ok(http.handlers.load_model()?)
+}
+
+async fn unload(State(http): State<HttpState>) -> Result<(), HttpError> {
+    Ok(http.handlers.unload_model()?)
+}
+
+async fn named() -> HttpError {
+    InferError::unsupported("'repository_name' specification is not supported").into()
+}

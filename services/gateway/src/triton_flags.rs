@@ -1,0 +1,209 @@
+//! Flags of Triton's that launch scripts pass and that do nothing here. They are accepted, so that such a script works as it
+//! is, and each is named in a warning with the reason. Where a value would change what clients see, it is refused.
+
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+
+/// What becomes of a flag.
+enum Treatment {
+    /// It means nothing here, for this reason.
+    Ignored(&'static str),
+    /// This value is how things are; any other means nothing here, for this reason.
+    IgnoredUnless(&'static str, &'static str),
+    /// This value is how things are; any other is refused, for this reason.
+    Only(&'static str, &'static str),
+}
+
+use Treatment::{Ignored, IgnoredUnless, Only};
+
+const NO_SHIM: &str = "backends are built in";
+const NO_POOL: &str = "there are no preallocated memory pools";
+const NO_VENDOR: &str = "there is no such endpoint";
+const NO_THREADS: &str = "threads follow the CPU quota";
+const NO_LOAD_API: &str = "models are loaded when workers start, and served until they stop";
+const NO_LOADER: &str = "each worker loads its models when it starts";
+const NO_METRICS: &str = "metrics are not set by flags";
+const NO_CACHE: &str = "there is no response cache";
+const NO_LIMITER: &str = "there is no rate limiter";
+const NO_PORT_REUSE: &str = "ports are never shared";
+const OTLP: &str = "spans are exported with --otlp-endpoint, and /v2/trace/setting changes which";
+
+/// Every such flag. One that a process knows as its own is not taken from here.
+const TABLE: &[(&str, Treatment)] = &[
+    ("allow-client-shm", IgnoredUnless("false", "the gateway has no memory in common with its clients")),
+    ("allow-cpu-metrics", Ignored(NO_METRICS)),
+    ("allow-gpu-metrics", Ignored(NO_METRICS)),
+    ("allow-metrics", Ignored(NO_METRICS)),
+    ("allow-sagemaker", IgnoredUnless("false", NO_VENDOR)),
+    ("allow-vertex-ai", IgnoredUnless("false", NO_VENDOR)),
+    ("backend-config", Ignored("backends have flags of their own, as --onnxruntime-intra-threads")),
+    ("backend-directory", Ignored(NO_SHIM)),
+    ("buffer-manager-thread-count", Ignored(NO_THREADS)),
+    ("cache-config", Ignored(NO_CACHE)),
+    ("cache-directory", Ignored(NO_CACHE)),
+    ("cuda-memory-pool-byte-size", Ignored(NO_POOL)),
+    ("cuda-virtual-address-size", Ignored(NO_POOL)),
+    ("enable-peer-access", Ignored("models do not span GPUs")),
+    ("exit-on-error", IgnoredUnless("true", "a worker that cannot load a model always exits")),
+    ("grpc-header-forward-pattern", Ignored("only HTTP headers are forwarded")),
+    ("grpc-infer-allocation-pool-size", Ignored(NO_POOL)),
+    ("grpc-infer-thread-count", Ignored(NO_THREADS)),
+    ("grpc-max-response-pool-size", Ignored(NO_POOL)),
+    ("host-policy", Ignored("processes are placed by what starts them")),
+    ("http-thread-count", Ignored(NO_THREADS)),
+    ("load-model", Ignored(NO_LOAD_API)),
+    ("log-file", Ignored("logs go to standard error")),
+    ("metrics-address", Ignored(NO_METRICS)),
+    ("metrics-config", Ignored(NO_METRICS)),
+    ("metrics-interval-ms", Ignored(NO_METRICS)),
+    ("metrics-port", Ignored(NO_METRICS)),
+    ("min-supported-compute-capability", Ignored("ONNX Runtime decides which GPUs it runs on")),
+    ("model-config-name", Only("", "only config.pbtxt is read")),
+    ("model-control-mode", Only("none", NO_LOAD_API)),
+    ("model-load-gpu-limit", Ignored(NO_LOADER)),
+    ("model-load-retry-count", Ignored(NO_LOADER)),
+    ("model-load-thread-count", Ignored(NO_LOADER)),
+    ("model-namespacing", Only("false", "model names are unique over all repositories")),
+    ("pinned-memory-pool-byte-size", Ignored(NO_POOL)),
+    ("rate-limit", IgnoredUnless("off", NO_LIMITER)),
+    ("rate-limit-resource", Ignored(NO_LIMITER)),
+    ("repoagent-directory", Ignored(NO_SHIM)),
+    ("repository-poll-secs", Ignored(NO_LOAD_API)),
+    ("response-cache-byte-size", Ignored(NO_CACHE)),
+    ("reuse-grpc-port", IgnoredUnless("false", NO_PORT_REUSE)),
+    ("reuse-http-port", IgnoredUnless("false", NO_PORT_REUSE)),
+    ("sagemaker-port", Ignored(NO_VENDOR)),
+    ("sagemaker-safe-port-range", Ignored(NO_VENDOR)),
+    ("sagemaker-thread-count", Ignored(NO_VENDOR)),
+    ("strict-model-config", IgnoredUnless("false", "use --disable-auto-complete-config")),
+    ("trace-config", Ignored(OTLP)),
+    ("trace-count", Ignored(OTLP)),
+    ("trace-file", Ignored(OTLP)),
+    ("trace-level", Ignored(OTLP)),
+    ("trace-log-frequency", Ignored(OTLP)),
+    ("trace-rate", Ignored(OTLP)),
+    ("vertex-ai-default-model", Ignored(NO_VENDOR)),
+    ("vertex-ai-port", Ignored(NO_VENDOR)),
+    ("vertex-ai-thread-count", Ignored(NO_VENDOR)),
+];
+
+/// The ignored flags that a command line holds. Flatten it last: what stands before it knows its own flags.
+#[derive(Clone, Debug, Default)]
+pub struct TritonFlags {
+    /// One line for each.
+    warnings: Vec<String>,
+}
+
+// === impl TritonFlags ===
+
+impl TritonFlags {
+    /// Says what was ignored, and why.
+    pub fn warn(&self) {
+        self.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    }
+}
+
+impl Args for TritonFlags {
+    fn augment_args(command: Command) -> Command {
+        TABLE.iter().fold(command, |command, (name, _)| {
+            if command.get_arguments().any(|own| own.get_long() == Some(name)) {
+                return command;
+            }
+            // As an id the name is its own: derived ones have underscores.
+            let flag = Arg::new(*name).long(*name).hide(true).action(ArgAction::Append);
+            // Triton takes some without a value.
+            command.arg(flag.num_args(0..=1).default_missing_value("true").allow_hyphen_values(true))
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        TritonFlags::augment_args(command)
+    }
+}
+
+impl FromArgMatches for TritonFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut warnings = Vec::new();
+        for (name, treatment) in TABLE {
+            let Ok(Some(values)) = matches.try_get_many::<String>(name) else { continue };
+            for value in values {
+                match treatment {
+                    Ignored(reason) => warnings.push(format!("--{name} is ignored: {reason}")),
+                    IgnoredUnless(usual, reason) if !same(value, usual) => {
+                        warnings.push(format!("--{name}={value} is ignored: {reason}"));
+                    }
+                    Only(usual, reason) if !same(value, usual) => {
+                        let message = format!("--{name}={value} is not supported: {reason}\n");
+                        return Err(clap::Error::raw(clap::error::ErrorKind::InvalidValue, message));
+                    }
+                    IgnoredUnless(..) | Only(..) => {}
+                }
+            }
+        }
+        Ok(TritonFlags { warnings })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = TritonFlags::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// Whether two values say the same; switches are also written 0 and 1.
+fn same(value: &str, usual: &str) -> bool {
+    let plain = match value {
+        "1" => "true",
+        "0" => "false",
+        other => other,
+    };
+    plain.eq_ignore_ascii_case(usual)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser, Debug)]
+    struct Cli {
+        /// A flag that this process knows.
+        #[arg(long)]
+        metrics_port: Option<u16>,
+        #[command(flatten)]
+        triton: TritonFlags,
+    }
+
+    fn parse(flags: &[&str]) -> Result<Cli, String> {
+        Cli::try_parse_from([&["x"], flags].concat()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn flags_without_a_meaning_are_named() {
+        let flags = [
+            "--backend-directory",
+            "/opt/b",
+            "--metrics-port=9",
+            "--load-model=a",
+            "--load-model=b",
+            "--exit-on-error=1",
+        ];
+        let cli = parse(&flags).unwrap();
+        assert_eq!(cli.metrics_port, Some(9));
+        let warnings = cli.triton.warnings;
+        assert_eq!(warnings.len(), 3, "{warnings:?}");
+        assert!(warnings[0].starts_with("--backend-directory is ignored: "));
+    }
+
+    #[test]
+    fn values_that_clients_would_notice_are_refused() {
+        assert!(parse(&["--model-control-mode=none", "--model-namespacing=false"]).unwrap().triton.warnings.is_empty());
+        assert!(parse(&["--model-control-mode=explicit"]).unwrap_err().contains("is not supported: models are loaded"));
+        assert!(parse(&["--no-such-flag"]).is_err());
+    }
+
+    #[test]
+    fn help_shows_none_of_them() {
+        use clap::CommandFactory;
+        let help = Cli::command().render_long_help().to_string();
+        assert!(help.contains("--metrics-port") && !help.contains("--backend-directory"));
+    }
+}

@@ -1,0 +1,402 @@
+//! The gRPC listener with a whole gateway behind it, on the in-process bus, with a worker whose behaviour each request
+//! chooses.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use clap::{Args, Command, FromArgMatches};
+use futures_util::stream::{self, StreamExt};
+use tonic::codec::CompressionEncoding;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+use trireme_bus::{InProcess, QueueOptions};
+use trireme_gateway::{Gateway, GatewayArgs, open_repository};
+use trireme_inference::InferError;
+use trireme_protocol::grpc::health::health_check_response::ServingStatus;
+use trireme_protocol::grpc::health::{HealthCheckRequest, health_client::HealthClient};
+use trireme_protocol::grpc::wire::grpc_inference_service_client::GrpcInferenceServiceClient;
+use trireme_protocol::grpc::wire::infer_parameter::ParameterChoice;
+use trireme_protocol::grpc::wire::model_infer_request::InferInputTensor;
+use trireme_protocol::grpc::wire::*;
+use trireme_runtime::{
+    Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime, Worker,
+    WorkerOptions,
+};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const SLOW: Duration = Duration::from_millis(300);
+const INSTANCES: usize = 4;
+
+type Client = GrpcInferenceServiceClient<Channel>;
+
+/// Does what the text in its input says, and echoes it.
+#[derive(Default)]
+struct Obedient {
+    executions: Arc<AtomicUsize>,
+}
+
+impl Backend for Obedient {
+    fn name(&self) -> &'static str {
+        "identity"
+    }
+
+    fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
+        let instance = || Box::new(Instance(self.executions.clone())) as Box<dyn ModelInstance>;
+        Ok(LoadedModel {
+            config: Arc::new(source.config.clone()),
+            instances: (0..source.cpu_instances()?).map(|_| instance()).collect(),
+            policy: Box::new(OneAtATime),
+        })
+    }
+}
+
+struct Instance(Arc<AtomicUsize>);
+
+impl ModelInstance for Instance {
+    fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+        requests.iter().map(|request| self.obey(request)).collect()
+    }
+}
+
+impl Instance {
+    fn obey(&self, request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        match request.inputs[0].bytes_elements()?.next() {
+            Some(b"refuse") => return Err(InferError::invalid_arg("refused")),
+            Some(b"slow") => std::thread::sleep(SLOW),
+            _ => {}
+        }
+        Ok(ExecuteResponse {
+            outputs: vec![request.inputs[0].clone().renamed("OUTPUT0")],
+            ..ExecuteResponse::default()
+        })
+    }
+}
+
+/// A gateway, its worker and a client.
+struct Server {
+    gateway: Gateway,
+    worker: Worker,
+    client: Client,
+    executions: Arc<AtomicUsize>,
+    _repository: tempfile::TempDir,
+}
+
+impl Server {
+    async fn start(flags: &[&str]) -> Server {
+        let repository = tempfile::tempdir().expect("a temporary directory");
+        write_model(repository.path(), "echo", "");
+        write_model(repository.path(), "many", "model_transaction_policy { decoupled: true }");
+        let bus = Arc::new(InProcess::default());
+        let models = open_repository(&[repository.path().to_owned()]).expect("valid configurations");
+        let gateway = Gateway::start(bus.clone(), "gateway", models, &args(flags), PATIENCE).await.expect("free ports");
+
+        let backend = Obedient::default();
+        let executions = backend.executions.clone();
+        let options = WorkerOptions {
+            name: "worker".to_owned(),
+            service: "test".to_owned(),
+            model_repository: vec![repository.path().to_owned()],
+            auto_complete: true,
+            queue: QueueOptions::default(),
+        };
+        let backends: [Arc<dyn Backend>; 1] = [Arc::new(backend)];
+        let worker = Worker::start(bus, &backends, &options).await.expect("in process nothing refuses");
+        gateway.until_ready(PATIENCE).await.expect("the worker serves every model");
+        let client = Client::new(connect(&gateway).await);
+        Server { gateway, worker, client, executions, _repository: repository }
+    }
+
+    fn executions(&self) -> usize {
+        self.executions.load(Ordering::SeqCst)
+    }
+}
+
+async fn connect(gateway: &Gateway) -> Channel {
+    let address = gateway.grpc_address.expect("gRPC is on");
+    Endpoint::from_shared(format!("http://{address}")).expect("an address").connect().await.expect("the port is open")
+}
+
+fn args(flags: &[&str]) -> GatewayArgs {
+    let ours = [
+        "gateway",
+        "--grpc-address",
+        "127.0.0.1",
+        "--grpc-port",
+        "0",
+        "--http-address",
+        "127.0.0.1",
+        "--http-port",
+        "0",
+    ];
+    let command = GatewayArgs::augment_args(Command::new("gateway")).args_override_self(true);
+    let matches = command.try_get_matches_from(ours.iter().chain(flags)).expect("valid flags");
+    GatewayArgs::from_arg_matches(&matches).expect("valid flags")
+}
+
+fn write_model(repository: &Path, name: &str, more: &str) {
+    let directory = repository.join(name);
+    std::fs::create_dir_all(directory.join("1")).expect("a directory");
+    let config = format!(
+        "backend: 'identity' max_batch_size: 0
+        input [{{ name: 'INPUT0' data_type: TYPE_STRING dims: [-1] }}]
+        output [{{ name: 'OUTPUT0' data_type: TYPE_STRING dims: [-1] }}]
+        instance_group [{{ count: {INSTANCES} kind: KIND_CPU }}] {more}"
+    );
+    std::fs::write(directory.join("config.pbtxt"), config).expect("a file");
+}
+
+/// One text as a BYTES tensor's bytes.
+fn element(text: &str) -> Bytes {
+    [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat().into()
+}
+
+fn request(id: &str, text: &str) -> ModelInferRequest {
+    let input = InferInputTensor {
+        name: "INPUT0".to_owned(),
+        datatype: "BYTES".to_owned(),
+        shape: vec![1],
+        ..Default::default()
+    };
+    ModelInferRequest {
+        model_name: "echo".to_owned(),
+        id: id.to_owned(),
+        inputs: vec![input],
+        raw_input_contents: vec![element(text)],
+        ..Default::default()
+    }
+}
+
+fn integer(value: i64) -> InferParameter {
+    InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(value)) }
+}
+
+/// Id, first output or error, and the final flag of a stream's response.
+fn summary(response: ModelStreamInferResponse) -> (String, Result<Bytes, String>, bool) {
+    let ModelStreamInferResponse { error_message, infer_response } = response;
+    let response = infer_response.expect("every response has one");
+    let flag = &response.parameters["triton_final_response"].parameter_choice;
+    let outcome = match error_message.is_empty() {
+        true => Ok(response.raw_output_contents[0].clone()),
+        false => Err(error_message),
+    };
+    (response.id, outcome, *flag == Some(ParameterChoice::BoolParam(true)))
+}
+
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.expect("took too long")
+}
+
+fn assert_status<T: std::fmt::Debug>(outcome: Result<T, Status>, code: Code, text: &str) {
+    let status = outcome.expect_err(text);
+    assert_eq!(status.code(), code, "{status:?}");
+    assert!(status.message().contains(text), "{:?} does not contain {text:?}", status.message());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn describes_the_server_and_its_models() {
+    let Server { gateway, mut client, .. } = Server::start(&["--id", "trireme-1"]).await;
+    assert!(client.server_live(ServerLiveRequest {}).await.unwrap().into_inner().live);
+    assert!(client.server_ready(ServerReadyRequest {}).await.unwrap().into_inner().ready);
+    let named = |name: &str, version: &str| ModelReadyRequest { name: name.to_owned(), version: version.to_owned() };
+    assert!(client.model_ready(named("echo", "1")).await.unwrap().into_inner().ready);
+    assert_status(client.model_ready(named("none", "")).await, Code::NotFound, "unknown model: 'none' is not found");
+    assert_status(client.model_ready(named("echo", "x")).await, Code::InvalidArgument, "version string 'x'");
+
+    let server = client.server_metadata(ServerMetadataRequest {}).await.unwrap().into_inner();
+    assert_eq!(server.name, "trireme-1");
+    let metadata = ModelMetadataRequest { name: "echo".to_owned(), version: String::new() };
+    let metadata = client.model_metadata(metadata).await.unwrap().into_inner();
+    assert_eq!((metadata.versions[0].as_str(), metadata.inputs[0].datatype.as_str()), ("1", "BYTES"));
+    let config = ModelConfigRequest { name: "echo".to_owned(), version: "1".to_owned() };
+    let config = client.model_config(config).await.unwrap().into_inner().config.unwrap();
+    assert_eq!((config.name.as_str(), config.backend.as_str(), config.input.len()), ("echo", "identity", 1));
+
+    let mut health = HealthClient::new(connect(&gateway).await);
+    let check = HealthCheckRequest { service: "whatever".to_owned() };
+    let status = health.check(check.clone()).await.unwrap().into_inner().status();
+    assert_eq!(status, ServingStatus::Serving);
+    assert_status(health.watch(check).await, Code::Unimplemented, "use Check");
+    let load = RepositoryModelLoadRequest::default();
+    assert_status(client.repository_model_load(load).await, Code::Unimplemented, "RepositoryModelLoad");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_and_refuses_with_statuses() {
+    let Server { mut client, .. } = Server::start(&[]).await;
+    let response = client.model_infer(request("7", "hello")).await.unwrap().into_inner();
+    assert_eq!((response.model_version.as_str(), response.id.as_str()), ("1", "7"));
+    assert_eq!((response.outputs[0].name.as_str(), &response.outputs[0].shape[..]), ("OUTPUT0", &[1][..]));
+    assert_eq!(response.raw_output_contents, [element("hello")]);
+
+    let unknown = ModelInferRequest { model_name: "none".to_owned(), ..request("", "") };
+    assert_status(client.model_infer(unknown).await, Code::NotFound, "Request for unknown model: 'none' is not found");
+    let missing = ModelInferRequest { inputs: Vec::new(), ..request("9", "") };
+    assert_status(
+        client.model_infer(missing).await,
+        Code::InvalidArgument,
+        "[request id: 9] expected 1 inputs but got 0",
+    );
+    assert_status(client.model_infer(request("", "refuse")).await, Code::InvalidArgument, "refused");
+    let decoupled = ModelInferRequest { model_name: "many".to_owned(), ..request("", "") };
+    assert_status(client.model_infer(decoupled).await, Code::Unimplemented, "decoupled transaction policy");
+    let impatient =
+        ModelInferRequest { parameters: [("timeout".to_owned(), integer(20_000))].into(), ..request("", "slow") };
+    assert_status(client.model_infer(impatient).await, Code::Unavailable, "Request timeout expired");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn takes_and_gives_compressed_messages() {
+    let Server { gateway, .. } = Server::start(&["--grpc-infer-response-compression-level=high"]).await;
+    for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
+        let mut client = Client::new(connect(&gateway).await).send_compressed(encoding).accept_compressed(encoding);
+        let text = "row ".repeat(100_000);
+        let response = client.model_infer(request("", &text)).await.unwrap();
+        let used = response.metadata().get("grpc-encoding").map(|value| value.to_str().unwrap().to_owned());
+        assert_eq!(used.as_deref(), Some(if encoding == CompressionEncoding::Gzip { "gzip" } else { "deflate" }));
+        assert_eq!(response.into_inner().raw_output_contents, [element(&text)]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_other_than_health_checks_need_a_key() {
+    let Server { gateway, mut client, .. } = Server::start(&["--api-key", "secret"]).await;
+    assert!(client.server_ready(ServerReadyRequest {}).await.unwrap().into_inner().ready);
+    let mut health = HealthClient::new(connect(&gateway).await);
+    assert!(health.check(HealthCheckRequest::default()).await.is_ok());
+    assert_status(client.model_infer(request("", "x")).await, Code::Unauthenticated, "a valid API key is required");
+    let streamed = client.model_stream_infer(stream::iter([request("", "x")])).await;
+    assert_status(streamed.map(drop), Code::Unauthenticated, "a valid API key is required");
+    let with = |name: &'static str, value: &'static str| {
+        let mut call = Request::new(request("", "x"));
+        call.metadata_mut().insert(name, value.parse().unwrap());
+        call
+    };
+    assert_status(client.model_infer(with("x-api-key", "wrong")).await, Code::Unauthenticated, "API key");
+    assert!(client.model_infer(with("x-api-key", "secret")).await.is_ok());
+    assert!(client.model_infer(with("authorization", "Bearer secret")).await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_over_the_limit_is_refused() {
+    let Server { mut client, .. } = Server::start(&["--grpc-max-message-size", "1000"]).await;
+    assert!(client.model_infer(request("", &"x".repeat(500))).await.is_ok());
+    assert_status(
+        client.model_infer(request("", &"x".repeat(1000))).await,
+        Code::OutOfRange,
+        "the limit is: 1000 bytes",
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_ends_the_call_and_the_request() {
+    let server = Server::start(&[]).await;
+    // As many as there are instances keep them busy; one more waits, and must not run once its call is over.
+    let busy: Vec<_> = (0..INSTANCES)
+        .map(|_| {
+            let mut client = server.client.clone();
+            async move { client.model_infer(request("", "slow")).await.map(drop) }
+        })
+        .collect();
+    let mut client = server.client.clone();
+    let waits = async {
+        tokio::time::sleep(SLOW / 6).await;
+        let mut call = Request::new(request("", "never"));
+        call.set_timeout(SLOW / 3);
+        let started = Instant::now();
+        (client.model_infer(call).await, started.elapsed())
+    };
+    let (busy, (outcome, elapsed)) =
+        within(futures_util::future::join(futures_util::future::join_all(busy), waits)).await;
+    assert!(busy.into_iter().all(|outcome| outcome.is_ok()));
+    let status = outcome.unwrap_err();
+    // The client's own timer says cancelled, and either may be first.
+    assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
+    assert!(elapsed < SLOW, "{elapsed:?}");
+    client.model_infer(request("", "last")).await.unwrap();
+    assert_eq!(server.executions(), INSTANCES + 1, "the expired request was computed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_keeps_order_while_requests_run_side_by_side() {
+    let Server { mut client, .. } = Server::start(&[]).await;
+    let texts = ["slow", "1", "slow", "2", "slow", "slow"];
+    let requests: Vec<_> = texts.iter().enumerate().map(|(id, text)| request(&id.to_string(), text)).collect();
+    let started = Instant::now();
+    let responses = client.model_stream_infer(stream::iter(requests)).await.unwrap().into_inner();
+    let found: Vec<_> = within(responses.map(|response| summary(response.unwrap())).collect()).await;
+    let expected: Vec<_> =
+        texts.iter().enumerate().map(|(id, text)| (id.to_string(), Ok(element(text)), true)).collect();
+    assert_eq!(found, expected);
+    assert!(started.elapsed() < SLOW * 3, "one after the other it would take {:?}", SLOW * 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_are_responses_of_the_stream() {
+    let Server { mut client, .. } = Server::start(&[]).await;
+    let unknown = ModelInferRequest { model_name: "none".to_owned(), ..request("b", "") };
+    let requests = stream::iter([request("a", "refuse"), unknown, request("c", "fine")]);
+    let responses = client.model_stream_infer(requests).await.unwrap().into_inner();
+    let found: Vec<_> = within(responses.map(|response| summary(response.unwrap())).collect()).await;
+    let [(a, refused, true), (b, not_found, true), (c, fine, true)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((a.as_str(), b.as_str(), c.as_str()), ("a", "b", "c"));
+    assert!(refused.as_ref().unwrap_err().contains("refused"));
+    assert!(not_found.as_ref().unwrap_err().contains("Request for unknown model: 'none' is not found"));
+    assert_eq!(fine.as_ref().unwrap(), &element("fine"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_may_ask_to_end_with_its_first_error() {
+    let Server { mut client, .. } = Server::start(&[]).await;
+    let mut call = Request::new(stream::iter([request("a", "fine"), request("b", "refuse"), request("c", "fine")]));
+    call.metadata_mut().insert("triton_grpc_error", "true".parse().unwrap());
+    let mut responses = client.model_stream_infer(call).await.unwrap().into_inner();
+    assert_eq!(summary(within(responses.message()).await.unwrap().unwrap()).0, "a");
+    assert_status(within(responses.message()).await, Code::InvalidArgument, "refused");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_finishes_calls_and_ends_open_streams() {
+    let Server { gateway, worker, mut client, .. } = Server::start(&[]).await;
+    let open = stream::iter([request("a", "slow")]).chain(stream::pending());
+    let mut responses = client.model_stream_infer(open).await.unwrap().into_inner();
+    let mut caller = client.clone();
+    let call = async move { caller.model_infer(request("", "slow")).await };
+    let drain = async {
+        tokio::time::sleep(SLOW / 3).await;
+        let started = Instant::now();
+        gateway.drain().await;
+        started.elapsed()
+    };
+    let streamed = async { (responses.message().await, responses.message().await) };
+    let (answer, elapsed, (first, second)) = within(futures_util::future::join3(call, drain, streamed)).await;
+    assert_eq!(answer.unwrap().into_inner().raw_output_contents, [element("slow")]);
+    assert_eq!(summary(first.unwrap().unwrap()).1, Ok(element("slow")));
+    assert_status(second, Code::Unavailable, "Server is stopping");
+    assert!(elapsed < PATIENCE / 2, "an open stream held up the drain for {elapsed:?}");
+    assert_eq!(worker.drain(PATIENCE).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_that_is_taken_is_named() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let models = open_repository(&[]).unwrap();
+    let flags = args(&["--grpc-port", &port]);
+    let outcome = Gateway::start(Arc::new(InProcess::default()), "gateway", models, &flags, PATIENCE).await;
+    let error = format!("{:#}", outcome.err().expect("the port is taken"));
+    assert!(error.contains(&format!("cannot listen on 127.0.0.1:{port} for gRPC")), "{error}");
+    assert!(error.contains("--grpc-port"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn grpc_can_be_switched_off() {
+    let models = open_repository(&[]).unwrap();
+    let flags = args(&["--allow-grpc=false"]);
+    let gateway = Gateway::start(Arc::new(InProcess::default()), "gateway", models, &flags, PATIENCE).await.unwrap();
+    assert_eq!(gateway.grpc_address, None);
+    gateway.drain().await;
+}

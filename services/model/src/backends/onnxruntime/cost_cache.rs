@@ -1,0 +1,143 @@
+//! What measurements found, kept on disk: a model that loads again need not be measured again.
+//!
+//! An entry is a small text file, named by its model and a hash of its *key*, which it also holds: all that the costs
+//! depend on. It is written whole and renamed into place, so that processes may share a directory. An entry that cannot
+//! be read or does not fit is as good as none, and one that cannot be written is a warning: the cache only saves time.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use crate::batcher::cost::{CostModel, Fit};
+
+/// First line of an entry; another layout gets another number.
+const HEADER: &str = "trireme cost model 1";
+
+/// One model's place in the cache.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    path: PathBuf,
+    key: String,
+}
+
+/// Where the cache is unless told otherwise: `trireme/cost-models` in the user's cache directory; `None` where there is
+/// none.
+pub fn default_directory() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))?;
+    Some(caches.join("trireme/cost-models"))
+}
+
+// === impl Entry ===
+
+impl Entry {
+    /// The entry of `model`, whose file is at `model_file`, in `directory`. `circumstances` is what else its costs depend
+    /// on: library, threads, instances.
+    pub fn new(directory: &Path, model: &str, model_file: &Path, circumstances: &str) -> Entry {
+        let key = format!("{} {} {circumstances}", files_beside(model_file), processor());
+        let key = key.split_whitespace().collect::<Vec<_>>().join(" ");
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        let readable: String =
+            model.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).take(64).collect();
+        Entry { path: directory.join(format!("{readable}-{:016x}", hasher.finish())), key }
+    }
+
+    /// What is kept, if it is about the same key.
+    pub fn read(&self) -> Option<Fit> {
+        let text = std::fs::read_to_string(&self.path).ok()?;
+        let mut lines = text.lines();
+        (lines.next()? == HEADER && lines.next()? == self.key).then_some(())?;
+        let mut number =
+            || lines.next()?.split_once(": ")?.1.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
+        let model = CostModel { run: number()?, token: number()?, pair: number()? };
+        let fit = Fit { model, token_budget: number()? as u32, error: number()? };
+        (fit.token_budget > 0 && model.cost(1, 1) > 0.0).then_some(fit)
+    }
+
+    /// Keeps `fit`.
+    pub fn write(&self, fit: &Fit) -> std::io::Result<()> {
+        let Fit { model: CostModel { run, token, pair }, token_budget, error } = fit;
+        let directory = self.path.parent().unwrap_or(Path::new("."));
+        std::fs::create_dir_all(directory)?;
+        let unfinished = self.path.with_extension(format!("{}.tmp", std::process::id()));
+        let mut file = std::fs::File::create(&unfinished)?;
+        let text = format!(
+            "{HEADER}\n{}\nrun: {run}\ntoken: {token}\npair: {pair}\nbudget: {token_budget}\nerror: {error}\n",
+            self.key
+        );
+        file.write_all(text.as_bytes())?;
+        std::fs::rename(&unfinished, &self.path)
+    }
+}
+
+/// Name, size and time of change of the model's file and of those beside it, which may hold its weights.
+fn files_beside(model_file: &Path) -> String {
+    let entries = model_file.parent().and_then(|directory| std::fs::read_dir(directory).ok());
+    let describe = |entry: std::fs::DirEntry| {
+        let metadata = std::fs::metadata(entry.path()).ok().filter(std::fs::Metadata::is_file)?;
+        let changed = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        Some(format!("{}={}@{}", entry.file_name().display(), metadata.len(), changed.as_micros()))
+    };
+    let mut files: Vec<_> = entries.into_iter().flatten().flatten().filter_map(describe).collect();
+    files.sort_unstable();
+    files.join(" ")
+}
+
+/// The machine's kind: a cache may be on a disk that several share.
+fn processor() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':')).map(|(_, name)| name);
+    name.unwrap_or(std::env::consts::ARCH).trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fit() -> Fit {
+        Fit { model: CostModel { run: 2.25e-3, token: 2.1e-4, pair: 1.5e-7 }, token_budget: 512, error: 0.031 }
+    }
+
+    #[test]
+    fn what_is_kept_comes_back_until_something_changes() {
+        let directory = tempfile::tempdir().unwrap();
+        let (cache, file) = (directory.path().join("new/cache"), directory.path().join("model.onnx"));
+        std::fs::write(&file, "one").unwrap();
+        let entry = |circumstances: &str| Entry::new(&cache, "my/model", &file, circumstances);
+        assert_eq!(entry("1 thread").read(), None);
+        entry("1 thread").write(&fit()).unwrap();
+        assert_eq!(entry("1 thread").read(), Some(fit()));
+        assert_eq!(entry("2 threads").read(), None);
+        std::fs::write(&file, "another").unwrap();
+        assert_eq!(entry("1 thread").read(), None, "the model changed");
+        assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 1, "nothing unfinished stays behind");
+    }
+
+    #[test]
+    fn a_damaged_entry_is_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let entry = Entry::new(directory.path(), "m", Path::new("/nowhere/model.onnx"), "");
+        entry.write(&fit()).unwrap();
+        let whole = std::fs::read_to_string(&entry.path).unwrap();
+        for damaged in [
+            whole.replace(HEADER, "trireme cost model 0"),
+            whole.replace("token: ", "token: -"),
+            whole.replace("budget: 512", "budget: 0"),
+            whole.replace("0.00225", "x"),
+            whole[..whole.len() / 2].to_owned(),
+            String::new(),
+        ] {
+            std::fs::write(&entry.path, &damaged).unwrap();
+            assert_eq!(entry.read(), None, "{damaged}");
+        }
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_is_an_error_not_a_panic() {
+        let entry = Entry::new(Path::new("/proc/nowhere"), "m", Path::new("/nowhere/model.onnx"), "");
+        assert!(entry.write(&fit()).is_err());
+        assert_eq!(entry.read(), None);
+    }
+}

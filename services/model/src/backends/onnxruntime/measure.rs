@@ -1,0 +1,160 @@
+//! Measuring what runs of a model cost, before it serves: a grid of rows and lengths, of made-up tokens.
+//!
+//! One instance runs while the model's others are idle, so what they will cost each other (memory bandwidth, shared
+//! caches) is not in the result; the batcher needs ratios between runs, which that changes little.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use trireme_inference::{DataType, Parameters, Shape, Tensor, TensorSpec, UnixMicros};
+use trireme_model_repository::ModelConfig;
+use trireme_runtime::{CancelFlag, ExecuteRequest, ModelInstance};
+
+use crate::batcher::Declaration;
+use crate::batcher::cost::{self, Fit, Point};
+
+/// The grid.
+const ROWS: [u32; 6] = [1, 2, 4, 8, 16, 32];
+const LENGTHS: [u32; 6] = [8, 16, 32, 64, 128, 256];
+
+/// No larger runs are measured.
+const MOST_TOKENS: u32 = 4096;
+
+/// Runs of equally many tokens that are measured: the extremes and one between.
+const SHAPES_PER_SIZE: usize = 3;
+
+/// Each point's cost is the least of this many runs: whatever disturbs a run only makes it longer.
+const RUNS: u32 = 3;
+
+/// When to stop: a model that is slow gets fewer points.
+const TIME_LIMIT: Duration = Duration::from_millis(2500);
+
+/// Two models that load at the same time must not measure each other.
+static MEASURING: Mutex<()> = Mutex::new(());
+
+/// Measures `instance`. An error says why that cannot be done; the model serves without, then.
+pub fn measure(
+    config: &ModelConfig,
+    declaration: &Declaration,
+    instance: &mut dyn ModelInstance,
+) -> Result<Fit, String> {
+    let _alone = MEASURING.lock();
+    let started = Instant::now();
+    let most_tokens = declaration.token_budget.unwrap_or(MOST_TOKENS);
+    let mut points = Vec::new();
+    // A model may take no more tokens than it has positions for.
+    let mut too_long = u32::MAX;
+    for (rows, length) in grid(declaration.max_rows, most_tokens) {
+        if length >= too_long {
+            continue;
+        }
+        let request = request(config, declaration, rows, length)?;
+        let mut least = Duration::MAX;
+        for _ in 0..RUNS {
+            if started.elapsed() >= TIME_LIMIT {
+                break;
+            }
+            let begun = Instant::now();
+            if let Some(Err(error)) = instance.execute(std::slice::from_ref(&request)).pop() {
+                tracing::debug!(model = config.name, rows, length, %error, "this length cannot be measured");
+                too_long = length;
+                break;
+            }
+            least = least.min(begun.elapsed());
+        }
+        if least < Duration::MAX {
+            points.push(Point { rows, length, cost: least.as_secs_f64().max(1e-9) });
+        }
+    }
+    cost::fit(&points).ok_or_else(|| format!("only {} sizes could be run in time", points.len()))
+}
+
+/// What to measure, small runs first.
+fn grid(max_rows: u32, most_tokens: u32) -> Vec<(u32, u32)> {
+    let mut sizes: Vec<u32> = ROWS.iter().flat_map(|rows| LENGTHS.map(|length| rows * length)).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let of_size = |tokens: u32| {
+        let lengths =
+            LENGTHS.iter().filter(|&&length| tokens.is_multiple_of(length) && ROWS.contains(&(tokens / length)));
+        let shapes: Vec<_> =
+            lengths.map(|&length| (tokens / length, length)).filter(|(rows, _)| *rows <= max_rows).collect();
+        match shapes.len() {
+            0..=SHAPES_PER_SIZE => shapes,
+            count => vec![shapes[0], shapes[count / 2], shapes[count - 1]],
+        }
+    };
+    sizes.into_iter().take_while(|tokens| *tokens <= most_tokens).flat_map(of_size).collect()
+}
+
+/// A made-up request of `rows` rows of `length` tokens, for all outputs. An error where an input has no definite size.
+pub fn request(
+    config: &ModelConfig,
+    declaration: &Declaration,
+    rows: u32,
+    length: u32,
+) -> Result<ExecuteRequest, String> {
+    let input = |spec: TensorSpec| {
+        let mut shape = spec.shape.to_vec();
+        shape[0] = rows.into();
+        if let Some(padded) = declaration.padding.inputs.iter().find(|padded| padded.name == spec.name) {
+            shape[padded.axis] = length.into();
+        }
+        ones(&spec.name, spec.datatype, shape.into())
+    };
+    Ok(ExecuteRequest {
+        request_id: "made up while loading".to_owned(),
+        inputs: config.input_specs().into_iter().map(input).collect::<Result<_, _>>()?,
+        outputs: config.outputs.iter().map(|output| output.name.clone()).collect(),
+        parameters: Arc::new(Parameters::default()),
+        deadline: UnixMicros::NEVER,
+        cancelled: CancelFlag::default(),
+    })
+}
+
+/// Ones: valid as token, mask and segment alike. Strings are empty.
+fn ones(name: &str, datatype: DataType, shape: Shape) -> Result<Tensor, String> {
+    const LARGEST: u64 = 1 << 24;
+    let count = shape.element_count().filter(|count| *count <= LARGEST);
+    let count =
+        count.ok_or_else(|| format!("input '{name}' of shape {shape} has no definite size or too large a one"))?;
+    let one: &[u8] = match datatype {
+        DataType::Bytes => &[0; 4],
+        DataType::Bool | DataType::Uint8 | DataType::Int8 => &[1],
+        DataType::Uint16 | DataType::Int16 => &1u16.to_le_bytes(),
+        DataType::Uint32 | DataType::Int32 => &1u32.to_le_bytes(),
+        DataType::Uint64 | DataType::Int64 => &1u64.to_le_bytes(),
+        DataType::Fp16 => &half::f16::ONE.to_le_bytes(),
+        DataType::Bf16 => &half::bf16::ONE.to_le_bytes(),
+        DataType::Fp32 => &1f32.to_le_bytes(),
+        DataType::Fp64 => &1f64.to_le_bytes(),
+    };
+    Tensor::new(name, datatype, shape, Bytes::from(one.repeat(count as usize))).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grid_is_small_and_in_order() {
+        let points = grid(64, MOST_TOKENS);
+        assert!(points.is_sorted_by_key(|(rows, length)| rows * length));
+        assert!((20..40).contains(&points.len()), "{}", points.len());
+        for size in [(1, 8), (1, 256), (32, 8), (32, 32), (16, 256)] {
+            assert!(points.contains(&size), "{size:?}");
+        }
+        assert!(grid(4, 512).iter().all(|(rows, length)| *rows <= 4 && rows * length <= 512));
+    }
+
+    #[test]
+    fn inputs_are_ones() {
+        for datatype in DataType::ALL {
+            assert_eq!(ones("x", datatype, [2, 3].into()).unwrap().element_count(), 6);
+        }
+        assert_eq!(*ones("x", DataType::Fp32, [2].into()).unwrap().values::<f32>().unwrap(), [1.0, 1.0]);
+        assert!(ones("x", DataType::Fp32, [2, -1].into()).unwrap_err().contains("shape [2,-1] has no definite size"));
+    }
+}

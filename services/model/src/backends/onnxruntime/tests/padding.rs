@@ -1,0 +1,225 @@
+//! Requests of differing lengths in one run: whoever the neighbours are, a request's result stays its own.
+
+use std::time::Instant;
+
+use trireme_runtime::{Candidate, Decision};
+
+use super::*;
+
+const ENCODER: &str = "input [{ name: 'input_ids' data_type: TYPE_INT64 dims: [-1, -1] },
+                              { name: 'attention_mask' data_type: TYPE_INT64 dims: [-1, -1] }]
+                       output [{ name: 'last_hidden_state' data_type: TYPE_FP32 dims: [-1, -1, 8] }]";
+
+fn padded(io: &str, pad_inputs: &str) -> ModelConfig {
+    let pad = format!("parameters {{ key: 'pad_inputs' value {{ string_value: '{pad_inputs}' }} }}");
+    config("tiny_encoder", &format!("{io} {pad}"))
+}
+
+fn load_encoder() -> LoadedModel {
+    load(committed("tiny_encoder"), &padded(ENCODER, "input_ids:0, attention_mask:0")).unwrap()
+}
+
+/// `rows` texts of `length` tokens.
+fn texts(rows: usize, length: usize) -> Vec<Tensor> {
+    let ints = |name, values: Vec<i64>| Tensor::from_values(name, [rows as i64, length as i64], values).unwrap();
+    let ids = (0..rows * length).map(|i| 2 + (i * 7 + length) as i64 % 20).collect();
+    vec![ints("input_ids", ids), ints("attention_mask", vec![1; rows * length])]
+}
+
+/// What the encoder answers to valid requests of one run.
+fn hidden(model: &mut LoadedModel, requests: &[&[Tensor]]) -> Vec<Tensor> {
+    let results = execute(model, requests, "last_hidden_state");
+    let rows: i64 = requests.iter().map(|inputs| inputs[0].shape()[0]).sum();
+    for result in &results {
+        let ran = result.as_ref().expect("the request is valid").timing.batch_size;
+        assert_eq!(i64::from(ran), rows, "they did not run together");
+    }
+    results.iter().map(|result| output(result).clone()).collect()
+}
+
+/// The largest difference between two tensors of one shape.
+fn difference(left: &Tensor, right: &Tensor) -> f32 {
+    assert_eq!((left.name(), left.shape()), (right.name(), right.shape()));
+    let (left, right) = (left.values::<f32>().unwrap(), right.values::<f32>().unwrap());
+    assert!(left.iter().chain(&*right).all(|value| value.is_finite()), "not a number");
+    left.iter().zip(&*right).map(|(l, r)| (l - r).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn conforms_with_either_form_of_the_batch_dimension() {
+    let implied = ENCODER.replace("[-1, -1", "[-1");
+    for io in [ENCODER.to_owned(), format!("max_batch_size: 16 {implied}")] {
+        let config = padded(&io, "input_ids:0, attention_mask:0");
+        let inputs = [3, 9, 4, 1].map(|length| texts(1, length)).to_vec();
+        let case = Case { inputs, outputs: vec!["last_hidden_state".into()] };
+        conformance::check(&backend(), &config, committed("tiny_encoder"), &case);
+    }
+}
+
+#[test]
+fn requests_of_several_rows_keep_their_lengths() {
+    let mut model = load_encoder();
+    let requests = [texts(3, 2), texts(1, 5), texts(2, 4)];
+    let requests: Vec<_> = requests.iter().map(Vec::as_slice).collect();
+    let together = hidden(&mut model, &requests);
+    for (request, together) in requests.iter().zip(&together) {
+        assert!(difference(together, &hidden(&mut model, &[request])[0]) <= 1e-5);
+    }
+    let result = &execute(&mut model, &requests, "last_hidden_state")[0];
+    assert_eq!(result.as_ref().unwrap().timing.batch_size, 6);
+}
+
+#[test]
+fn a_wrong_padding_would_show() {
+    let mut model =
+        load(committed("tiny_encoder"), &padded(ENCODER, "input_ids:0, attention_mask:1")).expect("it cannot be told");
+    let (short, long) = (texts(1, 2), texts(1, 9));
+    let alone = hidden(&mut model, &[&short]);
+    let together = hidden(&mut model, &[&short, &long]);
+    assert!(difference(&alone[0], &together[0]) > 1e-3, "the model does not look at its mask");
+}
+
+#[test]
+fn what_is_not_declared_is_not_padded() {
+    let mut model = load(committed("tiny_encoder"), &padded(ENCODER, "input_ids:0")).unwrap();
+    // Their masks differ in length, so each runs alone.
+    let (short, long) = (texts(1, 2), texts(1, 9));
+    assert_ne!(model.policy.describe(&short).signature, model.policy.describe(&long).signature);
+    let results = execute(&mut model, &[&short, &long], "last_hidden_state");
+    assert_eq!(*output(&results[0]), hidden(&mut model, &[&short])[0]);
+}
+
+#[test]
+fn odd_requests_share_with_nobody_and_harm_nobody() {
+    let mut model = load_encoder();
+    let good = texts(1, 4);
+    // A mask of one element for all tokens, which broadcasting allows.
+    let odd = vec![texts(1, 6)[0].clone(), texts(1, 1)[1].clone()];
+    assert_ne!(model.policy.describe(&odd).signature, model.policy.describe(&good).signature);
+    let alone = hidden(&mut model, &[&odd]);
+    let mixed = execute(&mut model, &[&good, &odd, &texts(1, 9)], "last_hidden_state");
+    assert_eq!(*output(&mixed[1]), alone[0]);
+    assert!(difference(output(&mixed[0]), &hidden(&mut model, &[&good])[0]) <= 1e-5);
+}
+
+#[test]
+fn a_declaration_that_the_model_contradicts_fails_the_load() {
+    // Copies `[b, n]`.
+    let directory = identity_model(1, &["b", "n"]);
+    let io = "input [{ name: 'x' data_type: TYPE_FP32 dims: [-1, -1] }]
+              output [{ name: 'y' data_type: TYPE_FP32 dims: [-1, -1] }]";
+    let mut good = padded(io, "x:7");
+    let mut model = load(&directory, &good).unwrap();
+    let row = |name: &str, length: usize| Tensor::from_values(name, [1, length as i64], vec![1.5f32; length]).unwrap();
+    let results = execute(&mut model, &[&[row("x", 2)], &[row("x", 3)]], "y");
+    assert_eq!((output(&results[0]), output(&results[1])), (&row("y", 2), &row("y", 3)));
+
+    good.parameters.insert("unpad_outputs".into(), String::new());
+    assert_eq!(
+        load_error(&directory, &good),
+        "model 'tiny_encoder': output 'y' of a padded request has shape [1,8], alone it has [1,3]: 'unpad_outputs' has \
+         to name the outputs that are as long as the padded inputs"
+    );
+    // Its masks would stay as they are, and not fit the padded ids.
+    let unpadded = "input [{ name: 'input_ids' data_type: TYPE_INT64 dims: [-1, -1] },
+                           { name: 'attention_mask' data_type: TYPE_INT64 dims: [-1, 3] }]
+                    output [{ name: 'last_hidden_state' data_type: TYPE_FP32 dims: [-1, -1, 8] }]";
+    let error = load_error(committed("tiny_encoder"), &padded(unpadded, "input_ids:0"));
+    assert!(
+        error.starts_with(
+            "model 'tiny_encoder': parameter 'pad_inputs': requests of different lengths cannot run together"
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn costs_are_measured_once_and_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let options =
+        OnnxRuntimeOptions { cost_model_cache: Some(directory.path().join("costs")), ..OnnxRuntimeOptions::default() };
+    let config = padded(ENCODER, "input_ids:0, attention_mask:0");
+    let in_hand = || {
+        let model = conformance::load(&OnnxRuntime::new(options.clone()), &config, committed("tiny_encoder")).unwrap();
+        model.policy.in_hand(1)
+    };
+    in_hand();
+    let entries: Vec<_> =
+        std::fs::read_dir(directory.path().join("costs")).unwrap().map(|e| e.unwrap().path()).collect();
+    assert_eq!(entries.len(), 1);
+    // What the next load reads is what is there.
+    let text = std::fs::read_to_string(&entries[0]).unwrap();
+    let changed: String = text
+        .lines()
+        .map(|line| match line.starts_with("budget: ") {
+            true => "budget: 320\n".to_owned(),
+            false => format!("{line}\n"),
+        })
+        .collect();
+    std::fs::write(&entries[0], changed).unwrap();
+    assert_eq!(in_hand(), 64 + 10);
+}
+
+/// Runs only where TRIREME_REFERENCE_DIR names a folder with `data/texts-dev.jsonl` and the published model.
+#[test]
+fn real_texts_are_the_same_alone_and_together() {
+    let Some(reference) = std::env::var_os("TRIREME_REFERENCE_DIR").map(PathBuf::from) else {
+        eprintln!("TRIREME_REFERENCE_DIR is not set: nothing compared");
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("1")).unwrap();
+    let file = reference.join("models/minilm-l6-v2-fp32/model.onnx");
+    std::os::unix::fs::symlink(file, directory.path().join("1/model.onnx")).unwrap();
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/demo/minilm/config.pbtxt");
+    let config = ModelConfig::parse(&std::fs::read_to_string(demo).unwrap(), "minilm").unwrap();
+    let mut model = load(&directory, &config).unwrap();
+
+    let lines = std::fs::read_to_string(reference.join("data/texts-dev.jsonl")).unwrap();
+    let requests: Vec<Vec<Tensor>> = lines.lines().step_by(3).map(text_inputs).collect();
+    let mut largest = 0f32;
+    let mut compare = |model: &mut LoadedModel, batch: &[&[Tensor]]| {
+        for (inputs, together) in batch.iter().zip(hidden(model, batch)) {
+            largest = largest.max(difference(&together, &hidden(model, &[inputs])[0]));
+        }
+    };
+    // Runs as the policy forms them.
+    let (mut runs, mut batched) = (0, 0);
+    for window in requests.chunks(64) {
+        let mut waiting: Vec<&[Tensor]> = window.iter().map(Vec::as_slice).collect();
+        while !waiting.is_empty() {
+            let now = Instant::now();
+            let candidate = |inputs: &&[Tensor]| Candidate {
+                arrived: now,
+                priority: 1,
+                description: model.policy.describe(inputs),
+            };
+            let candidates: Vec<_> = waiting.iter().map(candidate).collect();
+            let Decision::Run(members) = model.policy.decide(&candidates, now) else { panic!("there is no delay") };
+            compare(&mut model, &members.iter().map(|&member| waiting[member]).collect::<Vec<_>>());
+            (runs, batched) = (runs + 1, batched + usize::from(members.len() > 1));
+            let mut index = 0;
+            waiting.retain(|_| {
+                index += 1;
+                !members.contains(&(index - 1))
+            });
+        }
+    }
+    // Runs as no policy would: mostly padding.
+    for batch in requests.chunks(8).step_by(4) {
+        compare(&mut model, &batch.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    }
+    println!("{} texts in {runs} runs, {batched} of several: largest difference {largest:e}", requests.len());
+    assert!(batched * 4 > runs, "hardly any batches");
+    assert!(largest <= 1e-5, "{largest:e}");
+}
+
+/// The model's inputs for a line of the reference texts.
+fn text_inputs(line: &str) -> Vec<Tensor> {
+    let (_, ids) = line.split_once("\"input_ids\": [").unwrap();
+    let ids: Vec<i64> = ids.split(']').next().unwrap().split(',').map(|id| id.trim().parse().unwrap()).collect();
+    let shape = [1, ids.len() as i64];
+    let fill = |name, value| Tensor::from_values(name, shape, vec![value; shape[1] as usize]).unwrap();
+    let (mask, types) = (fill("attention_mask", 1i64), fill("token_type_ids", 0i64));
+    vec![Tensor::from_values("input_ids", shape, ids).unwrap(), mask, types]
+}

@@ -1,0 +1,220 @@
+//! What a run costs, by rows and padded length.
+//!
+//! A [`CostModel`] is a fixed part per run, a part per token, and a part per pair of tokens of a row (attention):
+//! `run + token × rows × length + pair × rows × length²`. That form fits a transformer to within some percent as long as
+//! its activations stay in the caches; past that each token costs more, which no batcher should pay: so where
+//! measurements show that point, it becomes the token budget.
+
+/// The cost of a run. Only ratios matter, so any unit of time does; [`fit`] gives that of its points.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CostModel {
+    /// Per run.
+    pub run: f64,
+    /// Per token, padding included.
+    pub token: f64,
+    /// Per token of a row and token of that row.
+    pub pair: f64,
+}
+
+/// A run that was measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// Rows of the run.
+    pub rows: u32,
+    /// Tokens of each row.
+    pub length: u32,
+    /// Time it took; above 0.
+    pub cost: f64,
+}
+
+/// What measurements say.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Fit {
+    /// The cost model, in the unit of the points.
+    pub model: CostModel,
+    /// Most tokens of one run that do not make each token dearer.
+    pub token_budget: u32,
+    /// Mean error of the model on the points within the budget, as a share of their cost.
+    pub error: f64,
+}
+
+/// Most tokens of one run where nothing is known.
+pub const DEFAULT_TOKEN_BUDGET: u32 = 1024;
+
+/// Tokens per unit of cost, relative to the best, below which a run counts as too large.
+const WORTHWHILE: f64 = 0.9;
+
+/// No budget is set below this: a measurement that says so was disturbed.
+const MIN_BUDGET: u32 = 512;
+
+// === impl CostModel ===
+
+impl CostModel {
+    /// Where nothing was measured: starting a run costs as much as some tokens. The unit is the time of one token.
+    pub const UNMEASURED: CostModel = CostModel { run: 10.0, token: 1.0, pair: 0.0 };
+
+    /// The cost of a run of `rows` rows padded to `length`.
+    pub fn cost(&self, rows: u32, length: u32) -> f64 {
+        let (rows, length) = (f64::from(rows), f64::from(length));
+        self.run + rows * length * (self.token + self.pair * length)
+    }
+}
+
+// === impl Point ===
+
+impl Point {
+    fn tokens(&self) -> u32 {
+        self.rows.saturating_mul(self.length)
+    }
+
+    /// What the parts of the model stand for in this run.
+    fn parts(&self) -> [f64; 3] {
+        let tokens = f64::from(self.rows) * f64::from(self.length);
+        [1.0, tokens, tokens * f64::from(self.length)]
+    }
+}
+
+/// The non-negative cost model with the least relative error on `points`, and the token budget that they suggest. `None`
+/// where they do not determine one: fewer than four, or all alike.
+pub fn fit(points: &[Point]) -> Option<Fit> {
+    let largest = points.iter().map(Point::tokens).max()?;
+    let token_budget = match worthwhile_tokens(points)? {
+        // Nothing dearer was met, which says little where there was no time to look far.
+        tokens if tokens == largest => tokens.max(DEFAULT_TOKEN_BUDGET),
+        tokens => tokens.max(MIN_BUDGET),
+    };
+    let within: Vec<Point> = points.iter().filter(|point| point.tokens() <= token_budget).copied().collect();
+    if within.len() < 4 {
+        return None;
+    }
+    // Three parts have seven combinations: the best one without a negative part is found by trying all.
+    let candidates = (1..8u8).filter_map(|parts| least_squares(&within, parts));
+    let (model, error) = candidates.min_by(|(_, a), (_, b)| a.total_cmp(b))?;
+    Some(Fit { model, token_budget, error: (error / within.len() as f64).sqrt() })
+}
+
+/// The most tokens at which runs still are about as efficient as the best.
+fn worthwhile_tokens(points: &[Point]) -> Option<u32> {
+    let mut sizes: Vec<u32> = points.iter().map(Point::tokens).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let efficiency = |tokens: u32| {
+        let mut of_size: Vec<f64> =
+            points.iter().filter(|p| p.tokens() == tokens).map(|p| f64::from(tokens) / p.cost).collect();
+        of_size.sort_unstable_by(f64::total_cmp);
+        of_size[of_size.len() / 2]
+    };
+    let sizes: Vec<_> = sizes.into_iter().map(|tokens| (tokens, efficiency(tokens))).collect();
+    let best = sizes.iter().map(|(_, efficiency)| *efficiency).max_by(f64::total_cmp)?;
+    sizes.iter().rev().find(|(_, efficiency)| *efficiency >= WORTHWHILE * best).map(|(tokens, _)| *tokens)
+}
+
+/// Least squares of the relative error with the parts that `parts` has a bit for; the model and its sum of squares.
+/// `None` where a part would be negative or cannot be told from another.
+fn least_squares(points: &[Point], parts: u8) -> Option<(CostModel, f64)> {
+    let chosen: Vec<usize> = (0..3).filter(|part| parts >> part & 1 == 1).collect();
+    let relative = |point: &Point| point.parts().map(|part| part / point.cost);
+    // The normal equations, of at most three unknowns, with the right side as last column.
+    let mut rows: Vec<Vec<f64>> = chosen
+        .iter()
+        .map(|&i| {
+            let product = |j: &usize| points.iter().map(|p| relative(p)[i] * relative(p)[*j]).sum::<f64>();
+            chosen.iter().map(product).chain([points.iter().map(|p| relative(p)[i]).sum()]).collect()
+        })
+        .collect();
+    let solution = solve(&mut rows)?;
+    if solution.iter().any(|part| *part < 0.0) {
+        return None;
+    }
+    let mut all = [0.0; 3];
+    chosen.iter().zip(solution).for_each(|(&part, value)| all[part] = value);
+    let error = |point: &Point| all.iter().zip(relative(point)).map(|(value, part)| value * part).sum::<f64>() - 1.0;
+    let squares = points.iter().map(|point| error(point).powi(2)).sum();
+    let [run, token, pair] = all;
+    Some((CostModel { run, token, pair }, squares))
+}
+
+/// Gauss-Jordan elimination with pivoting.
+fn solve(rows: &mut [Vec<f64>]) -> Option<Vec<f64>> {
+    let unknowns = rows.len();
+    for column in 0..unknowns {
+        let pivot = (column..unknowns).max_by(|&a, &b| rows[a][column].abs().total_cmp(&rows[b][column].abs()))?;
+        let scale = rows[pivot].iter().take(unknowns).fold(0.0f64, |largest, value| largest.max(value.abs()));
+        if rows[pivot][column].abs() <= scale * 1e-12 || !rows[pivot][column].is_finite() {
+            return None;
+        }
+        rows.swap(column, pivot);
+        let divisor = rows[column][column];
+        rows[column].iter_mut().for_each(|value| *value /= divisor);
+        let pivot = rows[column].clone();
+        for (_, row) in rows.iter_mut().enumerate().filter(|(index, _)| *index != column) {
+            let factor = row[column];
+            row.iter_mut().zip(&pivot).for_each(|(value, pivot)| *value -= factor * pivot);
+        }
+    }
+    Some(rows.iter().map(|row| row[unknowns]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grid(cost: impl Fn(u32, u32) -> f64) -> Vec<Point> {
+        let sizes =
+            [1u32, 2, 4, 8, 16, 32].into_iter().flat_map(|rows| [8u32, 16, 32, 64, 128, 256].map(|l| (rows, l)));
+        let sizes = sizes.filter(|(rows, length)| rows * length <= 4096);
+        sizes.map(|(rows, length)| Point { rows, length, cost: cost(rows, length) }).collect()
+    }
+
+    #[test]
+    fn a_model_is_found_again() {
+        let truth = CostModel { run: 2.2, token: 0.21, pair: 1.5e-4 };
+        let fit = fit(&grid(|rows, length| truth.cost(rows, length))).unwrap();
+        assert!((fit.model.run - truth.run).abs() < 1e-6 && (fit.model.pair - truth.pair).abs() < 1e-9, "{fit:?}");
+        assert!(fit.error < 1e-6);
+        assert_eq!(fit.token_budget, 4096, "larger never was worse");
+    }
+
+    #[test]
+    fn the_budget_ends_where_tokens_get_dearer() {
+        let truth = CostModel { run: 2.2, token: 0.21, pair: 0.0 };
+        let spilling = |rows: u32, length: u32| {
+            let dearer = if rows * length > 512 { 1.3 } else { 1.0 };
+            truth.cost(rows, length) * dearer
+        };
+        let fit = fit(&grid(spilling)).unwrap();
+        assert_eq!(fit.token_budget, 512);
+        assert!((fit.model.token - truth.token).abs() < 1e-6, "points past the budget do not count: {fit:?}");
+    }
+
+    #[test]
+    fn a_short_look_does_not_lower_the_budget() {
+        let mut points = grid(|rows, length| CostModel::UNMEASURED.cost(rows, length));
+        points.retain(|point| point.tokens() <= 128);
+        assert_eq!(fit(&points).unwrap().token_budget, DEFAULT_TOKEN_BUDGET);
+    }
+
+    #[test]
+    fn no_part_is_negative() {
+        // Starting costs nothing and long rows are cheaper than their tokens: both parts would fit best below zero.
+        let fit = fit(&grid(|rows, length| f64::from(rows * length) * (1.0 - 1e-3 * f64::from(length)))).unwrap();
+        let CostModel { run, token, pair } = fit.model;
+        assert!(run >= 0.0 && token > 0.0 && pair >= 0.0, "{fit:?}");
+    }
+
+    #[test]
+    fn too_little_is_no_measurement() {
+        let point = Point { rows: 1, length: 8, cost: 1.0 };
+        assert_eq!(fit(&[]), None);
+        assert_eq!(fit(&[point; 3]), None);
+        // All alike: only one part can be told, and that is a model.
+        let alike = fit(&[point; 5]).unwrap().model;
+        assert!((alike.cost(1, 8) - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_disturbed_measurement_does_not_forbid_batches() {
+        let fit = fit(&grid(|rows, length| f64::from(rows * length).powi(2))).unwrap();
+        assert_eq!(fit.token_budget, MIN_BUDGET);
+    }
+}

@@ -1,0 +1,254 @@
+//! What a configuration says about batching by length: the `parameters` of config.pbtxt that turn it on.
+//!
+//! | parameter | value | default |
+//! |---|---|---|
+//! | `pad_inputs` | inputs that may be padded, and with what: `input_ids:0, attention_mask:0` | none: no padding |
+//! | `unpad_outputs` | outputs whose rows are as long as the inputs: `last_hidden_state`; empty for none | those whose dimension after the batch is -1 |
+//! | `token_budget` | most tokens (rows × padded length) of one run | measured, else 1024 |
+//! | `max_overtake_microseconds` | how long later requests may go first | 50000 |
+//! | `max_rows` | most rows of one run, where `max_batch_size` is 0 and the dimensions spell the batch out | 64 |
+//! | `cost_model` | `measured`: what runs cost is measured when the model is loaded; `off` | `measured` |
+//!
+//! The padded dimension is the first -1 after the batch dimension. The batch dimension is implied by `max_batch_size`; with
+//! `max_batch_size: 0` it is the first of `dims`, and has to be -1 everywhere.
+
+use std::time::Duration;
+
+use trireme_inference::{DataType, Shape};
+use trireme_model_repository::ModelConfig;
+use trireme_runtime::LoadError;
+
+use super::padding::{PaddedInput, Padding, UnpaddedOutput};
+
+const PAD_INPUTS: &str = "pad_inputs";
+const UNPAD_OUTPUTS: &str = "unpad_outputs";
+const TOKEN_BUDGET: &str = "token_budget";
+const MAX_OVERTAKE: &str = "max_overtake_microseconds";
+const MAX_ROWS: &str = "max_rows";
+const COST_MODEL: &str = "cost_model";
+
+const DEFAULT_MAX_ROWS: u32 = 64;
+const DEFAULT_MAX_OVERTAKE: Duration = Duration::from_millis(50);
+
+/// A model's wish to be batched by length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Declaration {
+    /// What is padded.
+    pub padding: Padding,
+    /// Most rows of one run.
+    pub max_rows: u32,
+    /// Most tokens of one run, where the configuration says.
+    pub token_budget: Option<u32>,
+    /// How long a request may be overtaken by later ones.
+    pub max_overtake: Duration,
+    /// Whether to measure what runs cost.
+    pub measure: bool,
+}
+
+/// Reads parameters, gathering what is wrong with them.
+struct Reader<'a> {
+    config: &'a ModelConfig,
+    faults: Vec<String>,
+}
+
+// === impl Declaration ===
+
+impl Declaration {
+    /// The declaration in `config`, if it has one. All that is wrong with it is reported together.
+    pub fn parse(config: &ModelConfig) -> Result<Option<Declaration>, LoadError> {
+        let mut reader = Reader { config, faults: Vec::new() };
+        let declaration = reader.declaration();
+        match reader.faults.is_empty() {
+            true => Ok(declaration),
+            false => Err(LoadError::Config(format!("model '{}': {}", config.name, reader.faults.join("; ")))),
+        }
+    }
+}
+
+// === impl Reader ===
+
+impl<'a> Reader<'a> {
+    fn declaration(&mut self) -> Option<Declaration> {
+        let Some(pad_inputs) = self.text(PAD_INPUTS) else {
+            for name in [UNPAD_OUTPUTS, TOKEN_BUDGET, MAX_OVERTAKE, MAX_ROWS, COST_MODEL] {
+                if self.text(name).is_some() {
+                    self.faults.push(format!("parameter '{name}' has no effect without '{PAD_INPUTS}'"));
+                }
+            }
+            return None;
+        };
+        self.check_batch_dimension();
+        let inputs = self.pad_inputs(pad_inputs);
+        let outputs = self.unpad_outputs();
+        let max_rows = self.number(MAX_ROWS);
+        let max_rows = match (self.config.max_batch_size, max_rows) {
+            (0, rows) => rows.unwrap_or(DEFAULT_MAX_ROWS),
+            (rows, None) => rows,
+            (rows, Some(_)) => {
+                self.faults.push(format!("parameter '{MAX_ROWS}' is for models of max_batch_size 0, found {rows}"));
+                rows
+            }
+        };
+        Some(Declaration {
+            padding: Padding { inputs, outputs },
+            max_rows,
+            token_budget: self.number(TOKEN_BUDGET),
+            max_overtake: self.microseconds(MAX_OVERTAKE).unwrap_or(DEFAULT_MAX_OVERTAKE),
+            measure: self.cost_model(),
+        })
+    }
+
+    /// Where `dims` spell the batch out, it has to be there.
+    fn check_batch_dimension(&mut self) {
+        if self.config.max_batch_size > 0 {
+            return;
+        }
+        let inputs = self.config.inputs.iter().map(|input| ("input", &input.name, &input.dims));
+        let outputs = self.config.outputs.iter().map(|output| ("output", &output.name, &output.dims));
+        for (kind, name, dims) in inputs.chain(outputs).filter(|(_, _, dims)| dims.first() != Some(&-1)) {
+            self.faults.push(format!(
+                "parameter '{PAD_INPUTS}' with max_batch_size 0 needs the batch as first dimension, which has to be -1; \
+                 {kind} '{name}' has dims {dims}"
+            ));
+        }
+    }
+
+    fn pad_inputs(&mut self, text: &str) -> Vec<PaddedInput> {
+        let mut inputs: Vec<PaddedInput> = Vec::new();
+        for item in text.split(',').map(str::trim) {
+            // Names may hold colons themselves.
+            let Some((name, value)) = item.rsplit_once(':').map(|(name, value)| (name.trim(), value.trim())) else {
+                self.faults.push(format!("parameter '{PAD_INPUTS}' has to list 'input:value', found '{item}'"));
+                continue;
+            };
+            match self.pad_input(name, value) {
+                Ok(_) if inputs.iter().any(|input| input.name == name) => {
+                    self.faults.push(format!("parameter '{PAD_INPUTS}' names input '{name}' twice"));
+                }
+                Ok(input) => inputs.push(input),
+                Err(fault) => self.faults.push(format!("parameter '{PAD_INPUTS}': {fault}")),
+            }
+        }
+        inputs
+    }
+
+    fn pad_input(&self, name: &str, value: &str) -> Result<PaddedInput, String> {
+        let inputs = &self.config.inputs;
+        let input = inputs.iter().find(|input| input.name == name).ok_or_else(|| {
+            let known = inputs.iter().map(|input| input.name.as_str()).collect::<Vec<_>>().join(", ");
+            format!("there is no input '{name}', inputs are: {known}")
+        })?;
+        if input.reshape.is_some() {
+            return Err(format!("input '{name}' has a reshape and cannot be padded"));
+        }
+        if input.datatype == DataType::Bytes {
+            return Err(format!("input '{name}' of BYTES cannot be padded"));
+        }
+        let axis = self
+            .open_axis(&input.dims)
+            .ok_or_else(|| format!("input '{name}' has no dimension of -1 to pad, found dims {}", input.dims))?;
+        let value = element(input.datatype, value).ok_or_else(|| {
+            format!("the padding of input '{name}' has to be a value of {}, found '{value}'", input.datatype)
+        })?;
+        Ok(PaddedInput { name: name.to_owned(), axis, value })
+    }
+
+    fn unpad_outputs(&mut self) -> Vec<UnpaddedOutput> {
+        let config = self.config;
+        let Some(text) = self.text(UNPAD_OUTPUTS) else {
+            let after_batch = usize::from(config.max_batch_size == 0);
+            let open = config.outputs.iter().filter(|output| output.dims.get(after_batch) == Some(&-1));
+            let open = open.filter(|output| output.reshape.is_none() && output.datatype != DataType::Bytes);
+            return open.map(|output| UnpaddedOutput { name: output.name.clone(), axis: 1 }).collect();
+        };
+        let mut outputs = Vec::new();
+        for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+            let fault = match config.outputs.iter().find(|output| output.name == name) {
+                None => {
+                    let known = config.outputs.iter().map(|output| output.name.as_str()).collect::<Vec<_>>().join(", ");
+                    format!("there is no output '{name}', outputs are: {known}")
+                }
+                Some(output) if output.reshape.is_some() => format!("output '{name}' has a reshape and cannot be cut"),
+                Some(output) if output.datatype == DataType::Bytes => format!("output '{name}' of BYTES cannot be cut"),
+                Some(output) => match self.open_axis(&output.dims) {
+                    Some(axis) => {
+                        outputs.push(UnpaddedOutput { name: name.to_owned(), axis });
+                        continue;
+                    }
+                    None => format!("output '{name}' has no dimension of -1 to cut, found dims {}", output.dims),
+                },
+            };
+            self.faults.push(format!("parameter '{UNPAD_OUTPUTS}': {fault}"));
+        }
+        outputs
+    }
+
+    /// The first -1 after the batch dimension, the batch dimension counted.
+    fn open_axis(&self, dims: &Shape) -> Option<usize> {
+        let full = self.config.full_shape(dims);
+        full.iter().enumerate().skip(1).find(|(_, dimension)| **dimension == -1).map(|(axis, _)| axis)
+    }
+
+    fn cost_model(&mut self) -> bool {
+        match self.text(COST_MODEL) {
+            None | Some("measured") => true,
+            Some("off") => false,
+            Some(other) => {
+                self.faults.push(format!("parameter '{COST_MODEL}' has to be measured or off, found '{other}'"));
+                false
+            }
+        }
+    }
+
+    fn microseconds(&mut self, name: &str) -> Option<Duration> {
+        let text = self.text(name)?;
+        let time = text.parse().ok().map(Duration::from_micros);
+        if time.is_none() {
+            self.faults.push(format!("parameter '{name}' has to be a whole number of microseconds, found '{text}'"));
+        }
+        time
+    }
+
+    fn number(&mut self, name: &str) -> Option<u32> {
+        let text = self.text(name)?;
+        let number = text.parse().ok().filter(|&number| number > 0);
+        if number.is_none() {
+            self.faults.push(format!("parameter '{name}' has to be a whole number of at least 1, found '{text}'"));
+        }
+        number
+    }
+
+    fn text(&self, name: &str) -> Option<&'a str> {
+        self.config.parameters.get(name).map(|text| text.trim())
+    }
+}
+
+/// The bytes of one element of `datatype`; `None` where `text` is no such value.
+fn element(datatype: DataType, text: &str) -> Option<Vec<u8>> {
+    fn number<T: std::str::FromStr + bytemuck::Pod>(text: &str) -> Option<Vec<u8>> {
+        text.parse::<T>().ok().map(|value| bytemuck::bytes_of(&value).to_vec())
+    }
+    match datatype {
+        DataType::Bool => match text {
+            "0" | "false" => Some(vec![0]),
+            "1" | "true" => Some(vec![1]),
+            _ => None,
+        },
+        DataType::Uint8 => number::<u8>(text),
+        DataType::Uint16 => number::<u16>(text),
+        DataType::Uint32 => number::<u32>(text),
+        DataType::Uint64 => number::<u64>(text),
+        DataType::Int8 => number::<i8>(text),
+        DataType::Int16 => number::<i16>(text),
+        DataType::Int32 => number::<i32>(text),
+        DataType::Int64 => number::<i64>(text),
+        DataType::Fp16 => number::<half::f16>(text),
+        DataType::Bf16 => number::<half::bf16>(text),
+        DataType::Fp32 => number::<f32>(text),
+        DataType::Fp64 => number::<f64>(text),
+        DataType::Bytes => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

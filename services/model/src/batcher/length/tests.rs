@@ -1,0 +1,278 @@
+use proptest::prelude::*;
+
+use super::super::simulator::{Arrival, Report, natural_lengths, simulate};
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// A small transformer on one core: what was measured, in seconds.
+const MEASURED: CostModel = CostModel { run: 2.2e-3, token: 2.1e-4, pair: 1.5e-7 };
+
+fn batcher() -> LengthBatcher {
+    LengthBatcher {
+        padding: Padding { inputs: Vec::new(), outputs: Vec::new() },
+        cost: MEASURED,
+        max_rows: 64,
+        token_budget: 1024,
+        max_overtake: 50 * MS,
+        delay: Duration::ZERO,
+        enough_rows: 64,
+    }
+}
+
+fn candidate(arrived: Instant, length: u32) -> Candidate {
+    Candidate { arrived, priority: 1, description: Description { rows: 1, length, signature: 0 } }
+}
+
+fn candidates(arrived: Instant, lengths: &[u32]) -> Vec<Candidate> {
+    lengths.iter().map(|&length| candidate(arrived, length)).collect()
+}
+
+fn run(decision: Decision) -> Vec<usize> {
+    let Decision::Run(mut members) = decision else { panic!("expected a run, got {decision:?}") };
+    members.sort_unstable();
+    members
+}
+
+#[test]
+fn a_lone_request_runs_at_once() {
+    let now = Instant::now();
+    assert_eq!(batcher().decide(&[], now), Decision::Wait);
+    assert_eq!(batcher().decide(&candidates(now, &[300]), now), Decision::Run(vec![0]));
+    assert_eq!(batcher().decide(&candidates(now, &[5000]), now), Decision::Run(vec![0]), "over the budget");
+}
+
+#[test]
+fn like_lengths_run_together_and_long_ones_apart() {
+    let now = Instant::now();
+    let waiting = candidates(now, &[20, 120, 22, 21, 60, 20, 22, 20]);
+    assert_eq!(run(batcher().decide(&waiting, now)), [0, 2, 3, 5, 6, 7]);
+    // Padding 56 to 60 is cheaper than another run.
+    assert_eq!(run(batcher().decide(&candidates(now, &[60, 56]), now)), [0, 1]);
+    // Padding 40 to 60 is not.
+    assert_eq!(run(batcher().decide(&candidates(now, &[60, 40]), now)).len(), 1);
+}
+
+#[test]
+fn bounds_hold() {
+    let now = Instant::now();
+    let by_tokens = batcher().decide(&candidates(now, &[100; 20]), now);
+    assert_eq!(run(by_tokens).len(), 10);
+    let by_rows = LengthBatcher { max_rows: 8, ..batcher() }.decide(&candidates(now, &[10; 20]), now);
+    assert_eq!(run(by_rows).len(), 8);
+}
+
+#[test]
+fn who_was_overtaken_for_long_goes_next() {
+    let now = Instant::now();
+    let mut waiting = candidates(now, &[250]);
+    waiting.extend(candidates(now + 49 * MS, &[20; 30]));
+    assert_eq!(run(batcher().decide(&waiting, now + 49 * MS)).len(), 30);
+    assert_eq!(run(batcher().decide(&waiting, now + 50 * MS)), [0]);
+}
+
+#[test]
+fn higher_levels_go_first_and_alone() {
+    let now = Instant::now();
+    let mut waiting = candidates(now, &[20; 4]);
+    waiting[2].priority = 0;
+    assert_eq!(run(batcher().decide(&waiting, now + 100 * MS)), [2]);
+}
+
+#[test]
+fn a_queue_delay_waits_for_company() {
+    let now = Instant::now();
+    let patient = LengthBatcher { delay: 10 * MS, enough_rows: 4, ..batcher() };
+    let waiting = candidates(now, &[20; 5]);
+    assert_eq!(patient.decide(&waiting[..3], now), Decision::WaitUntil(now + 10 * MS));
+    assert_eq!(run(patient.decide(&waiting[..3], now + 10 * MS)).len(), 3);
+    assert_eq!(run(patient.decide(&waiting, now)).len(), 5, "enough rows");
+    assert_eq!(run(patient.decide(&candidates(now, &[256; 3]), now + 10 * MS)).len(), 3, "enough tokens");
+    let mut other = waiting[..2].to_vec();
+    other[1].description.signature = 1;
+    other[1].arrived = now + MS;
+    assert_eq!(patient.decide(&other, now + MS), Decision::WaitUntil(now + 10 * MS));
+    assert_eq!(run(patient.decide(&other, now + 10 * MS)), [0]);
+}
+
+#[test]
+fn settings_come_from_the_configuration_then_the_measurement() {
+    let declaration = |token_budget| Declaration {
+        padding: Padding { inputs: Vec::new(), outputs: Vec::new() },
+        max_rows: 32,
+        token_budget,
+        max_overtake: MS,
+        measure: true,
+    };
+    let fit = Fit { model: MEASURED, token_budget: 512, error: 0.0 };
+    let budget = |declared, fit: Option<&Fit>| LengthBatcher::new(&declaration(declared), None, fit).token_budget;
+    assert_eq!((budget(None, None), budget(None, Some(&fit)), budget(Some(300), Some(&fit))), (1024, 512, 300));
+    let settings = DynamicBatching {
+        preferred_batch_sizes: vec![64, 16, 8],
+        max_queue_delay: 3 * MS,
+        ..DynamicBatching::default()
+    };
+    let batcher = LengthBatcher::new(&declaration(None), Some(&settings), Some(&fit));
+    assert_eq!((batcher.enough_rows, batcher.delay, batcher.max_rows()), (8, 3 * MS, 32));
+    assert_eq!(batcher.in_hand(2), 64 + 2 * 16);
+}
+
+#[test]
+fn deciding_is_quick() {
+    let now = Instant::now();
+    let waiting: Vec<_> = natural_lengths(64, 3).into_iter().map(|length| candidate(now, length)).collect();
+    let batcher = batcher();
+    let started = Instant::now();
+    let rounds = 100;
+    for _ in 0..rounds {
+        std::hint::black_box(batcher.decide(std::hint::black_box(&waiting), now));
+    }
+    // Well under 100 us when optimized; this bound only catches a change of its order.
+    assert!(started.elapsed() / rounds < 5 * MS, "{:?}", started.elapsed() / rounds);
+}
+
+/// First come, first served, while a bound on rows or padded tokens allows: what other servers do.
+struct InOrder {
+    rows: usize,
+    tokens: u32,
+}
+
+impl BatchPolicy for InOrder {
+    fn decide(&self, waiting: &[Candidate], _now: Instant) -> Decision {
+        let mut longest = 0;
+        let fits = |(index, candidate): &(usize, &Candidate)| {
+            longest = candidate.description.length.max(longest);
+            *index == 0 || *index < self.rows && longest * (*index as u32 + 1) <= self.tokens
+        };
+        match waiting.iter().enumerate().take_while(fits).count() {
+            0 => Decision::Wait,
+            count => Decision::Run((0..count).collect()),
+        }
+    }
+
+    fn max_rows(&self) -> u32 {
+        self.rows as u32
+    }
+}
+
+/// `per_second` requests of one row for ten seconds, of natural lengths.
+fn natural_trace(per_second: u32) -> Vec<Arrival> {
+    let lengths = natural_lengths(10 * per_second as usize, 7);
+    let arrival = |(index, length)| Arrival {
+        at: Duration::from_secs(1) * index as u32 / per_second,
+        description: Description { rows: 1, length, signature: 0 },
+        priority: 1,
+    };
+    lengths.into_iter().enumerate().map(arrival).collect()
+}
+
+fn simulate_natural(policy: &dyn BatchPolicy, per_second: u32) -> Report {
+    simulate(policy, &natural_trace(per_second), &MEASURED, 2)
+}
+
+#[test]
+fn natural_lengths_are_like_real_ones() {
+    let mut lengths = natural_lengths(10_000, 1);
+    let mean = lengths.iter().sum::<u32>() as f64 / lengths.len() as f64;
+    lengths.sort_unstable();
+    assert!((33.0..37.0).contains(&mean) && (22..=26).contains(&lengths[5000]), "{mean} {}", lengths[5000]);
+    assert!(lengths[9990] > 200);
+}
+
+#[test]
+fn under_load_it_beats_every_simpler_way() {
+    // More than can be done, so that throughput is what the policy makes of it.
+    let by_length = simulate_natural(&batcher(), 400);
+    let alone = simulate_natural(&InOrder { rows: 1, tokens: u32::MAX }, 400);
+    let unsorted = simulate_natural(&InOrder { rows: 8, tokens: u32::MAX }, 400);
+    let budget_only = simulate_natural(&InOrder { rows: 64, tokens: 1024 }, 400);
+    for (name, report) in
+        [("by length", &by_length), ("alone", &alone), ("8 unsorted", &unsorted), ("budget only", &budget_only)]
+    {
+        println!(
+            "{name}: {:.0} requests/s, padding {:.2}, {:.1} requests a run, queue p50 {:?} p99 {:?}",
+            report.throughput(),
+            report.padding_waste(),
+            report.mean_batch(),
+            report.queue_time(0.5),
+            report.queue_time(0.99),
+        );
+    }
+    assert!(by_length.throughput() > 1.15 * alone.throughput());
+    assert!(by_length.throughput() > 1.8 * unsorted.throughput());
+    assert!(by_length.throughput() > 1.8 * budget_only.throughput());
+    assert!(by_length.padding_waste() < 0.1);
+    assert!(by_length.mean_batch() > 4.0);
+}
+
+#[test]
+fn under_light_load_it_costs_nothing() {
+    let by_length = simulate_natural(&batcher(), 20);
+    let alone = simulate_natural(&InOrder { rows: 1, tokens: u32::MAX }, 20);
+    assert!(by_length.queue_time(0.5) <= alone.queue_time(0.5));
+    assert!(by_length.queue_time(0.99) <= alone.queue_time(0.99) + 5 * MS);
+}
+
+#[test]
+fn nobody_starves_among_short_ones() {
+    // Short texts that fill the worker, and a few long ones that never are the best choice.
+    let mut trace = natural_trace(200);
+    trace.iter_mut().enumerate().for_each(|(index, arrival)| {
+        arrival.description.length = if index % 40 == 0 { 256 } else { 8 };
+    });
+    let report = simulate(&batcher(), &trace, &MEASURED, 1);
+    let longest = (0..trace.len()).step_by(40).map(|index| report.queued[index]).max().unwrap();
+    assert!(longest < 300 * MS, "{longest:?}");
+}
+
+prop_compose! {
+    fn any_arrival()(
+        at in 0u64..60, rows in 0u32..6, length in 1u32..300, signature in 0u64..3, priority in 1u32..3,
+    ) -> Arrival {
+        Arrival { at: Duration::from_millis(at), description: Description { rows, length, signature }, priority }
+    }
+}
+
+proptest! {
+    #[test]
+    fn its_promises_hold(
+        mut trace in proptest::collection::vec(any_arrival(), 0..120),
+        max_rows in 1u32..12,
+        token_budget in 1u32..1200,
+        overtake in 0u32..80,
+        delay in 0u32..20,
+        instances in 1usize..3,
+    ) {
+        trace.sort_by_key(|arrival| arrival.at);
+        let policy = LengthBatcher {
+            max_rows, token_budget, max_overtake: overtake * MS, delay: delay * MS, enough_rows: max_rows, ..batcher()
+        };
+        let report = simulate(&policy, &trace, &MEASURED, instances);
+        let mut runs = vec![0; trace.len()];
+        for execution in &report.executions {
+            let of = |request: &usize| trace[*request].description;
+            let first = execution.requests[0];
+            let rows: u32 = execution.requests.iter().map(|r| of(r).rows.max(1)).sum();
+            let length = execution.requests.iter().map(|r| of(r).length).max().unwrap();
+            prop_assert!(execution.requests.len() == 1 || rows <= max_rows && rows * length <= token_budget);
+            for request in &execution.requests {
+                runs[*request] += 1;
+                prop_assert_eq!(of(request).signature, of(&first).signature);
+                prop_assert_eq!(trace[*request].priority, trace[first].priority);
+            }
+            let oldest = execution.requests.iter().min().unwrap();
+            for left in &execution.left_waiting {
+                let (own, chosen) = (trace[*left].priority, trace[first].priority);
+                let received = report.received[*left];
+                let waits_for_company = execution.at < received + delay * MS;
+                prop_assert!(own >= chosen || waits_for_company, "a lower level went first");
+                let overdue = execution.at >= received + overtake * MS;
+                prop_assert!(
+                    own != chosen || waits_for_company || !overdue || oldest < left,
+                    "{left} had waited since {received:?} when {:?} ran at {:?}", execution.requests, execution.at
+                );
+            }
+        }
+        prop_assert!(runs.iter().all(|&runs| runs == 1), "each request runs once");
+    }
+}

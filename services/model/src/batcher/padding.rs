@@ -1,0 +1,137 @@
+//! Padding: which inputs of a model may be lengthened, by what, and which outputs are shortened in return.
+//!
+//! All padded inputs of a request share one length, its *length*: that of the first open dimension after the batch.
+//! Requests that cannot be padded without changing what they mean (inputs of differing lengths or rows, nothing at all)
+//! are described by their exact shapes, so they share a batch with their equals only.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use trireme_inference::Tensor;
+use trireme_runtime::Description;
+
+/// What a model declares about padding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Padding {
+    /// Inputs that are padded; never empty.
+    pub inputs: Vec<PaddedInput>,
+    /// Outputs whose rows are as long as the padded inputs.
+    pub outputs: Vec<UnpaddedOutput>,
+}
+
+/// An input that may be lengthened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PaddedInput {
+    /// The input's name.
+    pub name: String,
+    /// The dimension that grows, the batch dimension included; at least 1.
+    pub axis: usize,
+    /// What it is filled with: the bytes of one element.
+    pub value: Vec<u8>,
+}
+
+/// An output that is cut back to its request's length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnpaddedOutput {
+    /// The output's name.
+    pub name: String,
+    /// The dimension that shrinks, the batch dimension included; at least 1.
+    pub axis: usize,
+}
+
+// === impl Padding ===
+
+impl Padding {
+    /// What a request with these inputs is like: padded inputs are alike whatever their length.
+    pub fn describe(&self, inputs: &[Tensor]) -> Description {
+        let exact = Description::exact(inputs);
+        let Some(length) = self.length(inputs) else {
+            // It runs on its own, but a budget should know how large it is.
+            let longest = self.lengths_of(inputs).max().unwrap_or(1);
+            return Description { length: longest.clamp(1, u32::MAX.into()) as u32, ..exact };
+        };
+        let mut hasher = DefaultHasher::new();
+        "padded".hash(&mut hasher);
+        for input in inputs {
+            let padded_axis = self.padded(input).map(|padded| padded.axis);
+            (input.name(), input.datatype(), input.shape().len()).hash(&mut hasher);
+            for (axis, dimension) in input.shape().iter().enumerate().skip(1) {
+                (Some(axis) != padded_axis).then_some(dimension).hash(&mut hasher);
+            }
+        }
+        Description { length, signature: hasher.finish(), ..exact }
+    }
+
+    /// The length that all padded inputs share; `None` where the request cannot be padded.
+    pub fn length(&self, inputs: &[Tensor]) -> Option<u32> {
+        let rows = *inputs.first()?.shape().first()?;
+        let same_rows = inputs.iter().all(|input| input.shape().first() == Some(&rows));
+        let mut lengths = self.lengths_of(inputs);
+        let length = lengths.next().filter(|&length| length > 0 && rows > 0 && same_rows)?;
+        lengths.all(|other| other == length).then(|| u32::try_from(length).ok())?
+    }
+
+    /// The requests' lengths, where they differ: then they have to be padded, and their outputs cut.
+    pub fn lengths(&self, requests: &[&[Tensor]]) -> Option<Vec<u32>> {
+        let lengths = requests.iter().map(|inputs| self.length(inputs)).collect::<Option<Vec<_>>>()?;
+        lengths.iter().any(|length| *length != lengths[0]).then_some(lengths)
+    }
+
+    fn lengths_of(&self, inputs: &[Tensor]) -> impl Iterator<Item = i64> {
+        inputs.iter().filter_map(|input| input.shape().get(self.padded(input)?.axis).copied())
+    }
+
+    fn padded(&self, input: &Tensor) -> Option<&PaddedInput> {
+        self.inputs.iter().find(|padded| padded.name == input.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn padding() -> Padding {
+        let input = |name: &str| PaddedInput { name: name.into(), axis: 1, value: vec![0; 8] };
+        Padding { inputs: vec![input("ids"), input("mask")], outputs: Vec::new() }
+    }
+
+    fn request(ids: [i64; 2], mask: [i64; 2], other: [i64; 2]) -> [Tensor; 3] {
+        [("ids", ids), ("mask", mask), ("other", other)]
+            .map(|(name, shape)| Tensor::from_values(name, shape, vec![1i64; (shape[0] * shape[1]) as usize]).unwrap())
+    }
+
+    #[test]
+    fn length_is_no_part_of_the_signature_but_everything_else_is() {
+        let describe = |ids, mask, other| padding().describe(&request(ids, mask, other));
+        let short = describe([1, 3], [1, 3], [1, 2]);
+        let long = describe([2, 9], [2, 9], [2, 2]);
+        assert_eq!((short.rows, short.length, long.rows, long.length), (1, 3, 2, 9));
+        assert_eq!(short.signature, long.signature);
+        assert_ne!(short.signature, describe([1, 3], [1, 3], [1, 4]).signature, "an input that is not padded");
+        let without_mask = padding().describe(&request([1, 3], [1, 3], [1, 2])[..1]);
+        assert_ne!(short.signature, without_mask.signature);
+    }
+
+    #[test]
+    fn what_cannot_be_padded_keeps_to_itself() {
+        let good = padding().describe(&request([1, 3], [1, 3], [1, 2]));
+        for (ids, mask) in [([1, 3], [1, 1]), ([2, 3], [1, 3]), ([1, 0], [1, 0]), ([0, 3], [0, 3])] {
+            let inputs = request(ids, mask, [ids[0], 2]);
+            assert_eq!(padding().length(&inputs), None, "{ids:?} {mask:?}");
+            let odd = padding().describe(&inputs);
+            assert_ne!(odd.signature, good.signature);
+            assert_eq!(odd.signature, Description::exact(&inputs).signature);
+        }
+        assert_eq!(padding().describe(&request([1, 300], [1, 1], [1, 2])).length, 300);
+        assert_eq!(padding().describe(&[]), Description::exact(&[]));
+    }
+
+    #[test]
+    fn equal_lengths_need_no_padding() {
+        let with = |length| request([1, length], [1, length], [1, 2]);
+        let (three, four) = (with(3), with(4));
+        assert_eq!(padding().lengths(&[&three, &four]), Some(vec![3, 4]));
+        assert_eq!(padding().lengths(&[&three, &three]), None);
+        assert_eq!(padding().lengths(&[&three]), None);
+        assert_eq!(padding().lengths(&[&three, &request([1, 4], [1, 1], [1, 2])]), None);
+    }
+}

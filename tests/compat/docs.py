@@ -1,0 +1,135 @@
+"""docs/compatibility.md, written from the scenarios and what is known about them."""
+
+import json
+
+from scenarios import DIVERGENCES, ROOT
+
+PATH = ROOT.parent.parent / "docs" / "compatibility.md"
+LONGEST_SHOWN = 160
+
+INTRODUCTION = """\
+<!-- Written by tests/compat/run.py --docs. Change tests/compat/docs.py or the scenarios, not this file. -->
+
+# Compatibility with Triton
+
+A client that was written against Triton should not notice that it talks to Trireme. `tests/compat` holds that to account:
+{total} scenarios, each one HTTP request and the answer to it. {recorded} of the answers were recorded from a real Triton
+({version}, models in its python backend); the others say why they could not be. Trireme is asked the same questions in both
+of its modes, all in one and as services over NATS, and has to give the same answers: status, body to the byte (or the
+JSON value, where its layout means nothing), tensor bytes, and the headers that clients act on.
+
+| theme | what | scenarios | on purpose different | not there yet |
+|---|---|---|---|---|
+{themes}
+
+## Where Trireme differs on purpose
+
+{divergences}
+
+## Where the recording is older than the rule
+
+The recorded Triton is not the newest. Where its sources have changed since, the newer behaviour is expected:
+
+| scenario | why the recorded answer is not expected |
+|---|---|
+{newer}
+
+## Not there yet
+
+{missing}
+
+## Running it
+
+`cargo test -p trireme-e2e --test compat` does, in both modes. Against a server that runs already, one that serves
+`tests/compat/models/repository`:
+
+    tests/compat/run.py --url http://127.0.0.1:8000 [--only TEXT]
+
+A failed scenario is printed with what was expected and what was found. The scripts need Python 3.11 and nothing else.
+
+## Adding to it
+
+- A scenario is an entry in `tests/compat/scenarios/<theme>.json`: an `id`, a `why` of one line, and a request.
+  `get`, `post` and `infer` are short for method and path; otherwise `method` and `path`. Further: `headers`; a body as
+  `json`, `text`, or `parts`, a list of `json`, `text`, `hex`, `base64`, `bytes` (strings behind their lengths), arrays of
+  numbers by datatype (`int32`, `fp32`, ...) and `repeat` (a part, so many times); `header_length` sets
+  Inference-Header-Content-Length to the length of the first part; `compress`, `chunked`; `during` is a request to have
+  in flight meanwhile.
+- `tests/compat/record.py` asks a real Triton and writes `tests/compat/recorded/<theme>.json`; its `--help` says how to come by
+  one. `compare` says how the recording is held against an answer: `as` text (the default), json or status, `ignore`
+  (members), `outputs` "in any order".
+- `expect` is for answers that cannot be recorded, or not word for word: `status`, and `error`, `json`, `subset`, `text` or
+  `pattern`. Where the recorded answer is another, `newer` says why; where there is none, `no_recording` does.
+- `divergences.json` holds the differences on purpose: why, and our answer. `expected-failures.txt` holds what is not there
+  yet, a reason each: an entry that begins to pass is an error, so the list can only shrink.
+- `models/repository` is what Trireme serves. For each model there is a twin of the same behaviour in `models/triton`, for the
+  recording.
+- `tests/compat/run.py --docs` writes this page; `--check`, which the tests run, says when it is stale.
+"""
+
+
+def render(themes):
+    """The page."""
+    everything = [scenario for theme in themes for scenario in theme.scenarios]
+    versions = sorted({theme.triton for theme in themes if theme.triton})
+    return INTRODUCTION.format(
+        total=len(everything),
+        recorded=sum(scenario.recorded is not None for scenario in everything),
+        version=", ".join(versions),
+        themes="\n".join(map(theme_row, themes)),
+        divergences=divergences({scenario.id: scenario for scenario in everything}),
+        newer="\n".join(f"| `{s.id}` | {cell(s.newer)} |" for s in everything if s.newer),
+        missing=missing(everything),
+    )
+
+
+def theme_row(theme):
+    different = sum(scenario.divergence is not None for scenario in theme.scenarios)
+    failing = sum(scenario.expected_failure is not None for scenario in theme.scenarios)
+    counts = " | ".join(str(count) if count else "" for count in (len(theme.scenarios), different, failing))
+    return f"| `{theme.name}` | {theme.title}. {cell(theme.about)} | {counts} |"
+
+
+def divergences(everything):
+    """Each reason, with what Triton answers and what Trireme does."""
+    groups = []
+    for divergence in json.loads(DIVERGENCES.read_text()):
+        rows = []
+        for name, expect in divergence["scenarios"].items():
+            recorded = everything[name].recorded
+            triton = f"{recorded.status} {shown(recorded.text)}" if recorded else "not recorded"
+            rows.append(f"| `{name}` | {triton} | {expect['status']} {shown(body(expect))} |")
+        table = "| scenario | Triton | Trireme |\n|---|---|---|\n" + "\n".join(rows)
+        groups.append(f"**{divergence['why']}**\n\n{table}")
+    return "\n\n".join(groups)
+
+
+def body(expect):
+    """The body that is expected, as text."""
+    if "error" in expect:
+        return json.dumps({"error": expect["error"]}, ensure_ascii=False)
+    if "text" in expect:
+        return expect["text"]
+    if "json" in expect:
+        return json.dumps(expect["json"], ensure_ascii=False, separators=(",", ":"))
+    return expect.get("pattern", "")
+
+
+def missing(everything):
+    failing = [scenario for scenario in everything if scenario.expected_failure]
+    if not failing:
+        return "Nothing: every scenario that is not listed above is answered as Triton does."
+    rows = "\n".join(f"| `{s.id}` | {cell(s.why)} | {cell(s.expected_failure)} |" for s in failing)
+    return f"| scenario | what | why it fails |\n|---|---|---|\n{rows}"
+
+
+def shown(text):
+    text = text.encode(errors="backslashreplace").decode()
+    if len(text) > LONGEST_SHOWN:
+        text = f"{text[: LONGEST_SHOWN - 40]} … {text[-30:]}"
+    return f"`{cell(text)}`" if text else ""
+
+
+def cell(text):
+    """Text that stays within its cell of a table."""
+    return text.replace("|", "\\|").replace("\n", " ").replace("\0", "\\u0000")

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Sends every scenario to a real Triton and writes down what it answers, in tests/compat/recorded.
+
+Either to a Triton that serves what triton.assemble_repository() makes (default model control mode, no other flags):
+
+    record.py --triton-url http://127.0.0.1:8000
+
+or to one that is started for it:
+
+    record.py --tritonserver PATH [--backends DIR] [--libraries DIR] [--python PATH]
+
+The wheel nvidia-pytriton holds a tritonserver with the python backend that runs without a GPU: unpack it, link the stub
+for your Python (python_backend_stubs/3.x/triton_python_backend_stub) into its backends/python, and name
+pytriton/tritonserver/bin/tritonserver, pytriton/tritonserver/backends, nvidia_pytriton.libs and the python of an
+environment with numpy below 2. After recording, `run.py --check` says where expectations have to be looked at again.
+"""
+
+import argparse
+import http.client
+import json
+import urllib.request
+from pathlib import Path
+
+import scenarios
+from exchange import exchange
+from triton import Triton
+
+DEFAULT_PORT = 18100
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--triton-url", help="HTTP address of a Triton that runs")
+    which.add_argument("--tritonserver", type=Path, help="the program to start")
+    parser.add_argument("--backends", type=Path, help="its backend directory")
+    parser.add_argument("--libraries", type=Path, help="where its shared libraries are")
+    parser.add_argument("--python", type=Path, help="the interpreter for the python backend")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="HTTP port; gRPC and metrics take the next two")
+    parser.add_argument("--only", default="", metavar="TEXT", help="scenarios whose id contains this")
+    arguments = parser.parse_args()
+    if arguments.triton_url:
+        return record(arguments.triton_url, arguments.only)
+    place = (arguments.backends, arguments.libraries, arguments.python, arguments.port)
+    with Triton(arguments.tritonserver, *place) as triton:
+        record(triton.url, arguments.only, triton)
+
+
+def ask(url, scenario, triton):
+    """The answer, if the scenario is to be recorded and there is one."""
+    if scenario.no_recording:
+        return None
+    try:
+        return exchange(url, scenario.request)
+    except (OSError, http.client.HTTPException) as error:
+        died = triton is not None and triton.revive()
+        print(f"{scenario.id}: no answer: {'the server died' if died else error}")
+        return None
+
+
+def record(url, only, triton=None):
+    with urllib.request.urlopen(f"{url}/v2") as response:
+        version = json.load(response)["version"]
+    for theme in scenarios.load():
+        answers = {}
+        for scenario in theme.scenarios:
+            answer = ask(url, scenario, triton) if only in scenario.id else scenario.recorded
+            if answer:
+                answers[scenario.id] = answer.to_json()
+        lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(answer)}" for name, answer in answers.items())
+        text = f'{{\n  "triton": {json.dumps(version)},\n  "answers": {{\n{lines}\n  }}\n}}\n'
+        scenarios.recorded_path(theme.name).write_text(text)
+        print(f"{theme.name}: {len(answers)} answers of Triton {version}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Sends every scenario to a server and says which answers are not what Triton's would be.
+
+    run.py --url http://127.0.0.1:8000     the server has to serve tests/compat/models/repository
+    run.py --check                         holds what is written down against itself and docs/compatibility.md; no server
+    run.py --docs                          writes docs/compatibility.md
+
+Prints the differences of each scenario that failed, then `N passed, N failed`, and exits with 1 if any failed. A scenario
+listed in expected-failures.txt has to fail: when it passes, that is a failure, and its line has to go. Those that fail as
+listed are counted apart.
+"""
+
+import argparse
+import http.client
+import sys
+
+import docs
+import scenarios
+from compare import against_expectation, differences
+from exchange import exchange
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--url", help="the server's HTTP address")
+    what.add_argument("--check", action="store_true", help="check the data and the documentation")
+    what.add_argument("--docs", action="store_true", help="write the documentation")
+    parser.add_argument("--only", default="", metavar="TEXT", help="scenarios whose id contains this")
+    arguments = parser.parse_args()
+    themes = scenarios.load()
+    if arguments.docs:
+        docs.PATH.write_text(docs.render(themes))
+        return 0
+    if arguments.check:
+        return report(check(themes), "consistent")
+    chosen = [s for theme in themes for s in theme.scenarios if arguments.only in s.id]
+    results = [(scenario.id, verdict(arguments.url, scenario)) for scenario in chosen]
+    return report(results, "passed", sum(scenario.expected_failure is not None for scenario in chosen))
+
+
+def verdict(url, scenario):
+    """What is wrong, as lines; none when nothing is."""
+    try:
+        found = differences(scenario, exchange(url, scenario.request))
+    except (OSError, http.client.HTTPException) as error:
+        found = [f"no answer: {type(error).__name__}: {error}"]
+    if scenario.expected_failure is None:
+        return found
+    return [] if found else [f"passes, so its line in {scenarios.EXPECTED_FAILURES.name} has to go"]
+
+
+def check(themes):
+    """Whether each scenario can be judged, and recordings and expectations agree or say why not."""
+    results = []
+    for scenario in (s for theme in themes for s in theme.scenarios):
+        found = []
+        if scenario.recorded is None and not scenario.no_recording:
+            found.append("is not recorded and does not say why (`no_recording`); run record.py")
+        if scenario.recorded is None and not scenario.expect:
+            found.append("has neither a recording nor an expectation")
+        if scenario.recorded and scenario.expect:
+            differs = bool(against_expectation(scenario.expect, scenario.recorded))
+            if differs and not scenario.newer:
+                found += ["the recorded answer is not the expected one and `newer` does not say why"]
+                found += against_expectation(scenario.expect, scenario.recorded)
+            if not differs and scenario.newer:
+                found.append("`newer` is there, but the recorded answer is the expected one")
+        if scenario.divergence and scenario.expected_failure:
+            found.append("is a divergence and an expected failure")
+        results.append((scenario.id, found))
+    stale = docs.PATH.read_text() != docs.render(themes) if docs.PATH.exists() else True
+    results.append((docs.PATH.name, ["is stale: run tests/compat/run.py --docs"] if stale else []))
+    return results
+
+
+def report(results, word, listed=0):
+    """Prints the outcome. `listed` of the results are about scenarios that are known to fail."""
+    failed = [(name, found) for name, found in results if found]
+    for name, found in failed:
+        print(f"FAILED {name}")
+        for difference in found:
+            print(f"  {difference}")
+    apart = f" ({listed} of them fail as {scenarios.EXPECTED_FAILURES.name} says)" if listed else ""
+    print(f"{len(results) - len(failed)} {word}, {len(failed)} failed{apart}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""A real tritonserver to record from: a model repository made of the twins, and the process.
+
+It is started with the python backend only. `models/repository` is what Trireme serves; for Triton each model gets the
+same configuration with the backend changed, and the twin from `models/triton` as its `model.py`.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+MODELS = Path(__file__).resolve().parent / "models"
+BACKEND = re.compile(r'^backend: "(\w+)"$', re.MULTILINE)
+START_LIMIT_S = 120
+# How long a crash may take to become an exit.
+DYING_S = 3
+
+
+def assemble_repository(target):
+    """Writes the model repository that Triton serves."""
+    for model in sorted((MODELS / "repository").iterdir()):
+        config = (model / "config.pbtxt").read_text()
+        backend = BACKEND.search(config)
+        shutil.copytree(model, target / model.name, ignore=shutil.ignore_patterns("*.onnx", ".gitkeep"))
+        if backend is None:
+            continue
+        twin = "identity" if backend[1] == "identity" else model.name
+        (target / model.name / "config.pbtxt").write_text(BACKEND.sub('backend: "python"', config))
+        for version in (target / model.name).iterdir():
+            if version.is_dir():
+                shutil.copy(MODELS / "triton" / f"{twin}.py", version / "model.py")
+
+
+class Triton:
+    """A tritonserver that runs for the length of a `with` block; `url` is its HTTP address."""
+
+    def __init__(self, program, backends, libraries, python, port):
+        self.program, self.backends, self.libraries, self.python, self.port = program, backends, libraries, python, port
+        self.url = f"http://127.0.0.1:{port}"
+
+    def __enter__(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="trireme-compat-")
+        repository = Path(self.folder.name) / "models"
+        repository.mkdir()
+        assemble_repository(repository)
+        self.start(repository)
+        return self
+
+    def start(self, repository):
+        environment = dict(os.environ)
+        if self.libraries:
+            environment["LD_LIBRARY_PATH"] = str(self.libraries)
+        if self.python:
+            # The backend's stub finds its interpreter through PATH.
+            environment["PATH"] = f"{Path(self.python).parent}:{environment['PATH']}"
+        command = [self.program, "--model-repository", repository, "--log-info=0"]
+        command += ["--http-port", self.port, "--grpc-port", self.port + 1, "--metrics-port", self.port + 2]
+        if self.backends:
+            command += ["--backend-directory", self.backends]
+        self.process = subprocess.Popen([str(part) for part in command], env=environment)
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def revive(self):
+        """Starts it again if it has died, which some requests do to a Triton. Says whether it had."""
+        try:
+            self.process.wait(timeout=DYING_S)
+        except subprocess.TimeoutExpired:
+            return False
+        self.start(Path(self.folder.name) / "models")
+        return True
+
+    def wait_ready(self):
+        give_up = time.monotonic() + START_LIMIT_S
+        while self.process.poll() is None and time.monotonic() < give_up:
+            try:
+                with urllib.request.urlopen(f"{self.url}/v2/health/ready", timeout=5):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.2)
+        raise SystemExit("tritonserver did not get ready; its own messages are above")
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=40)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.folder.cleanup()

@@ -1,0 +1,186 @@
+//! A blocking HTTP/1.1 client that does only what tests need: a connection for each request, a limit on every wait, and
+//! the freedom to send what is wrong.
+
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// The longest wait for an answer: longer than any deadline that tests give a request.
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// A request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    method: String,
+    path: String,
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+}
+
+/// An answer.
+#[derive(Clone, Debug)]
+pub struct Response {
+    /// The status code.
+    pub status: u16,
+    /// The headers; names in lower case.
+    pub headers: Vec<(String, String)>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+// === impl Request ===
+
+impl Request {
+    /// A request without a body.
+    pub fn new(method: &str, path: &str) -> Request {
+        Request { method: method.to_owned(), path: path.to_owned(), headers: Vec::new(), body: Vec::new() }
+    }
+
+    /// `GET path`.
+    pub fn get(path: &str) -> Request {
+        Request::new("GET", path)
+    }
+
+    /// `POST path` with a body.
+    pub fn post(path: &str, body: impl Into<Vec<u8>>) -> Request {
+        Request { body: body.into(), ..Request::new("POST", path) }
+    }
+
+    /// An infer request to `model`, with the body as JSON.
+    pub fn infer(model: &str, body: &Value) -> Request {
+        Request::post(&format!("/v2/models/{model}/infer"), body.to_string())
+    }
+
+    /// An infer request to `model`: JSON, then the bytes of its binary tensors.
+    pub fn infer_binary(model: &str, header: &Value, binary: &[u8]) -> Request {
+        let header = header.to_string();
+        let length = header.len().to_string();
+        Request::post(&format!("/v2/models/{model}/infer"), [header.as_bytes(), binary].concat())
+            .header("Inference-Header-Content-Length", &length)
+    }
+
+    /// The same with one more header.
+    pub fn header(mut self, name: &str, value: &str) -> Request {
+        self.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Sends it and returns the connection that the answer will come on. Dropped, the client is gone.
+    pub fn start(&self, address: SocketAddr) -> Result<TcpStream> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        let mut head = format!("{} {} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n", self.method, self.path);
+        for (name, value) in &self.headers {
+            head += &format!("{name}: {value}\r\n");
+        }
+        head += &format!("Content-Length: {}\r\n\r\n", self.body.len());
+        // A server may answer, and close, before it has read everything.
+        let _ = stream.write_all(&[head.as_bytes(), &self.body].concat());
+        Ok(stream)
+    }
+
+    /// Sends it and waits for the answer. Errors when the server is not there, or does not answer in full.
+    pub fn send(&self, address: SocketAddr) -> Result<Response> {
+        let mut stream = self.start(address)?;
+        let mut received = Vec::new();
+        loop {
+            if let Some(response) = Response::parse(&received)? {
+                return Ok(response);
+            }
+            let mut piece = [0; 16 * 1024];
+            match stream.read(&mut piece)? {
+                0 => {
+                    return Err(Error::new(
+                        ErrorKind::UnexpectedEof,
+                        "connection closed before the answer was complete",
+                    ));
+                }
+                length => received.extend_from_slice(&piece[..length]),
+            }
+        }
+    }
+}
+
+// === impl Response ===
+
+impl Response {
+    /// The response in `received`, if it is complete.
+    fn parse(received: &[u8]) -> Result<Option<Response>> {
+        let Some(end) = received.windows(4).position(|window| window == b"\r\n\r\n") else { return Ok(None) };
+        let invalid = |what: &str| Error::new(ErrorKind::InvalidData, what.to_owned());
+        let head = std::str::from_utf8(&received[..end]).map_err(|_| invalid("the head of the answer is not text"))?;
+        let mut lines = head.split("\r\n");
+        let status = lines.next().and_then(|line| line.split(' ').nth(1)).and_then(|status| status.parse().ok());
+        let headers: Vec<(String, String)> = lines
+            .filter_map(|line| line.split_once(':'))
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
+            .collect();
+        let length = headers.iter().find(|(name, _)| name == "content-length").and_then(|(_, n)| n.parse().ok());
+        let length: usize = length.ok_or_else(|| invalid("the answer has no Content-Length"))?;
+        let status = status.ok_or_else(|| invalid("the answer has no status"))?;
+        let body = received[end + 4..].get(..length);
+        Ok(body.map(|body| Response { status, headers, body: body.to_vec() }))
+    }
+
+    /// The value of a header.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The body as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The body as JSON.
+    ///
+    /// # Panics
+    /// When it is none.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        match serde_json::from_slice(&self.body) {
+            Ok(value) => value,
+            Err(error) => panic!("status {}, body is no JSON ({error}): {}", self.status, self.text()),
+        }
+    }
+
+    /// The message of an error, `{"error": message}`.
+    ///
+    /// # Panics
+    /// When the body is anything else.
+    #[track_caller]
+    pub fn error(&self) -> String {
+        let json = self.json();
+        match (json.as_object().map(|object| object.len()), json["error"].as_str()) {
+            (Some(1), Some(message)) => message.to_owned(),
+            _ => panic!("status {}, expected {{\"error\": message}}, found {json}", self.status),
+        }
+    }
+
+    /// The output called `name` of an answered infer request.
+    ///
+    /// # Panics
+    /// When the request was not answered with 200, or there is no such output.
+    #[track_caller]
+    pub fn output(&self, name: &str) -> Value {
+        assert_eq!(self.status, 200, "{}", self.text());
+        let json = self.json();
+        let outputs = json["outputs"].as_array();
+        let found = outputs.into_iter().flatten().find(|output| output["name"] == name);
+        found.unwrap_or_else(|| panic!("no output '{name}' in {json}")).clone()
+    }
+
+    /// The numbers of the output called `name`.
+    ///
+    /// # Panics
+    /// As [`Response::output`], and when it holds anything but numbers.
+    #[track_caller]
+    pub fn numbers(&self, name: &str) -> Vec<f32> {
+        let output = self.output(name);
+        let data = output["data"].as_array().unwrap_or_else(|| panic!("output '{name}' has no data: {output}"));
+        data.iter().map(|number| number.as_f64().expect("the output holds numbers") as f32).collect()
+    }
+}

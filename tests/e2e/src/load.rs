@@ -1,0 +1,70 @@
+//! Steady load: so many requests, so many at a time, and something that happens in the middle of it.
+
+use std::any::Any;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What became of the requests.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Requests that were answered as they should be.
+    pub right: usize,
+    /// What was wrong with each of the others.
+    pub wrong: Vec<String>,
+    /// The longest that one took.
+    pub slowest: Duration,
+}
+
+/// Sends `requests` requests, `concurrency` at a time, by calling `request` with 0, 1, 2 …, which panics when the answer
+/// is wrong. Once half of them have been answered, `halfway` is called, while the others go on.
+pub fn load(requests: usize, concurrency: usize, request: impl Fn(usize) + Sync, halfway: impl FnOnce()) -> Outcome {
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let outcome = Mutex::new(Outcome { right: 0, wrong: Vec::new(), slowest: Duration::ZERO });
+    thread::scope(|scope| {
+        for _ in 0..concurrency {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= requests {
+                        return;
+                    }
+                    let started = Instant::now();
+                    let answered = panic::catch_unwind(AssertUnwindSafe(|| request(number)));
+                    let mut outcome = outcome.lock().expect("no holder panics");
+                    outcome.slowest = outcome.slowest.max(started.elapsed());
+                    match answered {
+                        Ok(()) => outcome.right += 1,
+                        Err(panic) => outcome.wrong.push(format!("request {number}: {}", message(panic.as_ref()))),
+                    }
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        while done.load(Ordering::Relaxed) < requests / 2 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        halfway();
+    });
+    outcome.into_inner().expect("no holder panics")
+}
+
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    /// # Panics
+    /// Unless every one of `requests` requests was answered as it should be.
+    #[track_caller]
+    pub fn assert_all_right(&self, requests: usize) {
+        let some: Vec<_> = self.wrong.iter().take(5).map(String::as_str).collect();
+        assert!(self.wrong.is_empty(), "{} of {requests} went wrong:\n{}", self.wrong.len(), some.join("\n"));
+        assert_eq!(self.right, requests);
+    }
+}

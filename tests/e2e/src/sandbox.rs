@@ -1,0 +1,283 @@
+//! [`Sandbox`]: the whole system as processes, in one of two [`Mode`]s.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use trireme_testkit::NatsServer;
+
+use crate::{Process, Request, Response, basic_repository, product, wait_until};
+
+/// How long everything may take to get ready. It takes about a second; machines that run tests can be busy.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+
+/// How the system is put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// `trireme serve`: one process.
+    AllInOne,
+    /// A nats-server, the gateway and the three stage services.
+    Services,
+}
+
+/// A stage service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each is a service's own name")]
+pub enum Stage {
+    Tokenizer,
+    Model,
+    Postprocess,
+}
+
+/// What a sandbox is to be like.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    mode: Mode,
+    repository: PathBuf,
+    gateway_arguments: Vec<String>,
+    worker_arguments: Vec<String>,
+    tokenizers: usize,
+    models: usize,
+    postprocesses: usize,
+}
+
+/// A running system. Dropped, all of it is killed; when a test fails, the ends of the logs are printed.
+pub struct Sandbox {
+    setup: Setup,
+    /// The gateway, or in [`Mode::AllInOne`] the one process.
+    pub gateway: Process,
+    /// Every process of a stage service that was started, in that order.
+    workers: Vec<(Stage, Process)>,
+    /// Where the gateway listens.
+    pub address: SocketAddr,
+    /// The broker; `None` in [`Mode::AllInOne`].
+    pub nats: Option<NatsServer>,
+    folder: TempDir,
+}
+
+// === impl Stage ===
+
+impl Stage {
+    const ALL: [Stage; 3] = [Stage::Tokenizer, Stage::Model, Stage::Postprocess];
+
+    /// The name of the service's binary.
+    pub fn binary(self) -> &'static str {
+        match self {
+            Stage::Tokenizer => "trireme-tokenizer",
+            Stage::Model => "trireme-model",
+            Stage::Postprocess => "trireme-postprocess",
+        }
+    }
+}
+
+// === impl Setup ===
+
+impl Setup {
+    /// The basic repository, one process of each service.
+    pub fn new(mode: Mode) -> Setup {
+        Setup {
+            mode,
+            repository: basic_repository(),
+            gateway_arguments: Vec::new(),
+            worker_arguments: Vec::new(),
+            tokenizers: 1,
+            models: 1,
+            postprocesses: 1,
+        }
+    }
+
+    /// Serves this model repository.
+    pub fn repository(self, path: &Path) -> Setup {
+        Setup { repository: path.to_owned(), ..self }
+    }
+
+    /// Starts this many processes of a stage service, in [`Mode::Services`].
+    pub fn replicas(mut self, stage: Stage, count: usize) -> Setup {
+        match stage {
+            Stage::Tokenizer => self.tokenizers = count,
+            Stage::Model => self.models = count,
+            Stage::Postprocess => self.postprocesses = count,
+        }
+        self
+    }
+
+    /// Further arguments of the gateway.
+    pub fn gateway_arguments(self, arguments: &[&str]) -> Setup {
+        Setup { gateway_arguments: owned(arguments), ..self }
+    }
+
+    /// Further arguments of every process that hosts models.
+    pub fn worker_arguments(self, arguments: &[&str]) -> Setup {
+        Setup { worker_arguments: owned(arguments), ..self }
+    }
+
+    /// Starts everything and waits until it is ready.
+    ///
+    /// # Panics
+    /// When it does not get ready.
+    #[track_caller]
+    pub fn start(self) -> Sandbox {
+        let mut sandbox = self.start_gateway();
+        if sandbox.nats.is_some() {
+            for stage in Stage::ALL {
+                for _ in 0..sandbox.setup.count(stage) {
+                    sandbox.start_worker(stage);
+                }
+            }
+        }
+        sandbox.wait_ready();
+        sandbox
+    }
+
+    /// Starts the broker and the gateway, or the one process, and nothing else. Does not wait for readiness.
+    #[track_caller]
+    pub fn start_gateway(self) -> Sandbox {
+        let nats = (self.mode == Mode::Services).then(NatsServer::start);
+        self.start_gateway_on(nats)
+    }
+
+    /// The same with a broker that need not run: its port is known, that is enough.
+    #[track_caller]
+    pub fn start_gateway_on(self, nats: Option<NatsServer>) -> Sandbox {
+        let folder = tempfile::Builder::new().prefix("trireme-e2e-").tempdir().expect("a temporary folder");
+        let mut command = match &nats {
+            None => product("trireme"),
+            Some(_) => product("trireme-gateway"),
+        };
+        match &nats {
+            None => command.arg("serve").args(&self.worker_arguments),
+            Some(nats) => command.args(["--nats-url", &nats.url()]),
+        };
+        command.arg("--model-repository").arg(&self.repository).args(&self.gateway_arguments);
+        let name = if nats.is_some() { "gateway" } else { "serve" };
+        let gateway = Process::start(name, &mut command, folder.path());
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        Sandbox { setup: self, gateway, workers: Vec::new(), address, nats, folder }
+    }
+
+    fn count(&self, stage: Stage) -> usize {
+        match stage {
+            Stage::Tokenizer => self.tokenizers,
+            Stage::Model => self.models,
+            Stage::Postprocess => self.postprocesses,
+        }
+    }
+}
+
+// === impl Sandbox ===
+
+impl Sandbox {
+    /// Everything as [`Setup::new`] has it.
+    #[track_caller]
+    pub fn start(mode: Mode) -> Sandbox {
+        Setup::new(mode).start()
+    }
+
+    /// Starts one more process of a stage service and returns its number among those of its stage, from 0. Does not wait
+    /// for it.
+    pub fn start_worker(&mut self, stage: Stage) -> usize {
+        let url = self.nats.as_ref().expect("stages are processes of their own in Mode::Services only").url();
+        let number = self.workers.iter().filter(|(of, _)| *of == stage).count();
+        let mut command = product(stage.binary());
+        command.args(["--nats-url", &url, "--model-repository"]).arg(&self.setup.repository);
+        command.args(&self.setup.worker_arguments);
+        let name = format!("{}-{number}", stage.binary());
+        self.workers.push((stage, Process::start(&name, &mut command, self.folder.path())));
+        number
+    }
+
+    /// A process of a stage service, by the order they were started in.
+    pub fn worker(&mut self, stage: Stage, number: usize) -> &mut Process {
+        let mut of_stage = self.workers.iter_mut().filter(|(of, _)| *of == stage);
+        &mut of_stage.nth(number).expect("a worker of this number was started").1
+    }
+
+    /// Takes a worker out of the sandbox, as [`Sandbox::worker`] finds it; the others keep the order they have.
+    pub fn take_worker(&mut self, stage: Stage, number: usize) -> Process {
+        let of_stage = self.workers.iter().enumerate().filter(|(_, (of, _))| *of == stage);
+        let position = of_stage.map(|(position, _)| position).nth(number).expect("a worker of this number was started");
+        self.workers.remove(position).1
+    }
+
+    /// Waits until the server says that it is ready: every model is served, and every worker that runs has loaded.
+    ///
+    /// # Panics
+    /// When a process ends before that, or it takes too long.
+    #[track_caller]
+    pub fn wait_ready(&mut self) {
+        self.wait_listening();
+        wait_until("every worker is ready", READY_LIMIT, || {
+            self.check_running();
+            self.workers
+                .iter_mut()
+                .all(|(_, worker)| worker.exited().is_some() || worker.count("ready") > 0)
+                .then_some(())
+        });
+        wait_until("the server is ready", READY_LIMIT, || {
+            self.check_running();
+            self.is_ready().then_some(())
+        });
+    }
+
+    /// Waits until the gateway listens; from then on [`Sandbox::address`] holds.
+    #[track_caller]
+    pub fn wait_listening(&mut self) {
+        self.address = wait_until("the gateway listens", READY_LIMIT, || {
+            self.check_running();
+            let events = self.gateway.events();
+            let listening = events.iter().find(|event| event["message"] == "HTTP listener")?;
+            listening["address"].as_str()?.parse().ok()
+        });
+    }
+
+    /// A process that failed will not get ready any more. One that was killed is meant to be gone.
+    #[track_caller]
+    fn check_running(&mut self) {
+        let processes = std::iter::once(&mut self.gateway).chain(self.workers.iter_mut().map(|(_, worker)| worker));
+        for process in processes {
+            if let Some(code) = process.exited().and_then(|status| status.code()).filter(|code| *code != 0) {
+                panic!("{} has ended with code {code}: {}", process.name(), process.last_words().join(" "));
+            }
+        }
+    }
+
+    /// Whether the server says that it is ready.
+    pub fn is_ready(&self) -> bool {
+        Request::get("/v2/health/ready").send(self.address).is_ok_and(|response| response.status == 200)
+    }
+
+    /// The status of a model's readiness: 200 or 400.
+    pub fn model_ready(&self, model: &str) -> u16 {
+        self.get(&format!("/v2/models/{model}/ready")).status
+    }
+
+    /// Sends a request.
+    ///
+    /// # Panics
+    /// When it is not answered.
+    #[track_caller]
+    pub fn send(&self, request: &Request) -> Response {
+        match request.send(self.address) {
+            Ok(response) => response,
+            Err(error) => panic!("no answer to {request:?}: {error}"),
+        }
+    }
+
+    /// `GET path`.
+    #[track_caller]
+    pub fn get(&self, path: &str) -> Response {
+        self.send(&Request::get(path))
+    }
+
+    /// An infer request as JSON.
+    #[track_caller]
+    pub fn infer(&self, model: &str, body: &Value) -> Response {
+        self.send(&Request::infer(model, body))
+    }
+}
+
+fn owned(arguments: &[&str]) -> Vec<String> {
+    arguments.iter().map(|argument| (*argument).to_owned()).collect()
+}

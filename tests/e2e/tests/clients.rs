@@ -1,0 +1,67 @@
+//! The official Triton client, and comparisons with Python's onnxruntime and tokenizers: `tests/clients/*.py`.
+
+use std::path::Path;
+use std::process::Command;
+
+use trireme_e2e::{Mode, Sandbox, Setup, Stage, demo_repository, in_every_mode, python, seed_repository, workspace};
+
+/// Names a folder with reference embeddings (`data/`) and the model they were made with (`models/`).
+const REFERENCES: &str = "TRIREME_REFERENCE_DIR";
+
+in_every_mode!(
+    a_published_tutorial_runs,
+    json_and_binary_tensors_travel,
+    the_demo_gives_what_python_computes,
+    real_texts_give_the_reference_embeddings,
+);
+
+/// Runs a script against the sandbox; it prints what holds and what does not.
+#[track_caller]
+fn run(sandbox: &Sandbox, script: &str, arguments: &[&str]) {
+    let path = workspace().join("tests/clients").join(script);
+    let output =
+        Command::new(python()).arg(path).arg("--url").arg(sandbox.address.to_string()).args(arguments).output();
+    let output =
+        output.unwrap_or_else(|error| panic!("{} does not run: {error}; run `make setup`", python().display()));
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    println!("{said}");
+    assert!(output.status.success(), "{script} found:\n{said}{errors}");
+}
+
+fn utf8(path: &Path) -> &str {
+    path.to_str().expect("paths of this project are text")
+}
+
+fn a_published_tutorial_runs(mode: Mode) {
+    let sandbox = Setup::new(mode).repository(&seed_repository()).replicas(Stage::Postprocess, 0).start();
+    run(&sandbox, "seed_000.py", &[]);
+}
+
+fn json_and_binary_tensors_travel(mode: Mode) {
+    run(&Sandbox::start(mode), "http_json_binary.py", &[]);
+}
+
+fn the_demo_gives_what_python_computes(mode: Mode) {
+    let repository = demo_repository();
+    let sandbox = Setup::new(mode).repository(&repository).start();
+    run(&sandbox, "reference_demo.py", &["--repository", utf8(&repository)]);
+}
+
+/// Every text alone, and again with 64 requests in flight: a cosine of at least 0.99999 to the reference.
+fn real_texts_give_the_reference_embeddings(mode: Mode) {
+    let Some(references) = std::env::var_os(REFERENCES) else {
+        println!("left out: {REFERENCES} does not name a folder with reference embeddings");
+        return;
+    };
+    let references = Path::new(&references);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let assembled = Command::new(workspace().join("scripts/assemble-repository.sh"))
+        .args([&references.join("models/minilm-l6-v2-fp32"), folder.path()])
+        .status();
+    assert!(assembled.is_ok_and(|status| status.success()), "scripts/assemble-repository.sh has to succeed");
+    let sandbox = Setup::new(mode).repository(folder.path()).start();
+    let data = references.join("data");
+    let mut arguments = vec!["--references", utf8(&data), "--tokenizer", "tokenizer", "--min-cosine", "0.99999"];
+    arguments.extend(["--concurrency", "64", "--ways", "alone", "concurrent"]);
+    run(&sandbox, "reference_embeddings.py", &arguments);
+}

@@ -1,0 +1,35 @@
+//! What a real Triton answers, asked of Trireme: `tests/compat`. Its scripts know nothing but Python's standard library.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use trireme_e2e::{Mode, Setup, Stage, in_every_mode, python, workspace};
+
+in_every_mode!(every_scenario_is_answered_as_expected);
+
+/// Runs `tests/compat/run.py`, which prints what it finds.
+#[track_caller]
+fn run(arguments: &[&str]) {
+    let output = Command::new(python()).arg("-B").arg(compat().join("run.py")).args(arguments).output();
+    let output =
+        output.unwrap_or_else(|error| panic!("{} does not run: {error}; run `make setup`", python().display()));
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    println!("{said}");
+    assert!(output.status.success(), "run.py found:\n{said}{errors}");
+}
+
+fn compat() -> PathBuf {
+    workspace().join("tests/compat")
+}
+
+fn every_scenario_is_answered_as_expected(mode: Mode) {
+    let setup = Setup::new(mode).repository(&compat().join("models/repository"));
+    let sandbox = setup.replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0).start();
+    run(&["--url", &format!("http://{}", sandbox.address)]);
+}
+
+/// Recordings, expectations, divergences and docs/compatibility.md fit each other.
+#[test]
+fn what_is_written_down_is_consistent() {
+    run(&["--check"]);
+}

@@ -1,0 +1,351 @@
+//! The documentation says what is so: the flag tables of docs/configuration.md are what the binaries say of themselves,
+//! links lead somewhere, and the paths and functions that pages name are there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use trireme_e2e::{product, workspace};
+
+/// Every process that takes flags in the reference: its binary, and the subcommand if it is one.
+const PROCESSES: [(&str, Option<&str>); 5] = [
+    ("trireme", Some("serve")),
+    ("trireme-gateway", None),
+    ("trireme-tokenizer", None),
+    ("trireme-model", None),
+    ("trireme-postprocess", None),
+];
+
+const PAGE: &str = "docs/configuration.md";
+const TABLES_BEGIN: &str = "<!-- flags: begin -->";
+const TABLES_END: &str = "<!-- flags: end -->";
+const HOW_TO_RENEW: &str = "renew it with `UPDATE_DOCS=1 cargo test -p trireme-e2e --test documentation`";
+
+/// What `--help` says of a flag stands this far to the right; flags themselves do not.
+const HELP_INDENT: usize = 10;
+
+/// Folders of the workspace that pages name files in.
+const SOURCES: [&str; 8] = ["crates", "services", "cli", "tests", "scripts", "examples", "proto", "docs"];
+
+/// A flag as `--help` tells it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Flag {
+    /// `--http-port`
+    name: String,
+    /// `PORT`; none for a switch.
+    value: Option<String>,
+    help: String,
+    /// The values it may have, each with what it means.
+    choices: Vec<String>,
+    variable: Option<String>,
+    default: Option<String>,
+    required: bool,
+}
+
+#[test]
+fn flag_tables_are_what_the_binaries_say() {
+    let path = workspace().join(PAGE);
+    let page = fs::read_to_string(&path).expect("the page is there");
+    let (before, rest) = page.split_once(TABLES_BEGIN).expect("the page has the mark of the tables' beginning");
+    let (_, after) = rest.split_once(TABLES_END).expect("the page has the mark of the tables' end");
+    let renewed = format!("{before}{TABLES_BEGIN}\n\n{}{TABLES_END}{after}", tables(&flags_by_process()));
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        return fs::write(&path, renewed).expect("the page can be written");
+    }
+    let differs = renewed.lines().zip(page.lines()).find(|(renewed, page)| renewed != page);
+    assert!(renewed == page, "{PAGE} is out of date, {HOW_TO_RENEW}; it first differs here: {differs:#?}");
+}
+
+#[test]
+fn every_flag_has_a_variable_and_a_help_text() {
+    for (process, flags) in flags_by_process() {
+        assert!(flags.len() > 5, "{process} shows only {} flags: is its --help still understood?", flags.len());
+        for Flag { name, help, variable, .. } in flags {
+            assert!(!help.is_empty(), "{process} {name} has no help text");
+            let expected = format!("TRIREME_{}", name.trim_start_matches('-').replace('-', "_").to_uppercase());
+            assert_eq!(variable, Some(expected), "the environment variable of {process} {name}");
+        }
+    }
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let mut links = 0;
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("a page can be read");
+        for target in links_of(&text) {
+            links += 1;
+            let (file, anchor) = target.split_once('#').unwrap_or((&target, ""));
+            let folder = page.parent().expect("a page lies in a folder");
+            let file = if file.is_empty() { page.clone() } else { folder.join(file) };
+            assert!(file.exists(), "{}: the link to '{target}' leads nowhere", page.display());
+            if !anchor.is_empty() {
+                let headings = anchors(&fs::read_to_string(&file).expect("a link with an anchor leads to a text"));
+                assert!(headings.contains(anchor), "{}: '{target}' names none of {headings:?}", page.display());
+            }
+        }
+    }
+    assert!(links > 10, "found only {links} links");
+}
+
+#[test]
+fn every_path_that_a_page_names_is_there() {
+    let mut paths = 0;
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("a page can be read");
+        for path in codes(&text).filter(|code| is_path(code)) {
+            paths += 1;
+            assert!(workspace().join(path).exists(), "{} names '{path}', which is not there", page.display());
+        }
+    }
+    assert!(paths > 10, "found only {paths} paths");
+}
+
+#[test]
+fn every_function_that_the_architecture_names_is_there() {
+    let sources: Vec<String> = files("rs").iter().map(|path| fs::read_to_string(path).expect("it is text")).collect();
+    let page = fs::read_to_string(workspace().join("ARCHITECTURE.md")).expect("the page is there");
+    let mut functions = 0;
+    for code in codes(&page) {
+        let Some((owner, function)) = as_function(code) else { continue };
+        functions += 1;
+        let heads = [format!("fn {function}("), format!("fn {function}<")];
+        let defined = |text: &String| text.contains(owner) && heads.iter().any(|head| text.contains(head));
+        assert!(sources.iter().any(defined), "ARCHITECTURE.md names '{code}', which no source file defines");
+    }
+    assert!(functions > 10, "found only {functions} functions");
+}
+
+#[test]
+fn help_is_understood() {
+    let help = "\
+Does it
+
+Usage: it serve [OPTIONS] --dir <DIR>
+
+Options:
+      --dir <DIR>
+          A folder; may be given
+          several times
+          
+          [env: IT_DIR=]
+
+      --storage <STORAGE>
+          Where
+
+          Possible values:
+          - memory: In memory: fast, and
+            forgetful
+          - file:   On disk
+          
+          [env: IT_STORAGE=]
+          [default: memory]
+
+      --plain
+          Nothing else
+
+  -h, --help
+          Print help
+";
+    let flag = |name: &str| Flag { name: name.to_owned(), ..Flag::default() };
+    let dir = Flag {
+        value: Some("DIR".to_owned()),
+        help: "A folder; may be given several times".to_owned(),
+        variable: Some("IT_DIR".to_owned()),
+        required: true,
+        ..flag("--dir")
+    };
+    let storage = Flag {
+        value: Some("STORAGE".to_owned()),
+        help: "Where".to_owned(),
+        choices: vec!["memory: In memory: fast, and forgetful".to_owned(), "file: On disk".to_owned()],
+        variable: Some("IT_STORAGE".to_owned()),
+        default: Some("memory".to_owned()),
+        ..flag("--storage")
+    };
+    let plain = Flag { help: "Nothing else".to_owned(), ..flag("--plain") };
+    assert_eq!(parse_help(help), [dir, storage, plain]);
+}
+
+#[test]
+fn links_and_paths_are_told_from_other_text() {
+    let text = "# A b: `c`, d\n[one](x.md#y) and [two](https://z.org)\n```\n[three](no.md)\n```\n[four](#a)";
+    assert_eq!(links_of(text), ["x.md#y", "#a"]);
+    assert_eq!(anchors(text), BTreeSet::from(["a-b-c-d".to_owned()]));
+    assert!(is_path("crates/bus/src/lib.rs") && is_path("docs/adr/"));
+    assert_eq!(as_function("Bus::reply"), Some(("Bus", "reply")));
+    assert!(as_function("a::b::c").or(as_function("Kind::Name")).is_none());
+    assert!(!is_path("services/*/src") && !is_path("tests/<name>.rs") && !is_path("and/or") && !is_path("cli serve"));
+}
+
+// === Flags ===
+
+/// Each process as it is called, with its flags in the order of its help.
+fn flags_by_process() -> Vec<(String, Vec<Flag>)> {
+    let flags = |(binary, subcommand): (&str, Option<&str>)| {
+        let output = product(binary).args(subcommand).arg("--help").output().expect("the binary runs");
+        assert!(output.status.success(), "{binary} --help ends with {}", output.status);
+        let name = [Some(binary), subcommand].into_iter().flatten().collect::<Vec<_>>().join(" ");
+        (name, parse_help(&String::from_utf8_lossy(&output.stdout)))
+    };
+    PROCESSES.into_iter().map(flags).collect()
+}
+
+/// The flags in what clap prints for `--help`, apart from `--help` and `--version`.
+fn parse_help(help: &str) -> Vec<Flag> {
+    let usage = help.lines().find(|line| line.starts_with("Usage:")).unwrap_or_default();
+    let required: BTreeSet<&str> = usage.split_whitespace().filter(|word| word.starts_with("--")).collect();
+    let mut flags: Vec<Flag> = Vec::new();
+    for line in help.lines().skip_while(|line| *line != "Options:").skip(1) {
+        let text = line.trim();
+        if text.starts_with('-') && line.len() - text.len() < HELP_INDENT {
+            let text = &text[text.find("--").unwrap_or(0)..];
+            let (name, value) = text.split_once(' ').unwrap_or((text, ""));
+            let value = value.trim_start_matches('<').split('>').next().filter(|value| !value.is_empty());
+            let required = required.contains(name);
+            flags.push(Flag { name: name.to_owned(), value: value.map(str::to_owned), required, ..Flag::default() });
+        } else if let Some(flag) = flags.last_mut() {
+            flag.read(text);
+        }
+    }
+    flags.retain(|flag| flag.name != "--help" && flag.name != "--version");
+    flags
+}
+
+// === impl Flag ===
+
+impl Flag {
+    /// Takes in a line of what stands below the flag.
+    fn read(&mut self, line: &str) {
+        let bracketed = |start: &str| line.strip_prefix(start)?.strip_suffix(']');
+        if line.is_empty() || line == "Possible values:" {
+        } else if let Some(variable) = bracketed("[env: ") {
+            self.variable = variable.split('=').next().map(str::to_owned);
+        } else if let Some(default) = bracketed("[default: ") {
+            self.default = Some(default.to_owned());
+        } else if let Some(choice) = line.strip_prefix("- ") {
+            self.choices.push(choice.split_whitespace().collect::<Vec<_>>().join(" "));
+        } else {
+            let text = self.choices.last_mut().unwrap_or(&mut self.help);
+            let gap = if text.is_empty() { "" } else { " " };
+            let _ = write!(text, "{gap}{line}");
+        }
+    }
+
+    /// Its row in a table.
+    fn row(&self) -> String {
+        let Flag { name, value, help, variable, default, .. } = self;
+        let flag = value.as_ref().map_or_else(|| name.clone(), |value| format!("{name} {value}"));
+        let choice = |choice: &String| match choice.split_once(": ") {
+            Some((value, meaning)) => format!("`{value}`: {meaning}"),
+            None => format!("`{choice}`"),
+        };
+        let meaning = [help.clone()].into_iter().chain(self.choices.iter().map(choice));
+        let meaning = meaning.collect::<Vec<_>>().join(". ").replace('|', "\\|");
+        let default = match (default, self.required, value) {
+            (Some(default), ..) => format!("`{default}`"),
+            (None, true, _) => "required".to_owned(),
+            (None, false, None) => "`false`".to_owned(),
+            (None, false, Some(_)) => "none".to_owned(),
+        };
+        format!("| `{flag}` | `{}` | {default} | {meaning} |", variable.as_deref().unwrap_or_default())
+    }
+}
+
+/// One table for each group of processes that share flags, the largest group first.
+fn tables(processes: &[(String, Vec<Flag>)]) -> String {
+    let mut groups: BTreeMap<Vec<usize>, Vec<&Flag>> = BTreeMap::new();
+    for (index, (_, flags)) in processes.iter().enumerate() {
+        for flag in flags {
+            let takers: Vec<usize> = (0..processes.len()).filter(|&other| processes[other].1.contains(flag)).collect();
+            if takers.first() == Some(&index) {
+                groups.entry(takers).or_default().push(flag);
+            }
+        }
+    }
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    groups.sort_by_key(|(takers, _)| (std::cmp::Reverse(takers.len()), takers.clone()));
+    let mut text = String::new();
+    for (takers, flags) in groups {
+        let names: Vec<_> = takers.iter().map(|&index| format!("`{}`", processes[index].0)).collect();
+        let rows: String = flags.iter().map(|flag| flag.row() + "\n").collect();
+        let _ =
+            write!(text, "### {}\n\n| flag | variable | default | meaning |\n|---|---|---|---|\n", names.join(", "));
+        let _ = writeln!(text, "{rows}");
+    }
+    text
+}
+
+// === Pages ===
+
+/// Every page of the repository.
+fn pages() -> Vec<PathBuf> {
+    files("md")
+}
+
+/// Every file of the repository with this extension.
+fn files(extension: &str) -> Vec<PathBuf> {
+    fn walk(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).expect("a folder can be read") {
+            let entry = entry.expect("a folder can be read");
+            let (path, name) = (entry.path(), entry.file_name());
+            let name = name.to_string_lossy();
+            if path.is_dir() && !name.starts_with('.') && name != "target" {
+                walk(&path, extension, found);
+            } else if path.extension().is_some_and(|found| found == extension) {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&workspace(), extension, &mut found);
+    found
+}
+
+/// The lines of a page that are no code block.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut in_code = false;
+    text.lines().filter(move |line| {
+        let fence = line.trim_start().starts_with("```");
+        in_code ^= fence;
+        !in_code && !fence
+    })
+}
+
+/// What stands in code quotes within the text of a page.
+fn codes(text: &str) -> impl Iterator<Item = &str> {
+    prose(text).flat_map(|line| line.split('`').skip(1).step_by(2))
+}
+
+/// Where the links of a page lead, apart from those to the outside.
+fn links_of(text: &str) -> Vec<String> {
+    let targets = prose(text).flat_map(|line| line.split("](").skip(1));
+    let targets = targets.filter_map(|rest| rest.split_once(')').map(|(target, _)| target.to_owned()));
+    targets.filter(|target| !target.contains("://") && !target.starts_with("mailto:")).collect()
+}
+
+/// What links may name of a page: its headings, in small letters, with `-` for blanks and no other signs.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = prose(text).filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    let signs = |c: char| match c {
+        ' ' => Some('-'),
+        c if c.is_alphanumeric() || c == '-' || c == '_' => Some(c),
+        _ => None,
+    };
+    headings.map(|heading| heading.to_lowercase().chars().filter_map(signs).collect()).collect()
+}
+
+/// Whether quoted code is a path in the workspace.
+fn is_path(code: &str) -> bool {
+    let first = Path::new(code).components().next();
+    let known = matches!(first, Some(Component::Normal(name)) if SOURCES.iter().any(|source| name == *source));
+    known && code.contains('/') && !code.contains(['*', '<', '{', ' ', '…'])
+}
+
+/// `Owner::function` in its two parts.
+fn as_function(code: &str) -> Option<(&str, &str)> {
+    let (owner, function) = code.split_once("::")?;
+    let snake = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+    (snake(function) && owner.chars().all(char::is_alphanumeric)).then_some((owner, function))
+}

@@ -1,0 +1,209 @@
+//! What comes and goes: workers, the broker, clients, and time.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, golden, in_every_mode, load, wait_until};
+use trireme_testkit::assert_close;
+
+/// A worker that is gone is noticed when its registry entry lapses, after 6 s; tests give that some more.
+const LAPSE_LIMIT: Duration = Duration::from_secs(15);
+
+in_every_mode!(a_request_past_its_timeout_is_answered_at_once, clients_that_leave_take_their_work_along);
+
+fn text(number: usize) -> Value {
+    let golden = golden();
+    json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [golden[number % golden.len()].text]}]})
+}
+
+fn number(value: f32) -> Value {
+    json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [value]}]})
+}
+
+#[track_caller]
+fn assert_embeds(sandbox: &Sandbox, number: usize) {
+    let golden = golden();
+    let response = sandbox.infer("tiny_embedding", &text(number));
+    assert_close(&response.numbers("embedding"), &golden[number % golden.len()].embedding, 1e-5);
+}
+
+/// A sandbox of only model services, with these models.
+fn only_models(mode: Mode, models: &ModelFolder) -> Setup {
+    Setup::new(mode).repository(models.path()).replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0)
+}
+
+// === Workers ===
+
+#[test]
+fn models_of_a_dead_worker_are_not_ready_until_another_comes() {
+    let mut sandbox = Sandbox::start(Mode::Services);
+    assert_embeds(&sandbox, 0);
+    sandbox.worker(Stage::Model, 0).kill();
+    wait_until("its models are not ready", LAPSE_LIMIT, || (sandbox.model_ready("simple") == 400).then_some(()));
+    assert_eq!(sandbox.get("/v2/health/ready").status, 400);
+    assert_eq!(sandbox.model_ready("tiny_tokenizer"), 200, "others do not suffer");
+    let readiness = sandbox.get("/v2/models/tiny_embedding/ready");
+    assert_eq!((readiness.status, readiness.error().as_str()), (400, "Model version not ready"));
+
+    let started = Instant::now();
+    for (model, body) in [("slow_identity", number(1.0)), ("tiny_embedding", text(0))] {
+        let response = sandbox.infer(model, &body);
+        let expected = format!("Request for unknown model: '{model}' version 1 is not at ready state");
+        assert_eq!(response.status, 503, "{}", response.text());
+        assert!(response.error().starts_with(&expected), "{}", response.error());
+    }
+    assert!(started.elapsed() < Duration::from_secs(2), "refused at once, not at the deadline");
+
+    sandbox.start_worker(Stage::Model);
+    sandbox.wait_ready();
+    assert_embeds(&sandbox, 1);
+}
+
+#[test]
+fn requests_wait_for_a_worker_that_is_replaced() {
+    let mut sandbox = Sandbox::start(Mode::Services);
+    let address = sandbox.address;
+    sandbox.worker(Stage::Model, 0).kill();
+    // Nobody knows yet that it is gone: what is sent now waits in its queue.
+    let waiting: Vec<_> =
+        (0..8).map(|n| std::thread::spawn(move || Request::infer("tiny_embedding", &text(n)).send(address))).collect();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(waiting.iter().all(|request| !request.is_finished()), "there is nobody to answer");
+    sandbox.start_worker(Stage::Model);
+    let golden = golden();
+    for (n, request) in waiting.into_iter().enumerate() {
+        let response = request.join().expect("the request's thread does not panic").expect("an answer");
+        assert_close(&response.numbers("embedding"), &golden[n % golden.len()].embedding, 1e-5);
+    }
+}
+
+#[test]
+fn a_worker_that_leaves_in_order_is_missed_at_once() {
+    let mut sandbox = Sandbox::start(Mode::Services);
+    let mut leaving = sandbox.take_worker(Stage::Tokenizer, 0);
+    leaving.terminate();
+    assert_eq!(leaving.wait_exit(Duration::from_secs(35)).code(), Some(0), "{}", leaving.log_tail());
+    let at_once = Duration::from_secs(2);
+    wait_until("its model is not ready", at_once, || (sandbox.model_ready("tiny_tokenizer") == 400).then_some(()));
+    sandbox.start_worker(Stage::Tokenizer);
+    sandbox.wait_ready();
+    assert_embeds(&sandbox, 2);
+}
+
+// === The broker ===
+
+/// With the broker go all its queues and the registry, which are in memory. What had not been answered is answered
+/// within its deadline all the same, and what comes later too.
+fn survives_the_broker(away: Duration) {
+    const REQUESTS: usize = 200;
+    let mut sandbox = Sandbox::start(Mode::Services);
+    let mut nats = sandbox.nats.take().expect("this mode has a broker");
+    let golden = golden();
+    let ask = |number: usize| {
+        // Light load: a few requests at a time with a pause between them, so that it lasts longer than the outage.
+        std::thread::sleep(Duration::from_millis(20));
+        if number.is_multiple_of(2) {
+            let response = sandbox.infer("tiny_embedding", &text(number));
+            assert_close(&response.numbers("embedding"), &golden[number % golden.len()].embedding, 1e-5);
+        } else {
+            assert_eq!(
+                sandbox.infer("slow_identity", &self::number(number as f32)).numbers("OUTPUT0"),
+                [number as f32]
+            );
+        }
+    };
+    let restart = || {
+        nats.kill();
+        std::thread::sleep(away);
+        nats.restart();
+    };
+    let outcome = load(REQUESTS, 4, ask, restart);
+    sandbox.nats = Some(nats);
+    outcome.assert_all_right(REQUESTS);
+    assert!(outcome.slowest >= away, "some requests had to wait, but the slowest took {:?}", outcome.slowest);
+    assert!(outcome.slowest < away + Duration::from_secs(20), "the slowest request took {:?}", outcome.slowest);
+    sandbox.wait_ready();
+    assert_embeds(&sandbox, 3);
+}
+
+#[test]
+fn a_broker_that_restarts_delays_requests() {
+    survives_the_broker(Duration::from_millis(500));
+}
+
+#[test]
+fn a_broker_that_is_away_longer_than_registry_entries_live_delays_requests() {
+    survives_the_broker(Duration::from_secs(8));
+}
+
+/// Each worker makes its own queue anew. A result for one that is not there yet waits: it is no fault of the step before.
+#[test]
+fn a_worker_that_finds_the_broker_late_is_waited_for() {
+    const LATE: Duration = Duration::from_secs(3);
+    let mut sandbox = Sandbox::start(Mode::Services);
+    sandbox.worker(Stage::Postprocess, 0).pause();
+    sandbox.nats.as_mut().expect("this mode has a broker").restart();
+    let (address, started) = (sandbox.address, Instant::now());
+    let waiting = std::thread::spawn(move || Request::infer("tiny_embedding", &text(0)).send(address));
+    std::thread::sleep(LATE);
+    sandbox.worker(Stage::Postprocess, 0).resume();
+    let response = waiting.join().expect("the request's thread does not panic").expect("an answer");
+    assert_close(&response.numbers("embedding"), &golden()[0].embedding, 1e-5);
+    assert!(started.elapsed() >= LATE, "answered without its last step after {:?}", started.elapsed());
+}
+
+// === Clients ===
+
+/// A hundred requests to a model that takes 50 ms for each are five seconds of work: the client that comes when all the
+/// others have gone does not wait for it.
+fn clients_that_leave_take_their_work_along(mode: Mode) {
+    let models = ModelFolder::basic(&["slow_identity"]);
+    let sandbox = only_models(mode, &models).start();
+    let connections: Vec<_> = (0..100)
+        .map(|n| Request::infer("slow_identity", &number(n as f32)).start(sandbox.address).expect("the server listens"))
+        .collect();
+    // The work is there: whoever comes now waits for a while.
+    std::thread::sleep(Duration::from_millis(300));
+    drop(connections);
+    let started = Instant::now();
+    assert_eq!(sandbox.infer("slow_identity", &number(-1.0)).numbers("OUTPUT0"), [-1.0]);
+    let waited = started.elapsed();
+    assert!(waited < Duration::from_millis(2500), "waited {waited:?} for work that nobody waits for");
+}
+
+// === Time ===
+
+fn a_request_past_its_timeout_is_answered_at_once(mode: Mode) {
+    const TIMEOUT: Duration = Duration::from_millis(300);
+    let models = ModelFolder::new().slow("slow", 3000).slow("fast", 0);
+    let sandbox = only_models(mode, &models).start();
+    let with_timeout = |id: &str, timeout: Duration| {
+        let mut body = number(1.0);
+        body["id"] = json!(id);
+        body["parameters"] = json!({"timeout": timeout.as_micros() as u64});
+        body
+    };
+    let started = Instant::now();
+    let response = sandbox.infer("slow", &with_timeout("seven", TIMEOUT));
+    let took = started.elapsed();
+    assert_eq!(response.status, 503, "{}", response.text());
+    assert_eq!(response.error(), "[request id: seven] Request timeout expired");
+    assert!(took >= TIMEOUT && took < TIMEOUT + Duration::from_secs(1), "answered after {took:?}");
+
+    // The worker is still at it; what expires while it waits is not executed at all.
+    let behind: Vec<_> = (0..4)
+        .map(|_| {
+            let (address, body) = (sandbox.address, with_timeout("", TIMEOUT));
+            std::thread::spawn(move || Request::infer("slow", &body).send(address))
+        })
+        .collect();
+    for request in behind {
+        let response = request.join().expect("the request's thread does not panic").expect("an answer");
+        assert_eq!(response.error(), "[request id: <id_unknown>] Request timeout expired");
+    }
+    let patient = sandbox.infer("slow", &with_timeout("", Duration::from_secs(60)));
+    assert_eq!(patient.numbers("OUTPUT0"), [1.0]);
+    let waited = started.elapsed();
+    assert!(waited < Duration::from_secs(8), "two executions of 3 s, not six: {waited:?}");
+    assert_eq!(sandbox.infer("fast", &with_timeout("", Duration::from_secs(5))).numbers("OUTPUT0"), [1.0]);
+}

@@ -1,0 +1,259 @@
+//! Starting: what is not set up right ends in one line that says what to do, and the order of starting does not matter.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use trireme_e2e::{
+    Mode, ModelFolder, Process, Request, Setup, Stage, basic_repository, golden, in_every_mode, product, wait_until,
+};
+use trireme_testkit::{NatsServer, assert_close};
+
+/// How long a process may take to see that it cannot start.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Nothing listens on this port of this machine.
+const NOBODY: &str = "nats://127.0.0.1:1";
+
+const SERVICES: [&str; 4] = ["trireme-gateway", "trireme-tokenizer", "trireme-model", "trireme-postprocess"];
+
+fn serve(repository: &Path) -> Command {
+    let mut command = product("trireme");
+    command.args(["serve", "--model-repository"]).arg(repository);
+    command
+}
+
+fn service(binary: &str, nats_url: &str) -> Command {
+    let mut command = product(binary);
+    command.args(["--nats-url", nats_url, "--model-repository"]).arg(basic_repository());
+    command
+}
+
+/// Runs a command that cannot start: it has to end soon, with an exit code that is not zero and one last line that holds
+/// each of `parts`. Returns the process, for a look at what it logged.
+#[track_caller]
+fn ends(mut command: Command, parts: &[&str]) -> (Process, tempfile::TempDir) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut process = Process::start("broken", &mut command, folder.path());
+    let code = process.wait_exit(LIMIT).code();
+    assert!(code.is_some_and(|code| code != 0), "exit code {code:?}");
+    let words = process.last_words();
+    assert_eq!(words.len(), 1, "one line that says what to do, found {words:#?}");
+    for part in parts {
+        assert!(words[0].contains(part), "expected {part:?} in: {}", words[0]);
+    }
+    (process, folder)
+}
+
+// === The set-up around models ===
+
+#[test]
+fn no_onnx_runtime_library() {
+    let said = ["/nowhere/libonnxruntime.so", "no such file", "make setup", "--onnxruntime-library", "ORT_DYLIB_PATH"];
+    let mut by_variable = serve(&basic_repository());
+    by_variable.env("ORT_DYLIB_PATH", "/nowhere/libonnxruntime.so");
+    ends(by_variable, &said);
+
+    let nats = NatsServer::start();
+    let mut by_option = service("trireme-model", &nats.url());
+    by_option.args(["--onnxruntime-library", "/nowhere/libonnxruntime.so"]);
+    ends(by_option, &said);
+}
+
+#[test]
+fn a_library_that_is_something_else() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let library = folder.path().join("libonnxruntime.so");
+    std::fs::write(&library, "no library").expect("the temporary folder can be written");
+    let mut command = serve(&basic_repository());
+    command.arg("--onnxruntime-library").arg(&library);
+    ends(command, &["cannot use the ONNX Runtime library", &library.display().to_string(), "make setup"]);
+}
+
+#[test]
+fn nats_that_is_not_there() {
+    for binary in SERVICES {
+        let started = Instant::now();
+        let mut command = service(binary, NOBODY);
+        command.args(["--nats-connect-timeout-secs", "2"]);
+        let (process, _folder) = ends(command, &[NOBODY, "unreachable"]);
+        assert!(started.elapsed() >= Duration::from_secs(2), "{binary} gave up early");
+        let retries = process.log().matches("NATS is not there yet").count();
+        assert!((1..=4).contains(&retries), "{binary} shows each retry, found {retries}:\n{}", process.log());
+    }
+}
+
+#[test]
+fn nats_without_jetstream() {
+    let nats = NatsServer::start_without_jetstream();
+    for binary in SERVICES {
+        ends(service(binary, &nats.url()), &["JetStream", "start nats-server with -js"]);
+    }
+}
+
+#[test]
+fn a_port_that_is_taken() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+    let address = taken.local_addr().expect("it is bound");
+    let port = ["--http-port", &address.port().to_string()];
+
+    let mut all_in_one = serve(&basic_repository());
+    all_in_one.args(port);
+    ends(all_in_one, &[&address.to_string(), "--http-port"]);
+
+    let nats = NatsServer::start();
+    let mut gateway = service("trireme-gateway", &nats.url());
+    gateway.args(port);
+    ends(gateway, &[&address.to_string(), "--http-port"]);
+
+    let mut worker = service("trireme-tokenizer", &nats.url());
+    worker.args(["--admin-address", &address.to_string()]);
+    ends(worker, &[&address.to_string(), "--admin-address"]);
+}
+
+// === Models ===
+
+#[test]
+fn a_repository_that_is_not_there() {
+    ends(serve(Path::new("/nowhere/models")), &["model repository", "/nowhere/models"]);
+}
+
+#[test]
+fn a_repository_without_a_model_for_the_service() {
+    let models = ModelFolder::basic(&["simple"]);
+    let nats = NatsServer::start();
+    let mut tokenizer = product("trireme-tokenizer");
+    tokenizer.args(["--nats-url", &nats.url(), "--model-repository"]).arg(models.path());
+    ends(tokenizer, &[&models.path().display().to_string(), "no model for the tokenizer service"]);
+}
+
+#[test]
+fn a_model_file_that_is_missing() {
+    let models = ModelFolder::basic(&["simple"]).without("simple/1/model.onnx");
+    ends(serve(models.path()), &["'simple'", "simple/1/model.onnx", "No such file"]);
+    let models = ModelFolder::basic(&["tiny_tokenizer"]).without("tiny_tokenizer/1/tokenizer.json");
+    ends(serve(models.path()), &["'tiny_tokenizer'", "tiny_tokenizer/1/tokenizer.json", "cannot read"]);
+}
+
+#[test]
+fn a_model_file_that_is_corrupt() {
+    let models = ModelFolder::basic(&["simple"]).file("simple/1/model.onnx", "no model");
+    ends(serve(models.path()), &["'simple'", "simple/1/model.onnx"]);
+    let models = ModelFolder::basic(&["tiny_tokenizer"]).file("tiny_tokenizer/1/tokenizer.json", "{");
+    ends(serve(models.path()), &["'tiny_tokenizer'", "tiny_tokenizer/1/tokenizer.json", "not valid"]);
+}
+
+#[test]
+fn a_configuration_with_an_unknown_field() {
+    let models = ModelFolder::new().model("m", "backend: 'identity'\nmax_batch_sise: 8\n");
+    ends(serve(models.path()), &["m/config.pbtxt", "line 2", "max_batch_sise"]);
+}
+
+#[test]
+fn every_fault_is_reported_together() {
+    let models = ModelFolder::new().model("first", "max_batch_sise: 8").model("second", "max_batch_sise: 8");
+    ends(serve(models.path()), &["first/config.pbtxt", "second/config.pbtxt"]);
+}
+
+#[test]
+fn a_backend_that_does_not_exist() {
+    let models = ModelFolder::new().model("m", "backend: 'python'").file("m/1/model.py", "");
+    ends(
+        serve(models.path()),
+        &["'m'", "'python'", "'tokenizer' (tokenizer service)", "'onnxruntime' (model service)"],
+    );
+}
+
+#[test]
+fn an_ensemble_that_does_not_fit_together() {
+    let ensemble = |step: &str, input: &str| {
+        format!(
+            "platform: 'ensemble' input [{{ name: 'IN' data_type: TYPE_FP32 dims: [-1] }}]
+             output [{{ name: 'OUT' data_type: TYPE_FP32 dims: [-1] }}]
+             ensemble_scheduling {{ step [{{ model_name: '{step}' model_version: -1
+               input_map {{ key: '{input}' value: 'IN' }} output_map {{ key: 'OUTPUT0' value: 'OUT' }} }}] }}"
+        )
+    };
+    let broken = |step: &str, input: &str, parts: &[&str]| {
+        let models = ModelFolder::basic(&["identity_a", "identity_bytes"]).model("broken", &ensemble(step, input));
+        ends(serve(models.path()), parts);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| broken("nix", "INPUT0", &["broken", "nix"]));
+        scope.spawn(|| broken("identity_a", "INPUT7", &["broken", "IN", "INPUT7", "identity_a"]));
+        scope.spawn(|| broken("identity_bytes", "INPUT0", &["broken", "TYPE_STRING", "TYPE_FP32"]));
+    });
+}
+
+// === Order ===
+
+fn embed() -> Request {
+    Request::infer(
+        "tiny_embedding",
+        &json!({"inputs": [
+        {"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [golden()[0].text]}]}),
+    )
+}
+
+#[test]
+fn the_gateway_first_and_the_model_last() {
+    let mut sandbox = Setup::new(Mode::Services).start_gateway();
+    sandbox.wait_listening();
+    assert_eq!(sandbox.get("/v2/health/live").status, 200);
+    assert_eq!(sandbox.get("/v2/health/ready").status, 400, "no model is served yet");
+    for stage in [Stage::Postprocess, Stage::Tokenizer] {
+        sandbox.start_worker(stage);
+    }
+    wait_until("the tokenizer is served", LIMIT, || (sandbox.model_ready("tiny_tokenizer") == 200).then_some(()));
+    let response = sandbox.send(&embed());
+    assert_eq!(response.status, 503, "{}", response.text());
+    assert!(response.error().contains("tiny_encoder"), "it says which model is missing: {}", response.error());
+
+    sandbox.start_worker(Stage::Model);
+    sandbox.wait_ready();
+    assert_close(&sandbox.send(&embed()).numbers("embedding"), &golden()[0].embedding, 1e-5);
+}
+
+#[test]
+fn the_broker_last() {
+    let mut nats = NatsServer::start();
+    nats.stop();
+    let mut sandbox = Setup::new(Mode::Services).start_gateway_on(Some(nats));
+    for stage in [Stage::Model, Stage::Tokenizer, Stage::Postprocess] {
+        sandbox.start_worker(stage);
+    }
+    wait_until("the model worker retries", LIMIT, || {
+        sandbox.worker(Stage::Model, 0).log().contains("NATS is not there yet").then_some(())
+    });
+    sandbox.nats.as_mut().expect("this mode has a broker").restart();
+    sandbox.wait_ready();
+    assert_close(&sandbox.send(&embed()).numbers("embedding"), &golden()[0].embedding, 1e-5);
+}
+
+in_every_mode!(stops_when_told_to_while_idle);
+
+fn stops_when_told_to_while_idle(mode: Mode) {
+    let mut sandbox = Setup::new(mode).start();
+    sandbox.gateway.terminate();
+    assert_eq!(sandbox.gateway.wait_exit(LIMIT).code(), Some(0), "{}", sandbox.gateway.log_tail());
+    if mode == Mode::Services {
+        for stage in [Stage::Tokenizer, Stage::Model, Stage::Postprocess] {
+            let worker = sandbox.worker(stage, 0);
+            worker.terminate();
+            assert_eq!(worker.wait_exit(LIMIT).code(), Some(0), "{}", worker.log_tail());
+        }
+    }
+}
+
+#[test]
+fn stops_when_told_to_while_it_waits_for_the_broker() {
+    for binary in SERVICES {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut process = Process::start(binary, &mut service(binary, NOBODY), folder.path());
+        wait_until("it retries", LIMIT, || process.log().contains("NATS is not there yet").then_some(()));
+        process.terminate();
+        assert_eq!(process.wait_exit(Duration::from_secs(5)).code(), Some(0), "{}", process.log_tail());
+    }
+}
