@@ -32,6 +32,8 @@ SENTENCES = [
 LOG_TAIL_LINES = 30
 # The server is on this machine, whatever proxy the environment names.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+# Where trireme listens for gRPC by default; the demo does not use it.
+GRPC_PORT = 8001
 STOP_SECONDS = 40  # the server drains within its exit timeout of 30 s
 
 
@@ -86,6 +88,8 @@ def running_server(arguments, port):
     if not arguments.model_repository.is_dir():
         raise DemoError(f"{arguments.model_repository} is missing: run scripts/fetch-demo-model.sh")
     command = [arguments.server, "serve", "--model-repository", arguments.model_repository, "--http-port", str(port)]
+    if not is_free(GRPC_PORT):
+        command.append("--allow-grpc=false")
     command += arguments.server_arguments
     environment = dict(os.environ)
     if LIBRARY.exists():
