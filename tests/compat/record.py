@@ -3,7 +3,7 @@
 
 Either to a Triton that serves what triton.assemble_repository() makes (default model control mode, no other flags):
 
-    record.py --triton-url http://127.0.0.1:8000
+    record.py --triton-url http://127.0.0.1:8000 [--grpc 127.0.0.1:8001]
 
 or to one that is started for it:
 
@@ -22,7 +22,7 @@ import urllib.request
 from pathlib import Path
 
 import scenarios
-from exchange import exchange
+from servers import servers_at
 from triton import Triton
 
 DEFAULT_PORT = 18100
@@ -33,6 +33,7 @@ def main():
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--triton-url", help="HTTP address of a Triton that runs")
     which.add_argument("--tritonserver", type=Path, help="the program to start")
+    parser.add_argument("--grpc", metavar="ADDRESS", help="gRPC address of a Triton that runs; without it gRPC is not recorded")
     parser.add_argument("--backends", type=Path, help="its backend directory")
     parser.add_argument("--libraries", type=Path, help="where its shared libraries are")
     parser.add_argument("--python", type=Path, help="the interpreter for the python backend")
@@ -40,31 +41,33 @@ def main():
     parser.add_argument("--only", default="", metavar="TEXT", help="scenarios whose id contains this")
     arguments = parser.parse_args()
     if arguments.triton_url:
-        return record(arguments.triton_url, arguments.only)
+        return record(arguments.triton_url, arguments.grpc, arguments.only)
     place = (arguments.backends, arguments.libraries, arguments.python, arguments.port)
     with Triton(arguments.tritonserver, *place) as triton:
-        record(triton.url, arguments.only, triton)
+        record(triton.url, triton.grpc, arguments.only, triton)
 
 
-def ask(url, scenario, triton):
+def ask(servers, scenario, triton):
     """The answer, if the scenario is to be recorded and there is one."""
     if scenario.no_recording:
         return None
     try:
-        return exchange(url, scenario.request)
+        return servers[scenario.protocol](scenario.request)
     except (OSError, http.client.HTTPException) as error:
         died = triton is not None and triton.revive()
         print(f"{scenario.id}: no answer: {'the server died' if died else error}")
         return None
 
 
-def record(url, only, triton=None):
+def record(url, grpc, only, triton=None):
+    servers = servers_at(url, grpc)
     with urllib.request.urlopen(f"{url}/v2") as response:
         version = json.load(response)["version"]
     for theme in scenarios.load():
         answers = {}
         for scenario in theme.scenarios:
-            answer = ask(url, scenario, triton) if only in scenario.id else scenario.recorded
+            chosen = only in scenario.id and scenario.protocol in servers
+            answer = ask(servers, scenario, triton) if chosen else scenario.recorded
             if answer:
                 answers[scenario.id] = answer.to_json()
         lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(answer)}" for name, answer in answers.items())

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 """Sends every scenario to a server and says which answers are not what Triton's would be.
 
-    run.py --url http://127.0.0.1:8000     the server has to serve tests/compat/models/repository
-    run.py --check                         holds what is written down against itself and docs/compatibility.md; no server
-    run.py --docs                          writes docs/compatibility.md
+    run.py --url http://127.0.0.1:8000 --grpc 127.0.0.1:8001
+                 the server has to serve tests/compat/models/repository; without --grpc its scenarios are left out
+    run.py --check
+                 holds what is written down against itself and docs/compatibility.md; no server
+    run.py --docs
+                 writes docs/compatibility.md
 
 Prints the differences of each scenario that failed, then `N passed, N failed`, and exits with 1 if any failed. A scenario
 listed in expected-failures.txt has to fail: when it passes, that is a failure, and its line has to go. Those that fail as
@@ -17,13 +20,14 @@ import sys
 import docs
 import scenarios
 from compare import against_expectation, differences
-from exchange import exchange
+from servers import servers_at
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--url", help="the server's HTTP address")
+    parser.add_argument("--grpc", metavar="ADDRESS", help="the server's gRPC address; needs grpcio and tritonclient")
     what.add_argument("--check", action="store_true", help="check the data and the documentation")
     what.add_argument("--docs", action="store_true", help="write the documentation")
     parser.add_argument("--only", default="", metavar="TEXT", help="scenarios whose id contains this")
@@ -34,15 +38,16 @@ def main():
         return 0
     if arguments.check:
         return report(check(themes), "consistent")
-    chosen = [s for theme in themes for s in theme.scenarios if arguments.only in s.id]
-    results = [(scenario.id, verdict(arguments.url, scenario)) for scenario in chosen]
+    servers = servers_at(arguments.url, arguments.grpc)
+    chosen = [s for theme in themes for s in theme.scenarios if arguments.only in s.id and s.protocol in servers]
+    results = [(scenario.id, verdict(servers, scenario)) for scenario in chosen]
     return report(results, "passed", {scenario.id for scenario in chosen if scenario.expected_failure})
 
 
-def verdict(url, scenario):
+def verdict(servers, scenario):
     """What is wrong, as lines; none when nothing is."""
     try:
-        found = differences(scenario, exchange(url, scenario.request))
+        found = differences(scenario, servers[scenario.protocol](scenario.request))
     except (OSError, http.client.HTTPException) as error:
         found = [f"no answer: {type(error).__name__}: {error}"]
     if scenario.expected_failure is None:

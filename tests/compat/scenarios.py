@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent
 EXPECTED_FAILURES = ROOT / "expected-failures.txt"
 DIVERGENCES = ROOT / "divergences.json"
 REQUEST_FIELDS = {"get", "post", "infer", "method", "path", "headers", "json", "text", "parts", "header_length"}
-REQUEST_FIELDS |= {"compress", "chunked", "during"}
+REQUEST_FIELDS |= {"compress", "chunked", "during", "grpc", "message", "messages", "metadata"}
 OTHER_FIELDS = {"id", "why", "expect", "compare", "newer", "no_recording"}
 
 
@@ -39,6 +39,11 @@ class Scenario:
     divergence: dict | None = None
     # Why the scenario is known to fail.
     expected_failure: str | None = None
+
+    @property
+    def protocol(self):
+        """`grpc` or `http`."""
+        return "grpc" if "grpc" in self.request else "http"
 
 
 @dataclass
@@ -101,7 +106,8 @@ def load_scenario(theme, entry, recorded):
     if not entry["id"].startswith(f"{theme}/"):
         raise DataError(f"{entry['id']}: ids begin with the theme, {theme}/")
     request = {name: value for name, value in entry.items() if name in REQUEST_FIELDS}
-    target(request)
+    if "grpc" not in request:
+        target(request)
     other = {name: value for name, value in entry.items() if name in OTHER_FIELDS}
     return Scenario(theme=theme, request=request, recorded=Answer.from_json(recorded) if recorded else None, **other)
 

@@ -37,11 +37,11 @@ def assemble_repository(target):
 
 
 class Triton:
-    """A tritonserver that runs for the length of a `with` block; `url` is its HTTP address."""
+    """A tritonserver that runs for the length of a `with` block; `url` and `grpc` are its addresses."""
 
     def __init__(self, program, backends, libraries, python, port):
         self.program, self.backends, self.libraries, self.python, self.port = program, backends, libraries, python, port
-        self.url = f"http://127.0.0.1:{port}"
+        self.url, self.grpc = f"http://127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
 
     def __enter__(self):
         self.folder = tempfile.TemporaryDirectory(prefix="trireme-compat-")

@@ -13,7 +13,6 @@ pub fn workspace() -> PathBuf {
 /// tests can read it. A variable that a binary has no flag for means nothing to it.
 const ENVIRONMENT: [(&str, &str); 7] = [
     ("TRIREME_HTTP_ADDRESS", "127.0.0.1"),
-    ("TRIREME_GRPC_PORT", "0"),
     ("TRIREME_HTTP_PORT", "0"),
     ("TRIREME_GRPC_ADDRESS", "127.0.0.1"),
     ("TRIREME_GRPC_PORT", "0"),

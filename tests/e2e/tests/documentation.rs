@@ -142,6 +142,11 @@ Options:
           [env: IT_STORAGE=]
           [default: memory]
 
+      --maybe[=<BOOL>]
+          Whether
+
+          [possible values: true, false]
+
       --plain
           Nothing else
 
@@ -164,8 +169,14 @@ Options:
         default: Some("memory".to_owned()),
         ..flag("--storage")
     };
+    let maybe = Flag {
+        value: Some("BOOL".to_owned()),
+        help: "Whether".to_owned(),
+        choices: vec!["true".to_owned(), "false".to_owned()],
+        ..flag("--maybe")
+    };
     let plain = Flag { help: "Nothing else".to_owned(), ..flag("--plain") };
-    assert_eq!(parse_help(help), [dir, storage, plain]);
+    assert_eq!(parse_help(help), [dir, storage, maybe, plain]);
 }
 
 #[test]
@@ -201,8 +212,9 @@ fn parse_help(help: &str) -> Vec<Flag> {
         let text = line.trim();
         if text.starts_with('-') && line.len() - text.len() < HELP_INDENT {
             let text = &text[text.find("--").unwrap_or(0)..];
-            let (name, value) = text.split_once(' ').unwrap_or((text, ""));
-            let value = value.trim_start_matches('<').split('>').next().filter(|value| !value.is_empty());
+            // `--flag <VALUE>`, or `--flag[=<VALUE>]` where the value may be left out.
+            let name = text.split([' ', '[']).next().unwrap_or(text);
+            let value = text.split_once('<').and_then(|(_, rest)| rest.split_once('>')).map(|(value, _)| value);
             let required = required.contains(name);
             flags.push(Flag { name: name.to_owned(), value: value.map(str::to_owned), required, ..Flag::default() });
         } else if let Some(flag) = flags.last_mut() {
@@ -224,6 +236,8 @@ impl Flag {
             self.variable = variable.split('=').next().map(str::to_owned);
         } else if let Some(default) = bracketed("[default: ") {
             self.default = Some(default.to_owned());
+        } else if let Some(values) = bracketed("[possible values: ") {
+            self.choices.extend(values.split(", ").map(str::to_owned));
         } else if let Some(choice) = line.strip_prefix("- ") {
             self.choices.push(choice.split_whitespace().collect::<Vec<_>>().join(" "));
         } else {

@@ -149,6 +149,11 @@ impl Catalog {
         index
     }
 
+    /// Whether waiting makes no more models ready: those that are not have a reason of their own, no worker is missing.
+    pub(super) fn is_final(&self) -> bool {
+        self.models.values().all(|model| !model.versions.is_empty() || model.reason.is_some())
+    }
+
     /// Logs what became ready and what no longer is.
     pub(super) fn log_changes(&self, before: &Catalog) {
         for (name, model) in &self.models {

@@ -73,9 +73,13 @@ impl Registry {
         let mut changed = self.0.changed.subscribe();
         let deadline = tokio::time::Instant::now() + timeout;
         loop {
-            let unready = self.catalog().unready();
+            let catalog = self.catalog();
+            let unready = catalog.unready();
             if unready.is_empty() {
                 return Ok(());
+            }
+            if catalog.is_final() {
+                return Err(unready.join("; "));
             }
             if tokio::time::timeout_at(deadline, changed.changed()).await.is_err() {
                 return Err(unready.join("; "));

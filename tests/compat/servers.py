@@ -1,0 +1,15 @@
+"""The ways to ask a server: by protocol, a function from a scenario's request to the answer."""
+
+import functools
+
+import exchange
+
+
+def servers_at(url, grpc_address=None):
+    """HTTP, and gRPC where its address is known. Only then are the packages needed that gRPC takes."""
+    servers = {"http": functools.partial(exchange.exchange, url)}
+    if grpc_address:
+        import exchange_grpc
+
+        servers["grpc"] = functools.partial(exchange_grpc.exchange, grpc_address)
+    return servers
