@@ -116,7 +116,7 @@ def check_embedding(client):
 
 def check_large_message(client):
     """Far over the 4 MB that gRPC libraries take by default."""
-    values = [b"y" * (16 << 20)]
+    values = [b"y" * (6 << 20)]
     result = client.infer("identity_bytes", [tensor("INPUT0", texts(values))])
     expect_equal("OUTPUT0", list(result.as_numpy("OUTPUT0")), values)
 

@@ -60,6 +60,8 @@ class Triton:
             environment["PATH"] = f"{Path(self.python).parent}:{environment['PATH']}"
         command = [self.program, "--model-repository", repository, "--log-info=0"]
         command += ["--http-port", self.port, "--grpc-port", self.port + 1, "--metrics-port", self.port + 2]
+        for listener in ("http", "grpc", "metrics"):
+            command += [f"--{listener}-address", "127.0.0.1"]
         if self.backends:
             command += ["--backend-directory", self.backends]
         self.process = subprocess.Popen([str(part) for part in command], env=environment)

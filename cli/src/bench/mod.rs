@@ -82,7 +82,8 @@ pub fn run(args: &BenchArgs) -> ExitCode {
 async fn measure_all(args: &BenchArgs) -> anyhow::Result<usize> {
     let mut connection = Connection::open(&args.server).await?;
     let path = format!("/v2/models/{}", args.model);
-    let metadata = connection.get(&path).await.with_context(|| format!("asking for the metadata of '{}'", args.model))?;
+    let metadata =
+        connection.get(&path).await.with_context(|| format!("asking for the metadata of '{}'", args.model))?;
     let texts = requests::read_texts(args.texts.as_deref())?;
     let requests = Arc::new(requests::build(&args.server, &args.model, &metadata, &texts, args.dimension)?);
     let mut errors = 0;

@@ -224,12 +224,24 @@ impl Sandbox {
     /// Waits until the gateway listens; from then on [`Sandbox::address`] holds.
     #[track_caller]
     pub fn wait_listening(&mut self) {
-        self.address = wait_until("the gateway listens", READY_LIMIT, || {
+        self.address = self.wait_listener("HTTP listener");
+    }
+
+    /// Where the gateway listens for gRPC.
+    #[track_caller]
+    pub fn grpc_address(&mut self) -> SocketAddr {
+        self.wait_listener("gRPC listener")
+    }
+
+    /// Waits until the gateway says that a listener is there, and where.
+    #[track_caller]
+    fn wait_listener(&mut self, listener: &str) -> SocketAddr {
+        wait_until(&format!("the gateway's {listener}"), READY_LIMIT, || {
             self.check_running();
             let events = self.gateway.events();
-            let listening = events.iter().find(|event| event["message"] == "HTTP listener")?;
+            let listening = events.iter().find(|event| event["message"] == listener)?;
             listening["address"].as_str()?.parse().ok()
-        });
+        })
     }
 
     /// A process that failed will not get ready any more. One that was killed is meant to be gone.

@@ -1,5 +1,6 @@
 //! The official Triton client, and comparisons with Python's onnxruntime and tokenizers: `tests/clients/*.py`.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
@@ -11,6 +12,8 @@ const REFERENCES: &str = "TRIREME_REFERENCE_DIR";
 in_every_mode!(
     a_published_tutorial_runs,
     json_and_binary_tensors_travel,
+    the_http_extensions_work,
+    grpc_clients_work,
     the_demo_gives_what_python_computes,
     real_texts_give_the_reference_embeddings,
 );
@@ -18,9 +21,14 @@ in_every_mode!(
 /// Runs a script against the sandbox; it prints what holds and what does not.
 #[track_caller]
 fn run(sandbox: &Sandbox, script: &str, arguments: &[&str]) {
+    run_at(sandbox.address, script, arguments);
+}
+
+#[track_caller]
+fn run_at(address: SocketAddr, script: &str, arguments: &[&str]) {
     let path = workspace().join("tests/clients").join(script);
     let output =
-        Command::new(python()).arg(path).arg("--url").arg(sandbox.address.to_string()).args(arguments).output();
+        Command::new(python()).arg(path).arg("--url").arg(address.to_string()).args(arguments).output();
     let output =
         output.unwrap_or_else(|error| panic!("{} does not run: {error}; run `make setup`", python().display()));
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -39,6 +47,15 @@ fn a_published_tutorial_runs(mode: Mode) {
 
 fn json_and_binary_tensors_travel(mode: Mode) {
     run(&Sandbox::start(mode), "http_json_binary.py", &[]);
+}
+
+fn the_http_extensions_work(mode: Mode) {
+    run(&Sandbox::start(mode), "http_extras.py", &[]);
+}
+
+fn grpc_clients_work(mode: Mode) {
+    let mut sandbox = Sandbox::start(mode);
+    run_at(sandbox.grpc_address(), "grpc_infer.py", &[]);
 }
 
 fn the_demo_gives_what_python_computes(mode: Mode) {
