@@ -115,7 +115,7 @@ def check_embedding(client):
 
 
 def check_large_message(client):
-    """Far over the 4 MB that gRPC libraries take by default."""
+    """Over the 4 MB that gRPC libraries take by default, within what one message over NATS holds."""
     values = [b"y" * (6 << 20)]
     result = client.infer("identity_bytes", [tensor("INPUT0", texts(values))])
     expect_equal("OUTPUT0", list(result.as_numpy("OUTPUT0")), values)

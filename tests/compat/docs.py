@@ -13,7 +13,7 @@ INTRODUCTION = """\
 # Compatibility with Triton
 
 A client that was written against Triton should not notice that it talks to Trireme. `tests/compat` holds that to account:
-{total} scenarios, each one HTTP request and the answer to it. {recorded} of the answers were recorded from a real Triton
+{total} scenarios, each one HTTP request or gRPC call and the answer to it. {recorded} of the answers were recorded from a real Triton
 ({version}, models in its python backend); the others say why they could not be. Trireme is asked the same questions in both
 of its modes, all in one and as services over NATS, and has to give the same answers: status, body to the byte (or the
 JSON value, where its layout means nothing), tensor bytes, and the headers that clients act on.
@@ -43,9 +43,10 @@ The recorded Triton is not the newest. Where its sources have changed since, the
 `cargo test -p trireme-e2e --test compat` does, in both modes. Against a server that runs already, one that serves
 `tests/compat/models/repository`:
 
-    tests/compat/run.py --url http://127.0.0.1:8000 [--only TEXT]
+    tests/compat/run.py --url http://127.0.0.1:8000 [--grpc 127.0.0.1:8001] [--only TEXT]
 
-A failed scenario is printed with what was expected and what was found. The scripts need Python 3.11 and nothing else.
+A failed scenario is printed with what was expected and what was found. The scripts need Python 3.11, and for gRPC the
+packages grpcio and tritonclient, which are in the tests' own Python, `.tools/python`.
 
 ## Adding to it
 
@@ -55,6 +56,8 @@ A failed scenario is printed with what was expected and what was found. The scri
   numbers by datatype (`int32`, `fp32`, ...) and `repeat` (a part, so many times); `header_length` sets
   Inference-Header-Content-Length to the length of the first part; `compress`, `chunked`; `during` is a request to have
   in flight meanwhile.
+- A gRPC scenario has `grpc`, the call's name, with `message`, or for a stream `messages`, as protobuf's JSON;
+  `raw_input_contents` is a list of parts as above. `metadata` is sent along.
 - `tests/compat/record.py` asks a real Triton and writes `tests/compat/recorded/<theme>.json`; its `--help` says how to come by
   one. `compare` says how the recording is held against an answer: `as` text (the default), json or status, `ignore`
   (members), `outputs` "in any order".

@@ -37,10 +37,12 @@ fn tensors() -> impl Strategy<Value = Tensor> {
     (prop::sample::select(&DataType::ALL[..]), prop::collection::vec(0i64..5, 0..4), "[a-z\"é]{1,6}")
         .prop_flat_map(|(datatype, shape, name)| {
             let shape = Shape::from(shape);
-            let count = shape.element_count().unwrap() as usize;
+            let count = shape.element_count().expect("what the test made is valid") as usize;
             (Just(name), Just(datatype), Just(shape), element_bytes(datatype, count))
         })
-        .prop_map(|(name, datatype, shape, data)| Tensor::new(name, datatype, shape, data.into()).unwrap())
+        .prop_map(|(name, datatype, shape, data)| {
+            Tensor::new(name, datatype, shape, data.into()).expect("what the test made is valid")
+        })
 }
 
 /// Sends `outputs` as a response, and reads what was sent as a request: outputs and inputs look the same on the wire.
@@ -52,16 +54,16 @@ fn echo(outputs: Vec<Tensor>, format: &OutputFormat) -> Vec<Tensor> {
         outputs,
         ledger: Ledger::default(),
     };
-    let encoded = encode_infer_response(&response, format).unwrap();
+    let encoded = encode_infer_response(&response, format).expect("what the test made is valid");
     // Only the list's name differs. The first match is it: quotes in names are escaped.
     let (outputs, inputs) = (b"\"outputs\":[", b"\"inputs\":[");
-    let at = encoded.json.windows(outputs.len()).position(|w| w == outputs).unwrap();
+    let at = encoded.json.windows(outputs.len()).position(|w| w == outputs).expect("what the test made is valid");
     let renamed = [&encoded.json[..at], inputs, &encoded.json[at + outputs.len()..]].concat();
     let header_length = encoded.header_length.map(|_| renamed.len().to_string());
     let body = Bytes::from([renamed, encoded.binary.concat()].concat());
-    let decoded = decode_infer_request(&CONTEXT, &body, header_length.as_deref()).unwrap();
+    let decoded = decode_infer_request(&CONTEXT, &body, header_length.as_deref()).expect("what the test made is valid");
     assert_eq!(decoded.request.id, "r");
-    decoded.request.inputs.into_iter().map(|input| input.check().unwrap()).collect()
+    decoded.request.inputs.into_iter().map(|input| input.check().expect("what the test made is valid")).collect()
 }
 
 proptest! {

@@ -18,7 +18,7 @@ fn same(value: &Value<'_>, reference: &Reference) -> bool {
             a.iter().count() == b.len() && a.iter().zip(b).all(|(a, b)| same(&a, b))
         }
         (Value::Object(_), Reference::Object(b)) => {
-            let members: Vec<_> = value.members().unwrap().collect();
+            let members: Vec<_> = value.members().expect("an object has members").collect();
             members.len() == b.len()
                 && members.iter().all(|(name, a)| {
                     let b = str::from_utf8(name).ok().and_then(|name| b.get(name));

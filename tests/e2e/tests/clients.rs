@@ -27,8 +27,7 @@ fn run(sandbox: &Sandbox, script: &str, arguments: &[&str]) {
 #[track_caller]
 fn run_at(address: SocketAddr, script: &str, arguments: &[&str]) {
     let path = workspace().join("tests/clients").join(script);
-    let output =
-        Command::new(python()).arg(path).arg("--url").arg(address.to_string()).args(arguments).output();
+    let output = Command::new(python()).arg(path).arg("--url").arg(address.to_string()).args(arguments).output();
     let output =
         output.unwrap_or_else(|error| panic!("{} does not run: {error}; run `make setup`", python().display()));
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -1,4 +1,4 @@
-//! What a real Triton answers, asked of Trireme: `tests/compat`. Its scripts know nothing but Python's standard library.
+//! What a real Triton answers, asked of Trireme over HTTP and gRPC: `tests/compat`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -24,8 +24,9 @@ fn compat() -> PathBuf {
 
 fn every_scenario_is_answered_as_expected(mode: Mode) {
     let setup = Setup::new(mode).repository(&compat().join("models/repository"));
-    let sandbox = setup.replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0).start();
-    run(&["--url", &format!("http://{}", sandbox.address)]);
+    let mut sandbox = setup.replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0).start();
+    let (http, grpc) = (format!("http://{}", sandbox.address), sandbox.grpc_address().to_string());
+    run(&["--url", &http, "--grpc", &grpc]);
 }
 
 /// Recordings, expectations, divergences and docs/compatibility.md fit each other.

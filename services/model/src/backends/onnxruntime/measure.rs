@@ -25,10 +25,11 @@ const MOST_TOKENS: u32 = 4096;
 /// Runs of equally many tokens that are measured: the extremes and one between.
 const SHAPES_PER_SIZE: usize = 3;
 
-/// Each point's cost is the least of this many runs: whatever disturbs a run only makes it longer.
-const RUNS: u32 = 3;
+/// Each point's cost is the least of this many runs: whatever disturbs a run only makes it longer. They are made in rounds,
+/// so that a disturbance does not spoil all runs of a point.
+const ROUNDS: u32 = 3;
 
-/// When to stop: a model that is slow gets fewer points.
+/// When to stop. The first round may take half of it: a model that is slow gets fewer points.
 const TIME_LIMIT: Duration = Duration::from_millis(2500);
 
 /// Two models that load at the same time must not measure each other.
@@ -42,33 +43,37 @@ pub fn measure(
 ) -> Result<Fit, String> {
     let _alone = MEASURING.lock();
     let started = Instant::now();
-    let most_tokens = declaration.token_budget.unwrap_or(MOST_TOKENS);
-    let mut points = Vec::new();
+    let mut seconds = |rows: u32, length: u32| -> Result<f64, String> {
+        let request = request(config, declaration, rows, length)?;
+        let begun = Instant::now();
+        let result = instance.execute(std::slice::from_ref(&request)).pop();
+        let elapsed = begun.elapsed().as_secs_f64().max(1e-9);
+        result.map_or(Ok(elapsed), |result| result.map(|_| elapsed).map_err(|error| error.message))
+    };
+    let mut points: Vec<Point> = Vec::new();
     // A model may take no more tokens than it has positions for.
     let mut too_long = u32::MAX;
-    for (rows, length) in grid(declaration.max_rows, most_tokens) {
-        if length >= too_long {
-            continue;
+    let mut why = "no run was made".to_owned();
+    for (rows, length) in grid(declaration.max_rows, declaration.token_budget.unwrap_or(MOST_TOKENS)) {
+        if started.elapsed() >= TIME_LIMIT / 2 {
+            break;
         }
-        let request = request(config, declaration, rows, length)?;
-        let mut least = Duration::MAX;
-        for _ in 0..RUNS {
-            if started.elapsed() >= TIME_LIMIT {
-                break;
+        if length < too_long {
+            match seconds(rows, length) {
+                Ok(cost) => points.push(Point { rows, length, cost }),
+                Err(error) => (too_long, why) = (length, error),
             }
-            let begun = Instant::now();
-            if let Some(Err(error)) = instance.execute(std::slice::from_ref(&request)).pop() {
-                tracing::debug!(model = config.name, rows, length, %error, "this length cannot be measured");
-                too_long = length;
-                break;
-            }
-            least = least.min(begun.elapsed());
-        }
-        if least < Duration::MAX {
-            points.push(Point { rows, length, cost: least.as_secs_f64().max(1e-9) });
         }
     }
-    cost::fit(&points).ok_or_else(|| format!("only {} sizes could be run in time", points.len()))
+    let count = points.len();
+    for point in (1..ROUNDS).flat_map(|_| 0..count) {
+        if started.elapsed() >= TIME_LIMIT {
+            break;
+        }
+        let Point { rows, length, cost } = &mut points[point];
+        *cost = seconds(*rows, *length)?.min(*cost);
+    }
+    cost::fit(&points).ok_or_else(|| format!("only {count} sizes could be run: {why}"))
 }
 
 /// What to measure, small runs first.

@@ -5,6 +5,7 @@
 //! inputs as paddable ([`batcher::Declaration`]) are batched by length, with costs measured here.
 
 mod cost_cache;
+mod costs;
 mod instance;
 mod library;
 mod measure;
@@ -19,14 +20,12 @@ use std::sync::Arc;
 
 use ort::environment::Environment;
 use ort::session::Session;
-use trireme_model_repository::ModelConfig;
 use trireme_runtime::{Backend, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource};
 
 use self::cost_cache::Entry;
 use self::instance::OnnxInstance;
 use self::schema::Schema;
 use self::settings::Settings;
-use crate::batcher::cost::Fit;
 use crate::batcher::{self, Declaration, LengthBatcher};
 use crate::{cpus, warmup};
 
@@ -75,58 +74,6 @@ impl OnnxRuntime {
     pub fn new(options: OnnxRuntimeOptions) -> OnnxRuntime {
         OnnxRuntime { options }
     }
-
-    /// The policy of a model whose inputs may be padded: by length, with what `instance` was found to cost. `circumstances`
-    /// is what that depends on besides the model.
-    fn length_batcher(
-        &self,
-        config: &ModelConfig,
-        declaration: &Declaration,
-        path: &Path,
-        circumstances: &str,
-        instance: &mut dyn ModelInstance,
-    ) -> LengthBatcher {
-        let fit = declaration.measure.then(|| self.costs(config, declaration, path, circumstances, instance)).flatten();
-        LengthBatcher::new(declaration, config.dynamic_batching.as_ref(), fit.as_ref())
-    }
-
-    fn costs(
-        &self,
-        config: &ModelConfig,
-        declaration: &Declaration,
-        path: &Path,
-        circumstances: &str,
-        instance: &mut dyn ModelInstance,
-    ) -> Option<Fit> {
-        let directory = self.options.cost_model_cache.as_deref();
-        let entry = directory.map(|directory| Entry::new(directory, &config.name, path, circumstances));
-        let kept = entry.as_ref().and_then(Entry::read);
-        let source = if kept.is_some() { "cache" } else { "measured" };
-        let fit = match kept.map_or_else(|| measure::measure(config, declaration, instance), Ok) {
-            Ok(fit) => fit,
-            Err(reason) => {
-                tracing::warn!(model = config.name, reason, "costs could not be measured: batches go by tokens alone");
-                return None;
-            }
-        };
-        let micros = |seconds: f64| (seconds * 1e9).round() / 1e3;
-        tracing::info!(
-            model = config.name,
-            source,
-            run_us = micros(fit.model.run),
-            token_us = micros(fit.model.token),
-            pair_us = micros(fit.model.pair),
-            token_budget = declaration.token_budget.unwrap_or(fit.token_budget),
-            error_percent = (fit.error * 1e3).round() / 10.0,
-            "cost model"
-        );
-        if let Some(entry) = entry.filter(|_| source == "measured")
-            && let Err(error) = entry.write(&fit)
-        {
-            tracing::warn!(model = config.name, %error, "the cost model could not be kept");
-        }
-        Some(fit)
-    }
 }
 
 impl Backend for OnnxRuntime {
@@ -172,7 +119,10 @@ impl Backend for OnnxRuntime {
         let policy: Box<dyn BatchPolicy> = match (&declaration, loaded.first_mut()) {
             (Some(declaration), Some(instance)) => {
                 let circumstances = format!("{settings:?} instances={instances} {declaration:?} {}", ort::info());
-                Box::new(self.length_batcher(&config, declaration, &path, &circumstances, instance.as_mut()))
+                let directory = self.options.cost_model_cache.as_deref();
+                let kept = directory.map(|directory| Entry::new(directory, &config.name, &path, &circumstances));
+                let fit = costs::find(&config, declaration, kept, instance.as_mut());
+                Box::new(LengthBatcher::new(declaration, config.dynamic_batching.as_ref(), fit.as_ref()))
             }
             _ => batcher::policy(&config),
         };

@@ -127,8 +127,10 @@ fn deciding_is_quick() {
     for _ in 0..rounds {
         std::hint::black_box(batcher.decide(std::hint::black_box(&waiting), now));
     }
-    // Well under 100 us when optimized; this bound only catches a change of its order.
-    assert!(started.elapsed() / rounds < 5 * MS, "{:?}", started.elapsed() / rounds);
+    let each = started.elapsed() / rounds;
+    println!("a decision about 64 requests takes {each:?} in this build");
+    // Some microseconds when optimized; this bound only catches a change of its order.
+    assert!(each < 5 * MS, "{each:?}");
 }
 
 /// First come, first served, while a bound on rows or padded tokens allows: what other servers do.

@@ -160,7 +160,7 @@ fn costs_are_measured_once_and_kept() {
     assert_eq!(in_hand(), 64 + 10);
 }
 
-/// Runs only where TRIREME_REFERENCE_DIR names a folder with `data/texts-dev.jsonl` and the published model.
+/// Compares only where TRIREME_REFERENCE_DIR names a folder with `data/texts-dev.jsonl` and the published model.
 #[test]
 fn real_texts_are_the_same_alone_and_together() {
     let Some(reference) = std::env::var_os("TRIREME_REFERENCE_DIR").map(PathBuf::from) else {
