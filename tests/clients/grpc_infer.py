@@ -259,7 +259,7 @@ def check_stream_status(client):
         client.stop_stream()
 
 
-# === Health, metadata, what is not offered ===
+# === Health, metadata ===
 
 
 def check_health(client):
@@ -314,6 +314,71 @@ def check_config(client):
     config = client.get_model_config("tiny_embedding").config
     steps = [(step.model_name, step.model_version) for step in config.ensemble_scheduling.step]
     expect_equal("steps", steps, [("tiny_tokenizer", -1), ("tiny_encoder", -1), ("tiny_pool", -1)])
+
+
+# === Repository, settings, shared memory ===
+
+
+def check_repository(client):
+    models = client.get_model_repository_index().models
+    for model in MODELS:
+        found = [(line.version, line.state, line.reason) for line in models if line.name == model]
+        expect_equal(f"lines of {model!r}", found, [("1", "READY", "")])
+    polling = "explicit model load / unload is not allowed if polling is enabled"
+    unavailable = "StatusCode.UNAVAILABLE"
+    expect_error("load", lambda: client.load_model("simple"), unavailable, polling)
+    expect_error("unload", lambda: client.unload_model("simple"), unavailable, polling)
+    expect(client.is_model_ready("simple"), "expected 'simple' to be ready still")
+
+
+def check_logging(client):
+    read = lambda response: {name: getattr(v, v.WhichOneof("parameter_choice")) for name, v in response.settings.items()}
+    before = read(client.get_log_settings())
+    fields = ["log_error", "log_file", "log_format", "log_info", "log_verbose_level", "log_warning"]
+    expect_equal("fields", sorted(before), fields)
+    changes = {"log_verbose_level": 1, "log_format": "ISO8601"}
+    expect_equal("settings", read(client.update_log_settings(changes)), before | changes)
+    expect_equal("settings read again", read(client.get_log_settings()), before | changes)
+    back = {name: value for name, value in before.items() if name != "log_file"}
+    expect_equal("settings put back", read(client.update_log_settings(back)), before)
+    update = lambda settings: lambda: client.update_log_settings(settings)
+    refused = "log file location can not be updated through network protocol"
+    expect_error("log_file", update({"log_file": "x"}), "StatusCode.UNIMPLEMENTED", refused)
+    wrong = "invalid argument for --log_format, got: x"
+    expect_error("log_format", update({"log_format": "x"}), "StatusCode.UNAVAILABLE", wrong)
+
+
+def check_trace(client):
+    read = lambda response: {name: list(setting.value) for name, setting in response.settings.items()}
+    show = lambda *model: read(client.get_trace_settings(*model))
+    change = lambda model, settings: read(client.update_trace_settings(model, settings))
+    before = show()
+    for field in ("trace_level", "trace_rate", "trace_count", "trace_mode"):
+        expect(field in before, f"expected {field!r}, found {before}")
+    expect_equal("rate", change(None, {"trace_rate": "7"})["trace_rate"], ["7"])
+    expect_equal("rate of a model", show("simple")["trace_rate"], ["7"])
+    found = change("simple", {"trace_rate": "9", "trace_level": ["TIMESTAMPS", "TENSORS"]})
+    expect_equal("settings of a model", (found["trace_rate"], found["trace_level"]), (["9"], ["TIMESTAMPS", "TENSORS"]))
+    expect_equal("rate of all", show()["trace_rate"], ["7"])
+    expect_equal("cleared settings of a model", change("simple", {"trace_rate": None, "trace_level": None}), show())
+    expect_equal("cleared settings", change(None, {"trace_rate": None}), before)
+    invalid = "StatusCode.INVALID_ARGUMENT"
+    refused = "trace file location can not be updated through network protocol"
+    expect_error("trace_file", lambda: change(None, {"trace_file": "x"}), "StatusCode.UNIMPLEMENTED", refused)
+    expect_error("trace_rate", lambda: change(None, {"trace_rate": "x"}), invalid, "Unable to parse 'trace_rate', got: x")
+    expect_error("two rates", lambda: change(None, {"trace_rate": ["1", "2"]}), invalid, "expect only 1 value for 'trace_rate'")
+    expect_error("unknown model", lambda: show("none"), invalid, "Request for unknown model : none")
+
+
+def check_shared_memory(client):
+    expect_equal("system regions", len(client.get_system_shared_memory_status().regions), 0)
+    expect_equal("CUDA regions", len(client.get_cuda_shared_memory_status().regions), 0)
+    named = lambda: client.get_system_shared_memory_status("r")
+    expect_error("one region", named, "StatusCode.NOT_FOUND", "Unable to find system shared memory region: 'r'")
+    disabled = ("StatusCode.UNIMPLEMENTED", "Client shared memory is disabled.")
+    expect_error("register", lambda: client.register_system_shared_memory("r", "/k", 16), *disabled)
+    expect_error("unregister", lambda: client.unregister_system_shared_memory(), *disabled)
+    expect_error("unregister CUDA", lambda: client.unregister_cuda_shared_memory(), *disabled)
 
 
 # === Errors ===
@@ -404,6 +469,10 @@ def main():
             ("grpc.health.v1", bind(check_health_service, url)),
             ("metadata", bind(check_metadata)),
             ("model configuration", bind(check_config)),
+            ("repository", bind(check_repository)),
+            ("logging", bind(check_logging)),
+            ("trace", bind(check_trace)),
+            ("shared memory", bind(check_shared_memory)),
             ("simple", bind(check_simple)),
             ("subset of outputs", bind(check_output_subset)),
             ("identity_bytes", bind(check_bytes)),

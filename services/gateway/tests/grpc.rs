@@ -220,8 +220,147 @@ async fn describes_the_server_and_its_models() {
     let status = health.check(check.clone()).await.unwrap().into_inner().status();
     assert_eq!(status, ServingStatus::Serving);
     assert_status(health.watch(check).await, Code::Unimplemented, "use Check");
-    let load = RepositoryModelLoadRequest::default();
-    assert_status(client.repository_model_load(load).await, Code::Unimplemented, "RepositoryModelLoad");
+    let statistics = ModelStatisticsRequest::default();
+    assert_status(client.model_statistics(statistics).await, Code::Unimplemented, "ModelStatistics is not offered");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_models_and_loads_none() {
+    let Server { worker, mut client, .. } = Server::start(&[]).await;
+    let request = |ready| RepositoryIndexRequest { ready, ..Default::default() };
+    for ready in [false, true] {
+        let index = client.repository_index(request(ready)).await.unwrap().into_inner().models;
+        let found: Vec<_> = index.iter().map(|m| [&m.name, &m.version, &m.state, &m.reason]).collect();
+        assert_eq!(found, [["echo", "1", "READY", ""], ["many", "1", "READY", ""]]);
+    }
+    worker.drain(PATIENCE).await;
+    let gone = async {
+        while !client.repository_index(request(true)).await.unwrap().into_inner().models.is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    within(gone).await;
+
+    let polling = "explicit model load / unload is not allowed if polling is enabled";
+    let unnamed = "'repository_name' specification is not supported";
+    for (repository, code, text) in [("", Code::Unavailable, polling), ("r", Code::Unimplemented, unnamed)] {
+        let (repository_name, model_name) = (repository.to_owned(), "echo".to_owned());
+        let load = RepositoryModelLoadRequest { repository_name, model_name, ..Default::default() };
+        let unload = RepositoryModelUnloadRequest {
+            repository_name: load.repository_name.clone(),
+            model_name: load.model_name.clone(),
+            ..Default::default()
+        };
+        assert_status(client.repository_model_load(load).await, code, text);
+        assert_status(client.repository_model_unload(unload).await, code, text);
+    }
+    let index = RepositoryIndexRequest { repository_name: "r".to_owned(), ready: false };
+    assert_status(client.repository_index(index).await, Code::Unimplemented, unnamed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shared_memory_has_a_status_and_no_regions() {
+    let Server { mut client, .. } = Server::start(&[]).await;
+    let all = client.system_shared_memory_status(SystemSharedMemoryStatusRequest::default()).await.unwrap();
+    assert!(all.into_inner().regions.is_empty());
+    let all = client.cuda_shared_memory_status(CudaSharedMemoryStatusRequest::default()).await.unwrap();
+    assert!(all.into_inner().regions.is_empty());
+    let one = SystemSharedMemoryStatusRequest { name: "r".to_owned() };
+    let text = "Unable to find system shared memory region: 'r'";
+    assert_status(client.system_shared_memory_status(one).await, Code::NotFound, text);
+    let one = CudaSharedMemoryStatusRequest { name: "r".to_owned() };
+    let text = "Unable to find cuda shared memory region: 'r'";
+    assert_status(client.cuda_shared_memory_status(one).await, Code::NotFound, text);
+
+    let controls = [
+        client.system_shared_memory_register(SystemSharedMemoryRegisterRequest::default()).await.map(drop),
+        client.system_shared_memory_unregister(SystemSharedMemoryUnregisterRequest::default()).await.map(drop),
+        client.cuda_shared_memory_register(CudaSharedMemoryRegisterRequest::default()).await.map(drop),
+        client.cuda_shared_memory_unregister(CudaSharedMemoryUnregisterRequest::default()).await.map(drop),
+    ];
+    for outcome in controls {
+        assert_status(outcome, Code::Unimplemented, "Client shared memory is disabled. Start the server with");
+    }
+}
+
+/// Settings with their values.
+type Settings<'a> = &'a [(&'a str, &'a [&'a str])];
+
+fn trace_request(model: &str, settings: Settings<'_>) -> TraceSettingRequest {
+    let value = |values: &[&str]| values.iter().map(|&value| value.to_owned()).collect();
+    let settings = settings
+        .iter()
+        .map(|(name, values)| (name.to_string(), trace_setting_request::SettingValue { value: value(values) }));
+    TraceSettingRequest { settings: settings.collect(), model_name: model.to_owned() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn trace_settings_are_changed_and_shown() {
+    let Server { mut client, .. } = Server::start(&[]).await;
+    // In order: whose settings, what is changed, and the rate shown then.
+    let table: [(&str, Settings<'_>, &str); 7] = [
+        ("", &[], "1000"),
+        ("echo", &[], "1000"),
+        ("echo", &[("trace_rate", &["9"]), ("trace_level", &["TIMESTAMPS"])], "9"),
+        ("", &[("trace_rate", &["7"])], "7"),
+        ("echo", &[], "9"),
+        ("echo", &[("trace_rate", &[])], "7"),
+        ("", &[("trace_rate", &[])], "1000"),
+    ];
+    for (model, settings, rate) in table {
+        let shown = client.trace_setting(trace_request(model, settings)).await.unwrap().into_inner().settings;
+        assert_eq!(shown["trace_rate"].value, [rate], "{model:?} {settings:?}");
+    }
+    let shown = client.trace_setting(trace_request("echo", &[])).await.unwrap().into_inner().settings;
+    assert_eq!(
+        (&shown["trace_level"].value[..], &shown["trace_mode"].value[..]),
+        (&["TIMESTAMPS".to_owned()][..], &["triton".to_owned()][..])
+    );
+
+    let faulty: [(&str, &str, &[&str], Code, &str); 4] = [
+        ("none", "trace_rate", &["1"], Code::InvalidArgument, "Request for unknown model : none"),
+        ("", "trace_file", &["x"], Code::Unimplemented, "trace file location can not be updated"),
+        ("", "trace_rate", &["x"], Code::InvalidArgument, "Unable to parse 'trace_rate', got: x"),
+        ("", "trace_count", &["1", "2"], Code::InvalidArgument, "expect only 1 value for 'trace_count'"),
+    ];
+    for (model, name, values, code, text) in faulty {
+        assert_status(client.trace_setting(trace_request(model, &[(name, values)])).await, code, text);
+    }
+    assert_status(
+        client.trace_setting(trace_request("none", &[])).await,
+        Code::InvalidArgument,
+        "unknown model : none",
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn log_settings_are_shown_and_faulty_ones_refused() {
+    use log_settings_request::setting_value::ParameterChoice::{BoolParam, StringParam, Uint32Param};
+    use log_settings_response::setting_value::ParameterChoice as Shown;
+    let Server { mut client, .. } = Server::start(&[]).await;
+    let request = |name: &str, value| {
+        let value = log_settings_request::SettingValue { parameter_choice: Some(value) };
+        LogSettingsRequest { settings: [(name.to_owned(), value)].into() }
+    };
+    let shown = client.log_settings(LogSettingsRequest::default()).await.unwrap().into_inner().settings;
+    let names: Vec<_> = shown.keys().map(String::as_str).collect();
+    assert_eq!(names, ["log_error", "log_file", "log_format", "log_info", "log_verbose_level", "log_warning"]);
+    assert_eq!(shown["log_format"].parameter_choice, Some(Shown::StringParam("default".to_owned())));
+
+    let table = [
+        ("log_file", StringParam("x".to_owned()), Code::Unimplemented, "log file location can not be updated"),
+        ("log_format", StringParam("x".to_owned()), Code::Unavailable, "invalid argument for --log_format, got: x"),
+        ("log_info", Uint32Param(1), Code::InvalidArgument, "expect boolean for 'log_info'"),
+        ("log_verbose_level", BoolParam(true), Code::InvalidArgument, "expect int32 for 'log_verbose_level'"),
+    ];
+    for (name, value, code, text) in table {
+        assert_status(client.log_settings(request(name, value)).await, code, text);
+    }
+    let unchanged = client.log_settings(LogSettingsRequest::default()).await.unwrap().into_inner().settings;
+    assert_eq!(unchanged, shown);
+    let changed = client.log_settings(request("log_format", StringParam("ISO8601".to_owned()))).await.unwrap();
+    let format = &changed.into_inner().settings["log_format"].parameter_choice;
+    assert_eq!(format, &Some(Shown::StringParam("ISO8601".to_owned())));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -278,6 +417,27 @@ async fn calls_other_than_health_checks_need_a_key() {
     assert_status(client.model_infer(with("x-api-key", "wrong")).await, Code::Unauthenticated, "API key");
     assert!(client.model_infer(with("x-api-key", "secret")).await.is_ok());
     assert!(client.model_infer(with("authorization", "Bearer secret")).await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_of_restricted_categories_need_their_header() {
+    let flags =
+        ["--grpc-restricted-protocol=health,inference:Admin=s3=cret", "--grpc-restricted-protocol=logging:log=x"];
+    let Server { gateway, mut client, .. } = Server::start(&flags).await;
+    let text = "This protocol is restricted, expecting header 'triton-grpc-protocol-admin'";
+    assert_status(client.server_live(ServerLiveRequest {}).await, Code::Unavailable, text);
+    let mut health = HealthClient::new(connect(&gateway).await);
+    assert_status(health.check(HealthCheckRequest::default()).await, Code::Unavailable, text);
+    let streamed = client.model_stream_infer(stream::iter([request("", "x")])).await;
+    assert_status(streamed.map(drop), Code::Unavailable, text);
+    for (value, admits) in [("s3=cret", true), ("s3", false)] {
+        let mut call = Request::new(request("", "x"));
+        call.metadata_mut().insert("triton-grpc-protocol-admin", value.parse().unwrap());
+        assert_eq!(client.model_infer(call).await.is_ok(), admits, "{value}");
+    }
+    let text = "expecting header 'triton-grpc-protocol-log'";
+    assert_status(client.log_settings(LogSettingsRequest::default()).await, Code::Unavailable, text);
+    assert!(client.server_metadata(ServerMetadataRequest {}).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]

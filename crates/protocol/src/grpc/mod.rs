@@ -12,8 +12,11 @@ mod contents;
 mod decode;
 mod encode;
 mod error;
+mod logging;
 mod metadata;
 mod parameters;
+mod repository;
+mod tracing;
 mod version;
 
 /// The generated messages, servers and clients of `proto/grpc_service.proto`. Only listeners and clients name these.
@@ -31,7 +34,10 @@ pub mod health {
 pub use decode::decode_infer_request;
 pub use encode::{encode_infer_response, encode_stream_error, encode_stream_response};
 pub use error::status;
+pub use logging::{decode_log_settings, encode_log_settings};
 pub use metadata::{model_config, model_metadata, server_metadata};
+pub use repository::{check_repository_name, encode_index};
+pub use tracing::{decode_trace_changes, encode_trace_settings};
 pub use version::parse_model_version;
 
 #[cfg(test)]

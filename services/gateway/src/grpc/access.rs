@@ -1,30 +1,130 @@
-//! API keys, asked for before a call runs.
+//! Access rules, asked before a call runs: API keys, and headers that categories of calls have to carry.
+
+use std::collections::BTreeSet;
+use std::str::FromStr;
+use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::HeaderValue;
+use axum::http::{HeaderMap, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
 use tonic::Status;
+use trireme_inference::InferError;
+use trireme_protocol::grpc::status;
 
-use crate::handlers::SharedHandlers;
+use crate::handlers::{Access, AccessArgs, Category, Denied, Handlers, Restriction, SharedHandlers};
 
-/// Calls that need no key: whoever watches over the server has none.
-const OPEN: [&str; 4] = [
-    "/grpc.health.v1.Health/Check",
-    "/inference.GRPCInferenceService/ModelReady",
-    "/inference.GRPCInferenceService/ServerLive",
-    "/inference.GRPCInferenceService/ServerReady",
-];
+/// What the name of a restricted call's header begins with.
+const HEADER_PREFIX: &str = "triton-grpc-protocol-";
 
-/// Runs the call, unless it needs a key that its metadata does not hold.
-pub async fn admit(State(handlers): State<SharedHandlers>, request: Request, next: Next) -> Response {
-    let headers = request.headers();
-    let is_open = OPEN.contains(&request.uri().path());
-    match handlers.access.check_key(|name| headers.get(name).map(HeaderValue::as_bytes)) {
-        Err(_) if !is_open => {
+/// Categories whose calls have to carry a header.
+#[derive(Clone, Debug)]
+pub struct ProtocolRestriction {
+    protocols: BTreeSet<String>,
+    rule: Restriction,
+}
+
+// === impl ProtocolRestriction ===
+
+impl FromStr for ProtocolRestriction {
+    type Err = String;
+
+    /// Reads `protocol,...:key=value`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once(':').and_then(|(names, rest)| Some((names, rest.split_once('=')?)));
+        let Some((names, (key, value))) = parts.filter(|(_, (key, _))| !key.trim().is_empty()) else {
+            return Err("expected PROTOCOL,...:KEY=VALUE".to_owned());
+        };
+        let rule = format!("{names}:{HEADER_PREFIX}{}={value}", key.trim()).parse()?;
+        Ok(ProtocolRestriction { protocols: names.split(',').map(|name| name.trim().to_owned()).collect(), rule })
+    }
+}
+
+/// The restrictions on calls as rules. Errors when two are about one category.
+pub fn restrict(restrictions: &[ProtocolRestriction]) -> anyhow::Result<Access> {
+    let mut seen = BTreeSet::new();
+    for protocol in restrictions.iter().flat_map(|restriction| &restriction.protocols) {
+        anyhow::ensure!(seen.insert(protocol), "--grpc-restricted-protocol names '{protocol}' more than once");
+    }
+    let http_restricted_apis = restrictions.iter().map(|restriction| restriction.rule.clone()).collect();
+    Access::new(&AccessArgs { api_keys: Vec::new(), http_restricted_apis })
+}
+
+/// The category that access rules know a call by; `None` for calls that are not served.
+fn category(path: &str) -> Option<Category> {
+    if path == "/grpc.health.v1.Health/Check" {
+        return Some(Category::Health);
+    }
+    Some(match path.strip_prefix("/inference.GRPCInferenceService/")? {
+        "ServerLive" | "ServerReady" | "ModelReady" => Category::Health,
+        "ServerMetadata" | "ModelMetadata" => Category::Metadata,
+        "ModelConfig" => Category::ModelConfig,
+        "ModelInfer" | "ModelStreamInfer" => Category::Inference,
+        "ModelStatistics" => Category::Statistics,
+        "RepositoryIndex" | "RepositoryModelLoad" | "RepositoryModelUnload" => Category::ModelRepository,
+        "SystemSharedMemoryStatus" | "SystemSharedMemoryRegister" | "SystemSharedMemoryUnregister" => {
+            Category::SharedMemory
+        }
+        "CudaSharedMemoryStatus" | "CudaSharedMemoryRegister" | "CudaSharedMemoryUnregister" => Category::SharedMemory,
+        "TraceSetting" => Category::Trace,
+        "LogSettings" => Category::Logging,
+        _ => return None,
+    })
+}
+
+/// Whether a call to `path` carries the key and the header that it needs. Health checks need no key: whoever watches over
+/// the server has none.
+fn check(handlers: &Handlers, restricted: &Access, path: &str, headers: &HeaderMap) -> Result<(), Denied> {
+    let header = |name: &str| headers.get(name).map(HeaderValue::as_bytes);
+    let category = category(path);
+    if category != Some(Category::Health) {
+        handlers.access.check_key(header)?;
+    }
+    category.map_or(Ok(()), |category| restricted.check(category, header))
+}
+
+/// Runs the call, unless its metadata lacks what the rules ask for.
+pub async fn admit(
+    State((handlers, restricted)): State<(SharedHandlers, Arc<Access>)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match check(&handlers, &restricted, request.uri().path(), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(Denied::Key) => {
             let text = "a valid API key is required, as 'authorization: Bearer <key>' or 'x-api-key: <key>'";
             Status::unauthenticated(text).into_http()
         }
-        _ => next.run(request).await,
+        Err(Denied::Restricted(header)) => {
+            let text = format!("This protocol is restricted, expecting header '{header}'");
+            status(&InferError::unavailable(text)).into_http()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_of_the_service_has_a_category() {
+        let service = include_str!("../../../../proto/grpc_service.proto");
+        let calls = service.lines().filter_map(|line| line.trim().strip_prefix("rpc ")?.split('(').next());
+        let paths: Vec<_> = calls.map(|call| format!("/inference.GRPCInferenceService/{call}")).collect();
+        assert_eq!(paths.len(), 20);
+        for path in &paths {
+            assert!(category(path).is_some(), "{path}");
+        }
+        assert_eq!(category("/grpc.health.v1.Health/Watch"), None);
+    }
+
+    #[test]
+    fn faulty_restrictions_are_refused() {
+        for text in ["health", "health:key", "nothing:key=value", "health: =value", "health:a b=value", "health:key="] {
+            assert!(text.parse::<ProtocolRestriction>().is_err(), "{text}");
+        }
+        let twice = ["health:a=b", "metadata, health:c=d"].map(|text| text.parse().unwrap());
+        let error = restrict(&twice).unwrap_err().to_string();
+        assert_eq!(error, "--grpc-restricted-protocol names 'health' more than once");
     }
 }

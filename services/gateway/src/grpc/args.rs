@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueEnum};
 
+use super::access::ProtocolRestriction;
+
 /// The largest message that gRPC's own libraries can handle, in bytes.
 const MAX_MESSAGE_SIZE: u32 = i32::MAX as u32;
 
@@ -48,6 +50,16 @@ pub struct GrpcArgs {
     #[arg(long, env = "TRIREME_GRPC_MAX_CONNECTION_AGE", value_name = "MILLISECONDS")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub grpc_max_connection_age: Option<u64>,
+
+    /// Header `triton-grpc-protocol-KEY` that gRPC calls of some categories have to carry; may be given several times.
+    /// Categories are those of --http-restricted-api
+    #[arg(
+        long = "grpc-restricted-protocol",
+        env = "TRIREME_GRPC_RESTRICTED_PROTOCOL",
+        value_name = "PROTOCOL,...:KEY=VALUE"
+    )]
+    #[arg(value_delimiter = ';', hide_env_values = true)]
+    pub grpc_restricted_protocols: Vec<ProtocolRestriction>,
 }
 
 /// How much responses are compressed.

@@ -2,10 +2,11 @@
 //!
 //! Invariants:
 //! - A call's deadline bounds its requests in every stage, and a call that is cancelled cancels them.
-//! - Where the server has API keys a call needs one too, except health checks.
+//! - Where the server has API keys a call needs one too, except health checks; calls of restricted categories need their
+//!   header.
 //! - Messages are those of `protocol::grpc`; nothing behind the listener sees them.
 //!
-//! Not here: TLS, restricted categories (`--http-restricted-api` is about HTTP), and Triton's limits on how often clients may ping: the HTTP/2 library has none to set.
+//! Not here: TLS, and Triton's limits on how often clients may ping: the HTTP/2 library has none to set.
 
 mod access;
 mod args;
@@ -13,9 +14,11 @@ mod call;
 mod deadline;
 mod health;
 mod service;
+mod settings;
 mod stream;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -28,7 +31,7 @@ use tonic::transport::server::TcpIncoming;
 use trireme_protocol::grpc::health::health_server::HealthServer;
 use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceServiceServer;
 
-use crate::handlers::SharedHandlers;
+use crate::handlers::{Access, SharedHandlers};
 use health::HealthService;
 use service::InferenceService;
 
@@ -41,6 +44,7 @@ const MAX_CALLS: u32 = 1024;
 pub struct GrpcListener {
     listener: TcpListener,
     args: GrpcArgs,
+    restricted: Access,
     /// Where it listens.
     pub address: SocketAddr,
 }
@@ -48,15 +52,16 @@ pub struct GrpcListener {
 // === impl GrpcListener ===
 
 impl GrpcListener {
-    /// Takes the port, or says that it is taken. `None` when gRPC is switched off.
+    /// Takes the port, or says that it is taken. `None` when gRPC is switched off. Errors when restrictions contradict.
     pub async fn bind(args: &GrpcArgs) -> anyhow::Result<Option<GrpcListener>> {
         if !args.allow_grpc {
             return Ok(None);
         }
+        let restricted = access::restrict(&args.grpc_restricted_protocols)?;
         let taken = || format!("cannot listen on {} for gRPC; choose another with --grpc-port", args.address());
         let listener = TcpListener::bind(args.address()).await.with_context(taken)?;
         let address = listener.local_addr()?;
-        Ok(Some(GrpcListener { listener, args: args.clone(), address }))
+        Ok(Some(GrpcListener { listener, args: args.clone(), restricted, address }))
     }
 
     /// Serves until `stop` is raised, then finishes the calls in flight, for `exit_timeout` at most.
@@ -71,7 +76,7 @@ impl GrpcListener {
             server = server.max_connection_age(age);
         }
         let serving = server
-            .add_routes(routes(&self.args, handlers, stop.clone()))
+            .add_routes(routes(&self.args, self.restricted, handlers, stop.clone()))
             .serve_with_incoming_shutdown(incoming, stop.cancelled());
         let overdue = async {
             stop.cancelled().await;
@@ -88,8 +93,8 @@ impl GrpcListener {
     }
 }
 
-fn routes(args: &GrpcArgs, handlers: SharedHandlers, stop: CancellationToken) -> Routes {
-    let admit = axum::middleware::from_fn_with_state(handlers.clone(), access::admit);
+fn routes(args: &GrpcArgs, restricted: Access, handlers: SharedHandlers, stop: CancellationToken) -> Routes {
+    let admit = axum::middleware::from_fn_with_state((handlers.clone(), Arc::new(restricted)), access::admit);
     let health = HealthServer::new(HealthService { handlers: handlers.clone() });
     let mut inference = GrpcInferenceServiceServer::new(InferenceService { handlers, stop })
         .max_decoding_message_size(args.max_message_size())

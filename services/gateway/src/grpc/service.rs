@@ -1,8 +1,5 @@
 //! `inference.GRPCInferenceService`: each call to the operation that HTTP shares.
 
-use std::future::Future;
-use std::pin::Pin;
-
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 use trireme_inference::InferError;
@@ -11,8 +8,8 @@ use trireme_protocol::grpc::wire::*;
 use trireme_protocol::grpc::{self, encode_infer_response, parse_model_version};
 
 use super::call::{Call, Responses};
-use super::stream;
-use crate::handlers::SharedHandlers;
+use super::{settings, stream};
+use crate::handlers::{SharedHandlers, SharedMemory};
 
 /// Answers calls.
 pub struct InferenceService {
@@ -28,21 +25,14 @@ fn reply<T>(outcome: Result<T, InferError>) -> Reply<T> {
     outcome.map(Response::new).map_err(|error| grpc::status(&error))
 }
 
-/// Calls of the published service that are not offered. These are written out as `async_trait` would have them, because
-/// that does not look into macros.
-macro_rules! not_offered {
-    ($($method:ident $name:literal: $request:ty => $response:ty;)*) => {$(
-        fn $method<'a, 'async_trait>(
-            &'a self,
-            _: Request<$request>,
-        ) -> Pin<Box<dyn Future<Output = Reply<$response>> + Send + 'async_trait>>
-        where
-            'a: 'async_trait,
-            Self: 'async_trait,
-        {
-            Box::pin(async { Err(Status::unimplemented(concat!($name, " is not offered by this server"))) })
-        }
-    )*};
+/// The outcome of an operation that says nothing but that it worked.
+fn empty<T: Default>(outcome: Result<(), InferError>) -> Reply<T> {
+    reply(outcome.map(|()| T::default()))
+}
+
+/// What a request names; it names nothing with an empty text.
+pub(super) fn named(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
 }
 
 // === impl InferenceService ===
@@ -97,25 +87,81 @@ impl GrpcInferenceService for InferenceService {
         reply(Ok(stream::answer(handlers, request.into_inner(), call, close_on_error, stop)))
     }
 
-    not_offered! {
-        model_statistics "ModelStatistics": ModelStatisticsRequest => ModelStatisticsResponse;
-        repository_index "RepositoryIndex": RepositoryIndexRequest => RepositoryIndexResponse;
-        repository_model_load "RepositoryModelLoad": RepositoryModelLoadRequest => RepositoryModelLoadResponse;
-        repository_model_unload "RepositoryModelUnload":
-            RepositoryModelUnloadRequest => RepositoryModelUnloadResponse;
-        system_shared_memory_status "SystemSharedMemoryStatus":
-            SystemSharedMemoryStatusRequest => SystemSharedMemoryStatusResponse;
-        system_shared_memory_register "SystemSharedMemoryRegister":
-            SystemSharedMemoryRegisterRequest => SystemSharedMemoryRegisterResponse;
-        system_shared_memory_unregister "SystemSharedMemoryUnregister":
-            SystemSharedMemoryUnregisterRequest => SystemSharedMemoryUnregisterResponse;
-        cuda_shared_memory_status "CudaSharedMemoryStatus":
-            CudaSharedMemoryStatusRequest => CudaSharedMemoryStatusResponse;
-        cuda_shared_memory_register "CudaSharedMemoryRegister":
-            CudaSharedMemoryRegisterRequest => CudaSharedMemoryRegisterResponse;
-        cuda_shared_memory_unregister "CudaSharedMemoryUnregister":
-            CudaSharedMemoryUnregisterRequest => CudaSharedMemoryUnregisterResponse;
-        trace_setting "TraceSetting": TraceSettingRequest => TraceSettingResponse;
-        log_settings "LogSettings": LogSettingsRequest => LogSettingsResponse;
+    async fn repository_index(&self, request: Request<RepositoryIndexRequest>) -> Reply<RepositoryIndexResponse> {
+        let RepositoryIndexRequest { repository_name, ready } = request.into_inner();
+        let checked = grpc::check_repository_name(&repository_name);
+        reply(checked.map(|()| grpc::encode_index(self.handlers.repository_index(ready))))
+    }
+
+    async fn repository_model_load(
+        &self,
+        request: Request<RepositoryModelLoadRequest>,
+    ) -> Reply<RepositoryModelLoadResponse> {
+        let checked = grpc::check_repository_name(&request.get_ref().repository_name);
+        empty(checked.and_then(|()| self.handlers.load_model()))
+    }
+
+    async fn repository_model_unload(
+        &self,
+        request: Request<RepositoryModelUnloadRequest>,
+    ) -> Reply<RepositoryModelUnloadResponse> {
+        let checked = grpc::check_repository_name(&request.get_ref().repository_name);
+        empty(checked.and_then(|()| self.handlers.unload_model()))
+    }
+
+    async fn system_shared_memory_status(
+        &self,
+        request: Request<SystemSharedMemoryStatusRequest>,
+    ) -> Reply<SystemSharedMemoryStatusResponse> {
+        let region = named(&request.get_ref().name);
+        empty(self.handlers.shared_memory_status(SharedMemory::System, region))
+    }
+
+    async fn system_shared_memory_register(
+        &self,
+        _: Request<SystemSharedMemoryRegisterRequest>,
+    ) -> Reply<SystemSharedMemoryRegisterResponse> {
+        empty(self.handlers.shared_memory_control())
+    }
+
+    async fn system_shared_memory_unregister(
+        &self,
+        _: Request<SystemSharedMemoryUnregisterRequest>,
+    ) -> Reply<SystemSharedMemoryUnregisterResponse> {
+        empty(self.handlers.shared_memory_control())
+    }
+
+    async fn cuda_shared_memory_status(
+        &self,
+        request: Request<CudaSharedMemoryStatusRequest>,
+    ) -> Reply<CudaSharedMemoryStatusResponse> {
+        let region = named(&request.get_ref().name);
+        empty(self.handlers.shared_memory_status(SharedMemory::Cuda, region))
+    }
+
+    async fn cuda_shared_memory_register(
+        &self,
+        _: Request<CudaSharedMemoryRegisterRequest>,
+    ) -> Reply<CudaSharedMemoryRegisterResponse> {
+        empty(self.handlers.shared_memory_control())
+    }
+
+    async fn cuda_shared_memory_unregister(
+        &self,
+        _: Request<CudaSharedMemoryUnregisterRequest>,
+    ) -> Reply<CudaSharedMemoryUnregisterResponse> {
+        empty(self.handlers.shared_memory_control())
+    }
+
+    async fn trace_setting(&self, request: Request<TraceSettingRequest>) -> Reply<TraceSettingResponse> {
+        reply(settings::trace(&self.handlers, request.get_ref()))
+    }
+
+    async fn log_settings(&self, request: Request<LogSettingsRequest>) -> Reply<LogSettingsResponse> {
+        reply(settings::log(&self.handlers, request.into_inner()))
+    }
+
+    async fn model_statistics(&self, _: Request<ModelStatisticsRequest>) -> Reply<ModelStatisticsResponse> {
+        Err(Status::unimplemented("ModelStatistics is not offered by this server"))
     }
 }
