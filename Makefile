@@ -22,7 +22,9 @@ demo: setup-demo build ## Serves three sentences from a real model and shows whe
 
 .PHONY: test
 test: setup lint ## Everything that has to hold before a change lands
-	@echo "==> cargo test (the first build takes some minutes)"
+	@echo "==> cargo build (the first one takes some minutes); the end-to-end tests run these binaries"
+	cargo build --workspace
+	@echo "==> cargo test"
 	cargo test --workspace
 
 .PHONY: build
