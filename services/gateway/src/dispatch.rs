@@ -13,6 +13,9 @@ use trireme_runtime::TaskSet;
 /// Pause before a message is offered again to a queue that its workers have to make anew.
 const QUEUE_PAUSE: Duration = Duration::from_millis(50);
 
+/// Pause before a message is offered again to a bus that did not confirm it.
+const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
+
 /// Sends requests into the pipeline and waits for their answers.
 pub struct Dispatcher {
     bus: Arc<dyn Bus>,
@@ -84,27 +87,41 @@ impl Dispatcher {
         let mut connection = self.bus.connection();
         loop {
             connection.borrow_and_update();
-            match self.bus.publish(message).await {
-                Ok(()) => {}
+            let published = tokio::select! {
+                published = self.bus.publish(message) => published,
+                // The queue had it, only the confirmation is missing.
+                reply = replies.next() => return Ok(reply),
+            };
+            let again = match published {
+                Ok(()) => None,
                 // The registry says that the model is served: the broker has restarted, and the queue is on its way back.
                 Err(BusError::NoQueue { model }) => {
                     tracing::debug!(request_id = message.request_id, %model, "request waits for its queue");
-                    tokio::time::sleep(QUEUE_PAUSE).await;
-                    continue;
+                    Some(QUEUE_PAUSE)
                 }
-                // Not refused, just not reachable: the request waits here for the bus to come back.
+                // Not refused, just not reachable: the request waits here.
                 Err(BusError::Unreachable(reason)) => {
                     tracing::warn!(request_id = message.request_id, reason, "request waits for the message bus");
+                    Some(UNREACHABLE_PAUSE)
                 }
                 Err(error) => return Err(InferError::new(error.code(), error.to_string())),
-            }
+            };
             tokio::select! {
                 reply = replies.next() => return Ok(reply),
                 () = came_back(&mut connection) => {
                     tracing::info!(request_id = message.request_id, "message bus is back; publishing the request again");
                 }
+                () = pause(again) => {}
             }
         }
+    }
+}
+
+/// Waits for `duration`; without one, for ever.
+async fn pause(duration: Option<Duration>) {
+    match duration {
+        Some(duration) => tokio::time::sleep(duration).await,
+        None => std::future::pending().await,
     }
 }
 
