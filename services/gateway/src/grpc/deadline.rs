@@ -59,6 +59,11 @@ impl Deadline {
     pub fn remaining(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
+
+    /// Whether the call is over, or ended any moment.
+    pub fn is_over(self) -> bool {
+        self.remaining() <= HEAD_START
+    }
 }
 
 #[cfg(test)]

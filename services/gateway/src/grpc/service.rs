@@ -8,6 +8,7 @@ use trireme_protocol::grpc::wire::*;
 use trireme_protocol::grpc::{self, encode_infer_response, parse_model_version};
 
 use super::call::{Call, Responses};
+use super::deadline::{self, Deadline};
 use super::{settings, stream};
 use crate::handlers::{SharedHandlers, SharedMemory};
 
@@ -77,7 +78,11 @@ impl GrpcInferenceService for InferenceService {
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Reply<ModelInferResponse> {
         let call = Call::of(&request);
         let response = call.infer(&self.handlers, request.into_inner(), Responses::One).await;
-        reply(response.map(encode_infer_response))
+        match response {
+            // The request's own time ran out with the call's: which of the two was noticed first means nothing.
+            Err(_) if call.deadline.is_some_and(Deadline::is_over) => Err(deadline::exceeded()),
+            response => reply(response.map(encode_infer_response)),
+        }
     }
 
     async fn model_stream_infer(&self, request: Request<Streaming<ModelInferRequest>>) -> Reply<stream::Replies> {
