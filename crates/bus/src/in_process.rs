@@ -8,13 +8,15 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, broadcast, mpsc, watch};
 use trireme_inference::ModelKey;
 
 use crate::registry::{RegistryEvent, WorkerEntry};
 use crate::{
-    AckHandle, Acker, Bus, BusError, Connection, DeadLetter, Delivery, Inbox, Puller, QueueOptions, Reply, WorkMessage,
+    AckHandle, Acker, AnswerHandle, Bus, BusError, Connection, DeadLetter, Delivery, Inbox, Puller, Question,
+    QueueOptions, Reply, WorkMessage,
 };
 
 /// Registry events and cancellations that a slow watcher may be behind before it misses some.
@@ -33,6 +35,7 @@ struct Shared {
     cancellations: broadcast::Sender<String>,
     registry: Mutex<Registry>,
     dead: Mutex<VecDeque<DeadLetter>>,
+    listeners: Mutex<HashMap<String, Vec<mpsc::Sender<Question>>>>,
     connection: watch::Sender<Connection>,
 }
 
@@ -88,6 +91,7 @@ impl Default for InProcess {
             cancellations: broadcast::channel(WATCH_BACKLOG).0,
             registry: Mutex::default(),
             dead: Mutex::default(),
+            listeners: Mutex::default(),
             connection: watch::channel(Connection::Up(1)).0,
         }))
     }
@@ -200,6 +204,24 @@ impl Bus for InProcess {
         Ok(receiver)
     }
 
+    async fn ask(&self, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
+        let (answers, receiver) = mpsc::channel(WATCH_BACKLOG);
+        if let Some(listeners) = self.0.listeners.lock().get_mut(topic) {
+            listeners.retain(|listener| !listener.is_closed());
+            for listener in listeners.iter() {
+                // One that is too far behind would not answer in time either.
+                let _ = listener.try_send(Question::new(body.clone(), Answers(answers.clone())));
+            }
+        }
+        Ok(receiver)
+    }
+
+    async fn questions(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
+        let (sender, receiver) = mpsc::channel(WATCH_BACKLOG);
+        self.0.listeners.lock().entry(topic.to_owned()).or_default().push(sender);
+        Ok(receiver)
+    }
+
     fn connection(&self) -> watch::Receiver<Connection> {
         self.0.connection.subscribe()
     }
@@ -209,6 +231,18 @@ impl Bus for InProcess {
     }
 
     async fn close(&self) {}
+}
+
+/// The way back to an asker.
+struct Answers(mpsc::Sender<Bytes>);
+
+#[async_trait]
+impl AnswerHandle for Answers {
+    async fn answer(&self, body: Bytes) -> Result<(), BusError> {
+        // An asker that is gone is no error.
+        let _ = self.0.send(body).await;
+        Ok(())
+    }
 }
 
 // === impl Queue ===

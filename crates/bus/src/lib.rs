@@ -17,10 +17,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 use trireme_inference::{ErrorCode, ModelKey};
 
 pub mod conformance;
+mod control;
 mod delivery;
 mod envelope;
 mod in_process;
@@ -29,6 +31,7 @@ mod message;
 mod nats;
 mod registry;
 
+pub use control::{AnswerHandle, Question};
 pub use delivery::{AckHandle, Acker, Delivery};
 pub use envelope::{
     CONTRACT_VERSION, EnvelopeError, ReplyHeaders, WorkHeaders, decode_reply, decode_work, encode_reply, encode_work,
@@ -114,6 +117,13 @@ pub trait Bus: Send + Sync + 'static {
     /// The registry: first every entry there is, then every change. After a reconnect entries may come again. An entry
     /// that lapses is no event: whoever watches forgets it [`WorkerEntry::TIME_TO_LIVE`] after its last `Put`.
     async fn watch_registry(&self) -> Result<mpsc::Receiver<RegistryEvent>, BusError>;
+
+    /// Asks everybody who listens on `topic`, which is one word. Answers arrive until the receiver is dropped; without
+    /// anybody who listens there are none and the receiver ends. Best effort: who asks sets a limit of time.
+    async fn ask(&self, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError>;
+
+    /// The questions that are asked on `topic`, from now on.
+    async fn questions(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError>;
 
     /// Whether the bus can be reached, now and from now on.
     fn connection(&self) -> watch::Receiver<Connection>;

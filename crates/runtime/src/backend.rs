@@ -86,6 +86,8 @@ pub struct ExecuteRequest {
     pub deadline: UnixMicros,
     /// Raised when nobody waits for the answer any more.
     pub cancelled: CancelFlag,
+    /// Whether the caller takes the answer in parts, as they come. Otherwise it gets one.
+    pub in_parts: bool,
 }
 
 /// What executing a request gave.
@@ -124,4 +126,33 @@ pub enum LoadError {
     #[error("model '{model}': {reason}")]
     #[allow(missing_docs)]
     Backend { model: String, reason: String },
+}
+
+/// A request within a [`StepwiseInstance`], from joining to its end.
+pub type Ticket = u64;
+
+/// One copy of a model that works on its requests step by step: they join and leave between steps, so that long answers
+/// do not hold short ones back. Owned by one thread.
+pub trait StepwiseInstance: Send {
+    /// How many more requests could join now. The harness takes no more from the queue.
+    fn room(&self) -> usize;
+
+    /// Takes a request in; an error refuses it and leaves its neighbours alone.
+    fn join(&mut self, ticket: Ticket, request: ExecuteRequest) -> Result<(), InferError>;
+
+    /// Forgets a request: its deadline has passed, or nobody waits any more.
+    fn leave(&mut self, ticket: Ticket);
+
+    /// Takes every request one step further. The harness calls it while there is a request in hand, and looks at
+    /// deadlines and cancellations in between.
+    fn step(&mut self) -> Vec<(Ticket, Progress)>;
+}
+
+/// What a step gave for a request.
+#[derive(Clone, Debug)]
+pub enum Progress {
+    /// Part of the answer, for requests that take it in parts ([`ExecuteRequest::in_parts`]); more follows.
+    Part(Vec<Tensor>),
+    /// The answer, or its last part, or why there is none. The request has left the instance.
+    Done(Result<ExecuteResponse, InferError>),
 }

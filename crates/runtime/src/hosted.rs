@@ -94,6 +94,7 @@ impl HostedModel {
             parameters: message.parameters.clone(),
             deadline: message.deadline,
             cancelled,
+            in_parts: false,
             inputs,
         };
         let arrived = Instant::now();

@@ -27,6 +27,7 @@ mod worker;
 pub use admin::{Admin, Health};
 pub use backend::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, LoadError, LoadedModel, ModelInstance, ModelSource,
+    Progress, StepwiseInstance, Ticket,
 };
 pub use batching::{BatchPolicy, Candidate, Decision, Description, OneAtATime};
 pub use cancel::{CancelFlag, Cancellations};

@@ -45,6 +45,7 @@ fn request(config: &ModelConfig, sample: &ModelWarmup, files: &Path) -> Result<E
         parameters: Arc::new(Parameters::default()),
         deadline: UnixMicros::NEVER,
         cancelled: CancelFlag::default(),
+        in_parts: false,
     })
 }
 

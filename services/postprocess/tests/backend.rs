@@ -48,6 +48,7 @@ fn request(inputs: Vec<Tensor>, outputs: &[&str]) -> ExecuteRequest {
         parameters: Arc::default(),
         deadline: UnixMicros::NEVER,
         cancelled: CancelFlag::default(),
+        in_parts: false,
     }
 }
 

@@ -36,6 +36,7 @@ fn request(inputs: Vec<Tensor>) -> ExecuteRequest {
         parameters: Arc::default(),
         deadline: UnixMicros::NEVER,
         cancelled: CancelFlag::default(),
+        in_parts: false,
     }
 }
 

@@ -5,6 +5,7 @@
 //!
 //! Not here: what only one bus can do (a broker that dies, malformed messages on the wire): tests of that bus.
 
+mod control;
 mod deliveries;
 pub mod fixtures;
 mod queues;
@@ -74,6 +75,9 @@ pub async fn run(setup: &Setup) {
         replies::a_waiter_that_leaves_leaves_nothing_behind,
         replies::a_reply_that_nobody_waits_for_is_no_error,
         replies::a_cancellation_reaches_every_worker,
+        control::everybody_who_listens_can_answer_a_question,
+        control::a_question_that_nobody_hears_ends_without_answers,
+        control::an_answer_to_an_asker_that_left_is_no_error,
         registry::a_watcher_sees_what_is_there_and_then_every_change,
     ];
 }

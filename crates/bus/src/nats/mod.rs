@@ -5,6 +5,7 @@
 //! [`puller`], [`registry`]; names on the wire are in [`subjects`], headers in [`headers`].
 
 mod connect;
+mod control;
 mod headers;
 mod micro;
 mod puller;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 
 use async_nats::jetstream;
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
@@ -27,7 +29,9 @@ pub use connect::NatsOptions;
 pub(crate) use subjects::escape_token;
 
 use crate::registry::{RegistryEvent, WorkerEntry};
-use crate::{Bus, BusError, Connection, DeadLetter, Inbox, Puller, QueueOptions, Reply, WorkMessage, envelope};
+use crate::{
+    Bus, BusError, Connection, DeadLetter, Inbox, Puller, Question, QueueOptions, Reply, WorkMessage, envelope,
+};
 
 /// Changes of the registry and cancellations that a reader may be behind before the bus waits for it.
 const WATCH_BACKLOG: usize = 4096;
@@ -122,6 +126,14 @@ impl Bus for Nats {
 
     async fn watch_registry(&self) -> Result<mpsc::Receiver<RegistryEvent>, BusError> {
         Ok(registry::watch(self.clone()))
+    }
+
+    async fn ask(&self, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
+        control::ask(self, topic, body).await
+    }
+
+    async fn questions(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
+        control::questions(self, topic).await
     }
 
     fn connection(&self) -> watch::Receiver<Connection> {

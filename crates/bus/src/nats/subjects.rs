@@ -38,6 +38,11 @@ pub fn replies_to(gateway: &str) -> String {
     format!("trireme.reply.{}.*", escape_token(gateway))
 }
 
+/// Subject of the questions of a topic.
+pub fn control(topic: &str) -> String {
+    format!("trireme.control.{}", escape_token(topic))
+}
+
 /// Subject of given-up messages of a model version.
 pub fn dead(model: &ModelKey) -> String {
     format!("trireme.dead.{}.{}", escape_token(&model.name), model.version)

@@ -35,6 +35,7 @@ pub fn request(inputs: &[Tensor], outputs: &[impl ToString]) -> ExecuteRequest {
         parameters: Arc::new(Parameters::default()),
         deadline: UnixMicros::NEVER,
         cancelled: CancelFlag::default(),
+        in_parts: false,
     }
 }
 

@@ -116,6 +116,7 @@ pub fn request(
         parameters: Arc::new(Parameters::default()),
         deadline: UnixMicros::NEVER,
         cancelled: CancelFlag::default(),
+        in_parts: false,
     })
 }
 

@@ -1,0 +1,47 @@
+//! Properties of questions and answers.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::Setup;
+use super::fixtures::{unique, within};
+
+pub async fn everybody_who_listens_can_answer_a_question(setup: &Setup) {
+    let (asker, one, two) = (setup.connect().await, setup.connect().await, setup.connect().await);
+    let topic = unique("topic");
+    let mut heard = [one.questions(&topic).await.expect("questions"), two.questions(&topic).await.expect("questions")];
+    let mut elsewhere = two.questions(&unique("other")).await.expect("questions");
+    let mut answers = within("asking", asker.ask(&topic, Bytes::from_static(b"who?"))).await.expect("asked");
+    for (index, questions) in heard.iter_mut().enumerate() {
+        let question = within("the question", questions.recv()).await.expect("a question");
+        assert_eq!(question.body, "who?");
+        for part in 0..2 {
+            question.answer(format!("{index}.{part}").into()).await.expect("answered");
+        }
+    }
+    let mut got = Vec::new();
+    for _ in 0..4 {
+        got.push(within("an answer", answers.recv()).await.expect("an answer"));
+    }
+    got.sort();
+    assert_eq!(got, ["0.0", "0.1", "1.0", "1.1"]);
+    let other = tokio::time::timeout(Duration::from_millis(50), elsewhere.recv()).await;
+    assert!(other.is_err(), "a question reached another topic");
+}
+
+pub async fn a_question_that_nobody_hears_ends_without_answers(setup: &Setup) {
+    let asker = setup.connect().await;
+    let mut answers = within("asking", asker.ask(&unique("nobody"), Bytes::new())).await.expect("no error");
+    assert_eq!(within("the end of the answers", answers.recv()).await, None);
+}
+
+pub async fn an_answer_to_an_asker_that_left_is_no_error(setup: &Setup) {
+    let (asker, worker) = (setup.connect().await, setup.connect().await);
+    let topic = unique("left");
+    let mut questions = worker.questions(&topic).await.expect("questions");
+    let answers = within("asking", asker.ask(&topic, Bytes::from_static(b"?"))).await.expect("asked");
+    let question = within("the question", questions.recv()).await.expect("a question");
+    drop(answers);
+    within("answering nobody", question.answer(Bytes::from_static(b"!"))).await.expect("no error");
+}
