@@ -27,6 +27,24 @@ test: setup lint ## Everything that has to hold before a change lands
 	@echo "==> cargo test"
 	cargo test --workspace
 
+.PHONY: chaos
+chaos: setup ## The whole system under load while everything in it fails at random (FAULTS=500 REQUESTS=100000 SEED=1)
+	cargo build --release --workspace
+	cargo run --release -p trireme-e2e --bin chaos -- --faults $(or $(FAULTS),60) --requests $(or $(REQUESTS),10000) --seed $(or $(SEED),1)
+
+.PHONY: soak
+soak: setup ## Half an hour of steady load, to see that nothing grows (MINUTES=30)
+	cargo build --release --workspace
+	cargo run --release -p trireme-e2e --bin soak -- --minutes $(or $(MINUTES),30)
+
+.PHONY: overload
+overload: setup ## Up to ten times the load that the system can take: goodput and refusals, with a plot in bench/results
+	cargo build --release --workspace
+	mkdir -p bench/results
+	cargo run --release -p trireme-e2e --bin overload -- --json bench/results/overload.json
+	"$(TRIREME_PYTHON)" -c 'import matplotlib' 2>/dev/null || "$(TRIREME_PYTHON)" -m pip install --quiet matplotlib
+	"$(TRIREME_PYTHON)" scripts/plot-overload.py bench/results/overload.json bench/results/overload.svg
+
 .PHONY: build
 build: ## Builds target/release/trireme
 	@echo "==> building trireme (the first build takes some minutes)"

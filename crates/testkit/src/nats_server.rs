@@ -68,6 +68,11 @@ impl NatsServer {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
+    /// The id of its process, while it runs.
+    pub fn process_id(&self) -> Option<u32> {
+        self.process.as_ref().map(Child::id)
+    }
+
     /// Kills the server as a crash would (SIGKILL). Memory streams are lost; file streams stay.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {

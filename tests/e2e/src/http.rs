@@ -84,7 +84,15 @@ impl Request {
 
     /// Sends it and waits for the answer. Errors when the server is not there, or does not answer in full.
     pub fn send(&self, address: SocketAddr) -> Result<Response> {
-        let mut stream = self.start(address)?;
+        Response::read(&mut self.start(address)?)
+    }
+}
+
+// === impl Response ===
+
+impl Response {
+    /// Reads the answer to the request that was sent on this connection.
+    pub fn read(stream: &mut TcpStream) -> Result<Response> {
         let mut received = Vec::new();
         loop {
             if let Some(response) = Response::parse(&received)? {
@@ -102,11 +110,7 @@ impl Request {
             }
         }
     }
-}
 
-// === impl Response ===
-
-impl Response {
     /// The response in `received`, if it is complete.
     fn parse(received: &[u8]) -> Result<Option<Response>> {
         let Some(end) = received.windows(4).position(|window| window == b"\r\n\r\n") else { return Ok(None) };

@@ -11,8 +11,10 @@
 //!
 //! Not here: what one crate can show alone (its own tests), and comparisons with other servers.
 
+pub mod chaos;
 mod http;
 mod load;
+mod overload;
 mod process;
 mod repository;
 mod sandbox;
@@ -20,6 +22,7 @@ mod tools;
 
 pub use http::{Request, Response};
 pub use load::{Outcome, load};
+pub use overload::{Level, overload};
 pub use process::Process;
 pub use repository::{Golden, ModelFolder, basic_repository, golden, seed_repository};
 pub use sandbox::{Mode, Sandbox, Setup, Stage};

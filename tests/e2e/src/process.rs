@@ -114,6 +114,11 @@ impl Process {
         self.log().lines().filter(|line| !is_event(line)).map(str::to_owned).collect()
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Its name, for messages.
     pub fn name(&self) -> &str {
         &self.name

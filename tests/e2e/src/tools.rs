@@ -28,7 +28,9 @@ const ENVIRONMENT: [(&str, &str); 7] = [
 /// When the binary or the library is missing; the text says what to do.
 pub fn product(binary: &str) -> Command {
     let test = std::env::current_exe().expect("a running program has a path");
-    let profile = test.ancestors().nth(2).expect("tests are built in target/<profile>/deps");
+    let folder = test.parent().expect("a program lies in a folder");
+    // Programs are built in target/<profile>, tests in a folder there.
+    let profile = if folder.ends_with("deps") { folder.parent().expect("deps is no root") } else { folder };
     let path = profile.join(binary);
     assert!(path.is_file(), "{} is missing: run `cargo build --workspace` first, or `make test`", path.display());
     let mut command = Command::new(path);

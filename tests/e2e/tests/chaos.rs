@@ -1,0 +1,20 @@
+//! The short form of `make chaos`, and that it would notice.
+
+use trireme_e2e::chaos::{Options, run};
+
+const SHORT: Options = Options { seed: 7, faults: 14, requests: 1500, concurrency: 16, acknowledge_early: false };
+
+#[test]
+fn whatever_fails_callers_notice_a_delay_at_most() {
+    let report = run(&SHORT, |fault| println!("{fault}"));
+    println!("{report}");
+    assert!(report.is_clean(), "{report}");
+    assert!(report.requests() >= SHORT.requests);
+}
+
+#[test]
+fn work_acknowledged_before_it_is_done_gets_lost_and_that_is_noticed() {
+    let report = run(&Options { acknowledge_early: true, ..SHORT }, |fault| println!("{fault}"));
+    println!("{report}");
+    assert!(report.lost() > 0, "{report}");
+}
