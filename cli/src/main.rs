@@ -1,11 +1,12 @@
 //! The `trireme` command: `serve` runs everything in one process; each subcommand is a file here.
 
 mod bench;
+mod infer;
 mod serve;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Serves transformer text models behind the v2 (KServe / Triton) protocol
 #[derive(Parser)]
@@ -21,11 +22,36 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     /// Load a server of the v2 protocol and print throughput and latency
     Bench(bench::BenchArgs),
+    /// Ask a model: text in, answer out
+    Infer(infer::InferArgs),
+    /// Print the completion script of a shell; for bash: source <(trireme completions bash)
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Infer(args) => infer::run(&args),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "trireme", &mut script);
+            write_out(&script)
+        }
+    }
+}
+
+/// Writes to standard output. A reader that has seen enough (`| head`) is no failure.
+fn write_out(bytes: &[u8]) -> ExitCode {
+    use std::io::Write;
+    match std::io::stdout().write_all(bytes) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("trireme: cannot write to standard output: {error}");
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
     }
 }

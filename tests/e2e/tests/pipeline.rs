@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Golden, Mode, ModelFolder, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load, seed_repository,
+    Golden, Mode, ModelFolder, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load, product,
+    seed_repository,
 };
 use trireme_testkit::assert_close;
 
@@ -20,6 +21,7 @@ in_every_mode!(
     outputs_are_those_asked_for,
     auto_completed_models_show_what_they_are,
     a_published_ensemble_answers,
+    a_person_asks_at_a_terminal,
 );
 
 fn texts(golden: &[Golden]) -> Value {
@@ -167,4 +169,32 @@ fn a_published_ensemble_answers(mode: Mode) {
         assert_eq!(response.output("3391")["shape"], json!([1, 1024]));
         assert_close(&output[..8], &expected.ensemble_start, 1e-4);
     }
+}
+
+// === The command line ===
+
+/// `trireme infer`, and what it prints.
+fn ask_at_a_terminal(sandbox: &Sandbox, arguments: &[&str]) -> (bool, String) {
+    let mut command = product("trireme");
+    command.args(["infer", "--server", &sandbox.address.to_string()]).args(arguments);
+    let output = command.stdin(std::process::Stdio::null()).output().expect("the command runs");
+    (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+}
+
+fn a_person_asks_at_a_terminal(mode: Mode) {
+    let sandbox = Sandbox::start(mode);
+    let golden = golden();
+    let (ok, text) = ask_at_a_terminal(&sandbox, &["tiny_embedding", &golden[0].text, &golden[1].text, "--timing"]);
+    assert!(ok, "{text}");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "embedding  FP32[2, 8]");
+    for (line, golden) in lines[1..].iter().zip(&golden) {
+        let numbers: Vec<f32> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
+        assert_close(&numbers, &golden.embedding[..numbers.len()], TOLERANCE);
+        assert_eq!(numbers.len(), 6, "{line}");
+    }
+    assert!(text.contains("tiny_pool"), "{text}");
+
+    let (ok, text) = ask_at_a_terminal(&sandbox, &["nothing", "text"]);
+    assert!(!ok && text.contains("404: Request for unknown model: 'nothing' is not found"), "{text}");
 }
