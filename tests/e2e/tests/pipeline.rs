@@ -188,7 +188,7 @@ fn a_person_asks_at_a_terminal(mode: Mode) {
     assert!(ok, "{text}");
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "embedding  FP32[2, 8]");
-    for (line, golden) in lines[1..].iter().zip(&golden) {
+    for (line, golden) in lines[1..].iter().zip(&golden[..2]) {
         let numbers: Vec<f32> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
         assert_close(&numbers, &golden.embedding[..numbers.len()], TOLERANCE);
         assert_eq!(numbers.len(), 6, "{line}");
