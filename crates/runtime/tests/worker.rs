@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use trireme_bus::{Bus, InProcess, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage};
+use trireme_bus::{Answer, Bus, InProcess, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage};
 use trireme_inference::{
     ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
@@ -35,7 +35,7 @@ impl Backend for Obedient {
         let instance = || Box::new(Instance { executions: self.executions.clone() }) as Box<dyn ModelInstance>;
         Ok(LoadedModel {
             config: Arc::new(source.config.clone()),
-            instances: (0..source.cpu_instances()?).map(|_| instance()).collect(),
+            instances: (0..source.cpu_instances()?).map(|_| instance().into()).collect(),
             policy: Box::new(OneAtATime),
         })
     }
@@ -138,6 +138,7 @@ fn request(id: &str, models: &[&str], order: &str) -> WorkMessage {
         tensors: vec![Tensor::from_bytes_elements("t0", [1], &[order]).expect("one element")],
         parameters: Arc::default(),
         ledger: Ledger::default(),
+        answer: Answer::Whole,
     }
 }
 

@@ -47,7 +47,7 @@ impl Backend for Obedient {
         let instance = || Box::new(Instance(self.executions.clone())) as Box<dyn ModelInstance>;
         Ok(LoadedModel {
             config: Arc::new(source.config.clone()),
-            instances: (0..source.cpu_instances()?).map(|_| instance()).collect(),
+            instances: (0..source.cpu_instances()?).map(|_| instance().into()).collect(),
             policy: Box::new(OneAtATime),
         })
     }

@@ -15,6 +15,7 @@ fn work_headers(message: &WorkMessage) -> WorkHeaders {
         deadline: message.deadline,
         priority: message.priority,
         traceparent: message.traceparent.clone(),
+        answer: message.answer,
     }
 }
 

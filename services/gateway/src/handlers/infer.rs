@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tracing::Instrument;
-use trireme_bus::WorkMessage;
+use trireme_bus::{Answer, WorkMessage};
 use trireme_inference::{InferError, InferRequest, InferResponse, Ledger, ModelKey, UnixMicros};
 
 use super::Handlers;
@@ -62,6 +62,7 @@ impl Handlers {
             tensors,
             parameters: Arc::new(request.parameters),
             ledger: Ledger::default(),
+            answer: Answer::Whole,
         };
         let reply = self.dispatcher.send(message).await.map_err(|error| with_id(error, &request.id))?;
         let mut output = reply.outcome.map_err(|error| with_id(error, &request.id))?;
