@@ -110,6 +110,8 @@ fn any_work() -> impl Strategy<Value = WorkMessage> {
                 tensors,
                 parameters: Arc::new(p),
                 ledger,
+                // In headers, as the test of those knows.
+                answer: Answer::Whole,
             }
         },
     )

@@ -160,7 +160,7 @@ mod tests {
             gateway in "\\PC{1,8}|(?s).{0,3}",
             traceparent in proptest::option::of("(?s).{0,4}"),
             (deadline, priority, sequence, last) in any::<(u64, u32, u32, bool)>(),
-            kind in 0..3,
+            kind in 0usize..3,
         ) {
             let answer = [Answer::Whole, Answer::InParts, Answer::Part(Part { sequence, last })][kind];
             let message = WorkMessage {
