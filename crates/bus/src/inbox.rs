@@ -87,14 +87,18 @@ impl Inbox {
     }
 
     /// Hands a reply to whoever waits for it. A reply that nobody waits for was answered before, or given up: dropped.
-    pub(crate) fn dispatch(&self, reply: Reply) {
+    /// Gives back the id of the request that ends here because its reader is too far behind: nobody needs more of it, and
+    /// the reader may not look for a long time.
+    #[must_use]
+    pub(crate) fn dispatch(&self, reply: Reply) -> Option<String> {
         let waiter = self.shard(&reply.request_id).lock().get(&reply.request_id).cloned();
         let Some(waiter) = waiter else {
             tracing::trace!(request_id = reply.request_id, "reply that nobody waits for");
-            return;
+            return None;
         };
-        waiter.replies.lock().put(reply);
+        let given_up = waiter.replies.lock().put(reply);
         waiter.arrived.notify_one();
+        given_up
     }
 
     fn shard(&self, request_id: &str) -> &Mutex<Waiters> {
@@ -126,9 +130,10 @@ impl Drop for PendingReplies {
 // === impl Replies ===
 
 impl Replies {
-    fn put(&mut self, mut reply: Reply) {
+    /// Keeps a reply; gives the request's id back when that is one too many.
+    fn put(&mut self, mut reply: Reply) -> Option<String> {
         if self.complete {
-            return;
+            return None;
         }
         if reply.outcome.is_err() {
             // Nothing comes after an error. A worker that gives a request up does not know how many parts another one
@@ -140,26 +145,29 @@ impl Replies {
             }
         }
         if reply.sequence < self.next || self.kept.contains_key(&reply.sequence) {
-            return;
+            return None;
         }
         let bytes = size(&reply);
         if self.kept.len() >= BACKLOG || (self.bytes + bytes > BACKLOG_BYTES && !self.kept.is_empty()) {
-            return self.give_up(reply);
+            return Some(self.give_up(reply));
         }
         self.bytes += bytes;
         self.kept.insert(reply.sequence, reply);
+        None
     }
 
     /// The reader is too far behind: an error takes the place of all that is kept.
-    fn give_up(&mut self, reply: Reply) {
+    fn give_up(&mut self, reply: Reply) -> String {
         let error = InferError::unavailable(format!(
             "the reader of request '{}' is more than {} replies or {} bytes behind, the most that is kept for it",
             reply.request_id, BACKLOG, BACKLOG_BYTES
         ));
         tracing::warn!(request_id = reply.request_id, kept = self.kept.len(), bytes = self.bytes, "{}", error.message);
+        let request_id = reply.request_id.clone();
         self.kept.clear();
         self.kept.insert(self.next, Reply { sequence: self.next, last: true, outcome: Err(error), ..reply });
         self.complete = true;
+        request_id
     }
 
     fn take(&mut self) -> Option<Reply> {
@@ -217,14 +225,14 @@ mod tests {
             let mut read = Vec::new();
             let all = arrivals.iter().map(|&(number, take)| (number % count, take)).chain((0..count).map(|n| (n, false)));
             for (number, take) in all {
-                replies.put(part(number, number + 1 == count));
+                prop_assert_eq!(replies.put(part(number, number + 1 == count)), None);
                 if take {
                     read.extend(replies.take().map(|reply| reply.sequence));
                 }
             }
             read.extend(drain(&mut replies).into_iter().map(|(sequence, _)| sequence));
             prop_assert_eq!(read, (0..count).collect::<Vec<_>>());
-            replies.put(part(count, false));
+            prop_assert_eq!(replies.put(part(count, false)), None);
             prop_assert_eq!(replies.take(), None, "nothing follows the last one");
         }
     }
@@ -232,33 +240,35 @@ mod tests {
     #[test]
     fn an_error_comes_after_the_parts_before_it_and_ends_the_answer() {
         let mut replies = Replies::default();
-        replies.put(error(2));
-        replies.put(part(1, false));
+        assert_eq!(replies.put(error(2)), None);
+        assert_eq!(replies.put(part(1, false)), None);
         assert_eq!(drain(&mut replies), []);
-        replies.put(part(0, false));
+        assert_eq!(replies.put(part(0, false)), None);
         assert_eq!(drain(&mut replies), [(0, true), (1, true), (2, false)]);
-        replies.put(part(3, true));
+        assert_eq!(replies.put(part(3, true)), None);
         assert_eq!(drain(&mut replies), []);
     }
 
     #[test]
     fn an_error_of_a_worker_that_knows_of_no_parts_ends_the_answer_too() {
         let mut replies = Replies::default();
-        replies.put(part(0, false));
-        replies.put(part(1, false));
+        assert_eq!(replies.put(part(0, false)), None);
+        assert_eq!(replies.put(part(1, false)), None);
         assert_eq!(drain(&mut replies), [(0, true), (1, true)]);
-        replies.put(part(2, false));
-        replies.put(error(0));
-        replies.put(error(0));
+        assert_eq!(replies.put(part(2, false)), None);
+        assert_eq!(replies.put(error(0)), None);
+        assert_eq!(replies.put(error(0)), None);
         assert_eq!(drain(&mut replies), [(2, true), (3, false)], "after the parts that have come");
     }
 
     #[test]
     fn a_reader_that_is_too_far_behind_gets_an_error_and_nothing_is_kept() {
         let mut replies = Replies::default();
-        for sequence in 0..=BACKLOG as u32 {
-            replies.put(part(sequence, false));
+        for sequence in 0..BACKLOG as u32 {
+            assert_eq!(replies.put(part(sequence, false)), None);
         }
+        assert_eq!(replies.put(part(BACKLOG as u32, false)).as_deref(), Some("r"));
+        assert_eq!(replies.put(part(BACKLOG as u32 + 1, false)), None, "said once");
         assert_eq!(replies.kept.len(), 1);
         assert_eq!(drain(&mut replies), [(0, false)]);
 
@@ -268,11 +278,11 @@ mod tests {
             outcome: Ok(Output { tensors: vec![heavy.clone()], ..Output::default() }),
             ..part(sequence, false)
         };
-        replies.put(heavy(0));
+        assert_eq!(replies.put(heavy(0)), None);
         assert_eq!(drain(&mut replies), [(0, true)], "a reply by itself may be of any size");
-        replies.put(heavy(1));
-        replies.put(part(2, false));
-        replies.put(heavy(3));
+        assert_eq!(replies.put(heavy(1)), None);
+        assert_eq!(replies.put(part(2, false)), None);
+        assert_eq!(replies.put(heavy(3)).as_deref(), Some("r"));
         assert_eq!(drain(&mut replies), [(1, false)]);
     }
 }

@@ -6,7 +6,7 @@ use trireme_inference::{InferError, ModelKey};
 
 use super::Setup;
 use super::fixtures::{full_message, unique, within};
-use crate::{Output, Reply, WorkMessage};
+use crate::{Answer, Output, Reply, WorkMessage};
 
 pub async fn replies_reach_the_gateway_and_request_they_are_for(setup: &Setup) {
     let (one, two, worker) = (setup.connect().await, setup.connect().await, setup.connect().await);
@@ -54,6 +54,7 @@ pub async fn a_reader_that_falls_behind_is_told_so(setup: &Setup) {
     let inbox = gateway.open_inbox(&unique("behind")).await.expect("an inbox");
     let request = request(inbox.gateway());
     let mut waiting = inbox.expect(&request.request_id);
+    let mut cancelled = worker.cancellations().await.expect("cancellations");
     let marker = self::request(inbox.gateway());
     let mut marked = inbox.expect(&marker.request_id);
     // More than anything keeps.
@@ -66,6 +67,8 @@ pub async fn a_reader_that_falls_behind_is_told_so(setup: &Setup) {
     let reply = within("an error", waiting.next()).await;
     let error = reply.outcome.expect_err("its reader took nothing");
     assert!(reply.last && error.message.contains("behind"), "{error}");
+    // Others may cancel meanwhile.
+    while within("its cancellation", cancelled.recv()).await.expect("the bus is open") != request.request_id {}
 }
 
 pub async fn a_waiter_that_leaves_leaves_nothing_behind(setup: &Setup) {
@@ -120,7 +123,7 @@ pub async fn a_cancellation_reaches_every_worker(setup: &Setup) {
 
 fn request(gateway: &str) -> WorkMessage {
     let model = ModelKey { name: "m".to_owned(), version: 1 };
-    WorkMessage { gateway: gateway.to_owned(), ..full_message(&model) }
+    WorkMessage { gateway: gateway.to_owned(), answer: Answer::Whole, ..full_message(&model) }
 }
 
 fn output(request: &WorkMessage) -> Output {
