@@ -10,7 +10,7 @@ use trireme_inference::{
     DataType, InferError, Ledger, ModelKey, Parameters, Route, Shape, Step, Tensor, TensorError, UnixMicros,
 };
 
-use crate::message::{Output, Reply, WorkMessage};
+use crate::message::{Answer, Output, Reply, WorkMessage};
 
 /// The contract's version, sent with every message. A worker refuses messages of another one.
 pub const CONTRACT_VERSION: u32 = 1;
@@ -101,6 +101,7 @@ pub struct WorkHeaders {
     pub deadline: UnixMicros,
     pub priority: u32,
     pub traceparent: Option<String>,
+    pub answer: Answer,
 }
 
 /// What a message's headers carry of a [`Reply`].
@@ -151,6 +152,7 @@ pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, En
         tensors: own_tensors(wire.tensors, body)?,
         parameters: Arc::new(wire.parameters.into_owned()),
         ledger: wire.ledger.into_owned(),
+        answer: headers.answer,
     })
 }
 

@@ -141,8 +141,8 @@ impl Bus for InProcess {
 
     async fn reply(&self, reply: Reply) -> Result<(), BusError> {
         let inbox = self.0.inboxes.lock().get(&reply.gateway).and_then(Weak::upgrade);
-        if let Some(inbox) = inbox {
-            inbox.dispatch(reply);
+        if let Some(given_up) = inbox.and_then(|inbox| inbox.dispatch(reply)) {
+            self.cancel(&given_up).await?;
         }
         Ok(())
     }

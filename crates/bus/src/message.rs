@@ -29,6 +29,29 @@ pub struct WorkMessage {
     pub parameters: Arc<Parameters>,
     /// Where the time went so far.
     pub ledger: Ledger,
+    /// How its answer comes: whole or in parts.
+    pub answer: Answer,
+}
+
+/// How the answer to a request comes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Answer {
+    /// As one reply.
+    #[default]
+    Whole,
+    /// In as many replies as the models like: the caller takes them as they come.
+    InParts,
+    /// In parts, and this message is one of them: the step that makes parts has been made.
+    Part(Part),
+}
+
+/// A part of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Counts the parts of an answer from 0; the number of the reply that it becomes.
+    pub sequence: u32,
+    /// No more parts follow.
+    pub last: bool,
 }
 
 /// An answer to a request, or one of several.
@@ -78,18 +101,32 @@ impl WorkMessage {
         self.route.current().map(|step| &step.model)
     }
 
-    /// Its name among all messages, the same each time the step is sent: `request/step`.
+    /// Its name among all messages, the same each time the step is sent: `request/step`, and for a part of an answer
+    /// `request/step/part`.
     pub fn message_id(&self) -> String {
-        format!("{}/{}", self.request_id, self.route.step_number())
+        let (request, step) = (&self.request_id, self.route.step_number());
+        match self.answer {
+            Answer::Whole | Answer::InParts => format!("{request}/{step}"),
+            Answer::Part(part) => format!("{request}/{step}/{}", part.sequence),
+        }
     }
 
-    /// A reply to this request. The first of its replies and the last.
+    /// The part of the answer that this message is to become; the only one where no parts have been made.
+    pub fn part(&self) -> Part {
+        match self.answer {
+            Answer::Whole | Answer::InParts => Part { sequence: 0, last: true },
+            Answer::Part(part) => part,
+        }
+    }
+
+    /// A reply to this request: the one that this part of the answer becomes, or the only one. An error is the last.
     pub fn reply(&self, outcome: Result<Output, InferError>) -> Reply {
+        let part = self.part();
         Reply {
             request_id: self.request_id.clone(),
             gateway: self.gateway.clone(),
-            sequence: 0,
-            last: true,
+            sequence: part.sequence,
+            last: part.last || outcome.is_err(),
             outcome,
             ledger: self.ledger.clone(),
             sent_at: UnixMicros::now(),

@@ -50,6 +50,12 @@ impl ModelConfig {
         *self = ModelConfig::from_message(message, &Surroundings::default())?;
         Ok(())
     }
+
+    /// Makes the model decoupled: what it is made of is.
+    pub(crate) fn set_decoupled(&mut self) {
+        self.message.model_transaction_policy.get_or_insert_default().decoupled = true;
+        self.decoupled = true;
+    }
 }
 
 fn data_type(datatype: DataType) -> i32 {

@@ -7,12 +7,23 @@
 mod compile;
 mod graph;
 
+use std::sync::Arc;
+
 use trireme_inference::{ErrorCode, RoutePlan};
 
 use crate::ModelConfig;
 
 pub use compile::compile_ensemble;
 pub use graph::validate_ensemble;
+
+/// An ensemble that was checked against its composing models.
+#[derive(Clone, Debug)]
+pub struct CompiledEnsemble {
+    /// Its configuration; with a decoupled model in it, it is decoupled itself and says so.
+    pub config: Arc<ModelConfig>,
+    /// The steps of its requests.
+    pub plan: RoutePlan,
+}
 
 /// Why an ensemble gives no route. Texts begin with Triton's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -34,6 +34,6 @@ pub use config::{
     AutoComplete, DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, ModelInput, ModelOutput,
     ModelWarmup, Optimization, QueuePolicy, VersionPolicy, WarmupData, WarmupInput,
 };
-pub use ensemble::{EnsembleError, compile_ensemble, plan_single, validate_ensemble};
+pub use ensemble::{CompiledEnsemble, EnsembleError, compile_ensemble, plan_single, validate_ensemble};
 pub use error::RepositoryError;
 pub use repository::{Repository, RepositoryModel};

@@ -59,9 +59,49 @@ pub struct LoadedModel {
     /// Its configuration after auto-completion: what the registry publishes and `/config` shows.
     pub config: Arc<ModelConfig>,
     /// Its instances; each gets an OS thread of its own.
-    pub instances: Vec<Box<dyn ModelInstance>>,
-    /// Which waiting requests run together.
+    pub instances: Vec<Instance>,
+    /// Which waiting requests run together. To stepwise instances it gives their order only.
     pub policy: Box<dyn BatchPolicy>,
+}
+
+/// One copy of a model, by the way it works.
+pub enum Instance {
+    /// Executes batches, one after the other.
+    Batch(Box<dyn ModelInstance>),
+    /// Works on its requests step by step.
+    Stepwise(Box<dyn StepwiseInstance>),
+}
+
+// === impl Instance ===
+
+impl Instance {
+    /// The instance as one that executes batches; `None` when it is none.
+    pub fn as_batch(&mut self) -> Option<&mut dyn ModelInstance> {
+        match self {
+            Instance::Batch(instance) => Some(instance.as_mut()),
+            Instance::Stepwise(_) => None,
+        }
+    }
+
+    /// The instance as one that works step by step; `None` when it is none.
+    pub fn as_stepwise(&mut self) -> Option<&mut dyn StepwiseInstance> {
+        match self {
+            Instance::Batch(_) => None,
+            Instance::Stepwise(instance) => Some(instance.as_mut()),
+        }
+    }
+}
+
+impl From<Box<dyn ModelInstance>> for Instance {
+    fn from(instance: Box<dyn ModelInstance>) -> Self {
+        Instance::Batch(instance)
+    }
+}
+
+impl From<Box<dyn StepwiseInstance>> for Instance {
+    fn from(instance: Box<dyn StepwiseInstance>) -> Self {
+        Instance::Stepwise(instance)
+    }
 }
 
 /// One copy of a model, owned by one thread.
@@ -133,6 +173,12 @@ pub type Ticket = u64;
 
 /// One copy of a model that works on its requests step by step: they join and leave between steps, so that long answers
 /// do not hold short ones back. Owned by one thread.
+///
+/// When a worker dies, another one runs its requests again from the start, and the caller leaves out the parts that it has
+/// had. So a request has to give the same parts each time it is run: whatever is drawn at random is drawn from the
+/// request's own seed, or from its id.
+///
+/// A panic fails the requests in hand; each of them is made to leave, and the instance goes on to be used.
 pub trait StepwiseInstance: Send {
     /// How many more requests could join now. The harness takes no more from the queue.
     fn room(&self) -> usize;
@@ -153,6 +199,7 @@ pub trait StepwiseInstance: Send {
 pub enum Progress {
     /// Part of the answer, for requests that take it in parts ([`ExecuteRequest::in_parts`]); more follows.
     Part(Vec<Tensor>),
-    /// The answer, or its last part, or why there is none. The request has left the instance.
+    /// The answer, or its last part, or why there is none. The request has left the instance. A last part without outputs
+    /// only says that nothing follows.
     Done(Result<ExecuteResponse, InferError>),
 }

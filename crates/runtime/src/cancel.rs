@@ -19,7 +19,8 @@ pub struct Cancellations(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    in_hand: HashMap<String, CancelFlag>,
+    /// With how much work of the request is in hand: it may be several parts of an answer.
+    in_hand: HashMap<String, (CancelFlag, usize)>,
     recent: HashSet<String>,
     recent_order: VecDeque<String>,
 }
@@ -44,22 +45,30 @@ impl Cancellations {
     /// The flag of a request whose work comes in hand; raised already if the request was cancelled before.
     pub fn enter(&self, request_id: &str) -> CancelFlag {
         let mut state = self.0.lock();
-        let flag = state.in_hand.entry(request_id.to_owned()).or_default().clone();
+        let (flag, count) = state.in_hand.entry(request_id.to_owned()).or_default();
+        *count += 1;
+        let flag = flag.clone();
         if state.recent.contains(request_id) {
             flag.cancel();
         }
         flag
     }
 
-    /// The request's work is out of hand.
+    /// Work of the request is out of hand.
     pub fn leave(&self, request_id: &str) {
-        self.0.lock().in_hand.remove(request_id);
+        let mut state = self.0.lock();
+        if let Some((_, count)) = state.in_hand.get_mut(request_id) {
+            *count -= 1;
+            if *count == 0 {
+                state.in_hand.remove(request_id);
+            }
+        }
     }
 
     /// A request was cancelled.
     pub fn cancel(&self, request_id: String) {
         let mut state = self.0.lock();
-        if let Some(flag) = state.in_hand.get(&request_id) {
+        if let Some((flag, _)) = state.in_hand.get(&request_id) {
             flag.cancel();
         }
         if state.recent.insert(request_id.clone()) {
@@ -86,6 +95,17 @@ mod tests {
         assert!(here.is_cancelled());
         cancellations.cancel("b".to_owned());
         assert!(cancellations.enter("b").is_cancelled());
+    }
+
+    #[test]
+    fn every_part_of_a_request_is_cancelled() {
+        let cancellations = Cancellations::default();
+        let flags = [cancellations.enter("a"), cancellations.enter("a")];
+        cancellations.leave("a");
+        cancellations.cancel("a".to_owned());
+        assert!(flags.iter().all(CancelFlag::is_cancelled));
+        cancellations.leave("a");
+        assert!(cancellations.0.lock().in_hand.is_empty());
     }
 
     #[test]

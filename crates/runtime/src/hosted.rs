@@ -9,15 +9,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use trireme_bus::{BusError, DeadLetter, Delivery, Output, WorkMessage};
+use trireme_bus::{Answer, BusError, DeadLetter, Delivery, Output, Reply, WorkMessage};
 use trireme_inference::{ErrorCode, Hop, InferError, ModelKey, Tensor, UnixMicros};
 use trireme_model_repository::ModelConfig;
 
-use crate::backend::{ExecuteRequest, ExecuteResponse, ModelInstance};
+use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, ModelInstance};
 use crate::batching::Candidate;
+use crate::cancel::CancelFlag;
 use crate::disposition::{Disposition, disposition};
 use crate::held::HeldAcker;
 use crate::queue::{Permit, WorkQueue};
+use crate::stepwise::Stepper;
 use crate::worker::Shared;
 
 /// Pause before a result is offered again to a queue that its workers have to make anew.
@@ -35,15 +37,17 @@ pub(crate) struct HostedModel {
 pub(crate) struct Work {
     request: ExecuteRequest,
     pending: Pending,
-    received_at: UnixMicros,
     arrived: Instant,
 }
 
 /// What is left of a request while it is executed, and what settles it afterwards.
-struct Pending {
-    message: WorkMessage,
-    delivery: Claim,
-    permit: Permit<Work>,
+pub(crate) struct Pending {
+    pub message: WorkMessage,
+    pub delivery: Claim,
+    pub permit: Permit<Work>,
+    pub received_at: UnixMicros,
+    /// How long it has waited in this worker's queue.
+    pub queued: Duration,
 }
 
 /// The delivery that brought a request into this process. With a hand-over it goes along: acknowledging it says that the
@@ -51,6 +55,8 @@ struct Pending {
 pub(crate) struct Claim {
     pub acker: HeldAcker,
     pub attempt: u32,
+    /// Number of the reply that an error becomes.
+    pub sequence: u32,
 }
 
 // === impl HostedModel ===
@@ -58,7 +64,8 @@ pub(crate) struct Claim {
 impl HostedModel {
     /// Takes in what the bus delivered.
     pub fn receive(self: &Arc<Self>, delivery: Delivery) {
-        let claim = Claim { acker: self.worker.held.hold(delivery.acker), attempt: delivery.attempt };
+        let sequence = delivery.message.part().sequence;
+        let claim = Claim { acker: self.worker.held.hold(delivery.acker), attempt: delivery.attempt, sequence };
         self.admit(delivery.message, claim, self.queue.permit());
     }
 
@@ -78,7 +85,7 @@ impl HostedModel {
         let received_at = UnixMicros::now();
         let cancelled = self.worker.cancellations.enter(&message.request_id);
         let checked = self.check(&message, &delivery, received_at);
-        let pending = Pending { message, delivery, permit };
+        let pending = Pending { message, delivery, permit, received_at, queued: Duration::ZERO };
         let inputs = match checked {
             _ if cancelled.is_cancelled() => {
                 return self.fail(pending, InferError::cancelled("cancelled by the client"));
@@ -94,13 +101,13 @@ impl HostedModel {
             parameters: message.parameters.clone(),
             deadline: message.deadline,
             cancelled,
-            in_parts: false,
+            in_parts: self.config.decoupled && message.answer == Answer::InParts,
             inputs,
         };
         let arrived = Instant::now();
         let description = self.queue.describe(&request.inputs);
         let candidate = Candidate { arrived, priority: message.priority, description };
-        self.queue.push(candidate, Work { request, pending, received_at, arrived });
+        self.queue.push(candidate, Work { request, pending, arrived });
     }
 
     fn check(&self, message: &WorkMessage, delivery: &Claim, now: UnixMicros) -> Result<Vec<Tensor>, InferError> {
@@ -118,70 +125,68 @@ impl HostedModel {
         Ok(inputs)
     }
 
-    /// The life of an instance's thread: take a batch, execute it, send the results on; until the queue is closed.
-    pub fn run_instance(self: Arc<Self>, mut instance: Box<dyn ModelInstance>) {
+    /// The life of an instance's thread, until the queue is closed.
+    pub fn run_instance(self: Arc<Self>, instance: Instance) {
         // Sending results on may need the runtime's timers and channels.
-        let _runtime = self.worker.tasks.runtime().enter();
-        while let Some(batch) = self.queue.take() {
+        let runtime = self.worker.tasks.runtime().clone();
+        let _runtime = runtime.enter();
+        match instance {
+            Instance::Batch(instance) => self.run_batches(instance),
+            Instance::Stepwise(instance) => Stepper::new(self, instance).run(),
+        }
+    }
+
+    /// Takes a batch, executes it, sends the results on.
+    fn run_batches(self: Arc<Self>, mut instance: Box<dyn ModelInstance>) {
+        while let Some(batch) = self.queue.take(usize::MAX) {
             self.run_batch(instance.as_mut(), batch);
         }
     }
 
+    /// A request that is about to be executed, unless nobody waits for it any more.
+    pub(crate) fn begin(self: &Arc<Self>, work: Work, started: Instant) -> Option<(ExecuteRequest, Pending)> {
+        let Work { request, mut pending, arrived } = work;
+        if let Some(error) = unwanted(&request.cancelled, request.deadline) {
+            self.fail(pending, error);
+            return None;
+        }
+        pending.queued = started.duration_since(arrived);
+        Some((request, pending))
+    }
+
     fn run_batch(self: &Arc<Self>, instance: &mut dyn ModelInstance, batch: Vec<Work>) {
         let started = Instant::now();
-        let now = UnixMicros::now();
-        let (mut requests, mut waiting) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
-        for work in batch {
-            if work.request.cancelled.is_cancelled() {
-                self.fail(work.pending, InferError::cancelled("cancelled by the client"));
-            } else if work.request.deadline <= now {
-                self.fail(work.pending, expired());
-            } else {
-                requests.push(work.request);
-                waiting.push((work.pending, work.received_at, started.duration_since(work.arrived)));
-            }
-        }
+        let wanted = batch.into_iter().filter_map(|work| self.begin(work, started));
+        let (requests, waiting): (Vec<_>, Vec<_>) = wanted.unzip();
         if requests.is_empty() {
             return;
         }
         let executed = std::panic::catch_unwind(AssertUnwindSafe(|| instance.execute(&requests)));
         let mut results = executed.unwrap_or_else(|_| {
             tracing::error!(model = %self.key, "model instance panicked");
-            requests.iter().map(|_| Err(InferError::internal("model instance panicked while executing"))).collect()
+            requests.iter().map(|_| Err(panicked())).collect()
         });
         // An instance that answers fewer requests than it was given must not leave the others waiting.
         results.resize_with(requests.len(), || Err(InferError::internal("model instance gave no result")));
-        for ((pending, received_at, queued), result) in waiting.into_iter().zip(results) {
-            match result {
-                Ok(response) => self.finish(pending, response, received_at, queued),
-                Err(error) => self.fail(pending, error),
-            }
+        for (pending, result) in waiting.into_iter().zip(results) {
+            self.conclude(pending, result);
+        }
+    }
+
+    /// A step has ended, with its result or without one.
+    pub(crate) fn conclude(self: &Arc<Self>, pending: Pending, result: Result<ExecuteResponse, InferError>) {
+        match result {
+            Ok(response) => self.finish(pending, response),
+            Err(error) => self.fail(pending, error),
         }
     }
 
     /// A step is done: records the hop, applies the output map, sends the request on.
-    fn finish(
-        self: &Arc<Self>,
-        pending: Pending,
-        response: ExecuteResponse,
-        received_at: UnixMicros,
-        queued: Duration,
-    ) {
-        let Pending { mut message, delivery, permit } = pending;
-        self.worker.cancellations.leave(&message.request_id);
-        let timing = response.timing;
-        message.ledger.0.push(Hop {
-            model: self.key.name.clone(),
-            worker: self.worker.name.clone(),
-            transit_us: micros(received_at.since(message.sent_at)),
-            queue_us: micros(queued),
-            compute_input_us: micros(timing.compute_input),
-            compute_infer_us: micros(timing.compute_infer),
-            compute_output_us: micros(timing.compute_output),
-            batch_size: timing.batch_size,
-        });
-        message.route.advance(&mut message.tensors, response.outputs);
-        message.sent_at = UnixMicros::now();
+    fn finish(self: &Arc<Self>, pending: Pending, response: ExecuteResponse) {
+        self.worker.cancellations.leave(&pending.message.request_id);
+        let hop = self.hop(&pending, &response.timing);
+        let Pending { mut message, delivery, permit, .. } = pending;
+        advance(&mut message, hop, response.outputs);
 
         if message.route.current().is_some() {
             let Some((message, delivery)) = self.worker.hand_over(message, delivery) else { return };
@@ -201,9 +206,23 @@ impl HostedModel {
         }
     }
 
+    /// The ledger's entry for a step that was made here.
+    pub(crate) fn hop(&self, pending: &Pending, timing: &ExecuteTiming) -> Hop {
+        Hop {
+            model: self.key.name.clone(),
+            worker: self.worker.name.clone(),
+            transit_us: micros(pending.received_at.since(pending.message.sent_at)),
+            queue_us: micros(pending.queued),
+            compute_input_us: micros(timing.compute_input),
+            compute_infer_us: micros(timing.compute_infer),
+            compute_output_us: micros(timing.compute_output),
+            batch_size: timing.batch_size,
+        }
+    }
+
     /// A step failed.
-    fn fail(self: &Arc<Self>, pending: Pending, error: InferError) {
-        let Pending { message, delivery, permit } = pending;
+    pub(crate) fn fail(self: &Arc<Self>, pending: Pending, error: InferError) {
+        let Pending { message, delivery, permit, .. } = pending;
         self.worker.cancellations.leave(&message.request_id);
         let this = self.clone();
         self.settle(async move {
@@ -225,18 +244,25 @@ impl HostedModel {
         let _permit = permit;
         match self.publish_when_there_is_a_queue(&message).await {
             Ok(()) => self.report(&message, delivery.acker.ack().await),
-            Err(error @ BusError::Full { .. }) => {
+            Err(error) => self.settle_unpublished(message, delivery, error).await,
+        }
+    }
+
+    /// The next step's queue did not take the request.
+    pub(crate) async fn settle_unpublished(&self, message: WorkMessage, delivery: Claim, error: BusError) {
+        match error {
+            BusError::Full { .. } => {
                 // Running the step again would not empty the next one's queue: the request is refused, at once.
-                self.answer(&message, bus_error(&error)).await;
+                self.answer(&message, delivery.sequence, bus_error(&error)).await;
                 self.report(&message, delivery.acker.ack().await);
             }
-            Err(error) => self.settle_error(message, delivery, bus_error(&error)).await,
+            error => self.settle_error(message, delivery, bus_error(&error)).await,
         }
     }
 
     /// A broker that restarts loses its queues, and each worker makes its own anew: between the two, results wait here,
     /// because running their step again would not bring the next one's queue back.
-    async fn publish_when_there_is_a_queue(&self, message: &WorkMessage) -> Result<(), BusError> {
+    pub(crate) async fn publish_when_there_is_a_queue(&self, message: &WorkMessage) -> Result<(), BusError> {
         loop {
             let published = self.worker.bus.publish(message).await;
             let waits = matches!(published, Err(BusError::NoQueue { .. })) && message.deadline > UnixMicros::now();
@@ -247,13 +273,13 @@ impl HostedModel {
         }
     }
 
-    async fn settle_error(&self, message: WorkMessage, delivery: Claim, error: InferError) {
+    pub(crate) async fn settle_error(&self, message: WorkMessage, delivery: Claim, error: InferError) {
         let max_deliver = self.worker.queue_options.max_deliver;
         let remaining = message.deadline.remaining(UnixMicros::now());
-        let Claim { acker, attempt } = delivery;
+        let Claim { acker, attempt, sequence } = delivery;
         let settled = match disposition(error.code, attempt, max_deliver, remaining) {
             Disposition::Answer => {
-                self.answer(&message, error).await;
+                self.answer(&message, sequence, error).await;
                 acker.ack().await
             }
             Disposition::Retry(delay) => {
@@ -264,7 +290,7 @@ impl HostedModel {
                 acker.nak(delay).await
             }
             Disposition::GiveUp => {
-                self.answer(&message, error.clone()).await;
+                self.answer(&message, sequence, error.clone()).await;
                 let reason = error.message.clone();
                 let request_id = message.request_id.clone();
                 let letter = DeadLetter { message, reason: error, attempts: attempt };
@@ -280,7 +306,7 @@ impl HostedModel {
         }
     }
 
-    async fn answer(&self, message: &WorkMessage, error: InferError) {
+    async fn answer(&self, message: &WorkMessage, sequence: u32, error: InferError) {
         let error = message.route.describe(error).at(&self.key, &self.worker.name);
         match error.code {
             ErrorCode::InvalidArg | ErrorCode::NotFound | ErrorCode::Unsupported => {
@@ -288,16 +314,40 @@ impl HostedModel {
             }
             _ => tracing::warn!(request_id = message.request_id, model = %self.key, %error, "request failed"),
         }
-        if let Err(error) = self.worker.bus.reply(message.reply(Err(error))).await {
+        let reply = Reply { sequence, ..message.reply(Err(error)) };
+        if let Err(error) = self.worker.bus.reply(reply).await {
             tracing::warn!(request_id = message.request_id, %error, "an error could not be sent to its gateway");
         }
     }
 
-    fn report(&self, message: &WorkMessage, acknowledged: Result<(), BusError>) {
+    pub(crate) fn report(&self, message: &WorkMessage, acknowledged: Result<(), BusError>) {
         if let Err(error) = acknowledged {
             tracing::debug!(request_id = message.request_id, %error, "not acknowledged; the bus delivers it again");
         }
     }
+}
+
+/// Moves a message past the step that made `outputs`.
+pub(crate) fn advance(message: &mut WorkMessage, hop: Hop, outputs: Vec<Tensor>) {
+    message.ledger.0.push(hop);
+    message.route.advance(&mut message.tensors, outputs);
+    message.sent_at = UnixMicros::now();
+}
+
+/// Why a request need not be worked on any more, if so.
+pub(crate) fn unwanted(cancelled: &CancelFlag, deadline: UnixMicros) -> Option<InferError> {
+    if cancelled.is_cancelled() {
+        Some(InferError::cancelled("cancelled by the client"))
+    } else if deadline <= UnixMicros::now() {
+        Some(expired())
+    } else {
+        None
+    }
+}
+
+/// The instance has panicked.
+pub(crate) fn panicked() -> InferError {
+    InferError::internal("model instance panicked while executing")
 }
 
 /// Nobody waits for a request past its deadline: the gateway has answered it.
@@ -305,7 +355,7 @@ fn expired() -> InferError {
     InferError::cancelled("Request timeout expired")
 }
 
-fn bus_error(error: &BusError) -> InferError {
+pub(crate) fn bus_error(error: &BusError) -> InferError {
     InferError::new(error.code(), error.to_string())
 }
 

@@ -19,19 +19,22 @@ mod disposition;
 mod held;
 mod hosted;
 mod load;
+mod parts;
 mod queue;
 pub mod service;
+mod stepwise;
 mod task_set;
 mod worker;
 
 pub use admin::{Admin, Health};
 pub use backend::{
-    Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, LoadError, LoadedModel, ModelInstance, ModelSource,
-    Progress, StepwiseInstance, Ticket,
+    Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
+    ModelSource, Progress, StepwiseInstance, Ticket,
 };
 pub use batching::{BatchPolicy, Candidate, Decision, Description, OneAtATime};
 pub use cancel::{CancelFlag, Cancellations};
 pub use disposition::{Disposition, disposition};
+pub use parts::one_response;
 pub use task_set::TaskSet;
 pub use worker::{StartError, Worker, WorkerOptions};
 

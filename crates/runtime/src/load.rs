@@ -9,8 +9,13 @@ use crate::backend::{Backend, LoadError, LoadedModel, ModelSource};
 use crate::worker::{StartError, WorkerOptions};
 
 /// Every backend there is, with the service that hosts it: a model that names another one can run nowhere.
-const BACKENDS: &[(&str, &str)] =
-    &[("tokenizer", "tokenizer"), ("onnxruntime", "model"), ("identity", "model"), ("postprocess", "postprocess")];
+const BACKENDS: &[(&str, &str)] = &[
+    ("tokenizer", "tokenizer"),
+    ("onnxruntime", "model"),
+    ("identity", "model"),
+    ("repeat", "model"),
+    ("postprocess", "postprocess"),
+];
 
 /// Loads every version of every model that one of `backends` executes. All faults are reported together.
 pub async fn load_models(

@@ -100,8 +100,9 @@ impl<T> WorkQueue<T> {
         self.arrived.notify_one();
     }
 
-    /// Waits for a batch to execute, in the order the policy gave. `None` once the queue is closed and empty.
-    pub fn take(&self) -> Option<Vec<T>> {
+    /// Waits for a batch to execute, at most `limit` requests, in the order the policy gave. `None` once the queue is closed
+    /// and empty.
+    pub fn take(&self, limit: usize) -> Option<Vec<T>> {
         let mut state = self.state.lock();
         loop {
             if state.items.is_empty() {
@@ -112,7 +113,8 @@ impl<T> WorkQueue<T> {
                 continue;
             }
             match self.policy.decide(&state.candidates, Instant::now()) {
-                Decision::Run(indices) => {
+                Decision::Run(mut indices) => {
+                    indices.truncate(limit);
                     let batch = state.remove(&indices);
                     if !state.items.is_empty() {
                         // What stays may be a batch for another instance, whose wake-up was spent on this one.
@@ -125,6 +127,21 @@ impl<T> WorkQueue<T> {
                 }
                 Decision::Wait => self.arrived.wait(&mut state),
             }
+        }
+    }
+
+    /// Takes at most `limit` requests that the policy would run now. `None` when there are none.
+    pub fn try_take(&self, limit: usize) -> Option<Vec<T>> {
+        let mut state = self.state.lock();
+        if state.items.is_empty() {
+            return None;
+        }
+        match self.policy.decide(&state.candidates, Instant::now()) {
+            Decision::Run(mut indices) => {
+                indices.truncate(limit);
+                Some(state.remove(&indices))
+            }
+            Decision::WaitUntil(_) | Decision::Wait => None,
         }
     }
 
@@ -202,11 +219,23 @@ mod tests {
         for item in 0..5 {
             queue.push(candidate(), item);
         }
-        assert_eq!(queue.take(), Some(vec![4, 0]));
-        assert_eq!(queue.take(), Some(vec![3, 1]));
-        assert_eq!(queue.take(), Some(vec![2]), "after its patience has run out");
+        assert_eq!(queue.take(usize::MAX), Some(vec![4, 0]));
+        assert_eq!(queue.take(usize::MAX), Some(vec![3, 1]));
+        assert_eq!(queue.take(usize::MAX), Some(vec![2]), "after its patience has run out");
         queue.close();
-        assert_eq!(queue.take(), None);
+        assert_eq!(queue.take(usize::MAX), None);
+    }
+
+    #[test]
+    fn no_more_is_taken_than_the_limit() {
+        let queue = WorkQueue::new(Box::new(Pairs), 8);
+        assert_eq!(queue.try_take(1), None);
+        for item in 0..3 {
+            queue.push(candidate(), item);
+        }
+        assert_eq!((queue.take(1), queue.try_take(2)), (Some(vec![2]), Some(vec![1, 0])));
+        queue.push(candidate(), 3);
+        assert_eq!(queue.try_take(2), None, "the policy would wait for a second one");
     }
 
     #[test]
@@ -214,8 +243,8 @@ mod tests {
         let queue = WorkQueue::new(Box::new(OneAtATime), 8);
         queue.push(candidate(), "last");
         queue.close();
-        assert_eq!(queue.take(), Some(vec!["last"]));
-        assert_eq!(queue.take(), None);
+        assert_eq!(queue.take(usize::MAX), Some(vec!["last"]));
+        assert_eq!(queue.take(usize::MAX), None);
     }
 
     #[test]
@@ -224,7 +253,7 @@ mod tests {
         let takers: Vec<_> = (0..3)
             .map(|_| {
                 let queue = queue.clone();
-                std::thread::spawn(move || queue.take())
+                std::thread::spawn(move || queue.take(usize::MAX))
             })
             .collect();
         std::thread::sleep(Duration::from_millis(20));

@@ -16,7 +16,8 @@ use trireme_bus::{Bus, BusError, ModelState, QueueOptions, WorkMessage, WorkerEn
 use trireme_inference::ModelKey;
 use trireme_model_repository::{Repository, RepositoryError};
 
-use crate::backend::{Backend, LoadError, LoadedModel};
+use crate::backend::{Backend, Instance, LoadError, LoadedModel};
+use crate::batching::BatchPolicy;
 use crate::cancel::Cancellations;
 use crate::held::Held;
 use crate::hosted::{Claim, HostedModel};
@@ -190,7 +191,7 @@ impl Worker {
 
     async fn host(&mut self, key: ModelKey, model: LoadedModel) -> Result<(), StartError> {
         let LoadedModel { config, instances, policy } = model;
-        let in_hand = policy.in_hand(instances.len().max(1));
+        let in_hand = in_hand(policy.as_ref(), &instances);
         let queue = WorkQueue::new(policy, in_hand);
         self.entries.push(WorkerEntry {
             worker: self.shared.name.clone(),
@@ -254,6 +255,22 @@ impl Worker {
             }
         });
         Ok(())
+    }
+}
+
+/// Requests that this worker has in hand for a model, waiting and being executed. Instances that work step by step say
+/// themselves how many they take; one more each waits, so that no place stays empty between pulls.
+fn in_hand(policy: &dyn BatchPolicy, instances: &[Instance]) -> usize {
+    let batches = instances.iter().filter(|instance| matches!(instance, Instance::Batch(_))).count();
+    let stepwise = instances.iter().filter_map(|instance| match instance {
+        Instance::Batch(_) => None,
+        Instance::Stepwise(instance) => Some(instance.room() + 1),
+    });
+    let stepwise: usize = stepwise.sum();
+    match (batches, stepwise) {
+        (0, 0) => policy.in_hand(1),
+        (0, stepwise) => stepwise,
+        (batches, stepwise) => policy.in_hand(batches) + stepwise,
     }
 }
 

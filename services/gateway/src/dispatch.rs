@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use trireme_bus::{Bus, BusError, Connection, Inbox, Reply, WorkMessage};
+use tokio::time::Instant;
+use trireme_bus::{Answer, Bus, BusError, Connection, Inbox, PendingReplies, Reply, WorkMessage};
 use trireme_inference::{InferError, UnixMicros};
 use trireme_runtime::TaskSet;
 
@@ -16,7 +17,7 @@ const QUEUE_PAUSE: Duration = Duration::from_millis(50);
 /// Pause before a message is offered again to a bus that did not confirm it.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
 
-/// Sends requests into the pipeline and waits for their answers.
+/// Sends requests into the pipeline.
 pub struct Dispatcher {
     bus: Arc<dyn Bus>,
     inbox: Arc<Inbox>,
@@ -27,11 +28,27 @@ pub struct Dispatcher {
     next: AtomicU64,
 }
 
-/// Cancels the request everywhere when it is dropped before the answer came.
-struct CancelOnDrop<'a> {
-    dispatcher: &'a Dispatcher,
-    request_id: &'a str,
-    armed: bool,
+/// A request in flight. Dropped before its last reply it is cancelled everywhere.
+pub struct Exchange {
+    bus: Arc<dyn Bus>,
+    tasks: TaskSet,
+    message: WorkMessage,
+    replies: PendingReplies,
+    connection: watch::Receiver<Connection>,
+    publishing: Publishing,
+    /// More replies may follow.
+    open: bool,
+}
+
+/// Whether the request's queue has it.
+#[derive(Clone, Copy)]
+enum Publishing {
+    /// It has to be published.
+    Due,
+    /// It has to be published again, then.
+    DueAt(Instant),
+    /// The queue has had it.
+    Done,
 }
 
 // === impl Dispatcher ===
@@ -63,65 +80,126 @@ impl Dispatcher {
         self.inbox.waiting()
     }
 
-    /// Sends a request and waits for its answer, until its deadline at most.
-    pub async fn send(&self, message: WorkMessage) -> Result<Reply, InferError> {
+    /// Takes a request into the pipeline. Nothing is sent before its replies are asked for.
+    pub fn start(&self, message: WorkMessage) -> Result<Exchange, InferError> {
         if self.in_flight() >= self.max_in_flight {
             return Err(InferError::unavailable("Exceeds maximum queue size"));
         }
-        let mut cancel = CancelOnDrop { dispatcher: self, request_id: &message.request_id, armed: true };
-        let remaining = message.deadline.remaining(UnixMicros::now()).unwrap_or_default();
-        let answered = tokio::time::timeout(remaining, self.until_answered(&message)).await;
-        match answered {
-            Ok(answer) => {
-                cancel.armed = false;
-                answer
+        Ok(Exchange {
+            bus: self.bus.clone(),
+            tasks: self.tasks.clone(),
+            replies: self.inbox.expect(&message.request_id),
+            connection: self.bus.connection(),
+            publishing: Publishing::Due,
+            open: true,
+            message,
+        })
+    }
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// The next reply, or why there is none, until the request's deadline at most. After the last one, `None`.
+    pub async fn next(&mut self) -> Option<Result<Reply, InferError>> {
+        if !self.open {
+            return None;
+        }
+        let remaining = self.message.deadline.remaining(UnixMicros::now()).unwrap_or_default();
+        let reply = match tokio::time::timeout(remaining, self.reply()).await {
+            Ok(reply) => reply,
+            Err(_) => return self.end(Err(InferError::unavailable("Request timeout expired")), true),
+        };
+        match reply {
+            Ok(reply) if !reply.last => Some(Ok(reply)),
+            // One part failed; others may still be being made.
+            Ok(reply) => {
+                let goes_on = reply.outcome.is_err() && self.message.answer == Answer::InParts;
+                self.end(Ok(reply), goes_on)
             }
-            Err(_) => Err(InferError::unavailable("Request timeout expired")),
+            Err(error) => self.end(Err(error), false),
         }
     }
 
-    /// Publishes the request, and again after each time the bus was lost: an answer may have been lost with it. A message
-    /// of the same name is not worked on twice at a time, and the first answer wins.
-    async fn until_answered(&self, message: &WorkMessage) -> Result<Reply, InferError> {
-        let mut replies = self.inbox.expect(&message.request_id);
-        let mut connection = self.bus.connection();
+    fn end(&mut self, reply: Result<Reply, InferError>, cancel: bool) -> Option<Result<Reply, InferError>> {
+        self.open = false;
+        if cancel {
+            self.cancel();
+        }
+        Some(reply)
+    }
+
+    /// Publishes the request, and again after each time the bus was lost: a reply may have been lost with it. A message
+    /// of the same name is not worked on twice at a time, and the first of equal replies wins.
+    async fn reply(&mut self) -> Result<Reply, InferError> {
         loop {
-            connection.borrow_and_update();
-            let published = tokio::select! {
-                published = self.bus.publish(message) => published,
-                // The queue had it, only the confirmation is missing.
-                reply = replies.next() => return Ok(reply),
-            };
-            let again = match published {
-                Ok(()) => None,
-                // The registry says that the model is served: the broker has restarted, and the queue is on its way back.
-                Err(BusError::NoQueue { model }) => {
-                    tracing::debug!(request_id = message.request_id, %model, "request waits for its queue");
-                    Some(QUEUE_PAUSE)
+            match self.publishing {
+                Publishing::Due => {
+                    self.connection.borrow_and_update();
+                    let published = tokio::select! {
+                        published = self.bus.publish(&self.message) => published,
+                        // The queue had it, only the confirmation is missing.
+                        reply = self.replies.next() => return Ok(reply),
+                    };
+                    self.publishing = self.published(published)?;
                 }
-                // Not refused, just not reachable: the request waits here.
-                Err(BusError::Unreachable(reason)) => {
-                    tracing::warn!(request_id = message.request_id, reason, "request waits for the message bus");
-                    Some(UNREACHABLE_PAUSE)
-                }
-                Err(error) => return Err(InferError::new(error.code(), error.to_string())),
-            };
-            tokio::select! {
-                reply = replies.next() => return Ok(reply),
-                () = came_back(&mut connection) => {
-                    tracing::info!(request_id = message.request_id, "message bus is back; publishing the request again");
-                }
-                () = pause(again) => {}
+                Publishing::DueAt(_) | Publishing::Done => {}
             }
+            tokio::select! {
+                reply = self.replies.next() => return Ok(reply),
+                () = came_back(&mut self.connection) => {
+                    tracing::info!(
+                        request_id = self.message.request_id,
+                        "message bus is back; publishing the request again"
+                    );
+                    self.publishing = Publishing::Due;
+                }
+                () = due(self.publishing) => self.publishing = Publishing::Due,
+            }
+        }
+    }
+
+    fn published(&self, published: Result<(), BusError>) -> Result<Publishing, InferError> {
+        let request_id = &self.message.request_id;
+        match published {
+            Ok(()) => Ok(Publishing::Done),
+            // The registry says that the model is served: the broker has restarted, and the queue is on its way back.
+            Err(BusError::NoQueue { model }) => {
+                tracing::debug!(request_id, %model, "request waits for its queue");
+                Ok(Publishing::DueAt(Instant::now() + QUEUE_PAUSE))
+            }
+            // Not refused, just not reachable: the request waits here.
+            Err(BusError::Unreachable(reason)) => {
+                tracing::warn!(request_id, reason, "request waits for the message bus");
+                Ok(Publishing::DueAt(Instant::now() + UNREACHABLE_PAUSE))
+            }
+            Err(error) => Err(InferError::new(error.code(), error.to_string())),
+        }
+    }
+
+    fn cancel(&self) {
+        let (bus, request_id) = (self.bus.clone(), self.message.request_id.clone());
+        self.tasks.spawn("cancel", async move {
+            if let Err(error) = bus.cancel(&request_id).await {
+                tracing::debug!(request_id, %error, "cancellation could not be sent");
+            }
+        });
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        if self.open {
+            self.cancel();
         }
     }
 }
 
-/// Waits for `duration`; without one, for ever.
-async fn pause(duration: Option<Duration>) {
-    match duration {
-        Some(duration) => tokio::time::sleep(duration).await,
-        None => std::future::pending().await,
+/// Waits until publishing is due again; when it is not, for ever.
+async fn due(publishing: Publishing) {
+    match publishing {
+        Publishing::DueAt(time) => tokio::time::sleep_until(time).await,
+        Publishing::Due | Publishing::Done => std::future::pending().await,
     }
 }
 
@@ -133,21 +211,6 @@ async fn came_back(connection: &mut watch::Receiver<Connection>) {
         }
         if matches!(*connection.borrow_and_update(), Connection::Up(_)) {
             return;
-        }
-    }
-}
-
-// === impl CancelOnDrop ===
-
-impl Drop for CancelOnDrop<'_> {
-    fn drop(&mut self) {
-        if self.armed {
-            let (bus, request_id) = (self.dispatcher.bus.clone(), self.request_id.to_owned());
-            self.dispatcher.tasks.spawn("cancel", async move {
-                if let Err(error) = bus.cancel(&request_id).await {
-                    tracing::debug!(request_id, %error, "cancellation could not be sent");
-                }
-            });
         }
     }
 }

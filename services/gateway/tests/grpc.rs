@@ -47,7 +47,7 @@ impl Backend for Obedient {
         let instance = || Box::new(Instance(self.executions.clone())) as Box<dyn ModelInstance>;
         Ok(LoadedModel {
             config: Arc::new(source.config.clone()),
-            instances: (0..source.cpu_instances()?).map(|_| instance()).collect(),
+            instances: (0..source.cpu_instances()?).map(|_| instance().into()).collect(),
             policy: Box::new(OneAtATime),
         })
     }
@@ -178,12 +178,12 @@ fn integer(value: i64) -> InferParameter {
 fn summary(response: ModelStreamInferResponse) -> (String, Result<Bytes, String>, bool) {
     let ModelStreamInferResponse { error_message, infer_response } = response;
     let response = infer_response.expect("every response has one");
-    let flag = &response.parameters["triton_final_response"].parameter_choice;
+    let flag = response.parameters.get("triton_final_response").and_then(|flag| flag.parameter_choice.clone());
     let outcome = match error_message.is_empty() {
         true => Ok(response.raw_output_contents[0].clone()),
         false => Err(error_message),
     };
-    (response.id, outcome, *flag == Some(ParameterChoice::BoolParam(true)))
+    (response.id, outcome, flag == Some(ParameterChoice::BoolParam(true)))
 }
 
 async fn within<T>(future: impl Future<Output = T>) -> T {
@@ -501,7 +501,7 @@ async fn errors_are_responses_of_the_stream() {
     let requests = stream::iter([request("a", "refuse"), unknown, request("c", "fine")]);
     let responses = client.model_stream_infer(requests).await.unwrap().into_inner();
     let found: Vec<_> = within(responses.map(|response| summary(response.unwrap())).collect()).await;
-    let [(a, refused, true), (b, not_found, true), (c, fine, true)] = &found[..] else { panic!("{found:?}") };
+    let [(a, refused, true), (b, not_found, false), (c, fine, true)] = &found[..] else { panic!("{found:?}") };
     assert_eq!((a.as_str(), b.as_str(), c.as_str()), ("a", "b", "c"));
     assert!(refused.as_ref().unwrap_err().contains("refused"));
     assert!(not_found.as_ref().unwrap_err().contains("Request for unknown model: 'none' is not found"));

@@ -6,8 +6,8 @@ use std::time::Instant;
 use trireme_inference::{DataType, InferError, Tensor};
 use trireme_model_repository::{ModelConfig, ModelInput};
 use trireme_runtime::{
-    Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, LoadError, LoadedModel, ModelInstance, ModelSource,
-    OneAtATime,
+    Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
+    ModelSource, OneAtATime,
 };
 
 use crate::ops::Resources;
@@ -40,7 +40,7 @@ impl Backend for PostprocessBackend {
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
         let instances = source.cpu_instances()?;
         let shared = Arc::new(PostprocessModel::load(source)?);
-        let instance = || Box::new(PostprocessInstance(Arc::clone(&shared))) as Box<dyn ModelInstance>;
+        let instance = || Instance::Batch(Box::new(PostprocessInstance(Arc::clone(&shared))));
         Ok(LoadedModel {
             config: Arc::new(source.config.clone()),
             instances: std::iter::repeat_with(instance).take(instances).collect(),

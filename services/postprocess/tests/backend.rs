@@ -53,7 +53,7 @@ fn request(inputs: Vec<Tensor>, outputs: &[&str]) -> ExecuteRequest {
 }
 
 fn execute(model: &mut LoadedModel, inputs: Vec<Tensor>, outputs: &[&str]) -> Result<ExecuteResponse, InferError> {
-    model.instances[0].execute(&[request(inputs, outputs)]).remove(0)
+    model.instances[0].as_batch().unwrap().execute(&[request(inputs, outputs)]).remove(0)
 }
 
 fn logits(rows: i64, values: &[f32]) -> Tensor {
@@ -151,7 +151,7 @@ fn a_failing_request_fails_alone() {
     let mut model = load(&text).unwrap();
     let x = |width: i64| Tensor::from_values("x", [1, width], vec![1.0f32; width as usize]).unwrap();
     let requests = [request(vec![x(1)], &["y"]), request(vec![x(3)], &["y"]), request(vec![], &["y"])];
-    let results = model.instances[0].execute(&requests);
+    let results = model.instances[0].as_batch().unwrap().execute(&requests);
     assert_eq!(results[0].as_ref().unwrap_err().message, "slice takes the first 2 of the last axis, got 1");
     assert_eq!(**results[1].as_ref().unwrap().outputs[0].shape(), [1, 2]);
     assert_eq!(results[2].as_ref().unwrap_err().code, ErrorCode::InvalidArg);

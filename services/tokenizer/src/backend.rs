@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use trireme_inference::{DataType, InferError, Tensor};
 use trireme_runtime::{
-    Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, LoadError, LoadedModel, ModelInstance, ModelSource,
-    OneAtATime,
+    Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
+    ModelSource, OneAtATime,
 };
 use trireme_text::{Encoded, TextError, TextTokenizer, TokenizeOptions, texts_of};
 
@@ -47,7 +47,7 @@ impl Backend for TokenizerBackend {
 
         let batches = config.max_batch_size > 0;
         let shared = Arc::new(TokenizerModel { tokenizer, schema, batches });
-        let instance = || Box::new(TokenizerInstance(Arc::clone(&shared))) as Box<dyn ModelInstance>;
+        let instance = || Instance::Batch(Box::new(TokenizerInstance(Arc::clone(&shared))));
         Ok(LoadedModel {
             config: Arc::new(config),
             instances: std::iter::repeat_with(instance).take(instances).collect(),

@@ -41,7 +41,7 @@ fn request(inputs: Vec<Tensor>) -> ExecuteRequest {
 }
 
 fn execute(model: &mut LoadedModel, inputs: Vec<Tensor>) -> Result<ExecuteResponse, InferError> {
-    model.instances[0].execute(&[request(inputs)]).remove(0)
+    model.instances[0].as_batch().unwrap().execute(&[request(inputs)]).remove(0)
 }
 
 fn output<'a>(response: &'a ExecuteResponse, name: &str) -> &'a Tensor {
@@ -69,7 +69,7 @@ fn only_outputs_asked_for_are_made() {
     let mut model = load(IO, true).unwrap();
     let mut request = request(vec![texts("TEXT", &[1], &["hello"])]);
     request.outputs = vec!["attention_mask".to_owned()];
-    let response = model.instances[0].execute(&[request]).remove(0).unwrap();
+    let response = model.instances[0].as_batch().unwrap().execute(&[request]).remove(0).unwrap();
     assert_eq!(response.outputs.iter().map(Tensor::name).collect::<Vec<_>>(), ["attention_mask"]);
 }
 
@@ -115,7 +115,7 @@ fn a_text_that_is_not_utf8_fails_its_request_alone() {
     let mut model = load(IO, true).unwrap();
     let bad = Tensor::from_bytes_elements("TEXT", [2], &[&b"hello"[..], b"\xc3("]).unwrap();
     let requests = [request(vec![bad]), request(vec![texts("TEXT", &[1], &["hello"])])];
-    let mut results = model.instances[0].execute(&requests).into_iter();
+    let mut results = model.instances[0].as_batch().unwrap().execute(&requests).into_iter();
     let error = results.next().unwrap().unwrap_err();
     assert_eq!(error.code, ErrorCode::InvalidArg);
     assert_eq!(error.message, "tensor 'TEXT': element 1 is not valid UTF-8 at byte 0, expected UTF-8 text");

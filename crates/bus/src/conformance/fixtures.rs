@@ -8,7 +8,7 @@ use trireme_inference::{
     DataType, Hop, Ledger, ModelKey, ParameterValue, Parameters, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
 
-use crate::{Delivery, Puller, QueueOptions, WorkMessage};
+use crate::{Answer, Delivery, Part, Puller, QueueOptions, WorkMessage};
 
 /// Longer than anything takes that works, on a machine with more to do.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -122,6 +122,7 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
         tensors,
         parameters: Arc::new(parameters),
         ledger: Ledger(vec![hop, Hop::default()]),
+        answer: Answer::Part(Part { sequence: 7, last: true }),
     }
 }
 
@@ -155,6 +156,7 @@ fn with_tensors(model: &ModelKey, tensors: Vec<Tensor>) -> WorkMessage {
         tensors,
         parameters: Arc::default(),
         ledger: Ledger::default(),
+        answer: Answer::Whole,
     }
 }
 

@@ -72,6 +72,7 @@ pub async fn run(setup: &Setup) {
         deliveries::deliveries_end_after_the_one_that_gives_up,
         replies::replies_reach_the_gateway_and_request_they_are_for,
         replies::replies_come_in_sequence_without_repetitions,
+        replies::a_reader_that_falls_behind_is_told_so,
         replies::a_waiter_that_leaves_leaves_nothing_behind,
         replies::a_reply_that_nobody_waits_for_is_no_error,
         replies::a_cancellation_reaches_every_worker,

@@ -6,7 +6,7 @@ use trireme_inference::{InferError, ModelKey};
 
 use super::Setup;
 use super::fixtures::{full_message, unique, within};
-use crate::{Output, Reply, WorkMessage};
+use crate::{Answer, Output, Reply, WorkMessage};
 
 pub async fn replies_reach_the_gateway_and_request_they_are_for(setup: &Setup) {
     let (one, two, worker) = (setup.connect().await, setup.connect().await, setup.connect().await);
@@ -36,17 +36,39 @@ pub async fn replies_come_in_sequence_without_repetitions(setup: &Setup) {
     let inbox = gateway.open_inbox(&unique("sequence")).await.expect("an inbox");
     let request = request(inbox.gateway());
     let mut waiting = inbox.expect(&request.request_id);
-    // A worker that was killed after two replies, and the one that got the request after it.
-    for sequence in [0, 1, 0, 1, 2, 2, 3] {
-        let reply = Reply { sequence, last: sequence == 3, ..request.reply(Ok(output(&request))) };
+    // A worker that was killed after three replies, and the one that got the request after it; some overtake others.
+    for sequence in [1, 0, 2, 0, 1, 4, 2, 3, 2, 5, 3] {
+        let reply = Reply { sequence, last: sequence == 5, ..request.reply(Ok(output(&request))) };
         worker.reply(reply).await.expect("sent");
     }
-    for sequence in 0..4 {
+    for sequence in 0..6 {
         let reply = within("a reply", waiting.next()).await;
-        assert_eq!((reply.sequence, reply.last), (sequence, sequence == 3));
+        assert_eq!((reply.sequence, reply.last), (sequence, sequence == 5));
     }
     let more = tokio::time::timeout(Duration::from_millis(50), waiting.next()).await;
     assert!(more.is_err(), "nothing follows the last reply, got {more:?}");
+}
+
+pub async fn a_reader_that_falls_behind_is_told_so(setup: &Setup) {
+    let (gateway, worker) = (setup.connect().await, setup.connect().await);
+    let inbox = gateway.open_inbox(&unique("behind")).await.expect("an inbox");
+    let request = request(inbox.gateway());
+    let mut waiting = inbox.expect(&request.request_id);
+    let mut cancelled = worker.cancellations().await.expect("cancellations");
+    let marker = self::request(inbox.gateway());
+    let mut marked = inbox.expect(&marker.request_id);
+    // More than anything keeps.
+    for sequence in 0..5000 {
+        let reply = Reply { sequence, last: false, ..request.reply(Ok(Output::default())) };
+        worker.reply(reply).await.expect("sent");
+    }
+    worker.reply(marker.reply(Ok(Output::default()))).await.expect("sent");
+    within("what was sent last", marked.next()).await;
+    let reply = within("an error", waiting.next()).await;
+    let error = reply.outcome.expect_err("its reader took nothing");
+    assert!(reply.last && error.message.contains("behind"), "{error}");
+    // Others may cancel meanwhile.
+    while within("its cancellation", cancelled.recv()).await.expect("the bus is open") != request.request_id {}
 }
 
 pub async fn a_waiter_that_leaves_leaves_nothing_behind(setup: &Setup) {
@@ -101,7 +123,7 @@ pub async fn a_cancellation_reaches_every_worker(setup: &Setup) {
 
 fn request(gateway: &str) -> WorkMessage {
     let model = ModelKey { name: "m".to_owned(), version: 1 };
-    WorkMessage { gateway: gateway.to_owned(), ..full_message(&model) }
+    WorkMessage { gateway: gateway.to_owned(), answer: Answer::Whole, ..full_message(&model) }
 }
 
 fn output(request: &WorkMessage) -> Output {

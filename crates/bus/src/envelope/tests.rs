@@ -15,6 +15,7 @@ fn work_headers(message: &WorkMessage) -> WorkHeaders {
         deadline: message.deadline,
         priority: message.priority,
         traceparent: message.traceparent.clone(),
+        answer: message.answer,
     }
 }
 
@@ -109,6 +110,8 @@ fn any_work() -> impl Strategy<Value = WorkMessage> {
                 tensors,
                 parameters: Arc::new(p),
                 ledger,
+                // In headers, as the test of those knows.
+                answer: Answer::Whole,
             }
         },
     )

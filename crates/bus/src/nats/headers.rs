@@ -4,13 +4,14 @@ use async_nats::{HeaderMap, HeaderValue, Message};
 use trireme_inference::UnixMicros;
 
 use crate::envelope::{CONTRACT_VERSION, EnvelopeError, ReplyHeaders, WorkHeaders};
-use crate::{Reply, WorkMessage};
+use crate::{Answer, Part, Reply, WorkMessage};
 
 const CONTRACT: &str = "Trireme-Contract";
 const REQUEST: &str = "Trireme-Request";
 const GATEWAY: &str = "Trireme-Gateway";
 const DEADLINE: &str = "Trireme-Deadline";
 const PRIORITY: &str = "Trireme-Priority";
+const IN_PARTS: &str = "Trireme-In-Parts";
 const SEQUENCE: &str = "Trireme-Sequence";
 const FINAL: &str = "Trireme-Final";
 const TRACEPARENT: &str = "traceparent";
@@ -32,6 +33,11 @@ pub fn write_work(message: &WorkMessage) -> Result<HeaderMap, EnvelopeError> {
     if let Some(traceparent) = &message.traceparent {
         headers.insert(TRACEPARENT, one_line(TRACEPARENT, traceparent)?);
     }
+    match message.answer {
+        Answer::Whole => {}
+        Answer::InParts => headers.insert(IN_PARTS, "true"),
+        Answer::Part(part) => write_part(&mut headers, part),
+    }
     Ok(headers)
 }
 
@@ -44,6 +50,7 @@ pub fn read_work(message: &Message) -> Result<WorkHeaders, EnvelopeError> {
         deadline: UnixMicros(number(message, DEADLINE)?),
         priority: number(message, PRIORITY)?,
         traceparent: get(message, TRACEPARENT).map(str::to_owned),
+        answer: read_answer(message)?,
     })
 }
 
@@ -53,27 +60,38 @@ pub fn write_reply(reply: &Reply) -> Result<HeaderMap, EnvelopeError> {
     headers.insert(CONTRACT, CONTRACT_VERSION.to_string());
     headers.insert(REQUEST, one_line(REQUEST, &reply.request_id)?);
     headers.insert(GATEWAY, one_line(GATEWAY, &reply.gateway)?);
-    headers.insert(SEQUENCE, reply.sequence.to_string());
-    headers.insert(FINAL, if reply.last { "true" } else { "false" });
+    write_part(&mut headers, Part { sequence: reply.sequence, last: reply.last });
     Ok(headers)
 }
 
 /// Reads what [`write_reply`] wrote.
 pub fn read_reply(message: &Message) -> Result<ReplyHeaders, EnvelopeError> {
     check_contract(message)?;
-    let last = match text(message, FINAL)? {
-        "true" => true,
-        "false" => false,
-        other => {
-            return Err(EnvelopeError::Header { name: FINAL, found: quote(other), expected: "'true' or 'false'" });
-        }
-    };
+    let Part { sequence, last } = read_part(message)?;
     Ok(ReplyHeaders {
         request_id: text(message, REQUEST)?.to_owned(),
         gateway: text(message, GATEWAY)?.to_owned(),
-        sequence: number(message, SEQUENCE)?,
+        sequence,
         last,
     })
+}
+
+/// The number of a part, or of the reply that it becomes, and whether more follow.
+fn write_part(headers: &mut HeaderMap, part: Part) {
+    headers.insert(SEQUENCE, part.sequence.to_string());
+    headers.insert(FINAL, if part.last { "true" } else { "false" });
+}
+
+fn read_part(message: &Message) -> Result<Part, EnvelopeError> {
+    Ok(Part { sequence: number(message, SEQUENCE)?, last: flag(message, FINAL)? })
+}
+
+fn read_answer(message: &Message) -> Result<Answer, EnvelopeError> {
+    if get(message, SEQUENCE).is_some() {
+        return Ok(Answer::Part(read_part(message)?));
+    }
+    let in_parts = get(message, IN_PARTS).is_some() && flag(message, IN_PARTS)?;
+    Ok(if in_parts { Answer::InParts } else { Answer::Whole })
 }
 
 /// `value` as a header's value: some of them come from clients, and a line break would be the start of another header.
@@ -106,6 +124,14 @@ fn number<T: std::str::FromStr>(message: &Message, name: &'static str) -> Result
     value.parse().map_err(|_| EnvelopeError::Header { name, found: quote(value), expected: "a whole number" })
 }
 
+fn flag(message: &Message, name: &'static str) -> Result<bool, EnvelopeError> {
+    match text(message, name)? {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        other => Err(EnvelopeError::Header { name, found: quote(other), expected: "'true' or 'false'" }),
+    }
+}
+
 fn quote(value: &str) -> String {
     format!("'{}'", value.chars().take(64).collect::<String>().escape_debug())
 }
@@ -134,9 +160,11 @@ mod tests {
             gateway in "\\PC{1,8}|(?s).{0,3}",
             traceparent in proptest::option::of("(?s).{0,4}"),
             (deadline, priority, sequence, last) in any::<(u64, u32, u32, bool)>(),
+            kind in 0usize..3,
         ) {
+            let answer = [Answer::Whole, Answer::InParts, Answer::Part(Part { sequence, last })][kind];
             let message = WorkMessage {
-                request_id, gateway, traceparent, deadline: UnixMicros(deadline), priority, ..work()
+                request_id, gateway, traceparent, deadline: UnixMicros(deadline), priority, answer, ..work()
             };
             let unfit = |text: &str| text.is_empty() || text.contains(['\r', '\n']);
             let (request_id, gateway) = (&message.request_id, &message.gateway);
@@ -149,6 +177,7 @@ mod tests {
                     deadline: UnixMicros(deadline),
                     priority,
                     traceparent: message.traceparent.clone(),
+                    answer,
                 }),
                 Err(_) => prop_assert!(unfit(request_id) || unfit(gateway) || traceparent_unfit),
             }

@@ -65,14 +65,19 @@ impl Bus for Nats {
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {
         let inbox = Inbox::new(gateway);
         let mut replies = self.subscribe_at_once(subjects::replies_to(gateway)).await?;
-        let receiver = Arc::downgrade(&inbox);
+        let (receiver, client) = (Arc::downgrade(&inbox), self.client.clone());
         crate::spawn("nats inbox", async move {
             while let Some(message) = replies.next().await {
                 let Some(inbox) = receiver.upgrade() else { return };
                 let reply =
                     headers::read_reply(&message).and_then(|headers| envelope::decode_reply(headers, &message.payload));
                 match reply {
-                    Ok(reply) => inbox.dispatch(reply),
+                    Ok(reply) => {
+                        if let Some(given_up) = inbox.dispatch(reply) {
+                            // Best effort, like every cancellation.
+                            let _ = client.publish(subjects::CANCEL, given_up.into()).await;
+                        }
+                    }
                     Err(error) => tracing::warn!(subject = %message.subject, %error, "ignored a malformed reply"),
                 }
             }

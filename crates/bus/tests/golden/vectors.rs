@@ -11,8 +11,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use trireme_bus::{
-    EnvelopeError, Output, Reply, ReplyHeaders, WorkHeaders, WorkMessage, decode_reply, decode_work, encode_reply,
-    encode_work,
+    Answer, EnvelopeError, Output, Part, Reply, ReplyHeaders, WorkHeaders, WorkMessage, decode_reply, decode_work,
+    encode_reply, encode_work,
 };
 use trireme_inference::{
     DataType, Hop, InferError, Ledger, ModelKey, ParameterValue, Parameters, Route, Step, StepInput, StepOutput,
@@ -55,6 +55,16 @@ pub fn all() -> Vec<Vector> {
             Message::Work(ensemble()),
         ),
         vector("work-datatypes", "tensors of every datatype, a scalar and empty ones", Message::Work(datatypes())),
+        vector(
+            "work-in-parts",
+            "a request whose answer may come in parts",
+            Message::Work(WorkMessage { answer: Answer::InParts, ..single() }),
+        ),
+        vector(
+            "work-part",
+            "the third part of an answer, and the last one, on its way through the steps that are left",
+            Message::Work(WorkMessage { answer: Answer::Part(Part { sequence: 2, last: true }), ..ensemble() }),
+        ),
         vector("reply-result", "the one reply to a request, with its result", Message::Reply(ensemble().reply(Ok(output)))),
         vector(
             "reply-partial",
@@ -98,6 +108,7 @@ fn single() -> WorkMessage {
         tensors: vec![Tensor::from_values("input_ids", [1, 3], vec![101i64, 7592, 102]).expect("three numbers")],
         parameters: Arc::default(),
         ledger: Ledger::default(),
+        answer: Answer::Whole,
     }
 }
 
@@ -151,6 +162,7 @@ fn ensemble() -> WorkMessage {
         ],
         parameters: Arc::new(parameters.map(|(name, value)| (name.to_owned(), value)).into()),
         ledger: Ledger(vec![hop]),
+        answer: Answer::Whole,
     }
 }
 
@@ -204,13 +216,14 @@ impl Message {
     /// A message of this one's kind and headers, from a body.
     pub fn decode(&self, body: &Bytes) -> Result<Message, EnvelopeError> {
         match self {
-            Message::Work(WorkMessage { request_id, gateway, deadline, priority, traceparent, .. }) => {
+            Message::Work(WorkMessage { request_id, gateway, deadline, priority, traceparent, answer, .. }) => {
                 let headers = WorkHeaders {
                     request_id: request_id.clone(),
                     gateway: gateway.clone(),
                     deadline: *deadline,
                     priority: *priority,
                     traceparent: traceparent.clone(),
+                    answer: *answer,
                 };
                 decode_work(headers, body).map(Message::Work)
             }
@@ -242,14 +255,26 @@ impl Message {
     pub fn headers(&self) -> Vec<(&'static str, String)> {
         match self {
             Message::Work(message) => {
+                let mut id = format!("{}/{}", message.request_id, message.route.step_number());
+                let mut answer = Vec::new();
+                match message.answer {
+                    Answer::Whole => {}
+                    Answer::InParts => answer.push(("Trireme-In-Parts", "true".to_owned())),
+                    Answer::Part(part) => {
+                        id = format!("{id}/{}", part.sequence);
+                        answer.push(("Trireme-Sequence", part.sequence.to_string()));
+                        answer.push(("Trireme-Final", part.last.to_string()));
+                    }
+                }
                 let mut headers = vec![
-                    ("Nats-Msg-Id", format!("{}/{}", message.request_id, message.route.step_number())),
+                    ("Nats-Msg-Id", id),
                     ("Trireme-Contract", "1".to_owned()),
                     ("Trireme-Request", message.request_id.clone()),
                     ("Trireme-Gateway", message.gateway.clone()),
                     ("Trireme-Deadline", message.deadline.0.to_string()),
                     ("Trireme-Priority", message.priority.to_string()),
                 ];
+                headers.extend(answer);
                 headers.extend(message.traceparent.iter().map(|value| ("traceparent", value.clone())));
                 headers
             }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use trireme_inference::{DataType, PlanStep, RoutePlan, Shape, StepInput, StepOutput};
 
+use super::CompiledEnsemble;
 use super::graph::{execution_order, validate_ensemble};
 use crate::{EnsembleError, EnsembleStep, ModelConfig};
 
@@ -21,8 +22,13 @@ type Lookup<'a> = &'a dyn Fn(&str, Option<i64>) -> Option<Arc<ModelConfig>>;
 
 /// Checks the ensemble `config` against its composing models, which `lookup` gives by name and version (`None`: the
 /// latest), and compiles it. Nested ensembles are flattened; the outer ensemble's tensors keep their names.
-pub fn compile_ensemble(config: &ModelConfig, lookup: Lookup<'_>) -> Result<RoutePlan, EnsembleError> {
-    compile(config, lookup, &mut vec![config.name.clone()]).map(|(plan, _)| plan)
+pub fn compile_ensemble(config: &Arc<ModelConfig>, lookup: Lookup<'_>) -> Result<CompiledEnsemble, EnsembleError> {
+    let (plan, decoupled) = compile(config, lookup, &mut vec![config.name.clone()])?;
+    let mut config = config.clone();
+    if decoupled && !config.decoupled {
+        Arc::make_mut(&mut config).set_decoupled();
+    }
+    Ok(CompiledEnsemble { config, plan })
 }
 
 /// The plan, and whether a request may have any number of responses. `path` holds the ensembles being compiled, the
@@ -224,7 +230,7 @@ fn may_agree(left: &Shape, right: &Shape) -> bool {
 }
 
 /// Responses of different decoupled models cannot be paired, so no step may take tensors of two of them, nor may the
-/// ensemble's outputs.
+/// ensemble's outputs. Nor are parts of parts numbered: none may follow another.
 fn check_decoupled(
     config: &ModelConfig,
     steps: &[EnsembleStep],
@@ -239,6 +245,13 @@ fn check_decoupled(
         let inherited = inputs.next().flatten();
         if inputs.any(|origin| origin != inherited) {
             return Err(different_origins(&config.name, &step.model_name));
+        }
+        if decoupled[index] && inherited.is_some() {
+            return Err(EnsembleError::Invalid(format!(
+                "in ensemble {}, step of decoupled model '{}' receives inputs originated from another decoupled model, which \
+                 is not supported",
+                config.name, step.model_name
+            )));
         }
         let own = if decoupled[index] { Some(index) } else { inherited };
         origins.extend(own.into_iter().flat_map(|own| step.output_map.values().map(move |t| (t.as_str(), own))));

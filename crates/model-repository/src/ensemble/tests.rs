@@ -56,7 +56,9 @@ fn compile(models: Vec<ModelConfig>) -> Result<RoutePlan, String> {
     let lookup = |name: &str, version: Option<i64>| {
         models.iter().find(|model| model.name == name && version.is_none_or(|v| v == 1)).cloned()
     };
-    compile_ensemble(&models[0], &lookup).map_err(|error| error.to_string())
+    let compiled = compile_ensemble(&models[0], &lookup).map_err(|error| error.to_string())?;
+    assert!(!compiled.config.decoupled);
+    Ok(compiled.plan)
 }
 
 const V: &str = "TYPE_FP32 [-1]";
@@ -198,10 +200,32 @@ fn faults_against_composing_models_have_triton_texts_and_say_where() {
             ],
             "in ensemble e, step of model 'n' receives inputs originated from different decoupled models",
         ),
+        (
+            vec![
+                e(&["p: i=A -> o=x", "q: i=x -> o=B"]),
+                model("p", "model_transaction_policy { decoupled: true }", &[("i", FP)], &[("o", FP)]),
+                model("q", "model_transaction_policy { decoupled: true }", &[("i", FP)], &[("o", FP)]),
+            ],
+            "in ensemble e, step of decoupled model 'q' receives inputs originated from another decoupled model, which is \
+             not supported",
+        ),
     ];
     for (models, expected) in table {
         assert_eq!(compile(models).unwrap_err(), expected);
     }
+}
+
+#[test]
+fn an_ensemble_with_a_decoupled_model_is_decoupled() {
+    let text = ensemble_text("", &[("A", FP)], &[("B", FP)], &["p: i=A -> o=x", "n: i=x -> o=B"]);
+    let e = Arc::new(ModelConfig::parse(&text, "e").unwrap());
+    let p = model("p", "model_transaction_policy { decoupled: true }", &[("i", FP)], &[("o", FP)]);
+    let n = model("n", "", &[("i", FP)], &[("o", FP)]);
+    let models = [Arc::new(p), Arc::new(n)];
+    let lookup = |name: &str, _| models.iter().find(|model| model.name == name).cloned();
+    let compiled = compile_ensemble(&e, &lookup).unwrap();
+    assert!(compiled.config.decoupled && !e.decoupled);
+    assert!(compiled.config.to_json().contains(r#""decoupled":true"#), "{}", compiled.config.to_json());
 }
 
 #[test]

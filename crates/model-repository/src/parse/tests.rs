@@ -299,7 +299,7 @@ fn a_tutorial_repository_parses_and_compiles() {
     .unwrap();
     let models = [tokenizer, model].map(std::sync::Arc::new);
     let lookup = |name: &str, _| models.iter().find(|model| model.name == name).cloned();
-    let plan = compile_ensemble(&ensemble, &lookup).unwrap();
+    let plan = compile_ensemble(&std::sync::Arc::new(ensemble), &lookup).unwrap().plan;
     let steps: Vec<_> = plan.steps.iter().map(|step| step.model.as_str()).collect();
     assert_eq!(steps, ["tokenizer", "embedding_model"]);
     assert_eq!(plan.outputs, ["3391"]);

@@ -32,10 +32,13 @@ pub mod health {
 }
 
 pub use decode::decode_infer_request;
-pub use encode::{encode_infer_response, encode_stream_error, encode_stream_response};
+pub use encode::{
+    Named, encode_infer_response, encode_stream_end, encode_stream_error, encode_stream_refusal, encode_stream_response,
+};
 pub use error::status;
 pub use logging::{decode_log_settings, encode_log_settings};
 pub use metadata::{model_config, model_metadata, server_metadata};
+pub use parameters::wants_empty_final;
 pub use repository::{check_repository_name, encode_index};
 pub use tracing::{decode_trace_changes, encode_trace_settings};
 pub use version::parse_model_version;

@@ -5,12 +5,18 @@ use std::time::Duration;
 
 use trireme_inference::{InferError, InferRequest, ParameterValue};
 
-use super::wire::InferParameter;
 use super::wire::infer_parameter::ParameterChoice;
+use super::wire::{InferParameter, ModelInferRequest};
 
 /// The only key of its kind that a request may set: every C++ client does. It asks for an empty last response where the
-/// last one with outputs could not be marked as the last; here each response is marked, so nothing follows from it.
+/// last one with outputs was not known to be the last.
 const EMPTY_FINAL_RESPONSE: &str = "triton_enable_empty_final_response";
+
+/// Whether a request of a stream wants to be told of its end by a response without outputs, where there is no other.
+pub fn wants_empty_final(request: &ModelInferRequest) -> bool {
+    let parameter = request.parameters.get(EMPTY_FINAL_RESPONSE).and_then(|p| p.parameter_choice.as_ref());
+    matches!(parameter, Some(ParameterChoice::BoolParam(true)))
+}
 
 /// Puts a request's parameters where they belong in `request`.
 pub(super) fn decode_request(

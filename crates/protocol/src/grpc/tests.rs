@@ -13,7 +13,7 @@ use super::wire::infer_parameter::ParameterChoice::{
     self, BoolParam, DoubleParam, Int64Param, StringParam, Uint64Param,
 };
 use super::wire::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
-use super::wire::{self, InferParameter, InferTensorContents, ModelInferRequest};
+use super::wire::{self, InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse};
 use super::*;
 
 fn message() -> ModelInferRequest {
@@ -306,12 +306,34 @@ fn stream_responses_say_whether_they_are_the_last() {
 
 #[test]
 fn stream_errors_name_their_request() {
-    let message = encode_stream_error("r".to_owned(), InferError::not_found("no such model"));
+    let request = ModelInferRequest { id: "r".to_owned(), model_name: "m".to_owned(), ..ModelInferRequest::default() };
+    let named = Named::of(&request);
+    let is_last = parameters(&[("triton_final_response", BoolParam(true))]);
+    let message = encode_stream_error(named.clone(), InferError::internal("failed"));
+    assert_eq!(message.error_message, "failed");
+    let expected = ModelInferResponse {
+        id: "r".to_owned(),
+        model_name: "m".to_owned(),
+        parameters: is_last,
+        ..ModelInferResponse::default()
+    };
+    assert_eq!(message.infer_response, Some(expected.clone()));
+    let message = encode_stream_end(named.clone());
+    assert_eq!((message.error_message.as_str(), message.infer_response), ("", Some(expected)));
+
+    let message = encode_stream_refusal(named.clone(), InferError::not_found("no such model"));
     assert_eq!(message.error_message, "no such model");
-    let response = message.infer_response.unwrap();
-    assert_eq!((response.id.as_str(), response.outputs.len()), ("r", 0));
-    assert_eq!(response.parameters, parameters(&[("triton_final_response", BoolParam(true))]));
-    assert!(!encode_stream_error(String::new(), InferError::internal("")).error_message.is_empty());
+    let expected = ModelInferResponse { id: "r".to_owned(), ..ModelInferResponse::default() };
+    assert_eq!(message.infer_response, Some(expected), "nothing but the id, as Triton's");
+    assert!(!encode_stream_error(named, InferError::internal("")).error_message.is_empty());
+}
+
+#[test]
+fn only_who_asks_for_it_is_told_of_an_end_without_outputs() {
+    let request = |flags: &[_]| ModelInferRequest { parameters: parameters(flags), ..ModelInferRequest::default() };
+    assert!(wants_empty_final(&request(&[("triton_enable_empty_final_response", BoolParam(true))])));
+    assert!(!wants_empty_final(&request(&[("triton_enable_empty_final_response", BoolParam(false))])));
+    assert!(!wants_empty_final(&request(&[])));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use trireme_protocol::grpc::wire::ModelInferRequest;
 use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
 
 use super::deadline::Deadline;
-use crate::handlers::{Handlers, Traced};
+use crate::handlers::{Handlers, Responses, SharedHandlers, Traced};
 
 /// What a call's metadata says.
 #[derive(Clone, Debug)]
@@ -17,15 +17,6 @@ pub struct Call {
     pub deadline: Option<Deadline>,
     /// The client's W3C `traceparent`.
     traceparent: Option<String>,
-}
-
-/// Who asks: a call that has room for one response only, or a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Responses {
-    /// Exactly one.
-    One,
-    /// Any number.
-    Many,
 }
 
 // === impl Call ===
@@ -37,23 +28,34 @@ impl Call {
         Call { deadline: request.extensions().get().copied(), traceparent: traceparent.map(str::to_owned) }
     }
 
-    /// Decodes a request and runs it. Dropping the future cancels it.
-    pub async fn infer(
-        &self,
-        handlers: &Handlers,
-        message: ModelInferRequest,
-        responses: Responses,
-    ) -> Result<InferResponse, InferError> {
+    /// Decodes a request and runs it, for its one response. Dropping the future cancels it.
+    pub async fn infer(&self, handlers: &Handlers, message: ModelInferRequest) -> Result<InferResponse, InferError> {
         let version = parse_model_version(&message.model_version)?;
         let (_, served) = handlers.find_model(&message.model_name, version)?;
-        if served.config.decoupled && responses == Responses::One {
+        if served.config.decoupled {
             return Err(InferError::unsupported(
                 "ModelInfer RPC doesn't support models with decoupled transaction policy",
             ));
         }
+        handlers.infer(self.decode(message)?).await
+    }
+
+    /// Decodes a request of a stream and takes it into the pipeline; says whether its model is decoupled. Dropping the
+    /// responses cancels it.
+    pub fn infer_stream(
+        &self,
+        handlers: &SharedHandlers,
+        message: ModelInferRequest,
+    ) -> Result<(Responses, bool), InferError> {
+        let version = parse_model_version(&message.model_version)?;
+        let (_, served) = handlers.find_model(&message.model_name, version)?;
+        Ok((handlers.infer_stream(self.decode(message)?)?, served.config.decoupled))
+    }
+
+    fn decode(&self, message: ModelInferRequest) -> Result<Traced, InferError> {
         let request = decode_infer_request(message)?;
         let request = InferRequest { timeout: self.limit(request.timeout), ..request };
-        handlers.infer(Traced { request, traceparent: self.traceparent.clone() }).await
+        Ok(Traced { request, traceparent: self.traceparent.clone() })
     }
 
     /// The time for a request: its own, lowered to what the call has left.

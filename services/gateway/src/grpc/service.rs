@@ -7,7 +7,7 @@ use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceSe
 use trireme_protocol::grpc::wire::*;
 use trireme_protocol::grpc::{self, encode_infer_response, parse_model_version};
 
-use super::call::{Call, Responses};
+use super::call::Call;
 use super::deadline::{self, Deadline};
 use super::{settings, stream};
 use crate::handlers::{SharedHandlers, SharedMemory};
@@ -77,7 +77,7 @@ impl GrpcInferenceService for InferenceService {
 
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Reply<ModelInferResponse> {
         let call = Call::of(&request);
-        let response = call.infer(&self.handlers, request.into_inner(), Responses::One).await;
+        let response = call.infer(&self.handlers, request.into_inner()).await;
         match response {
             // The request's own time ran out with the call's: which of the two was noticed first means nothing.
             Err(_) if call.deadline.is_some_and(Deadline::is_over) => Err(deadline::exceeded()),

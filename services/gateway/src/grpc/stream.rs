@@ -1,21 +1,27 @@
 //! `ModelStreamInfer`: any number of requests on one call.
 //!
-//! Requests run side by side, at most [`MAX_IN_FLIGHT`] of a stream; one more is not read until the first of them is
-//! answered, which the client sees as back-pressure. Responses come in the order of their requests. An error is a response
-//! like any other and the stream goes on, unless the client asked for a status instead. Every response is marked as the
-//! last for its request.
+//! Requests run side by side, at most [`MAX_IN_FLIGHT`] of a stream; one more is not read until one of them is answered,
+//! which the client sees as back-pressure. Models that are not decoupled are answered in the order of their requests; the
+//! responses of decoupled ones come as they are made, those of several requests in between one another. An error is a
+//! response like any other and the stream goes on, unless the client asked for a status instead. Every response of a model
+//! says whether it is the last for its request.
 
-use futures_util::stream::{self, BoxStream, StreamExt};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::{self, BoxStream, FuturesOrdered, SelectAll, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Status, Streaming};
 use trireme_inference::InferError;
 use trireme_protocol::grpc::wire::{ModelInferRequest, ModelStreamInferResponse};
-use trireme_protocol::grpc::{encode_stream_error, encode_stream_response, status};
+use trireme_protocol::grpc::{
+    Named, encode_stream_end, encode_stream_error, encode_stream_refusal, encode_stream_response, status,
+    wants_empty_final,
+};
 
-use super::call::{Call, Responses};
+use super::call::Call;
 use super::deadline;
-use crate::handlers::SharedHandlers;
+use crate::handlers::{Responses, SharedHandlers};
 
 /// Most requests of one stream that run at a time. Enough to fill the batches of several workers; a client that wants
 /// more opens more streams.
@@ -25,7 +31,25 @@ const MAX_IN_FLIGHT: usize = 128;
 const CLOSE_ON_ERROR: &str = "triton_grpc_error";
 
 /// The responses of a stream.
-pub type Replies = BoxStream<'static, Result<ModelStreamInferResponse, Status>>;
+pub type Replies = BoxStream<'static, Reply>;
+
+type Reply = Result<ModelStreamInferResponse, Status>;
+
+/// A stream and what is in flight of it. Dropping it cancels that.
+struct Session {
+    handlers: SharedHandlers,
+    call: Call,
+    close_on_error: bool,
+    stop: CancellationToken,
+    /// Where more requests come from, until there are none.
+    requests: Option<Streaming<ModelInferRequest>>,
+    /// What ends the stream once everything is answered.
+    end: Option<Status>,
+    /// The answers of models that have one each.
+    ordered: FuturesOrdered<BoxFuture<'static, Reply>>,
+    /// Those of decoupled models.
+    interleaved: SelectAll<Replies>,
+}
 
 /// Whether the first error shall end the stream.
 pub fn closes_on_error(metadata: &MetadataMap) -> bool {
@@ -41,42 +65,125 @@ pub fn answer(
     close_on_error: bool,
     stop: CancellationToken,
 ) -> Replies {
-    let deadline = call.deadline;
-    let requests = stream::unfold(Some(requests), move |requests| {
-        let stop = stop.clone();
+    let session = Session {
+        handlers,
+        call,
+        close_on_error,
+        stop,
+        requests: Some(requests),
+        end: None,
+        ordered: FuturesOrdered::new(),
+        interleaved: SelectAll::new(),
+    };
+    let replies = stream::unfold(Some(session), |session| async move {
+        let mut session = session?;
+        let reply = session.next().await?;
+        let goes_on = reply.is_ok();
+        Some((reply, goes_on.then_some(session)))
+    });
+    replies.boxed()
+}
+
+// === impl Session ===
+
+impl Session {
+    async fn next(&mut self) -> Option<Reply> {
+        loop {
+            let in_flight = self.ordered.len() + self.interleaved.len();
+            let reads = self.requests.is_some() && in_flight < MAX_IN_FLIGHT;
+            if in_flight == 0 && !reads {
+                return self.end.take().map(Err);
+            }
+            tokio::select! {
+                Some(reply) = self.ordered.next() => return Some(reply),
+                Some(reply) = self.interleaved.next() => return Some(reply),
+                message = read(&mut self.requests, &self.call, &self.stop), if reads => match message {
+                    Ok(Some(message)) => self.begin(message),
+                    Ok(None) => self.requests = None,
+                    Err(status) => {
+                        self.requests = None;
+                        self.end = Some(status);
+                    }
+                },
+                // The last of those in flight had nothing more to say.
+                else => {}
+            }
+        }
+    }
+
+    fn begin(&mut self, message: ModelInferRequest) {
+        let named = Named::of(&message);
+        let close_on_error = self.close_on_error;
+        let wants_end = wants_empty_final(&message);
+        match self.call.infer_stream(&self.handlers, message) {
+            Ok((responses, true)) => {
+                self.interleaved.push(all(responses, named, wants_end, close_on_error));
+            }
+            Ok((mut responses, false)) => {
+                let reply = async move {
+                    match responses.next().await {
+                        Some(Ok(next)) => Ok(encode_stream_response(next.response, true)),
+                        Some(Err(error)) => failed(named, error, close_on_error),
+                        None => failed(named, InferError::internal("request ended without an answer"), close_on_error),
+                    }
+                };
+                self.ordered.push_back(reply.boxed());
+            }
+            Err(error) => {
+                let refusal = match close_on_error {
+                    true => Err(status(&error)),
+                    false => Ok(encode_stream_refusal(named, error)),
+                };
+                self.ordered.push_back(std::future::ready(refusal).boxed());
+            }
+        }
+    }
+}
+
+/// The next request; `None` when the client has no more.
+async fn read(
+    requests: &mut Option<Streaming<ModelInferRequest>>,
+    call: &Call,
+    stop: &CancellationToken,
+) -> Result<Option<ModelInferRequest>, Status> {
+    let Some(requests) = requests else { return Ok(None) };
+    let overdue = async {
+        match call.deadline {
+            Some(deadline) => tokio::time::sleep_until(deadline.0).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => Err(status(&InferError::unavailable("Server is stopping"))),
+        () = overdue => Err(deadline::exceeded()),
+        message = requests.message() => message,
+    }
+}
+
+/// Every response of a decoupled model. With `wants_end`, the end is told even where it comes without outputs.
+fn all(responses: Responses, named: Named, wants_end: bool, close_on_error: bool) -> Replies {
+    let replies = stream::unfold(Some(responses), move |responses| {
+        let named = named.clone();
         async move {
-            let mut requests = requests?;
-            let overdue = async {
-                match deadline {
-                    Some(deadline) => tokio::time::sleep_until(deadline.0).await,
-                    None => std::future::pending().await,
+            let mut responses = responses?;
+            match responses.next().await? {
+                Ok(next) if next.empty => wants_end.then(|| (Ok(encode_stream_end(named)), None)),
+                Ok(next) => {
+                    let reply = encode_stream_response(next.response, next.last);
+                    Some((Ok(reply), (!next.last).then_some(responses)))
                 }
-            };
-            let next = tokio::select! {
-                biased;
-                () = stop.cancelled() => Err(status(&InferError::unavailable("Server is stopping"))),
-                () = overdue => Err(deadline::exceeded()),
-                message = requests.message() => message,
-            };
-            match next {
-                Ok(message) => Some((Ok(message?), Some(requests))),
-                Err(status) => Some((Err(status), None)),
+                Err(error) => Some((failed(named, error, close_on_error), None)),
             }
         }
     });
-    requests
-        .map(move |message| {
-            let (handlers, call) = (handlers.clone(), call.clone());
-            async move {
-                let message: ModelInferRequest = message?;
-                let id = message.id.clone();
-                match call.infer(&handlers, message, Responses::Many).await {
-                    Ok(response) => Ok(encode_stream_response(response, true)),
-                    Err(error) if close_on_error => Err(status(&error)),
-                    Err(error) => Ok(encode_stream_error(id, error)),
-                }
-            }
-        })
-        .buffered(MAX_IN_FLIGHT)
-        .boxed()
+    replies.boxed()
+}
+
+/// The pipeline's error as a reply.
+fn failed(named: Named, error: InferError, close_on_error: bool) -> Reply {
+    match close_on_error {
+        true => Err(status(&error)),
+        false => Ok(encode_stream_error(named, error)),
+    }
 }

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use tracing::Instrument;
-use trireme_bus::WorkMessage;
-use trireme_inference::{InferError, InferRequest, InferResponse, Ledger, ModelKey, UnixMicros};
+use trireme_bus::{Answer, Reply, WorkMessage};
+use trireme_inference::{InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, UnixMicros};
 
 use super::Handlers;
+use crate::dispatch::Exchange;
 use crate::registry::ServedModel;
 
 /// A request with what its transport said about tracing.
@@ -18,6 +19,33 @@ pub struct Traced {
     pub traceparent: Option<String>,
 }
 
+/// The responses to one request.
+pub struct Responses {
+    handlers: Arc<Handlers>,
+    request: Running,
+    exchange: Exchange,
+}
+
+/// A response of several.
+#[derive(Debug)]
+pub struct Next {
+    /// The response.
+    pub response: InferResponse,
+    /// No other one follows.
+    pub last: bool,
+    /// It has no outputs: all it says is that nothing follows.
+    pub empty: bool,
+}
+
+/// What is needed of a request for its responses.
+struct Running {
+    id: String,
+    model: ModelKey,
+    outputs: Vec<RequestedOutput>,
+    batched: bool,
+    span: tracing::Span,
+}
+
 impl Handlers {
     /// The model version that a request for `model` runs on.
     pub fn find_model(&self, model: &str, version: Option<i64>) -> Result<(i64, Arc<ServedModel>), InferError> {
@@ -26,19 +54,41 @@ impl Handlers {
 
     /// Runs a request through the pipeline. Dropping the future cancels the request in every stage.
     pub async fn infer(&self, traced: Traced) -> Result<InferResponse, InferError> {
+        let (request, mut exchange) = self.start(traced, Answer::Whole)?;
+        let span = request.span.clone();
+        self.next(&request, &mut exchange)
+            .instrument(span)
+            .await
+            .unwrap_or_else(|| Err(no_answer()))
+            .map(|next| next.response)
+    }
+
+    /// Sends a request into the pipeline whose responses are taken as they come: one of a model that is not decoupled, any
+    /// number of one that is. Dropping them cancels the request in every stage. An error is one from before the pipeline.
+    pub fn infer_stream(self: &Arc<Self>, traced: Traced) -> Result<Responses, InferError> {
+        let (request, exchange) = self.start(traced, Answer::InParts)?;
+        Ok(Responses { handlers: self.clone(), request, exchange })
+    }
+
+    /// The span of a request and what the stages are told of it.
+    fn span(&self, traced: &Traced) -> (tracing::Span, Option<String>) {
         if traced.traceparent.is_none() && !self.tracing.samples(&traced.request.model) {
             // Said to the stages too, which would begin a trace of their own.
-            return self.run(traced.request, Some(trireme_telemetry::not_sampled())).await;
+            return (tracing::Span::none(), Some(trireme_telemetry::not_sampled()));
         }
         let span = tracing::info_span!("infer", model = traced.request.model, id = traced.request.id);
         if let Some(traceparent) = &traced.traceparent {
             trireme_telemetry::set_parent(&span, traceparent);
         }
-        let traceparent = trireme_telemetry::traceparent(&span).or(traced.traceparent);
-        self.run(traced.request, traceparent).instrument(span).await
+        let traceparent = trireme_telemetry::traceparent(&span).or_else(|| traced.traceparent.clone());
+        (span, traceparent)
     }
 
-    async fn run(&self, request: InferRequest, traceparent: Option<String>) -> Result<InferResponse, InferError> {
+    /// Checks a request and takes it into the pipeline.
+    fn start(&self, traced: Traced, answer: Answer) -> Result<(Running, Exchange), InferError> {
+        let (span, traceparent) = self.span(&traced);
+        let _entered = span.enter();
+        let request = traced.request;
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
         served.config.check_outputs(&request.outputs, &request.id)?;
@@ -62,19 +112,56 @@ impl Handlers {
             tensors,
             parameters: Arc::new(request.parameters),
             ledger: Ledger::default(),
+            answer: if served.config.decoupled { answer } else { Answer::Whole },
         };
-        let reply = self.dispatcher.send(message).await.map_err(|error| with_id(error, &request.id))?;
-        let mut output = reply.outcome.map_err(|error| with_id(error, &request.id))?;
-        let batched = served.config.max_batch_size > 0;
-        self.labels.classify(&request.model, batched, &request.outputs, &mut output.tensors)?;
-        Ok(InferResponse {
+        let exchange = self.dispatcher.start(message).map_err(|error| with_id(error, &request.id))?;
+        let running = Running {
             id: request.id,
             model: ModelKey { name: request.model, version },
+            outputs: request.outputs,
+            batched: served.config.max_batch_size > 0,
+            span: span.clone(),
+        };
+        Ok((running, exchange))
+    }
+
+    /// The next response of a request in the pipeline.
+    async fn next(&self, request: &Running, exchange: &mut Exchange) -> Option<Result<Next, InferError>> {
+        let reply = exchange.next().await?;
+        Some(reply.and_then(|reply| self.respond(request, reply)).map_err(|error| with_id(error, &request.id)))
+    }
+
+    fn respond(&self, request: &Running, reply: Reply) -> Result<Next, InferError> {
+        let mut output = reply.outcome?;
+        // One that only says that nothing follows has nothing in it.
+        let last = reply.last;
+        let empty = last && output.tensors.is_empty();
+        if !empty {
+            self.labels.classify(&request.model.name, request.batched, &request.outputs, &mut output.tensors)?;
+        }
+        let response = InferResponse {
+            id: request.id.clone(),
+            model: request.model.clone(),
             parameters: output.parameters,
             outputs: output.tensors,
             ledger: reply.ledger,
-        })
+        };
+        Ok(Next { response, last, empty })
     }
+}
+
+// === impl Responses ===
+
+impl Responses {
+    /// The next response, or why there is none; `None` after the last one.
+    pub async fn next(&mut self) -> Option<Result<Next, InferError>> {
+        let span = self.request.span.clone();
+        self.handlers.next(&self.request, &mut self.exchange).instrument(span).await
+    }
+}
+
+fn no_answer() -> InferError {
+    InferError::internal("request ended without an answer")
 }
 
 /// Errors of the core carry the request's id, as Triton's do.

@@ -20,7 +20,7 @@ use crate::registry::Registry;
 
 pub use access::{Access, AccessArgs, Category, Denied, Restriction, Secret};
 pub use classification::Labels;
-pub use infer::Traced;
+pub use infer::{Responses, Traced};
 pub use shared_memory::SharedMemory;
 pub use trace::Tracing;
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use trireme_inference::{InferError, RoutePlan, TensorSpec};
-use trireme_model_repository::{ModelConfig, Repository, compile_ensemble, plan_single};
+use trireme_model_repository::{CompiledEnsemble, ModelConfig, Repository, compile_ensemble, plan_single};
 use trireme_protocol::repository::{IndexEntry, IndexVersion};
 
 /// What is served at one time.
@@ -75,8 +75,8 @@ impl Catalog {
         for ensemble in repository.models().filter(|model| model.config.is_ensemble()) {
             let Some(model) = catalog.models.get_mut(&ensemble.name) else { continue };
             match compile_ensemble(&ensemble.config, &lookup) {
-                Ok(plan) => {
-                    let served = ServedModel::new(&ensemble.config, plan);
+                Ok(CompiledEnsemble { config, plan }) => {
+                    let served = ServedModel::new(&config, plan);
                     model.versions = ensemble.versions.iter().map(|&version| (version, served.clone())).collect();
                 }
                 Err(error) => model.reason = Some(error.to_string()),

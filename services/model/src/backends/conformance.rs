@@ -52,6 +52,7 @@ pub fn check(backend: &dyn Backend, config: &ModelConfig, directory: impl AsRef<
     assert!(model.policy.max_rows() >= 1);
 
     for mut instance in model.instances {
+        let instance = instance.as_batch().expect("an instance that executes batches");
         // Instances live on threads of their own.
         std::thread::scope(|scope| {
             scope.spawn(|| {

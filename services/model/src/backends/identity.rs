@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use trireme_inference::{InferError, Tensor};
 use trireme_model_repository::ModelConfig;
 use trireme_runtime::{
-    Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, LoadError, LoadedModel, ModelInstance, ModelSource,
+    Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
+    ModelSource,
 };
 
 use crate::batcher::{self, merge};
@@ -52,7 +53,7 @@ impl Backend for Identity {
         let delay_ms = parameter(config, "execute_delay_ms")?.unwrap_or(0);
         let multiplier = parameter(config, "instance_wise_delay_multiplier")?.unwrap_or(0);
         let count = source.cpu_instances()?;
-        let mut instances: Vec<Box<dyn ModelInstance>> = Vec::new();
+        let mut instances = Vec::new();
         for index in 0..count as u64 {
             let delay_ms = delay_ms.saturating_mul(index.saturating_mul(multiplier).max(1)).min(MAX_DELAY_MS);
             let mut instance = IdentityInstance {
@@ -62,7 +63,7 @@ impl Backend for Identity {
                 delay: Duration::from_millis(delay_ms),
             };
             warmup::run(config, source.model_path, &mut instance)?;
-            instances.push(Box::new(instance));
+            instances.push(Instance::Batch(Box::new(instance)));
         }
         Ok(LoadedModel { config: Arc::new(config.clone()), instances, policy: batcher::policy(config) })
     }
@@ -173,8 +174,12 @@ mod tests {
             let bytes = bytes::Bytes::from(vec![0u8; 4 * datatype.element_size().unwrap_or(4)]);
             let tensor = Tensor::new("INPUT0", datatype, [4], bytes.clone()).unwrap();
             let mut model = load(&Identity, &config, "").unwrap();
-            let result =
-                model.instances[0].execute(&[conformance::request(&[tensor], &["OUTPUT0"])]).remove(0).unwrap();
+            let result = model.instances[0]
+                .as_batch()
+                .unwrap()
+                .execute(&[conformance::request(&[tensor], &["OUTPUT0"])])
+                .remove(0)
+                .unwrap();
             assert_eq!((result.outputs[0].name(), result.outputs[0].datatype()), ("OUTPUT0", datatype));
             assert_eq!(result.outputs[0].data().as_ptr(), bytes.as_ptr());
         }
@@ -191,7 +196,7 @@ mod tests {
         let both = ["OUTPUT0", "OUTPUT1"];
         let requests =
             [conformance::request(&[tensor("INPUT0")], &both), conformance::request(&[tensor("INPUT1")], &both)];
-        let results = model.instances[0].execute(&requests);
+        let results = model.instances[0].as_batch().unwrap().execute(&requests);
         assert_eq!(results[0].as_ref().unwrap().outputs, [tensor("OUTPUT0")]);
         assert_eq!(results[1].as_ref().unwrap_err().message, "model 'm': input 'INPUT0' is missing");
     }
@@ -210,7 +215,7 @@ mod tests {
             conformance::request(&[Tensor::from_values("INPUT0", [2, 1], vec![1f32, 2.0]).unwrap()], &["OUTPUT0"]);
         for (instance, at_least) in model.instances.iter_mut().zip([20, 40, 80].map(Duration::from_millis)) {
             let started = Instant::now();
-            let results = instance.execute(&vec![request.clone(); 50]);
+            let results = instance.as_batch().unwrap().execute(&vec![request.clone(); 50]);
             let timing = results[49].as_ref().unwrap().timing;
             assert!(started.elapsed() >= at_least && timing.compute_infer >= at_least, "{timing:?}");
             assert!(timing.compute_infer < at_least * 50, "once per execution, not per request: {timing:?}");

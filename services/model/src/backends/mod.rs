@@ -3,6 +3,7 @@
 
 mod identity;
 mod onnxruntime;
+mod repeat;
 
 use std::sync::Arc;
 
@@ -10,10 +11,11 @@ use trireme_runtime::Backend;
 
 pub use identity::Identity;
 pub use onnxruntime::{OnnxRuntime, OnnxRuntimeOptions, default_cost_model_cache};
+pub use repeat::Repeat;
 
 /// Every backend of this service.
 pub fn backends(runtime: OnnxRuntimeOptions) -> Vec<Arc<dyn Backend>> {
-    vec![Arc::new(Identity), Arc::new(OnnxRuntime::new(runtime))]
+    vec![Arc::new(Identity), Arc::new(Repeat), Arc::new(OnnxRuntime::new(runtime))]
 }
 
 #[cfg(test)]

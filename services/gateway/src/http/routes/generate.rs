@@ -1,18 +1,23 @@
 //! `/v2/models/{model}[/versions/{version}]/generate` and `/generate_stream`.
 //!
-//! A stream has one event for each response, which for the models served here is one.
+//! A stream has one event for each response with outputs. An error before the first one is the answer; later it is an event.
+
+use std::convert::Infallible;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use bytes::{BufMut, Bytes, BytesMut};
+use futures_util::stream::{self, StreamExt};
 use trireme_inference::InferError;
 use trireme_protocol::generate::{decode_generate_request, encode_generate_response};
+use trireme_protocol::metadata;
 
 use super::{ModelPath, post};
-use crate::handlers::Traced;
+use crate::handlers::{Responses, Traced};
 use crate::http::HttpState;
 use crate::http::compression::Coding;
 use crate::http::response::{self, HttpError};
@@ -27,7 +32,8 @@ pub fn routes() -> Router<HttpState> {
 }
 
 async fn generate(State(http): State<HttpState>, path: ModelPath, request: Request) -> Result<Response, HttpError> {
-    run(&http, path, request).await.map(response::json)
+    let response = http.handlers.infer(read(&http, path, request).await?).await?;
+    Ok(response::json(encode_generate_response(&response)?))
 }
 
 async fn generate_stream(
@@ -35,24 +41,47 @@ async fn generate_stream(
     path: ModelPath,
     request: Request,
 ) -> Result<Response, HttpError> {
-    let event = run(&http, path, request).await?;
-    let mut body = BytesMut::with_capacity(event.len() + 8);
-    body.put_slice(b"data: ");
-    // JSON has no line ends but escaped ones, so it is one line of the event.
-    body.put_slice(&event);
-    body.put_slice(b"\n\n");
+    let mut responses = http.handlers.infer_stream(read(&http, path, request).await?)?;
+    // Its status is up to the first response.
+    let first = next_event(&mut responses).await.transpose()?;
+    let rest = stream::unfold((first, Some(responses)), |(first, responses)| async {
+        if let Some(event) = first {
+            return Some((event, (None, responses)));
+        }
+        let mut responses = responses?;
+        match next_event(&mut responses).await? {
+            Ok(event) => Some((event, (None, Some(responses)))),
+            Err(error) => Some((event(&metadata::error_body(&error.message)), (None, None))),
+        }
+    });
     let content_type = HeaderValue::from_static("text/event-stream; charset=utf-8");
-    Ok(([(CONTENT_TYPE, content_type)], body.freeze()).into_response())
+    Ok(([(CONTENT_TYPE, content_type)], Body::from_stream(rest.map(Ok::<_, Infallible>))).into_response())
 }
 
-/// The response, in JSON.
-async fn run(http: &HttpState, path: ModelPath, request: Request) -> Result<Bytes, HttpError> {
+/// The next response as an event.
+async fn next_event(responses: &mut Responses) -> Option<Result<Bytes, InferError>> {
+    let next = match responses.next().await? {
+        // It only says that there are no more.
+        Ok(next) if next.empty => return None,
+        next => next,
+    };
+    Some(next.and_then(|next| encode_generate_response(&next.response)).map(|json| event(&json)))
+}
+
+fn event(json: &[u8]) -> Bytes {
+    let mut event = BytesMut::with_capacity(json.len() + 8);
+    event.put_slice(b"data: ");
+    // JSON has no line ends but escaped ones, so it is one line of the event.
+    event.put_slice(json);
+    event.put_slice(b"\n\n");
+    event.freeze()
+}
+
+/// Reads a request.
+async fn read(http: &HttpState, path: ModelPath, request: Request) -> Result<Traced, HttpError> {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
     let (_, served) = http.handlers.find_model(&path.model, path.version)?;
-    if served.config.decoupled {
-        return Err(InferError::unsupported("models with decoupled transaction policy are not supported").into());
-    }
     if Coding::of_request(headers) != Some(Coding::Identity) {
         return Err(InferError::invalid_arg("Unsupported content-encoding, only 'identity' is supported.").into());
     }
@@ -61,6 +90,5 @@ async fn run(http: &HttpState, path: ModelPath, request: Request) -> Result<Byte
     request.version = path.version;
     forward::headers(headers, http.options.header_forward.as_ref(), &mut request.parameters)?;
     let traceparent = body::text(headers, "traceparent").map(str::to_owned);
-    let response = http.handlers.infer(Traced { request, traceparent }).await?;
-    Ok(encode_generate_response(&response)?)
+    Ok(Traced { request, traceparent })
 }

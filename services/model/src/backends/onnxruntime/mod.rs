@@ -126,7 +126,7 @@ impl Backend for OnnxRuntime {
             }
             _ => batcher::policy(&config),
         };
-        Ok(LoadedModel { config: Arc::new(config), instances: loaded, policy })
+        Ok(LoadedModel { config: Arc::new(config), instances: loaded.into_iter().map(Into::into).collect(), policy })
     }
 }
 

@@ -36,7 +36,7 @@ fn load_error(directory: impl AsRef<Path>, config: &ModelConfig) -> String {
 
 fn execute(model: &mut LoadedModel, inputs: &[&[Tensor]], output: &str) -> Vec<Result<ExecuteResponse, InferError>> {
     let requests: Vec<_> = inputs.iter().map(|inputs| request(inputs, &[output])).collect();
-    model.instances[0].execute(&requests)
+    model.instances[0].as_batch().unwrap().execute(&requests)
 }
 
 fn output(result: &Result<ExecuteResponse, InferError>) -> &Tensor {

@@ -1,0 +1,174 @@
+//! The thread of an instance that works step by step: between two steps requests join as room allows, those that nobody
+//! waits for leave, and results go out.
+//!
+//! Not here: how a result goes out (`hosted`, and `parts` for answers in parts).
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Instant;
+
+use trireme_inference::{InferError, UnixMicros};
+
+use crate::backend::{ExecuteResponse, ExecuteTiming, Progress, StepwiseInstance, Ticket};
+use crate::cancel::CancelFlag;
+use crate::hosted::{HostedModel, Pending, Work, panicked, unwanted};
+use crate::parts::{self, Parts};
+
+/// An instance and the requests within it.
+pub(crate) struct Stepper {
+    model: Arc<HostedModel>,
+    instance: Box<dyn StepwiseInstance>,
+    in_hand: BTreeMap<Ticket, InHand>,
+    next: Ticket,
+}
+
+/// A request within the instance.
+struct InHand {
+    exit: Exit,
+    joined: Instant,
+    cancelled: CancelFlag,
+    deadline: UnixMicros,
+}
+
+/// Where a request's answer goes.
+enum Exit {
+    /// On its way as one.
+    Whole(Box<Pending>),
+    /// To the task that sends parts.
+    InParts(Parts),
+}
+
+// === impl Stepper ===
+
+impl Stepper {
+    pub fn new(model: Arc<HostedModel>, instance: Box<dyn StepwiseInstance>) -> Stepper {
+        Stepper { model, instance, in_hand: BTreeMap::new(), next: 0 }
+    }
+
+    /// Works until the queue is closed and nothing is in hand.
+    pub fn run(mut self) {
+        while self.take_in() {
+            self.drop_unwanted();
+            if !self.in_hand.is_empty() {
+                self.step();
+            }
+        }
+    }
+
+    /// Lets requests join as long as there is room; waits for one only when there is nothing else to do. `false` when none
+    /// will come any more.
+    fn take_in(&mut self) -> bool {
+        if self.in_hand.is_empty() {
+            let Some(first) = self.model.queue.take(1) else { return false };
+            self.join(first);
+        }
+        loop {
+            let room = self.call(|instance| instance.room()).unwrap_or(0);
+            if room == 0 {
+                return true;
+            }
+            let Some(work) = self.model.queue.try_take(room) else { return true };
+            self.join(work);
+        }
+    }
+
+    fn join(&mut self, work: Vec<Work>) {
+        let joined = Instant::now();
+        for work in work {
+            let Some((request, pending)) = self.model.begin(work, joined) else { continue };
+            let ticket = self.next;
+            self.next += 1;
+            let (cancelled, deadline) = (request.cancelled.clone(), request.deadline);
+            let exit = match request.in_parts {
+                true => Exit::InParts(parts::start(&self.model, pending)),
+                false => Exit::Whole(Box::new(pending)),
+            };
+            self.in_hand.insert(ticket, InHand { exit, joined, cancelled, deadline });
+            // After a panic it is no longer in hand.
+            if let Some(Err(error)) = self.call(|instance| instance.join(ticket, request)) {
+                self.conclude(ticket, Err(error));
+            }
+        }
+    }
+
+    /// Lets go of requests that nobody waits for.
+    fn drop_unwanted(&mut self) {
+        let unwanted = self.in_hand.iter().filter_map(|(&ticket, request)| {
+            let error = unwanted(&request.cancelled, request.deadline)?;
+            Some((ticket, error))
+        });
+        for (ticket, error) in unwanted.collect::<Vec<_>>() {
+            self.call(|instance| instance.leave(ticket));
+            self.conclude(ticket, Err(error));
+        }
+    }
+
+    fn step(&mut self) {
+        for (ticket, progress) in self.call(|instance| instance.step()).unwrap_or_default() {
+            match progress {
+                Progress::Done(result) => self.conclude(ticket, result),
+                Progress::Part(outputs) => {
+                    let Some(request) = self.in_hand.get(&ticket) else { continue };
+                    let timing = request.timing(ExecuteTiming::default());
+                    let sent = match &request.exit {
+                        Exit::InParts(parts) => parts.send(ExecuteResponse { outputs, timing }),
+                        // Somebody takes one answer, and this is not it.
+                        Exit::Whole(_) => {
+                            self.call(|instance| instance.leave(ticket));
+                            self.conclude(ticket, Err(parts::one_response()));
+                            continue;
+                        }
+                    };
+                    if !sent {
+                        // An earlier part could not be sent: the request has ended with that error.
+                        self.call(|instance| instance.leave(ticket));
+                        self.in_hand.remove(&ticket);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A request has left the instance.
+    fn conclude(&mut self, ticket: Ticket, result: Result<ExecuteResponse, InferError>) {
+        let Some(request) = self.in_hand.remove(&ticket) else {
+            return tracing::warn!(model = %self.model.key, ticket, "model instance answered a request that it does not have");
+        };
+        let result = result.map(|response| {
+            let timing = request.timing(response.timing);
+            ExecuteResponse { timing, ..response }
+        });
+        match request.exit {
+            Exit::Whole(pending) => self.model.conclude(*pending, result),
+            Exit::InParts(parts) => parts.end(result),
+        }
+    }
+
+    /// Calls the instance. A panic fails every request within it: what state they are in is anybody's guess.
+    fn call<T>(&mut self, call: impl FnOnce(&mut dyn StepwiseInstance) -> T) -> Option<T> {
+        let instance = &mut self.instance;
+        if let Ok(result) = std::panic::catch_unwind(AssertUnwindSafe(|| call(instance.as_mut()))) {
+            return Some(result);
+        }
+        tracing::error!(model = %self.model.key, "model instance panicked");
+        let tickets: Vec<_> = self.in_hand.keys().copied().collect();
+        for ticket in tickets {
+            // One that panics again has nothing left to lose.
+            let _ = std::panic::catch_unwind(AssertUnwindSafe(|| self.instance.leave(ticket)));
+            self.conclude(ticket, Err(panicked()));
+        }
+        None
+    }
+}
+
+// === impl InHand ===
+
+impl InHand {
+    /// What the ledger says of a request that joined and left at its own time: all of that is its run.
+    fn timing(&self, timing: ExecuteTiming) -> ExecuteTiming {
+        let others = timing.compute_input + timing.compute_output;
+        let compute_infer = self.joined.elapsed().saturating_sub(others);
+        ExecuteTiming { compute_infer, batch_size: timing.batch_size.max(1), ..timing }
+    }
+}
