@@ -128,7 +128,7 @@ def check_one_answer(url, model):
     """generate takes exactly one response, infer no decoupled model at all."""
     for path, body, status, text in [
         ("generate", {"IN": 7, "DELAY": 0}, 200, '"OUT":7'),
-        ("generate", {"IN": [1, 2], "DELAY": [0, 0]}, 500, "generate expects model to produce exactly 1 response"),
+        ("generate", {"IN": [1, 2], "DELAY": [0, 0]}, 400, "generate expects model to produce exactly 1 response"),
         ("infer", {"inputs": []}, 501, "HTTP end point doesn't support models with decoupled transaction policy"),
     ]:
         connection, response = post(url, f"/v2/models/{model}/{path}", body)

@@ -252,6 +252,7 @@ async fn malformed_replies_are_ignored() {
     let request = WorkMessage {
         request_id: "r".to_owned(),
         gateway: "gateway".to_owned(),
+        answer: trireme_bus::Answer::Whole,
         ..full_message(&ModelKey { name: "m".to_owned(), version: 1 })
     };
     let reply = request.reply(Ok(Output { tensors: request.tensors.clone(), ..Output::default() }));

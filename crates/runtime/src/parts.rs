@@ -34,9 +34,10 @@ pub(crate) fn start(model: &Arc<HostedModel>, pending: Pending) -> Parts {
     Parts(sender)
 }
 
-/// The error of a request that takes one answer from a model that gives another number of them. The text is Triton's.
+/// The error of a request that takes one answer from a model that gives another number of them. The text is Triton's. It
+/// is the request's fault, which asks in the wrong place: trying again would not help.
 pub fn one_response() -> InferError {
-    InferError::internal(
+    InferError::invalid_arg(
         "generate expects model to produce exactly 1 response, use generate stream for model that may generate various \
          number of responses",
     )
