@@ -64,7 +64,7 @@ impl StepwiseInstance for Counter {
         let mut made = Vec::new();
         for (&ticket, (count, goal, in_parts)) in &mut self.requests {
             assert!(*goal != PANIC_ONCE || self.watch.panics.fetch_add(1, Ordering::SeqCst) > 0, "as told");
-            let number = |n| vec![Tensor::from_values("OUTPUT0", [1], vec![n]).unwrap()];
+            let number = |n| vec![Tensor::from_values("OUTPUT0", [1], vec![n]).expect("a number is a tensor")];
             let done = |outputs| Progress::Done(Ok(ExecuteResponse { outputs, ..ExecuteResponse::default() }));
             made.push(match (*count == *goal, *in_parts) {
                 _ if *goal == FAIL_AFTER_TWO && *count == 2 => {
@@ -132,7 +132,7 @@ struct Stage {
 impl Stage {
     /// A worker with the models `count` and `echo`.
     async fn start() -> Stage {
-        let repository = tempfile::tempdir().unwrap();
+        let repository = tempfile::tempdir().expect("a temporary directory");
         write_model(repository.path(), "count", "model_transaction_policy { decoupled: true }");
         write_model(repository.path(), "echo", "");
         let options = WorkerOptions {
@@ -144,14 +144,14 @@ impl Stage {
         };
         let (bus, watch) = (Arc::new(InProcess::default()), Arc::new(Watch::default()));
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(Fake(watch.clone()))];
-        let worker = Worker::start(bus.clone(), &backends, &options).await.unwrap();
-        let inbox = bus.open_inbox("gateway").await.unwrap();
+        let worker = Worker::start(bus.clone(), &backends, &options).await.expect("in process nothing refuses");
+        let inbox = bus.open_inbox("gateway").await.expect("in process nothing refuses");
         Stage { bus, inbox, watch, worker, _repository: repository }
     }
 
     async fn send(&self, message: &WorkMessage) -> PendingReplies {
         let replies = self.inbox.expect(&message.request_id);
-        self.bus.publish(message).await.unwrap();
+        self.bus.publish(message).await.expect("in process nothing refuses");
         replies
     }
 
@@ -167,12 +167,12 @@ impl Stage {
 
 fn write_model(repository: &Path, name: &str, rest: &str) {
     let directory = repository.join(name);
-    std::fs::create_dir_all(directory.join("1")).unwrap();
+    std::fs::create_dir_all(directory.join("1")).expect("the repository can be written");
     let config = format!(
         "backend: 'identity' input [{{ name: 'INPUT0' data_type: TYPE_INT64 dims: [1] }}]
          output [{{ name: 'OUTPUT0' data_type: TYPE_INT64 dims: [1] }}] {rest}"
     );
-    std::fs::write(directory.join("config.pbtxt"), config).unwrap();
+    std::fs::write(directory.join("config.pbtxt"), config).expect("the repository can be written");
 }
 
 fn request(id: &str, models: &[&str], order: i64, answer: Answer) -> WorkMessage {
@@ -197,7 +197,7 @@ fn request(id: &str, models: &[&str], order: i64, answer: Answer) -> WorkMessage
             0,
             models.iter().enumerate().map(step).collect(),
         ),
-        tensors: vec![Tensor::from_values("t0", [1], vec![order]).unwrap()],
+        tensors: vec![Tensor::from_values("t0", [1], vec![order]).expect("a number is a tensor")],
         parameters: Arc::default(),
         ledger: Ledger::default(),
         answer,
@@ -210,7 +210,9 @@ async fn all(replies: &mut PendingReplies) -> Result<Vec<Option<i64>>, (Vec<Opti
     loop {
         let reply = tokio::time::timeout(PATIENCE, replies.next()).await.expect("no reply");
         match reply.outcome {
-            Ok(output) => seen.push(output.tensors.first().map(|tensor| tensor.values::<i64>().unwrap()[0])),
+            Ok(output) => {
+                seen.push(output.tensors.first().map(|tensor| tensor.values::<i64>().expect("it holds a number")[0]))
+            }
             Err(error) => return Err((seen, error)),
         }
         if reply.last {
