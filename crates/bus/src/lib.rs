@@ -38,7 +38,7 @@ pub use envelope::{
 };
 pub use in_process::InProcess;
 pub use inbox::{Inbox, PendingReplies};
-pub use message::{Answer, DeadLetter, Output, Part, Reply, WorkMessage};
+pub use message::{Answer, DeadLetter, Output, Part, Reply, WorkMessage, original_id};
 pub use nats::{Nats, NatsOptions};
 pub use registry::{ModelState, RegistryEvent, WorkerEntry};
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use trireme_bus::{Answer, BusError, DeadLetter, Delivery, Output, Reply, WorkMessage};
+use trireme_bus::{Answer, BusError, DeadLetter, Delivery, Output, Reply, WorkMessage, original_id};
 use trireme_inference::{ErrorCode, Hop, InferError, ModelKey, Tensor, UnixMicros};
 use trireme_model_repository::ModelConfig;
 
@@ -96,7 +96,7 @@ impl HostedModel {
         let message = &pending.message;
         let outputs = message.route.current().map_or(&[][..], |step| &step.outputs);
         let request = ExecuteRequest {
-            request_id: message.request_id.clone(),
+            request_id: original_id(&message.request_id).to_owned(),
             outputs: outputs.iter().map(|output| output.name.clone()).collect(),
             parameters: message.parameters.clone(),
             deadline: message.deadline,

@@ -36,6 +36,8 @@ pub struct Exchange {
     replies: PendingReplies,
     connection: watch::Receiver<Connection>,
     publishing: Publishing,
+    /// How often it was sent again.
+    again: u32,
     /// More replies may follow.
     open: bool,
 }
@@ -91,6 +93,7 @@ impl Dispatcher {
             replies: self.inbox.expect(&message.request_id),
             connection: self.bus.connection(),
             publishing: Publishing::Due,
+            again: 0,
             open: true,
             message,
         })
@@ -123,14 +126,15 @@ impl Exchange {
 
     fn end(&mut self, reply: Result<Reply, InferError>, cancel: bool) -> Option<Result<Reply, InferError>> {
         self.open = false;
-        if cancel {
+        // What was sent again may still wait in a queue a second time.
+        if cancel || self.again > 0 {
             self.cancel();
         }
         Some(reply)
     }
 
-    /// Publishes the request, and again after each time the bus was lost: a reply may have been lost with it. A message
-    /// of the same name is not worked on twice at a time, and the first of equal replies wins.
+    /// Publishes the request, and again after each time the bus was lost: a reply may have been lost with it. That may
+    /// make work twice; the first of equal replies wins.
     async fn reply(&mut self) -> Result<Reply, InferError> {
         loop {
             match self.publishing {
@@ -152,6 +156,8 @@ impl Exchange {
                         request_id = self.message.request_id,
                         "message bus is back; publishing the request again"
                     );
+                    self.again += 1;
+                    self.message.request_id = self.message.id_when_sent_again(self.again);
                     self.publishing = Publishing::Due;
                 }
                 () = due(self.publishing) => self.publishing = Publishing::Due,
@@ -178,10 +184,13 @@ impl Exchange {
     }
 
     fn cancel(&self) {
-        let (bus, request_id) = (self.bus.clone(), self.message.request_id.clone());
+        let bus = self.bus.clone();
+        let ids: Vec<_> = (0..=self.again).map(|time| self.message.id_when_sent_again(time)).collect();
         self.tasks.spawn("cancel", async move {
-            if let Err(error) = bus.cancel(&request_id).await {
-                tracing::debug!(request_id, %error, "cancellation could not be sent");
+            for request_id in ids {
+                if let Err(error) = bus.cancel(&request_id).await {
+                    tracing::debug!(request_id, %error, "cancellation could not be sent");
+                }
             }
         });
     }
