@@ -33,6 +33,9 @@ const TIME_BOUNDS: [u64; 19] = [
 /// Upper bounds of the histogram of batch sizes.
 const BATCH_BOUNDS: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
+/// Writes a model's samples of a family.
+type Fill<'a> = dyn Fn(&mut Samples<'_>, &[(&str, &str)], &ModelSnapshot) + 'a;
+
 /// The metrics of what this process hosts and of the process itself.
 pub fn process_metrics(statistics: &Statistics, out: &mut Exposition) {
     let snapshot = statistics.snapshot();
@@ -44,7 +47,7 @@ pub fn process_metrics(statistics: &Statistics, out: &mut Exposition) {
 }
 
 fn stages(hosted: &[&ModelSnapshot], out: &mut Exposition) {
-    let mut each = |metric: Metric, fill: &dyn Fn(&mut Samples<'_>, &[(&str, &str)], &ModelSnapshot)| {
+    let mut each = |metric: Metric, fill: &Fill<'_>| {
         out.family(metric, |samples| {
             for model in hosted {
                 let version = model.model.version.to_string();

@@ -139,11 +139,12 @@ impl Handlers {
             Ok(reply) => request.counted.reply(reply),
             Err(error) => request.counted.failed(error),
         }
-        Some(reply.and_then(|reply| self.respond(request, reply)).map_err(|error| with_id(error, &request.id)))
+        let reply = reply.map_err(|error| with_id(error, &request.id));
+        Some(reply.and_then(|reply| self.respond(request, reply)))
     }
 
     fn respond(&self, request: &Running, reply: Reply) -> Result<Next, InferError> {
-        let mut output = reply.outcome?;
+        let mut output = reply.outcome.map_err(|error| with_id(error, &request.id))?;
         // One that only says that nothing follows has nothing in it.
         let last = reply.last;
         let empty = last && output.tensors.is_empty();

@@ -26,6 +26,12 @@ pub struct Model {
     pub queued: u64,
 }
 
+/// Writes a model's samples of a family.
+type Fill<'a> = dyn Fn(&mut Samples<'_>, &[(&str, &str)], &Model) + 'a;
+
+/// Finds one of the times that are counted.
+type Times = fn(&Counters) -> &Latencies;
+
 /// The labels of a model version: model, version and its own tags, in alphabetical order.
 pub fn labels(key: &ModelKey, tags: &BTreeMap<String, String>) -> Vec<(String, String)> {
     let tags = tags.iter().map(|(name, value)| (format!("_{name}"), value.clone()));
@@ -36,7 +42,7 @@ pub fn labels(key: &ModelKey, tags: &BTreeMap<String, String>) -> Vec<(String, S
 /// Adds the metrics of all models.
 pub fn export(models: &[Model], windows: &Windows, options: &MetricsOptions, out: &mut Exposition) {
     let now = Instant::now();
-    let mut each = |metric: Metric, fill: &dyn Fn(&mut Samples<'_>, &[(&str, &str)], &Model)| {
+    let mut each = |metric: Metric, fill: &Fill<'_>| {
         out.family(metric, |samples| {
             for model in models {
                 let labels: Vec<_> = model.labels.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
@@ -59,7 +65,7 @@ pub fn export(models: &[Model], windows: &Windows, options: &MetricsOptions, out
     });
     each(Metric::Inferences, &count(|counters| counters.inferences));
     each(Metric::Executions, &count(|counters| counters.executions));
-    let latencies: [(Metric, Metric, fn(&Counters) -> &Latencies); 5] = [
+    let latencies: [(Metric, Metric, Times); 5] = [
         (Metric::RequestDuration, Metric::RequestSummary, |counters| &counters.request),
         (Metric::QueueDuration, Metric::QueueSummary, |counters| &counters.queue),
         (Metric::ComputeInputDuration, Metric::ComputeInputSummary, |counters| &counters.compute_input),
