@@ -45,7 +45,8 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         let repository = open_repository(&options.model_repository)?;
         let bus: Arc<dyn Bus> = Arc::new(InProcess::default());
         let exit_timeout = args.worker.exit_timeout();
-        let gateway = Gateway::start(bus.clone(), &options.name, repository, &args.gateway, exit_timeout).await?;
+        let gateway =
+            Gateway::start(bus.clone(), options.statistics.clone(), repository, &args.gateway, exit_timeout).await?;
 
         let starting = Worker::start(bus, &backends, &options);
         let Some(worker) = service::or_shutdown(&shutdown, starting).await? else { return Ok(()) };

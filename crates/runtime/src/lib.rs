@@ -22,6 +22,7 @@ mod load;
 mod parts;
 mod queue;
 pub mod service;
+pub mod statistics;
 mod stepwise;
 mod task_set;
 mod worker;
@@ -35,6 +36,7 @@ pub use batching::{BatchPolicy, Candidate, Decision, Description, OneAtATime};
 pub use cancel::{CancelFlag, Cancellations};
 pub use disposition::{Disposition, disposition};
 pub use parts::one_response;
+pub use statistics::{ModelSnapshot, ModelStatistics, QueueLoad, Snapshot, Statistics};
 pub use task_set::TaskSet;
 pub use worker::{StartError, Worker, WorkerOptions};
 

@@ -1,6 +1,7 @@
 //! Loading the models of a repository: each by the backend its configuration names.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use trireme_inference::ModelKey;
 use trireme_model_repository::{Repository, RepositoryModel};
@@ -17,12 +18,17 @@ const BACKENDS: &[(&str, &str)] = &[
     ("postprocess", "postprocess"),
 ];
 
+/// The stage that executes models of this backend: the service that hosts it.
+pub fn stage(backend: &str) -> &'static str {
+    BACKENDS.iter().find(|(name, _)| *name == backend).map_or("other", |(_, service)| service)
+}
+
 /// Loads every version of every model that one of `backends` executes. All faults are reported together.
 pub async fn load_models(
     repository: &Repository,
     backends: &[Arc<dyn Backend>],
     options: &WorkerOptions,
-) -> Result<Vec<(ModelKey, LoadedModel)>, StartError> {
+) -> Result<Vec<(ModelKey, LoadedModel, Duration)>, StartError> {
     let mut loading = Vec::new();
     let mut faults = Vec::new();
     for model in repository.models().filter(|model| !model.config.is_ensemble()) {
@@ -54,9 +60,9 @@ pub async fn load_models(
     let mut loaded = Vec::new();
     for (key, task) in loading {
         match task.await {
-            Ok(Ok(model)) => {
+            Ok(Ok((model, took))) => {
                 tracing::info!(model = %key, backend = model.config.backend, instances = model.instances.len(), "loaded");
-                loaded.push((key, model));
+                loaded.push((key, model, took));
             }
             Ok(Err(fault)) => faults.push(fault),
             Err(panic) => {
@@ -71,7 +77,8 @@ pub async fn load_models(
     }
 }
 
-type Loading = tokio::task::JoinHandle<Result<LoadedModel, LoadError>>;
+/// A model, and how long it took to load.
+type Loading = tokio::task::JoinHandle<Result<(LoadedModel, Duration), LoadError>>;
 
 fn start_loading(
     model: &RepositoryModel,
@@ -82,13 +89,15 @@ fn start_loading(
     let key = ModelKey { name: model.name.clone(), version };
     let (config, model_path, version_path) = (model.config.clone(), model.path.clone(), model.version_path(version));
     let load = tokio::task::spawn_blocking(move || {
-        backend.load(&ModelSource {
+        let started = Instant::now();
+        let loaded = backend.load(&ModelSource {
             config: &config,
             version,
             model_path: &model_path,
             version_path: &version_path,
             auto_complete,
-        })
+        });
+        loaded.map(|model| (model, started.elapsed()))
     });
     (key, load)
 }

@@ -23,6 +23,8 @@ use crate::held::Held;
 use crate::hosted::{Claim, HostedModel};
 use crate::load;
 use crate::queue::WorkQueue;
+use crate::statistics::Statistics;
+use crate::statistics::report::follow_log_levels;
 use crate::task_set::TaskSet;
 
 /// Pause before a queue that broke is opened again.
@@ -44,6 +46,8 @@ pub struct WorkerOptions {
     pub auto_complete: bool,
     /// How its queues behave.
     pub queue: QueueOptions,
+    /// What this process counts, under the worker's name.
+    pub statistics: Statistics,
 }
 
 /// A running worker.
@@ -63,6 +67,7 @@ pub(crate) struct Shared {
     pub queue_options: QueueOptions,
     pub held: Held,
     pub cancellations: Cancellations,
+    pub statistics: Statistics,
     hosted: RwLock<HashMap<ModelKey, Arc<HostedModel>>>,
 }
 
@@ -109,10 +114,13 @@ impl Worker {
             queue_options: options.queue.clone(),
             held: Held::default(),
             cancellations: Cancellations::default(),
+            statistics: options.statistics.clone(),
             hosted: RwLock::default(),
         });
         shared.held.keep_alive(options.queue.ack_wait, &tasks);
         shared.follow_cancellations().await?;
+        shared.statistics.report(&shared.bus, &tasks).await?;
+        follow_log_levels(shared.bus.as_ref(), &tasks).await?;
 
         let mut worker = Worker {
             shared,
@@ -121,8 +129,8 @@ impl Worker {
             entries: Vec::new(),
             service: options.service.clone(),
         };
-        for (key, model) in loaded {
-            worker.host(key, model).await?;
+        for (key, model, load_duration) in loaded {
+            worker.host(key, model, load_duration).await?;
         }
         worker.announce().await?;
         worker.advertise().await?;
@@ -150,6 +158,7 @@ impl Worker {
         }
         self.pulling.cancel();
         let unfinished = self.finish(timeout).await;
+        self.shared.statistics.tell(self.shared.bus.as_ref()).await;
 
         let hosted: Vec<_> = self.shared.hosted.read().values().cloned().collect();
         for model in &hosted {
@@ -189,10 +198,15 @@ impl Worker {
         }
     }
 
-    async fn host(&mut self, key: ModelKey, model: LoadedModel) -> Result<(), StartError> {
+    async fn host(&mut self, key: ModelKey, model: LoadedModel, load_duration: Duration) -> Result<(), StartError> {
         let LoadedModel { config, instances, policy } = model;
         let in_hand = in_hand(policy.as_ref(), &instances);
+        let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
         let queue = WorkQueue::new(policy, in_hand);
+        let statistics = self.shared.statistics.model(&key);
+        let observed = Arc::downgrade(&queue);
+        let load = move || observed.upgrade().map(|queue| queue.load()).unwrap_or_default();
+        statistics.host(load::stage(&config.backend), load_duration, load);
         self.entries.push(WorkerEntry {
             worker: self.shared.name.clone(),
             service: self.service.clone(),
@@ -202,7 +216,8 @@ impl Worker {
             config: config.to_json(),
             capacity: queue.capacity(),
         });
-        let hosted = Arc::new(HostedModel { key: key.clone(), config, queue, worker: self.shared.clone() });
+        let hosted =
+            Arc::new(HostedModel { key: key.clone(), config, queue, worker: self.shared.clone(), statistics, batched });
         for (index, instance) in instances.into_iter().enumerate() {
             let model = hosted.clone();
             let thread = std::thread::Builder::new()

@@ -9,6 +9,7 @@ use trireme_inference::{InferError, InferRequest, InferResponse, Ledger, ModelKe
 use super::Handlers;
 use crate::dispatch::Exchange;
 use crate::registry::ServedModel;
+use crate::statistics::CountedRequest;
 
 /// A request with what its transport said about tracing.
 #[derive(Debug)]
@@ -43,6 +44,7 @@ struct Running {
     model: ModelKey,
     outputs: Vec<RequestedOutput>,
     batched: bool,
+    counted: CountedRequest,
     span: tracing::Span,
 }
 
@@ -54,9 +56,9 @@ impl Handlers {
 
     /// Runs a request through the pipeline. Dropping the future cancels the request in every stage.
     pub async fn infer(&self, traced: Traced) -> Result<InferResponse, InferError> {
-        let (request, mut exchange) = self.start(traced, Answer::Whole)?;
+        let (mut request, mut exchange) = self.start(traced, Answer::Whole)?;
         let span = request.span.clone();
-        self.next(&request, &mut exchange)
+        self.next(&mut request, &mut exchange)
             .instrument(span)
             .await
             .unwrap_or_else(|| Err(no_answer()))
@@ -99,6 +101,7 @@ impl Handlers {
         let resolve = |model: &str, version| catalog.find(model, version).map(|(version, _)| version);
         let route = served.plan.route(version, &outputs, &inputs, resolve)?;
 
+        let mut counted = CountedRequest::begin(self.collector.own(), route.model(), &served.config, &tensors);
         let now = UnixMicros::now();
         let message = WorkMessage {
             request_id: self.dispatcher.request_id(),
@@ -114,25 +117,34 @@ impl Handlers {
             ledger: Ledger::default(),
             answer: if served.config.decoupled { answer } else { Answer::Whole },
         };
-        let exchange = self.dispatcher.start(message).map_err(|error| with_id(error, &request.id))?;
+        let exchange = self.dispatcher.start(message).map_err(|error| {
+            counted.failed(&error);
+            with_id(error, &request.id)
+        })?;
         let running = Running {
             id: request.id,
             model: ModelKey { name: request.model, version },
             outputs: request.outputs,
             batched: served.config.max_batch_size > 0,
             span: span.clone(),
+            counted,
         };
         Ok((running, exchange))
     }
 
     /// The next response of a request in the pipeline.
-    async fn next(&self, request: &Running, exchange: &mut Exchange) -> Option<Result<Next, InferError>> {
+    async fn next(&self, request: &mut Running, exchange: &mut Exchange) -> Option<Result<Next, InferError>> {
         let reply = exchange.next().await?;
-        Some(reply.and_then(|reply| self.respond(request, reply)).map_err(|error| with_id(error, &request.id)))
+        match &reply {
+            Ok(reply) => request.counted.reply(reply),
+            Err(error) => request.counted.failed(error),
+        }
+        let reply = reply.map_err(|error| with_id(error, &request.id));
+        Some(reply.and_then(|reply| self.respond(request, reply)))
     }
 
     fn respond(&self, request: &Running, reply: Reply) -> Result<Next, InferError> {
-        let mut output = reply.outcome?;
+        let mut output = reply.outcome.map_err(|error| with_id(error, &request.id))?;
         // One that only says that nothing follows has nothing in it.
         let last = reply.last;
         let empty = last && output.tensors.is_empty();
@@ -156,7 +168,7 @@ impl Responses {
     /// The next response, or why there is none; `None` after the last one.
     pub async fn next(&mut self) -> Option<Result<Next, InferError>> {
         let span = self.request.span.clone();
-        self.handlers.next(&self.request, &mut self.exchange).instrument(span).await
+        self.handlers.next(&mut self.request, &mut self.exchange).instrument(span).await
     }
 }
 

@@ -8,6 +8,7 @@ mod logging;
 mod metadata;
 mod repository;
 mod shared_memory;
+mod statistics;
 mod trace;
 
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use trireme_runtime::Health;
 
 use crate::dispatch::Dispatcher;
 use crate::registry::Registry;
+use crate::statistics::Collector;
 
 pub use access::{Access, AccessArgs, Category, Denied, Restriction, Secret};
 pub use classification::Labels;
@@ -39,6 +41,8 @@ pub struct Handlers {
     pub(crate) log_format: parking_lot::Mutex<&'static str>,
     /// Which requests are traced.
     pub(crate) tracing: Tracing,
+    /// What everybody has done.
+    pub(crate) collector: Collector,
     /// Who may ask.
     pub(crate) access: Access,
     /// Time a request may take when it does not say.
