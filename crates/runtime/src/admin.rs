@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
-use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
 
@@ -40,8 +39,11 @@ impl Health {
 // === impl Admin ===
 
 impl Admin {
-    /// Starts to listen. Errors when the address cannot be bound.
-    pub fn start(address: SocketAddr, health: Health) -> std::io::Result<Admin> {
+    /// Starts to listen; `ready` says whether the process takes work. Errors when the address cannot be bound.
+    pub fn start(
+        address: SocketAddr,
+        ready: impl Fn() -> bool + Clone + Send + Sync + 'static,
+    ) -> std::io::Result<Admin> {
         let listener = std::net::TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -49,8 +51,7 @@ impl Admin {
         std::thread::Builder::new().name("admin".to_owned()).spawn(move || {
             let routes = Router::new()
                 .route("/livez", get(|| async { StatusCode::OK }))
-                .route("/readyz", get(ready))
-                .with_state(health);
+                .route("/readyz", get(async move || status(ready())));
             let served = runtime.block_on(async {
                 let listener = tokio::net::TcpListener::from_std(listener)?;
                 axum::serve(listener, routes).await
@@ -63,8 +64,8 @@ impl Admin {
     }
 }
 
-async fn ready(State(health): State<Health>) -> StatusCode {
-    match health.is_ready() {
+fn status(ready: bool) -> StatusCode {
+    match ready {
         true => StatusCode::OK,
         false => StatusCode::SERVICE_UNAVAILABLE,
     }

@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
 use trireme_model_repository::Repository;
-use trireme_runtime::service::{self, NatsArgs};
+use trireme_runtime::service::{self, AdminArgs, NatsArgs};
 use trireme_runtime::{Health, TaskSet};
 use trireme_telemetry::TelemetryArgs;
 
@@ -91,6 +91,9 @@ pub struct GatewayServiceArgs {
     #[arg(long, env = "TRIREME_EXIT_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 30)]
     pub exit_timeout_secs: u64,
 
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub admin: AdminArgs,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub nats: NatsArgs,
@@ -172,6 +175,12 @@ impl Gateway {
         self.handlers.registry.until_ready(timeout).await
     }
 
+    /// Whether it takes requests for every known model, as `/v2/health/ready` says it. Can be asked for as long as one likes.
+    pub fn readiness(&self) -> impl Fn() -> bool + Clone + Send + Sync + 'static {
+        let handlers = self.handlers.clone();
+        move || handlers.server_ready().unwrap_or(false)
+    }
+
     /// Waits until one of the gateway's tasks dies, which a process should not outlive.
     pub async fn failed(&self) -> &'static str {
         tokio::select! {
@@ -191,6 +200,9 @@ impl Gateway {
 
 /// Runs the gateway service to its end: SIGTERM or SIGINT drains it.
 pub fn run(args: &GatewayServiceArgs) -> ExitCode {
+    if args.admin.healthcheck {
+        return args.admin.check("gateway");
+    }
     service::block_on("gateway", &args.telemetry, async {
         args.triton.warn();
         let shutdown = service::shutdown_signal()?;
@@ -199,9 +211,10 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
             tracing::warn!("no --model-repository: ensembles are not known, models are served as workers have them");
         }
         let name = service::process_name("gateway");
-        let Some(bus) = service::or_shutdown(&shutdown, args.nats.connect(&name)).await? else { return Ok(()) };
+        let Some(bus) = service::or_shutdown(&shutdown, args.nats.connect("gateway", &name)).await? else { return Ok(()) };
         let exit_timeout = Duration::from_secs(args.exit_timeout_secs);
         let gateway = Gateway::start(bus.clone(), &name, repository, &args.gateway, exit_timeout).await?;
+        args.admin.listen(gateway.readiness())?;
         let outcome = tokio::select! {
             () = shutdown.cancelled() => Ok(()),
             task = gateway.failed() => Err(anyhow::anyhow!("task '{task}' died")),
