@@ -6,7 +6,8 @@ stage's models from another's. Named, each stage reads its own queues only:
 
     permissions.py --tokenizer tokenizer --model minilm/1 minilm/2 --postprocess pooling > users.conf
 
-A model is NAME or NAME/VERSION (1 if not said). Passwords are variables that another file sets.
+A model is NAME or NAME/VERSION (1 if not said). The file includes secrets/passwords.conf, made at the first start and no
+part of the project: GATEWAY_PASSWORD: "..." and so on, one for each user.
 """
 
 import argparse
@@ -36,6 +37,7 @@ def stream(model):
 def gateway():
     """Sends work, gets answers, follows the registry. Reads no queue and writes no registry entry."""
     registry = [f"$JS.API.CONSUMER.{verb}.{REGISTRY}.>" for verb in ("CREATE", "INFO", "DELETE")]
+    registry += [f"$JS.API.CONSUMER.CREATE.{REGISTRY}"]
     return (
         ["trireme.work.>", "trireme.cancel", "trireme.control.>", *JETSTREAM, *CLAIMS, *registry, f"$JS.FC.{REGISTRY}.>"],
         ["trireme.reply.>", *QUESTIONS],
@@ -84,6 +86,7 @@ def main():
     users += [block(stage, *worker(getattr(args, stage))) for stage in stages]
     users += [block("admin", *admin())]
     print("# Who may connect, and what each may do. Made by permissions.py; see docs/deployment.md.")
+    print("include secrets/passwords.conf")
     print("authorization {\n    users: [\n" + "\n".join(users) + "\n    ]\n}")
 
 
