@@ -159,10 +159,11 @@ impl Drop for NatsServer {
     }
 }
 
-/// The port in a ports file, `{"nats":["nats://127.0.0.1:4222"]}`; `None` while it is not complete.
+/// The port in a ports file, `{"nats":["nats://127.0.0.1:4222"]}` (`tls://` where it insists on that); `None` while it is
+/// not complete.
 fn listening_port(file: &Path) -> Option<u16> {
     let text = fs::read_to_string(file).ok()?;
-    let (_, rest) = text.split_once("nats://127.0.0.1:")?;
+    let (_, rest) = text.split_once("://127.0.0.1:")?;
     let (port, _) = rest.split_once('"')?;
     port.parse().ok()
 }

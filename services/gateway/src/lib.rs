@@ -66,6 +66,11 @@ pub struct GatewayArgs {
     #[arg(action = ArgAction::Set)]
     pub strict_readiness: bool,
 
+    /// Go on taking requests for models whose workers have all gone: they wait in the queue for a new worker, up to their
+    /// deadline (for stages that are scaled to none)
+    #[arg(long, env = "TRIREME_KEEP_MODELS", value_parser = clap::builder::FalseyValueParser::new())]
+    pub keep_models: bool,
+
     /// Milliseconds that a request may take when it names no timeout of its own
     #[arg(long, env = "TRIREME_DEFAULT_TIMEOUT_MS", value_name = "MILLISECONDS", default_value_t = 60_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
@@ -137,7 +142,7 @@ impl Gateway {
 
         let tasks = TaskSet::new();
         let labels = Labels::of(&repository);
-        let registry = Registry::follow(bus.as_ref(), repository, &tasks).await?;
+        let registry = Registry::follow(bus.as_ref(), repository, args.keep_models, &tasks).await?;
         let dispatcher = Dispatcher::open(bus, name, args.max_in_flight, &tasks).await?;
         let health = Health::default();
         health.set_ready(true);

@@ -47,12 +47,16 @@ fn permissions(arguments: &[&str]) -> String {
 
 /// The shipped configuration with these users, and a folder with their passwords.
 fn broker(users: &str) -> (NatsServer, tempfile::TempDir) {
+    broker_in(tempfile::tempdir().expect("a temporary folder"), users, "")
+}
+
+/// The same with a folder that is there, and more configuration.
+fn broker_in(folder: tempfile::TempDir, users: &str, more: &str) -> (NatsServer, tempfile::TempDir) {
     let config = fs::read_to_string(workspace().join("deploy/nats/nats-server.conf")).expect("the configuration is there");
-    let config = config.replace("jetstream {", "jetstream {\n    store_dir: \"STORE\"");
+    let config = config.replace("jetstream {", "jetstream {\n    store_dir: \"STORE\"") + more;
     let passwords: String =
         USERS.map(|user| format!("{}_PASSWORD: \"{}\"\n", user.to_uppercase(), password(user))).concat();
     let files = [("nats.conf", &*config), ("users.conf", users), ("secrets/passwords.conf", &*passwords)];
-    let folder = tempfile::tempdir().expect("a temporary folder");
     for user in USERS {
         fs::write(folder.path().join(user), password(user) + "\n").expect("the folder can be written");
     }
@@ -207,4 +211,57 @@ fn a_wrong_password_ends_the_start_with_the_users_name() {
     ends(&user, Some(&passwords.path().join("missing")), "missing' cannot be used: No such file or directory");
     let ca = ["--nats-tls-ca"];
     ends(&ca, Some(&wrong), "wrong' cannot be used: expected a PEM file with a line that ends with 'CERTIFICATE-----'");
+}
+
+/// An authority, and certificates from it for the broker and for a client, in `folder`.
+fn certificates(folder: &Path) {
+    let openssl = |arguments: &str| {
+        let command = Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output();
+        let output = command.expect("openssl is installed");
+        assert!(output.status.success(), "openssl {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2";
+    openssl(&format!("req -x509 {key} -keyout ca.key -out ca.pem -subj /CN=authority"));
+    fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1\n").expect("the folder can be written");
+    for name in ["broker", "client"] {
+        openssl(&format!("req {key} -keyout {name}.key -out {name}.csr -subj /CN={name}"));
+        let signed = "-CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names";
+        openssl(&format!("x509 -req -in {name}.csr {signed} -out {name}.pem"));
+    }
+}
+
+#[test]
+fn services_and_broker_show_each_other_certificates() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    certificates(folder.path());
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let [ca, certificate, key] = ["ca.pem", "client.pem", "client.key"].map(file);
+    let [broker_certificate, broker_key] = ["broker.pem", "broker.key"].map(file);
+    let tls = format!(
+        "tls {{ cert_file: \"{broker_certificate}\", key_file: \"{broker_key}\", ca_file: \"{ca}\", verify: true }}\n"
+    );
+    let (nats, folder) = broker_in(folder, &permissions(&[]), &tls);
+    let url = nats.url();
+
+    let all = ["--nats-tls-ca", &ca, "--nats-tls-cert", &certificate, "--nats-tls-key", &key];
+    let setup = Setup::new(Mode::Services).passwords(folder.path()).gateway_arguments(&all).worker_arguments(&all);
+    assert_works(&mut setup.start_on(Some(nats)));
+
+    // The sandbox took the broker along; another one to be refused by.
+    let (nats, folder) = broker_in(folder, &permissions(&[]), &tls);
+    assert_ne!(nats.url(), url);
+    let refused = |arguments: &[&str], said: &str| {
+        let mut command = product("trireme-tokenizer");
+        command.args(["--nats-url", &nats.url(), "--nats-connect-timeout-secs", "1", "--model-repository"]);
+        command.arg(basic_repository()).args(["--nats-user", "tokenizer", "--nats-password-file"]);
+        command.arg(folder.path().join("tokenizer")).args(arguments);
+        let mut process = Process::start("refused", &mut command, folder.path());
+        assert!(!process.wait_exit(Duration::from_secs(20)).success());
+        let words = process.last_words();
+        assert!(words.len() == 1 && words[0].contains(said), "expected {said:?} in {words:#?}");
+    };
+    refused(&[], "invalid peer certificate: UnknownIssuer");
+    refused(&["--nats-tls-ca", &ca], "NATS at");
+    let mixed = ["--nats-tls-ca", &ca, "--nats-tls-cert", &certificate, "--nats-tls-key", &certificate];
+    refused(&mixed, "the NATS client key in");
 }
