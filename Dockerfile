@@ -7,10 +7,8 @@
 ARG RUST_IMAGE=rust:1-bookworm
 # What programs run in: glibc, libgcc and libstdc++, nothing else is used.
 ARG RUNTIME_IMAGE=debian:bookworm-slim
-# Fetches prebuilt files; nothing of it ends up in an image.
+# Fetches prebuilt files with pip; nothing of itself ends up in an image.
 ARG PYTHON_IMAGE=python:3.11-bookworm
-# The CUDA libraries that the GPU build of ONNX Runtime loads.
-ARG CUDA_IMAGE=nvidia/cuda:12.9.1-cudnn-runtime-ubuntu24.04
 
 # The workspace with empty sources: it changes only when a dependency does, so that what is built from it stays cached.
 FROM ${RUNTIME_IMAGE} AS manifests
@@ -43,10 +41,10 @@ WORKDIR /src
 COPY scripts scripts
 RUN scripts/fetch-onnxruntime.sh
 
-FROM ${PYTHON_IMAGE} AS onnxruntime-gpu
+FROM ${PYTHON_IMAGE} AS onnxruntime-cuda
 WORKDIR /src
 COPY scripts scripts
-RUN scripts/fetch-onnxruntime.sh gpu
+RUN scripts/fetch-onnxruntime-cuda.sh
 
 FROM ${PYTHON_IMAGE} AS fetched-demo-repository
 WORKDIR /src
@@ -77,17 +75,30 @@ COPY --from=build /out/trireme-postprocess /usr/local/bin/
 HEALTHCHECK --interval=5s --timeout=3s --start-period=60s CMD ["trireme-postprocess", "--healthcheck"]
 ENTRYPOINT ["trireme-postprocess"]
 
-FROM runtime AS model
+# Who executes models keeps what it learns of them (costs, optimized graphs) in /cache, if a volume is there.
+FROM runtime AS executor
+USER root
+RUN install --directory --owner 65532 --group 65532 /cache
+USER 65532:65532
+ENV ORT_DYLIB_PATH=/opt/onnxruntime/libonnxruntime.so XDG_CACHE_HOME=/cache
+
+FROM executor AS model
 COPY --from=onnxruntime /src/.tools/onnxruntime /opt/onnxruntime
 COPY --from=build /out/trireme-model /usr/local/bin/
-ENV ORT_DYLIB_PATH=/opt/onnxruntime/libonnxruntime.so
 HEALTHCHECK --interval=5s --timeout=3s --start-period=300s CMD ["trireme-model", "--healthcheck"]
 ENTRYPOINT ["trireme-model"]
 
-FROM runtime AS trireme
+# The driver comes with the host: NVIDIA's container toolkit puts libcuda.so.1 in.
+FROM executor AS model-gpu
+COPY --from=onnxruntime-cuda /src/.tools/onnxruntime-cuda /opt/onnxruntime
+COPY --from=build /out/trireme-model /usr/local/bin/
+ENV LD_LIBRARY_PATH=/opt/onnxruntime NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+HEALTHCHECK --interval=5s --timeout=3s --start-period=300s CMD ["trireme-model", "--healthcheck"]
+ENTRYPOINT ["trireme-model"]
+
+FROM executor AS trireme
 COPY --from=onnxruntime /src/.tools/onnxruntime /opt/onnxruntime
 COPY --from=build /out/trireme /usr/local/bin/
-ENV ORT_DYLIB_PATH=/opt/onnxruntime/libonnxruntime.so
 EXPOSE 8000 8001 8002
 HEALTHCHECK --interval=5s --timeout=3s --start-period=300s CMD ["trireme", "serve", "--healthcheck"]
 ENTRYPOINT ["trireme"]
