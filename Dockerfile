@@ -1,5 +1,6 @@
 # Images of Trireme, one target each: gateway, tokenizer, model, postprocess; trireme (all in one process); model-gpu;
-# setup (what docker-compose.yml runs first). Builds with BuildKit and with the classic builder:
+# setup (what docker-compose.yml runs first). Builds with BuildKit and with the classic builder, which runs every stage
+# above the target, needed or not: what is large and seldom wanted is at the end.
 #
 #     docker build --target gateway -t trireme-gateway .
 
@@ -36,22 +37,6 @@ RUN find . -name '*.rs' -exec touch {} + \
            install --strip --mode 755 target/*/$program /out/ || exit 1; \
        done
 
-FROM ${PYTHON_IMAGE} AS onnxruntime
-WORKDIR /src
-COPY scripts scripts
-RUN scripts/fetch-onnxruntime.sh
-
-FROM ${PYTHON_IMAGE} AS onnxruntime-cuda
-WORKDIR /src
-COPY scripts scripts
-RUN scripts/fetch-onnxruntime-cuda.sh
-
-FROM ${PYTHON_IMAGE} AS fetched-demo-repository
-WORKDIR /src
-COPY scripts scripts
-COPY examples/demo examples/demo
-RUN scripts/fetch-demo-model.sh && cp -RL .tools/demo-repository /demo
-
 # What all of Trireme's images have in common: nothing but the C library, a user without rights, and where models are.
 FROM ${RUNTIME_IMAGE} AS runtime
 USER 65532:65532
@@ -75,6 +60,11 @@ COPY --from=build /out/trireme-postprocess /usr/local/bin/
 HEALTHCHECK --interval=5s --timeout=3s --start-period=60s CMD ["trireme-postprocess", "--healthcheck"]
 ENTRYPOINT ["trireme-postprocess"]
 
+FROM ${PYTHON_IMAGE} AS onnxruntime
+WORKDIR /src
+COPY scripts scripts
+RUN scripts/fetch-onnxruntime.sh
+
 # Who executes models keeps what it learns of them (costs, optimized graphs) in /cache, if a volume is there.
 FROM runtime AS executor
 USER root
@@ -88,14 +78,6 @@ COPY --from=build /out/trireme-model /usr/local/bin/
 HEALTHCHECK --interval=5s --timeout=3s --start-period=300s CMD ["trireme-model", "--healthcheck"]
 ENTRYPOINT ["trireme-model"]
 
-# The driver comes with the host: NVIDIA's container toolkit puts libcuda.so.1 in.
-FROM executor AS model-gpu
-COPY --from=onnxruntime-cuda /src/.tools/onnxruntime-cuda /opt/onnxruntime
-COPY --from=build /out/trireme-model /usr/local/bin/
-ENV LD_LIBRARY_PATH=/opt/onnxruntime NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-HEALTHCHECK --interval=5s --timeout=3s --start-period=300s CMD ["trireme-model", "--healthcheck"]
-ENTRYPOINT ["trireme-model"]
-
 FROM executor AS trireme
 COPY --from=onnxruntime /src/.tools/onnxruntime /opt/onnxruntime
 COPY --from=build /out/trireme /usr/local/bin/
@@ -104,8 +86,27 @@ HEALTHCHECK --interval=5s --timeout=3s --start-period=300s CMD ["trireme", "serv
 ENTRYPOINT ["trireme"]
 CMD ["serve"]
 
+FROM ${PYTHON_IMAGE} AS fetched-demo-repository
+WORKDIR /src
+COPY scripts scripts
+COPY examples/demo examples/demo
+RUN scripts/fetch-demo-model.sh && cp -RL .tools/demo-repository /demo
+
 # Runs once before the services of docker-compose.yml: passwords for NATS, the demo's models.
 FROM ${RUNTIME_IMAGE} AS setup
 COPY --from=fetched-demo-repository /demo /demo
 COPY deploy/setup.sh /usr/local/bin/setup
 CMD ["setup"]
+
+FROM ${PYTHON_IMAGE} AS onnxruntime-cuda
+WORKDIR /src
+COPY scripts scripts
+RUN scripts/fetch-onnxruntime-cuda.sh
+
+# The driver comes with the host: NVIDIA's container toolkit puts libcuda.so.1 in.
+FROM executor AS model-gpu
+COPY --from=onnxruntime-cuda /src/.tools/onnxruntime-cuda /opt/onnxruntime
+COPY --from=build /out/trireme-model /usr/local/bin/
+ENV LD_LIBRARY_PATH=/opt/onnxruntime NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+HEALTHCHECK --interval=5s --timeout=3s --start-period=300s CMD ["trireme-model", "--healthcheck"]
+ENTRYPOINT ["trireme-model"]

@@ -55,8 +55,8 @@ build: ## Builds target/release/trireme
 lint: ## Formatting, clippy, shell scripts, who may depend on whom
 	@echo "==> lint"
 	cargo fmt --all --check
-	@for script in scripts/*.sh .ci/run; do bash -n "$$script"; done
-	@if command -v shellcheck >/dev/null; then shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh .ci/run; fi
+	@for script in scripts/*.sh deploy/*.sh deploy/kubernetes/*.sh .ci/run; do bash -n "$$script"; done
+	@if command -v shellcheck >/dev/null; then shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh deploy/*.sh deploy/kubernetes/*.sh .ci/run; fi
 	@scripts/check-dependencies.py
 	cargo clippy --workspace --all-targets -- -D warnings
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Puts the CUDA build of ONNX Runtime, with the libraries of CUDA 13 and cuDNN 9 that it loads, into .tools/onnxruntime-cuda
-# (about 3 GB). NVIDIA's driver itself, libcuda.so.1 of release 580 or newer, comes with the machine that has the GPU.
+# (2.4 GB). NVIDIA's driver itself, libcuda.so.1 of release 580 or newer, comes with the machine that has the GPU.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 TARGET=$TOOLS/onnxruntime-cuda

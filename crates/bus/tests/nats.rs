@@ -12,8 +12,8 @@ use futures_util::StreamExt;
 use trireme_bus::conformance::fixtures::{full_message, heavy_message, message, model, number, options, take, within};
 use trireme_bus::conformance::{self, Setup};
 use trireme_bus::{
-    Bus, BusError, Connection, DeadLetter, EnvelopeError, ModelState, Nats, NatsLogin, NatsOptions, NatsTls, Output, QueueOptions,
-    RegistryEvent, WorkMessage, WorkerEntry, encode_reply, encode_work,
+    Bus, BusError, Connection, DeadLetter, EnvelopeError, ModelState, Nats, NatsLogin, NatsOptions, NatsTls, Output,
+    QueueOptions, RegistryEvent, WorkMessage, WorkerEntry, encode_reply, encode_work,
 };
 use trireme_inference::{InferError, ModelKey, UnixMicros};
 use trireme_testkit::NatsServer;

@@ -216,7 +216,9 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
             tracing::warn!("no --model-repository: ensembles are not known, models are served as workers have them");
         }
         let name = service::process_name("gateway");
-        let Some(bus) = service::or_shutdown(&shutdown, args.nats.connect("gateway", &name)).await? else { return Ok(()) };
+        let Some(bus) = service::or_shutdown(&shutdown, args.nats.connect("gateway", &name)).await? else {
+            return Ok(());
+        };
         let exit_timeout = Duration::from_secs(args.exit_timeout_secs);
         let gateway = Gateway::start(bus.clone(), &name, repository, &args.gateway, exit_timeout).await?;
         args.admin.listen(gateway.readiness())?;

@@ -52,7 +52,8 @@ fn broker(users: &str) -> (NatsServer, tempfile::TempDir) {
 
 /// The same with a folder that is there, and more configuration.
 fn broker_in(folder: tempfile::TempDir, users: &str, more: &str) -> (NatsServer, tempfile::TempDir) {
-    let config = fs::read_to_string(workspace().join("deploy/nats/nats-server.conf")).expect("the configuration is there");
+    let config =
+        fs::read_to_string(workspace().join("deploy/nats/nats-server.conf")).expect("the configuration is there");
     let config = config.replace("jetstream {", "jetstream {\n    store_dir: \"STORE\"") + more;
     let passwords: String =
         USERS.map(|user| format!("{}_PASSWORD: \"{}\"\n", user.to_uppercase(), password(user))).concat();
@@ -95,7 +96,10 @@ fn assert_allowed(nats: &NatsServer, user: &str, commands: &[String]) {
 fn assert_refused(nats: &NatsServer, user: &str, commands: &[String]) {
     for command in commands {
         let answer = say(nats, user, command);
-        assert!(answer.as_ref().is_err_and(|error| error.contains("Permissions Violation")), "{user}: {command}: {answer:?}");
+        assert!(
+            answer.as_ref().is_err_and(|error| error.contains("Permissions Violation")),
+            "{user}: {command}: {answer:?}"
+        );
     }
 }
 
@@ -203,7 +207,10 @@ fn a_wrong_password_ends_the_start_with_the_users_name() {
         let mut process = Process::start("refused", &mut command, passwords.path());
         let code = process.wait_exit(Duration::from_secs(20)).code();
         let words = process.last_words();
-        assert!(code.is_some_and(|code| code != 0) && words.len() == 1 && words[0].contains(said), "{code:?} {words:#?}");
+        assert!(
+            code.is_some_and(|code| code != 0) && words.len() == 1 && words[0].contains(said),
+            "{code:?} {words:#?}"
+        );
     };
     let user = ["--nats-user", "tokenizer", "--nats-password-file"];
     ends(&user, Some(&wrong), "does not let user 'tokenizer' in");

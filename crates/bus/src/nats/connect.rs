@@ -196,7 +196,10 @@ fn read(what: &'static str, path: &Path) -> Result<String, BusError> {
 }
 
 fn unfit(what: &'static str, path: &Path, reason: impl std::fmt::Display) -> BusError {
-    BusError::Refused { action: "connecting", reason: format!("{what} in '{}' cannot be used: {reason}", path.display()) }
+    BusError::Refused {
+        action: "connecting",
+        reason: format!("{what} in '{}' cannot be used: {reason}", path.display()),
+    }
 }
 
 fn on_event(state: &watch::Sender<Connection>, event: &async_nats::Event) {
