@@ -71,7 +71,7 @@ def block(user, publish, subscribe):
     lines += [f"            {json.dumps(subject)}" for subject in publish]
     lines += ["        ]", "        subscribe: ["]
     lines += [f"            {json.dumps(subject)}" for subject in [*subscribe, INBOX.format(user)]]
-    lines += ["        ]", "        allow_responses: true", "    } }"]
+    lines += ["        ]", '        allow_responses: { max: 16, expires: "10m" }', "    } }"]
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 //! that service does, and no more.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
@@ -64,21 +64,41 @@ fn broker_in(folder: tempfile::TempDir, users: &str, more: &str) -> (NatsServer,
     (NatsServer::start_with_files(&files), folder)
 }
 
-/// Says `command` to the broker as `user`, in NATS's own words; the broker's complaint, if it has one.
-fn say(nats: &NatsServer, user: &str, command: &str) -> Result<(), String> {
-    let address = nats.url();
-    let mut stream = TcpStream::connect(address.trim_start_matches("nats://")).expect("the broker listens");
-    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a limit can be set");
-    let login = json!({"verbose": false, "user": user, "pass": password(user), "headers": true, "protocol": 1});
-    write!(stream, "CONNECT {login}\r\n{command}\r\nPING\r\n").expect("the broker reads");
-    for line in BufReader::new(stream).lines() {
-        match line.expect("the broker answers in time") {
-            line if line.starts_with("-ERR") => return Err(line),
-            line if line == "PONG" => return Ok(()),
-            _ => {}
+/// A connection to the broker, in NATS's own words.
+struct Connection {
+    stream: TcpStream,
+    lines: Lines<BufReader<TcpStream>>,
+}
+
+impl Connection {
+    fn open(nats: &NatsServer, user: &str) -> Connection {
+        let address = nats.url();
+        let mut stream = TcpStream::connect(address.trim_start_matches("nats://")).expect("the broker listens");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a limit can be set");
+        let login = json!({"verbose": false, "user": user, "pass": password(user), "headers": true, "protocol": 1});
+        write!(stream, "CONNECT {login}\r\n").expect("the broker reads");
+        let lines = BufReader::new(stream.try_clone().expect("a socket can be shared")).lines();
+        Connection { stream, lines }
+    }
+
+    /// Says `command`; the broker's complaint, if it has one.
+    fn say(&mut self, command: &str) -> Result<(), String> {
+        write!(self.stream, "{command}\r\nPING\r\n").expect("the broker reads");
+        match self.hear(|line| line.starts_with("-ERR") || line == "PONG") {
+            line if line == "PONG" => Ok(()),
+            complaint => Err(complaint),
         }
     }
-    Err("connection closed".to_owned())
+
+    /// Waits for such a line.
+    fn hear(&mut self, wanted: impl Fn(&str) -> bool) -> String {
+        let line = self.lines.by_ref().map(|line| line.expect("the broker answers in time")).find(|line| wanted(line));
+        line.unwrap_or_else(|| "connection closed".to_owned())
+    }
+}
+
+fn say(nats: &NatsServer, user: &str, command: &str) -> Result<(), String> {
+    Connection::open(nats, user).say(command)
 }
 
 fn publish(subject: &str) -> String {
@@ -167,6 +187,18 @@ fn services_do_their_work_as_users_of_their_own_and_nothing_else() {
     assert_allowed(nats, "admin", &[publish("$JS.API.STREAM.NAMES"), "SUB trireme.work.> 1".to_owned()]);
     let stranger = say(nats, "stranger", "");
     assert!(stranger.as_ref().is_err_and(|error| error.contains("Authorization Violation")), "{stranger:?}");
+}
+
+#[test]
+fn a_worker_answers_who_asked_it_and_nobody_else() {
+    let (nats, _passwords) = broker(&permissions(&[]));
+    let mut worker = Connection::open(&nats, "tokenizer");
+    let answer = publish("_INBOX.gateway.question");
+    assert_eq!(worker.say("SUB trireme.control.probe 1"), Ok(()));
+    assert!(worker.say(&answer).is_err_and(|error| error.contains("Permissions Violation")));
+    assert_eq!(say(&nats, "gateway", "PUB trireme.control.probe _INBOX.gateway.question 0\r\n"), Ok(()));
+    worker.hear(|line| line.starts_with("MSG trireme.control.probe 1 _INBOX.gateway.question"));
+    assert_eq!(worker.say(&answer), Ok(()));
 }
 
 #[test]
