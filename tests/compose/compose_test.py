@@ -214,7 +214,7 @@ def test():
     compose("stop")
     say(f"stopped in {time.monotonic() - stopping:.1f} s")
     for service in ("gateway", *REPLICAS):
-        for container in compose("ps", "-q", service).split():
+        for container in compose("ps", "-a", "-q", service).split():
             code = json.loads(run("docker", "inspect", container))[0]["State"]["ExitCode"]
             assert code in (0, 137), f"{service} ended with code {code}"
         logs = compose("logs", service)
