@@ -12,6 +12,7 @@
 //! Not here: wire forms and queues (`bus`), what models compute (`services/*`), clients (`services/gateway`).
 
 mod admin;
+mod admin_args;
 mod backend;
 mod batching;
 mod cancel;
@@ -19,6 +20,7 @@ mod disposition;
 mod held;
 mod hosted;
 mod load;
+mod nats_args;
 mod parts;
 mod queue;
 pub mod service;

@@ -39,6 +39,8 @@ struct State {
     configs: HashMap<String, Arc<ModelConfig>>,
     /// Versions of models seen since the start: they are known even when nobody serves them right now.
     known: BTreeMap<String, std::collections::BTreeSet<i64>>,
+    /// How each version was served last, where models are kept whose workers have gone.
+    kept: Option<BTreeMap<String, BTreeMap<i64, Arc<ModelConfig>>>>,
 }
 
 struct Live {
@@ -49,10 +51,17 @@ struct Live {
 // === impl Registry ===
 
 impl Registry {
-    /// Starts to follow the registry. Ensembles, and the names of models that should be there, come from `repository`.
-    pub async fn follow(bus: &dyn Bus, repository: Repository, tasks: &TaskSet) -> Result<Registry, BusError> {
+    /// Starts to follow the registry. Ensembles, and the names of models that should be there, come from `repository`. With
+    /// `keep_models` a model that was served once counts as served when its workers have gone.
+    pub async fn follow(
+        bus: &dyn Bus,
+        repository: Repository,
+        keep_models: bool,
+        tasks: &TaskSet,
+    ) -> Result<Registry, BusError> {
         let known = repository.models().map(|m| (m.name.clone(), m.versions.iter().copied().collect())).collect();
-        let state = State { repository, entries: HashMap::new(), configs: HashMap::new(), known };
+        let kept = keep_models.then(BTreeMap::new);
+        let state = State { repository, entries: HashMap::new(), configs: HashMap::new(), known, kept };
         let registry = Registry(Arc::new(Shared {
             catalog: RwLock::new(Arc::new(state.catalog())),
             changed: watch::channel(()).0,
@@ -172,6 +181,10 @@ impl State {
             };
         }
         self.known.entry(entry.model.name.clone()).or_default().insert(entry.model.version);
+        if let Some(kept) = self.kept.as_mut().filter(|_| entry.state == ModelState::Ready) {
+            let config = self.configs[&entry.config].clone();
+            kept.entry(entry.model.name.clone()).or_default().insert(entry.model.version, config);
+        }
         let live = Live { entry: entry.clone(), renewed: Instant::now() };
         match self.entries.insert(entry.key(), live) {
             Some(before) => before.entry != entry,
@@ -180,7 +193,8 @@ impl State {
     }
 
     fn catalog(&self) -> Catalog {
-        let mut served: BTreeMap<&str, BTreeMap<i64, Arc<ModelConfig>>> = BTreeMap::new();
+        let kept = self.kept.iter().flatten().map(|(name, versions)| (name.as_str(), versions.clone()));
+        let mut served: BTreeMap<&str, BTreeMap<i64, Arc<ModelConfig>>> = kept.collect();
         for Live { entry, .. } in self.entries.values() {
             if entry.state == ModelState::Ready {
                 let config = self.configs[&entry.config].clone();
