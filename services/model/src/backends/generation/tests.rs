@@ -1,0 +1,1 @@
+//! What transformers' `generate()` answered, token for token: see tests/models/generation.py.
