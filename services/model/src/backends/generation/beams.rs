@@ -184,7 +184,8 @@ fn draw_distinct(random: &mut Random, mut weights: Vec<f32>, count: usize) -> Ve
         weights[index] = 0.0;
         drawn.push(index);
     }
-    let rest: Vec<usize> = (0..weights.len()).filter(|index| !drawn.contains(index)).take(count - drawn.len()).collect();
+    let rest: Vec<usize> =
+        (0..weights.len()).filter(|index| !drawn.contains(index)).take(count - drawn.len()).collect();
     drawn.extend(rest);
     drawn
 }

@@ -65,7 +65,8 @@ impl Files {
         let present = |(_, _, stems): &&(Layout, &str, &[&str])| stems.iter().all(|stem| names.contains(&file(stem)));
         let candidates = LAYOUTS.iter().filter(|(layout, _, _)| wanted.is_none_or(|wanted| wanted == *layout));
         let Some((layout, _, stems)) = candidates.clone().find(present) else {
-            let sets = candidates.map(|(_, _, stems)| stems.iter().map(|stem| file(stem)).collect::<Vec<_>>().join(" and "));
+            let sets =
+                candidates.map(|(_, _, stems)| stems.iter().map(|stem| file(stem)).collect::<Vec<_>>().join(" and "));
             return Err(LoadError::Config(format!(
                 "model '{model}': {} has no decoder: looked for {}",
                 directory.display(),
@@ -87,7 +88,8 @@ impl Files {
 fn suffix(config: &ModelConfig, names: &[String]) -> Result<String, LoadError> {
     let mut found = names.iter().filter_map(|name| name.strip_prefix("encoder_model")?.strip_suffix(".onnx"));
     let found: Vec<&str> = std::iter::from_fn(|| found.next()).collect();
-    let wrong = |reason: String| LoadError::Config(format!("model '{}': parameter 'file_suffix' {reason}", config.name));
+    let wrong =
+        |reason: String| LoadError::Config(format!("model '{}': parameter 'file_suffix' {reason}", config.name));
     let mut known = found.clone();
     known.sort_unstable();
     let known = known.iter().map(|suffix| format!("'{suffix}'")).collect::<Vec<_>>().join(", ");
@@ -121,8 +123,9 @@ pub fn read_json(model: &str, path: &Path) -> Result<Map<String, Value>, LoadErr
         path: path.to_owned(),
         source,
     })?;
-    serde_json::from_str(&text)
-        .map_err(|error| LoadError::Config(format!("model '{model}': {} is not a JSON object: {error}", path.display())))
+    serde_json::from_str(&text).map_err(|error| {
+        LoadError::Config(format!("model '{model}': {} is not a JSON object: {error}", path.display()))
+    })
 }
 
 #[cfg(test)]
@@ -151,7 +154,8 @@ mod tests {
 
     #[test]
     fn the_best_layout_is_taken_unless_another_is_asked_for() {
-        let all = ["encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx", "decoder_model_merged.onnx"];
+        let all =
+            ["encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx", "decoder_model_merged.onnx"];
         assert_eq!(find(&all, "").unwrap().layout, Layout::Merged);
         assert_eq!(find(&all[..3], "").unwrap().layout, Layout::WithPast);
         assert_eq!(find(&all[..2], "").unwrap().layout, Layout::WithoutPast);
@@ -174,7 +178,10 @@ mod tests {
         assert_eq!(found.encoder, Path::new("sub/encoder_model_quantized.onnx"));
         let both = ["onnx/encoder_model_a.onnx", "onnx/encoder_model_b.onnx", "onnx/decoder_model_a.onnx"];
         assert_eq!(find(&both, &parameter("file_suffix", "_a")).unwrap().layout, Layout::WithoutPast);
-        assert_eq!(find(&both, "").unwrap_err(), "model 'm': parameter 'file_suffix' is needed: there are files of '_a', '_b'");
+        assert_eq!(
+            find(&both, "").unwrap_err(),
+            "model 'm': parameter 'file_suffix' is needed: there are files of '_a', '_b'"
+        );
         assert_eq!(
             find(&both, &parameter("file_suffix", "_c")).unwrap_err(),
             "model 'm': parameter 'file_suffix' has to be one of '_a', '_b' (encoder_model….onnx), found '_c'"

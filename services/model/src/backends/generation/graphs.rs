@@ -83,7 +83,8 @@ impl Graphs {
         }
         let mut decoders = decoders.into_iter();
         let first = decoders.next().ok_or_else(|| refused("has no decoder".to_owned()))?;
-        let graphs = Graphs { encoder, vocabulary: first.vocabulary(), first, next: decoders.next(), layout: files.layout };
+        let graphs =
+            Graphs { encoder, vocabulary: first.vocabulary(), first, next: decoders.next(), layout: files.layout };
         graphs.check_cache().map_err(refused)?;
         Ok(graphs)
     }
@@ -92,7 +93,9 @@ impl Graphs {
     fn check_cache(&self) -> Result<(), String> {
         if self.layout == Layout::WithoutPast {
             return match self.first.inputs.iter().find(|(_, role)| matches!(role, Role::Past(_))) {
-                Some((name, _)) => Err(format!("decoder_model.onnx takes '{name}', which nothing gives in the first step")),
+                Some((name, _)) => {
+                    Err(format!("decoder_model.onnx takes '{name}', which nothing gives in the first step"))
+                }
                 None => Ok(()),
             };
         }
@@ -149,7 +152,10 @@ impl Graphs {
 fn check_encoder(encoder: &Session) -> Result<(), String> {
     for input in encoder.inputs() {
         if !matches!(input.name(), "input_ids" | "attention_mask") {
-            return Err(format!("input '{}' of an encoder is unknown, expected input_ids and attention_mask", input.name()));
+            return Err(format!(
+                "input '{}' of an encoder is unknown, expected input_ids and attention_mask",
+                input.name()
+            ));
         }
         check_integers(input)?;
     }

@@ -121,13 +121,21 @@ fn format(
     let model = &config.name;
     let number = |name: &str| model_config.get(name).and_then(Value::as_u64).map(|number| number as usize);
     let vocabulary = vocabulary.or_else(|| number("vocab_size")).ok_or_else(|| {
-        LoadError::Config(format!("model '{model}': neither the decoder's 'logits' nor config.json's 'vocab_size' say how many ids there are"))
+        LoadError::Config(format!(
+            "model '{model}': neither the decoder's 'logits' nor config.json's 'vocab_size' say how many ids there are"
+        ))
     })?;
     let count = |name: &str| match config.parameters.get(name) {
         None => Ok(None),
-        Some(text) => text.trim().parse::<usize>().ok().filter(|&count| (1..=65_536).contains(&count)).map(Some).ok_or_else(
-            || LoadError::Config(format!("model '{model}': parameter '{name}' has to be 1 to 65536, found '{text}'")),
-        ),
+        Some(text) => {
+            text.trim().parse::<usize>().ok().filter(|&count| (1..=65_536).contains(&count)).map(Some).ok_or_else(
+                || {
+                    LoadError::Config(format!(
+                        "model '{model}': parameter '{name}' has to be 1 to 65536, found '{text}'"
+                    ))
+                },
+            )
+        }
     };
     let positions = number("max_position_embeddings").unwrap_or(LONGEST);
     let limits = Limits { vocabulary, longest: positions, rows: count("max_rows")?.unwrap_or(MAX_ROWS) };

@@ -28,7 +28,8 @@ pub struct GenerationOption {
     pub name: &'static str,
     /// What it may be.
     pub range: &'static str,
-    /// What it does.
+    /// What it does: docs/generation.md says it.
+    #[cfg(test)]
     pub help: &'static str,
     /// Reads it; `None` when the value is out of range.
     read: fn(&mut Settings, &Value) -> Option<()>,
@@ -40,6 +41,7 @@ macro_rules! options {
         pub const OPTIONS: &[GenerationOption] = &[$(GenerationOption {
             name: stringify!($name),
             range: $range,
+            #[cfg(test)]
             help: $help,
             read: |settings, value| { settings.$name = $read(value)?; Some(()) },
         }),*];
@@ -244,7 +246,9 @@ mod tests {
 
     #[test]
     fn each_layer_goes_over_the_one_before() {
-        let mut settings = file(json!({ "num_beams": 5, "length_penalty": 2.0, "max_new_tokens": 9, "transformers_version": "4" })).unwrap();
+        let mut settings =
+            file(json!({ "num_beams": 5, "length_penalty": 2.0, "max_new_tokens": 9, "transformers_version": "4" }))
+                .unwrap();
         let config = [("num_beams", "3"), ("bad_words_ids", "[[4, 5], [6]]"), ("enable_mem_arena", "1")];
         let config = config.map(|(name, value)| (name.to_owned(), value.to_owned()));
         apply_config(&mut settings, &config.into()).unwrap();
@@ -270,15 +274,30 @@ mod tests {
             (json!({ "temperature": 0.0 }), "parameter 'temperature' has to be above 0, found 0.0"),
             (json!({ "top_p": 1.5 }), "parameter 'top_p' has to be above 0, up to 1, found 1.5"),
             (json!({ "bad_words_ids": [5] }), "parameter 'bad_words_ids' has to be lists of ids, found [5]"),
-            (json!({ "early_stopping": "soon" }), "parameter 'early_stopping' has to be true, false, \"never\", found \"soon\""),
+            (
+                json!({ "early_stopping": "soon" }),
+                "parameter 'early_stopping' has to be true, false, \"never\", found \"soon\"",
+            ),
             (json!({ "suppress_tokens": [-1] }), "parameter 'suppress_tokens' has to be ids, found [-1]"),
-            (json!({ "suppress_tokens": [100] }), "parameter 'suppress_tokens' names id 100, but the vocabulary has 100 ids"),
+            (
+                json!({ "suppress_tokens": [100] }),
+                "parameter 'suppress_tokens' names id 100, but the vocabulary has 100 ids",
+            ),
             (json!({ "max_length": 51 }), "parameter 'max_length' has to be 2 to 50 for this model, found 51"),
             (json!({ "max_new_tokens": 50 }), "parameter 'max_new_tokens' has to be 1 to 49 for this model, found 50"),
             (json!({ "num_beams": 9 }), "parameter 'num_beams' has to be at most 8 (parameter 'max_rows'), found 9"),
-            (json!({ "num_beams": 3, "num_return_sequences": 4 }), "parameter 'num_return_sequences' has to be at most num_beams, which is 3, found 4"),
-            (json!({ "num_return_sequences": 2 }), "parameter 'num_return_sequences' more than one, found 2, needs num_beams or do_sample"),
-            (json!({ "decoder_start_token_id": null }), "parameter 'decoder_start_token_id' is missing: neither it nor bos_token_id is given"),
+            (
+                json!({ "num_beams": 3, "num_return_sequences": 4 }),
+                "parameter 'num_return_sequences' has to be at most num_beams, which is 3, found 4",
+            ),
+            (
+                json!({ "num_return_sequences": 2 }),
+                "parameter 'num_return_sequences' more than one, found 2, needs num_beams or do_sample",
+            ),
+            (
+                json!({ "decoder_start_token_id": null }),
+                "parameter 'decoder_start_token_id' is missing: neither it nor bos_token_id is given",
+            ),
             (json!({ "num_beam_groups": 2 }), "parameter 'num_beam_groups' is not supported, found 2"),
         ] {
             assert_eq!(file(value.clone()).unwrap_err(), error, "{value}");

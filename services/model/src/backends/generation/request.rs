@@ -128,7 +128,10 @@ impl Format {
         let mask = match input(ATTENTION_MASK) {
             Some(mask) if mask.shape()[..] != [rows as i64, length as i64] => {
                 let expected = format!("[{rows},{length}] as '{INPUT_IDS}'");
-                return Err(invalid(format!("input '{ATTENTION_MASK}' has shape {}, expected {expected}", mask.shape())));
+                return Err(invalid(format!(
+                    "input '{ATTENTION_MASK}' has shape {}, expected {expected}",
+                    mask.shape()
+                )));
             }
             Some(mask) => mask.values::<i64>()?.into_owned(),
             None => vec![1; rows * length],

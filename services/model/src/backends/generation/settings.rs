@@ -127,7 +127,10 @@ impl Settings {
         }
         if self.num_beams > 1 && self.num_return_sequences > self.num_beams {
             let (returned, beams) = (self.num_return_sequences, self.num_beams);
-            return wrong("num_return_sequences", format!("has to be at most num_beams, which is {beams}, found {returned}"));
+            return wrong(
+                "num_return_sequences",
+                format!("has to be at most num_beams, which is {beams}, found {returned}"),
+            );
         }
         if self.num_beams == 1 && !self.do_sample && self.num_return_sequences > 1 {
             let reason = format!("more than one, found {}, needs num_beams or do_sample", self.num_return_sequences);
@@ -154,7 +157,10 @@ impl Settings {
         ];
         for (option, ids) in lists {
             if let Some(id) = ids.iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= vocabulary)) {
-                return Err(OptionError::new(option, format!("names id {id}, but the vocabulary has {vocabulary} ids")));
+                return Err(OptionError::new(
+                    option,
+                    format!("names id {id}, but the vocabulary has {vocabulary} ids"),
+                ));
             }
         }
         Ok(())

@@ -85,7 +85,8 @@ impl Row {
     }
 
     fn fits(&self, first: &[i64], other: &[i64]) -> bool {
-        let same = |axis: usize| axis == 0 || axis == self.axis && self.target != self.length || first[axis] == other[axis];
+        let same =
+            |axis: usize| axis == 0 || axis == self.axis && self.target != self.length || first[axis] == other[axis];
         first.len() == other.len() && (0..first.len()).all(|axis| same(axis) || axis == self.axis)
     }
 

@@ -22,11 +22,7 @@ pub struct Sessions {
 
 impl Sessions {
     /// Loads the library and reads what `config` says of sessions; the process's CPUs are shared by `instances`.
-    pub fn new(
-        config: &ModelConfig,
-        options: &OnnxRuntimeOptions,
-        instances: usize,
-    ) -> Result<Sessions, LoadError> {
+    pub fn new(config: &ModelConfig, options: &OnnxRuntimeOptions, instances: usize) -> Result<Sessions, LoadError> {
         let settings = Settings::new(config, options, cpus::per_instance(cpus::available(), instances))?;
         let environment = library::environment(options.library.as_deref())
             .map_err(|error| LoadError::Backend { model: config.name.clone(), reason: error.to_string() })?;
