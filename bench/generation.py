@@ -2,17 +2,23 @@
 """Plain loops over a model's ONNX files, to compare the server with: greedy, one text at a time, and static batches that
 end with their longest row.
 
-    bench/generation.py DIRECTORY [--texts 64] [--batch 8] [--seed 1] [--threads N] [--url URL --model NAME]
+    bench/generation.py DIRECTORY [--texts 64] [--batch 8] [--threads N] [--trireme BINARY | --url URL --model NAME]
 
 DIRECTORY is a version's directory: encoder_model.onnx, decoder_model.onnx, decoder_with_past_model.onnx, config.json.
-Texts are random ids of mixed lengths; each is given its own number of new ids (through the same choice on both sides), so
-that output lengths are mixed whatever the model says. With --url the same texts go to a server over the v2 protocol, 16
-requests at a time, and the ratios are printed. Needs numpy and onnxruntime (.tools/python has both).
+Texts are random ids of mixed lengths; each is given its own number of new ids (the same on both sides), so that output
+lengths are mixed whatever the model says. The same texts go to a server over the v2 protocol, 16 requests at a time:
+one that `trireme serve` of the BINARY is started for, or one that runs. Tokens per second, their ratios and the time to
+the first token are printed. Needs numpy and onnxruntime (.tools/python has both).
 """
 
 import argparse
+import contextlib
 import json
+import os
 import random
+import socket
+import subprocess
+import tempfile
 import threading
 import time
 import urllib.request
@@ -111,6 +117,50 @@ def serve(url, name, work, concurrency):
     return sum(count for _, count in work) / (time.perf_counter() - started), answers
 
 
+def first_token(url, name, work):
+    """Median seconds to an answer of one new id, one request at a time."""
+    times = []
+    for text, _ in work[:16]:
+        started = time.perf_counter()
+        serve(url, name, [(text, 1)], 1)
+        times.append(time.perf_counter() - started)
+    return sorted(times)[len(times) // 2]
+
+
+@contextlib.contextmanager
+def server(binary, directory, suffix, threads):
+    """Runs `trireme serve` on a repository that holds the model; yields its URL."""
+    with tempfile.TemporaryDirectory() as repository:
+        model = Path(repository) / "generation"
+        model.mkdir()
+        (model / "1").symlink_to(directory.resolve(), target_is_directory=True)
+        values = {"file_suffix": suffix} | ({"intra_op_thread_count": threads} if threads else {})
+        parameters = "".join(
+            f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in values.items()
+        )
+        (model / "config.pbtxt").write_text(f'backend: "generation"\n{parameters}')
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        command = [binary, "serve", "--model-repository", repository, "--http-port", str(port), "--allow-grpc", "false"]
+        with open(Path(repository) / "log", "w+") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ)
+            try:
+                for _ in range(600):
+                    with contextlib.suppress(OSError):
+                        if urllib.request.urlopen(f"{url}/v2/health/ready").status == 200:
+                            break
+                    if process.poll() is not None:
+                        log.seek(0)
+                        raise SystemExit(f"the server stopped:\n{log.read()}")
+                    time.sleep(0.1)
+                yield url
+            finally:
+                process.terminate()
+                process.wait(40)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
@@ -120,6 +170,7 @@ def main():
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0, help="of ONNX Runtime; 0 is one for each CPU")
+    parser.add_argument("--trireme", help="the trireme binary, to start a server of")
     parser.add_argument("--url", help="a server, as http://127.0.0.1:8000")
     parser.add_argument("--model", help="the model's name there")
     parser.add_argument("--concurrency", type=int, default=16)
@@ -137,10 +188,18 @@ def main():
     rates = {}
     rates["one at a time"], alone = loop(model, work, 1)
     rates[f"static batches of {arguments.batch}"], _ = loop(model, work, arguments.batch)
-    if arguments.url:
-        rates["server"], answers = serve(arguments.url, arguments.model, work, arguments.concurrency)
-        same = sum(left == right for left, right in zip(alone, answers))
-        print(f"{same} of {len(work)} answers of the server are those of the loop")
+    if arguments.trireme:
+        running = server(arguments.trireme, arguments.directory, arguments.suffix, arguments.threads)
+        name = "generation"
+    else:
+        running, name = contextlib.nullcontext(arguments.url), arguments.model
+    with running as url:
+        if url:
+            serve(url, name, work[:2], 2)
+            rates["server"], answers = serve(url, name, work, arguments.concurrency)
+            same = sum(left == right for left, right in zip(alone, answers))
+            print(f"{same} of {len(work)} answers of the server are those of the loop")
+            print(f"time to first token, nothing else running: {first_token(url, name, work) * 1e3:.1f} ms")
     base = list(rates.values())
     for name, rate in rates.items():
         ratios = ", ".join(f"{rate / other:.2f} times {key}" for key, other in zip(rates, base) if key != name)
