@@ -78,7 +78,7 @@ mod tests {
         }
         assert_eq!((counts[0], counts[2], counts[5]), (0, 0, 0));
         for (count, expected) in [(counts[1], 1000), (counts[3], 3000), (counts[4], 4000)] {
-            assert!((count - expected as i32).abs() < 200, "{counts:?}");
+            assert!((count - expected).abs() < 200, "{counts:?}");
         }
         assert_ne!(Random::new(7, 0).next(), Random::new(7, 1).next());
     }

@@ -181,7 +181,12 @@ fn expect_all(architecture: &str, parameters: &[(&str, &str)], cases: &[Case], a
         for (case, answer) in cases.iter().zip(answers.values()) {
             let expected = if beams == 1 { &case.greedy } else { &case.beams };
             let answer = ids(answer.as_ref().unwrap());
-            assert_eq!(answer, [expected.clone()], "{architecture} {parameters:?}, {beams} beams, {:?}", case.input);
+            assert_eq!(
+                answer,
+                std::slice::from_ref(expected),
+                "{architecture} {parameters:?}, {beams} beams, {:?}",
+                case.input
+            );
         }
     }
 }
