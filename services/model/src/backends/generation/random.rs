@@ -72,7 +72,7 @@ mod tests {
     fn draws_follow_the_weights() {
         let mut random = Random::new(7, 3);
         let weights = [0.0, 1.0, 0.0, 3.0, 4.0, 0.0];
-        let mut counts = [0; 6];
+        let mut counts = [0i64; 6];
         for _ in 0..8000 {
             counts[random.draw(&weights)] += 1;
         }
