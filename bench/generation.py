@@ -143,7 +143,7 @@ def server(binary, directory, suffix, threads):
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         url = f"http://127.0.0.1:{port}"
-        command = [binary, "serve", "--model-repository", repository, "--http-port", str(port), "--allow-grpc", "false"]
+        command = [binary, "serve", "--model-repository", repository, "--http-port", str(port), "--allow-grpc=false"]
         with open(Path(repository) / "log", "w+") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ)
             try:
