@@ -46,6 +46,10 @@ overload: setup ## Up to ten times the load that the system can take: goodput an
 	"$(TRIREME_PYTHON)" -c 'import matplotlib' 2>/dev/null || "$(TRIREME_PYTHON)" -m pip install --quiet matplotlib
 	"$(TRIREME_PYTHON)" scripts/plot-overload.py bench/results/overload.json bench/results/overload.svg
 
+.PHONY: bench-generation
+bench-generation: setup build ## Tokens per second of generation against plain loops over the same files (MODEL=directory of a version)
+	"$(TRIREME_PYTHON)" bench/generation.py $(or $(MODEL),tests/models/generation/m2m100) --trireme target/release/trireme
+
 .PHONY: build
 build: ## Builds target/release/trireme
 	@echo "==> building trireme (the first build takes some minutes)"

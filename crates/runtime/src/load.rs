@@ -13,6 +13,7 @@ use crate::worker::{StartError, WorkerOptions};
 const BACKENDS: &[(&str, &str)] = &[
     ("tokenizer", "tokenizer"),
     ("onnxruntime", "model"),
+    ("generation", "model"),
     ("identity", "model"),
     ("repeat", "model"),
     ("postprocess", "postprocess"),

@@ -12,6 +12,7 @@ mod measure;
 mod probe;
 mod reshape;
 mod schema;
+mod sessions;
 mod settings;
 mod values;
 
@@ -30,6 +31,7 @@ use crate::batcher::{self, Declaration, LengthBatcher};
 use crate::{cpus, warmup};
 
 pub use self::cost_cache::default_directory as default_cost_model_cache;
+pub(super) use self::sessions::Sessions;
 
 /// File name of a model where the configuration names none, also inside a directory that it names.
 const MODEL_FILE: &str = "model.onnx";
@@ -152,7 +154,7 @@ fn model_file(source: &ModelSource<'_>) -> Result<PathBuf, LoadError> {
 }
 
 /// The library's messages span lines and may quote whole tensors.
-fn one_line(message: &str) -> String {
+pub(super) fn one_line(message: &str) -> String {
     const LONGEST: usize = 600;
     let mut line = message.split_whitespace().collect::<Vec<_>>().join(" ");
     if let Some((end, _)) = line.char_indices().nth(LONGEST) {
@@ -160,6 +162,12 @@ fn one_line(message: &str) -> String {
         line.push('…');
     }
     line
+}
+
+/// Loads the library for tests that make values without a session.
+#[cfg(test)]
+pub(super) fn for_tests() {
+    library::environment(None).unwrap();
 }
 
 #[cfg(test)]
