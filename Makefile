@@ -76,7 +76,8 @@ compose-test: ## Builds the images, brings docker-compose.yml up, scales it, kil
 	@if [[ -x "$(TRIREME_PYTHON)" ]]; then "$(TRIREME_PYTHON)" tests/compose/compose_test.py; else echo "==> skipped: docker is not installed"; fi
 
 .PHONY: setup
-setup: setup-demo ## Fetches into .tools what tests need: ONNX Runtime, nats-server, the demo's model, a Python environment
+setup: setup-demo ## Fetches into .tools what tests need: ONNX Runtime, OpenVINO, nats-server, the demo's model, a Python environment
+	@scripts/fetch-openvino.sh
 	@scripts/fetch-nats-server.sh
 	@scripts/setup-python.sh
 
