@@ -191,7 +191,7 @@ impl Counters {
         self.request.record(total);
         self.queue.record(Duration::ZERO);
         self.cache_hit.record(lookup);
-        self.last_inference_ms = now.0 / 1000;
+        self.last_inference_ms = self.last_inference_ms.max(now.0 / 1000);
     }
 
     /// A request has succeeded.
