@@ -51,6 +51,16 @@ build: ## Builds target/release/trireme
 	@echo "==> building trireme (the first build takes some minutes)"
 	cargo build --release -p trireme
 
+.PHONY: bench
+bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (MODEL=DIR, TEXTS=FILE, ROUNDS=3, SECONDS_EACH=5)
+	@scripts/fetch-openvino.sh
+	@scripts/fetch-nats-server.sh
+	@scripts/setup-bench.sh
+	@echo "==> building release binaries (the first build takes some minutes)"
+	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model
+	@$(TOOLS)/bench-python/bin/python bench/run.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
+
 .PHONY: lint
 lint: ## Formatting, clippy, shell scripts, who may depend on whom
 	@echo "==> lint"

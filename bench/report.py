@@ -83,7 +83,8 @@ class Report:
                 show(self.values(key, "p99_ms"), 3), show(self.values(key, "client_cpu_us")),
             ]
             lines.append(f"| {key} | {' | '.join(cells)} |")
-        lines += ["", "CPU time per request at 64, in microseconds, by process (services) and thread (all in one):", ""]
+        lines += ["", "CPU time per request at 64, in microseconds, by process (services) and thread (all in one; the thread"]
+        lines += ["`trireme` is the async runtime and the threads that ONNX Runtime made):", ""]
         lines += ["| | where | CPU us/request |", "|---|---|---|"]
         best_cpu = self.median(self.best("raw"), "cpu_us")
         for key in ("all in one / 64", "services / 64", "identity / 64", "identity services / 64"):

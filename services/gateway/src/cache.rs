@@ -228,7 +228,11 @@ mod tests {
         };
         let (x, y) = (tensor("x", &[1]), tensor("y", &[2]));
         let base = make(1, &[x.clone(), y.clone()], &[output("o", 0)], &[]);
-        assert_eq!(base, make(1, &[y.clone(), x.clone()], &[output("o", 0)], &[]), "the order of inputs does not count");
+        assert_eq!(
+            base,
+            make(1, &[y.clone(), x.clone()], &[output("o", 0)], &[]),
+            "the order of inputs does not count"
+        );
         let one_by_two = Tensor::from_values("x", [1, 1], vec![1i64]).unwrap();
         for other in [
             make(2, &[x.clone(), y.clone()], &[output("o", 0)], &[]),

@@ -109,9 +109,7 @@ impl Accelerators {
                 "openvino" => openvino(&parameters),
                 _ => Err(unknown(&name)),
             };
-            accelerators
-                .cpu
-                .push(Accelerator { kind: AcceleratorKind::OpenVino, options: options.map_err(refused)? });
+            accelerators.cpu.push(Accelerator { kind: AcceleratorKind::OpenVino, options: options.map_err(refused)? });
         }
         for (name, parameters) in gpu {
             if !on_gpu {
@@ -149,7 +147,9 @@ impl Accelerators {
 }
 
 fn unknown(name: &str) -> String {
-    format!("unknown Execution Accelerator '{name}' is requested; there are openvino for the CPU, tensorrt and cuda for GPUs")
+    format!(
+        "unknown Execution Accelerator '{name}' is requested; there are openvino for the CPU, tensorrt and cuda for GPUs"
+    )
 }
 
 /// OpenVINO's properties: ours in lower case, its own in capitals as they are.
@@ -286,8 +286,11 @@ mod tests {
                       parameters { key: 'arena_extend_strategy' value { string_value: '1' } }";
         let parsed = parse(&format!("{GPU} {} {limit}", accelerators("gpu", text))).unwrap();
         assert_eq!(parsed.gpu[0].kind, AcceleratorKind::TensorRt);
-        let tensorrt =
-            map(&[("trt_engine_cache_enable", "1"), ("trt_fp16_enable", "1"), ("trt_max_workspace_size", "1073741824")]);
+        let tensorrt = map(&[
+            ("trt_engine_cache_enable", "1"),
+            ("trt_fp16_enable", "1"),
+            ("trt_max_workspace_size", "1073741824"),
+        ]);
         assert_eq!(parsed.gpu[0].options, tensorrt);
         let cuda = map(&[("arena_extend_strategy", "kSameAsRequested"), ("gpu_mem_limit", "64"), ("use_tf32", "0")]);
         assert_eq!(parsed.gpu[1], Accelerator { kind: AcceleratorKind::Cuda, options: cuda });
@@ -301,7 +304,10 @@ mod tests {
             parse(&format!("{GPU} {}", accelerators("gpu", &text))).unwrap_err()
         };
         assert_eq!(parameter("precision_mode", "FP8"), "model 'm': unsupported precision mode 'FP8' is requested");
-        assert!(parameter("speed", "1").ends_with("unknown parameter 'speed' is provided for TensorRT Execution Accelerator"));
+        assert!(
+            parameter("speed", "1")
+                .ends_with("unknown parameter 'speed' is provided for TensorRT Execution Accelerator")
+        );
         assert!(parameter("max_workspace_size_bytes", "-1").contains("has to be a whole number from 1, found '-1'"));
         let unknown = parse(&accelerators("cpu", "{ name: 'magic' }")).unwrap_err();
         assert!(unknown.starts_with("model 'm': unknown Execution Accelerator 'magic' is requested"), "{unknown}");

@@ -44,8 +44,9 @@ pub fn check(
     accelerated: &mut dyn ModelInstance,
     reference: &mut dyn ModelInstance,
 ) -> Result<(), LoadError> {
-    let refused = |reason: String| {
-        LoadError::Backend { model: config.name.clone(), reason: format!("precision check: {reason}") }
+    let refused = |reason: String| LoadError::Backend {
+        model: config.name.clone(),
+        reason: format!("precision check: {reason}"),
     };
     let (requests, expected) = expected(config, samples, reference).map_err(refused)?;
     let mut worst = Comparison { min_cosine: 1.0, max_difference: 0.0, rows: 0 };
@@ -59,7 +60,9 @@ pub fn check(
     }
     let Comparison { min_cosine, max_difference, rows } = worst;
     if rows == 0 {
-        return Err(refused("the model has no floating point output to compare; set 'precision_check' to off".to_owned()));
+        return Err(refused(
+            "the model has no floating point output to compare; set 'precision_check' to off".to_owned(),
+        ));
     }
     if min_cosine >= check.min_cosine {
         tracing::info!(model = config.name, provider, min_cosine, max_difference, rows, "precision check passed");
@@ -121,6 +124,7 @@ fn made_up(config: &ModelConfig, rows: i64, length: i64, vocabulary: u64) -> Res
         parameters: Arc::new(Parameters::default()),
         deadline: UnixMicros::NEVER,
         cancelled: CancelFlag::default(),
+        in_parts: false,
     })
 }
 
@@ -134,7 +138,8 @@ fn made_up_input(spec: &TensorSpec, rows: i64, length: i64, vocabulary: u64) -> 
     };
     let shape: Vec<i64> = spec.shape.iter().enumerate().map(size).collect();
     let count = shape.iter().try_fold(1i64, |count, dim| count.checked_mul(*dim)).filter(|count| *count <= LARGEST);
-    let count = count.ok_or_else(|| format!("input '{}' is too large to make up; declare it as model_warmup", spec.name))?;
+    let count =
+        count.ok_or_else(|| format!("input '{}' is too large to make up; declare it as model_warmup", spec.name))?;
     let lower = spec.name.to_lowercase();
     let columns = shape.last().copied().unwrap_or(1).max(1) as u64;
     let mut state = 0x9e37_79b9_7f4a_7c15u64 ^ spec.name.len() as u64;
@@ -283,7 +288,10 @@ mod tests {
     fn a_model_that_is_bent_is_refused_or_warned_of() {
         assert_eq!(outcome(0.0, true), Ok(()));
         let refused = outcome(500.0, true).unwrap_err();
-        assert!(refused.starts_with("model 'm': precision check: the lowest cosine to the plain fp32 run"), "{refused}");
+        assert!(
+            refused.starts_with("model 'm': precision check: the lowest cosine to the plain fp32 run"),
+            "{refused}"
+        );
         assert!(refused.contains("less than 0.9999") && refused.contains("run by SomeProvider"), "{refused}");
         assert_eq!(outcome(500.0, false), Ok(()));
         assert!(outcome(f32::NAN, true).unwrap_err().contains("is -1.000000"));
@@ -291,8 +299,11 @@ mod tests {
 
     #[test]
     fn made_up_inputs_suit_text_models() {
-        let spec = |name: &str, datatype| TensorSpec { name: name.into(), datatype, shape: [-1, -1].into(), optional: false };
-        let of = |name: &str| made_up_input(&spec(name, DataType::Int64), 2, 4, 1000).unwrap().values::<i64>().unwrap().to_vec();
+        let spec =
+            |name: &str, datatype| TensorSpec { name: name.into(), datatype, shape: [-1, -1].into(), optional: false };
+        let of = |name: &str| {
+            made_up_input(&spec(name, DataType::Int64), 2, 4, 1000).unwrap().values::<i64>().unwrap().to_vec()
+        };
         assert_eq!(of("attention_mask"), [1; 8]);
         assert_eq!(of("token_type_ids"), [0; 8]);
         assert_eq!(of("position_ids"), [0, 1, 2, 3, 0, 1, 2, 3]);
@@ -315,6 +326,10 @@ mod tests {
         assert_eq!((by_row.rows, by_row.min_cosine, by_row.max_difference), (2, 0.0, 2.0));
         let scores = compare(&tensor(2, &[1.0, 2.0]), &tensor(2, &[1.0, 2.0])).unwrap();
         assert_eq!((scores.rows, scores.max_difference), (1, 0.0));
-        assert!(compare(&tensor(2, &one), &tensor(1, &one)).unwrap_err().contains("FP32 [1,64], of the plain model FP32 [2,32]"));
+        assert!(
+            compare(&tensor(2, &one), &tensor(1, &one))
+                .unwrap_err()
+                .contains("FP32 [1,64], of the plain model FP32 [2,32]")
+        );
     }
 }

@@ -100,7 +100,9 @@ pub fn apply(
     };
     let plugins: Vec<_> = environment.devices().filter(wanted).collect();
     if plugin_options.is_some() && plugins.is_empty() {
-        return Err("execution accelerator 'openvino' is not available: its plugin offers no CPU device here".to_owned());
+        return Err(
+            "execution accelerator 'openvino' is not available: its plugin offers no CPU device here".to_owned()
+        );
     }
     dispatches.push(cpu());
     match plugin_options {
@@ -143,7 +145,10 @@ fn openvino_plugin(environment: &Environment, explicit: Option<&Path>) -> Result
     }
     let found = match explicit {
         Some(path) if !path.is_file() => {
-            return Err(format!("cannot read the OpenVINO plugin {}: no such file; {OPENVINO_HOW_TO_GET}", path.display()));
+            return Err(format!(
+                "cannot read the OpenVINO plugin {}: no such file; {OPENVINO_HOW_TO_GET}",
+                path.display()
+            ));
         }
         Some(path) => Some(path.to_owned()),
         None => library::beside_setup(OPENVINO_SETUP_PATH),
@@ -151,9 +156,9 @@ fn openvino_plugin(environment: &Environment, explicit: Option<&Path>) -> Result
     let Some(path) = found else { return Ok(false) };
     // The loader takes a path with a slash as it is, and its neighbours from there.
     let path = std::path::absolute(&path).unwrap_or(path);
-    environment
-        .register_ep_library(AcceleratorKind::OpenVino.provider(), &path)
-        .map_err(|error| format!("cannot load the OpenVINO plugin {}: {}", path.display(), super::one_line(error.message())))?;
+    environment.register_ep_library(AcceleratorKind::OpenVino.provider(), &path).map_err(|error| {
+        format!("cannot load the OpenVINO plugin {}: {}", path.display(), super::one_line(error.message()))
+    })?;
     tracing::info!(path = %path.display(), "registered the OpenVINO plugin");
     *registered = Some(path);
     Ok(true)

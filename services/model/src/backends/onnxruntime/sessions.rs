@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ort::environment::Environment;
 use ort::session::Session;
+use ort::session::builder::SessionBuilder;
 use tempfile::TempDir;
 
 use super::accelerators::{Accelerator, AcceleratorKind, Place};
@@ -137,12 +138,7 @@ impl<'a> Sessions<'a> {
         self.settings.accelerators.at(place).first().map_or("CPUExecutionProvider", |first| first.kind.provider())
     }
 
-    fn builder(
-        &self,
-        settings: &Settings,
-        place: Place,
-        threads: usize,
-    ) -> Result<ort::session::builder::SessionBuilder, String> {
+    fn builder(&self, settings: &Settings, place: Place, threads: usize) -> Result<SessionBuilder, String> {
         let builder = settings.builder(self.environment, threads).map_err(message)?;
         let accelerators = settings.accelerators.at(place);
         let openvino = self.options.openvino_library.as_deref();

@@ -257,13 +257,17 @@ mod tests {
         let entry = parameter("session.intra_op.allow_spinning", "1") + &parameter("mlas.something", "2");
         let own = parameter("session.use_device_allocator_for_initializers", "1") + &parameter("other.thing", "3");
         let entries = settings(&(entry + &own)).unwrap().entries;
-        assert_eq!(entries.into_iter().map(|(key, _)| key).collect::<Vec<_>>(), ["mlas.something", "session.intra_op.allow_spinning"]);
+        assert_eq!(
+            entries.into_iter().map(|(key, _)| key).collect::<Vec<_>>(),
+            ["mlas.something", "session.intra_op.allow_spinning"]
+        );
     }
 
     #[test]
     fn precision_is_checked_where_it_could_suffer() {
         let check = |text: &str| settings(text).map(|settings| settings.precision);
-        let accelerated = "optimization { execution_accelerators { cpu_execution_accelerator: [{ name: 'openvino' }] } }";
+        let accelerated =
+            "optimization { execution_accelerators { cpu_execution_accelerator: [{ name: 'openvino' }] } }";
         let refuse = |min_cosine| Some(PrecisionCheck { min_cosine, refuse: true });
         assert_eq!(check("").unwrap(), None);
         assert_eq!(check(accelerated).unwrap(), refuse(0.9999));
@@ -275,7 +279,9 @@ mod tests {
         let warn = told.clone() + &parameter("precision_check", "warn");
         assert_eq!(check(&warn).unwrap(), Some(PrecisionCheck { min_cosine: 0.99, refuse: false }));
         assert_eq!(check(&(told + &parameter("precision_check", "off"))).unwrap(), None);
-        assert!(check(&parameter("precision_check", "maybe")).unwrap_err().contains("refuse, warn or off, found 'maybe'"));
+        assert!(
+            check(&parameter("precision_check", "maybe")).unwrap_err().contains("refuse, warn or off, found 'maybe'")
+        );
         assert!(check(&parameter("precision_min_cosine", "1.5")).unwrap_err().contains("from 0 to 1, found '1.5'"));
     }
 

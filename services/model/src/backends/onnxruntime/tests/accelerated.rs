@@ -110,7 +110,10 @@ fn a_provider_that_the_library_lacks_is_an_error() {
     assert!(cuda.contains("has no CUDAExecutionProvider"), "{cuda}");
     let tensorrt = "optimization { execution_accelerators { gpu_execution_accelerator: [{ name: 'tensorrt' }] } }";
     let tensorrt = load_error(committed("tiny_encoder"), &encoder(&format!("{gpu} {tensorrt}")));
-    assert!(tensorrt.contains("'tensorrt' is not available") && tensorrt.contains("no TensorrtExecutionProvider"), "{tensorrt}");
+    assert!(
+        tensorrt.contains("'tensorrt' is not available") && tensorrt.contains("no TensorrtExecutionProvider"),
+        "{tensorrt}"
+    );
 }
 
 #[test]
@@ -155,9 +158,13 @@ fn a_kept_graph_is_used_again_and_made_anew_when_damaged() {
 #[test]
 fn settings_of_the_library_are_passed_on() {
     let threads = parameter("intra_op_thread_count", "2");
-    let affinities = |value: &str| encoder(&format!("{threads} {}", parameter("session.intra_op_thread_affinities", value)));
+    let affinities =
+        |value: &str| encoder(&format!("{threads} {}", parameter("session.intra_op_thread_affinities", value)));
     assert!(load(committed("tiny_encoder"), &affinities("1")).is_ok());
     // One for each thread that is made: the library counts them.
     let wrong = load_error(committed("tiny_encoder"), &affinities("1;1;1"));
-    assert!(wrong.starts_with("model 'tiny_encoder': ") && wrong.contains("affinities") && !wrong.contains('\n'), "{wrong}");
+    assert!(
+        wrong.starts_with("model 'tiny_encoder': ") && wrong.contains("affinities") && !wrong.contains('\n'),
+        "{wrong}"
+    );
 }
