@@ -105,15 +105,14 @@ pub fn apply(
         );
     }
     dispatches.push(cpu());
-    match plugin_options {
-        Some(options) => builder
-            .with_devices(plugins.into_iter().chain(environment.devices().filter(is_plain_cpu)), Some(&options))
-            .and_then(|builder| builder.with_execution_providers(dispatches)),
-        None => builder
-            .with_execution_providers(dispatches)
-            .and_then(|builder| builder.with_devices(environment.devices().filter(is_plain_cpu), None)),
-    }
-    .map_err(message)
+    let Some(options) = plugin_options else {
+        let builder = builder.with_execution_providers(dispatches).map_err(message)?;
+        return builder.with_devices(environment.devices().filter(is_plain_cpu), None).map_err(message);
+    };
+    // First come those named first: the plugin before the CPU.
+    let devices = plugins.into_iter().chain(environment.devices().filter(is_plain_cpu));
+    let builder = builder.with_devices(devices, Some(&options)).map_err(message)?;
+    builder.with_execution_providers(dispatches).map_err(message)
 }
 
 fn with_options<P: ArbitrarilyConfigurableExecutionProvider>(provider: P, options: &BTreeMap<String, String>) -> P {
