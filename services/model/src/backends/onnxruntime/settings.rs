@@ -257,10 +257,7 @@ mod tests {
         let entry = parameter("session.intra_op.allow_spinning", "1") + &parameter("mlas.something", "2");
         let own = parameter("session.use_device_allocator_for_initializers", "1") + &parameter("other.thing", "3");
         let entries = settings(&(entry + &own)).unwrap().entries;
-        assert_eq!(
-            entries.into_iter().map(|(key, _)| key).collect::<Vec<_>>(),
-            ["mlas.something", "session.intra_op.allow_spinning"]
-        );
+        assert_eq!(entries.into_keys().collect::<Vec<_>>(), ["mlas.something", "session.intra_op.allow_spinning"]);
     }
 
     #[test]
