@@ -9,6 +9,7 @@ import argparse
 import datetime
 import os
 import platform
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -73,6 +74,8 @@ def main():
 
 
 if __name__ == "__main__":
+    # Told to stop, it stops what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: stopped"))
     try:
         main()
     except BenchError as error:
