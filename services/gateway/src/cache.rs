@@ -256,9 +256,8 @@ mod tests {
                 assert_eq!(ask(&cache, &computed, 7).await.unwrap(), 7);
             }
             assert_eq!(computed.load(Ordering::SeqCst), 1);
-            let lookup = async |value| {
-                cache.answer(key(&[value]), SECOND, async { Ok(answer(&[value])) }).await.unwrap().1
-            };
+            let lookup =
+                async |value| cache.answer(key(&[value]), SECOND, async { Ok(answer(&[value])) }).await.unwrap().1;
             assert!(matches!(lookup(7).await, Lookup::Hit(_)));
             assert!(matches!(lookup(8).await, Lookup::Miss(_)));
             for _ in 0..2 {
