@@ -55,6 +55,16 @@ build: ## Builds target/release/trireme
 	@echo "==> building trireme (the first build takes some minutes)"
 	cargo build --release -p trireme
 
+.PHONY: bench
+bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (MODEL=DIR, TEXTS=FILE, ROUNDS=3, SECONDS_EACH=5)
+	@scripts/fetch-openvino.sh
+	@scripts/fetch-nats-server.sh
+	@scripts/setup-bench.sh
+	@echo "==> building release binaries (the first build takes some minutes)"
+	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model
+	@$(TOOLS)/bench-python/bin/python bench/run.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
+
 .PHONY: lint
 lint: ## Formatting, clippy, shell scripts, who may depend on whom
 	@echo "==> lint"
@@ -80,7 +90,8 @@ compose-test: ## Builds the images, brings docker-compose.yml up, scales it, kil
 	@if [[ -x "$(TRIREME_PYTHON)" ]]; then "$(TRIREME_PYTHON)" tests/compose/compose_test.py; else echo "==> skipped: docker is not installed"; fi
 
 .PHONY: setup
-setup: setup-demo ## Fetches into .tools what tests need: ONNX Runtime, nats-server, the demo's model, a Python environment
+setup: setup-demo ## Fetches into .tools what tests need: ONNX Runtime, OpenVINO, nats-server, the demo's model, a Python environment
+	@scripts/fetch-openvino.sh
 	@scripts/fetch-nats-server.sh
 	@scripts/setup-python.sh
 

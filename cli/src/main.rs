@@ -3,6 +3,7 @@
 mod bench;
 mod infer;
 mod serve;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -20,6 +21,8 @@ struct Cli {
 enum Command {
     /// Serve a model repository: gateway and all stages in this process, without a broker
     Serve(Box<serve::ServeArgs>),
+    /// Host some stages in this process, on NATS: those side by side hand work over in memory
+    Worker(Box<worker::WorkerCommand>),
     /// Load a server of the v2 protocol and print throughput and latency
     Bench(bench::BenchArgs),
     /// Ask a model: text in, answer out
@@ -34,6 +37,7 @@ enum Command {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
+        Command::Worker(command) => worker::run(&command),
         Command::Bench(args) => bench::run(&args),
         Command::Infer(args) => infer::run(&args),
         Command::Completions { shell } => {

@@ -47,6 +47,8 @@ pub struct ModelConfig {
     pub metric_tags: BTreeMap<String, String>,
     /// `model_transaction_policy.decoupled`: a request may have any number of responses.
     pub decoupled: bool,
+    /// `response_cache.enable`: answers may come from a cache.
+    pub response_cache: bool,
     pub(crate) message: crate::proto::ModelConfig,
 }
 

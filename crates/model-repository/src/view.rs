@@ -71,6 +71,7 @@ fn read(message: proto::ModelConfig) -> Result<ModelConfig, String> {
         parameters: message.parameters.iter().map(|(key, p)| (key.clone(), p.string_value.clone())).collect(),
         metric_tags: message.metric_tags.clone(),
         decoupled: message.model_transaction_policy.is_some_and(|policy| policy.decoupled),
+        response_cache: message.response_cache.is_some_and(|cache| cache.enable),
         message,
     })
 }

@@ -9,6 +9,7 @@
 //!
 //! Not here: wire formats (`protocol`), what configurations mean (`model-repository`), queues (`bus`).
 
+mod cache;
 mod dispatch;
 mod grpc;
 mod handlers;
@@ -35,6 +36,7 @@ use trireme_runtime::statistics::report::follow_log_levels;
 use trireme_runtime::{Health, Statistics, TaskSet};
 use trireme_telemetry::TelemetryArgs;
 
+use cache::ResponseCache;
 use dispatch::Dispatcher;
 use grpc::GrpcListener;
 use handlers::{Access, Handlers, Labels, Tracing};
@@ -43,6 +45,7 @@ use metrics::MetricsListener;
 use registry::Registry;
 use statistics::Collector;
 
+pub use cache::CacheConfig;
 pub use grpc::{CompressionLevel, GrpcArgs};
 pub use handlers::{AccessArgs, Restriction, Secret};
 pub use http::HttpArgs;
@@ -88,6 +91,15 @@ pub struct GatewayArgs {
     /// Most requests in flight; one more is refused
     #[arg(long, env = "TRIREME_MAX_IN_FLIGHT", value_name = "COUNT", default_value_t = 10_000)]
     pub max_in_flight: usize,
+
+    /// Cache of responses, for models with `response_cache`: `local,size=BYTES`; none by default
+    #[arg(long, env = "TRIREME_CACHE_CONFIG", value_name = "local,size=BYTES")]
+    pub cache_config: Option<CacheConfig>,
+
+    /// Compute identical requests that are in flight at the same time once, for models with `response_cache`; needs
+    /// --cache-config
+    #[arg(long, env = "TRIREME_COALESCE_REQUESTS", value_parser = clap::builder::FalseyValueParser::new())]
+    pub coalesce_requests: bool,
 }
 
 /// Flags of the gateway service.
@@ -147,6 +159,10 @@ impl Gateway {
         exit_timeout: Duration,
     ) -> anyhow::Result<Gateway> {
         let access = Access::new(&args.access)?;
+        anyhow::ensure!(
+            !args.coalesce_requests || args.cache_config.is_some(),
+            "--coalesce-requests needs a cache: give --cache-config local,size=BYTES"
+        );
         let http = HttpListener::bind(&args.http).await?;
         let http_address = http.as_ref().map(|listener| listener.address);
         let grpc = GrpcListener::bind(&args.grpc).await?;
@@ -176,6 +192,7 @@ impl Gateway {
             collector,
             access,
             default_timeout,
+            cache: args.cache_config.map(|config| ResponseCache::new(config, args.coalesce_requests)),
         });
 
         let stop = CancellationToken::new();

@@ -47,17 +47,31 @@ fn run_with(
     model_path: &Path,
     mut execute: impl FnMut(ExecuteRequest) -> Result<(), InferError>,
 ) -> Result<(), LoadError> {
-    for sample in config.warmup.iter().filter(|sample| sample.batch_size > 0) {
-        let failed = |reason: String| LoadError::Backend {
-            model: config.name.clone(),
-            reason: format!("failed to run warmup sample '{}': {reason}", sample.name),
-        };
-        let request = request(config, sample, &model_path.join("warmup")).map_err(failed)?;
+    for (sample, request) in samples(config, model_path)? {
         for _ in 0..sample.count.max(1) {
-            execute(request.clone()).map_err(|error| failed(error.message))?;
+            execute(request.clone()).map_err(|error| failed(config, sample, error.message))?;
         }
     }
     Ok(())
+}
+
+/// The configuration's warm-up samples with the requests they stand for.
+pub fn samples<'c>(
+    config: &'c ModelConfig,
+    model_path: &Path,
+) -> Result<Vec<(&'c ModelWarmup, ExecuteRequest)>, LoadError> {
+    let files = model_path.join("warmup");
+    let samples = config.warmup.iter().filter(|sample| sample.batch_size > 0);
+    let read = |sample| match request(config, sample, &files) {
+        Ok(request) => Ok((sample, request)),
+        Err(reason) => Err(failed(config, sample, reason)),
+    };
+    samples.map(read).collect()
+}
+
+fn failed(config: &ModelConfig, sample: &ModelWarmup, reason: String) -> LoadError {
+    let reason = format!("failed to run warmup sample '{}': {reason}", sample.name);
+    LoadError::Backend { model: config.name.clone(), reason }
 }
 
 fn request(config: &ModelConfig, sample: &ModelWarmup, files: &Path) -> Result<ExecuteRequest, String> {

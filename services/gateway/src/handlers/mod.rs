@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use trireme_runtime::Health;
 
+use crate::cache::ResponseCache;
 use crate::dispatch::Dispatcher;
 use crate::registry::Registry;
 use crate::statistics::Collector;
@@ -47,6 +48,8 @@ pub struct Handlers {
     pub(crate) access: Access,
     /// Time a request may take when it does not say.
     pub(crate) default_timeout: Duration,
+    /// Answers of models with `response_cache`, where there is a cache.
+    pub(crate) cache: Option<ResponseCache>,
 }
 
 /// How listeners hold the operations.

@@ -13,7 +13,7 @@ use ort::value::{DynValue, Outlet, Tensor, TensorElementType};
 
 use super::files::{Files, Layout};
 use super::values::{Rows, assemble};
-use crate::backends::onnxruntime::Sessions;
+use crate::backends::onnxruntime::GraphSessions;
 use trireme_runtime::LoadError;
 
 /// Where the text's length is in the encoder's states and in the mask, and in the cache made from them.
@@ -72,7 +72,7 @@ pub struct State {
 
 impl Graphs {
     /// Opens the graphs in `files`.
-    pub fn open(model: &str, files: &Files, sessions: &Sessions) -> Result<Graphs, LoadError> {
+    pub fn open(model: &str, files: &Files, sessions: &GraphSessions) -> Result<Graphs, LoadError> {
         let refused = |reason: String| LoadError::Config(format!("model '{model}': {reason}"));
         let encoder = sessions.open(&files.encoder)?;
         check_encoder(&encoder).map_err(|reason| refused(format!("{}: {reason}", files.encoder.display())))?;

@@ -32,7 +32,7 @@ use self::instance::Generator;
 use self::options::OptionError;
 use self::request::Format;
 use self::settings::{Limits, Settings};
-use super::onnxruntime::{OnnxRuntimeOptions, Sessions};
+use super::onnxruntime::{GraphSessions, OnnxRuntimeOptions};
 use crate::{batcher, warmup};
 
 /// Rows of the decoder's batch where `max_rows` says nothing: beams and samples each take one.
@@ -73,7 +73,7 @@ impl Backend for Generation {
         let files = Files::find(&config, source.version_path)?;
         let model_config = files::read_json(&config.name, &files.config)?;
         let defaults = defaults(&config, &files, &model_config)?;
-        let sessions = Sessions::new(&config, &self.options, instances)?;
+        let sessions = GraphSessions::new(&config, &self.options)?;
 
         let mut loaded: Vec<Instance> = Vec::new();
         for _ in 0..instances {
