@@ -176,15 +176,19 @@ pub enum BusError {
         /// The queue's model.
         model: ModelKey,
     },
-    /// The message is larger than the broker takes.
-    #[error("message of {size} bytes for '{model}' exceeds the {limit} bytes that the message bus takes (max_payload)")]
+    /// The message is larger than the bus takes, by claim as well.
+    #[error("message of {size} bytes exceeds the {limit} bytes that the message bus takes")]
     TooLarge {
-        /// The queue's model.
-        model: String,
         /// The message's size in bytes.
         size: usize,
-        /// The most the broker takes, in bytes.
+        /// The most the bus takes, in bytes.
         limit: usize,
+    },
+    /// The broker has no room for a message that has to travel by claim.
+    #[error("message bus has no room for a message of {size} bytes (stream trireme_claims is full)")]
+    ClaimsFull {
+        /// The message's size in bytes.
+        size: usize,
     },
     /// The broker cannot be reached, or did not confirm in time.
     #[error("message bus is unreachable: {0}")]
@@ -208,7 +212,10 @@ impl BusError {
     /// The code for a request that fails because of this.
     pub fn code(&self) -> ErrorCode {
         match self {
-            BusError::Full { .. } | BusError::NoQueue { .. } | BusError::Unreachable(_) => ErrorCode::Unavailable,
+            BusError::Full { .. }
+            | BusError::NoQueue { .. }
+            | BusError::ClaimsFull { .. }
+            | BusError::Unreachable(_) => ErrorCode::Unavailable,
             BusError::TooLarge { .. } => ErrorCode::InvalidArg,
             BusError::Refused { .. } | BusError::Envelope(_) => ErrorCode::Internal,
         }

@@ -16,6 +16,9 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Short, so that redeliveries are soon seen; long enough that a busy machine does not cause any.
 pub const ACK_WAIT: Duration = Duration::from_millis(600);
 
+/// Bytes of a large message: three times what deployments let a broker take at once.
+pub const LARGE: usize = 24 << 20;
+
 /// Waits for what has to happen.
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(LIMIT, future).await {

@@ -10,7 +10,7 @@ use trireme_inference::ModelKey;
 
 use super::Setup;
 use super::fixtures::{
-    assert_idle, full_message, heavy_message, message, model, number, patient_options, take, within,
+    LARGE, assert_idle, full_message, heavy_message, message, model, number, patient_options, take, within,
 };
 use crate::{Bus, BusError, Delivery, Puller, QueueOptions, QueueStatus, WorkMessage};
 
@@ -237,6 +237,28 @@ pub async fn many_publishers_and_workers_lose_and_repeat_nothing(setup: &Setup) 
     within("all messages", async { tokio::join!(join_all(publishing), join_all(pulling)) }).await;
     assert_eq!(numbers.lock().len(), MESSAGES);
     assert_idle(&mut open(&**buses[0], model).await, A_WHILE, "everything was acknowledged").await;
+}
+
+pub async fn a_large_message_passes_and_can_be_delivered_again(setup: &Setup) {
+    let (bus, model) = declared(setup, "large", &QueueOptions { max_bytes: 64 << 20, ..patient_options() }).await;
+    let worker = setup.connect().await;
+    let mut puller = open(&*worker, &model).await;
+    let (large, small) = (heavy_message(&model, LARGE), message(&model, 1));
+    publish(&*bus, &large).await;
+    publish(&*bus, &large).await;
+    publish(&*bus, &small).await;
+    let mut deliveries = vec![take(&mut puller, "one message").await, take(&mut puller, "the other").await];
+    // One whose body has to be fetched may come later.
+    deliveries.sort_by_key(|delivery| delivery.message.request_id != large.request_id);
+    assert_eq!(deliveries[0].message, large);
+    assert_eq!(deliveries[1].message, small);
+    let again = deliveries.remove(0).acker;
+    deliveries.remove(0).acker.ack().await.expect("acknowledged");
+    again.nak(Duration::ZERO).await.expect("refused");
+    let again = take(&mut puller, "the large message again").await;
+    assert_eq!((&again.message, again.attempt), (&large, 2));
+    again.acker.ack().await.expect("acknowledged");
+    assert_idle(&mut puller, A_WHILE, "both messages were acknowledged").await;
 }
 
 async fn declared(setup: &Setup, name: &str, options: &QueueOptions) -> (std::sync::Arc<dyn Bus>, ModelKey) {

@@ -3,6 +3,8 @@
 use async_nats::{HeaderMap, HeaderValue, Message};
 use trireme_inference::UnixMicros;
 
+use super::claims::Claim;
+use super::subjects;
 use crate::envelope::{CONTRACT_VERSION, EnvelopeError, ReplyHeaders, WorkHeaders};
 use crate::{Answer, Part, Reply, WorkMessage};
 
@@ -15,6 +17,10 @@ const IN_PARTS: &str = "Trireme-In-Parts";
 const SEQUENCE: &str = "Trireme-Sequence";
 const FINAL: &str = "Trireme-Final";
 const TRACEPARENT: &str = "traceparent";
+
+const CLAIM: &str = "Trireme-Claim";
+const CLAIM_BYTES: &str = "Trireme-Claim-Bytes";
+const CLAIM_PARTS: &str = "Trireme-Claim-Parts";
 
 /// Why a message was given up, on dead letters.
 pub const DEAD_REASON: &str = "Trireme-Dead-Reason";
@@ -92,6 +98,23 @@ fn read_answer(message: &Message) -> Result<Answer, EnvelopeError> {
     }
     let in_parts = get(message, IN_PARTS).is_some() && flag(message, IN_PARTS)?;
     Ok(if in_parts { Answer::InParts } else { Answer::Whole })
+}
+
+/// Adds what stands for a body that travels by claim.
+pub fn write_claim(headers: &mut HeaderMap, claim: &Claim) {
+    headers.insert(CLAIM, claim.name.as_str());
+    headers.insert(CLAIM_BYTES, claim.bytes.to_string());
+    headers.insert(CLAIM_PARTS, claim.parts.to_string());
+}
+
+/// Reads what [`write_claim`] wrote; `None` when the body is in the message.
+pub fn read_claim(message: &Message) -> Result<Option<Claim>, EnvelopeError> {
+    let Some(name) = get(message, CLAIM) else { return Ok(None) };
+    if !subjects::is_token(name) {
+        return Err(EnvelopeError::Header { name: CLAIM, found: quote(name), expected: "a claim's name" });
+    }
+    let (bytes, parts) = (number(message, CLAIM_BYTES)?, number(message, CLAIM_PARTS)?);
+    Ok(Some(Claim { name: name.to_owned(), bytes, parts }))
 }
 
 /// `value` as a header's value: some of them come from clients, and a line break would be the start of another header.

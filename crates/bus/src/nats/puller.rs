@@ -10,17 +10,27 @@ use std::time::{Duration, Instant};
 use async_nats::jetstream::{self, AckKind};
 use async_nats::{Message, StatusCode, Subscriber};
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
-use trireme_inference::ModelKey;
+use tokio::task::JoinSet;
+use trireme_inference::{InferError, ModelKey};
 
+use super::claims::{Claim, RedeemError, Store};
 use super::connect::CLOSE_TIMEOUT;
 use super::pulls::{PULL_EXPIRES, Pulls};
 use super::{Nats, headers, subjects};
-use crate::{AckHandle, Acker, BusError, Connection, Delivery, Puller, envelope};
+use crate::{
+    AckHandle, Acker, Bus, BusError, Connection, Delivery, Puller, Reply, ReplyHeaders, WorkHeaders, WorkMessage,
+    envelope,
+};
 
 /// Pause after a pull request that the broker turned down, so that asking again does not become a storm.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
+
+/// How often a body is fetched in vain before its request is answered with an error, and the pause in between.
+const FETCH_ATTEMPTS: u32 = 3;
+const FETCH_PAUSE: Duration = Duration::from_secs(1);
 
 pub struct NatsPuller {
     nats: Nats,
@@ -34,19 +44,45 @@ pub struct NatsPuller {
     pulls: Pulls,
     /// No pull request is made before this.
     paused_until: Option<Instant>,
+    /// Deliveries whose bodies are being fetched. They take up room already.
+    fetching: JoinSet<Option<Delivery>>,
 }
 
 /// What one message from the broker was.
 enum Incoming {
     Work(Box<Delivery>),
+    /// Work whose body has to be fetched.
+    Claimed(Fetch),
     /// A status, or something unusable that has been dealt with.
     Nothing,
     /// Word that there is no such queue.
     NoQueue,
 }
 
-struct NatsAck {
+/// What there was to wait for.
+enum Event {
+    Message(Message),
+    /// A body was fetched, or not.
+    Fetched(Option<Delivery>),
+    /// There is something else to see to.
+    Other,
+}
+
+/// A delivery whose body travels by claim.
+struct Fetch {
+    nats: Nats,
+    model: ModelKey,
     message: jetstream::Message,
+    headers: WorkHeaders,
+    claim: Claim,
+    attempt: u32,
+}
+
+struct NatsAck {
+    nats: Nats,
+    message: jetstream::Message,
+    /// The claim that ends with the delivery.
+    claim: Option<String>,
 }
 
 // === impl NatsPuller ===
@@ -68,6 +104,7 @@ impl NatsPuller {
             connection,
             pulls: Pulls::default(),
             paused_until: None,
+            fetching: JoinSet::new(),
         })
     }
 
@@ -95,29 +132,43 @@ impl NatsPuller {
             return self.on_status(status, &message);
         }
         self.pulls.delivered();
-        let work = headers::read_work(&message)
-            .and_then(|headers| envelope::decode_work(headers, &message.payload))
-            .map_err(|error| error.to_string());
         let message = jetstream::Message { message, context: self.nats.jetstream.clone() };
-        let attempt = message.info().map(|info| u32::try_from(info.delivered).unwrap_or(u32::MAX));
-        let reason = match (work, attempt) {
-            (Ok(work), Ok(attempt)) if work.queue() == Some(&self.model) => {
-                let acker = Acker::new(Arc::new(NatsAck { message }));
-                return Incoming::Work(Box::new(Delivery { message: work, attempt, acker }));
+        let nats = self.nats.clone();
+        match self.read(&message) {
+            Ok((headers, attempt, Some(claim))) => {
+                Incoming::Claimed(Fetch { nats, model: self.model.clone(), message, headers, claim, attempt })
             }
-            (Err(error), _) => error,
-            (_, Err(error)) => error.to_string(),
-            (Ok(work), Ok(_)) => match work.queue() {
-                Some(other) => format!("its route leads to '{other}'"),
-                None => "its route has no step left".to_owned(),
+            Ok((headers, attempt, None)) => match decode(&self.model, headers, &message.payload) {
+                Ok(work) => {
+                    let acker = Acker::new(Arc::new(NatsAck { nats, message, claim: None }));
+                    Incoming::Work(Box::new(Delivery { message: work, attempt, acker }))
+                }
+                Err(reason) => {
+                    self.refuse(message, &reason);
+                    Incoming::Nothing
+                }
             },
-        };
+            Err(reason) => {
+                self.refuse(message, &reason);
+                Incoming::Nothing
+            }
+        }
+    }
+
+    /// What a message's headers and reply subject say.
+    fn read(&self, message: &jetstream::Message) -> Result<(WorkHeaders, u32, Option<Claim>), String> {
+        let headers = headers::read_work(message).map_err(|error| error.to_string())?;
+        let claim = headers::read_claim(message).map_err(|error| error.to_string())?;
+        let info = message.info().map_err(|error| error.to_string())?;
+        Ok((headers, u32::try_from(info.delivered).unwrap_or(u32::MAX), claim))
+    }
+
+    fn refuse(&self, message: jetstream::Message, reason: &str) {
         tracing::warn!(model = %self.model, subject = %message.subject, reason, "refused a malformed message");
         crate::spawn("nats refusal", async move {
             // Unsettled it would come again, to be refused again.
             let _ = message.ack_with(AckKind::Term).await;
         });
-        Incoming::Nothing
     }
 
     /// A status message ends the pull request whose reply subject it came to.
@@ -151,22 +202,23 @@ impl NatsPuller {
         Incoming::Nothing
     }
 
-    /// Waits for a message. `None` when there is something else to see to first.
-    async fn wait(&mut self, until: Instant) -> Result<Option<Message>, BusError> {
+    /// Waits until there is something to see to.
+    async fn wait(&mut self, until: Instant) -> Result<Event, BusError> {
         tokio::select! {
             biased;
+            Some(fetched) = self.fetching.join_next() => Ok(Event::Fetched(fetched.ok().flatten())),
             message = self.incoming.next() => match message {
-                Some(message) => Ok(Some(message)),
+                Some(message) => Ok(Event::Message(message)),
                 None => Err(BusError::Unreachable("connection closed".to_owned())),
             },
             changed = self.connection.changed() => match changed {
                 Ok(()) => {
                     self.connection.mark_changed();
-                    Ok(None)
+                    Ok(Event::Other)
                 }
                 Err(_) => Err(BusError::Unreachable("connection closed".to_owned())),
             },
-            () = tokio::time::sleep_until(until.into()) => Ok(None),
+            () = tokio::time::sleep_until(until.into()) => Ok(Event::Other),
         }
     }
 }
@@ -184,14 +236,19 @@ impl Puller for NatsPuller {
                 self.pulls.clear();
             }
             self.paused_until = self.paused_until.filter(|until| *until > now);
-            self.ask(room, now).await?;
+            self.ask(room.saturating_sub(self.fetching.len()), now).await?;
             let wake = self.paused_until.or(self.pulls.next_loss()).unwrap_or(now + PULL_EXPIRES);
-            let mut arrived = self.wait(wake).await?;
-            // From here to the return nothing waits. Whatever else has arrived comes along.
             let mut deliveries = Vec::new();
+            let mut arrived = match self.wait(wake).await? {
+                Event::Message(message) => Some(message),
+                Event::Fetched(Some(delivery)) => return Ok(vec![delivery]),
+                Event::Fetched(None) | Event::Other => None,
+            };
+            // From here to the return nothing waits. Whatever else has arrived comes along.
             while let Some(message) = arrived {
                 match self.receive(message) {
                     Incoming::Work(delivery) => deliveries.push(*delivery),
+                    Incoming::Claimed(fetch) => drop(self.fetching.spawn(fetch.run())),
                     Incoming::Nothing => {}
                     Incoming::NoQueue if deliveries.is_empty() => {
                         return Err(BusError::NoQueue { model: self.model.clone() });
@@ -217,16 +274,69 @@ impl Puller for NatsPuller {
         // (its own draining included), and what comes then is lost until ack_wait: so the open pull requests end first.
         while self.pulls.outstanding() > 0 && Instant::now() < give_up {
             let Ok(Some(message)) = tokio::time::timeout_at(give_up.into(), self.incoming.next()).await else { break };
-            if let Incoming::Work(delivery) = self.receive(message) {
-                back.push(*delivery);
+            match self.receive(message) {
+                Incoming::Work(delivery) => back.push(delivery.acker),
+                Incoming::Claimed(fetch) => back.push(fetch.unread()),
+                Incoming::Nothing | Incoming::NoQueue => {}
             }
+        }
+        while let Ok(Some(fetched)) = tokio::time::timeout_at(give_up.into(), self.fetching.join_next()).await {
+            back.extend(fetched.ok().flatten().map(|delivery| delivery.acker));
         }
         let _ = self.incoming.unsubscribe().await;
         // Not before: the broker would serve one of this puller's own requests with it.
-        for delivery in back {
+        for acker in back {
             // What cannot be handed back now comes again after ack_wait.
-            let _ = delivery.acker.nak(Duration::ZERO).await;
+            let _ = acker.nak(Duration::ZERO).await;
         }
+    }
+}
+
+/// A message's body, if it is work for `model`.
+fn decode(model: &ModelKey, headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, String> {
+    let work = envelope::decode_work(headers, body).map_err(|error| error.to_string())?;
+    match work.queue() {
+        Some(queue) if queue == model => Ok(work),
+        Some(other) => Err(format!("its route leads to '{other}'")),
+        None => Err("its route has no step left".to_owned()),
+    }
+}
+
+// === impl Fetch ===
+
+impl Fetch {
+    /// Reads the body. `None` when that is not possible: then the delivery has been dealt with.
+    async fn run(self) -> Option<Delivery> {
+        let reason = match self.nats.redeem(Store::Claims, &self.claim, Some(&self.message)).await {
+            Ok(body) => match decode(&self.model, self.headers.clone(), &body) {
+                Ok(work) => {
+                    let ack = NatsAck { nats: self.nats, message: self.message, claim: Some(self.claim.name) };
+                    return Some(Delivery { message: work, attempt: self.attempt, acker: Acker::new(Arc::new(ack)) });
+                }
+                Err(reason) => reason,
+            },
+            // What the broker lost is laid down again by whoever publishes the message again.
+            Err(error @ (RedeemError::Gone { .. } | RedeemError::Unreachable { .. }))
+                if self.attempt < FETCH_ATTEMPTS =>
+            {
+                tracing::debug!(model = %self.model, %error, "a message's body could not be fetched yet");
+                let _ = self.message.ack_with(AckKind::Nak(Some(FETCH_PAUSE))).await;
+                return None;
+            }
+            Err(error) => error.to_string(),
+        };
+        tracing::warn!(model = %self.model, request_id = self.headers.request_id, reason, "refused a message");
+        let error = InferError::unavailable(format!("message was lost: {reason}")).at(&self.model, "");
+        let WorkHeaders { request_id, gateway, .. } = self.headers;
+        let _ =
+            self.nats.reply(Reply::failed(ReplyHeaders { request_id, gateway, sequence: 0, last: true }, error)).await;
+        let _ = self.message.ack_with(AckKind::Term).await;
+        None
+    }
+
+    /// The delivery without its body, to be handed back.
+    fn unread(self) -> Acker {
+        Acker::new(Arc::new(NatsAck { nats: self.nats, message: self.message, claim: None }))
     }
 }
 
@@ -236,12 +346,22 @@ impl NatsAck {
     async fn send(&self, kind: AckKind) -> Result<(), BusError> {
         self.message.ack_with(kind).await.map_err(|error| BusError::Unreachable(error.to_string()))
     }
+
+    /// The last word about a message. Its claim is kept until the broker has heard it: delivered again, the message needs
+    /// the claim again.
+    async fn end(&self, kind: AckKind) -> Result<(), BusError> {
+        let Some(claim) = &self.claim else { return self.send(kind).await };
+        let heard = self.message.double_ack_with(kind).await;
+        heard.map_err(|error| BusError::Unreachable(error.to_string()))?;
+        self.nats.discard(Store::Claims, claim.clone());
+        Ok(())
+    }
 }
 
 #[async_trait]
 impl AckHandle for NatsAck {
     async fn ack(&self) -> Result<(), BusError> {
-        self.send(AckKind::Ack).await
+        self.end(AckKind::Ack).await
     }
 
     async fn nak(&self, delay: Duration) -> Result<(), BusError> {
@@ -249,7 +369,7 @@ impl AckHandle for NatsAck {
     }
 
     async fn term(&self, _reason: &str) -> Result<(), BusError> {
-        self.send(AckKind::Term).await
+        self.end(AckKind::Term).await
     }
 
     async fn in_progress(&self) -> Result<(), BusError> {

@@ -10,6 +10,10 @@ pub const REGISTRY_BUCKET: &str = "trireme_registry";
 pub const DEAD_STREAM: &str = "trireme_dead";
 /// Its subjects.
 pub const DEAD_SUBJECTS: &str = "trireme.dead.>";
+/// Stream of bodies above `max_payload`.
+pub const CLAIM_STREAM: &str = "trireme_claims";
+/// Its subjects.
+pub const CLAIM_SUBJECTS: &str = "trireme.claim.>";
 /// The durable consumer that the workers of a queue share.
 pub const WORKERS: &str = "workers";
 
@@ -46,6 +50,31 @@ pub fn control(topic: &str) -> String {
 /// Subject of given-up messages of a model version.
 pub fn dead(model: &ModelKey) -> String {
     format!("trireme.dead.{}.{}", escape_token(&model.name), model.version)
+}
+
+/// Subject of one part of a claim.
+pub fn claim(name: &str, part: usize) -> String {
+    format!("trireme.claim.{name}.{part}")
+}
+
+/// Subjects of all parts of a claim.
+pub fn claim_all(name: &str) -> String {
+    format!("trireme.claim.{name}.*")
+}
+
+/// Subject of one part of a dead letter's claim. No model's name becomes the token `=claim`.
+pub fn dead_claim(name: &str, part: usize) -> String {
+    format!("trireme.dead.=claim.{name}.{part}")
+}
+
+/// Subjects of all parts of a dead letter's claim.
+pub fn dead_claim_all(name: &str) -> String {
+    format!("trireme.dead.=claim.{name}.*")
+}
+
+/// Whether `token` is what [`escape_token`] may give.
+pub fn is_token(token: &str) -> bool {
+    !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_=".contains(&byte))
 }
 
 /// `name` as one subject token that is also fit for stream names and bucket keys: letters, digits, `-` and `_` stay, every

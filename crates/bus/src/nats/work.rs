@@ -3,15 +3,16 @@
 use std::error::Error;
 use std::time::Duration;
 
-use async_nats::jetstream;
 use async_nats::jetstream::context::{
     CreateStreamError, CreateStreamErrorKind, GetStreamErrorKind, PublishError, PublishErrorKind,
 };
 use async_nats::jetstream::{consumer, stream};
+use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use trireme_inference::{ModelKey, UnixMicros};
 
+use super::claims::{self, Store};
 use super::{Nats, headers, subjects};
 use crate::{BusError, DeadLetter, QueueOptions, QueueStatus, WorkMessage, envelope};
 
@@ -96,7 +97,8 @@ impl Nats {
         if lapse < LONGEST_LAPSE {
             headers.insert(async_nats::header::NATS_MESSAGE_TTL, lapse.as_secs().to_string());
         }
-        self.publish_confirmed(model, subject, headers, body).await
+        let claim = (Store::Claims, subjects::escape_token(&message.message_id()), Some(lapse.min(LONGEST_LAPSE)));
+        self.publish_body(model, subject, headers, body, claim).await
     }
 
     /// Puts a message into the dead-letter stream, which is made when first needed.
@@ -118,16 +120,35 @@ impl Nats {
         headers.insert(headers::DEAD_REASON, reason);
         headers.insert(headers::DEAD_ATTEMPTS, letter.attempts.to_string());
         let body = envelope::encode_work(&letter.message)?;
-        self.publish_confirmed(model, subjects::dead(model), headers, body).await
+        let claim = (Store::Dead, subjects::escape_token(&letter.message.message_id()), None);
+        self.publish_body(model, subjects::dead(model), headers, body, claim).await
     }
 
-    async fn publish_confirmed(
+    /// Publishes a body, by claim where it is too large to travel itself.
+    async fn publish_body(
         &self,
         model: &ModelKey,
         subject: String,
-        headers: async_nats::HeaderMap,
-        body: Bytes,
+        mut headers: HeaderMap,
+        mut body: Bytes,
+        claim: (Store, String, Option<Duration>),
     ) -> Result<(), BusError> {
+        if claims::wire_size(&headers) + body.len() > self.max_payload() {
+            let (store, name, lapse) = claim;
+            let claim = self.lay_down(store, name, &body, lapse).await?;
+            headers::write_claim(&mut headers, &claim);
+            body = Bytes::new();
+        }
+        self.send_confirmed(subject, headers, body).await.map_err(|error| self.publish_error(model, &error))
+    }
+
+    /// Sends a message until the broker confirms it.
+    pub(super) async fn send_confirmed(
+        &self,
+        subject: String,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<(), PublishError> {
         let mut attempt = 1;
         loop {
             let confirmed = tokio::time::timeout(CONFIRM_TIMEOUT, async {
@@ -137,25 +158,20 @@ impl Nats {
             let confirmed = confirmed.await.unwrap_or_else(|_| Err(PublishErrorKind::TimedOut.into()));
             let Err(error) = confirmed else { return Ok(()) };
             let unconfirmed = matches!(error.kind(), PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe);
-            if unconfirmed && attempt < PUBLISH_ATTEMPTS {
-                attempt += 1;
-                continue;
+            if !unconfirmed || attempt == PUBLISH_ATTEMPTS {
+                return Err(error);
             }
-            return Err(self.publish_error(model, body.len(), &error));
+            attempt += 1;
         }
     }
 
-    fn publish_error(&self, model: &ModelKey, size: usize, error: &PublishError) -> BusError {
-        let answer = jetstream_error(error).map(jetstream::Error::error_code);
+    fn publish_error(&self, model: &ModelKey, error: &PublishError) -> BusError {
         match error.kind() {
             PublishErrorKind::StreamNotFound => BusError::NoQueue { model: model.clone() },
-            PublishErrorKind::MaxPayloadExceeded => {
-                BusError::TooLarge { model: model.to_string(), size, limit: self.max_payload() }
-            }
             PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe | PublishErrorKind::MaxAckPending => {
                 BusError::Unreachable(chain(error))
             }
-            _ if answer == Some(jetstream::ErrorCode::STREAM_STORE_FAILED) => BusError::Full { model: model.clone() },
+            _ if is_full(error) => BusError::Full { model: model.clone() },
             _ => BusError::Refused { action: "publishing", reason: chain(error) },
         }
     }
@@ -190,8 +206,13 @@ pub fn failure(action: &'static str, error: &(dyn Error + 'static)) -> BusError 
     }
 }
 
+/// Whether the broker refused because the stream holds as much as it may.
+pub fn is_full(error: &PublishError) -> bool {
+    jetstream_error(error).map(jetstream::Error::error_code) == Some(jetstream::ErrorCode::STREAM_STORE_FAILED)
+}
+
 /// As [`failure`], for a stream: the client keeps the broker's answer in the error's kind.
-fn stream_failure(action: &'static str, name: &str, error: &CreateStreamError) -> BusError {
+pub fn stream_failure(action: &'static str, name: &str, error: &CreateStreamError) -> BusError {
     match error.kind() {
         CreateStreamErrorKind::JetStream(answer) => BusError::Refused {
             action,
