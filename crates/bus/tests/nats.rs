@@ -289,7 +289,8 @@ async fn a_claim_that_is_lost_for_good_is_answered() {
     let model = model("lost claim");
     bus.declare_queue(&model, &options()).await.unwrap();
     let inbox = bus.open_inbox("gateway").await.unwrap();
-    let large = WorkMessage { gateway: "gateway".to_owned(), ..heavy_message(&model, LARGE) };
+    let deadline = UnixMicros::now().after(Duration::from_secs(8));
+    let large = WorkMessage { gateway: "gateway".to_owned(), deadline, ..heavy_message(&model, LARGE) };
     let mut waiting = inbox.expect(&large.request_id);
     bus.publish(&large).await.unwrap();
     let raw = jetstream::new(async_nats::connect(server.url()).await.unwrap());
@@ -302,6 +303,8 @@ async fn a_claim_that_is_lost_for_good_is_answered() {
     let error = reply.outcome.unwrap_err();
     assert_eq!(error.code, ErrorCode::Unavailable);
     assert!(error.message.starts_with("message was lost: part 0 of claim '"), "{error}");
+    let left = deadline.since(UnixMicros::now());
+    assert!(left > Duration::ZERO && left < Duration::from_secs(3), "told {left:?} before its deadline");
 }
 
 #[tokio::test]
@@ -562,7 +565,8 @@ async fn messages_are_on_the_wire_as_the_golden_vectors_say() {
         jetstream::new(client.clone()).query_account().await.unwrap();
         match &vector.message {
             vectors::Message::Work(work) => {
-                bus.declare_queue(work.queue().unwrap(), &options()).await.unwrap();
+                let levels = [(work.level(), None)].into();
+                bus.declare_queue(work.queue().unwrap(), &QueueOptions { levels, ..options() }).await.unwrap();
                 bus.publish(work).await.unwrap();
             }
             vectors::Message::Reply(reply) => bus.reply(reply.clone()).await.unwrap(),

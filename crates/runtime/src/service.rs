@@ -107,6 +107,7 @@ impl WorkerArgs {
             model_repository: self.model_repository.clone(),
             auto_complete: !self.disable_auto_complete_config,
             queue: QueueOptions {
+                levels: Default::default(),
                 max_messages: self.queue_max_messages,
                 max_bytes: self.queue_max_bytes,
                 ack_wait: Duration::from_millis(self.ack_wait_ms),

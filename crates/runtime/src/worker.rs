@@ -21,8 +21,10 @@ use crate::batching::BatchPolicy;
 use crate::cancel::Cancellations;
 use crate::held::Held;
 use crate::hosted::{Claim, HostedModel};
+use crate::limits;
 use crate::load;
 use crate::queue::WorkQueue;
+use crate::queue_policy;
 use crate::statistics::Statistics;
 use crate::statistics::report::follow_log_levels;
 use crate::task_set::TaskSet;
@@ -200,8 +202,11 @@ impl Worker {
 
     async fn host(&mut self, key: ModelKey, model: LoadedModel, load_duration: Duration) -> Result<(), StartError> {
         let LoadedModel { config, instances, policy } = model;
-        let in_hand = in_hand(policy.as_ref(), &instances);
         let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
+        let in_hand = match queue_policy::is_limited(&config) {
+            true => queue_policy::taken_in(instances.len().max(1), policy.max_rows()),
+            false => in_hand(policy.as_ref(), &instances),
+        };
         let queue = WorkQueue::new(policy, in_hand);
         let statistics = self.shared.statistics.model(&key);
         let observed = Arc::downgrade(&queue);
@@ -216,8 +221,15 @@ impl Worker {
             config: config.to_json(),
             capacity: queue.capacity(),
         });
-        let hosted =
-            Arc::new(HostedModel { key: key.clone(), config, queue, worker: self.shared.clone(), statistics, batched });
+        let hosted = Arc::new(HostedModel {
+            key: key.clone(),
+            config,
+            queue,
+            worker: self.shared.clone(),
+            statistics,
+            batched,
+            taken_in: Mutex::default(),
+        });
         for (index, instance) in instances.into_iter().enumerate() {
             let model = hosted.clone();
             let thread = std::thread::Builder::new()
@@ -229,8 +241,14 @@ impl Worker {
                 })?;
             self.threads.lock().push(thread);
         }
-        self.shared.bus.declare_queue(&key, &self.shared.queue_options).await?;
+        self.shared.bus.declare_queue(&key, &hosted.queue_options()).await?;
         self.shared.hosted.write().insert(key, hosted.clone());
+        if queue_policy::is_limited(&hosted.config) {
+            self.shared.tasks.spawn("queue limits", limits::follow(hosted.clone()));
+        }
+        if queue_policy::has_timeouts(&hosted.config) {
+            self.shared.tasks.spawn("queue timeouts", limits::watch_timeouts(hosted.clone()));
+        }
         self.shared.tasks.spawn("pull", pull(hosted, self.pulling.clone()));
         Ok(())
     }
@@ -296,10 +314,7 @@ async fn pull(model: Arc<HostedModel>, pulling: CancellationToken) {
         let error = match shared.bus.pull(&model.key).await {
             Err(error) => error,
             Ok(mut puller) => loop {
-                let next = async {
-                    let room = model.queue.room().await;
-                    puller.next(room).await
-                };
+                let next = limits::next(&model, puller.as_mut());
                 let next = tokio::select! {
                     next = next => next,
                     () = pulling.cancelled() => return puller.stop().await,
@@ -315,7 +330,7 @@ async fn pull(model: Arc<HostedModel>, pulling: CancellationToken) {
             () = tokio::time::sleep(REOPEN_PAUSE) => {}
             () = pulling.cancelled() => return,
         }
-        if let Err(error) = shared.bus.declare_queue(&model.key, &shared.queue_options).await {
+        if let Err(error) = shared.bus.declare_queue(&model.key, &model.queue_options()).await {
             tracing::warn!(model = %model.key, %error, "the queue could not be made again yet");
         }
     }

@@ -182,6 +182,7 @@ fn request(id: &str, models: &[&str], order: i64, answer: Answer) -> WorkMessage
         inputs: vec![StepInput { name: "INPUT0".to_owned(), tensor: format!("t{index}"), optional: false }],
         outputs: vec![StepOutput { name: "OUTPUT0".to_owned(), tensor: format!("t{}", index + 1) }],
         dead: vec![format!("t{index}")],
+        level: 0,
     };
     let now = UnixMicros::now();
     WorkMessage {

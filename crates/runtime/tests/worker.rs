@@ -127,6 +127,7 @@ fn request(id: &str, models: &[&str], order: &str) -> WorkMessage {
         inputs: vec![StepInput { name: "INPUT0".to_owned(), tensor: tensor(number), optional: false }],
         outputs: vec![StepOutput { name: "OUTPUT0".to_owned(), tensor: tensor(number + 1) }],
         dead: vec![tensor(number)],
+        level: 0,
     };
     let steps = models.iter().enumerate().map(step).collect();
     let now = UnixMicros::now();

@@ -6,6 +6,7 @@
 //! Not here: what only one bus can do (a broker that dies, malformed messages on the wire): tests of that bus.
 
 mod control;
+mod dead;
 mod deliveries;
 pub mod fixtures;
 mod queues;
@@ -60,6 +61,9 @@ pub async fn run(setup: &Setup) {
         queues::a_queue_full_by_count_refuses_until_there_is_room,
         queues::a_queue_full_by_bytes_refuses_until_there_is_room,
         queues::one_worker_gets_messages_in_order,
+        queues::higher_levels_are_taken_first_and_no_level_is_forgotten,
+        queues::each_level_has_a_limit_of_its_own_that_can_be_changed,
+        queues::what_waits_too_long_can_be_taken_without_room,
         queues::a_worker_takes_no_more_than_it_has_room_for,
         queues::a_worker_that_stops_hands_back_what_was_sent_to_it,
         queues::waiting_for_work_can_be_cancelled_without_loss,
@@ -71,6 +75,7 @@ pub async fn run(setup: &Setup) {
         deliveries::a_refused_message_comes_again_after_the_delay,
         deliveries::a_message_let_go_comes_again,
         deliveries::signs_of_progress_keep_a_delivery,
+        dead::letters_can_be_read_in_order_and_removed,
         deliveries::deliveries_end_after_the_one_that_gives_up,
         replies::replies_reach_the_gateway_and_request_they_are_for,
         replies::replies_come_in_sequence_without_repetitions,

@@ -7,7 +7,9 @@
 mod claims;
 mod connect;
 mod control;
+mod dead;
 mod headers;
+mod levels;
 mod micro;
 mod puller;
 mod pulls;
@@ -35,8 +37,8 @@ use claims::{Claim, Store};
 
 use crate::registry::{RegistryEvent, WorkerEntry};
 use crate::{
-    Bus, BusError, Connection, DeadLetter, Inbox, Puller, Question, QueueOptions, QueueStatus, Reply, WorkMessage,
-    envelope,
+    Bus, BusError, Connection, DeadLetter, Inbox, Puller, Question, QueueOptions, QueueStatus, Reply, StoredLetter,
+    WorkMessage, envelope,
 };
 
 /// Changes of the registry and cancellations that a reader may be behind before the bus waits for it.
@@ -48,12 +50,17 @@ const FETCHES_AT_ONCE: usize = 16;
 /// How long the body of a reply waits for its gateway, which fetches it at once.
 const REPLY_LAPSE: Duration = Duration::from_secs(60);
 
+/// What headers, route, parameters and ledger take beside the tensors, roughly; should they take more, a claim does it.
+const BODY_EXTRA: usize = 64 << 10;
+
 /// A connection to NATS. Clones share it.
 #[derive(Clone)]
 pub struct Nats {
     client: async_nats::Client,
     jetstream: jetstream::Context,
     connection: watch::Receiver<Connection>,
+    /// The levels of the queues that were declared here.
+    levels: Arc<Mutex<HashMap<ModelKey, Vec<u32>>>>,
     /// Keeps the answers of [`micro`] going.
     service: Arc<Mutex<Option<async_nats::service::Service>>>,
 }
@@ -70,12 +77,24 @@ impl Bus for Nats {
         self.publish_work(message).await
     }
 
-    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
-        Ok(Box::new(puller::NatsPuller::open(self, model).await?))
+    fn message_bytes(&self) -> usize {
+        self.max_payload().saturating_sub(BODY_EXTRA)
     }
 
-    async fn queue_status(&self, model: &ModelKey) -> Result<QueueStatus, BusError> {
-        work::queue_status(self, model).await
+    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
+        let levels = self.levels.lock().get(model).cloned().unwrap_or_else(|| vec![0]);
+        if let [level] = levels[..] {
+            return Ok(Box::new(puller::NatsPuller::open(self, model, level).await?));
+        }
+        let mut pullers = Vec::with_capacity(levels.len());
+        for level in levels {
+            pullers.push((level, puller::NatsPuller::open(self, model, level).await?));
+        }
+        Ok(Box::new(levels::LevelPuller::new(pullers)))
+    }
+
+    async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
+        work::queue_status(self, model, levels).await
     }
 
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {
@@ -144,6 +163,14 @@ impl Bus for Nats {
         self.publish_dead(letter).await
     }
 
+    async fn dead_letter_after(&self, number: u64) -> Result<Option<StoredLetter>, BusError> {
+        self.dead_after(number).await
+    }
+
+    async fn remove_dead_letter(&self, number: u64) -> Result<bool, BusError> {
+        self.remove_dead(number).await
+    }
+
     async fn announce(&self, entry: &WorkerEntry) -> Result<(), BusError> {
         registry::announce(self, entry).await
     }
@@ -191,8 +218,11 @@ impl Nats {
                 tracing::warn!(subject = %message.subject, %error, "the body of a reply could not be fetched");
                 // A reply that was delivered twice may have been read and discarded: then this one is a repetition.
                 if let Ok(headers) = headers::read_reply(message) {
-                    self.dispatch(inbox, Reply::failed(headers, InferError::unavailable(format!("reply was lost: {error}"))))
-                        .await;
+                    self.dispatch(
+                        inbox,
+                        Reply::failed(headers, InferError::unavailable(format!("reply was lost: {error}"))),
+                    )
+                    .await;
                 }
                 return;
             }

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use trireme_inference::{InferError, ModelKey};
+use trireme_inference::{InferError, ModelKey, UnixMicros};
 
 use super::claims::{Claim, RedeemError, Store};
 use super::connect::CLOSE_TIMEOUT;
@@ -28,13 +28,21 @@ use crate::{
 /// Pause after a pull request that the broker turned down, so that asking again does not become a storm.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
-/// How often a body is fetched in vain before its request is answered with an error, and the pause in between.
-const FETCH_ATTEMPTS: u32 = 3;
+/// How long an answer to "what is there now" is awaited.
+const TAKE_LIMIT: Duration = Duration::from_millis(500);
+
+/// Pause before a body that could not be fetched is fetched again.
 const FETCH_PAUSE: Duration = Duration::from_secs(1);
+
+/// A request whose body is lost for good is told so this long before its deadline.
+const BEFORE_DEADLINE: Duration = Duration::from_secs(1);
 
 pub struct NatsPuller {
     nats: Nats,
     model: ModelKey,
+    /// The level's stream and the subject of its work.
+    stream: String,
+    subject: String,
     /// Where pull requests go.
     next_subject: String,
     /// Pull request `n` has the reply subject `<inbox>.<n>`.
@@ -88,16 +96,19 @@ struct NatsAck {
 // === impl NatsPuller ===
 
 impl NatsPuller {
-    pub async fn open(nats: &Nats, model: &ModelKey) -> Result<NatsPuller, BusError> {
+    pub async fn open(nats: &Nats, model: &ModelKey, level: u32) -> Result<NatsPuller, BusError> {
         let mut connection = nats.connection.clone();
         // What is true now is no change.
         connection.mark_unchanged();
         let inbox = nats.client.new_inbox();
         let incoming = nats.subscribe(format!("{inbox}.*")).await?;
-        let next_subject = format!("$JS.API.CONSUMER.MSG.NEXT.{}.{}", subjects::work_stream(model), subjects::WORKERS);
+        let stream = subjects::work_stream(model, level);
+        let next_subject = format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.{}", subjects::WORKERS);
         Ok(NatsPuller {
             nats: nats.clone(),
             model: model.clone(),
+            stream,
+            subject: subjects::work(model, level),
             next_subject,
             inbox,
             incoming,
@@ -119,11 +130,83 @@ impl NatsPuller {
         let number = self.pulls.ask(missing, now);
         let reply = format!("{}.{number}", self.inbox);
         let request = format!(r#"{{"batch":{missing},"expires":{}}}"#, PULL_EXPIRES.as_nanos());
+        self.send(number, reply, request).await
+    }
+
+    async fn send(&mut self, number: u64, reply: String, request: String) -> Result<(), BusError> {
         let sent = self.nats.client.publish_with_reply(self.next_subject.clone(), reply, request.into()).await;
         sent.map_err(|error| {
             self.pulls.ended(number, None);
             BusError::Unreachable(error.to_string())
         })
+    }
+
+    /// How many messages may still come, bodies that are being fetched included.
+    pub fn outstanding(&self) -> usize {
+        self.pulls.outstanding() + self.fetching.len()
+    }
+
+    /// Takes what waits now, at most `room` messages more than were asked for already, and puts it into `taken`. Cancel safe.
+    pub async fn take_waiting(&mut self, room: usize, taken: &mut Vec<Delivery>) -> Result<(), BusError> {
+        let now = Instant::now();
+        self.see_to_connection(now);
+        let down = *self.connection.borrow() == Connection::Down;
+        if room == 0 || down || self.paused_until.is_some() {
+            return Ok(());
+        }
+        let number = self.pulls.ask(room, now);
+        let reply = format!("{}.{number}", self.inbox);
+        self.send(number, reply, format!(r#"{{"batch":{room},"no_wait":true}}"#)).await?;
+        // The broker answers at once; an answer that got lost must not hold up the other levels.
+        let mut left = room;
+        while left > 0 && self.pulls.is_open(number) {
+            let message = match self.wait(now + TAKE_LIMIT).await? {
+                Event::Message(message) => message,
+                Event::Fetched(fetched) => {
+                    taken.extend(fetched);
+                    continue;
+                }
+                Event::Other => break,
+            };
+            match self.receive(message) {
+                Incoming::Work(delivery) => {
+                    taken.push(*delivery);
+                    left -= 1;
+                }
+                Incoming::Claimed(fetch) => {
+                    self.fetching.spawn(fetch.run());
+                    left -= 1;
+                }
+                Incoming::Nothing => {}
+                Incoming::NoQueue => return Err(BusError::NoQueue { model: self.model.clone() }),
+            }
+        }
+        Ok(())
+    }
+
+    /// How long the message has waited that is delivered next; `None` when none waits.
+    async fn oldest_waits(&self) -> Result<Option<Duration>, BusError> {
+        let failed = |error: &dyn std::error::Error| BusError::Unreachable(error.to_string());
+        let stream = self.nats.jetstream.get_stream_no_info(&self.stream).await.map_err(|error| failed(&error))?;
+        let info = stream.consumer_info(subjects::WORKERS).await.map_err(|error| failed(&error))?;
+        if info.num_pending == 0 {
+            return Ok(None);
+        }
+        let next = stream.direct_get_next_for_subject(&self.subject, Some(info.delivered.stream_sequence + 1)).await;
+        // It may have been taken meanwhile.
+        let Ok(message) = next else { return Ok(None) };
+        let published = u64::try_from(message.time.unix_timestamp_nanos() / 1000).unwrap_or_default();
+        Ok(Some(UnixMicros::now().since(UnixMicros(published))))
+    }
+
+    fn see_to_connection(&mut self, now: Instant) {
+        self.pulls.forget_lost(now);
+        if self.connection.has_changed().is_ok_and(|changed| changed) {
+            // A new connection knows nothing of what was asked over the old one.
+            self.connection.mark_unchanged();
+            self.pulls.clear();
+        }
+        self.paused_until = self.paused_until.filter(|until| *until > now);
     }
 
     /// Does not wait, so that no delivery is lost between being received and being returned.
@@ -175,6 +258,7 @@ impl NatsPuller {
     fn on_status(&mut self, status: StatusCode, message: &Message) -> Incoming {
         const HEARTBEAT: u16 = 100;
         const EXPIRED: u16 = 408;
+        const NO_MESSAGES: u16 = 404;
         const NO_RESPONDERS: u16 = 503;
         if status.as_u16() == HEARTBEAT {
             return Incoming::Nothing;
@@ -195,7 +279,7 @@ impl NatsPuller {
                 false => Incoming::Nothing,
             };
         }
-        if status.as_u16() != EXPIRED {
+        if !matches!(status.as_u16(), EXPIRED | NO_MESSAGES) {
             tracing::debug!(model = %self.model, %status, description = message.description, "a pull request ended");
             self.paused_until = Some(Instant::now() + REFUSED_PAUSE);
         }
@@ -229,13 +313,7 @@ impl Puller for NatsPuller {
         let room = room.max(1);
         loop {
             let now = Instant::now();
-            self.pulls.forget_lost(now);
-            if self.connection.has_changed().is_ok_and(|changed| changed) {
-                // A new connection knows nothing of what was asked over the old one.
-                self.connection.mark_unchanged();
-                self.pulls.clear();
-            }
-            self.paused_until = self.paused_until.filter(|until| *until > now);
+            self.see_to_connection(now);
             self.ask(room.saturating_sub(self.fetching.len()), now).await?;
             let wake = self.paused_until.or(self.pulls.next_loss()).unwrap_or(now + PULL_EXPIRES);
             let mut deliveries = Vec::new();
@@ -265,6 +343,15 @@ impl Puller for NatsPuller {
                 return Ok(deliveries);
             }
         }
+    }
+
+    async fn overdue(&mut self, _level: u32, age: Duration) -> Result<Vec<Delivery>, BusError> {
+        let mut overdue = Vec::new();
+        // What was asked for is on its way here, and would be taken for what waits.
+        if self.outstanding() == 0 && self.oldest_waits().await?.is_some_and(|waited| waited > age) {
+            self.take_waiting(1, &mut overdue).await?;
+        }
+        Ok(overdue)
     }
 
     async fn stop(&mut self) {
@@ -315,14 +402,16 @@ impl Fetch {
                 }
                 Err(reason) => reason,
             },
-            // What the broker lost is laid down again by whoever publishes the message again.
-            Err(error @ (RedeemError::Gone { .. } | RedeemError::Unreachable { .. }))
-                if self.attempt < FETCH_ATTEMPTS =>
-            {
-                tracing::debug!(model = %self.model, %error, "a message's body could not be fetched yet");
-                let _ = self.message.ack_with(AckKind::Nak(Some(FETCH_PAUSE))).await;
-                return None;
-            }
+            // What the broker lost may be on its way again, under this name or another, so its end is not told before the
+            // request's own.
+            Err(error @ (RedeemError::Gone { .. } | RedeemError::Unreachable { .. })) => match self.try_again_in() {
+                Some(pause) => {
+                    tracing::debug!(model = %self.model, %error, "a message's body could not be fetched yet");
+                    let _ = self.message.ack_with(AckKind::Nak(Some(pause))).await;
+                    return None;
+                }
+                None => error.to_string(),
+            },
             Err(error) => error.to_string(),
         };
         tracing::warn!(model = %self.model, request_id = self.headers.request_id, reason, "refused a message");
@@ -332,6 +421,17 @@ impl Fetch {
             self.nats.reply(Reply::failed(ReplyHeaders { request_id, gateway, sequence: 0, last: true }, error)).await;
         let _ = self.message.ack_with(AckKind::Term).await;
         None
+    }
+
+    /// How long to wait before the body is fetched again: a moment, then until shortly before the deadline. `None` when that
+    /// is near, or there is none.
+    fn try_again_in(&self) -> Option<Duration> {
+        let remaining = self.headers.deadline.remaining(UnixMicros::now())?.checked_sub(BEFORE_DEADLINE)?;
+        match self.attempt {
+            1 => Some(FETCH_PAUSE.min(remaining)),
+            _ if self.attempt == 2 && self.headers.deadline != UnixMicros::NEVER => Some(remaining),
+            _ => None,
+        }
     }
 
     /// The delivery without its body, to be handed back.

@@ -10,6 +10,8 @@ pub const REGISTRY_BUCKET: &str = "trireme_registry";
 pub const DEAD_STREAM: &str = "trireme_dead";
 /// Its subjects.
 pub const DEAD_SUBJECTS: &str = "trireme.dead.>";
+/// Those of the letters themselves.
+pub const DEAD_LETTERS: &str = "trireme.dead.*.*";
 /// Stream of bodies above `max_payload`.
 pub const CLAIM_STREAM: &str = "trireme_claims";
 /// Its subjects.
@@ -18,18 +20,18 @@ pub const CLAIM_SUBJECTS: &str = "trireme.claim.>";
 pub const WORKERS: &str = "workers";
 
 /// Subject of work for a model version at a priority level.
-pub fn work(model: &ModelKey, priority: u32) -> String {
-    format!("trireme.work.{}.{}.{priority}", escape_token(&model.name), model.version)
+pub fn work(model: &ModelKey, level: u32) -> String {
+    format!("trireme.work.{}.{}.{level}", escape_token(&model.name), model.version)
 }
 
-/// Subjects of work for a model version at any level.
-pub fn work_all(model: &ModelKey) -> String {
-    format!("trireme.work.{}.{}.*", escape_token(&model.name), model.version)
-}
-
-/// Name of the stream of a model version's work.
-pub fn work_stream(model: &ModelKey) -> String {
-    format!("trireme_work_{}_{}", escape_token(&model.name), model.version)
+/// Name of the stream of a model version's work at a priority level.
+pub fn work_stream(model: &ModelKey, level: u32) -> String {
+    let name = format!("trireme_work_{}_{}", escape_token(&model.name), model.version);
+    match level {
+        0 => name,
+        // What follows the last `_` of the name is else a version, so that no other queue has this name.
+        level => format!("{name}-{level}"),
+    }
 }
 
 /// Subject of the replies to one request.

@@ -14,7 +14,7 @@ use trireme_inference::{ModelKey, UnixMicros};
 
 use super::claims::{self, Store};
 use super::{Nats, headers, subjects};
-use crate::{BusError, DeadLetter, QueueOptions, QueueStatus, WorkMessage, envelope};
+use crate::{BusError, QueueOptions, QueueStatus, WorkMessage, envelope};
 
 /// How long the broker remembers message ids. Longer than a few redeliveries; its memory is rate times window.
 const DEDUP_WINDOW: Duration = Duration::from_secs(15);
@@ -31,28 +31,41 @@ const LAPSE_SLACK: Duration = Duration::from_secs(5);
 /// Deadlines further away than this are none; the broker refuses absurd ones.
 const LONGEST_LAPSE: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How long dead letters are kept, and how many.
-const DEAD_LETTER_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
-const DEAD_LETTERS_KEPT: i64 = 10_000;
-
 impl Nats {
-    /// Makes or updates the stream of a model version and the consumer its workers share.
+    /// Makes or updates the streams of a model version, one for each priority level, and the consumers its workers share.
     pub(super) async fn declare(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
+        let limits = options.level_limits();
+        self.levels.lock().insert(model.clone(), limits.iter().map(|(level, _)| *level).collect());
+        for (level, max_messages) in limits {
+            self.declare_level(model, level, max_messages, options).await?;
+        }
+        Ok(())
+    }
+
+    async fn declare_level(
+        &self,
+        model: &ModelKey,
+        level: u32,
+        max_messages: u64,
+        options: &QueueOptions,
+    ) -> Result<(), BusError> {
         let storage = match options.file_storage {
             true => stream::StorageType::File,
             false => stream::StorageType::Memory,
         };
-        let name = subjects::work_stream(model);
+        let name = subjects::work_stream(model, level);
         let config = stream::Config {
             name: name.clone(),
             description: Some(format!("work for {model}")),
-            subjects: vec![subjects::work_all(model)],
+            subjects: vec![subjects::work(model, level)],
             retention: stream::RetentionPolicy::WorkQueue,
             discard: stream::DiscardPolicy::New,
-            max_messages: i64::try_from(options.max_messages).unwrap_or(i64::MAX),
+            max_messages: i64::try_from(max_messages).unwrap_or(i64::MAX),
             max_bytes: i64::try_from(options.max_bytes).unwrap_or(i64::MAX),
             duplicate_window: DEDUP_WINDOW,
             allow_message_ttl: true,
+            // For a look at what waits.
+            allow_direct: true,
             num_replicas: options.replicas,
             storage,
             ..Default::default()
@@ -89,7 +102,7 @@ impl Nats {
             });
         };
         let body = envelope::encode_work(message)?;
-        let subject = subjects::work(model, message.priority);
+        let subject = subjects::work(model, message.level());
         let mut headers = headers::write_work(message)?;
         // The broker keeps a message that was delivered for the last time. Nobody would remove one whose workers all
         // died of it, and a message past its deadline is of no use to anybody.
@@ -101,31 +114,8 @@ impl Nats {
         self.publish_body(model, subject, headers, body, claim).await
     }
 
-    /// Puts a message into the dead-letter stream, which is made when first needed.
-    pub(super) async fn publish_dead(&self, letter: DeadLetter) -> Result<(), BusError> {
-        let Some(model) = letter.message.queue() else { return Ok(()) };
-        let config = stream::Config {
-            name: subjects::DEAD_STREAM.to_owned(),
-            description: Some("messages that were given up".to_owned()),
-            subjects: vec![subjects::DEAD_SUBJECTS.to_owned()],
-            max_age: DEAD_LETTER_AGE,
-            max_messages: DEAD_LETTERS_KEPT,
-            ..Default::default()
-        };
-        let made = self.jetstream.get_or_create_stream(config).await;
-        made.map_err(|error| stream_failure("making the dead-letter stream", subjects::DEAD_STREAM, &error))?;
-        let mut headers = headers::write_work(&letter.message)?;
-        // Header values are one line; control characters in a message would be refused.
-        let reason: String = letter.reason.message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        headers.insert(headers::DEAD_REASON, reason);
-        headers.insert(headers::DEAD_ATTEMPTS, letter.attempts.to_string());
-        let body = envelope::encode_work(&letter.message)?;
-        let claim = (Store::Dead, subjects::escape_token(&letter.message.message_id()), None);
-        self.publish_body(model, subjects::dead(model), headers, body, claim).await
-    }
-
     /// Publishes a body, by claim where it is too large to travel itself.
-    async fn publish_body(
+    pub(super) async fn publish_body(
         &self,
         model: &ModelKey,
         subject: String,
@@ -177,10 +167,22 @@ impl Nats {
     }
 }
 
-/// How full a model version's stream is. Whatever consumers it has, what they have not in hand waits.
-pub async fn queue_status(nats: &Nats, model: &ModelKey) -> Result<QueueStatus, BusError> {
+/// How full the streams of a model version's levels are together. Whatever consumers they have, what those have not in
+/// hand waits.
+pub async fn queue_status(nats: &Nats, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
+    let mut all = QueueStatus::default();
+    for &level in levels {
+        let status = level_status(nats, model, level).await?;
+        all.waiting += status.waiting;
+        all.delivered += status.delivered;
+        all.oldest = all.oldest.max(status.oldest);
+    }
+    Ok(all)
+}
+
+async fn level_status(nats: &Nats, model: &ModelKey, level: u32) -> Result<QueueStatus, BusError> {
     const ACTION: &str = "looking at a work queue";
-    let name = subjects::work_stream(model);
+    let name = subjects::work_stream(model, level);
     let stream = nats.jetstream.get_stream(&name).await.map_err(|error| match error.kind() {
         GetStreamErrorKind::JetStream(answer) if answer.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND => {
             BusError::NoQueue { model: model.clone() }

@@ -105,6 +105,7 @@ fn single() -> WorkMessage {
         inputs: vec![input("input_ids", "input_ids")],
         outputs: vec![output("last_hidden_state", "last_hidden_state")],
         dead: vec![],
+        level: 0,
     };
     WorkMessage {
         request_id: "r1".to_owned(),
@@ -132,12 +133,14 @@ fn ensemble() -> WorkMessage {
         ],
         outputs: vec![output("last_hidden_state", "hidden")],
         dead: vec!["ids".to_owned()],
+        level: 1,
     };
     let pool = Step {
         model: key("mean pool", 1),
         inputs: vec![input("hidden", "hidden"), input("mask", "mask")],
         outputs: vec![output("pooled", "embedding")],
         dead: vec!["mask".to_owned(), "hidden".to_owned()],
+        level: 0,
     };
     let hop = Hop {
         model: "tokenizer".to_owned(),
@@ -258,10 +261,10 @@ impl Message {
     /// Where it is published.
     pub fn subject(&self) -> String {
         match self {
-            Message::Work(WorkMessage { route, priority, .. }) => {
-                let model = &route.current().expect("the vectors have a step left").model;
+            Message::Work(message) => {
+                let step = message.route.current().expect("the vectors have a step left");
                 // Of the names in use here, only the space has to be escaped.
-                format!("trireme.work.{}.{}.{priority}", model.name.replace(' ', "=20"), model.version)
+                format!("trireme.work.{}.{}.{}", step.model.name.replace(' ', "=20"), step.model.version, step.level)
             }
             Message::Reply(reply) => format!("trireme.reply.{}.{}", reply.gateway, reply.request_id),
         }

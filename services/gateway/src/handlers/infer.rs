@@ -9,6 +9,7 @@ use trireme_inference::{InferError, InferRequest, InferResponse, Ledger, ModelKe
 use super::Handlers;
 use crate::dispatch::Exchange;
 use crate::registry::ServedModel;
+use crate::rows;
 use crate::statistics::CountedRequest;
 
 /// A request with what its transport said about tracing.
@@ -100,6 +101,11 @@ impl Handlers {
         let outputs: Vec<&str> = request.outputs.iter().map(|output| output.name.as_str()).collect();
         let resolve = |model: &str, version| catalog.find(model, version).map(|(version, _)| version);
         let route = served.plan.route(version, &outputs, &inputs, resolve)?;
+        let level = |step: &ModelKey| {
+            let found = catalog.find(&step.name, Some(step.version));
+            found.map_or(0, |(_, served)| served.config.priority_level(request.priority))
+        };
+        let route = route.at_levels(level);
 
         let mut counted = CountedRequest::begin(self.collector.own(), route.model(), &served.config, &tensors);
         let now = UnixMicros::now();
@@ -117,7 +123,19 @@ impl Handlers {
             ledger: Ledger::default(),
             answer: if served.config.decoupled { answer } else { Answer::Whole },
         };
-        let exchange = self.dispatcher.start(message).map_err(|error| {
+        let in_parts = served.config.max_rows_per_message.filter(|_| !served.config.decoupled);
+        let parts = in_parts.and_then(|rows| {
+            let rows = match served.config.max_batch_size {
+                0 => rows,
+                largest => rows.min(largest),
+            };
+            rows::split(&message.tensors, rows as usize, self.dispatcher.message_bytes())
+        });
+        let exchange = match parts {
+            Some(parts) => Ok(self.dispatcher.start_parts(message, parts)),
+            None => self.dispatcher.start(message),
+        };
+        let exchange = exchange.map_err(|error| {
             counted.failed(&error);
             with_id(error, &request.id)
         })?;
