@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
 use trireme_bus::{Answer, BusError, DeadLetter, Delivery, Output, QueueOptions, Reply, WorkMessage, original_id};
 use trireme_inference::{
     Completed, DropReason, ErrorCode, FailureReason, Hop, InferError, ModelKey, Tensor, UnixMicros,
@@ -27,6 +28,7 @@ use crate::queue_policy::{self, Patience};
 use crate::statistics::ModelStatistics;
 use crate::statistics::runs::{Runs, executed};
 use crate::stepwise::Stepper;
+use crate::watchdog::Executions;
 use crate::worker::Shared;
 
 /// Pause before a result is offered again to a queue that its workers have to make anew.
@@ -41,6 +43,10 @@ pub(crate) struct HostedModel {
     pub statistics: Arc<ModelStatistics>,
     /// Whether the first dimension of its inputs is a batch; otherwise a request is one row.
     pub batched: bool,
+    /// Cancelled when it shall take no more work from the bus.
+    pub intake: CancellationToken,
+    /// What its instances execute.
+    pub executions: Executions,
     /// How many requests all its workers take in together, once that is known.
     pub taken_in: Mutex<Option<u64>>,
 }
@@ -169,6 +175,13 @@ impl HostedModel {
         self.queue.delay_where(|work| self.patience(&work.pending.message, now) == Patience::Delayed);
     }
 
+    /// Gives back what waits in this worker.
+    pub async fn hand_back(&self) {
+        for work in self.queue.remove_where(|_| true) {
+            let _ = work.pending.delivery.acker.nak(Duration::ZERO).await;
+        }
+    }
+
     /// Refuses what waited too long in the shared queue.
     pub fn refuse(self: &Arc<Self>, delivery: Delivery) {
         let sequence = delivery.message.part().sequence;
@@ -220,7 +233,9 @@ impl HostedModel {
         if requests.is_empty() {
             return;
         }
+        let execution = self.executions.begin(waiting.iter().map(|pending| pending.delivery.acker.slot()).collect());
         let executed = std::panic::catch_unwind(AssertUnwindSafe(|| instance.execute(&requests)));
+        drop(execution);
         let mut results = executed.unwrap_or_else(|_| {
             tracing::error!(model = %self.key, "model instance panicked");
             requests.iter().map(|_| Err(panicked())).collect()

@@ -29,6 +29,7 @@ pub mod service;
 pub mod statistics;
 mod stepwise;
 mod task_set;
+mod watchdog;
 mod worker;
 
 pub use admin::{Admin, Health};

@@ -28,6 +28,7 @@ use crate::queue_policy;
 use crate::statistics::Statistics;
 use crate::statistics::report::follow_log_levels;
 use crate::task_set::TaskSet;
+use crate::watchdog::{self, Executions};
 
 /// Pause before a queue that broke is opened again.
 const REOPEN_PAUSE: Duration = Duration::from_millis(250);
@@ -50,6 +51,8 @@ pub struct WorkerOptions {
     pub queue: QueueOptions,
     /// What this process counts, under the worker's name.
     pub statistics: Statistics,
+    /// How long one execution may take before the worker counts as hung; `None` is for ever.
+    pub execution_limit: Option<Duration>,
 }
 
 /// A running worker.
@@ -59,6 +62,7 @@ pub struct Worker {
     threads: Mutex<Vec<JoinHandle<()>>>,
     entries: Vec<WorkerEntry>,
     service: String,
+    execution_limit: Option<Duration>,
 }
 
 /// What all parts of a worker share.
@@ -130,6 +134,7 @@ impl Worker {
             threads: Mutex::default(),
             entries: Vec::new(),
             service: options.service.clone(),
+            execution_limit: options.execution_limit,
         };
         for (key, model, load_duration) in loaded {
             worker.host(key, model, load_duration).await?;
@@ -159,17 +164,17 @@ impl Worker {
             }
         }
         self.pulling.cancel();
+        let hosted: Vec<_> = self.shared.hosted.read().values().cloned().collect();
         let unfinished = self.finish(timeout).await;
         self.shared.statistics.tell(self.shared.bus.as_ref()).await;
-
-        let hosted: Vec<_> = self.shared.hosted.read().values().cloned().collect();
+        let hung = hosted.iter().any(|model| model.executions.hung());
         for model in &hosted {
             model.queue.close();
         }
         for entry in &self.entries {
             let _ = self.shared.bus.withdraw(entry).await;
         }
-        if unfinished == 0 {
+        if unfinished == 0 && !hung {
             let threads = std::mem::take(&mut *self.threads.lock());
             let _ = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join()))).await;
             self.shared.tasks.join().await;
@@ -185,6 +190,11 @@ impl Worker {
         let until = Instant::now() + timeout;
         let mut report = Instant::now() + DRAIN_REPORT;
         loop {
+            let hung: Vec<_> = self.shared.hosted.read().values().filter(|m| m.executions.hung()).cloned().collect();
+            for model in hung {
+                // Nobody will execute it here.
+                model.hand_back().await;
+            }
             let in_hand = self.shared.held.count();
             if in_hand == 0 || Instant::now() >= until {
                 return in_hand;
@@ -228,6 +238,8 @@ impl Worker {
             worker: self.shared.clone(),
             statistics,
             batched,
+            intake: self.pulling.child_token(),
+            executions: Executions::default(),
             taken_in: Mutex::default(),
         });
         for (index, instance) in instances.into_iter().enumerate() {
@@ -243,13 +255,16 @@ impl Worker {
         }
         self.shared.bus.declare_queue(&key, &hosted.queue_options()).await?;
         self.shared.hosted.write().insert(key, hosted.clone());
+        if let Some(limit) = self.execution_limit {
+            self.shared.tasks.spawn("watchdog", watchdog::watch(hosted.clone(), limit));
+        }
         if queue_policy::is_limited(&hosted.config) {
             self.shared.tasks.spawn("queue limits", limits::follow(hosted.clone()));
         }
         if queue_policy::has_timeouts(&hosted.config) {
             self.shared.tasks.spawn("queue timeouts", limits::watch_timeouts(hosted.clone()));
         }
-        self.shared.tasks.spawn("pull", pull(hosted, self.pulling.clone()));
+        self.shared.tasks.spawn("pull", pull(hosted));
         Ok(())
     }
 
@@ -308,7 +323,8 @@ fn in_hand(policy: &dyn BatchPolicy, instances: &[Instance]) -> usize {
 }
 
 /// Pulls work for a model until told to stop; opens the queue again when the bus has lost it.
-async fn pull(model: Arc<HostedModel>, pulling: CancellationToken) {
+async fn pull(model: Arc<HostedModel>) {
+    let pulling = model.intake.clone();
     let shared = model.worker.clone();
     loop {
         let error = match shared.bus.pull(&model.key).await {

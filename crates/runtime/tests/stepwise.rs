@@ -139,6 +139,7 @@ impl Stage {
             name: "worker".to_owned(),
             service: "test".to_owned(),
             model_repository: vec![repository.path().to_owned()],
+            execution_limit: None,
             auto_complete: true,
             queue: QueueOptions::default(),
             statistics: Statistics::new("worker"),

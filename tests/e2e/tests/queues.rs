@@ -115,6 +115,21 @@ fn what_waits_too_long_is_refused_in_time(mode: Mode) {
     assert_eq!(running.join().expect("no panic").0.status, 200);
 }
 
+/// An execution that takes longer than it may: the worker ends with an error, a peer does the work.
+#[test]
+fn a_worker_that_hangs_is_noticed_and_replaced() {
+    let models = ModelFolder::new().slow("queue", 3_600_000);
+    let mut sandbox = setup(Mode::Services, &models).worker_arguments(&["--execution-limit-secs", "2"]).start();
+    let waiting = ask(sandbox.address, 5, json!({}));
+    let mut hung = sandbox.take_worker(Stage::Model, 0);
+    let status = hung.wait_exit(Duration::from_secs(20));
+    assert_eq!(status.code(), Some(1), "{}", hung.log_tail());
+    // What replaces it serves a model that does not hang.
+    let _models = models.slow("queue", 0);
+    sandbox.start_worker(Stage::Model);
+    assert_eq!(waiting.join().expect("no panic").0.numbers("OUTPUT0"), [5.0]);
+}
+
 fn higher_priorities_go_first(mode: Mode) {
     let models = queueing("priority_levels: 3 default_priority_level: 2");
     let sandbox = setup(mode, &models).start();
