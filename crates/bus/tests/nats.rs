@@ -190,9 +190,9 @@ async fn a_message_over_every_limit_is_refused_at_once() {
 
 /// Messages in the stream of claims; `None` when there is no such stream.
 async fn claims(server: &NatsServer) -> Option<u64> {
-    let jetstream = jetstream::new(async_nats::connect(server.url()).await.unwrap());
-    let mut stream = jetstream.get_stream("trireme_claims").await.ok()?;
-    Some(stream.info().await.unwrap().state.messages)
+    let client = async_nats::connect(server.url()).await.expect("the server was started");
+    let mut stream = jetstream::new(client).get_stream("trireme_claims").await.ok()?;
+    Some(stream.info().await.expect("the stream is there").state.messages)
 }
 
 async fn no_claims_left(server: &NatsServer) {

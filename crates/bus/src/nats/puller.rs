@@ -21,8 +21,8 @@ use super::connect::CLOSE_TIMEOUT;
 use super::pulls::{PULL_EXPIRES, Pulls};
 use super::{Nats, headers, subjects};
 use crate::{
-    AckHandle, Acker, Bus, BusError, Connection, Delivery, Puller, Reply, ReplyHeaders, WorkHeaders, WorkMessage,
-    envelope,
+    AckHandle, Acker, Answer, Bus, BusError, Connection, Delivery, Puller, Reply, ReplyHeaders, WorkHeaders,
+    WorkMessage, envelope,
 };
 
 /// Pause after a pull request that the broker turned down, so that asking again does not become a storm.
@@ -60,7 +60,7 @@ pub struct NatsPuller {
 enum Incoming {
     Work(Box<Delivery>),
     /// Work whose body has to be fetched.
-    Claimed(Fetch),
+    Claimed(Box<Fetch>),
     /// A status, or something unusable that has been dealt with.
     Nothing,
     /// Word that there is no such queue.
@@ -219,7 +219,7 @@ impl NatsPuller {
         let nats = self.nats.clone();
         match self.read(&message) {
             Ok((headers, attempt, Some(claim))) => {
-                Incoming::Claimed(Fetch { nats, model: self.model.clone(), message, headers, claim, attempt })
+                Incoming::Claimed(Box::new(Fetch { nats, model: self.model.clone(), message, headers, claim, attempt }))
             }
             Ok((headers, attempt, None)) => match decode(&self.model, headers, &message.payload) {
                 Ok(work) => {
@@ -416,9 +416,13 @@ impl Fetch {
         };
         tracing::warn!(model = %self.model, request_id = self.headers.request_id, reason, "refused a message");
         let error = InferError::unavailable(format!("message was lost: {reason}")).at(&self.model, "");
-        let WorkHeaders { request_id, gateway, .. } = self.headers;
-        let _ =
-            self.nats.reply(Reply::failed(ReplyHeaders { request_id, gateway, sequence: 0, last: true }, error)).await;
+        let WorkHeaders { request_id, gateway, answer, .. } = self.headers;
+        let sequence = match answer {
+            Answer::Part(part) => part.sequence,
+            Answer::Whole | Answer::InParts => 0,
+        };
+        let headers = ReplyHeaders { request_id, gateway, sequence, last: true };
+        let _ = self.nats.reply(Reply::failed(headers, error)).await;
         let _ = self.message.ack_with(AckKind::Term).await;
         None
     }
