@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::select_all;
+use futures_util::future::{join_all, select_all};
 
 use super::puller::NatsPuller;
 use crate::{BusError, Delivery, Puller};
@@ -60,9 +60,8 @@ impl Puller for LevelPuller {
     }
 
     async fn stop(&mut self) {
-        for (_, puller) in &mut self.levels {
-            puller.stop().await;
-        }
+        // Each waits for the end of its open requests.
+        join_all(self.levels.iter_mut().map(|(_, puller)| puller.stop())).await;
         for delivery in self.gathered.drain(..) {
             let _ = delivery.acker.nak(Duration::ZERO).await;
         }
