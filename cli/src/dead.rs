@@ -108,7 +108,7 @@ pub fn run(args: &DeadArgs) -> ExitCode {
 
 async fn connect(nats: &NatsArgs) -> anyhow::Result<(String, Arc<dyn Bus>)> {
     let name = service::process_name("dead");
-    let bus = nats.connect(&name).await?;
+    let bus = nats.connect("admin", &name).await?;
     Ok((name, bus))
 }
 
