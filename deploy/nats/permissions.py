@@ -58,6 +58,8 @@ def worker(models):
     return (
         [
             *("trireme.work.>", "trireme.reply.>", "trireme.dead.>", "$KV.trireme_registry.>"),
+            # What a worker that leaves has counted.
+            "trireme.control.statistics_told",
             *(JETSTREAM + CLAIMS + REGISTRY_READ + queues),
         ],
         ["trireme.cancel", *QUESTIONS],
