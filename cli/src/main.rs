@@ -1,6 +1,7 @@
 //! The `trireme` command: `serve` runs everything in one process; each subcommand is a file here.
 
 mod bench;
+mod dead;
 mod infer;
 mod serve;
 mod worker;
@@ -25,6 +26,8 @@ enum Command {
     Worker(Box<worker::WorkerCommand>),
     /// Load a server of the v2 protocol and print throughput and latency
     Bench(bench::BenchArgs),
+    /// Look at messages that were given up, and send them again
+    Dead(dead::DeadArgs),
     /// Ask a model: text in, answer out
     Infer(infer::InferArgs),
     /// Print the completion script of a shell; for bash: source <(trireme completions bash)
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Worker(command) => worker::run(&command),
         Command::Bench(args) => bench::run(&args),
+        Command::Dead(args) => dead::run(&args),
         Command::Infer(args) => infer::run(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

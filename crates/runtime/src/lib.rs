@@ -19,14 +19,17 @@ mod cancel;
 mod disposition;
 mod held;
 mod hosted;
+mod limits;
 mod load;
 mod nats_args;
 mod parts;
 mod queue;
+mod queue_policy;
 pub mod service;
 pub mod statistics;
 mod stepwise;
 mod task_set;
+mod watchdog;
 mod worker;
 
 pub use admin::{Admin, Health};

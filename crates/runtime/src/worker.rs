@@ -21,11 +21,14 @@ use crate::batching::BatchPolicy;
 use crate::cancel::Cancellations;
 use crate::held::Held;
 use crate::hosted::{Claim, HostedModel};
+use crate::limits;
 use crate::load;
 use crate::queue::WorkQueue;
+use crate::queue_policy;
 use crate::statistics::Statistics;
 use crate::statistics::report::follow_log_levels;
 use crate::task_set::TaskSet;
+use crate::watchdog::{self, Executions};
 
 /// Pause before a queue that broke is opened again.
 const REOPEN_PAUSE: Duration = Duration::from_millis(250);
@@ -48,6 +51,8 @@ pub struct WorkerOptions {
     pub queue: QueueOptions,
     /// What this process counts, under the worker's name.
     pub statistics: Statistics,
+    /// How long one execution may take before the worker counts as hung; `None` is for ever.
+    pub execution_limit: Option<Duration>,
 }
 
 /// A running worker.
@@ -57,6 +62,7 @@ pub struct Worker {
     threads: Mutex<Vec<JoinHandle<()>>>,
     entries: Vec<WorkerEntry>,
     service: String,
+    execution_limit: Option<Duration>,
 }
 
 /// What all parts of a worker share.
@@ -128,6 +134,7 @@ impl Worker {
             threads: Mutex::default(),
             entries: Vec::new(),
             service: options.service.clone(),
+            execution_limit: options.execution_limit,
         };
         for (key, model, load_duration) in loaded {
             worker.host(key, model, load_duration).await?;
@@ -157,17 +164,17 @@ impl Worker {
             }
         }
         self.pulling.cancel();
+        let hosted: Vec<_> = self.shared.hosted.read().values().cloned().collect();
         let unfinished = self.finish(timeout).await;
         self.shared.statistics.tell(self.shared.bus.as_ref()).await;
-
-        let hosted: Vec<_> = self.shared.hosted.read().values().cloned().collect();
+        let hung = hosted.iter().any(|model| model.executions.hung());
         for model in &hosted {
             model.queue.close();
         }
         for entry in &self.entries {
             let _ = self.shared.bus.withdraw(entry).await;
         }
-        if unfinished == 0 {
+        if unfinished == 0 && !hung {
             let threads = std::mem::take(&mut *self.threads.lock());
             let _ = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join()))).await;
             self.shared.tasks.join().await;
@@ -183,6 +190,11 @@ impl Worker {
         let until = Instant::now() + timeout;
         let mut report = Instant::now() + DRAIN_REPORT;
         loop {
+            let hung: Vec<_> = self.shared.hosted.read().values().filter(|m| m.executions.hung()).cloned().collect();
+            for model in hung {
+                // Nobody will execute it here.
+                model.hand_back().await;
+            }
             let in_hand = self.shared.held.count();
             if in_hand == 0 || Instant::now() >= until {
                 return in_hand;
@@ -200,8 +212,11 @@ impl Worker {
 
     async fn host(&mut self, key: ModelKey, model: LoadedModel, load_duration: Duration) -> Result<(), StartError> {
         let LoadedModel { config, instances, policy } = model;
-        let in_hand = in_hand(policy.as_ref(), &instances);
         let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
+        let in_hand = match queue_policy::is_limited(&config) {
+            true => queue_policy::taken_in(instances.len().max(1), policy.max_rows()),
+            false => in_hand(policy.as_ref(), &instances),
+        };
         let queue = WorkQueue::new(policy, in_hand);
         let statistics = self.shared.statistics.model(&key);
         let observed = Arc::downgrade(&queue);
@@ -216,8 +231,17 @@ impl Worker {
             config: config.to_json(),
             capacity: queue.capacity(),
         });
-        let hosted =
-            Arc::new(HostedModel { key: key.clone(), config, queue, worker: self.shared.clone(), statistics, batched });
+        let hosted = Arc::new(HostedModel {
+            key: key.clone(),
+            config,
+            queue,
+            worker: self.shared.clone(),
+            statistics,
+            batched,
+            intake: self.pulling.child_token(),
+            executions: Executions::default(),
+            taken_in: Mutex::default(),
+        });
         for (index, instance) in instances.into_iter().enumerate() {
             let model = hosted.clone();
             let thread = std::thread::Builder::new()
@@ -229,9 +253,18 @@ impl Worker {
                 })?;
             self.threads.lock().push(thread);
         }
-        self.shared.bus.declare_queue(&key, &self.shared.queue_options).await?;
+        self.shared.bus.declare_queue(&key, &hosted.queue_options()).await?;
         self.shared.hosted.write().insert(key, hosted.clone());
-        self.shared.tasks.spawn("pull", pull(hosted, self.pulling.clone()));
+        if let Some(limit) = self.execution_limit {
+            self.shared.tasks.spawn("watchdog", watchdog::watch(hosted.clone(), limit));
+        }
+        if queue_policy::is_limited(&hosted.config) {
+            self.shared.tasks.spawn("queue limits", limits::follow(hosted.clone()));
+        }
+        if queue_policy::has_timeouts(&hosted.config) {
+            self.shared.tasks.spawn("queue timeouts", limits::watch_timeouts(hosted.clone()));
+        }
+        self.shared.tasks.spawn("pull", pull(hosted));
         Ok(())
     }
 
@@ -290,16 +323,14 @@ fn in_hand(policy: &dyn BatchPolicy, instances: &[Instance]) -> usize {
 }
 
 /// Pulls work for a model until told to stop; opens the queue again when the bus has lost it.
-async fn pull(model: Arc<HostedModel>, pulling: CancellationToken) {
+async fn pull(model: Arc<HostedModel>) {
+    let pulling = model.intake.clone();
     let shared = model.worker.clone();
     loop {
         let error = match shared.bus.pull(&model.key).await {
             Err(error) => error,
             Ok(mut puller) => loop {
-                let next = async {
-                    let room = model.queue.room().await;
-                    puller.next(room).await
-                };
+                let next = limits::next(&model, puller.as_mut());
                 let next = tokio::select! {
                     next = next => next,
                     () = pulling.cancelled() => return puller.stop().await,
@@ -315,7 +346,7 @@ async fn pull(model: Arc<HostedModel>, pulling: CancellationToken) {
             () = tokio::time::sleep(REOPEN_PAUSE) => {}
             () = pulling.cancelled() => return,
         }
-        if let Err(error) = shared.bus.declare_queue(&model.key, &shared.queue_options).await {
+        if let Err(error) = shared.bus.declare_queue(&model.key, &model.queue_options()).await {
             tracing::warn!(model = %model.key, %error, "the queue could not be made again yet");
         }
     }

@@ -16,6 +16,7 @@ mod handlers;
 mod http;
 mod metrics;
 mod registry;
+mod rows;
 mod statistics;
 mod triton_flags;
 

@@ -10,6 +10,7 @@ use super::Handlers;
 use crate::cache::Key;
 use crate::dispatch::Exchange;
 use crate::registry::ServedModel;
+use crate::rows;
 use crate::statistics::CountedRequest;
 
 /// A request with what its transport said about tracing.
@@ -45,6 +46,8 @@ struct Running {
     model: ModelKey,
     outputs: Vec<RequestedOutput>,
     batched: bool,
+    /// The most rows of a message, where the request may travel as several.
+    rows_per_message: Option<u32>,
     counted: CountedRequest,
     span: tracing::Span,
 }
@@ -119,6 +122,11 @@ impl Handlers {
         let outputs: Vec<&str> = request.outputs.iter().map(|output| output.name.as_str()).collect();
         let resolve = |model: &str, version| catalog.find(model, version).map(|(version, _)| version);
         let route = served.plan.route(version, &outputs, &inputs, resolve)?;
+        let level = |step: &ModelKey| {
+            let found = catalog.find(&step.name, Some(step.version));
+            found.map_or(0, |(_, served)| served.config.priority_level(request.priority))
+        };
+        let route = route.at_levels(level);
 
         let model = ModelKey { name: request.model, version };
         let cached = self.cache.is_some() && served.config.response_cache;
@@ -139,20 +147,32 @@ impl Handlers {
             ledger: Ledger::default(),
             answer: if served.config.decoupled { answer } else { Answer::Whole },
         };
+        let in_parts = served.config.max_rows_per_message.filter(|_| !served.config.decoupled);
+        let rows_per_message = in_parts.map(|rows| match served.config.max_batch_size {
+            0 => rows,
+            largest => rows.min(largest),
+        });
         let running = Running {
             id: request.id,
             model,
             outputs: request.outputs,
             batched: served.config.max_batch_size > 0,
+            rows_per_message,
             span: span.clone(),
             counted,
         };
         Ok(Prepared { request: running, message, key })
     }
 
-    /// Takes a request into the pipeline.
+    /// Takes a request into the pipeline: as one message, or as several where it may be split and has to be.
     fn begin(&self, request: &mut Running, message: WorkMessage) -> Result<Exchange, InferError> {
-        self.dispatcher.start(message).map_err(|error| {
+        let rows = request.rows_per_message;
+        let parts = rows.and_then(|rows| rows::split(&message.tensors, rows as usize, self.dispatcher.message_bytes()));
+        let exchange = match parts {
+            Some(parts) => Ok(self.dispatcher.start_parts(message, parts)),
+            None => self.dispatcher.start(message),
+        };
+        exchange.map_err(|error| {
             request.counted.failed(&error);
             with_id(error, &request.id)
         })
