@@ -41,7 +41,7 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         backends.push(Arc::new(TokenizerBackend) as Arc<dyn Backend>);
         backends.push(Arc::new(PostprocessBackend));
 
-        let options = args.worker.options("trireme");
+        let options = args.worker.options("trireme")?;
         let repository = open_repository(&options.model_repository)?;
         let bus: Arc<dyn Bus> = Arc::new(InProcess::default());
         let exit_timeout = args.worker.exit_timeout();

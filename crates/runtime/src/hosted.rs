@@ -6,6 +6,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -31,6 +32,8 @@ pub(crate) struct HostedModel {
     pub config: Arc<ModelConfig>,
     pub queue: Arc<WorkQueue<Work>>,
     pub worker: Arc<Shared>,
+    /// Requests that have come in so far.
+    pub admitted: AtomicU64,
 }
 
 /// A request in this worker's hands.
@@ -62,6 +65,16 @@ pub(crate) struct Claim {
 // === impl HostedModel ===
 
 impl HostedModel {
+    /// A model version that nothing has come for yet.
+    pub fn new(
+        key: ModelKey,
+        config: Arc<ModelConfig>,
+        queue: Arc<WorkQueue<Work>>,
+        worker: Arc<Shared>,
+    ) -> HostedModel {
+        HostedModel { key, config, queue, worker, admitted: AtomicU64::new(0) }
+    }
+
     /// Takes in what the bus delivered.
     pub fn receive(self: &Arc<Self>, delivery: Delivery) {
         let sequence = delivery.message.part().sequence;
@@ -82,6 +95,7 @@ impl HostedModel {
 
     /// Checks a request and queues it, or settles it at once.
     fn admit(self: &Arc<Self>, message: WorkMessage, delivery: Claim, permit: Permit<Work>) {
+        self.admitted.fetch_add(1, Ordering::Relaxed);
         let received_at = UnixMicros::now();
         let cancelled = self.worker.cancellations.enter(&message.request_id);
         let checked = self.check(&message, &delivery, received_at);

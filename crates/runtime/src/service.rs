@@ -16,6 +16,7 @@ use trireme_telemetry::TelemetryArgs;
 
 use crate::admin::{Admin, Health};
 use crate::backend::Backend;
+use crate::control_mode::ControlArgs;
 use crate::worker::{Worker, WorkerOptions};
 
 /// Flags of every process that speaks over NATS.
@@ -45,6 +46,10 @@ pub struct WorkerArgs {
     /// Take configurations as they are: do not fill in inputs and outputs from the model file
     #[arg(long, env = "TRIREME_DISABLE_AUTO_COMPLETE_CONFIG", value_parser = clap::builder::FalseyValueParser::new())]
     pub disable_auto_complete_config: bool,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub control: ControlArgs,
 
     /// Most requests in a model version's queue; one more is refused
     #[arg(long, env = "TRIREME_QUEUE_MAX_MESSAGES", value_name = "COUNT", default_value_t = QueueOptions::default().max_messages)]
@@ -127,13 +132,14 @@ impl NatsArgs {
 // === impl WorkerArgs ===
 
 impl WorkerArgs {
-    /// The worker these flags describe.
-    pub fn options(&self, service: &str) -> WorkerOptions {
-        WorkerOptions {
+    /// The worker these flags describe. Errors name the flag.
+    pub fn options(&self, service: &str) -> anyhow::Result<WorkerOptions> {
+        Ok(WorkerOptions {
             name: self.worker_name.clone().unwrap_or_else(|| process_name(service)),
             service: service.to_owned(),
             model_repository: self.model_repository.clone(),
             auto_complete: !self.disable_auto_complete_config,
+            control: self.control.options()?,
             queue: QueueOptions {
                 max_messages: self.queue_max_messages,
                 max_bytes: self.queue_max_bytes,
@@ -142,7 +148,7 @@ impl WorkerArgs {
                 file_storage: self.queue_storage == Storage::File,
                 replicas: self.queue_replicas,
             },
-        }
+        })
     }
 
     /// How long a drain may take.
@@ -165,7 +171,7 @@ pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backen
         if let Some(address) = args.admin_address {
             start_admin(address, health.clone())?;
         }
-        let options = args.worker.options(service);
+        let options = args.worker.options(service)?;
         let shutdown = shutdown_signal()?;
         let Some(bus) = or_shutdown(&shutdown, args.nats.connect(&options.name)).await? else { return Ok(()) };
         let starting = Worker::start(bus.clone(), backends, &options);

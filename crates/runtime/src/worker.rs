@@ -1,28 +1,26 @@
 //! A worker: the part of a process that hosts model versions on a bus.
 //!
-//! [`Worker::start`] loads every model of the repository that one of its backends executes, and for each of them opens
-//! the queue, starts the instance threads, pulls, and keeps the registry entry alive. [`Worker::drain`] ends it without
-//! losing anything.
+//! [`Worker::start`] loads the models that are to be served and that one of its backends executes, and keeps their registry
+//! entries alive; what is served later is decided in `steward`. [`Worker::drain`] ends it without losing anything.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::{Bus, BusError, ModelState, QueueOptions, WorkMessage, WorkerEntry};
 use trireme_inference::ModelKey;
-use trireme_model_repository::{Repository, RepositoryError};
+use trireme_model_repository::RepositoryError;
 
-use crate::backend::{Backend, Instance, LoadError, LoadedModel};
-use crate::batching::BatchPolicy;
+use crate::backend::{Backend, LoadError};
 use crate::cancel::Cancellations;
+use crate::control_mode::ControlOptions;
 use crate::held::Held;
 use crate::hosted::{Claim, HostedModel};
-use crate::load;
-use crate::queue::WorkQueue;
+use crate::models::Models;
+use crate::steward::Steward;
 use crate::task_set::TaskSet;
 
 /// Pause before a queue that broke is opened again.
@@ -42,6 +40,8 @@ pub struct WorkerOptions {
     pub model_repository: Vec<PathBuf>,
     /// Whether backends may fill in what configurations leave out.
     pub auto_complete: bool,
+    /// Which models are served.
+    pub control: ControlOptions,
     /// How its queues behave.
     pub queue: QueueOptions,
 }
@@ -49,10 +49,7 @@ pub struct WorkerOptions {
 /// A running worker.
 pub struct Worker {
     shared: Arc<Shared>,
-    pulling: CancellationToken,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    entries: Vec<WorkerEntry>,
-    service: String,
+    models: Arc<Models>,
 }
 
 /// What all parts of a worker share.
@@ -71,7 +68,7 @@ pub(crate) struct Shared {
 pub enum StartError {
     /// The model repository is broken; every fault of it.
     #[error("model repository: {}", join(.0))]
-    Repository(Vec<RepositoryError>),
+    Repository(Vec<Arc<RepositoryError>>),
     /// Models that could not be loaded; every one of them.
     #[error("{}", join(.0))]
     Load(Vec<LoadError>),
@@ -99,8 +96,6 @@ impl Worker {
         backends: &[Arc<dyn Backend>],
         options: &WorkerOptions,
     ) -> Result<Worker, StartError> {
-        let repository = Repository::open(&options.model_repository).map_err(StartError::Repository)?;
-        let loaded = load::load_models(&repository, backends, options).await?;
         let tasks = TaskSet::new();
         let shared = Arc::new(Shared {
             name: options.name.clone(),
@@ -111,27 +106,29 @@ impl Worker {
             cancellations: Cancellations::default(),
             hosted: RwLock::default(),
         });
+        let worker = Worker {
+            models: Arc::new(Models::new(shared.clone(), options.clone(), backends.to_vec())),
+            shared: shared.clone(),
+        };
         shared.held.keep_alive(options.queue.ack_wait, &tasks);
         shared.follow_cancellations().await?;
-
-        let mut worker = Worker {
-            shared,
-            pulling: CancellationToken::new(),
-            threads: Mutex::default(),
-            entries: Vec::new(),
-            service: options.service.clone(),
-        };
-        for (key, model) in loaded {
-            worker.host(key, model).await?;
+        worker.keep_announced();
+        match Steward::start(worker.models.clone()).await {
+            Ok(()) => {}
+            Err(error) => {
+                worker.models.pulling.cancel();
+                drop(worker.models.close());
+                tasks.stop();
+                return Err(error);
+            }
         }
-        worker.announce().await?;
         worker.advertise().await?;
         Ok(worker)
     }
 
     /// The model versions it hosts.
     pub fn models(&self) -> Vec<ModelKey> {
-        self.entries.iter().map(|entry| entry.model.clone()).collect()
+        self.models.ready()
     }
 
     /// Waits until one of the worker's tasks dies, which a process should not outlive.
@@ -142,31 +139,27 @@ impl Worker {
     /// Stops: takes no more work, finishes what is in hand (for `timeout` at most), takes its entries back. Returns how
     /// many requests were still unfinished; the bus delivers those to other workers.
     pub async fn drain(self, timeout: Duration) -> usize {
-        for entry in &self.entries {
+        let entries = self.models.entries();
+        for entry in &entries {
             let leaving = WorkerEntry { state: ModelState::Unloading, ..entry.clone() };
             if let Err(error) = self.shared.bus.announce(&leaving).await {
                 tracing::warn!(model = %entry.model, %error, "could not announce that this worker leaves");
             }
         }
-        self.pulling.cancel();
+        self.models.pulling.cancel();
         let unfinished = self.finish(timeout).await;
 
-        let hosted: Vec<_> = self.shared.hosted.read().values().cloned().collect();
-        for model in &hosted {
-            model.queue.close();
-        }
-        for entry in &self.entries {
+        let threads = self.models.close();
+        for entry in &entries {
             let _ = self.shared.bus.withdraw(entry).await;
         }
         if unfinished == 0 {
-            let threads = std::mem::take(&mut *self.threads.lock());
             let _ = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join()))).await;
             self.shared.tasks.join().await;
         } else {
             // A hung instance cannot be waited for; its thread ends with the process.
             self.shared.tasks.stop();
         }
-        self.shared.hosted.write().clear();
         unfinished
     }
 
@@ -189,51 +182,18 @@ impl Worker {
         }
     }
 
-    async fn host(&mut self, key: ModelKey, model: LoadedModel) -> Result<(), StartError> {
-        let LoadedModel { config, instances, policy } = model;
-        let in_hand = in_hand(policy.as_ref(), &instances);
-        let queue = WorkQueue::new(policy, in_hand);
-        self.entries.push(WorkerEntry {
-            worker: self.shared.name.clone(),
-            service: self.service.clone(),
-            host: crate::hostname(),
-            model: key.clone(),
-            state: ModelState::Ready,
-            config: config.to_json(),
-            capacity: queue.capacity(),
-        });
-        let hosted = Arc::new(HostedModel { key: key.clone(), config, queue, worker: self.shared.clone() });
-        for (index, instance) in instances.into_iter().enumerate() {
-            let model = hosted.clone();
-            let thread = std::thread::Builder::new()
-                .name(format!("{}-{index}", key.name))
-                .spawn(move || model.run_instance(instance))
-                .map_err(|error| {
-                    let reason = format!("cannot start an instance thread: {error}");
-                    StartError::Load(vec![LoadError::Backend { model: key.name.clone(), reason }])
-                })?;
-            self.threads.lock().push(thread);
-        }
-        self.shared.bus.declare_queue(&key, &self.shared.queue_options).await?;
-        self.shared.hosted.write().insert(key, hosted.clone());
-        self.shared.tasks.spawn("pull", pull(hosted, self.pulling.clone()));
-        Ok(())
-    }
-
     async fn advertise(&self) -> Result<(), StartError> {
-        let models: Vec<_> = self.entries.iter().map(|entry| entry.model.to_string()).collect();
+        let models: Vec<_> = self.models().iter().map(ToString::to_string).collect();
         let metadata =
             [("worker", self.shared.name.clone()), ("host", crate::hostname()), ("models", models.join(" "))];
         let metadata = metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        Ok(self.shared.bus.advertise(&self.service, metadata).await?)
+        Ok(self.shared.bus.advertise(&self.models.options.service, metadata).await?)
     }
 
-    /// Publishes the entries, and renews them for as long as the worker takes work.
-    async fn announce(&self) -> Result<(), StartError> {
-        for entry in &self.entries {
-            self.shared.bus.announce(entry).await?;
-        }
-        let (shared, entries, pulling) = (self.shared.clone(), self.entries.clone(), self.pulling.clone());
+    /// Renews the registry's entries for as long as the worker takes work.
+    fn keep_announced(&self) {
+        let (shared, models) = (self.shared.clone(), self.models.clone());
+        let pulling = models.pulling.clone();
         self.shared.tasks.spawn("heartbeat", async move {
             let mut ticks = tokio::time::interval(WorkerEntry::TIME_TO_LIVE / 3);
             ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -242,10 +202,15 @@ impl Worker {
                 tokio::select! {
                     _ = ticks.tick() => {}
                     () = pulling.cancelled() => return,
+                    () = shared.tasks.stopping().cancelled() => return,
                 }
-                for entry in &entries {
+                for entry in models.entries() {
+                    // One that was unloaded meanwhile has said so itself.
+                    if !models.has(&entry.model) {
+                        continue;
+                    }
                     let renewed = tokio::select! {
-                        renewed = shared.bus.announce(entry) => renewed,
+                        renewed = shared.bus.announce(&entry) => renewed,
                         () = pulling.cancelled() => return,
                     };
                     if let Err(error) = renewed {
@@ -254,28 +219,11 @@ impl Worker {
                 }
             }
         });
-        Ok(())
-    }
-}
-
-/// Requests that this worker has in hand for a model, waiting and being executed. Instances that work step by step say
-/// themselves how many they take; one more each waits, so that no place stays empty between pulls.
-fn in_hand(policy: &dyn BatchPolicy, instances: &[Instance]) -> usize {
-    let batches = instances.iter().filter(|instance| matches!(instance, Instance::Batch(_))).count();
-    let stepwise = instances.iter().filter_map(|instance| match instance {
-        Instance::Batch(_) => None,
-        Instance::Stepwise(instance) => Some(instance.room() + 1),
-    });
-    let stepwise: usize = stepwise.sum();
-    match (batches, stepwise) {
-        (0, 0) => policy.in_hand(1),
-        (0, stepwise) => stepwise,
-        (batches, stepwise) => policy.in_hand(batches) + stepwise,
     }
 }
 
 /// Pulls work for a model until told to stop; opens the queue again when the bus has lost it.
-async fn pull(model: Arc<HostedModel>, pulling: CancellationToken) {
+pub(crate) async fn pull(model: Arc<HostedModel>, pulling: CancellationToken) {
     let shared = model.worker.clone();
     loop {
         let error = match shared.bus.pull(&model.key).await {
@@ -317,6 +265,29 @@ impl Shared {
             Some(model) => model.hand_over(message, claim),
             None => Some((message, claim)),
         }
+    }
+
+    /// Lets requests be handed over to a model version, in place of one of its name.
+    pub fn remember(&self, model: &Arc<HostedModel>) {
+        self.hosted.write().insert(model.key.clone(), model.clone());
+    }
+
+    /// Whether requests can be handed over to a model version.
+    pub fn hosts(&self, model: &ModelKey) -> bool {
+        self.hosted.read().contains_key(model)
+    }
+
+    /// Hands nothing over to this model version any more; one that took its place stays.
+    pub fn forget(&self, model: &Arc<HostedModel>) {
+        let mut hosted = self.hosted.write();
+        if hosted.get(&model.key).is_some_and(|known| Arc::ptr_eq(known, model)) {
+            hosted.remove(&model.key);
+        }
+    }
+
+    /// Hands nothing over any more.
+    pub fn forget_all(&self) {
+        self.hosted.write().clear();
     }
 
     async fn follow_cancellations(self: &Arc<Self>) -> Result<(), BusError> {

@@ -10,7 +10,7 @@ use trireme_inference::{
     ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
 use trireme_runtime::{
-    Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime, Worker,
+    Backend, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime, Worker,
     WorkerOptions,
 };
 
@@ -86,6 +86,7 @@ impl Stage {
             service: "test".to_owned(),
             model_repository: vec![repository.path().to_owned()],
             auto_complete: true,
+            control: ControlOptions::default(),
             queue,
         };
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(backend)];

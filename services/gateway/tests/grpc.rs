@@ -23,7 +23,7 @@ use trireme_protocol::grpc::wire::model_infer_request::InferInputTensor;
 use trireme_protocol::grpc::wire::*;
 use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime, Worker,
-    WorkerOptions,
+    ControlOptions, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -101,6 +101,7 @@ impl Server {
             service: "test".to_owned(),
             model_repository: vec![repository.path().to_owned()],
             auto_complete: true,
+            control: ControlOptions::default(),
             queue: QueueOptions::default(),
         };
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(backend)];
