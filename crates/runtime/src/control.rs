@@ -20,7 +20,6 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use trireme_bus::{Bus, BusError, Connection, Question};
-use trireme_inference::UnixMicros;
 
 use crate::TaskSet;
 use message::{Answer, Command};
@@ -69,7 +68,7 @@ pub struct Control {
 
 impl Memory {
     /// Remembers a change, unless a newer one is known. Says whether it was news.
-    fn keep(&self, model: &str, change: &Change) -> bool {
+    pub fn keep(&self, model: &str, change: &Change) -> bool {
         let mut changes = self.0.lock();
         match changes.get(model) {
             Some(known) if known.at >= change.at => false,
@@ -194,7 +193,7 @@ impl Listener {
             }
             Command::Settled { model, change } => {
                 self.take(model, change).await;
-                Outcome::Done
+                return;
             }
             Command::Load { model, with } => {
                 let loading = async {
@@ -235,12 +234,9 @@ impl Listener {
 }
 
 /// Tells everybody that a command was carried out, and what is wanted of the model now.
-pub async fn settle(bus: &dyn Bus, model: &str, wanted: Option<Override>) -> Result<(), BusError> {
-    let change = Change { at: UnixMicros::now(), wanted };
-    let mut told = bus.ask(TOPIC, Command::Settled { model: model.to_owned(), change }.encode()).await?;
-    // Waiting for the first is enough: who asked is among those who hear it.
-    let _ = tokio::time::timeout(RECALL, told.recv()).await;
-    Ok(())
+pub async fn settle(bus: &dyn Bus, model: &str, change: &Change) -> Result<(), BusError> {
+    // There is no answer to wait for: who misses it asks.
+    bus.ask(TOPIC, Command::Settled { model: model.to_owned(), change: change.clone() }.encode()).await.map(drop)
 }
 
 /// What the others remember; nothing where there are none.

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
 use trireme_bus::{BusError, ModelState, WorkerEntry};
 use trireme_inference::ModelKey;
@@ -24,7 +24,7 @@ use crate::batching::BatchPolicy;
 use crate::hosted::HostedModel;
 use crate::load::{backend_of, load_version};
 use crate::queue::WorkQueue;
-use crate::worker::{Shared, WorkerOptions, pull};
+use crate::worker::{Current, Shared, WorkerOptions, pull};
 
 /// How long no work may come for a version that is unloaded before its worker stops to pull: requests whose earlier steps
 /// still run find it until then.
@@ -57,10 +57,24 @@ struct Version {
 }
 
 struct Running {
+    instances: Instances,
+    pull: Pull,
+}
+
+/// A loaded version with its threads.
+struct Instances {
     model: Arc<HostedModel>,
     threads: Vec<JoinHandle<()>>,
-    /// Raised when this version takes no more work.
-    pulling: CancellationToken,
+}
+
+/// The task that pulls work for a version. It stays when the instances behind it change: a puller that stops gives back
+/// what it has, and that counts as an attempt.
+struct Pull {
+    current: Current,
+    /// Raised when it is to stop.
+    stop: CancellationToken,
+    /// Raised when it has.
+    stopped: CancellationToken,
 }
 
 /// What a model's versions came to.
@@ -68,6 +82,8 @@ struct Running {
 pub(crate) struct Applied {
     /// Whether one of this worker's backends executes the model.
     pub mine: bool,
+    /// What the registry says of it now.
+    pub entries: Vec<WorkerEntry>,
     /// Versions that could not be loaded.
     pub faults: Vec<(i64, LoadError)>,
 }
@@ -96,7 +112,7 @@ impl Models {
                     return Ok(Applied::default());
                 }
                 self.refuse(model, version, &fault).await?;
-                return Ok(Applied { mine: true, faults: vec![(version, fault)] });
+                return Ok(Applied { mine: true, entries: Vec::new(), faults: vec![(version, fault)] });
             }
         };
         let changed: Vec<i64> =
@@ -118,17 +134,19 @@ impl Models {
         for (version, instance) in loaded {
             self.host(model, version, instance).await?;
         }
-        if faults.is_empty() {
-            self.retire(&model.name, &model.versions).await;
-        }
-        Ok(Applied { mine: true, faults })
+        let mut entries = match faults.is_empty() {
+            true => self.retire(&model.name, &model.versions).await,
+            false => Vec::new(),
+        };
+        entries.extend(self.entries().into_iter().filter(|entry| entry.model.name == model.name));
+        Ok(Applied { mine: true, entries, faults })
     }
 
-    /// Serves the model no longer. Says whether it was hosted here.
-    pub async fn unload(&self, model: &str) -> bool {
+    /// Serves the model no longer. `None`: it is not hosted here.
+    pub async fn unload(&self, model: &str) -> Option<Vec<WorkerEntry>> {
         let known = self.versions.lock().keys().any(|key| key.name == model);
-        self.retire(model, &[]).await;
-        known
+        let entries = self.retire(model, &[]).await;
+        known.then_some(entries)
     }
 
     /// The versions that take work.
@@ -159,8 +177,8 @@ impl Models {
         let mut threads = std::mem::take(&mut *self.retired.lock());
         for version in std::mem::take(&mut *self.versions.lock()).into_values() {
             if let Some(running) = version.running {
-                running.model.queue.close();
-                threads.extend(running.threads);
+                running.instances.model.queue.close();
+                threads.extend(running.instances.threads);
             }
         }
         self.shared.forget_all();
@@ -211,22 +229,43 @@ impl Models {
         }
         self.shared.bus.declare_queue(&key, &self.shared.queue_options).await?;
         self.shared.bus.announce(&entry).await?;
-        let pulling = self.pulling.child_token();
         self.shared.remember(&hosted);
-        self.shared.tasks.spawn("pull", pull(hosted.clone(), pulling.clone()));
-        let running = Some(Running { model: hosted, threads, pulling });
+        let instances = Instances { model: hosted.clone(), threads };
         let fingerprint = model.fingerprint(version);
-        let before = self.versions.lock().insert(key, Version { entry, fingerprint, failed: false, running });
-        if let Some(before) = before.and_then(|before| before.running) {
-            // The new one takes what comes to the queue from now on.
-            before.pulling.cancel();
-            self.finish(before, None);
+        let replaced = {
+            let mut versions = self.versions.lock();
+            let before = versions.remove(&key).and_then(|before| before.running);
+            let (pull, replaced) = match before {
+                Some(Running { instances, pull }) => {
+                    *pull.current.write() = hosted;
+                    (pull, Some(instances))
+                }
+                None => (self.start_pull(hosted), None),
+            };
+            let running = Some(Running { instances, pull });
+            versions.insert(key, Version { entry, fingerprint, failed: false, running });
+            replaced
+        };
+        if let Some(replaced) = replaced {
+            self.finish(replaced);
         }
         Ok(())
     }
 
-    /// Unloads the versions of a model that are not to be kept.
-    async fn retire(&self, model: &str, keep: &[i64]) {
+    fn start_pull(&self, model: Arc<HostedModel>) -> Pull {
+        let current = Arc::new(RwLock::new(model));
+        let (stop, stopped) = (self.pulling.child_token(), CancellationToken::new());
+        let (task, ended) = (pull(current.clone(), stop.clone()), stopped.clone().drop_guard());
+        self.shared.tasks.spawn("pull", async move {
+            task.await;
+            drop(ended);
+        });
+        Pull { current, stop, stopped }
+    }
+
+    /// Unloads the versions of a model that are not to be kept. Gives the entries of those that still finish their work.
+    async fn retire(&self, model: &str, keep: &[i64]) -> Vec<WorkerEntry> {
+        let mut unloading = Vec::new();
         let leaving: Vec<Version> = {
             let mut versions = self.versions.lock();
             let gone = |key: &ModelKey| key.name == model && !keep.contains(&key.version);
@@ -242,44 +281,51 @@ impl Models {
             if let Err(error) = self.shared.bus.announce(&entry).await {
                 tracing::warn!(model = %entry.model, %error, "could not announce that a version is unloaded");
             }
-            self.finish(running, Some(entry));
+            unloading.push(entry.clone());
+            self.unload_when_quiet(running, entry);
         }
+        unloading
     }
 
-    /// Waits in the background until a version has done its work, and lets go of it. With an entry the version is unloaded:
-    /// it goes on to pull until nothing has come for a while.
-    fn finish(&self, running: Running, entry: Option<WorkerEntry>) {
+    /// Goes on to pull in the background until nothing has come for a while, and lets go of the version then.
+    fn unload_when_quiet(&self, running: Running, entry: WorkerEntry) {
         let (shared, stopping) = (self.shared.clone(), self.pulling.clone());
-        let Running { model, threads, pulling } = running;
-        let mut retired = self.retired.lock();
-        retired.retain(|thread| !thread.is_finished());
-        retired.extend(threads);
-        drop(retired);
+        let Running { instances: Instances { model, threads }, pull } = running;
+        self.keep(threads);
         self.shared.tasks.spawn("unload", async move {
             let mut seen = model.admitted.load(Ordering::Relaxed);
             let mut since = Instant::now();
-            while entry.is_some() && since.elapsed() < QUIET && !stopping.is_cancelled() {
+            while since.elapsed() < QUIET && !stopping.is_cancelled() {
                 tokio::time::sleep(TICK).await;
                 let now = model.admitted.load(Ordering::Relaxed);
                 if now != seen || model.queue.in_hand() > 0 {
                     (seen, since) = (now, Instant::now());
                 }
             }
-            pulling.cancel();
-            // What the bus has sent already still arrives.
-            tokio::time::sleep(TICK).await;
-            while model.queue.in_hand() > 0 && !shared.tasks.stopping().is_cancelled() {
-                tokio::time::sleep(TICK).await;
+            pull.stop.cancel();
+            pull.stopped.cancelled().await;
+            let key = model.key.clone();
+            let_go(&shared, &model).await;
+            if !shared.hosts(&key) {
+                let _ = shared.bus.withdraw(&entry).await;
             }
-            model.queue.close();
-            shared.forget(&model);
-            if let Some(entry) = entry {
-                if !shared.hosts(&entry.model) {
-                    let _ = shared.bus.withdraw(&entry).await;
-                }
-                tracing::info!(model = %entry.model, "unloaded");
-            }
+            tracing::info!(model = %key, "unloaded");
         });
+    }
+
+    /// Waits in the background until replaced instances have done their work, and lets go of them.
+    fn finish(&self, replaced: Instances) {
+        let shared = self.shared.clone();
+        let Instances { model, threads } = replaced;
+        self.keep(threads);
+        self.shared.tasks.spawn("replace", async move { let_go(&shared, &model).await });
+    }
+
+    /// Remembers threads that end by themselves once their queue is closed.
+    fn keep(&self, threads: Vec<JoinHandle<()>>) {
+        let mut retired = self.retired.lock();
+        retired.retain(|thread| !thread.is_finished());
+        retired.extend(threads);
     }
 
     fn entry(&self, key: &ModelKey, state: ModelState, config: String, capacity: usize) -> WorkerEntry {
@@ -308,5 +354,16 @@ fn in_hand(policy: &dyn BatchPolicy, instances: &[Instance]) -> usize {
         (0, 0) => policy.in_hand(1),
         (0, stepwise) => stepwise,
         (batches, stepwise) => policy.in_hand(batches) + stepwise,
+    }
+}
+
+/// Waits until nothing is in hand for a version that takes no more, or the worker ends; then its threads end.
+async fn let_go(shared: &Shared, model: &Arc<HostedModel>) {
+    shared.forget(model);
+    while !model.queue.close_if_idle() {
+        if shared.tasks.stopping().is_cancelled() {
+            return model.queue.close();
+        }
+        tokio::time::sleep(TICK).await;
     }
 }

@@ -47,6 +47,12 @@ pub struct WorkerArgs {
     #[arg(long, env = "TRIREME_DISABLE_AUTO_COMPLETE_CONFIG", value_parser = clap::builder::FalseyValueParser::new())]
     pub disable_auto_complete_config: bool,
 
+    /// The older opposite: `true` is --disable-auto-complete-config
+    #[arg(long, env = "TRIREME_STRICT_MODEL_CONFIG", value_name = "BOOL", default_value = "false")]
+    #[arg(value_parser = clap::builder::BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
+    #[arg(action = clap::ArgAction::Set)]
+    pub strict_model_config: bool,
+
     #[command(flatten)]
     #[allow(missing_docs)]
     pub control: ControlArgs,
@@ -138,7 +144,7 @@ impl WorkerArgs {
             name: self.worker_name.clone().unwrap_or_else(|| process_name(service)),
             service: service.to_owned(),
             model_repository: self.model_repository.clone(),
-            auto_complete: !self.disable_auto_complete_config,
+            auto_complete: !(self.disable_auto_complete_config || self.strict_model_config),
             control: self.control.options()?,
             queue: QueueOptions {
                 max_messages: self.queue_max_messages,

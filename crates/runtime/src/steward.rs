@@ -61,7 +61,7 @@ impl Steward {
     fn outcome(model: &str, applied: Result<Applied, trireme_bus::BusError>) -> Outcome {
         match applied {
             Ok(applied) if !applied.mine => Outcome::NotMine,
-            Ok(applied) if applied.faults.is_empty() => Outcome::Done,
+            Ok(applied) if applied.faults.is_empty() => Outcome::Done(applied.entries),
             Ok(applied) => {
                 let faults = applied.faults.iter().map(|(version, fault)| {
                     format!("version {version} is at UNAVAILABLE state: {};", fault.reason())
@@ -86,8 +86,8 @@ impl Participant for Steward {
 
     async fn unload(&self, model: &str) -> Outcome {
         match self.models.unload(model).await {
-            true => Outcome::Done,
-            false => Outcome::NotMine,
+            Some(entries) => Outcome::Done(entries),
+            None => Outcome::NotMine,
         }
     }
 
@@ -99,7 +99,7 @@ impl Participant for Steward {
                     tracing::error!(model, ?outcome, "a model that other workers have loaded could not be loaded");
                 }
             }
-            None => drop(self.unload(model).await),
+            None => drop(self.models.unload(model).await),
         }
     }
 }
@@ -184,7 +184,7 @@ async fn poll(models: Arc<Models>) {
         for name in models.names() {
             let is_there = repository.model(&name).is_some() || repository.broken().any(|(broken, _)| broken == name);
             if !is_there {
-                models.unload(&name).await;
+                drop(models.unload(&name).await);
             }
         }
     }

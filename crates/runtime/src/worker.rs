@@ -222,14 +222,21 @@ impl Worker {
     }
 }
 
+/// The instances that work is pulled for; they may be replaced.
+pub(crate) type Current = Arc<RwLock<Arc<HostedModel>>>;
+
 /// Pulls work for a model until told to stop; opens the queue again when the bus has lost it.
-pub(crate) async fn pull(model: Arc<HostedModel>, pulling: CancellationToken) {
-    let shared = model.worker.clone();
+pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
+    let (shared, key) = {
+        let model = current.read();
+        (model.worker.clone(), model.key.clone())
+    };
     loop {
-        let error = match shared.bus.pull(&model.key).await {
+        let error = match shared.bus.pull(&key).await {
             Err(error) => error,
             Ok(mut puller) => loop {
                 let next = async {
+                    let model = current.read().clone();
                     let room = model.queue.room().await;
                     puller.next(room).await
                 };
@@ -238,18 +245,22 @@ pub(crate) async fn pull(model: Arc<HostedModel>, pulling: CancellationToken) {
                     () = pulling.cancelled() => return puller.stop().await,
                 };
                 match next {
-                    Ok(deliveries) => deliveries.into_iter().for_each(|delivery| model.receive(delivery)),
+                    Ok(deliveries) => {
+                        // Under the lock: who replaces the model sees these in its hand.
+                        let model = current.read();
+                        deliveries.into_iter().for_each(|delivery| model.receive(delivery));
+                    }
                     Err(error) => break error,
                 }
             },
         };
-        tracing::warn!(model = %model.key, %error, "pulling work broke; opening the queue again");
+        tracing::warn!(model = %key, %error, "pulling work broke; opening the queue again");
         tokio::select! {
             () = tokio::time::sleep(REOPEN_PAUSE) => {}
             () = pulling.cancelled() => return,
         }
-        if let Err(error) = shared.bus.declare_queue(&model.key, &shared.queue_options).await {
-            tracing::warn!(model = %model.key, %error, "the queue could not be made again yet");
+        if let Err(error) = shared.bus.declare_queue(&key, &shared.queue_options).await {
+            tracing::warn!(model = %key, %error, "the queue could not be made again yet");
         }
     }
 }

@@ -13,6 +13,7 @@ mod dispatch;
 mod grpc;
 mod handlers;
 mod http;
+mod models;
 mod registry;
 mod triton_flags;
 
@@ -27,20 +28,21 @@ use clap::{ArgAction, Args};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
-use trireme_model_repository::Repository;
 use trireme_runtime::service::{self, NatsArgs};
-use trireme_runtime::{Health, TaskSet};
+use trireme_runtime::{ControlArgs, Health, TaskSet};
 use trireme_telemetry::TelemetryArgs;
 
 use dispatch::Dispatcher;
 use grpc::GrpcListener;
-use handlers::{Access, Handlers, Labels, Tracing};
+use handlers::{Access, Handlers, Tracing};
 use http::HttpListener;
+use models::ModelControl;
 use registry::Registry;
 
 pub use grpc::{CompressionLevel, GrpcArgs};
 pub use handlers::{AccessArgs, Restriction, Secret};
 pub use http::HttpArgs;
+pub use models::ModelOptions;
 pub use triton_flags::TritonFlags;
 
 /// Flags about listening and requests; Triton's names where it has them.
@@ -87,6 +89,10 @@ pub struct GatewayServiceArgs {
     #[arg(long, alias = "model-store", env = "TRIREME_MODEL_REPOSITORY", value_name = "DIR", value_delimiter = ',')]
     pub model_repository: Vec<PathBuf>,
 
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub control: ControlArgs,
+
     /// Seconds to finish requests in flight when told to stop
     #[arg(long, env = "TRIREME_EXIT_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 30)]
     pub exit_timeout_secs: u64,
@@ -122,10 +128,11 @@ impl Gateway {
     pub async fn start(
         bus: Arc<dyn Bus>,
         name: &str,
-        repository: Repository,
+        models: ModelOptions,
         args: &GatewayArgs,
         exit_timeout: Duration,
     ) -> anyhow::Result<Gateway> {
+        let repository = models.read()?;
         let access = Access::new(&args.access)?;
         let http = HttpListener::bind(&args.http).await?;
         let http_address = http.as_ref().map(|listener| listener.address);
@@ -133,8 +140,8 @@ impl Gateway {
         let grpc_address = grpc.as_ref().map(|listener| listener.address);
 
         let tasks = TaskSet::new();
-        let labels = Labels::of(&repository);
-        let registry = Registry::follow(bus.as_ref(), repository, &tasks).await?;
+        let registry = Registry::follow(bus.as_ref(), repository, &models.control, &tasks).await?;
+        let models = ModelControl::start(bus.clone(), name, models, registry.clone(), &tasks).await?;
         let dispatcher = Dispatcher::open(bus, name, args.max_in_flight, &tasks).await?;
         let health = Health::default();
         health.set_ready(true);
@@ -145,7 +152,7 @@ impl Gateway {
             health,
             id: args.id.clone(),
             strict_readiness: args.strict_readiness,
-            labels,
+            models,
             log_format: Mutex::new("default"),
             tracing: Tracing::new(trireme_telemetry::exports_spans()),
             access,
@@ -194,14 +201,19 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
     service::block_on("gateway", &args.telemetry, async {
         args.triton.warn();
         let shutdown = service::shutdown_signal()?;
-        let repository = open_repository(&args.model_repository)?;
+        let models = ModelOptions {
+            model_repository: args.model_repository.clone(),
+            control: args.control.options()?,
+        };
+        // Before the broker is waited for: what is wrong with the repository is said at once.
+        models.read()?;
         if args.model_repository.is_empty() {
             tracing::warn!("no --model-repository: ensembles are not known, models are served as workers have them");
         }
         let name = service::process_name("gateway");
         let Some(bus) = service::or_shutdown(&shutdown, args.nats.connect(&name)).await? else { return Ok(()) };
         let exit_timeout = Duration::from_secs(args.exit_timeout_secs);
-        let gateway = Gateway::start(bus.clone(), &name, repository, &args.gateway, exit_timeout).await?;
+        let gateway = Gateway::start(bus.clone(), &name, models, &args.gateway, exit_timeout).await?;
         let outcome = tokio::select! {
             () = shutdown.cancelled() => Ok(()),
             task = gateway.failed() => Err(anyhow::anyhow!("task '{task}' died")),
@@ -211,13 +223,5 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
         bus.close().await;
         tracing::info!("stopped");
         outcome
-    })
-}
-
-/// Reads model repositories; every fault of them in one error. No paths give an empty repository.
-pub fn open_repository(paths: &[PathBuf]) -> anyhow::Result<Repository> {
-    Repository::open(paths).map_err(|faults| {
-        let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
-        anyhow::anyhow!("model repository: {}", faults.join("; "))
     })
 }

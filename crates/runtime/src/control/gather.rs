@@ -130,12 +130,12 @@ mod tests {
     fn those_who_are_expected_are_waited_for() {
         let start = Instant::now();
         let mut roll = Roll::new(&names(&["a", "b"]), start);
-        roll.ended("a".to_owned(), Outcome::Done);
+        roll.ended("a".to_owned(), Outcome::Done(Vec::new()));
         roll.expire(start + MUSTER);
         assert_eq!(roll.wait_until(), Some(start + SILENCE), "b is missing");
         roll.ended("b".to_owned(), Outcome::NotMine);
         assert_eq!(roll.wait_until(), None);
-        assert_eq!(roll.close(), Answers::from([("a".to_owned(), Outcome::Done), ("b".to_owned(), Outcome::NotMine)]));
+        assert_eq!(roll.close(), Answers::from([("a".to_owned(), Outcome::Done(Vec::new())), ("b".to_owned(), Outcome::NotMine)]));
     }
 
     #[test]

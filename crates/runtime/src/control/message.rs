@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use trireme_bus::WorkerEntry;
 use trireme_inference::UnixMicros;
 
 /// What replaces the contents of a model's directory; see [`trireme_model_repository::Replacement`].
@@ -32,13 +33,15 @@ pub struct Change {
     pub at: UnixMicros,
     /// As what it is loaded; `None`: not at all.
     pub wanted: Option<Override>,
+    /// Whether it is loaded only because an ensemble is made of it.
+    pub implied: bool,
 }
 
 /// How a command ended for one participant.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Outcome {
-    /// It is carried out.
-    Done,
+    /// It is carried out, and these are the registry's entries now: who asked need not wait until it sees them there.
+    Done(Vec<WorkerEntry>),
     /// The model is none of this process's concern.
     NotMine,
     /// The model's directory, or what replaces it, makes no model; why.

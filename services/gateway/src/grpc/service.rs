@@ -102,16 +102,24 @@ impl GrpcInferenceService for InferenceService {
         &self,
         request: Request<RepositoryModelLoadRequest>,
     ) -> Reply<RepositoryModelLoadResponse> {
-        let checked = grpc::check_repository_name(&request.get_ref().repository_name);
-        empty(checked.and_then(|()| self.handlers.load_model()))
+        let RepositoryModelLoadRequest { repository_name, model_name, parameters } = request.into_inner();
+        let checked = grpc::check_repository_name(&repository_name);
+        match checked.and_then(|()| grpc::decode_load_request(parameters)) {
+            Ok(load) => empty(self.handlers.load_model(&model_name, load).await),
+            Err(error) => empty(Err(error)),
+        }
     }
 
     async fn repository_model_unload(
         &self,
         request: Request<RepositoryModelUnloadRequest>,
     ) -> Reply<RepositoryModelUnloadResponse> {
-        let checked = grpc::check_repository_name(&request.get_ref().repository_name);
-        empty(checked.and_then(|()| self.handlers.unload_model()))
+        let RepositoryModelUnloadRequest { repository_name, model_name, parameters } = request.into_inner();
+        let checked = grpc::check_repository_name(&repository_name);
+        match checked.and_then(|()| grpc::decode_unload_request(&parameters)) {
+            Ok(dependents) => empty(self.handlers.unload_model(&model_name, dependents).await),
+            Err(error) => empty(Err(error)),
+        }
     }
 
     async fn system_shared_memory_status(

@@ -6,7 +6,7 @@ use tracing::Instrument;
 use trireme_bus::{Answer, Reply, WorkMessage};
 use trireme_inference::{InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, UnixMicros};
 
-use super::Handlers;
+use super::{Handlers, Labels};
 use crate::dispatch::Exchange;
 use crate::registry::ServedModel;
 
@@ -43,6 +43,7 @@ struct Running {
     model: ModelKey,
     outputs: Vec<RequestedOutput>,
     batched: bool,
+    labels: Arc<Labels>,
     span: tracing::Span,
 }
 
@@ -120,6 +121,7 @@ impl Handlers {
             model: ModelKey { name: request.model, version },
             outputs: request.outputs,
             batched: served.config.max_batch_size > 0,
+            labels: catalog.labels().clone(),
             span: span.clone(),
         };
         Ok((running, exchange))
@@ -137,7 +139,7 @@ impl Handlers {
         let last = reply.last;
         let empty = last && output.tensors.is_empty();
         if !empty {
-            self.labels.classify(&request.model.name, request.batched, &request.outputs, &mut output.tensors)?;
+            request.labels.classify(&request.model.name, request.batched, &request.outputs, &mut output.tensors)?;
         }
         let response = InferResponse {
             id: request.id.clone(),

@@ -16,6 +16,7 @@ use std::time::Duration;
 use trireme_runtime::Health;
 
 use crate::dispatch::Dispatcher;
+use crate::models::ModelControl;
 use crate::registry::Registry;
 
 pub use access::{Access, AccessArgs, Category, Denied, Restriction, Secret};
@@ -33,8 +34,8 @@ pub struct Handlers {
     pub(crate) id: String,
     /// Whether the server is ready only when every model is.
     pub(crate) strict_readiness: bool,
-    /// The labels of models' outputs.
-    pub(crate) labels: Labels,
+    /// Loads and unloads models.
+    pub(crate) models: ModelControl,
     /// The format that clients were told log lines have.
     pub(crate) log_format: parking_lot::Mutex<&'static str>,
     /// Which requests are traced.
