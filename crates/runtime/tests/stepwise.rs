@@ -140,6 +140,7 @@ impl Stage {
             service: "test".to_owned(),
             model_repository: vec![repository.path().to_owned()],
             auto_complete: true,
+            control: trireme_runtime::ControlOptions::default(),
             queue: QueueOptions::default(),
         };
         let (bus, watch) = (Arc::new(InProcess::default()), Arc::new(Watch::default()));

@@ -21,6 +21,7 @@ const NO_VENDOR: &str = "there is no such endpoint";
 const NO_THREADS: &str = "threads follow the CPU quota";
 const NO_LOADER: &str = "each worker loads its models when it starts";
 const NO_METRICS: &str = "metrics are not set by flags";
+const NO_PING_LIMITS: &str = "the HTTP/2 library does not limit how clients and server ping";
 const NO_CACHE: &str = "there is no response cache";
 const NO_LIMITER: &str = "there is no rate limiter";
 const NO_PORT_REUSE: &str = "ports are never shared";
@@ -42,7 +43,11 @@ const TABLE: &[(&str, Treatment)] = &[
     ("cuda-memory-pool-byte-size", Ignored(NO_POOL)),
     ("cuda-virtual-address-size", Ignored(NO_POOL)),
     ("enable-peer-access", Ignored("models do not span GPUs")),
-    ("grpc-header-forward-pattern", Ignored("only HTTP headers are forwarded")),
+    ("grpc-http2-max-ping-strikes", Ignored(NO_PING_LIMITS)),
+    ("grpc-http2-max-pings-without-data", Ignored(NO_PING_LIMITS)),
+    ("grpc-http2-min-recv-ping-interval-without-data", Ignored(NO_PING_LIMITS)),
+    ("grpc-keepalive-permit-without-calls", Ignored(NO_PING_LIMITS)),
+    ("grpc-max-connection-age-grace", Ignored("calls on a connection that is too old are always finished")),
     ("grpc-infer-allocation-pool-size", Ignored(NO_POOL)),
     ("grpc-infer-thread-count", Ignored(NO_THREADS)),
     ("grpc-max-response-pool-size", Ignored(NO_POOL)),

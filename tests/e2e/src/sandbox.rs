@@ -113,6 +113,11 @@ impl Setup {
         Setup { worker_arguments: owned(arguments), ..self }
     }
 
+    /// Whether stages are processes of their own.
+    pub fn is_services(&self) -> bool {
+        self.mode == Mode::Services
+    }
+
     /// Starts everything and waits until it is ready.
     ///
     /// # Panics

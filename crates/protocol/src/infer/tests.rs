@@ -11,7 +11,7 @@ fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
 }
 
 fn decode_with(body: &[u8], header_length: Option<&str>) -> Result<HttpInferRequest, InferError> {
-    let context = RequestContext { model: "m", inputs: &[], max_batch_size: 0 };
+    let context = RequestContext { model: "m", inputs: &[], max_batch_size: 0, max_json_size: 64 << 20 };
     decode_infer_request(&context, &Bytes::copy_from_slice(body), header_length)
 }
 
@@ -161,7 +161,7 @@ fn binary_inputs_are_slices_of_the_body_in_input_order() {
         br#"{"inputs":[{"name":"a","datatype":"UINT8","shape":[2],"parameters":{"binary_data_size":2}},{"name":"j","datatype":"UINT8","shape":[1],"data":[9]},{"name":"b","datatype":"UINT8","shape":[1],"parameters":{"binary_data_size":1}}]}abc"#,
     );
     let header_length = (body.len() - 3).to_string();
-    let context = RequestContext { model: "m", inputs: &[], max_batch_size: 0 };
+    let context = RequestContext { model: "m", inputs: &[], max_batch_size: 0, max_json_size: 64 << 20 };
     let inputs = decode_infer_request(&context, &body, Some(&header_length)).unwrap().request.inputs;
     let data: Vec<&[u8]> = inputs.iter().map(|input| &input.data[..]).collect();
     assert_eq!(data, [&b"ab"[..], &[9], b"c"]);
@@ -410,7 +410,7 @@ fn faulty_parameters_are_refused_in_tritons_words() {
 // --- raw requests ---
 
 fn raw(inputs: &[TensorSpec], max_batch_size: u32, body: &'static [u8]) -> Result<HttpInferRequest, InferError> {
-    let context = RequestContext { model: "m", inputs, max_batch_size };
+    let context = RequestContext { model: "m", inputs, max_batch_size, max_json_size: 64 << 20 };
     decode_infer_request(&context, &Bytes::from_static(body), Some("0"))
 }
 

@@ -2,12 +2,14 @@
 
 mod access;
 mod classification;
+pub mod forward;
 mod health;
 mod infer;
 mod logging;
 mod metadata;
 mod repository;
 mod shared_memory;
+mod timing;
 mod trace;
 
 use std::sync::Arc;
@@ -23,6 +25,7 @@ pub use access::{Access, AccessArgs, Category, Denied, Restriction, Secret};
 pub use classification::Labels;
 pub use infer::{Responses, Traced};
 pub use shared_memory::SharedMemory;
+pub use timing::server_timing;
 pub use trace::Tracing;
 
 /// What the operations work with. One per gateway, shared by all its listeners.

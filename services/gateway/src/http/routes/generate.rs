@@ -21,7 +21,8 @@ use crate::handlers::{Responses, Traced};
 use crate::http::HttpState;
 use crate::http::compression::Coding;
 use crate::http::response::{self, HttpError};
-use crate::http::{body, forward};
+use crate::handlers::forward;
+use crate::http::body;
 
 pub fn routes() -> Router<HttpState> {
     Router::new()
