@@ -34,10 +34,10 @@ fn connections_are_encrypted(mode: Mode) {
         let (cert, key, ca) = (certificate("server.pem"), certificate("server.key"), certificate("ca.pem"));
         let mut flags = vec!["--https-cert", &cert, "--https-key", &key, "--grpc-server-cert", &cert];
         flags.extend(["--grpc-server-key", &key, "--api-key", KEY]);
-        flags.extend(match mutual {
-            false => &["--grpc-use-ssl=true"][..],
-            true => &["--grpc-use-ssl-mutual=true", "--grpc-root-cert", &ca][..],
-        });
+        match mutual {
+            false => flags.push("--grpc-use-ssl=true"),
+            true => flags.extend(["--grpc-use-ssl-mutual=true", "--grpc-root-cert", &ca]),
+        }
         let models = ModelFolder::basic(&["simple"]);
         let (sandbox, grpc) = start(Setup::new(mode).repository(models.path()).gateway_arguments(&flags));
         let mut command = Command::new(python());
@@ -60,9 +60,10 @@ fn restricted_apis_want_their_header(mode: Mode) {
     assert_eq!(sandbox.send(&index().header("admin-key", "secret")).status, 200);
     assert_eq!(sandbox.get("/v2").status, 403);
     assert_eq!(sandbox.get("/v2/health/live").status, 200, "other categories are free");
+    let zeros = [0; 16];
     let body = json!({ "inputs": [
-        { "name": "INPUT0", "datatype": "INT32", "shape": [1, 16], "data": [0; 16] },
-        { "name": "INPUT1", "datatype": "INT32", "shape": [1, 16], "data": [0; 16] },
+        { "name": "INPUT0", "datatype": "INT32", "shape": [1, 16], "data": zeros },
+        { "name": "INPUT1", "datatype": "INT32", "shape": [1, 16], "data": zeros },
     ] });
     assert_eq!(sandbox.send(&Request::infer("simple", &body).header("x-tenant", "7")).status, 200);
 }

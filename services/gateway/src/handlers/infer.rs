@@ -130,11 +130,12 @@ impl Handlers {
     /// The next response of a request in the pipeline.
     async fn next(&self, request: &Running, exchange: &mut Exchange) -> Option<Result<Next, InferError>> {
         let reply = exchange.next().await?;
-        Some(reply.and_then(|reply| self.respond(request, reply)).map_err(|error| with_id(error, &request.id)))
+        // A fault of what was asked of the response is told as it is; Triton finds it outside of its core.
+        Some(reply.map_err(|error| with_id(error, &request.id)).and_then(|reply| self.respond(request, reply)))
     }
 
     fn respond(&self, request: &Running, reply: Reply) -> Result<Next, InferError> {
-        let mut output = reply.outcome?;
+        let mut output = reply.outcome.map_err(|error| with_id(error, &request.id))?;
         // One that only says that nothing follows has nothing in it.
         let last = reply.last;
         let empty = last && output.tensors.is_empty();

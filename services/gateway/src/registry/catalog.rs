@@ -156,6 +156,12 @@ impl Catalog {
         }
     }
 
+    /// Whether there is or was such a model, in that version where one is named; also one that was never loaded.
+    pub fn knows(&self, name: &str, version: Option<i64>) -> bool {
+        let model = self.models.get(name);
+        model.is_some_and(|model| version.is_none_or(|version| model.known.contains_key(&version)))
+    }
+
     /// The ready versions of a model, ascending.
     pub fn ready_versions(&self, name: &str) -> Vec<i64> {
         self.models.get(name).map(|model| model.versions.keys().copied().collect()).unwrap_or_default()
