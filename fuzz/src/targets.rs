@@ -9,6 +9,7 @@ use trireme_bus::{Answer, ReplyHeaders, WorkHeaders, decode_reply, decode_work, 
 use trireme_inference::{InferRequest, UnixMicros};
 use trireme_model_repository::ModelConfig;
 use trireme_protocol::infer::RequestContext;
+use trireme_protocol::logging::LogSettings;
 use trireme_protocol::{generate, grpc, infer, json, logging, repository};
 
 /// A parser.
@@ -22,15 +23,48 @@ pub struct Target {
 }
 
 const JSON_WORDS: &[&str] = &[
-    "\"inputs\":", "\"outputs\":", "\"parameters\":", "\"shape\":", "\"data\":", "\"datatype\":\"BYTES\"", "[[[[", "]]]]",
-    "\"binary_data_size\":", "\"classification\":", "1e999", "-0", "NaN", "Infinity", "18446744073709551616", "\\ud800",
-    "\"shared_memory_region\":\"r\"", "null", "true", "9223372036854775807", "{}", ",",
+    "\"inputs\":",
+    "\"outputs\":",
+    "\"parameters\":",
+    "\"shape\":",
+    "\"data\":",
+    "\"datatype\":\"BYTES\"",
+    "[[[[",
+    "]]]]",
+    "\"binary_data_size\":",
+    "\"classification\":",
+    "1e999",
+    "-0",
+    "NaN",
+    "Infinity",
+    "18446744073709551616",
+    "\\ud800",
+    "\"shared_memory_region\":\"r\"",
+    "null",
+    "true",
+    "9223372036854775807",
+    "{}",
+    ",",
 ];
 
 const PBTXT_WORDS: &[&str] = &[
-    "input [", "output {", "dims: [ -1 ]", "data_type: TYPE_STRING", "dynamic_batching { }", "ensemble_scheduling { step [",
-    "input_map { key: \"a\" value: \"b\" }", "version_policy: { all {} }", "max_batch_size: 2147483648", "# ", "\"", "<", ">",
-    "model_warmup", "instance_group [ { count: 4294967295 } ]", "reshape { shape: [ ] }", "parameters { key: \"k\" }",
+    "input [",
+    "output {",
+    "dims: [ -1 ]",
+    "data_type: TYPE_STRING",
+    "dynamic_batching { }",
+    "ensemble_scheduling { step [",
+    "input_map { key: \"a\" value: \"b\" }",
+    "version_policy: { all {} }",
+    "max_batch_size: 2147483648",
+    "# ",
+    "\"",
+    "<",
+    ">",
+    "model_warmup",
+    "instance_group [ { count: 4294967295 } ]",
+    "reshape { shape: [ ] }",
+    "parameters { key: \"k\" }",
 ];
 
 /// Every target.
@@ -90,12 +124,15 @@ fn generate(body: &[u8]) -> String {
 }
 
 fn control_json(body: &[u8]) -> String {
+    let settings =
+        LogSettings { info: true, warning: true, error: true, verbose_level: 0, format: "default".to_owned() };
     let told = [
         json::parse(body).map(|_| "json".to_owned()).unwrap_or_else(|error| error.to_string()),
         repository::decode_index_request(body).map_or_else(|error| error.to_string(), |ready| ready.to_string()),
-        repository::decode_load_request(body).map_or_else(|error| error.to_string(), |load| load.files.len().to_string()),
+        repository::decode_load_request(body)
+            .map_or_else(|error| error.to_string(), |load| load.files.len().to_string()),
         repository::decode_unload_request(body).to_string(),
-        logging::decode_log_settings(body).map_or_else(|error| error.to_string(), |_| "settings".to_owned()),
+        logging::decode_log_settings(settings, body).map_or_else(|error| error.to_string(), |_| "settings".to_owned()),
     ];
     told.join("; ")
 }

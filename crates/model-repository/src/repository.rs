@@ -130,7 +130,9 @@ impl Repository {
     pub fn composing(&self, ensemble: &str) -> BTreeSet<String> {
         let mut composing = BTreeSet::new();
         let mut open = vec![ensemble];
-        while let Some(steps) = open.pop().map(|name| self.models.get(name).and_then(|model| model.config.ensemble.as_ref())) {
+        while let Some(steps) =
+            open.pop().map(|name| self.models.get(name).and_then(|model| model.config.ensemble.as_ref()))
+        {
             for step in steps.into_iter().flatten() {
                 if composing.insert(step.model_name.clone()) {
                     open.push(&step.model_name);
@@ -194,11 +196,9 @@ impl RepositoryModel {
         }
         match paths {
             [path] => RepositoryModel::read(name, path, replacement.config, gpus),
-            [first, second, ..] => Err(RepositoryError::Duplicate {
-                model: name.to_owned(),
-                first: first.clone(),
-                second: second.clone(),
-            }),
+            [first, second, ..] => {
+                Err(RepositoryError::Duplicate { model: name.to_owned(), first: first.clone(), second: second.clone() })
+            }
             [] => Err(RepositoryError::Invalid(format!("model '{name}' has no directory"))),
         }
     }
@@ -239,12 +239,7 @@ impl RepositoryModel {
     }
 
     /// Reads a model from its directory; `replaced` stands for its configuration file.
-    fn read(
-        name: &str,
-        path: &Path,
-        replaced: Option<&str>,
-        gpus: &[i32],
-    ) -> Result<RepositoryModel, RepositoryError> {
+    fn read(name: &str, path: &Path, replaced: Option<&str>, gpus: &[i32]) -> Result<RepositoryModel, RepositoryError> {
         let directories = version_directories(path)?;
         let mut files = BTreeSet::new();
         for directory in directories.values() {

@@ -170,7 +170,11 @@ mod tests {
             ),
             (r#"{"flag":[true,true]}"#, InvalidArg, "The schema can not convert input 'flag'"),
             (r#"{"text":5}"#, Internal, "attempt to access JSON non-string as string"),
-            (r#"{"numbers":[[1,2],[3,4]]}"#, Internal, "Unable to parse 'data': Shape does not match true shape of 'data' field"),
+            (
+                r#"{"numbers":[[1,2],[3,4]]}"#,
+                Internal,
+                "Unable to parse 'data': Shape does not match true shape of 'data' field",
+            ),
             (r#"{"text":{}}"#, Internal, "attempt to access JSON non-string as string"),
             (r#"{"other":[1]}"#, InvalidArg, "parameter 'other' has invalid type."),
             (r#"{"parameters":1}"#, Internal, "Expected JSON object for keyword: 'parameters'"),

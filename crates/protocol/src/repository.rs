@@ -91,9 +91,9 @@ pub fn decode_load_request(body: &[u8]) -> Result<LoadRequest, InferError> {
         if name == "config" {
             load.config = Some(String::from_utf8_lossy(value).into_owned());
         } else if let Some(path) = name.strip_prefix(FILE_PREFIX) {
-            let content = BASE64_STANDARD.decode(value).map_err(|error| {
-                InferError::invalid_arg(format!("load parameter '{name}' is not base64: {error}"))
-            })?;
+            let content = BASE64_STANDARD
+                .decode(value)
+                .map_err(|error| InferError::invalid_arg(format!("load parameter '{name}' is not base64: {error}")))?;
             load.files.insert(path.to_owned(), content.into());
         }
     }

@@ -7,7 +7,8 @@ use trireme_protocol::infer::{
     OutputFormat, RequestContext, TensorFormat, decode_infer_request, encode_infer_response,
 };
 
-const CONTEXT: RequestContext<'_> = RequestContext { model: "m", inputs: &[], max_batch_size: 0, max_json_size: 64 << 20 };
+const CONTEXT: RequestContext<'_> =
+    RequestContext { model: "m", inputs: &[], max_batch_size: 0, max_json_size: 64 << 20 };
 
 /// The bytes of `count` elements that survive any format: BOOL is 0 or 1, and a NaN has the one bit pattern that JSON
 /// gives it back.

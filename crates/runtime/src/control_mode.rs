@@ -76,12 +76,7 @@ impl ControlArgs {
 
 impl Default for ControlOptions {
     fn default() -> Self {
-        ControlOptions {
-            mode: ControlMode::None,
-            load: Vec::new(),
-            poll: Duration::from_secs(15),
-            exit_on_error: true,
-        }
+        ControlOptions { mode: ControlMode::None, load: Vec::new(), poll: Duration::from_secs(15), exit_on_error: true }
     }
 }
 

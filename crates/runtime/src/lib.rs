@@ -25,8 +25,8 @@ mod models;
 mod parts;
 mod queue;
 pub mod service;
-mod steward;
 mod stepwise;
+mod steward;
 mod task_set;
 mod worker;
 

@@ -117,9 +117,8 @@ impl Models {
         };
         let changed: Vec<i64> =
             model.versions.iter().copied().filter(|version| !self.is_current(model, *version, retry)).collect();
-        let loading = changed.iter().map(|&version| {
-            load_version(model, version, backend.clone(), self.options.auto_complete)
-        });
+        let loading =
+            changed.iter().map(|&version| load_version(model, version, backend.clone(), self.options.auto_complete));
         let outcomes = join_all(loading).await;
         let (mut loaded, mut faults) = (Vec::new(), Vec::new());
         for (version, outcome) in changed.into_iter().zip(outcomes) {
@@ -189,9 +188,9 @@ impl Models {
     fn is_current(&self, model: &RepositoryModel, version: i64, retry: bool) -> bool {
         let key = ModelKey { name: model.name.clone(), version };
         let versions = self.versions.lock();
-        versions.get(&key).is_some_and(|known| {
-            known.fingerprint == model.fingerprint(version) && !(known.failed && retry)
-        })
+        versions
+            .get(&key)
+            .is_some_and(|known| known.fingerprint == model.fingerprint(version) && !(known.failed && retry))
     }
 
     /// A version could not be loaded: what served before goes on, otherwise the registry says why nothing does.

@@ -30,7 +30,8 @@ impl Steward {
             }
             ControlMode::None | ControlMode::Poll => None,
         };
-        let mut repository = models.read().map_err(|faults| StartError::Repository(faults.into_iter().map(Arc::new).collect()))?;
+        let mut repository =
+            models.read().map_err(|faults| StartError::Repository(faults.into_iter().map(Arc::new).collect()))?;
         let mut wanted = control.initial(&repository);
         if let Some(joined) = &joined {
             // What was decided by request goes before the flags.
@@ -43,7 +44,9 @@ impl Steward {
                             wanted.insert(name);
                         }
                         Ok(None) => {}
-                        Err(error) => tracing::error!(model = name, %error, "a model that was loaded by request is broken"),
+                        Err(error) => {
+                            tracing::error!(model = name, %error, "a model that was loaded by request is broken")
+                        }
                     },
                 }
             }
@@ -63,9 +66,10 @@ impl Steward {
             Ok(applied) if !applied.mine => Outcome::NotMine,
             Ok(applied) if applied.faults.is_empty() => Outcome::Done(applied.entries),
             Ok(applied) => {
-                let faults = applied.faults.iter().map(|(version, fault)| {
-                    format!("version {version} is at UNAVAILABLE state: {};", fault.reason())
-                });
+                let faults = applied
+                    .faults
+                    .iter()
+                    .map(|(version, fault)| format!("version {version} is at UNAVAILABLE state: {};", fault.reason()));
                 Outcome::Failed(faults.collect::<Vec<_>>().join(" "))
             }
             Err(error) => Outcome::Failed(format!("model '{model}' is loaded but takes no work: {error}")),

@@ -10,8 +10,8 @@ use trireme_inference::{
     ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
 use trireme_runtime::{
-    Backend, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime, Worker,
-    WorkerOptions,
+    Backend, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource,
+    OneAtATime, Worker, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -201,10 +201,7 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
     service::block_on("gateway", &args.telemetry, async {
         args.triton.warn();
         let shutdown = service::shutdown_signal()?;
-        let models = ModelOptions {
-            model_repository: args.model_repository.clone(),
-            control: args.control.options()?,
-        };
+        let models = ModelOptions { model_repository: args.model_repository.clone(), control: args.control.options()? };
         // Before the broker is waited for: what is wrong with the repository is said at once.
         models.read()?;
         if args.model_repository.is_empty() {

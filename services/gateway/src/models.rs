@@ -86,7 +86,8 @@ impl ModelControl {
             ControlMode::None | ControlMode::Poll => None,
         };
         let memory = joined.as_ref().map(|joined| joined.memory().clone()).unwrap_or_default();
-        let control = ModelControl(Arc::new(Inner { bus, options, registry, memory: memory.clone(), tasks: tasks.clone() }));
+        let control =
+            ModelControl(Arc::new(Inner { bus, options, registry, memory: memory.clone(), tasks: tasks.clone() }));
         for (model, change) in memory.changes() {
             control.settled(&model, change.wanted.as_ref()).await;
         }
@@ -247,7 +248,9 @@ impl ModelControl {
             let paths = self.0.options.model_repository.clone();
             match tokio::task::spawn_blocking(move || Repository::read(&paths, &[])).await {
                 Ok(Ok(repository)) => self.0.registry.replace(repository),
-                Ok(Err(faults)) => tracing::error!(?faults, "the model repository could not be read; what is served stays"),
+                Ok(Err(faults)) => {
+                    tracing::error!(?faults, "the model repository could not be read; what is served stays")
+                }
                 Err(_) => {}
             }
         }

@@ -22,8 +22,8 @@ use trireme_protocol::grpc::wire::infer_parameter::ParameterChoice;
 use trireme_protocol::grpc::wire::model_infer_request::InferInputTensor;
 use trireme_protocol::grpc::wire::*;
 use trireme_runtime::{
-    Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime, Worker,
-    ControlOptions, WorkerOptions,
+    Backend, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource,
+    OneAtATime, Worker, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -70,7 +70,8 @@ fn explicit(mode: Mode, models: &ModelFolder) -> Setup {
 }
 
 fn flags(mode: Mode, models: &ModelFolder, flags: &[&str]) -> Setup {
-    let setup = Setup::new(mode).repository(models.path()).replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0);
+    let setup =
+        Setup::new(mode).repository(models.path()).replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0);
     match mode {
         Mode::AllInOne => setup.worker_arguments(flags),
         Mode::Services => setup.worker_arguments(flags).gateway_arguments(flags),
@@ -122,7 +123,10 @@ fn models_are_loaded_and_unloaded_by_request(mode: Mode) {
 
     assert_eq!(unload(&sandbox, "a", false).status, 200);
     let refused = infer(&sandbox, "a");
-    assert_eq!((refused.status, refused.error()), (404, "Request for unknown model: 'a' has no available versions".to_owned()));
+    assert_eq!(
+        (refused.status, refused.error()),
+        (404, "Request for unknown model: 'a' has no available versions".to_owned())
+    );
     assert_eq!(index(&sandbox, "a"), [json!({ "name": "a", "version": "1", "state": "UNLOADING" })]);
     wait_for("the model is unloaded", || {
         index(&sandbox, "a") == [json!({ "name": "a", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded" })]
@@ -142,7 +146,9 @@ fn models_are_loaded_and_unloaded_by_request(mode: Mode) {
         sandbox.worker(Stage::Model, 0).kill();
         let number = sandbox.start_worker(Stage::Model);
         wait_for("the new worker is ready", || sandbox.worker(Stage::Model, number).count("ready") > 0);
-        wait_for("it serves what was loaded", || infer(&sandbox, "b").status == 200 && infer(&sandbox, "a").status == 200);
+        wait_for("it serves what was loaded", || {
+            infer(&sandbox, "b").status == 200 && infer(&sandbox, "a").status == 200
+        });
         assert_eq!(max_batch_size(&sandbox, "b"), 7, "with the configuration it was loaded with");
         assert_eq!(infer(&sandbox, "c").status, 404, "what was unloaded stays so");
     }
@@ -217,7 +223,8 @@ fn ensembles_are_loaded_with_what_they_are_made_of(mode: Mode) {
 
     let lost = load(&sandbox, "lost", json!({}));
     assert_eq!(lost.status, 400);
-    let text = "load failed for model 'lost': ensemble lost contains models that are not available or ambiguous: gone\n";
+    let text =
+        "load failed for model 'lost': ensemble lost contains models that are not available or ambiguous: gone\n";
     assert_eq!(lost.error(), text);
 }
 
@@ -323,7 +330,8 @@ fn what_is_broken_does_not_stop_the_rest(mode: Mode) {
     sandbox.wait_listening();
     wait_for("the others are served", || ["a", "chain"].iter().all(|model| infer(&sandbox, model).status == 200));
     wait_for("the index says why", || !index(&sandbox, "unsupported")[0]["reason"].is_null());
-    for (model, reason) in [("unsupported", "unable to find backend library"), ("broken", "nonsense"), ("lost", "gone")] {
+    for (model, reason) in [("unsupported", "unable to find backend library"), ("broken", "nonsense"), ("lost", "gone")]
+    {
         let line = &index(&sandbox, model)[0];
         assert_eq!(line["state"], "UNAVAILABLE", "{line}");
         assert!(line["reason"].as_str().is_some_and(|found| found.contains(reason)), "{line}");

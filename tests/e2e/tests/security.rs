@@ -50,12 +50,16 @@ fn connections_are_encrypted(mode: Mode) {
 }
 
 fn restricted_apis_want_their_header(mode: Mode) {
-    let flags = ["--http-restricted-api=model-repository,metadata:admin-key=secret", "--http-header-forward-pattern=x-.*"];
+    let flags =
+        ["--http-restricted-api=model-repository,metadata:admin-key=secret", "--http-header-forward-pattern=x-.*"];
     let models = ModelFolder::basic(&["simple"]);
     let (sandbox, _) = start(Setup::new(mode).repository(models.path()).gateway_arguments(&flags));
     let index = || Request::post("/v2/repository/index", "{}");
     let refused = sandbox.send(&index());
-    assert_eq!((refused.status, refused.error()), (403, "This API is restricted, expecting header 'admin-key'".to_owned()));
+    assert_eq!(
+        (refused.status, refused.error()),
+        (403, "This API is restricted, expecting header 'admin-key'".to_owned())
+    );
     assert_eq!(sandbox.send(&index().header("admin-key", "guess")).status, 403);
     assert_eq!(sandbox.send(&index().header("admin-key", "secret")).status, 200);
     assert_eq!(sandbox.get("/v2").status, 403);

@@ -50,11 +50,7 @@ fn check_distinct<'a>(id: &str, what: &str, names: impl Iterator<Item = &'a str>
 }
 
 /// Refuses a datatype that does not exist; Triton finds that only where it knows what the model expects.
-fn check_datatype(
-    request: &InferRequest,
-    input: &InferInputTensor,
-    declared: &[TensorSpec],
-) -> Result<(), InferError> {
+fn check_datatype(request: &InferRequest, input: &InferInputTensor, declared: &[TensorSpec]) -> Result<(), InferError> {
     let expected = declared.iter().find(|spec| spec.name == input.name);
     let Some(expected) = expected.filter(|_| input.datatype.parse::<DataType>().is_err()) else { return Ok(()) };
     Err(InferError::invalid_arg(format!(

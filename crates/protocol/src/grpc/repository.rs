@@ -47,9 +47,9 @@ pub fn decode_unload_request(parameters: &BTreeMap<String, ModelRepositoryParame
     match parameters.get(NAME).map(|value| &value.parameter_choice) {
         None => Ok(false),
         Some(Some(ParameterChoice::BoolParam(dependents))) => Ok(*dependents),
-        Some(_) => Err(InferError::invalid_arg(format!(
-            "invalid value type for '{NAME}' parameter, expected bool_param."
-        ))),
+        Some(_) => {
+            Err(InferError::invalid_arg(format!("invalid value type for '{NAME}' parameter, expected bool_param.")))
+        }
     }
 }
 

@@ -135,7 +135,10 @@ mod tests {
         assert_eq!(roll.wait_until(), Some(start + SILENCE), "b is missing");
         roll.ended("b".to_owned(), Outcome::NotMine);
         assert_eq!(roll.wait_until(), None);
-        assert_eq!(roll.close(), Answers::from([("a".to_owned(), Outcome::Done(Vec::new())), ("b".to_owned(), Outcome::NotMine)]));
+        assert_eq!(
+            roll.close(),
+            Answers::from([("a".to_owned(), Outcome::Done(Vec::new())), ("b".to_owned(), Outcome::NotMine)])
+        );
     }
 
     #[test]

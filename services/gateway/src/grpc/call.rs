@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use regex::Regex;
 use tonic::Request;
-use trireme_inference::{Parameters, TensorSpec, InferError, InferRequest, InferResponse};
+use trireme_inference::{InferError, InferRequest, InferResponse, Parameters, TensorSpec};
 use trireme_protocol::grpc::wire::ModelInferRequest;
 use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
 

@@ -27,8 +27,8 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::codec::CompressionEncoding::{Deflate, Gzip};
 use tonic::service::Routes;
-use tonic::transport::{Server, ServerTlsConfig};
 use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Server, ServerTlsConfig};
 use trireme_protocol::grpc::health::health_server::HealthServer;
 use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceServiceServer;
 

@@ -11,7 +11,7 @@ use trireme_protocol::grpc::{self, encode_infer_response, parse_model_version};
 use super::call::Call;
 use super::deadline::{self, Deadline};
 use super::{settings, stream};
-use crate::handlers::{server_timing, SharedHandlers, SharedMemory};
+use crate::handlers::{SharedHandlers, SharedMemory, server_timing};
 
 /// Answers calls.
 pub struct InferenceService {

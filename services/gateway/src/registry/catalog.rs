@@ -142,9 +142,9 @@ impl Catalog {
                 Err(unknown(format!("'{name}' version {version}")))
             }
             // Nothing is on its way that would be worth to wait for.
-            (None, None) if !model.wanted || model.has_failed() => Err(InferError::not_found(format!(
-                "Request for unknown model: '{name}' has no available versions"
-            ))),
+            (None, None) if !model.wanted || model.has_failed() => {
+                Err(InferError::not_found(format!("Request for unknown model: '{name}' has no available versions")))
+            }
             (None, version) => {
                 let version = version.or(model.known.keys().next_back().copied()).unwrap_or(-1);
                 let mut text = format!("Request for unknown model: '{name}' version {version} is not at ready state");
@@ -186,7 +186,9 @@ impl Catalog {
             if model.known.is_empty() {
                 index.push(line(None));
             }
-            index.extend(model.known.iter().map(|(&version, unready)| line(Some(model.index_version(version, unready)))));
+            index.extend(
+                model.known.iter().map(|(&version, unready)| line(Some(model.index_version(version, unready)))),
+            );
         }
         index
     }

@@ -10,11 +10,11 @@ use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
 
 use super::{ModelPath, post};
 use crate::handlers::Traced;
+use crate::handlers::forward;
 use crate::http::HttpState;
+use crate::http::body;
 use crate::http::compression::Coding;
 use crate::http::response::{self, HttpError};
-use crate::handlers::forward;
-use crate::http::body;
 
 /// Largest body with tensors behind its JSON.
 const MAX_BINARY_BODY: usize = i32::MAX as usize;
@@ -42,8 +42,12 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     let body = body::read(headers, body, most).await?;
     let body = coding.decode(body, limit).await.map_err(HttpError::plain)?;
 
-    let context =
-        RequestContext { model: &path.model, inputs: &served.inputs, max_batch_size: served.config.max_batch_size, max_json_size: limit };
+    let context = RequestContext {
+        model: &path.model,
+        inputs: &served.inputs,
+        max_batch_size: served.config.max_batch_size,
+        max_json_size: limit,
+    };
     let header_length = match headers.get(HEADER_LENGTH) {
         Some(value) => Some(value.to_str().map_err(|_| {
             InferError::invalid_arg(format!(

@@ -29,14 +29,22 @@ async fn index(State(http): State<HttpState>, request: Request) -> Result<Respon
     Ok(response::json(repository::encode_index(&http.handlers.repository_index(ready_only))))
 }
 
-async fn load(State(http): State<HttpState>, Path(model): Path<String>, request: Request) -> Result<Response, HttpError> {
+async fn load(
+    State(http): State<HttpState>,
+    Path(model): Path<String>,
+    request: Request,
+) -> Result<Response, HttpError> {
     let (parts, body) = request.into_parts();
     let body = body::read(&parts.headers, body, http.options.max_input_size).await?;
     http.handlers.load_model(&model, repository::decode_load_request(&body)?).await?;
     Ok(response::json(Bytes::new()))
 }
 
-async fn unload(State(http): State<HttpState>, Path(model): Path<String>, request: Request) -> Result<Response, HttpError> {
+async fn unload(
+    State(http): State<HttpState>,
+    Path(model): Path<String>,
+    request: Request,
+) -> Result<Response, HttpError> {
     let (parts, body) = request.into_parts();
     let body = body::read(&parts.headers, body, http.options.max_input_size).await?;
     http.handlers.unload_model(&model, repository::decode_unload_request(&body)).await?;
