@@ -30,7 +30,7 @@ pub fn decode_load_request(parameters: BTreeMap<String, ModelRepositoryParameter
                 _ => return Err(wrong(&name, "string_param")),
             },
             (Some(path), Some(ParameterChoice::BytesParam(content))) => {
-                load.files.insert(path.to_owned(), content.into());
+                load.files.insert(path.to_owned(), content);
             }
             (Some(_), _) => return Err(wrong(&name, "bytes_param")),
             (None, _) => {
@@ -90,7 +90,7 @@ mod tests {
         };
         let load = decode_load_request(one("config", ParameterChoice::StringParam("{}".to_owned()))).unwrap();
         assert_eq!(load.config.as_deref(), Some("{}"));
-        let load = decode_load_request(one("file:1/a", ParameterChoice::BytesParam(vec![1]))).unwrap();
+        let load = decode_load_request(one("file:1/a", ParameterChoice::BytesParam(vec![1].into()))).unwrap();
         assert_eq!(&load.files["1/a"][..], [1]);
         for (name, expected) in [("config", "string_param"), ("file:1/a", "bytes_param")] {
             let error = decode_load_request(one(name, ParameterChoice::BoolParam(true))).unwrap_err();

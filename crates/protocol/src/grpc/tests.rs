@@ -242,9 +242,9 @@ fn faulty_parameters_are_refused_in_tritons_words() {
     assert_invalid(outcome, &wrong("custom", "int64_param, bool_param, or string_param."));
 
     let outputs = |choice| ModelInferRequest { outputs: vec![output(&[("classification", choice)])], ..message() };
-    assert_invalid(decode_infer_request(outputs(text("3"))), &wrong("classification", "int64_param"));
+    assert_invalid(decode_infer_request(outputs(text("3")), &[]), &wrong("classification", "int64_param"));
     assert_invalid(
-        decode_infer_request(outputs(Int64Param(0))),
+        decode_infer_request(outputs(Int64Param(0)), &[]),
         "invalid value for 'classification' parameter, expected >= 0",
     );
 }
