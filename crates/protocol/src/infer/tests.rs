@@ -263,7 +263,14 @@ fn json_data_that_does_not_fit_is_refused_in_tritons_words() {
             "byte size overflow for input 'x': element count (4611686018427387904) * data type size (4) exceeds maximum allowed size (9223372036854775807)".into(),
         ),
         // Huge, but only a claim: nothing of that size is allocated.
-        ("INT8", "[9223372036854775807]", "[1]", Internal, "Failed to parse 'data' field: shape does not match true shape".into()),
+        ("INT8", "[67108864]", "[1]", Internal, "Failed to parse 'data' field: shape does not match true shape".into()),
+        (
+            "INT8",
+            "[67108865]",
+            "[1]",
+            InvalidArg,
+            "JSON input 'x' has a byte_size (67108865 bytes) that exceeds the maximum allowed value of 67108864 bytes. Use --http-max-input-size to increase the limit.".into(),
+        ),
     ];
     for (datatype, shape, data, code, message) in table {
         assert_refused(json_bytes(datatype, shape, data), *code, message);
