@@ -46,7 +46,8 @@ pub fn run(args: &ServeArgs) -> ExitCode {
             ModelOptions { model_repository: options.model_repository.clone(), control: options.control.clone() };
         let bus: Arc<dyn Bus> = Arc::new(InProcess::default());
         let exit_timeout = args.worker.exit_timeout();
-        let gateway = Gateway::start(bus.clone(), &options.name, models, &args.gateway, exit_timeout).await?;
+        let gateway =
+            Gateway::start(bus.clone(), options.statistics.clone(), models, &args.gateway, exit_timeout).await?;
 
         let starting = Worker::start(bus, &backends, &options);
         let Some(worker) = service::or_shutdown(&shutdown, starting).await? else { return Ok(()) };

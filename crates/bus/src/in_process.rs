@@ -3,7 +3,7 @@
 //! It keeps the promises of the NATS bus: a delivery that is let go or refused comes again with a higher attempt, a
 //! queue counts messages until they are settled, a second message of the same name is not delivered beside the first.
 
-use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use trireme_inference::ModelKey;
 use crate::registry::{RegistryEvent, WorkerEntry};
 use crate::{
     AckHandle, Acker, AnswerHandle, Bus, BusError, Connection, DeadLetter, Delivery, Inbox, Puller, Question,
-    QueueOptions, Reply, WorkMessage,
+    QueueOptions, QueueStatus, Reply, WorkMessage,
 };
 
 /// Registry events and cancellations that a slow watcher may be behind before it misses some.
@@ -56,8 +56,8 @@ struct QueueState {
     ready: VecDeque<Queued>,
     /// Refused for now; the earliest due on top.
     delayed: BinaryHeap<Delayed>,
-    /// Names of all unsettled messages: ready, delayed and delivered.
-    unsettled: HashSet<String>,
+    /// Names of all unsettled messages, ready, delayed and delivered, and when each was published.
+    unsettled: HashMap<String, Instant>,
     bytes: u64,
 }
 
@@ -131,6 +131,10 @@ impl Bus for InProcess {
 
     async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
         Ok(Box::new(InProcessPuller { queue: self.queue(model)? }))
+    }
+
+    async fn queue_status(&self, model: &ModelKey) -> Result<QueueStatus, BusError> {
+        Ok(self.queue(model)?.status())
     }
 
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {
@@ -252,7 +256,7 @@ impl Queue {
         let size = size(message);
         let mut state = self.state.lock();
         let name = message.message_id();
-        if state.unsettled.contains(&name) {
+        if state.unsettled.contains_key(&name) {
             return Ok(());
         }
         let fits = (state.unsettled.len() as u64) < self.options.max_messages
@@ -261,16 +265,26 @@ impl Queue {
             return Err(BusError::Full { model: model.clone() });
         }
         state.bytes += size;
-        state.unsettled.insert(name);
+        state.unsettled.insert(name, Instant::now());
         state.ready.push_back(Queued { message: message.clone(), attempt: 1 });
         drop(state);
         self.arrived.notify_one();
         Ok(())
     }
 
+    fn status(&self) -> QueueStatus {
+        let state = self.state.lock();
+        let waiting = state.ready.len() + state.delayed.len();
+        QueueStatus {
+            waiting: waiting as u64,
+            delivered: state.unsettled.len().saturating_sub(waiting) as u64,
+            oldest: state.unsettled.values().min().map_or(Duration::ZERO, Instant::elapsed),
+        }
+    }
+
     fn settle(&self, queued: &Queued) {
         let mut state = self.state.lock();
-        if state.unsettled.remove(&queued.message.message_id()) {
+        if state.unsettled.remove(&queued.message.message_id()).is_some() {
             state.bytes = state.bytes.saturating_sub(size(&queued.message));
         }
     }

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use trireme_inference::InferError;
 
-use crate::Reply;
+use crate::{Reply, original_id};
 
 const SHARDS: usize = 16;
 
@@ -91,7 +91,8 @@ impl Inbox {
     /// the reader may not look for a long time.
     #[must_use]
     pub(crate) fn dispatch(&self, reply: Reply) -> Option<String> {
-        let waiter = self.shard(&reply.request_id).lock().get(&reply.request_id).cloned();
+        let request_id = original_id(&reply.request_id);
+        let waiter = self.shard(request_id).lock().get(request_id).cloned();
         let Some(waiter) = waiter else {
             tracing::trace!(request_id = reply.request_id, "reply that nobody waits for");
             return None;

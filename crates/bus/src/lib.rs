@@ -38,7 +38,7 @@ pub use envelope::{
 };
 pub use in_process::InProcess;
 pub use inbox::{Inbox, PendingReplies};
-pub use message::{Answer, DeadLetter, Output, Part, Reply, WorkMessage};
+pub use message::{Answer, DeadLetter, Output, Part, Reply, WorkMessage, original_id};
 pub use nats::{Nats, NatsOptions};
 pub use registry::{ModelState, RegistryEvent, WorkerEntry};
 
@@ -72,6 +72,17 @@ impl Default for QueueOptions {
     }
 }
 
+/// How full a queue is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueStatus {
+    /// Messages that nobody has been given yet, or that wait to be given again.
+    pub waiting: u64,
+    /// Messages that workers have in hand.
+    pub delivered: u64,
+    /// Age of the oldest message that is not settled; zero when there is none.
+    pub oldest: Duration,
+}
+
 /// Whether the bus can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connection {
@@ -92,6 +103,9 @@ pub trait Bus: Send + Sync + 'static {
 
     /// Takes part in working on the queue of `model`, which [`Bus::declare_queue`] made.
     async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError>;
+
+    /// How full the queue of `model` is.
+    async fn queue_status(&self, model: &ModelKey) -> Result<QueueStatus, BusError>;
 
     /// Opens the inbox that replies to `gateway` arrive in. Once per gateway name.
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError>;

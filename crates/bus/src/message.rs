@@ -93,9 +93,27 @@ pub struct DeadLetter {
     pub attempts: u32,
 }
 
+/// What separates a request's id from the number of the time it was sent again.
+const AGAIN: char = '~';
+
+/// A request's id without the mark that it was sent again: the same each time.
+pub fn original_id(request_id: &str) -> &str {
+    request_id.split_once(AGAIN).map_or(request_id, |(original, _)| original)
+}
+
 // === impl WorkMessage ===
 
 impl WorkMessage {
+    /// The id of the request when it is sent again for the `time`th time; 0 is the first one. Of another name, because
+    /// the bus takes a message whose name it knows for one that is under way: when the answer was lost, it is not.
+    pub fn id_when_sent_again(&self, time: u32) -> String {
+        let original = original_id(&self.request_id);
+        match time {
+            0 => original.to_owned(),
+            time => format!("{original}{AGAIN}{time}"),
+        }
+    }
+
     /// The queue it belongs into: that of its route's current step. `None` when the route is complete.
     pub fn queue(&self) -> Option<&ModelKey> {
         self.route.current().map(|step| &step.model)

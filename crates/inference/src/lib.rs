@@ -1,5 +1,5 @@
 //! The words every other crate is written in: tensors and their datatypes, infer requests and responses, routes,
-//! errors, and the ledger of time spent.
+//! errors, the ledger of time spent, and what was counted.
 //!
 //! Invariants:
 //! - A [`Tensor`] that exists is consistent: its bytes have the length that its datatype and shape call for, and the
@@ -10,20 +10,24 @@
 
 mod datatype;
 mod error;
+mod latencies;
 mod ledger;
 mod parameters;
 mod request;
 mod route;
 mod shape;
+mod statistics;
 mod tensor;
 mod time;
 
 pub use datatype::DataType;
 pub use error::{ErrorCode, InferError};
+pub use latencies::Latencies;
 pub use ledger::{Hop, Ledger};
 pub use parameters::{ParameterValue, Parameters};
 pub use request::{InferRequest, InferResponse, ModelKey, RequestedOutput};
 pub use route::{PlanStep, Route, RoutePlan, Step, StepInput, StepOutput};
 pub use shape::{MAX_ELEMENTS, Shape};
+pub use statistics::{BatchTimes, Completed, Counters, DropReason, Executed, FailureReason, Timed};
 pub use tensor::{BytesElements, Element, Tensor, TensorError, TensorSpec, UncheckedTensor};
 pub use time::UnixMicros;

@@ -17,5 +17,6 @@ pub mod json;
 pub mod logging;
 pub mod metadata;
 pub mod repository;
+pub mod statistics;
 pub mod status;
 pub mod tracing;

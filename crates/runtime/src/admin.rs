@@ -1,7 +1,8 @@
 //! The admin listener: liveness and readiness for orchestrators, on a thread of its own, so that it answers however
 //! busy the process is.
 //!
-//! `GET /livez` is 200 while the process runs; `GET /readyz` is 200 while it takes work and 503 otherwise.
+//! `GET /livez` is 200 while the process runs; `GET /readyz` is 200 while it takes work and 503 otherwise; `GET /metrics` is
+//! what the process has counted.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
 use axum::routing::get;
+use trireme_telemetry::metrics::{self, Exposition};
+
+use crate::Statistics;
+use crate::statistics::export;
 
 /// Whether the process takes work. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +48,7 @@ impl Health {
 
 impl Admin {
     /// Starts to listen. Errors when the address cannot be bound.
-    pub fn start(address: SocketAddr, health: Health) -> std::io::Result<Admin> {
+    pub fn start(address: SocketAddr, health: Health, statistics: Statistics) -> std::io::Result<Admin> {
         let listener = std::net::TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -50,7 +57,9 @@ impl Admin {
             let routes = Router::new()
                 .route("/livez", get(|| async { StatusCode::OK }))
                 .route("/readyz", get(ready))
-                .with_state(health);
+                .with_state(health)
+                .route("/metrics", get(metrics))
+                .with_state(statistics);
             let served = runtime.block_on(async {
                 let listener = tokio::net::TcpListener::from_std(listener)?;
                 axum::serve(listener, routes).await
@@ -68,4 +77,10 @@ async fn ready(State(health): State<Health>) -> StatusCode {
         true => StatusCode::OK,
         false => StatusCode::SERVICE_UNAVAILABLE,
     }
+}
+
+async fn metrics(State(statistics): State<Statistics>) -> impl IntoResponse {
+    let mut out = Exposition::default();
+    export::process_metrics(&statistics, &mut out);
+    ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], out.into_text())
 }

@@ -114,7 +114,7 @@ pub trait ModelInstance: Send {
 /// One request to execute.
 #[derive(Clone, Debug)]
 pub struct ExecuteRequest {
-    /// The request's id, for logs.
+    /// The request's id: the same each time it is executed, on whichever worker.
     pub request_id: String,
     /// Inputs under the model's names, checked against its configuration.
     pub inputs: Vec<Tensor>,

@@ -10,16 +10,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use trireme_bus::{Answer, BusError, DeadLetter, Delivery, Output, Reply, WorkMessage};
-use trireme_inference::{ErrorCode, Hop, InferError, ModelKey, Tensor, UnixMicros};
+use trireme_bus::{Answer, BusError, DeadLetter, Delivery, Output, Reply, WorkMessage, original_id};
+use trireme_inference::{
+    Completed, DropReason, ErrorCode, FailureReason, Hop, InferError, ModelKey, Tensor, UnixMicros,
+};
 use trireme_model_repository::ModelConfig;
+use trireme_telemetry::trace_id;
 
 use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, ModelInstance};
-use crate::batching::Candidate;
+use crate::batching::{Candidate, Description};
 use crate::cancel::CancelFlag;
 use crate::disposition::{Disposition, disposition};
 use crate::held::HeldAcker;
 use crate::queue::{Permit, WorkQueue};
+use crate::statistics::ModelStatistics;
+use crate::statistics::runs::{Runs, executed};
 use crate::stepwise::Stepper;
 use crate::worker::Shared;
 
@@ -34,6 +39,9 @@ pub(crate) struct HostedModel {
     pub worker: Arc<Shared>,
     /// Requests that have come in so far.
     pub admitted: AtomicU64,
+    pub statistics: Arc<ModelStatistics>,
+    /// Whether the first dimension of its inputs is a batch; otherwise a request is one row.
+    pub batched: bool,
 }
 
 /// A request in this worker's hands.
@@ -51,6 +59,8 @@ pub(crate) struct Pending {
     pub received_at: UnixMicros,
     /// How long it has waited in this worker's queue.
     pub queued: Duration,
+    /// What its inputs are like; `rows` is what it counts as.
+    pub description: Description,
 }
 
 /// The delivery that brought a request into this process. With a hand-over it goes along: acknowledging it says that the
@@ -65,20 +75,13 @@ pub(crate) struct Claim {
 // === impl HostedModel ===
 
 impl HostedModel {
-    /// A model version that nothing has come for yet.
-    pub fn new(
-        key: ModelKey,
-        config: Arc<ModelConfig>,
-        queue: Arc<WorkQueue<Work>>,
-        worker: Arc<Shared>,
-    ) -> HostedModel {
-        HostedModel { key, config, queue, worker, admitted: AtomicU64::new(0) }
-    }
-
     /// Takes in what the bus delivered.
     pub fn receive(self: &Arc<Self>, delivery: Delivery) {
         let sequence = delivery.message.part().sequence;
         let claim = Claim { acker: self.worker.held.hold(delivery.acker), attempt: delivery.attempt, sequence };
+        if claim.attempt > 1 {
+            self.statistics.record(|counters| counters.redeliveries += 1);
+        }
         self.admit(delivery.message, claim, self.queue.permit());
     }
 
@@ -99,18 +102,20 @@ impl HostedModel {
         let received_at = UnixMicros::now();
         let cancelled = self.worker.cancellations.enter(&message.request_id);
         let checked = self.check(&message, &delivery, received_at);
-        let pending = Pending { message, delivery, permit, received_at, queued: Duration::ZERO };
+        let description = Description::exact(&[]);
+        let mut pending = Pending { message, delivery, permit, received_at, queued: Duration::ZERO, description };
         let inputs = match checked {
             _ if cancelled.is_cancelled() => {
-                return self.fail(pending, InferError::cancelled("cancelled by the client"));
+                let error = InferError::cancelled("cancelled by the client");
+                return self.fail(pending, error, FailureReason::Other);
             }
-            Err(error) => return self.fail(pending, error),
+            Err(error) => return self.fail(pending, error, FailureReason::Other),
             Ok(checked) => checked,
         };
         let message = &pending.message;
         let outputs = message.route.current().map_or(&[][..], |step| &step.outputs);
         let request = ExecuteRequest {
-            request_id: message.request_id.clone(),
+            request_id: original_id(&message.request_id).to_owned(),
             outputs: outputs.iter().map(|output| output.name.clone()).collect(),
             parameters: message.parameters.clone(),
             deadline: message.deadline,
@@ -121,6 +126,8 @@ impl HostedModel {
         let arrived = Instant::now();
         let description = self.queue.describe(&request.inputs);
         let candidate = Candidate { arrived, priority: message.priority, description };
+        let rows = if self.batched { description.rows } else { 1 };
+        pending.description = Description { rows, ..description };
         self.queue.push(candidate, Work { request, pending, arrived });
     }
 
@@ -161,7 +168,7 @@ impl HostedModel {
     pub(crate) fn begin(self: &Arc<Self>, work: Work, started: Instant) -> Option<(ExecuteRequest, Pending)> {
         let Work { request, mut pending, arrived } = work;
         if let Some(error) = unwanted(&request.cancelled, request.deadline) {
-            self.fail(pending, error);
+            self.fail(pending, error, FailureReason::Other);
             return None;
         }
         pending.queued = started.duration_since(arrived);
@@ -182,6 +189,9 @@ impl HostedModel {
         });
         // An instance that answers fewer requests than it was given must not leave the others waiting.
         results.resize_with(requests.len(), || Err(InferError::internal("model instance gave no result")));
+        // Whatever is answered has been counted before.
+        let timings = results.iter().map(|result| result.as_ref().ok().map(|response| response.timing));
+        self.count(&Runs::of(waiting.iter().map(|pending| pending.description).zip(timings)));
         for (pending, result) in waiting.into_iter().zip(results) {
             self.conclude(pending, result);
         }
@@ -191,13 +201,51 @@ impl HostedModel {
     pub(crate) fn conclude(self: &Arc<Self>, pending: Pending, result: Result<ExecuteResponse, InferError>) {
         match result {
             Ok(response) => self.finish(pending, response),
-            Err(error) => self.fail(pending, error),
+            Err(error) => self.fail(pending, error, FailureReason::Backend),
         }
+    }
+
+    /// Counts what an instance has run.
+    fn count(&self, runs: &Runs) {
+        let (tokens, padding) = runs.tokens();
+        self.statistics.record(|counters| {
+            runs.executed().for_each(|run| counters.execute(&run));
+            counters.tokens += tokens;
+            counters.padding_tokens += padding;
+        });
+    }
+
+    /// Counts what a stepwise instance has done for a request from beginning to end: that is one run.
+    pub(crate) fn count_step(&self, timing: &ExecuteTiming) {
+        self.statistics.record(|counters| counters.execute(&executed(timing)));
+    }
+
+    /// Counts a request whose step is done, before anybody hears of it. `first` is its only response; of several, the first
+    /// was counted before.
+    pub(crate) fn count_completed(&self, pending: &Pending, timing: &ExecuteTiming, first: bool) {
+        let now = UnixMicros::now();
+        let transit = pending.received_at.since(pending.message.sent_at);
+        let completed = Completed {
+            rows: pending.description.rows,
+            transit,
+            worker_queue: pending.queued,
+            compute_input: timing.compute_input,
+            compute_infer: timing.compute_infer,
+            compute_output: timing.compute_output,
+            total: transit + now.since(pending.received_at),
+        };
+        self.statistics.record(|counters| {
+            counters.complete(&completed, now);
+            if first {
+                counters.first_response.record(completed.total);
+            }
+        });
     }
 
     /// A step is done: records the hop, applies the output map, sends the request on.
     fn finish(self: &Arc<Self>, pending: Pending, response: ExecuteResponse) {
         self.worker.cancellations.leave(&pending.message.request_id);
+        self.count_completed(&pending, &response.timing, true);
         let hop = self.hop(&pending, &response.timing);
         let Pending { mut message, delivery, permit, .. } = pending;
         advance(&mut message, hop, response.outputs);
@@ -214,7 +262,9 @@ impl HostedModel {
                 let _permit = permit;
                 match this.worker.bus.reply(reply).await {
                     Ok(()) => this.report(&message, delivery.acker.ack().await),
-                    Err(error) => this.settle_error(message, delivery, bus_error(&error)).await,
+                    Err(error) => {
+                        this.settle_error(message, delivery, bus_error(&error), FailureReason::Other).await;
+                    }
                 }
             });
         }
@@ -235,13 +285,13 @@ impl HostedModel {
     }
 
     /// A step failed.
-    pub(crate) fn fail(self: &Arc<Self>, pending: Pending, error: InferError) {
+    pub(crate) fn fail(self: &Arc<Self>, pending: Pending, error: InferError, reason: FailureReason) {
         let Pending { message, delivery, permit, .. } = pending;
         self.worker.cancellations.leave(&message.request_id);
         let this = self.clone();
         self.settle(async move {
             let _permit = permit;
-            this.settle_error(message, delivery, error).await;
+            this.settle_error(message, delivery, error, reason).await;
         });
     }
 
@@ -267,10 +317,15 @@ impl HostedModel {
         match error {
             BusError::Full { .. } => {
                 // Running the step again would not empty the next one's queue: the request is refused, at once.
+                if let Some(next) = message.queue() {
+                    let took = UnixMicros::now().since(message.sent_at);
+                    let next = self.worker.statistics.model(next);
+                    next.record(|counters| counters.fail(FailureReason::Rejected, took));
+                }
                 self.answer(&message, delivery.sequence, bus_error(&error)).await;
                 self.report(&message, delivery.acker.ack().await);
             }
-            error => self.settle_error(message, delivery, bus_error(&error)).await,
+            error => self.settle_error(message, delivery, bus_error(&error), FailureReason::Other).await,
         }
     }
 
@@ -287,58 +342,88 @@ impl HostedModel {
         }
     }
 
-    pub(crate) async fn settle_error(&self, message: WorkMessage, delivery: Claim, error: InferError) {
+    /// A request has failed, for this reason. What becomes of it depends on the error.
+    pub(crate) async fn settle_error(
+        &self,
+        message: WorkMessage,
+        delivery: Claim,
+        error: InferError,
+        reason: FailureReason,
+    ) {
         let max_deliver = self.worker.queue_options.max_deliver;
         let remaining = message.deadline.remaining(UnixMicros::now());
         let Claim { acker, attempt, sequence } = delivery;
         let settled = match disposition(error.code, attempt, max_deliver, remaining) {
             Disposition::Answer => {
+                self.count_failure(&message, reason);
                 self.answer(&message, sequence, error).await;
                 acker.ack().await
             }
             Disposition::Retry(delay) => {
+                let (request_id, id, trace_id) = ids(&message);
                 tracing::warn!(
-                    request_id = message.request_id, model = %self.key, attempt, %error,
+                    request_id, id, trace_id, model = %self.key, attempt, %error,
                     "step failed; it will be tried again"
                 );
                 acker.nak(delay).await
             }
             Disposition::GiveUp => {
+                self.count_failure(&message, reason);
+                self.statistics.record(|counters| counters.dead_letters += 1);
                 self.answer(&message, sequence, error.clone()).await;
                 let reason = error.message.clone();
-                let request_id = message.request_id.clone();
+                let (request_id, traceparent) = (message.request_id.clone(), message.traceparent.clone());
                 let letter = DeadLetter { message, reason: error, attempts: attempt };
                 if let Err(error) = self.worker.bus.dead_letter(letter).await {
-                    tracing::error!(request_id, %error, "a message that was given up could not be set aside");
+                    let trace_id = trace_id(traceparent.as_deref());
+                    tracing::error!(request_id, trace_id, %error, "a message that was given up could not be set aside");
                 }
                 acker.term(&reason).await
             }
-            Disposition::Drop => acker.ack().await,
+            Disposition::Drop => {
+                let late = message.deadline <= UnixMicros::now();
+                let reason = if late { DropReason::Deadline } else { DropReason::Cancelled };
+                self.statistics.record(|counters| counters.drop_request(reason));
+                acker.ack().await
+            }
         };
         if let Err(error) = settled {
             tracing::debug!(model = %self.key, %error, "delivery could not be settled; the bus delivers it again");
         }
     }
 
+    /// A request is answered with an error: counted here, once, however often it was tried.
+    fn count_failure(&self, message: &WorkMessage, reason: FailureReason) {
+        let took = UnixMicros::now().since(message.sent_at);
+        self.statistics.record(|counters| counters.fail(reason, took));
+    }
+
     async fn answer(&self, message: &WorkMessage, sequence: u32, error: InferError) {
         let error = message.route.describe(error).at(&self.key, &self.worker.name);
+        let (request_id, id, trace_id) = ids(message);
         match error.code {
             ErrorCode::InvalidArg | ErrorCode::NotFound | ErrorCode::Unsupported => {
-                tracing::debug!(request_id = message.request_id, model = %self.key, %error, "request refused");
+                tracing::debug!(request_id, id, trace_id, model = %self.key, %error, "request refused");
             }
-            _ => tracing::warn!(request_id = message.request_id, model = %self.key, %error, "request failed"),
+            _ => tracing::warn!(request_id, id, trace_id, model = %self.key, %error, "request failed"),
         }
         let reply = Reply { sequence, ..message.reply(Err(error)) };
         if let Err(error) = self.worker.bus.reply(reply).await {
-            tracing::warn!(request_id = message.request_id, %error, "an error could not be sent to its gateway");
+            tracing::warn!(request_id, id, trace_id, %error, "an error could not be sent to its gateway");
         }
     }
 
     pub(crate) fn report(&self, message: &WorkMessage, acknowledged: Result<(), BusError>) {
         if let Err(error) = acknowledged {
-            tracing::debug!(request_id = message.request_id, %error, "not acknowledged; the bus delivers it again");
+            let (request_id, id, trace_id) = ids(message);
+            tracing::debug!(request_id, id, trace_id, %error, "not acknowledged; the bus delivers it again");
         }
     }
+}
+
+/// What log lines call a request: our id, the client's, and the trace it belongs to.
+fn ids(message: &WorkMessage) -> (&str, &str, Option<&str>) {
+    (&message.request_id, &message.client_id, trace_id(message.traceparent.as_deref()))
 }
 
 /// Moves a message past the step that made `outputs`.

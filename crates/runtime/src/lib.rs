@@ -25,6 +25,7 @@ mod models;
 mod parts;
 mod queue;
 pub mod service;
+pub mod statistics;
 mod stepwise;
 mod steward;
 mod task_set;
@@ -40,6 +41,7 @@ pub use cancel::{CancelFlag, Cancellations};
 pub use control_mode::{ControlArgs, ControlMode, ControlOptions};
 pub use disposition::{Disposition, disposition};
 pub use parts::one_response;
+pub use statistics::{ModelSnapshot, ModelStatistics, QueueLoad, Snapshot, Statistics};
 pub use task_set::TaskSet;
 pub use worker::{StartError, Worker, WorkerOptions};
 

@@ -1,6 +1,7 @@
 //! Loading model versions, each by the backend its configuration names.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use trireme_inference::ErrorCode;
 use trireme_model_repository::RepositoryModel;
@@ -15,6 +16,11 @@ const BACKENDS: &[(&str, &str)] = &[
     ("repeat", "model"),
     ("postprocess", "postprocess"),
 ];
+
+/// The stage that executes models of this backend: the service that hosts it.
+pub fn stage(backend: &str) -> &'static str {
+    BACKENDS.iter().find(|(name, _)| *name == backend).map_or("other", |(_, service)| service)
+}
 
 /// The one of `backends` that executes the model. `None`: another service's does, or it is an ensemble, which nobody has to.
 pub fn backend_of(
@@ -37,14 +43,15 @@ pub fn backend_of(
     }
 }
 
-/// Loads one version, on a thread of its own.
+/// Loads one version, on a thread of its own. Says also how long that took.
 pub async fn load_version(
     model: &RepositoryModel,
     version: i64,
     backend: Arc<dyn Backend>,
     auto_complete: bool,
-) -> Result<LoadedModel, LoadError> {
+) -> Result<(LoadedModel, Duration), LoadError> {
     let (config, model_path, version_path) = (model.config.clone(), model.path.clone(), model.version_path(version));
+    let started = Instant::now();
     let loading = tokio::task::spawn_blocking(move || {
         backend.load(&ModelSource {
             config: &config,
@@ -60,7 +67,7 @@ pub async fn load_version(
     })?;
     let (backend, instances) = (&loaded.config.backend, loaded.instances.len());
     tracing::info!(model = model.name, version, backend, instances, "loaded");
-    Ok(loaded)
+    Ok((loaded, started.elapsed()))
 }
 
 // === impl LoadError ===

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use trireme_model_repository::RepositoryModel;
 use crate::backend::{Backend, Instance, LoadError, LoadedModel};
 use crate::batching::BatchPolicy;
 use crate::hosted::HostedModel;
-use crate::load::{backend_of, load_version};
+use crate::load::{backend_of, load_version, stage};
 use crate::queue::WorkQueue;
 use crate::worker::{Current, Shared, WorkerOptions, pull};
 
@@ -209,13 +209,31 @@ impl Models {
     }
 
     /// Lets a loaded version take work; the one that it replaces drains.
-    async fn host(&self, model: &RepositoryModel, version: i64, loaded: LoadedModel) -> Result<(), BusError> {
+    async fn host(
+        &self,
+        model: &RepositoryModel,
+        version: i64,
+        (loaded, took): (LoadedModel, Duration),
+    ) -> Result<(), BusError> {
         let key = ModelKey { name: model.name.clone(), version };
         let LoadedModel { config, instances, policy } = loaded;
         let in_hand = in_hand(policy.as_ref(), &instances);
+        let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
         let queue = WorkQueue::new(policy, in_hand);
+        let statistics = self.shared.statistics.model(&key);
+        let observed = Arc::downgrade(&queue);
+        let load = move || observed.upgrade().map(|queue| queue.load()).unwrap_or_default();
+        statistics.host(stage(&config.backend), took, load);
         let entry = self.entry(&key, ModelState::Ready, config.to_json(), queue.capacity());
-        let hosted = Arc::new(HostedModel::new(key.clone(), config, queue, self.shared.clone()));
+        let hosted = Arc::new(HostedModel {
+            key: key.clone(),
+            config,
+            queue,
+            worker: self.shared.clone(),
+            admitted: AtomicU64::new(0),
+            statistics,
+            batched,
+        });
         let mut threads = Vec::new();
         for (index, instance) in instances.into_iter().enumerate() {
             let model = hosted.clone();

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use trireme_bus::{Answer, BusError, Output, Part, WorkMessage};
-use trireme_inference::InferError;
+use trireme_inference::{FailureReason, InferError, UnixMicros};
 
-use crate::backend::ExecuteResponse;
+use crate::backend::{ExecuteResponse, ExecuteTiming};
 use crate::hosted::{Claim, HostedModel, Pending, advance};
 
 /// Parts of one request that wait to be sent before its instance waits, too.
@@ -79,7 +79,7 @@ async fn forward(model: Arc<HostedModel>, pending: Pending, mut made: mpsc::Rece
     let delivery = Claim { sequence, ..delivery };
     match outcome {
         Ok(()) => model.report(&message, delivery.acker.ack().await),
-        Err(Failure::Step(error)) => model.settle_error(message, delivery, error).await,
+        Err(Failure::Step(error)) => model.settle_error(message, delivery, error, FailureReason::Backend).await,
         Err(Failure::Bus(error)) => model.settle_unpublished(message, delivery, error).await,
     }
 }
@@ -91,6 +91,7 @@ enum Failure {
 }
 
 async fn send(model: &HostedModel, pending: &Pending, part: Part, made: ExecuteResponse) -> Result<(), BusError> {
+    count(model, pending, part, &made.timing);
     let mut message = WorkMessage { answer: Answer::Part(part), ..pending.message.clone() };
     // With nothing in it, it says that nothing follows, and no step has anything to do with it.
     let empty = part.last && made.outputs.is_empty();
@@ -100,4 +101,15 @@ async fn send(model: &HostedModel, pending: &Pending, part: Part, made: ExecuteR
     }
     let tensors = if empty { Vec::new() } else { std::mem::take(&mut message.tensors) };
     model.worker.bus.reply(message.reply(Ok(Output { tensors, parameters: Default::default() }))).await
+}
+
+/// Counts a part before anybody hears of it: the first for how long it took, the last for the whole request.
+fn count(model: &HostedModel, pending: &Pending, part: Part, timing: &ExecuteTiming) {
+    if part.sequence == 0 {
+        let took = UnixMicros::now().since(pending.message.sent_at);
+        model.statistics.record(|counters| counters.first_response.record(took));
+    }
+    if part.last {
+        model.count_completed(pending, timing, false);
+    }
 }

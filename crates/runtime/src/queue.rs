@@ -8,6 +8,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
 use trireme_inference::Tensor;
 
+use crate::QueueLoad;
 use crate::batching::{BatchPolicy, Candidate, Decision, Description};
 
 /// The queue. `T` is whatever belongs to a waiting request.
@@ -56,6 +57,12 @@ impl<T> WorkQueue<T> {
     /// Requests in this worker: waiting and being executed.
     pub fn in_hand(&self) -> usize {
         self.state.lock().permits_out
+    }
+
+    /// How busy it is.
+    pub fn load(&self) -> QueueLoad {
+        let state = self.state.lock();
+        QueueLoad { waiting: state.items.len() as u64, in_hand: state.permits_out as u64 }
     }
 
     /// Waits until there is room, and tells how much.

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use trireme_bus::{Bus, BusError, Nats, NatsOptions, QueueOptions};
 use trireme_telemetry::TelemetryArgs;
 
+use crate::Statistics;
 use crate::admin::{Admin, Health};
 use crate::backend::Backend;
 use crate::control_mode::ControlArgs;
@@ -114,7 +115,7 @@ pub struct ServiceArgs {
     #[allow(missing_docs)]
     pub telemetry: TelemetryArgs,
 
-    /// Address of the admin listener (/livez, /readyz); none without it
+    /// Address of the admin listener (/livez, /readyz, /metrics); none without it
     #[arg(long, env = "TRIREME_ADMIN_ADDRESS", value_name = "HOST:PORT")]
     pub admin_address: Option<SocketAddr>,
 }
@@ -140,8 +141,10 @@ impl NatsArgs {
 impl WorkerArgs {
     /// The worker these flags describe. Errors name the flag.
     pub fn options(&self, service: &str) -> anyhow::Result<WorkerOptions> {
+        let name = self.worker_name.clone().unwrap_or_else(|| process_name(service));
         Ok(WorkerOptions {
-            name: self.worker_name.clone().unwrap_or_else(|| process_name(service)),
+            statistics: Statistics::new(name.as_str()),
+            name,
             service: service.to_owned(),
             model_repository: self.model_repository.clone(),
             auto_complete: !(self.disable_auto_complete_config || self.strict_model_config),
@@ -174,10 +177,10 @@ pub fn process_name(service: &str) -> String {
 pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backend>]) -> ExitCode {
     block_on(service, &args.telemetry, async {
         let health = Health::default();
-        if let Some(address) = args.admin_address {
-            start_admin(address, health.clone())?;
-        }
         let options = args.worker.options(service)?;
+        if let Some(address) = args.admin_address {
+            start_admin(address, health.clone(), &options.statistics)?;
+        }
         let shutdown = shutdown_signal()?;
         let Some(bus) = or_shutdown(&shutdown, args.nats.connect(&options.name)).await? else { return Ok(()) };
         let starting = Worker::start(bus.clone(), backends, &options);
@@ -196,8 +199,8 @@ pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backen
 }
 
 /// Starts the admin listener. An address that is taken is an error that says which.
-pub fn start_admin(address: SocketAddr, health: Health) -> anyhow::Result<()> {
-    let admin = Admin::start(address, health)
+pub fn start_admin(address: SocketAddr, health: Health, statistics: &Statistics) -> anyhow::Result<()> {
+    let admin = Admin::start(address, health, statistics.clone())
         .map_err(|error| anyhow::anyhow!("--admin-address {address} cannot be listened on: {error}"))?;
     tracing::info!(address = %admin.address, "admin listener");
     Ok(())

@@ -139,6 +139,9 @@ impl Stepper {
             let timing = request.timing(response.timing);
             ExecuteResponse { timing, ..response }
         });
+        if let Ok(response) = &result {
+            self.model.count_step(&response.timing);
+        }
         match request.exit {
             Exit::Whole(pending) => self.model.conclude(*pending, result),
             Exit::InParts(parts) => parts.end(result),

@@ -20,6 +20,8 @@ use crate::control_mode::ControlOptions;
 use crate::held::Held;
 use crate::hosted::{Claim, HostedModel};
 use crate::models::Models;
+use crate::statistics::Statistics;
+use crate::statistics::report::follow_log_levels;
 use crate::steward::Steward;
 use crate::task_set::TaskSet;
 
@@ -44,6 +46,8 @@ pub struct WorkerOptions {
     pub control: ControlOptions,
     /// How its queues behave.
     pub queue: QueueOptions,
+    /// What this process counts, under the worker's name.
+    pub statistics: Statistics,
 }
 
 /// A running worker.
@@ -60,6 +64,7 @@ pub(crate) struct Shared {
     pub queue_options: QueueOptions,
     pub held: Held,
     pub cancellations: Cancellations,
+    pub statistics: Statistics,
     hosted: RwLock<HashMap<ModelKey, Arc<HostedModel>>>,
 }
 
@@ -104,6 +109,7 @@ impl Worker {
             queue_options: options.queue.clone(),
             held: Held::default(),
             cancellations: Cancellations::default(),
+            statistics: options.statistics.clone(),
             hosted: RwLock::default(),
         });
         let worker = Worker {
@@ -112,6 +118,8 @@ impl Worker {
         };
         shared.held.keep_alive(options.queue.ack_wait, &tasks);
         shared.follow_cancellations().await?;
+        shared.statistics.report(&shared.bus, &tasks).await?;
+        follow_log_levels(shared.bus.as_ref(), &tasks).await?;
         worker.keep_announced();
         match Steward::start(worker.models.clone()).await {
             Ok(()) => {}
@@ -148,6 +156,7 @@ impl Worker {
         }
         self.models.pulling.cancel();
         let unfinished = self.finish(timeout).await;
+        self.shared.statistics.tell(self.shared.bus.as_ref()).await;
 
         let threads = self.models.close();
         for entry in &entries {

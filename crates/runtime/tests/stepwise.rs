@@ -11,7 +11,7 @@ use trireme_bus::{Answer, Bus, InProcess, Inbox, PendingReplies, QueueOptions, W
 use trireme_inference::{InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros};
 use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, Instance, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime,
-    Progress, StepwiseInstance, Ticket, Worker, WorkerOptions,
+    Progress, Statistics, StepwiseInstance, Ticket, Worker, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -142,6 +142,7 @@ impl Stage {
             auto_complete: true,
             control: trireme_runtime::ControlOptions::default(),
             queue: QueueOptions::default(),
+            statistics: Statistics::new("worker"),
         };
         let (bus, watch) = (Arc::new(InProcess::default()), Arc::new(Watch::default()));
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(Fake(watch.clone()))];

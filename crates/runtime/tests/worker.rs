@@ -9,9 +9,10 @@ use trireme_bus::{Answer, Bus, InProcess, Inbox, ModelState, QueueOptions, Regis
 use trireme_inference::{
     ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
+use trireme_runtime::statistics::report::{STATISTICS, STATISTICS_TOLD};
 use trireme_runtime::{
     Backend, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource,
-    OneAtATime, Worker, WorkerOptions,
+    OneAtATime, Snapshot, Statistics, Worker, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -66,6 +67,7 @@ struct Stage {
     worker: Worker,
     inbox: Arc<Inbox>,
     executions: Arc<AtomicUsize>,
+    statistics: Statistics,
     _repository: tempfile::TempDir,
 }
 
@@ -88,11 +90,13 @@ impl Stage {
             auto_complete: true,
             control: ControlOptions::default(),
             queue,
+            statistics: Statistics::new("worker"),
         };
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(backend)];
         let worker = Worker::start(bus.clone(), &backends, &options).await.expect("in process nothing refuses");
         let inbox = bus.open_inbox(gateway).await.expect("in process nothing refuses");
-        Stage { bus, worker, inbox, executions, _repository: repository }
+        let statistics = options.statistics;
+        Stage { bus, worker, inbox, executions, statistics, _repository: repository }
     }
 
     async fn ask(&self, message: &WorkMessage) -> Reply {
@@ -302,4 +306,70 @@ async fn a_drain_ends_at_its_limit() {
     stage.bus.publish(&request("1", &["a"], "sleep")).await.unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(stage.worker.drain(Duration::from_millis(20)).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_happens_is_counted_before_it_is_answered() {
+    let stage = Stage::start(&["a", "b"], three_attempts()).await;
+    let counters = |model: &str| {
+        let snapshot = stage.statistics.snapshot();
+        snapshot.models.into_iter().find(|found| found.model.name == model).expect("a hosted model").counters
+    };
+    for n in 1..=3 {
+        stage.ask(&request(&n.to_string(), &["a", "b"], "echo")).await.outcome.unwrap();
+        for counters in [counters("a"), counters("b")] {
+            assert_eq!((counters.request.count, counters.queue.count, counters.compute_infer.count), (n, n, n));
+            assert_eq!((counters.inferences, counters.executions, counters.fail.count), (n, n, 0));
+        }
+    }
+    stage.ask(&request("r", &["a"], "refuse")).await.outcome.unwrap_err();
+    stage.ask(&request("f", &["a"], "fail")).await.outcome.unwrap_err();
+    let mut wrong = request("w", &["a"], "echo");
+    wrong.tensors.clear();
+    stage.ask(&wrong).await.outcome.unwrap_err();
+    let found = counters("a");
+    assert_eq!(
+        found.failures,
+        [0, 0, 2, 1],
+        "rejected, cancelled, by the backend (each once, whatever was tried), other"
+    );
+    assert_eq!((found.redeliveries, found.dead_letters, found.request.count), (2, 1, 3));
+
+    stage.bus.cancel("gone").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    stage.bus.publish(&request("gone", &["a"], "echo")).await.unwrap();
+    let late = WorkMessage { deadline: UnixMicros::now(), ..request("late", &["a"], "echo") };
+    stage.bus.publish(&late).await.unwrap();
+    stage.ask(&request("last", &["a"], "echo")).await.outcome.unwrap();
+    let found = counters("a");
+    assert_eq!((found.dropped, found.fail.count), ([1, 1], 3), "who waits no more has counted the failure already");
+    assert_eq!(found.tokens, found.inferences);
+
+    let snapshot = stage.statistics.snapshot();
+    assert!(snapshot.models.iter().all(|model| model.stage == "model" && model.load.waiting == 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn statistics_are_answered_told_and_told_again_at_the_end() {
+    let stage = Stage::start(&["a"], three_attempts()).await;
+    let mut told = stage.bus.questions(STATISTICS_TOLD).await.unwrap();
+    stage.ask(&request("1", &["a"], "echo")).await.outcome.unwrap();
+    let counted = |body: &[u8]| {
+        let snapshot: Snapshot = serde_json::from_slice(body).expect("a snapshot");
+        assert_eq!(snapshot.process, "worker");
+        snapshot.models[0].counters.request.count
+    };
+    let mut answers = stage.bus.ask(STATISTICS, bytes::Bytes::new()).await.unwrap();
+    let answer = tokio::time::timeout(PATIENCE, answers.recv()).await.expect("no answer").expect("no answer");
+    assert_eq!(counted(&answer), 1);
+    let unasked = async { while counted(&told.recv().await.expect("the bus is there").body) != 1 {} };
+    tokio::time::timeout(PATIENCE, unasked).await.expect("nothing was told");
+
+    stage.ask(&request("2", &["a"], "echo")).await.outcome.unwrap();
+    assert_eq!(stage.worker.drain(PATIENCE).await, 0);
+    let mut last = 0;
+    while let Ok(told) = told.try_recv() {
+        last = counted(&told.body);
+    }
+    assert_eq!(last, 2, "the last word");
 }

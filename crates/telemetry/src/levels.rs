@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::{FilterExt, filter_fn};
@@ -11,7 +12,7 @@ use tracing_subscriber::reload;
 use tracing_subscriber::{EnvFilter, Registry};
 
 /// What is logged, as Triton's clients think of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogLevels {
     /// Whether information is logged.
     pub info: bool,

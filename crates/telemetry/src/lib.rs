@@ -1,10 +1,11 @@
-//! Logs and traces: set up once per process, the same for every service.
+//! Logs and traces: set up once per process, the same for every service. And the names of all metrics ([`metrics`]).
 //!
 //! Logs go to standard error through `tracing`. With `--otlp-endpoint` spans are exported over OTLP (gRPC), and
 //! [`traceparent`] and [`set_parent`] carry the W3C trace context in and out of messages, so that a request is one trace
 //! across all processes. Without an endpoint no span is recorded and a client's `traceparent` is passed on as it came.
 
 mod levels;
+pub mod metrics;
 mod trace;
 
 use std::io::IsTerminal;
@@ -17,7 +18,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
 pub use levels::{LogLevels, log_levels, set_log_levels};
-pub use trace::{exports_spans, not_sampled, set_parent, traceparent};
+pub use trace::{exports_spans, not_sampled, set_parent, trace_id, traceparent};
 
 /// Flags about logs and traces.
 #[derive(Args, Clone, Debug)]

@@ -68,6 +68,11 @@ pub fn traceparent(span: &Span) -> Option<String> {
     carrier.remove(TRACEPARENT)
 }
 
+/// The trace that a W3C `traceparent` names, for log lines.
+pub fn trace_id(traceparent: Option<&str>) -> Option<&str> {
+    traceparent?.split('-').nth(1).filter(|id| id.len() == 32)
+}
+
 /// Makes `span` a child of the span that a `traceparent` names. Text that is no `traceparent` changes nothing.
 pub fn set_parent(span: &Span, traceparent: &str) {
     let carrier = HashMap::from([(TRACEPARENT.to_owned(), traceparent.to_owned())]);
@@ -108,6 +113,12 @@ mod tests {
             set_parent(&span, &not_sampled());
             assert!(traceparent(&span).unwrap().ends_with("-00"));
         });
+    }
+
+    #[test]
+    fn the_trace_is_found_in_its_parent() {
+        assert_eq!(trace_id(Some(CLIENT)), Some("4bf92f3577b34da6a3ce929d0e0e4736"));
+        assert_eq!((trace_id(Some("rubbish")), trace_id(Some("00-short-1-1")), trace_id(None)), (None, None, None));
     }
 
     #[test]

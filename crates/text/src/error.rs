@@ -17,6 +17,18 @@ pub enum TextError {
     /// Options that cannot be parsed or do not fit the tokenizer; all faults together.
     #[error("{}", .0.join("; "))]
     Options(Vec<String>),
+    /// A parameter of a request that must be text.
+    #[error("parameter '{parameter}' is not a string, expected text")]
+    NotText { parameter: &'static str },
+    /// A language that the tokenizer has no token for.
+    #[error("parameter '{parameter}' is '{language}', expected one of {known}")]
+    UnknownLanguage { parameter: &'static str, language: String, known: String },
+    /// A language for a tokenizer that has no tokens of languages.
+    #[error(
+        "parameter '{parameter}' is '{language}', but this tokenizer has no tokens of {}: leave it out",
+        if *.parameter == "source_language" { "source languages" } else { "target languages" }
+    )]
+    NoLanguages { parameter: &'static str, language: String },
     /// Not a tensor of texts.
     #[error(transparent)]
     Tensor(#[from] TensorError),
@@ -52,6 +64,11 @@ pub enum TextError {
     /// The tokenizer failed on ids.
     #[error("token ids cannot be decoded: {reason}")]
     Decode { reason: String },
+    /// More ids changed the text of those before them.
+    #[error(
+        "this tokenizer's texts cannot be given in pieces: the text of the first {sent} tokens is not how the text of all {total} begins"
+    )]
+    NotIncremental { sent: usize, total: usize },
 }
 
 // === impl TextError ===
@@ -63,6 +80,9 @@ impl TextError {
             TextError::File { .. } => ErrorCode::NotFound,
             TextError::Malformed { .. }
             | TextError::Options(_)
+            | TextError::NotText { .. }
+            | TextError::UnknownLanguage { .. }
+            | TextError::NoLanguages { .. }
             | TextError::Tensor(_)
             | TextError::InvalidUtf8 { .. }
             | TextError::PairCount { .. }
@@ -72,6 +92,7 @@ impl TextError {
             | TextError::TooManyTokens { .. }
             | TextError::Encode { .. }
             | TextError::Decode { .. } => ErrorCode::InvalidArg,
+            TextError::NotIncremental { .. } => ErrorCode::Unsupported,
         }
     }
 }

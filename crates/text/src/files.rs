@@ -1,12 +1,16 @@
-//! The files beside a model: `tokenizer.json`, and what of `tokenizer_config.json` changes token ids.
+//! The files beside a model: `tokenizer.json` or a SentencePiece model, and what of `tokenizer_config.json` changes token
+//! ids.
 
 use std::io;
 use std::path::Path;
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use tokenizers::{NormalizerWrapper, Tokenizer};
+use tokenizers::{NormalizerWrapper, PostProcessorWrapper, Tokenizer};
 
+use crate::config::{ConfigToken, TokenizerConfig};
+use crate::core::Core;
+use crate::family::{Family, Languages};
+use crate::slow::SlowTokenizer;
 use crate::{Side, TextError};
 
 /// `model_max_length` above this is Hugging Face's way to say that there is none (it writes 1e30).
@@ -15,10 +19,13 @@ const LARGEST_LENGTH: f64 = 1e20;
 /// What tokenizer classes use for padding when no file says it.
 const USUAL_PAD_TOKENS: [&str; 2] = ["[PAD]", "<pad>"];
 
-/// A tokenizer and what its files say about truncation and padding.
+/// A tokenizer and what its files say about truncation, padding and languages.
 pub(crate) struct Files {
-    /// Without truncation and padding of its own.
-    pub(crate) tokenizer: Tokenizer,
+    /// Without truncation, padding and post-processor of its own.
+    pub(crate) core: Core,
+    pub(crate) post_processor: Option<PostProcessorWrapper>,
+    /// What translation needs, for tokenizers of a kind that adds it by itself.
+    pub(crate) translation: Option<Translation>,
     /// `model_max_length`, when there is one.
     pub(crate) max_length: Option<usize>,
     pub(crate) padding_side: Side,
@@ -29,59 +36,59 @@ pub(crate) struct Files {
     pub(crate) pad_type_id: u32,
 }
 
-/// The fields of `tokenizer_config.json` that change token ids. Others, of which there are many, are passed over.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct TokenizerConfig {
-    model_max_length: Option<f64>,
-    padding_side: Option<ConfigSide>,
-    truncation_side: Option<ConfigSide>,
-    pad_token: Option<ConfigToken>,
-    pad_token_type_id: Option<u32>,
-    tokenizer_class: Option<String>,
-    do_lower_case: Option<bool>,
-    strip_accents: Option<bool>,
-    tokenize_chinese_chars: Option<bool>,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum ConfigSide {
-    Left,
-    Right,
-}
-
-/// A token: its text, or an object that holds it.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum ConfigToken {
-    Text(String),
-    Added { content: String },
+/// What the tokenizers of translation models know besides pieces.
+#[derive(Debug)]
+pub(crate) struct Translation {
+    pub(crate) family: Family,
+    pub(crate) languages: Languages,
+    pub(crate) eos: u32,
+    /// `src_lang` and `tgt_lang`.
+    pub(crate) source: Option<String>,
+    pub(crate) target: Option<String>,
+    /// See [`Family::template`].
+    pub(crate) legacy: bool,
 }
 
 // === impl Files ===
 
 impl Files {
-    /// Reads the files in `directory`. `tokenizer.json` must be there, `tokenizer_config.json` may be.
+    /// Reads the files in `directory`. `tokenizer.json` or a SentencePiece model must be there, `tokenizer_config.json`
+    /// may be.
     pub(crate) fn read(directory: &Path) -> Result<Files, TextError> {
-        let missing = |path| TextError::File { path, source: io::ErrorKind::NotFound.into() };
-        let mut tokenizer: Tokenizer =
-            read_json(directory, "tokenizer.json")?.ok_or_else(|| missing(directory.join("tokenizer.json")))?;
-        let config: TokenizerConfig = read_json(directory, "tokenizer_config.json")?.unwrap_or_default();
-
-        config.set_bert_normalizer(&mut tokenizer).map_err(|reason| TextError::Malformed {
-            path: directory.join("tokenizer_config.json"),
-            reason: reason.to_string(),
-        })?;
-        let padding = tokenizer.get_padding().cloned();
-        let truncation = tokenizer.get_truncation().cloned();
-        tokenizer.with_padding(None);
-        tokenizer.with_truncation(None).expect("no truncation has no faults");
-
-        let usual_pad_token = || USUAL_PAD_TOKENS.into_iter().find(|t| tokenizer.token_to_id(t).is_some());
+        let mut config = TokenizerConfig::read(directory)?;
+        let mut padding = None;
+        let mut truncation = None;
+        let mut post_processor = None;
+        let (core, family) = match read_json::<Tokenizer>(directory, "tokenizer.json")? {
+            Some(mut tokenizer) => {
+                config.set_bert_normalizer(&mut tokenizer).map_err(|reason| TextError::Malformed {
+                    path: directory.join("tokenizer_config.json"),
+                    reason: reason.to_string(),
+                })?;
+                padding = tokenizer.get_padding().cloned();
+                truncation = tokenizer.get_truncation().cloned();
+                post_processor = tokenizer.get_post_processor().cloned();
+                tokenizer.with_padding(None);
+                tokenizer.with_truncation(None).expect("no truncation has no faults");
+                tokenizer.with_post_processor(None::<PostProcessorWrapper>);
+                let family = config.tokenizer_class.as_deref().and_then(Family::of_class);
+                (Core::Json(Box::new(tokenizer)), family)
+            }
+            None => {
+                config.add_older_files(directory)?;
+                let tokenizer = SlowTokenizer::load(directory, &config)?.ok_or_else(|| TextError::File {
+                    path: directory.join("tokenizer.json"),
+                    source: io::ErrorKind::NotFound.into(),
+                })?;
+                let family = tokenizer.family;
+                (Core::Slow(Box::new(tokenizer)), Some(family))
+            }
+        };
+        let translation = family.map(|family| Translation::new(family, &core, &config, directory)).transpose()?;
+        let usual_pad_token = || USUAL_PAD_TOKENS.into_iter().find(|t| core.token_to_id(t).is_some());
         let pad_token = config
             .pad_token
-            .map(ConfigToken::into_text)
+            .map(|token| token.text().to_owned())
             .or_else(|| padding.as_ref().map(|p| p.pad_token.clone()))
             .or_else(|| usual_pad_token().map(str::to_owned));
         let max_length =
@@ -95,7 +102,38 @@ impl Files {
             None => truncation.as_ref().map_or(Side::Right, |t| side(t.direction.as_ref())),
         };
         let pad_type_id = config.pad_token_type_id.or(padding.map(|p| p.pad_type_id)).unwrap_or(0);
-        Ok(Files { tokenizer, max_length, padding_side, truncation_side, pad_token, pad_type_id })
+        Ok(Files {
+            core,
+            post_processor,
+            translation,
+            max_length,
+            padding_side,
+            truncation_side,
+            pad_token,
+            pad_type_id,
+        })
+    }
+}
+
+// === impl Translation ===
+
+impl Translation {
+    fn new(family: Family, core: &Core, config: &TokenizerConfig, directory: &Path) -> Result<Translation, TextError> {
+        let eos = config.eos_token.as_ref().map_or("</s>", ConfigToken::text);
+        let eos = core.token_to_id(eos).ok_or_else(|| TextError::Malformed {
+            path: directory.join("tokenizer_config.json"),
+            reason: format!("its eos_token '{eos}' is not in the vocabulary"),
+        })?;
+        let languages = core.languages(family);
+        let usual = family.usual_source().filter(|language| languages.id(language).is_some());
+        Ok(Translation {
+            family,
+            eos,
+            source: config.src_lang.clone().or_else(|| usual.map(str::to_owned)),
+            target: config.tgt_lang.clone(),
+            legacy: config.legacy_behaviour,
+            languages,
+        })
     }
 }
 
@@ -105,7 +143,7 @@ fn side(name: &str) -> Side {
 }
 
 /// A JSON file of `directory`; `None` when there is no such file.
-fn read_json<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<Option<T>, TextError> {
+pub(crate) fn read_json<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<Option<T>, TextError> {
     let path = directory.join(name);
     let text = match std::fs::read(&path) {
         Ok(text) => text,
@@ -135,26 +173,5 @@ impl TokenizerConfig {
         normalizer.handle_chinese_chars = self.tokenize_chinese_chars.unwrap_or(normalizer.handle_chinese_chars);
         tokenizer.with_normalizer(Some(normalizer))?;
         Ok(())
-    }
-}
-
-// === impl ConfigToken ===
-
-impl ConfigToken {
-    fn into_text(self) -> String {
-        match self {
-            ConfigToken::Text(text) | ConfigToken::Added { content: text } => text,
-        }
-    }
-}
-
-// === impl ConfigSide ===
-
-impl From<ConfigSide> for Side {
-    fn from(side: ConfigSide) -> Self {
-        match side {
-            ConfigSide::Left => Side::Left,
-            ConfigSide::Right => Side::Right,
-        }
     }
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
+use trireme_inference::Parameters;
+
 use crate::TextError;
 
 /// How texts are encoded. The default is what `AutoTokenizer(texts, padding=True, truncation=True)` does.
@@ -20,6 +22,11 @@ pub struct TokenizeOptions {
     pub pad_to_multiple_of: Option<NonZeroUsize>,
     /// `prefix`: put before each text as it is, not before the second text of a pair (`query: `).
     pub prefix: String,
+    /// `source_language`: the language of the texts, by its code (`en`, `eng_Latn`, `en_XX`), for tokenizers that put its
+    /// token beside the text; `None`: `src_lang` of `tokenizer_config.json`, and without that English.
+    pub source_language: Option<String>,
+    /// `target_language`: the language to translate into, likewise; `None`: `tgt_lang` of `tokenizer_config.json`.
+    pub target_language: Option<String>,
     /// `add_special_tokens`: whether `[CLS]`, `</s>` and the like are added.
     pub add_special_tokens: bool,
     /// `padding_side`: where padding goes; `None`: as the tokenizer's files say, right if they do not.
@@ -28,6 +35,17 @@ pub struct TokenizeOptions {
     pub truncation_side: Option<Side>,
     /// `pad_token`: the token that padding is made of; `None`: as the tokenizer's files say.
     pub pad_token: Option<String>,
+}
+
+/// What one request may have otherwise than the [`TokenizeOptions`] say: its parameters of the same names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestOptions<'a> {
+    /// `prefix`: put before each text.
+    pub prefix: Option<&'a str>,
+    /// `source_language`: the language of the texts.
+    pub source_language: Option<&'a str>,
+    /// `target_language`: the language to translate into.
+    pub target_language: Option<&'a str>,
 }
 
 /// Which text of a row is cut when the row is longer than the maximal length.
@@ -72,6 +90,8 @@ impl Default for TokenizeOptions {
             padding: Padding::Longest,
             pad_to_multiple_of: None,
             prefix: String::new(),
+            source_language: None,
+            target_language: None,
             add_special_tokens: true,
             padding_side: None,
             truncation_side: None,
@@ -82,7 +102,7 @@ impl Default for TokenizeOptions {
 
 impl TokenizeOptions {
     /// The parameters that [`TokenizeOptions::from_parameters`] knows.
-    pub const PARAMETERS: [&str; 9] = [
+    pub const PARAMETERS: [&str; 11] = [
         "add_special_tokens",
         "max_length",
         "pad_to_multiple_of",
@@ -90,6 +110,8 @@ impl TokenizeOptions {
         "padding",
         "padding_side",
         "prefix",
+        "source_language",
+        "target_language",
         "truncation",
         "truncation_side",
     ];
@@ -126,6 +148,8 @@ impl TokenizeOptions {
             "pad_token" => self.pad_token = Some(value.to_owned()),
             // Not trimmed: the blank of `query: ` belongs to it.
             "prefix" => value.clone_into(&mut self.prefix),
+            "source_language" => self.source_language = Some(trimmed.to_owned()),
+            "target_language" => self.target_language = Some(trimmed.to_owned()),
             "add_special_tokens" => {
                 self.add_special_tokens = trimmed.parse().map_err(|_| Some("'true' or 'false'"))?;
             }
@@ -150,6 +174,23 @@ impl TokenizeOptions {
             _ => return Err(None),
         }
         Ok(())
+    }
+}
+
+// === impl RequestOptions ===
+
+impl<'a> RequestOptions<'a> {
+    /// The options among a request's parameters. Others are passed over: they may be for other stages.
+    pub fn from_parameters(parameters: &'a Parameters) -> Result<RequestOptions<'a>, TextError> {
+        let text = |name: &'static str| {
+            let value = parameters.get(name);
+            value.map(|v| v.as_str().ok_or(TextError::NotText { parameter: name })).transpose()
+        };
+        Ok(RequestOptions {
+            prefix: text("prefix")?,
+            source_language: text("source_language")?,
+            target_language: text("target_language")?,
+        })
     }
 }
 
@@ -192,6 +233,8 @@ mod tests {
             ("padding", "max_length"),
             ("pad_to_multiple_of", " 8 "),
             ("prefix", "query: "),
+            ("source_language", "en"),
+            ("target_language", "sw"),
             ("add_special_tokens", "false"),
             ("padding_side", "left"),
             ("truncation_side", "left"),
@@ -206,6 +249,8 @@ mod tests {
             padding: Padding::MaxLength,
             pad_to_multiple_of: NonZeroUsize::new(8),
             prefix: "query: ".to_owned(),
+            source_language: Some("en".to_owned()),
+            target_language: Some("sw".to_owned()),
             add_special_tokens: false,
             padding_side: Some(Side::Left),
             truncation_side: Some(Side::Left),

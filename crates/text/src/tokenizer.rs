@@ -1,14 +1,17 @@
 //! [`TextTokenizer`]: texts to padded rows of token ids, and ids to text.
 
+use std::borrow::Cow;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, Tokenizer, TruncationDirection};
+use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, TruncationDirection};
 use trireme_inference::Tensor;
 
-use crate::files::Files;
+use crate::core::Core;
+use crate::family::Template;
+use crate::files::{Files, Translation};
 use crate::truncate::kept_tokens;
-use crate::{Padding, Side, TextError, TokenizeOptions, Truncation};
+use crate::{Padding, RequestOptions, Side, TextError, TokenizeOptions, Truncation};
 
 /// The most tokens, padding included, that one call of [`TextTokenizer::encode`] makes: 128 MiB for each output. What
 /// keeps one long text among many short ones from filling the memory with padding.
@@ -18,12 +21,13 @@ pub const MAX_PADDED_TOKENS: usize = 1 << 24;
 #[derive(Debug)]
 pub struct TextTokenizer {
     /// Without truncation, padding and post-processor: those come after it, here.
-    tokenizer: Tokenizer,
+    core: Core,
     post_processor: Option<PostProcessorWrapper>,
+    translation: Option<Translation>,
     options: TokenizeOptions,
     /// Most tokens of a row; `None` is no limit.
     max_length: Option<usize>,
-    truncation_direction: TruncationDirection,
+    truncation_side: Side,
     padding_side: Side,
     pad_id: i64,
     pad_type_id: i64,
@@ -42,6 +46,9 @@ pub struct Encoded {
     pub attention_mask: Vec<i64>,
     /// Which text of a pair a token belongs to, as the tokenizer's post-processor says.
     pub token_type_ids: Vec<i64>,
+    /// The token that the output has to begin with, so that it is in the target language; `None` where no target language
+    /// was given, or the model is told of it otherwise.
+    pub forced_bos_token_id: Option<i64>,
 }
 
 /// The texts of a BYTES tensor, row-major. Errors for another datatype, or name the first element that is not UTF-8.
@@ -59,16 +66,31 @@ pub fn texts_of(tensor: &Tensor) -> Result<Vec<&str>, TextError> {
 // === impl TextTokenizer ===
 
 impl TextTokenizer {
-    /// Loads `tokenizer.json` and, where there is one, `tokenizer_config.json` of `directory`. Options that the
+    /// Loads `tokenizer.json`, or else a SentencePiece model, and, where there is one, `tokenizer_config.json` of `directory`. Options that the
     /// tokenizer cannot follow are errors here, not when a text comes.
     pub fn load(directory: &Path, options: TokenizeOptions) -> Result<TextTokenizer, TextError> {
-        let mut files = Files::read(directory)?;
-        let post_processor = files.tokenizer.get_post_processor().cloned();
-        files.tokenizer.with_post_processor(None::<PostProcessorWrapper>);
-
+        let files = Files::read(directory)?;
         let mut faults = Vec::new();
         let max_length = options.max_length.map(NonZeroUsize::get).or(files.max_length);
-        let special_tokens = special_tokens(post_processor.as_ref(), false, &options);
+        let mut tokenizer = TextTokenizer {
+            core: files.core,
+            post_processor: files.post_processor,
+            translation: files.translation,
+            max_length,
+            truncation_side: options.truncation_side.unwrap_or(files.truncation_side),
+            padding_side: options.padding_side.unwrap_or(files.padding_side),
+            pad_id: 0,
+            pad_type_id: i64::from(files.pad_type_id),
+            options,
+        };
+        let options = &tokenizer.options;
+        let special_tokens = match tokenizer.around(&RequestOptions::default()) {
+            Ok(around) => tokenizer.special_tokens(&around, false),
+            Err(error) => {
+                faults.push(error.to_string());
+                0
+            }
+        };
         if let Some(length) = max_length.filter(|&length| length < special_tokens) {
             faults.push(format!("'max_length' is {length}, expected at least the {special_tokens} special tokens"));
         }
@@ -86,9 +108,9 @@ impl TextTokenizer {
         let pad_id = match (&pad_token, options.padding) {
             (_, Padding::None) => Some(0),
             (Some(token), _) => {
-                let id = files.tokenizer.token_to_id(token);
+                let id = tokenizer.core.token_to_id(token);
                 if id.is_none() {
-                    faults.push(format!("padding token '{token}' is not in the vocabulary of tokenizer.json"));
+                    faults.push(format!("padding token '{token}' is not in the vocabulary"));
                 }
                 id
             }
@@ -101,28 +123,23 @@ impl TextTokenizer {
             }
         };
         let (true, Some(pad_id)) = (faults.is_empty(), pad_id) else { return Err(TextError::Options(faults)) };
-        Ok(TextTokenizer {
-            tokenizer: files.tokenizer,
-            post_processor,
-            max_length,
-            truncation_direction: match options.truncation_side.unwrap_or(files.truncation_side) {
-                Side::Left => TruncationDirection::Left,
-                Side::Right => TruncationDirection::Right,
-            },
-            padding_side: options.padding_side.unwrap_or(files.padding_side),
-            pad_id: i64::from(pad_id),
-            pad_type_id: i64::from(files.pad_type_id),
-            options,
-        })
+        tokenizer.pad_id = i64::from(pad_id);
+        Ok(tokenizer)
     }
 
     /// Encodes texts, or pairs of texts when `pairs` holds as many second ones. No text gives `[0, 0]`. One text that
     /// cannot be encoded fails the call.
-    pub fn encode(&self, texts: &[&str], pairs: Option<&[&str]>) -> Result<Encoded, TextError> {
+    pub fn encode(
+        &self,
+        texts: &[&str],
+        pairs: Option<&[&str]>,
+        request: &RequestOptions<'_>,
+    ) -> Result<Encoded, TextError> {
         if let Some(pairs) = pairs.filter(|p| p.len() != texts.len()) {
             return Err(TextError::PairCount { texts: texts.len(), pairs: pairs.len() });
         }
-        let row = |(index, &text)| self.encode_row(index, text, pairs.map(|p| p[index]));
+        let around = self.around(request)?;
+        let row = |(index, &text)| self.encode_row(index, text, pairs.map(|p| p[index]), &around);
         let rows: Vec<Row> = texts.iter().enumerate().map(row).collect::<Result<_, _>>()?;
         let length = self.padded_length(&rows)?;
 
@@ -134,6 +151,7 @@ impl TextTokenizer {
             input_ids: Vec::with_capacity(size),
             attention_mask: Vec::with_capacity(size),
             token_type_ids: Vec::with_capacity(size),
+            forced_bos_token_id: around.forced_bos.map(i64::from),
         };
         for row in rows {
             let padding = length - row.ids.len();
@@ -149,29 +167,90 @@ impl TextTokenizer {
         Ok(encoded)
     }
 
-    /// The text of `ids`, as the decoder in `tokenizer.json` joins it; ids that are in no vocabulary are passed over.
+    /// The text of `ids`, as the model's own tokenizer joins it; ids that are in no vocabulary are passed over.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TextError> {
-        self.tokenizer.decode(ids, skip_special_tokens).map_err(|error| TextError::Decode { reason: error.to_string() })
+        self.core.decode(ids, skip_special_tokens)
+    }
+
+    /// What `ids` add to the text of the first `sent` of them, which was given before by this function. Together the
+    /// pieces are the text of all ids: what more ids may still change, such as half a character, waits for the call that
+    /// is the `last`.
+    pub fn decode_next(
+        &self,
+        ids: &[u32],
+        sent: usize,
+        last: bool,
+        skip_special_tokens: bool,
+    ) -> Result<String, TextError> {
+        let mut text = if last {
+            self.core.decode(ids, skip_special_tokens)?
+        } else {
+            self.core.decode_beginning(ids, skip_special_tokens)?
+        };
+        let sent = sent.min(ids.len());
+        let before = self.core.decode_beginning(&ids[..sent], skip_special_tokens)?;
+        if !text.starts_with(&before) {
+            return Err(TextError::NotIncremental { sent, total: ids.len() });
+        }
+        text.drain(..before.len());
+        Ok(text)
+    }
+
+    /// What goes around the texts of a request.
+    fn around<'a>(&'a self, request: &RequestOptions<'a>) -> Result<Around<'a>, TextError> {
+        let ours = |own: &'a Option<String>| own.as_deref();
+        let prefix = request.prefix.unwrap_or(&self.options.prefix);
+        let source = request.source_language.or(ours(&self.options.source_language));
+        let target = request.target_language.or(ours(&self.options.target_language));
+        let translation = self.translation.as_ref();
+        let token = |parameter, language: Option<&str>, known: bool| {
+            language.map(|language| {
+                let found = translation.filter(|_| known).filter(|t| !t.languages.0.is_empty());
+                let language = language.to_owned();
+                let Some(found) = found else { return Err(TextError::NoLanguages { parameter, language }) };
+                let id = found.languages.id(&language);
+                id.ok_or_else(|| TextError::UnknownLanguage { parameter, language, known: found.languages.known() })
+            })
+        };
+        let begins_output = translation.is_some_and(|t| t.family.target_begins_output());
+        let source = token("source_language", source, begins_output).transpose()?;
+        let target = token("target_language", target, true).transpose()?;
+        let Some(translation) = translation else { return Ok(Around { prefix, template: None, forced_bos: None }) };
+
+        let of_files = |language: &Option<String>| language.as_ref().and_then(|l| translation.languages.id(l));
+        let source = source.or_else(|| of_files(&translation.source));
+        let target = target.or_else(|| of_files(&translation.target));
+        // The template in tokenizer.json is for one language. Without languages it is as good as ours.
+        let is_ours = matches!(self.core, Core::Slow(_)) || !translation.languages.0.is_empty();
+        let template =
+            is_ours.then(|| translation.family.template(translation.eos, source, target, translation.legacy));
+        Ok(Around { prefix, template, forced_bos: target.filter(|_| begins_output) })
     }
 
     /// One row without padding.
-    fn encode_row(&self, index: usize, text: &str, pair: Option<&str>) -> Result<Row, TextError> {
+    fn encode_row(&self, index: usize, text: &str, pair: Option<&str>, around: &Around<'_>) -> Result<Row, TextError> {
         let failed = |error: tokenizers::Error| TextError::Encode { index, reason: error.to_string() };
-        let mut first = match self.options.prefix.as_str() {
-            "" => self.tokenizer.encode_fast(text, false),
-            prefix => self.tokenizer.encode_fast(format!("{prefix}{text}"), false),
-        }
-        .map_err(failed)?;
-        let mut second = pair.map(|p| self.tokenizer.encode_fast(p, false)).transpose().map_err(failed)?;
-
-        if let Some(max_length) = self.max_length.filter(|_| self.options.truncation != Truncation::Off) {
-            let special_tokens = special_tokens(self.post_processor.as_ref(), pair.is_some(), &self.options);
-            let truncated = |reason| TextError::Truncation { index, reason };
-            let room = max_length.checked_sub(special_tokens).ok_or_else(|| {
-                truncated(format!("the {special_tokens} special tokens of a pair exceed 'max_length', {max_length}"))
-            })?;
-            let second_length = second.as_ref().map(Encoding::len);
-            let kept = kept_tokens(first.len(), second_length, room, self.options.truncation).map_err(truncated)?;
+        let text = match around.prefix {
+            "" => Cow::Borrowed(text),
+            prefix => Cow::Owned(format!("{prefix}{text}")),
+        };
+        let (Core::Json(tokenizer), None) = (&self.core, &around.template) else {
+            let template = around.template.clone().unwrap_or_default();
+            let mut first = self.core.ids(&text).map_err(failed)?;
+            let mut second = pair.map(|p| self.core.ids(p)).transpose().map_err(failed)?;
+            if let Some(kept) = self.kept(index, first.len(), second.as_ref().map(Vec::len), around)? {
+                self.truncate_ids(&mut first, kept.0);
+                if let Some(second) = &mut second {
+                    self.truncate_ids(second, kept.1);
+                }
+            }
+            let template = if self.options.add_special_tokens { template } else { Template::default() };
+            let ids = template.row(&first, second.as_deref());
+            return Ok(Row { type_ids: vec![0; ids.len()], ids });
+        };
+        let mut first = tokenizer.encode_fast(text, false).map_err(failed)?;
+        let mut second = pair.map(|p| tokenizer.encode_fast(p, false)).transpose().map_err(failed)?;
+        if let Some(kept) = self.kept(index, first.len(), second.as_ref().map(Encoding::len), around)? {
             self.truncate(&mut first, kept.0);
             if let Some(second) = &mut second {
                 self.truncate(second, kept.1);
@@ -190,10 +269,49 @@ impl TextTokenizer {
         Ok(Row { ids: encoding.get_ids().to_vec(), type_ids: encoding.get_type_ids().to_vec() })
     }
 
+    /// How many tokens of each text a row keeps; `None`: all.
+    fn kept(
+        &self,
+        index: usize,
+        first: usize,
+        second: Option<usize>,
+        around: &Around<'_>,
+    ) -> Result<Option<(usize, usize)>, TextError> {
+        let Some(max_length) = self.max_length.filter(|_| self.options.truncation != Truncation::Off) else {
+            return Ok(None);
+        };
+        let special_tokens = self.special_tokens(around, second.is_some());
+        let truncated = |reason| TextError::Truncation { index, reason };
+        let room = max_length.checked_sub(special_tokens).ok_or_else(|| {
+            truncated(format!("the {special_tokens} special tokens of a pair exceed 'max_length', {max_length}"))
+        })?;
+        kept_tokens(first, second, room, self.options.truncation).map(Some).map_err(truncated)
+    }
+
     /// Cuts `encoding` to `length` tokens and drops the pieces cut off.
     fn truncate(&self, encoding: &mut Encoding, length: usize) {
-        encoding.truncate(length, 0, self.truncation_direction);
+        let direction = match self.truncation_side {
+            Side::Left => TruncationDirection::Left,
+            Side::Right => TruncationDirection::Right,
+        };
+        encoding.truncate(length, 0, direction);
         encoding.take_overflowing();
+    }
+
+    fn truncate_ids(&self, ids: &mut Vec<u32>, length: usize) {
+        match self.truncation_side {
+            Side::Left => drop(ids.drain(..ids.len() - length)),
+            Side::Right => ids.truncate(length),
+        }
+    }
+
+    /// Number of special tokens that a row gets.
+    fn special_tokens(&self, around: &Around<'_>, pair: bool) -> usize {
+        match (&around.template, &self.post_processor) {
+            _ if !self.options.add_special_tokens => 0,
+            (Some(template), _) => template.len(pair),
+            (None, processor) => processor.as_ref().map_or(0, |p| p.added_tokens(pair)),
+        }
     }
 
     /// The length that rows are padded to.
@@ -228,9 +346,12 @@ struct Row {
     type_ids: Vec<u32>,
 }
 
-/// Number of special tokens that a row gets.
-fn special_tokens(processor: Option<&PostProcessorWrapper>, pair: bool, options: &TokenizeOptions) -> usize {
-    processor.filter(|_| options.add_special_tokens).map_or(0, |p| p.added_tokens(pair))
+/// What goes around the texts of a request.
+struct Around<'a> {
+    prefix: &'a str,
+    /// The special tokens of each row; `None`: the post-processor of `tokenizer.json` knows them.
+    template: Option<Template>,
+    forced_bos: Option<u32>,
 }
 
 /// Appends `row` with `left` and `right` times `padding` around it.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use trireme_text::{TextTokenizer, TokenizeOptions};
+use trireme_text::{RequestOptions, TextTokenizer, TokenizeOptions};
 
 #[derive(Deserialize)]
 struct Golden {
@@ -59,7 +59,7 @@ fn check(name: &str) -> usize {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let pairs: Option<Vec<String>> = case.pairs.map(|p| p.iter().map(Text::expand).collect());
         let pairs: Option<Vec<&str>> = pairs.as_ref().map(|p| p.iter().map(String::as_str).collect());
-        let encoded = tokenizer.encode(&texts, pairs.as_deref()).unwrap();
+        let encoded = tokenizer.encode(&texts, pairs.as_deref(), &RequestOptions::default()).unwrap();
 
         assert_eq!(encoded.rows, case.input_ids.len(), "{name}: {}", case.name);
         let digits = |row: &[i64]| row.iter().map(i64::to_string).collect::<String>();
@@ -114,7 +114,7 @@ fn a_published_tokenizer_equals_hugging_face_on_real_texts() {
     assert!(!references.is_empty());
 
     let texts: Vec<&str> = references.iter().map(|r| r.text.as_str()).collect();
-    let encoded = tokenizer.encode(&texts, None).unwrap();
+    let encoded = tokenizer.encode(&texts, None, &RequestOptions::default()).unwrap();
     assert_eq!(encoded.length, references.iter().map(|r| r.input_ids.len()).max().unwrap());
     for (row, reference) in references.iter().enumerate() {
         let ids = &encoded.input_ids[row * encoded.length..(row + 1) * encoded.length];

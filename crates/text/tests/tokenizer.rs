@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use trireme_inference::{DataType, ErrorCode, Tensor};
-use trireme_text::{Padding, TextError, TextTokenizer, TokenizeOptions, texts_of};
+use trireme_text::{Padding, RequestOptions, TextError, TextTokenizer, TokenizeOptions, texts_of};
 
 fn golden(folder: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(folder)
@@ -37,7 +37,8 @@ fn folder(change: impl FnOnce(&mut serde_json::Value), config: Option<&str>) -> 
 #[test]
 fn no_texts_make_an_empty_matrix() {
     for padding in ["longest", "max_length", "none"] {
-        let encoded = load("wordpiece", &[("padding", padding)]).unwrap().encode(&[], None).unwrap();
+        let encoded =
+            load("wordpiece", &[("padding", padding)]).unwrap().encode(&[], None, &RequestOptions::default()).unwrap();
         assert_eq!((encoded.rows, encoded.length, encoded.input_ids.len()), (0, 0, 0), "{padding}");
     }
 }
@@ -45,8 +46,8 @@ fn no_texts_make_an_empty_matrix() {
 #[test]
 fn without_padding_unequal_lengths_are_an_error_that_says_so() {
     let tokenizer = load("wordpiece", &[("padding", "none")]).unwrap();
-    assert_eq!(tokenizer.encode(&["the", "the", "the"], None).unwrap().length, 3);
-    let error = tokenizer.encode(&["the", "the the"], None).unwrap_err();
+    assert_eq!(tokenizer.encode(&["the", "the", "the"], None, &RequestOptions::default()).unwrap().length, 3);
+    let error = tokenizer.encode(&["the", "the the"], None, &RequestOptions::default()).unwrap_err();
     assert!(matches!(error, TextError::UnequalLengths { index: 1, expected: 3, actual: 4 }), "{error}");
     assert_eq!(error.code(), ErrorCode::InvalidArg);
 }
@@ -55,8 +56,8 @@ fn without_padding_unequal_lengths_are_an_error_that_says_so() {
 fn fixed_padding_without_truncation_refuses_longer_texts() {
     let parameters = [("padding", "max_length"), ("max_length", "4"), ("truncation", "false")];
     let tokenizer = load("wordpiece", &parameters).unwrap();
-    assert_eq!(tokenizer.encode(&["the"], None).unwrap().length, 4);
-    let error = tokenizer.encode(&["the", "the the the"], None).unwrap_err();
+    assert_eq!(tokenizer.encode(&["the"], None, &RequestOptions::default()).unwrap().length, 4);
+    let error = tokenizer.encode(&["the", "the the the"], None, &RequestOptions::default()).unwrap_err();
     assert!(matches!(error, TextError::LongerThanPadding { index: 1, actual: 5, length: 4 }), "{error}");
 }
 
@@ -67,15 +68,18 @@ fn options_that_do_not_fit_the_tokenizer_are_refused_when_it_is_loaded() {
     assert_eq!(
         faults,
         "'max_length' is 1, expected at least the 2 special tokens; 'max_length' is 1, expected a multiple of \
-         'pad_to_multiple_of', 8; padding token '<none>' is not in the vocabulary of tokenizer.json"
+         'pad_to_multiple_of', 8; padding token '<none>' is not in the vocabulary"
     );
     assert!(
         message(load("byte-bpe", &[("padding", "max_length")])).contains("neither 'max_length' nor model_max_length")
     );
     // Room for one text's special tokens is not room for a pair's.
     let tokenizer = load("wordpiece", &[("max_length", "2")]).unwrap();
-    assert_eq!(tokenizer.encode(&["the"], None).unwrap().length, 2);
-    assert!(matches!(tokenizer.encode(&["a"], Some(&["b"])), Err(TextError::Truncation { index: 0, .. })));
+    assert_eq!(tokenizer.encode(&["the"], None, &RequestOptions::default()).unwrap().length, 2);
+    assert!(matches!(
+        tokenizer.encode(&["a"], Some(&["b"]), &RequestOptions::default()),
+        Err(TextError::Truncation { index: 0, .. })
+    ));
 }
 
 #[test]
@@ -93,7 +97,7 @@ fn what_tokenizer_json_carries_fills_in_where_nothing_else_says() {
         "pad_id": 0, "pad_type_id": 3, "pad_token": "<|endoftext|>"});
     let directory = folder(|tokenizer| tokenizer["padding"] = padding, Some(r#"{"model_max_length": 1e30}"#));
     let tokenizer = TextTokenizer::load(directory.path(), TokenizeOptions::default()).unwrap();
-    let encoded = tokenizer.encode(&["", "a"], None).unwrap();
+    let encoded = tokenizer.encode(&["", "a"], None, &RequestOptions::default()).unwrap();
     assert_eq!(encoded.length, 2, "fixed padding to 9 is not meant");
     assert_eq!(encoded.attention_mask, [0, 1, 1, 1]);
     assert_eq!(encoded.token_type_ids, [3, 0, 0, 0]);
@@ -104,7 +108,7 @@ fn pairs_without_post_processor_are_told_apart() {
     let config = r#"{"pad_token": "<|endoftext|>"}"#;
     let directory = folder(|tokenizer| tokenizer["post_processor"] = serde_json::Value::Null, Some(config));
     let tokenizer = TextTokenizer::load(directory.path(), TokenizeOptions::default()).unwrap();
-    assert_eq!(tokenizer.encode(&["a"], Some(&["b"])).unwrap().token_type_ids, [0, 1]);
+    assert_eq!(tokenizer.encode(&["a"], Some(&["b"]), &RequestOptions::default()).unwrap().token_type_ids, [0, 1]);
 }
 
 #[test]
@@ -128,7 +132,7 @@ fn files_that_are_missing_or_broken_are_named() {
 #[test]
 fn second_texts_must_be_as_many() {
     let tokenizer = load("wordpiece", &[]).unwrap();
-    let error = tokenizer.encode(&["a", "b"], Some(&["c"])).unwrap_err();
+    let error = tokenizer.encode(&["a", "b"], Some(&["c"]), &RequestOptions::default()).unwrap_err();
     assert!(matches!(error, TextError::PairCount { texts: 2, pairs: 1 }));
 }
 
@@ -139,11 +143,18 @@ fn huge_texts_are_encoded_in_every_tokenizer() {
         let tokenizer = load(folder, &[("max_length", "32")]).unwrap();
         for piece in ["the harbour ", " ", "船", "\u{301}", "[CLS]"] {
             let text = piece.repeat(SIZE / piece.len());
-            assert!(tokenizer.encode(&[&text], None).unwrap().length <= 32, "{folder}: {piece:?}");
+            assert!(
+                tokenizer.encode(&[&text], None, &RequestOptions::default()).unwrap().length <= 32,
+                "{folder}: {piece:?}"
+            );
         }
         // `tokenizers` itself would keep every combination of the pieces that it cuts off the two.
         let text = "a b ".repeat(SIZE >> 4);
-        assert_eq!(tokenizer.encode(&[&text], Some(&[&text])).unwrap().length, 32, "{folder}");
+        assert_eq!(
+            tokenizer.encode(&[&text], Some(&[&text]), &RequestOptions::default()).unwrap().length,
+            32,
+            "{folder}"
+        );
     }
 }
 
@@ -152,7 +163,7 @@ fn every_part_of_a_huge_text_is_encoded() {
     let tokenizer = load("byte-bpe", &[("truncation", "false")]).unwrap();
     for piece in ["the harbour ", " ", "\n", "a9 ", "x\u{a0}"] {
         let text = piece.repeat((1 << 20) / piece.len());
-        let encoded = tokenizer.encode(&[&text], None).unwrap();
+        let encoded = tokenizer.encode(&[&text], None, &RequestOptions::default()).unwrap();
         let ids: Vec<u32> = encoded.input_ids.iter().map(|&id| id as u32).collect();
         assert!(tokenizer.decode(&ids, true).unwrap() == text, "{piece:?}");
     }
@@ -164,9 +175,15 @@ fn padding_of_one_long_text_among_many_is_bounded() {
     let long = "a ".repeat(1 << 13);
     let mut texts = vec![""; 1 << 12];
     texts.push(&long);
-    assert!(matches!(tokenizer.encode(&texts, None), Err(TextError::TooManyTokens { rows: 4097, .. })));
+    assert!(matches!(
+        tokenizer.encode(&texts, None, &RequestOptions::default()),
+        Err(TextError::TooManyTokens { rows: 4097, .. })
+    ));
     let tokenizer = load("byte-bpe", &[("pad_to_multiple_of", &usize::MAX.to_string())]).unwrap();
-    assert!(matches!(tokenizer.encode(&["a"], None), Err(TextError::TooManyTokens { rows: 1, .. })));
+    assert!(matches!(
+        tokenizer.encode(&["a"], None, &RequestOptions::default()),
+        Err(TextError::TooManyTokens { rows: 1, .. })
+    ));
 }
 
 #[test]

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
-use trireme_bus::{Answer, Bus, BusError, Connection, Inbox, PendingReplies, Reply, WorkMessage};
-use trireme_inference::{InferError, UnixMicros};
+use trireme_bus::{Answer, Bus, BusError, Connection, Inbox, PendingReplies, QueueStatus, Reply, WorkMessage};
+use trireme_inference::{InferError, ModelKey, UnixMicros};
 use trireme_runtime::TaskSet;
+use trireme_telemetry::trace_id;
 
 /// Pause before a message is offered again to a queue that its workers have to make anew.
 const QUEUE_PAUSE: Duration = Duration::from_millis(50);
@@ -36,6 +37,8 @@ pub struct Exchange {
     replies: PendingReplies,
     connection: watch::Receiver<Connection>,
     publishing: Publishing,
+    /// How often it was sent again.
+    again: u32,
     /// More replies may follow.
     open: bool,
 }
@@ -49,6 +52,13 @@ enum Publishing {
     DueAt(Instant),
     /// The queue has had it.
     Done,
+}
+
+/// This gateway itself has failed a request.
+fn log_failure(message: &WorkMessage, error: &InferError) {
+    let trace_id = trace_id(message.traceparent.as_deref());
+    let (request_id, id, model) = (&message.request_id, &message.client_id, message.route.model());
+    tracing::warn!(request_id, trace_id, id, %model, %error, "request failed");
 }
 
 // === impl Dispatcher ===
@@ -80,10 +90,17 @@ impl Dispatcher {
         self.inbox.waiting()
     }
 
+    /// How full the queue of a model version is.
+    pub async fn queue_status(&self, model: &ModelKey) -> Result<QueueStatus, BusError> {
+        self.bus.queue_status(model).await
+    }
+
     /// Takes a request into the pipeline. Nothing is sent before its replies are asked for.
     pub fn start(&self, message: WorkMessage) -> Result<Exchange, InferError> {
         if self.in_flight() >= self.max_in_flight {
-            return Err(InferError::unavailable("Exceeds maximum queue size"));
+            let error = InferError::unavailable("Exceeds maximum queue size");
+            log_failure(&message, &error);
+            return Err(error);
         }
         Ok(Exchange {
             bus: self.bus.clone(),
@@ -91,6 +108,7 @@ impl Dispatcher {
             replies: self.inbox.expect(&message.request_id),
             connection: self.bus.connection(),
             publishing: Publishing::Due,
+            again: 0,
             open: true,
             message,
         })
@@ -123,14 +141,18 @@ impl Exchange {
 
     fn end(&mut self, reply: Result<Reply, InferError>, cancel: bool) -> Option<Result<Reply, InferError>> {
         self.open = false;
-        if cancel {
+        if let Err(error) = &reply {
+            log_failure(&self.message, error);
+        }
+        // What was sent again may still wait in a queue a second time.
+        if cancel || self.again > 0 {
             self.cancel();
         }
         Some(reply)
     }
 
-    /// Publishes the request, and again after each time the bus was lost: a reply may have been lost with it. A message
-    /// of the same name is not worked on twice at a time, and the first of equal replies wins.
+    /// Publishes the request, and again after each time the bus was lost: a reply may have been lost with it. That may
+    /// make work twice; the first of equal replies wins.
     async fn reply(&mut self) -> Result<Reply, InferError> {
         loop {
             match self.publishing {
@@ -150,8 +172,11 @@ impl Exchange {
                 () = came_back(&mut self.connection) => {
                     tracing::info!(
                         request_id = self.message.request_id,
+                        trace_id = trace_id(self.message.traceparent.as_deref()),
                         "message bus is back; publishing the request again"
                     );
+                    self.again += 1;
+                    self.message.request_id = self.message.id_when_sent_again(self.again);
                     self.publishing = Publishing::Due;
                 }
                 () = due(self.publishing) => self.publishing = Publishing::Due,
@@ -161,16 +186,17 @@ impl Exchange {
 
     fn published(&self, published: Result<(), BusError>) -> Result<Publishing, InferError> {
         let request_id = &self.message.request_id;
+        let trace_id = trace_id(self.message.traceparent.as_deref());
         match published {
             Ok(()) => Ok(Publishing::Done),
             // The registry says that the model is served: the broker has restarted, and the queue is on its way back.
             Err(BusError::NoQueue { model }) => {
-                tracing::debug!(request_id, %model, "request waits for its queue");
+                tracing::debug!(request_id, trace_id, %model, "request waits for its queue");
                 Ok(Publishing::DueAt(Instant::now() + QUEUE_PAUSE))
             }
             // Not refused, just not reachable: the request waits here.
             Err(BusError::Unreachable(reason)) => {
-                tracing::warn!(request_id, reason, "request waits for the message bus");
+                tracing::warn!(request_id, trace_id, reason, "request waits for the message bus");
                 Ok(Publishing::DueAt(Instant::now() + UNREACHABLE_PAUSE))
             }
             Err(error) => Err(InferError::new(error.code(), error.to_string())),
@@ -178,10 +204,13 @@ impl Exchange {
     }
 
     fn cancel(&self) {
-        let (bus, request_id) = (self.bus.clone(), self.message.request_id.clone());
+        let bus = self.bus.clone();
+        let ids: Vec<_> = (0..=self.again).map(|time| self.message.id_when_sent_again(time)).collect();
         self.tasks.spawn("cancel", async move {
-            if let Err(error) = bus.cancel(&request_id).await {
-                tracing::debug!(request_id, %error, "cancellation could not be sent");
+            for request_id in ids {
+                if let Err(error) = bus.cancel(&request_id).await {
+                    tracing::debug!(request_id, %error, "cancellation could not be sent");
+                }
             }
         });
     }

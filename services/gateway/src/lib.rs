@@ -13,8 +13,10 @@ mod dispatch;
 mod grpc;
 mod handlers;
 mod http;
+mod metrics;
 mod models;
 mod registry;
+mod statistics;
 mod triton_flags;
 
 use std::net::SocketAddr;
@@ -29,19 +31,23 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
 use trireme_runtime::service::{self, NatsArgs};
-use trireme_runtime::{ControlArgs, Health, TaskSet};
+use trireme_runtime::statistics::report::follow_log_levels;
+use trireme_runtime::{ControlArgs, Health, Statistics, TaskSet};
 use trireme_telemetry::TelemetryArgs;
 
 use dispatch::Dispatcher;
 use grpc::GrpcListener;
 use handlers::{Access, Handlers, Tracing};
 use http::HttpListener;
+use metrics::MetricsListener;
 use models::ModelControl;
 use registry::Registry;
+use statistics::Collector;
 
 pub use grpc::{CompressionLevel, GrpcArgs};
 pub use handlers::{AccessArgs, Restriction, Secret};
 pub use http::HttpArgs;
+pub use metrics::MetricsArgs;
 pub use models::ModelOptions;
 pub use triton_flags::TritonFlags;
 
@@ -54,6 +60,9 @@ pub struct GatewayArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub grpc: GrpcArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub metrics: MetricsArgs,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub access: AccessArgs,
@@ -114,6 +123,8 @@ pub struct Gateway {
     pub http_address: Option<SocketAddr>,
     /// Where it listens for gRPC; `None` when it does not.
     pub grpc_address: Option<SocketAddr>,
+    /// Where it listens for Prometheus; `None` when it does not.
+    pub metrics_address: Option<SocketAddr>,
     handlers: Arc<Handlers>,
     tasks: TaskSet,
     stop: CancellationToken,
@@ -124,10 +135,11 @@ pub struct Gateway {
 
 impl Gateway {
     /// Takes its ports, follows the registry, and serves. Requests for models that no worker serves yet are refused
-    /// until one does. Drained by [`Gateway::drain`].
+    /// until one does. `statistics` are those of this process, under the name that replies come to. Drained by
+    /// [`Gateway::drain`].
     pub async fn start(
         bus: Arc<dyn Bus>,
-        name: &str,
+        statistics: Statistics,
         models: ModelOptions,
         args: &GatewayArgs,
         exit_timeout: Duration,
@@ -139,10 +151,16 @@ impl Gateway {
         let grpc = GrpcListener::bind(&args.grpc).await?;
         let grpc_address = grpc.as_ref().map(|listener| listener.address);
 
+        let metrics = MetricsListener::bind(&args.metrics, &args.http).await?;
+        let metrics_address = metrics.as_ref().map(|listener| listener.address);
+
         let tasks = TaskSet::new();
         let registry = Registry::follow(bus.as_ref(), repository, &models.control, &tasks).await?;
+        let name = statistics.process();
         let models = ModelControl::start(bus.clone(), name, models, registry.clone(), &tasks).await?;
-        let dispatcher = Dispatcher::open(bus, name, args.max_in_flight, &tasks).await?;
+        let dispatcher = Dispatcher::open(bus.clone(), name, args.max_in_flight, &tasks).await?;
+        let collector = Collector::open(bus.clone(), statistics.clone(), &tasks).await?;
+        follow_log_levels(bus.as_ref(), &tasks).await?;
         let health = Health::default();
         health.set_ready(true);
         let default_timeout = Duration::from_millis(args.default_timeout_ms);
@@ -155,6 +173,7 @@ impl Gateway {
             models,
             log_format: Mutex::new("default"),
             tracing: Tracing::new(trireme_telemetry::exports_spans()),
+            collector,
             access,
             default_timeout,
         });
@@ -171,7 +190,12 @@ impl Gateway {
             let (shared, raised) = (handlers.clone(), stop.clone());
             serving.spawn("grpc", async move { listener.serve(shared, raised, exit_timeout).await });
         }
-        Ok(Gateway { http_address, grpc_address, handlers, tasks, stop, serving })
+        if let Some(listener) = metrics {
+            tracing::info!(address = %listener.address, "metrics listener");
+            let (shared, raised) = (handlers.clone(), stop.clone());
+            serving.spawn("metrics", async move { listener.serve(shared, raised, exit_timeout).await });
+        }
+        Ok(Gateway { http_address, grpc_address, metrics_address, handlers, tasks, stop, serving })
     }
 
     /// Waits until every known model is ready, for `timeout` at most. Otherwise says which are not, and why.
@@ -192,6 +216,7 @@ impl Gateway {
         self.handlers.health.set_ready(false);
         self.stop.cancel();
         self.serving.join().await;
+        self.handlers.collector.tell().await;
         self.tasks.join().await;
     }
 }
@@ -210,7 +235,8 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
         let name = service::process_name("gateway");
         let Some(bus) = service::or_shutdown(&shutdown, args.nats.connect(&name)).await? else { return Ok(()) };
         let exit_timeout = Duration::from_secs(args.exit_timeout_secs);
-        let gateway = Gateway::start(bus.clone(), &name, models, &args.gateway, exit_timeout).await?;
+        let statistics = Statistics::new(name);
+        let gateway = Gateway::start(bus.clone(), statistics, models, &args.gateway, exit_timeout).await?;
         let outcome = tokio::select! {
             () = shutdown.cancelled() => Ok(()),
             task = gateway.failed() => Err(anyhow::anyhow!("task '{task}' died")),

@@ -182,7 +182,7 @@ impl ModelControl {
 
     /// Asks everybody, and takes in what the registry will say.
     async fn command(&self, model: &str, order: &Order) -> Result<Answers, InferError> {
-        let workers = self.0.registry.workers().into_iter().map(|name| format!("{name}/worker")).collect();
+        let workers = self.0.registry.workers().into_iter().map(|(name, _)| format!("{name}/worker")).collect();
         let answers = control::command(self.0.bus.as_ref(), model, order, &workers).await;
         let answers = answers.map_err(|error| InferError::new(error.code(), error.to_string()))?;
         for outcome in answers.values() {

@@ -20,8 +20,8 @@ const NO_POOL: &str = "there are no preallocated memory pools";
 const NO_VENDOR: &str = "there is no such endpoint";
 const NO_THREADS: &str = "threads follow the CPU quota";
 const NO_LOADER: &str = "each worker loads its models when it starts";
-const NO_METRICS: &str = "metrics are not set by flags";
 const NO_PING_LIMITS: &str = "the HTTP/2 library does not limit how clients and server ping";
+const NO_GPU_METRICS: &str = "the gateway has no GPUs; use the exporter of their vendor";
 const NO_CACHE: &str = "there is no response cache";
 const NO_LIMITER: &str = "there is no rate limiter";
 const NO_PORT_REUSE: &str = "ports are never shared";
@@ -30,9 +30,7 @@ const OTLP: &str = "spans are exported with --otlp-endpoint, and /v2/trace/setti
 /// Every such flag. One that a process knows as its own is not taken from here.
 const TABLE: &[(&str, Treatment)] = &[
     ("allow-client-shm", IgnoredUnless("false", "the gateway has no memory in common with its clients")),
-    ("allow-cpu-metrics", Ignored(NO_METRICS)),
-    ("allow-gpu-metrics", Ignored(NO_METRICS)),
-    ("allow-metrics", Ignored(NO_METRICS)),
+    ("allow-gpu-metrics", Ignored(NO_GPU_METRICS)),
     ("allow-sagemaker", IgnoredUnless("false", NO_VENDOR)),
     ("allow-vertex-ai", IgnoredUnless("false", NO_VENDOR)),
     ("backend-config", Ignored("backends have flags of their own, as --onnxruntime-intra-threads")),
@@ -54,10 +52,6 @@ const TABLE: &[(&str, Treatment)] = &[
     ("host-policy", Ignored("processes are placed by what starts them")),
     ("http-thread-count", Ignored(NO_THREADS)),
     ("log-file", Ignored("logs go to standard error")),
-    ("metrics-address", Ignored(NO_METRICS)),
-    ("metrics-config", Ignored(NO_METRICS)),
-    ("metrics-interval-ms", Ignored(NO_METRICS)),
-    ("metrics-port", Ignored(NO_METRICS)),
     ("min-supported-compute-capability", Ignored("ONNX Runtime decides which GPUs it runs on")),
     ("model-config-name", Only("", "only config.pbtxt is read")),
     ("model-load-gpu-limit", Ignored(NO_LOADER)),

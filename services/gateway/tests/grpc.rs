@@ -23,7 +23,7 @@ use trireme_protocol::grpc::wire::model_infer_request::InferInputTensor;
 use trireme_protocol::grpc::wire::*;
 use trireme_runtime::{
     Backend, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource,
-    OneAtATime, Worker, WorkerOptions,
+    OneAtATime, Statistics, Worker, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -92,7 +92,9 @@ impl Server {
         write_model(repository.path(), "many", "model_transaction_policy { decoupled: true }");
         let bus = Arc::new(InProcess::default());
         let models = ModelOptions { model_repository: vec![repository.path().to_owned()], ..Default::default() };
-        let gateway = Gateway::start(bus.clone(), "gateway", models, &args(flags), PATIENCE).await.expect("free ports");
+        let gateway = Gateway::start(bus.clone(), Statistics::new("gateway"), models, &args(flags), PATIENCE)
+            .await
+            .expect("free ports");
 
         let backend = Obedient::default();
         let executions = backend.executions.clone();
@@ -103,6 +105,7 @@ impl Server {
             auto_complete: true,
             control: ControlOptions::default(),
             queue: QueueOptions::default(),
+            statistics: Statistics::new("worker"),
         };
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(backend)];
         let worker = Worker::start(bus, &backends, &options).await.expect("in process nothing refuses");
@@ -131,6 +134,8 @@ fn args(flags: &[&str]) -> GatewayArgs {
         "--http-address",
         "127.0.0.1",
         "--http-port",
+        "0",
+        "--metrics-port",
         "0",
     ];
     let command = GatewayArgs::augment_args(Command::new("gateway")).args_override_self(true);
@@ -221,8 +226,12 @@ async fn describes_the_server_and_its_models() {
     let status = health.check(check.clone()).await.unwrap().into_inner().status();
     assert_eq!(status, ServingStatus::Serving);
     assert_status(health.watch(check).await, Code::Unimplemented, "use Check");
-    let statistics = ModelStatisticsRequest::default();
-    assert_status(client.model_statistics(statistics).await, Code::Unimplemented, "ModelStatistics is not offered");
+    let statistics = |name: &str| ModelStatisticsRequest { name: name.to_owned(), version: String::new() };
+    let all = client.model_statistics(statistics("")).await.unwrap().into_inner().model_stats;
+    assert_eq!(all.iter().map(|model| model.name.as_str()).collect::<Vec<_>>(), ["echo", "many"]);
+    assert!(all.iter().all(|model| model.inference_stats.as_ref().is_some_and(|stats| stats.cache_miss.is_some())));
+    let unknown = client.model_statistics(statistics("nothing")).await;
+    assert_status(unknown, Code::InvalidArgument, "requested model 'nothing' is not available");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -547,7 +556,8 @@ async fn a_port_that_is_taken_is_named() {
     let port = taken.local_addr().unwrap().port().to_string();
     let models = ModelOptions::default();
     let flags = args(&["--grpc-port", &port]);
-    let outcome = Gateway::start(Arc::new(InProcess::default()), "gateway", models, &flags, PATIENCE).await;
+    let outcome =
+        Gateway::start(Arc::new(InProcess::default()), Statistics::new("gateway"), models, &flags, PATIENCE).await;
     let error = format!("{:#}", outcome.err().expect("the port is taken"));
     assert!(error.contains(&format!("cannot listen on 127.0.0.1:{port} for gRPC")), "{error}");
     assert!(error.contains("--grpc-port"), "{error}");
@@ -557,7 +567,9 @@ async fn a_port_that_is_taken_is_named() {
 async fn grpc_can_be_switched_off() {
     let models = ModelOptions::default();
     let flags = args(&["--allow-grpc=false"]);
-    let gateway = Gateway::start(Arc::new(InProcess::default()), "gateway", models, &flags, PATIENCE).await.unwrap();
+    let gateway = Gateway::start(Arc::new(InProcess::default()), Statistics::new("gateway"), models, &flags, PATIENCE)
+        .await
+        .unwrap();
     assert_eq!(gateway.grpc_address, None);
     gateway.drain().await;
 }

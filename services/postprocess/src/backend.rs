@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use trireme_inference::{DataType, InferError, Tensor};
+use trireme_inference::{DataType, InferError};
 use trireme_model_repository::{ModelConfig, ModelInput};
 use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
     ModelSource, OneAtATime,
 };
 
+use crate::inputs::SideInputs;
 use crate::ops::Resources;
 use crate::outputs::Outputs;
 use crate::{Chain, Form, Labels, Signature, Value};
@@ -22,7 +23,7 @@ pub struct PostprocessBackend;
 struct PostprocessModel {
     chain: Chain,
     data: String,
-    mask: Option<String>,
+    side: SideInputs,
     outputs: Outputs,
     /// Whether requests have a batch dimension.
     batches: bool,
@@ -71,14 +72,9 @@ impl PostprocessModel {
         let [data, others @ ..] = config.inputs.as_slice() else {
             return Err(refused(config, "it declares no inputs, expected the data as the first"));
         };
-        let mask = mask(others);
-        if let Some(extra) = others.iter().find(|input| Some(&input.name) != mask) {
-            let reason =
-                format!("input '{}' is used by no op, expected the data and at most an attention mask", extra.name);
-            return Err(refused(config, reason));
-        }
-        let resources = Resources { version_path: source.version_path, labels: &labels, has_mask: mask.is_some() };
         let ops = config.parameters.get("ops").map_or("", String::as_str);
+        let side = SideInputs::of(others, ops).map_err(|reason| refused(config, reason))?;
+        let resources = Resources { version_path: source.version_path, labels: &labels, has_mask: side.mask.is_some() };
         let chain_fault = |error| refused(config, format_args!("parameter 'ops' is '{ops}': {error}"));
         let chain = Chain::parse(ops, &resources).map_err(chain_fault)?;
         let input = Signature::new(data_form(config, data)?, config.full_shape(&data.dims));
@@ -87,7 +83,7 @@ impl PostprocessModel {
         Ok(PostprocessModel {
             chain,
             data: data.name.clone(),
-            mask: mask.cloned(),
+            side,
             outputs: outputs.map_err(|faults| refused(config, faults.join("; ")))?,
             batches: config.max_batch_size > 0,
         })
@@ -98,11 +94,11 @@ impl PostprocessModel {
         let input = |name: &str| request.inputs.iter().find(|tensor| tensor.name() == name);
         let missing = || InferError::invalid_arg(format!("input '{}' is missing", self.data));
         let data = Value::from_tensor(input(&self.data).ok_or_else(missing)?)?;
-        let mask: Option<&Tensor> = self.mask.as_deref().and_then(input);
+        let side = self.side.find(&request.inputs);
         let rows = data.dims().first().copied().unwrap_or(1);
 
         let read = Instant::now();
-        let result = self.chain.run(data, mask)?;
+        let result = self.chain.run(data, &side)?;
 
         let ran = Instant::now();
         let outputs = self.outputs.tensors(&result, &request.outputs)?;
@@ -137,13 +133,6 @@ fn labels(source: &ModelSource<'_>) -> Result<Labels, LoadError> {
     };
     let path = source.model_path.join(&output.label_filename);
     Labels::read(&path).map_err(|error| LoadError::File { model: source.config.name.clone(), path, source: error })
-}
-
-/// The attention mask among the inputs besides the data.
-fn mask(others: &[ModelInput]) -> Option<&String> {
-    let mut integers = others.iter().filter(|input| matches!(input.datatype, DataType::Int64 | DataType::Int32));
-    let named = integers.clone().find(|input| input.name == "attention_mask");
-    named.or_else(|| integers.next()).map(|input| &input.name)
 }
 
 /// The form that the data input has as a value.

@@ -1,8 +1,8 @@
 //! A chain of ops: parsed, checked, run.
 
-use trireme_inference::{InferError, Tensor};
+use trireme_inference::InferError;
 
-use crate::ops::{OPS, Op, OpEntry, Resources};
+use crate::ops::{OPS, Op, OpEntry, Resources, Side};
 use crate::{Signature, Value};
 
 /// Ops that run one after the other.
@@ -60,9 +60,9 @@ impl Chain {
         })
     }
 
-    /// Runs the chain on the data input. `mask` is the attention mask, where the model has one.
-    pub fn run<'a>(&self, data: Value<'a>, mask: Option<&Tensor>) -> Result<Value<'a>, InferError> {
-        self.0.iter().try_fold(data, |value, (_, op)| op.apply(value, mask))
+    /// Runs the chain on the data input.
+    pub fn run<'a>(&self, data: Value<'a>, side: &Side<'_>) -> Result<Value<'a>, InferError> {
+        self.0.iter().try_fold(data, |value, (_, op)| op.apply(value, side))
     }
 }
 
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(
             message("pool:mean, normalise"),
             "op 2 is 'normalise', expected one of pool:mean|cls|max|last, normalize, softmax, sigmoid, argmax, top_k:K, \
-             slice:D, decode"
+             slice:D, decode[:with_special_tokens]"
         );
         assert!(message("").starts_with("op 1 is empty, expected one of pool"));
         assert!(message("normalize,").starts_with("op 2 is empty"));

@@ -6,6 +6,7 @@
 //! - The data is the model's first input; FP16, BF16 and FP64 are computed in FP32 like FP32. `decode` takes INT64 or INT32.
 //! - The attention mask, which pooling needs, is the input named `attention_mask`, or else the first other input of
 //!   INT64 or INT32.
+//! - `decode` may be given a stream part by part: see [`ops::decode`] for its inputs `emitted` and `final`.
 //! - The result goes to the model's one output, cast to the datatype that is declared for it; where the declared dims
 //!   have one more axis of size 1 at the end (`dims: [ 1 ]`), it gets that. A chain that ends in `top_k` may have several
 //!   outputs, told apart by their names: see [`ops::top_k`].
@@ -18,6 +19,7 @@
 
 mod backend;
 mod chain;
+mod inputs;
 mod labels;
 pub mod ops;
 mod outputs;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use half::f16;
-use trireme_inference::{ErrorCode, InferError, Tensor, UnixMicros};
+use trireme_inference::{DataType, ErrorCode, InferError, Tensor, UnixMicros};
 use trireme_model_repository::ModelConfig;
 use trireme_postprocess::PostprocessBackend;
 use trireme_runtime::{Backend, CancelFlag, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelSource};
@@ -185,4 +185,42 @@ fn configurations_that_do_not_fit_are_refused_with_the_reason() {
     );
     let gpu = "instance_group { kind: KIND_GPU count: 1 gpus: [ 0 ] }";
     assert!(fault(&(config("softmax", &[LOGITS], &[y]) + gpu)).contains("KIND_GPU"));
+}
+
+#[test]
+fn a_stream_is_decoded_part_by_part() {
+    let text = "input [ { name: 'ids' data_type: TYPE_INT64 dims: [ -1, -1 ] }, \
+        { name: 'emitted' data_type: TYPE_INT64 dims: [ -1, 1 ] optional: true }, \
+        { name: 'final' data_type: TYPE_BOOL dims: [ 1 ] optional: true } ] \
+        output { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] } \
+        parameters { key: 'ops' value { string_value: 'decode' } }";
+    let mut model = load(text).unwrap();
+    let all = [1i64, 4, 5, 6];
+    let mut run = |length: usize, emitted: Option<i64>, last: Option<bool>| {
+        let mut inputs = vec![Tensor::from_values("ids", [1, length as i64], all[..length].to_vec()).unwrap()];
+        inputs.extend(emitted.map(|n| Tensor::from_values("emitted", [1, 1], vec![n]).unwrap()));
+        inputs.extend(last.map(|last| Tensor::new("final", DataType::Bool, [1], vec![u8::from(last)].into()).unwrap()));
+        let response = execute(&mut model, inputs, &["TEXT"]).unwrap();
+        texts(&response.outputs[0])[0].to_owned()
+    };
+    let pieces = [run(2, Some(0), None), run(3, Some(2), Some(false)), run(4, Some(3), Some(true))];
+    assert_eq!(pieces.concat(), run(4, None, None));
+    assert_eq!(pieces, ["hello", " world", "!"]);
+}
+
+#[test]
+fn inputs_of_a_stream_are_for_chains_that_decode() {
+    let emitted = "{ name: 'emitted' data_type: TYPE_FP32 dims: [ 1 ] }";
+    let ids = "{ name: 'ids' data_type: TYPE_INT64 dims: [ -1 ] }";
+    let output = "{ name: 'TEXT' data_type: TYPE_STRING dims: [ 1 ] }";
+    assert!(
+        fault(&config("decode", &[ids, emitted], &[output])).contains(
+            "unexpected datatype TYPE_FP32 for inference input 'emitted', expecting TYPE_INT64 or TYPE_INT32"
+        )
+    );
+    let last = "{ name: 'final' data_type: TYPE_INT64 dims: [ 1 ] }";
+    assert!(fault(&config("decode", &[ids, last], &[output])).contains("expecting TYPE_BOOL"));
+    let y = "{ name: 'y' data_type: TYPE_FP32 dims: [ 3 ] }";
+    let last = "{ name: 'final' data_type: TYPE_BOOL dims: [ 1 ] }";
+    assert!(fault(&config("softmax", &[LOGITS, last], &[y])).contains("input 'final' is used by no op"));
 }

@@ -8,9 +8,13 @@ use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
     ModelSource, OneAtATime,
 };
-use trireme_text::{Encoded, TextError, TextTokenizer, TokenizeOptions, texts_of};
+use trireme_text::{Encoded, RequestOptions, TextError, TextTokenizer, TokenizeOptions, texts_of};
 
 use crate::schema::{Output, Schema};
+
+/// What `forced_bos_token_id` is where the output is to begin with no token in particular: the model's own configuration
+/// decides.
+const NO_TOKEN: i64 = -1;
 
 /// Loads models with `backend: "tokenizer"`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -79,6 +83,7 @@ impl TokenizerModel {
         let input = |name: &str| request.inputs.iter().find(|tensor| tensor.name() == name);
         let missing =
             |name: &str| InferError::invalid_arg(format!("input '{name}' is missing, expected a tensor of texts"));
+        let options = RequestOptions::from_parameters(&request.parameters)?;
         let texts = &self.schema.texts;
         let texts = self.texts(input(texts).ok_or_else(|| missing(texts))?)?;
         let pairs = match &self.schema.pairs {
@@ -91,7 +96,7 @@ impl TokenizerModel {
         };
 
         let read = Instant::now();
-        let mut encoded = self.tokenizer.encode(&texts, pairs.as_deref())?;
+        let mut encoded = self.tokenizer.encode(&texts, pairs.as_deref(), &options)?;
 
         let encoded_at = Instant::now();
         let wanted =
@@ -125,12 +130,15 @@ impl TokenizerModel {
 /// An output of `encoded` as a tensor `[rows, length]`; its memory is taken over where the datatype allows.
 fn tensor(encoded: &mut Encoded, output: Output, datatype: DataType) -> Result<Tensor, InferError> {
     let shape = [encoded.rows as i64, encoded.length as i64];
-    let values = match output {
-        Output::InputIds => &mut encoded.input_ids,
-        Output::AttentionMask => &mut encoded.attention_mask,
-        Output::TokenTypeIds => &mut encoded.token_type_ids,
+    let (shape, values) = match output {
+        Output::InputIds => (shape, std::mem::take(&mut encoded.input_ids)),
+        Output::AttentionMask => (shape, std::mem::take(&mut encoded.attention_mask)),
+        Output::TokenTypeIds => (shape, std::mem::take(&mut encoded.token_type_ids)),
+        Output::ForcedBosTokenId => {
+            let id = encoded.forced_bos_token_id.unwrap_or(NO_TOKEN);
+            ([encoded.rows as i64, 1], vec![id; encoded.rows])
+        }
     };
-    let values = std::mem::take(values);
     let tensor = match datatype {
         DataType::Int32 => Tensor::from_values(output.name(), shape, values.into_iter().map(|v| v as i32).collect()),
         _ => Tensor::from_values(output.name(), shape, values),

@@ -10,6 +10,7 @@ pub(crate) enum Output {
     InputIds,
     AttentionMask,
     TokenTypeIds,
+    ForcedBosTokenId,
 }
 
 /// The checked schema of a tokenizer model.
@@ -34,7 +35,10 @@ pub(crate) struct Pairs {
 // === impl Output ===
 
 impl Output {
-    const ALL: [Output; 3] = [Output::InputIds, Output::AttentionMask, Output::TokenTypeIds];
+    const ALL: [Output; 4] = [Output::InputIds, Output::AttentionMask, Output::TokenTypeIds, Output::ForcedBosTokenId];
+
+    /// Those that a configuration without outputs gets.
+    const USUAL: [Output; 3] = [Output::InputIds, Output::AttentionMask, Output::TokenTypeIds];
 
     /// The name of the output, which is that of the model input it is made for.
     pub(crate) const fn name(self) -> &'static str {
@@ -42,6 +46,7 @@ impl Output {
             Output::InputIds => "input_ids",
             Output::AttentionMask => "attention_mask",
             Output::TokenTypeIds => "token_type_ids",
+            Output::ForcedBosTokenId => "forced_bos_token_id",
         }
     }
 }
@@ -97,7 +102,7 @@ impl Schema {
         let texts = if config.max_batch_size == 0 { Shape::from([-1]) } else { Shape::from([-1, 1]) };
         AutoComplete {
             inputs: vec![spec("TEXT", DataType::Bytes, texts)],
-            outputs: Output::ALL.map(|output| spec(output.name(), DataType::Int64, Shape::from([-1, -1]))).into(),
+            outputs: Output::USUAL.map(|output| spec(output.name(), DataType::Int64, Shape::from([-1, -1]))).into(),
             // Zero: a tokenizer gains nothing from batching, so texts come as `[n]` unless the configuration batches.
             default_max_batch_size: 0,
         }
@@ -172,8 +177,8 @@ mod tests {
         assert_eq!(
             faults,
             "model 'tok': unexpected datatype TYPE_FP32 for inference input 'x', expecting TYPE_STRING; unexpected \
-             inference output 'ids', allowed outputs are: input_ids, attention_mask, token_type_ids; unexpected datatype \
-             TYPE_FP32 for inference output 'input_ids', expecting TYPE_INT64 or TYPE_INT32"
+             inference output 'ids', allowed outputs are: input_ids, attention_mask, token_type_ids, \
+             forced_bos_token_id; unexpected datatype TYPE_FP32 for inference output 'input_ids', expecting TYPE_INT64 or TYPE_INT32"
         );
     }
 

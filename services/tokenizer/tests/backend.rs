@@ -152,3 +152,67 @@ fn parameters_and_files_that_do_not_fit_are_named_with_the_model() {
         matches!(&error, LoadError::File { model, path, .. } if model == "tok" && path.ends_with("tokenizer.json"))
     );
 }
+
+/// A SentencePiece tokenizer of the text crate's tests.
+fn load_m2m100(parameters: &str) -> Result<LoadedModel, LoadError> {
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/text/tests/golden/slow/m2m100"));
+    let io = "input { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] } \
+        output [ { name: 'input_ids' data_type: TYPE_INT64 dims: [ -1, -1 ] }, \
+        { name: 'forced_bos_token_id' data_type: TYPE_INT64 dims: [ -1, 1 ] } ]";
+    load_from(path, &format!("{io} {parameters}"), true)
+}
+
+#[test]
+fn a_request_may_choose_its_languages() {
+    let mut model = load_m2m100("parameters { key: 'target_language' value { string_value: 'fr' } }").unwrap();
+    let mut run = |parameters: &[(&str, &str)]| {
+        let mut request = request(vec![texts("TEXT", &[2], &["the harbour", "a"])]);
+        request.outputs.push("forced_bos_token_id".to_owned());
+        request.parameters = Arc::new(parameters.iter().map(|&(k, v)| (k.to_owned(), v.into())).collect());
+        model.instances[0].as_batch().unwrap().execute(&[request]).remove(0)
+    };
+    let ids = |response: &ExecuteResponse, name| output(response, name).values::<i64>().unwrap().to_vec();
+    let usual = run(&[]).unwrap();
+    assert_eq!(**output(&usual, "forced_bos_token_id").shape(), [2, 1]);
+    let french = ids(&usual, "forced_bos_token_id");
+    assert_eq!(french[0], french[1]);
+    let chosen = run(&[("source_language", "fr"), ("target_language", "sw"), ("temperature", "1")]).unwrap();
+    assert_eq!(ids(&chosen, "input_ids")[0], french[0], "the token of French before the text");
+    assert_ne!(ids(&chosen, "forced_bos_token_id"), french);
+    let error = run(&[("target_language", "tlh")]).unwrap_err();
+    assert_eq!(error.code, ErrorCode::InvalidArg);
+    assert!(error.message.starts_with("parameter 'target_language' is 'tlh', expected one of af, am,"), "{error:?}");
+}
+
+#[test]
+fn without_a_target_language_no_token_is_forced() {
+    let io = "input { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] } \
+        output { name: 'forced_bos_token_id' data_type: TYPE_INT32 dims: [ -1, 1 ] }";
+    let mut model = load(io, true).unwrap();
+    let mut request = request(vec![texts("TEXT", &[2], &["hello", "world"])]);
+    request.outputs = vec!["forced_bos_token_id".to_owned()];
+    let response = model.instances[0].as_batch().unwrap().execute(std::slice::from_ref(&request)).remove(0).unwrap();
+    assert_eq!(*response.outputs[0].values::<i32>().unwrap(), [-1, -1]);
+    request.parameters = Arc::new([("target_language".to_owned(), "sw".into())].into());
+    let error = model.instances[0].as_batch().unwrap().execute(&[request]).remove(0).unwrap_err();
+    assert!(error.message.contains("this tokenizer has no tokens of target languages"), "{error:?}");
+    let error = fault(load_m2m100("parameters { key: 'source_language' value { string_value: 'xx' } }"));
+    assert!(error.starts_with("model 'tok': parameter 'source_language' is 'xx', expected one of af,"), "{error}");
+}
+
+#[test]
+fn the_translation_example_is_encoded_as_its_model_learnt_it() {
+    let directory = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/translation/tokenizer"));
+    let config = std::fs::read_to_string(directory.join("config.pbtxt")).unwrap();
+    let config = ModelConfig::parse(&config, "tokenizer").unwrap();
+    let version_path = &directory.join("1");
+    let source = ModelSource { config: &config, version: 1, model_path: directory, version_path, auto_complete: true };
+    let mut model = TokenizerBackend.load(&source).unwrap();
+    let mut request = request(vec![texts("TEXT", &[2], &["forty-two", "seven"])]);
+    request.outputs.push("forced_bos_token_id".to_owned());
+    let response = model.instances[0].as_batch().unwrap().execute(&[request]).remove(0).unwrap();
+    // What M2M100Tokenizer gives: the token of English, the pieces, </s>, padding; and the token of Swahili.
+    let ids = output(&response, "input_ids");
+    assert_eq!(*ids.values::<i64>().unwrap(), [242, 93, 172, 98, 2, 242, 46, 2, 1, 1]);
+    assert_eq!(*output(&response, "forced_bos_token_id").values::<i64>().unwrap(), [308, 308]);
+}

@@ -1,6 +1,8 @@
 //! The short form of `make chaos`, and that it would notice.
 
-use trireme_e2e::chaos::{Options, run};
+use std::time::Duration;
+
+use trireme_e2e::chaos::{Fault, Options, run, run_faults};
 
 const SHORT: Options = Options { seed: 7, faults: 14, requests: 1500, concurrency: 16, acknowledge_early: false };
 
@@ -17,4 +19,12 @@ fn work_acknowledged_before_it_is_done_gets_lost_and_that_is_noticed() {
     let report = run(&Options { acknowledge_early: true, ..SHORT }, |fault| println!("{fault}"));
     println!("{report}");
     assert!(report.lost() > 0, "{report}");
+}
+
+/// Answers that were sent while a gateway was not connected are lost, though everything else works: it has to ask again.
+#[test]
+fn a_gateway_that_loses_its_connection_gets_every_answer() {
+    let report = run_faults(&SHORT, vec![Fault::Unplug(0, Duration::from_millis(300)); 4], |fault| println!("{fault}"));
+    println!("{report}");
+    assert!(report.is_clean(), "{report}");
 }

@@ -64,6 +64,7 @@ pub async fn run(setup: &Setup) {
         queues::a_worker_that_stops_hands_back_what_was_sent_to_it,
         queues::waiting_for_work_can_be_cancelled_without_loss,
         queues::many_publishers_and_workers_lose_and_repeat_nothing,
+        queues::a_queue_says_how_full_it_is,
         deliveries::an_acknowledged_message_is_forgotten,
         deliveries::a_terminated_message_is_forgotten,
         deliveries::a_refused_message_comes_again_after_the_delay,

@@ -12,7 +12,7 @@ use super::Setup;
 use super::fixtures::{
     assert_idle, full_message, heavy_message, message, model, number, patient_options, take, within,
 };
-use crate::{Bus, BusError, Delivery, Puller, QueueOptions, WorkMessage};
+use crate::{Bus, BusError, Delivery, Puller, QueueOptions, QueueStatus, WorkMessage};
 
 /// Time in which a message that is not to come would have come.
 const A_WHILE: Duration = Duration::from_millis(200);
@@ -257,4 +257,31 @@ fn only(deliveries: Result<Vec<Delivery>, BusError>) -> Delivery {
     let mut deliveries = deliveries.expect("work");
     assert_eq!(deliveries.len(), 1, "one message was published");
     deliveries.remove(0)
+}
+
+pub async fn a_queue_says_how_full_it_is(setup: &Setup) {
+    let (bus, model) = (setup.connect().await, model("full"));
+    let unknown = bus.queue_status(&model).await;
+    assert!(matches!(unknown, Err(BusError::NoQueue { .. })), "a queue that was never declared: {unknown:?}");
+    bus.declare_queue(&model, &patient_options()).await.expect("declare");
+    assert_eq!(bus.queue_status(&model).await.expect("status"), QueueStatus::default());
+    for n in 0..3 {
+        bus.publish(&message(&model, n)).await.expect("publish");
+    }
+    let mut puller = bus.pull(&model).await.expect("pull");
+    let first = take(&mut puller, "the first message").await;
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    let status = bus.queue_status(&model).await.expect("status");
+    assert_eq!((status.waiting, status.delivered), (2, 1));
+    assert!(status.oldest >= Duration::from_millis(25) && status.oldest < Duration::from_secs(20), "{status:?}");
+    first.acker.ack().await.expect("ack");
+    for _ in 0..2 {
+        take(&mut puller, "the others").await.acker.ack().await.expect("ack");
+    }
+    within("an empty queue", async {
+        while bus.queue_status(&model).await.expect("status") != QueueStatus::default() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
 }

@@ -30,7 +30,8 @@ pub(crate) use subjects::escape_token;
 
 use crate::registry::{RegistryEvent, WorkerEntry};
 use crate::{
-    Bus, BusError, Connection, DeadLetter, Inbox, Puller, Question, QueueOptions, Reply, WorkMessage, envelope,
+    Bus, BusError, Connection, DeadLetter, Inbox, Puller, Question, QueueOptions, QueueStatus, Reply, WorkMessage,
+    envelope,
 };
 
 /// Changes of the registry and cancellations that a reader may be behind before the bus waits for it.
@@ -60,6 +61,10 @@ impl Bus for Nats {
 
     async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
         Ok(Box::new(puller::NatsPuller::open(self, model).await?))
+    }
+
+    async fn queue_status(&self, model: &ModelKey) -> Result<QueueStatus, BusError> {
+        work::queue_status(self, model).await
     }
 
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {

@@ -4,13 +4,16 @@ use std::error::Error;
 use std::time::Duration;
 
 use async_nats::jetstream;
-use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind, PublishError, PublishErrorKind};
+use async_nats::jetstream::context::{
+    CreateStreamError, CreateStreamErrorKind, GetStreamErrorKind, PublishError, PublishErrorKind,
+};
 use async_nats::jetstream::{consumer, stream};
 use bytes::Bytes;
+use futures_util::StreamExt;
 use trireme_inference::{ModelKey, UnixMicros};
 
 use super::{Nats, headers, subjects};
-use crate::{BusError, DeadLetter, QueueOptions, WorkMessage, envelope};
+use crate::{BusError, DeadLetter, QueueOptions, QueueStatus, WorkMessage, envelope};
 
 /// How long the broker remembers message ids. Longer than a few redeliveries; its memory is rate times window.
 const DEDUP_WINDOW: Duration = Duration::from_secs(15);
@@ -156,6 +159,27 @@ impl Nats {
             _ => BusError::Refused { action: "publishing", reason: chain(error) },
         }
     }
+}
+
+/// How full a model version's stream is. Whatever consumers it has, what they have not in hand waits.
+pub async fn queue_status(nats: &Nats, model: &ModelKey) -> Result<QueueStatus, BusError> {
+    const ACTION: &str = "looking at a work queue";
+    let name = subjects::work_stream(model);
+    let stream = nats.jetstream.get_stream(&name).await.map_err(|error| match error.kind() {
+        GetStreamErrorKind::JetStream(answer) if answer.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND => {
+            BusError::NoQueue { model: model.clone() }
+        }
+        _ => failure(ACTION, &error),
+    })?;
+    let state = &stream.cached_info().state;
+    let mut delivered = 0;
+    let mut consumers = stream.consumers();
+    while let Some(consumer) = consumers.next().await {
+        delivered += consumer.map_err(|error| failure(ACTION, &error))?.num_ack_pending as u64;
+    }
+    let first = u64::try_from(state.first_timestamp.unix_timestamp_nanos() / 1000).unwrap_or_default();
+    let oldest = if state.messages == 0 { Duration::ZERO } else { UnixMicros::now().since(UnixMicros(first)) };
+    Ok(QueueStatus { waiting: state.messages.saturating_sub(delivered), delivered, oldest })
 }
 
 /// What it means that `action` failed: the broker's own words are a refusal; without any it was not reached.

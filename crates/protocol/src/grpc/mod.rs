@@ -16,6 +16,7 @@ mod logging;
 mod metadata;
 mod parameters;
 mod repository;
+mod statistics;
 mod tracing;
 mod version;
 
@@ -40,6 +41,7 @@ pub use logging::{decode_log_settings, encode_log_settings};
 pub use metadata::{model_config, model_metadata, server_metadata};
 pub use parameters::wants_empty_final;
 pub use repository::{check_repository_name, decode_load_request, decode_unload_request, encode_index};
+pub use statistics::encode_statistics;
 pub use tracing::{decode_trace_changes, encode_trace_settings};
 pub use version::parse_model_version;
 

@@ -184,10 +184,15 @@ impl GrpcInferenceService for InferenceService {
     }
 
     async fn log_settings(&self, request: Request<LogSettingsRequest>) -> Reply<LogSettingsResponse> {
-        reply(settings::log(&self.handlers, request.into_inner()))
+        reply(settings::log(&self.handlers, request.into_inner()).await)
     }
 
-    async fn model_statistics(&self, _: Request<ModelStatisticsRequest>) -> Reply<ModelStatisticsResponse> {
-        Err(Status::unimplemented("ModelStatistics is not offered by this server"))
+    async fn model_statistics(&self, request: Request<ModelStatisticsRequest>) -> Reply<ModelStatisticsResponse> {
+        let ModelStatisticsRequest { name, version } = request.into_inner();
+        let models = match parse_model_version(&version) {
+            Ok(version) => self.handlers.statistics(named(&name), version).await,
+            Err(error) => Err(error),
+        };
+        reply(models.map(|models| grpc::encode_statistics(models.iter().map(|(key, counters)| (key, counters)))))
     }
 }

@@ -20,9 +20,9 @@ pub fn trace(handlers: &Handlers, request: &TraceSettingRequest) -> Result<Trace
 }
 
 /// Changes and shows what is logged.
-pub fn log(handlers: &Handlers, request: LogSettingsRequest) -> Result<LogSettingsResponse, InferError> {
+pub async fn log(handlers: &Handlers, request: LogSettingsRequest) -> Result<LogSettingsResponse, InferError> {
     if !request.settings.is_empty() {
-        handlers.set_log_settings(grpc::decode_log_settings(handlers.log_settings(), request.settings)?)?;
+        handlers.set_log_settings(grpc::decode_log_settings(handlers.log_settings(), request.settings)?).await?;
     }
     Ok(grpc::encode_log_settings(handlers.log_settings()))
 }

@@ -9,6 +9,7 @@ use trireme_inference::{InferError, InferRequest, InferResponse, Ledger, ModelKe
 use super::{Handlers, Labels};
 use crate::dispatch::Exchange;
 use crate::registry::ServedModel;
+use crate::statistics::CountedRequest;
 
 /// A request with what its transport said about tracing.
 #[derive(Debug)]
@@ -44,6 +45,7 @@ struct Running {
     outputs: Vec<RequestedOutput>,
     batched: bool,
     labels: Arc<Labels>,
+    counted: CountedRequest,
     span: tracing::Span,
 }
 
@@ -55,9 +57,9 @@ impl Handlers {
 
     /// Runs a request through the pipeline. Dropping the future cancels the request in every stage.
     pub async fn infer(&self, traced: Traced) -> Result<InferResponse, InferError> {
-        let (request, mut exchange) = self.start(traced, Answer::Whole)?;
+        let (mut request, mut exchange) = self.start(traced, Answer::Whole)?;
         let span = request.span.clone();
-        self.next(&request, &mut exchange)
+        self.next(&mut request, &mut exchange)
             .instrument(span)
             .await
             .unwrap_or_else(|| Err(no_answer()))
@@ -100,6 +102,7 @@ impl Handlers {
         let resolve = |model: &str, version| catalog.find(model, version).map(|(version, _)| version);
         let route = served.plan.route(version, &outputs, &inputs, resolve)?;
 
+        let mut counted = CountedRequest::begin(self.collector.own(), route.model(), &served.config, &tensors);
         let now = UnixMicros::now();
         let message = WorkMessage {
             request_id: self.dispatcher.request_id(),
@@ -115,7 +118,10 @@ impl Handlers {
             ledger: Ledger::default(),
             answer: if served.config.decoupled { answer } else { Answer::Whole },
         };
-        let exchange = self.dispatcher.start(message).map_err(|error| with_id(error, &request.id))?;
+        let exchange = self.dispatcher.start(message).map_err(|error| {
+            counted.failed(&error);
+            with_id(error, &request.id)
+        })?;
         let running = Running {
             id: request.id,
             model: ModelKey { name: request.model, version },
@@ -123,15 +129,20 @@ impl Handlers {
             batched: served.config.max_batch_size > 0,
             labels: catalog.labels().clone(),
             span: span.clone(),
+            counted,
         };
         Ok((running, exchange))
     }
 
     /// The next response of a request in the pipeline.
-    async fn next(&self, request: &Running, exchange: &mut Exchange) -> Option<Result<Next, InferError>> {
+    async fn next(&self, request: &mut Running, exchange: &mut Exchange) -> Option<Result<Next, InferError>> {
         let reply = exchange.next().await?;
-        // A fault of what was asked of the response is told as it is; Triton finds it outside of its core.
-        Some(reply.map_err(|error| with_id(error, &request.id)).and_then(|reply| self.respond(request, reply)))
+        match &reply {
+            Ok(reply) => request.counted.reply(reply),
+            Err(error) => request.counted.failed(error),
+        }
+        let reply = reply.map_err(|error| with_id(error, &request.id));
+        Some(reply.and_then(|reply| self.respond(request, reply)))
     }
 
     fn respond(&self, request: &Running, reply: Reply) -> Result<Next, InferError> {
@@ -159,7 +170,7 @@ impl Responses {
     /// The next response, or why there is none; `None` after the last one.
     pub async fn next(&mut self) -> Option<Result<Next, InferError>> {
         let span = self.request.span.clone();
-        self.handlers.next(&self.request, &mut self.exchange).instrument(span).await
+        self.handlers.next(&mut self.request, &mut self.exchange).instrument(span).await
     }
 }
 

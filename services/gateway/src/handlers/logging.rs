@@ -1,4 +1,4 @@
-//! The logging extension: what this process logs, changed while it runs.
+//! The logging extension: what all processes log, changed while they run.
 
 use trireme_inference::InferError;
 use trireme_protocol::logging::LogSettings;
@@ -13,11 +13,13 @@ impl Handlers {
         LogSettings { info, warning, error, verbose_level, format: self.log_format.lock().to_owned() }
     }
 
-    /// Logs as `settings` say from now on. The format is kept for who asks: log lines have ISO 8601 times anyway.
-    pub fn set_log_settings(&self, settings: LogSettings) -> Result<(), InferError> {
+    /// Logs as `settings` say from now on, in every process that the bus reaches. The format is kept for who asks: log lines have ISO 8601 times anyway.
+    pub async fn set_log_settings(&self, settings: LogSettings) -> Result<(), InferError> {
         let LogSettings { info, warning, error, verbose_level, format } = settings;
-        trireme_telemetry::set_log_levels(LogLevels { info, warning, error, verbose_level })
+        let levels = LogLevels { info, warning, error, verbose_level };
+        trireme_telemetry::set_log_levels(levels)
             .map_err(|error| InferError::internal(format!("log settings could not be changed: {error}")))?;
+        self.collector.tell_log_levels(levels).await;
         *self.log_format.lock() = if format == "ISO8601" { "ISO8601" } else { "default" };
         Ok(())
     }

@@ -15,6 +15,7 @@ const EXTENSIONS: &[&str] = &[
     "model_configuration",
     "binary_tensor_data",
     "parameters",
+    "statistics",
     "trace",
     "logging",
 ];

@@ -9,6 +9,7 @@ mod logging;
 mod metadata;
 mod repository;
 mod shared_memory;
+mod statistics;
 mod timing;
 mod trace;
 
@@ -20,6 +21,7 @@ use trireme_runtime::Health;
 use crate::dispatch::Dispatcher;
 use crate::models::ModelControl;
 use crate::registry::Registry;
+use crate::statistics::Collector;
 
 pub use access::{Access, AccessArgs, Category, Denied, Restriction, Secret};
 pub use classification::Labels;
@@ -43,6 +45,8 @@ pub struct Handlers {
     pub(crate) log_format: parking_lot::Mutex<&'static str>,
     /// Which requests are traced.
     pub(crate) tracing: Tracing,
+    /// What everybody has done.
+    pub(crate) collector: Collector,
     /// Who may ask.
     pub(crate) access: Access,
     /// Time a request may take when it does not say.

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use trireme_runtime::TaskSet;
 
 use crate::handlers::SharedHandlers;
-use connections::Connections;
+pub use connections::Connections;
 
 pub use args::HttpArgs;
 use args::HttpOptions;

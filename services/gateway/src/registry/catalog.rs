@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use trireme_inference::{InferError, RoutePlan, TensorSpec};
+use trireme_inference::{InferError, ModelKey, RoutePlan, TensorSpec};
 use trireme_model_repository::{
     CompiledEnsemble, EnsembleError, ModelConfig, Repository, compile_ensemble, plan_single,
 };
@@ -165,6 +165,24 @@ impl Catalog {
     /// The ready versions of a model, ascending.
     pub fn ready_versions(&self, name: &str) -> Vec<i64> {
         self.models.get(name).map(|model| model.versions.keys().copied().collect()).unwrap_or_default()
+    }
+
+    /// Every model version that is ready, in order.
+    pub fn ready(&self) -> Vec<ModelKey> {
+        self.keys(|model| model.versions.keys().copied().collect())
+    }
+
+    /// Every model version that is or was there, in order.
+    pub fn known(&self) -> Vec<ModelKey> {
+        self.keys(|model| model.known.keys().copied().collect())
+    }
+
+    fn keys(&self, versions: impl Fn(&Model) -> Vec<i64>) -> Vec<ModelKey> {
+        let of = |(name, model): (&String, &Model)| {
+            let name = name.clone();
+            versions(model).into_iter().map(move |version| ModelKey { name: name.clone(), version })
+        };
+        self.models.iter().flat_map(of).collect()
     }
 
     /// Models that are meant to be served, or failed to load, and are not ready; each with the reason where that is known.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{mpsc, watch};
 use trireme_bus::{Bus, BusError, Connection, ModelState, RegistryEvent, WorkerEntry};
+use trireme_inference::ModelKey;
 use trireme_model_repository::{EnsembleError, ModelConfig, Repository, RepositoryModel, compile_ensemble};
 use trireme_runtime::{ControlMode, ControlOptions, TaskSet};
 
@@ -122,11 +123,6 @@ impl Registry {
         others.into_iter().any(|name| state.repository.composing(name).contains(model))
     }
 
-    /// The workers that have an entry.
-    pub fn workers(&self) -> BTreeSet<String> {
-        self.0.state.lock().entries.values().map(|live| live.entry.worker.clone()).collect()
-    }
-
     /// Takes an entry at its word before the bus brings it.
     pub fn take(&self, entry: WorkerEntry) {
         if self.apply(RegistryEvent::Put(entry)) {
@@ -144,6 +140,12 @@ impl Registry {
     /// What is served right now.
     pub fn catalog(&self) -> Arc<Catalog> {
         self.0.catalog.read().clone()
+    }
+
+    /// Every worker that is there, with each model version it serves.
+    pub fn workers(&self) -> Vec<(String, ModelKey)> {
+        let state = self.0.state.lock();
+        state.entries.values().map(|live| (live.entry.worker.clone(), live.entry.model.clone())).collect()
     }
 
     /// Waits until every model is ready, for `timeout` at most. Otherwise says which are not, and why.

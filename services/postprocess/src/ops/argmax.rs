@@ -1,9 +1,9 @@
 //! `argmax`: the index of the highest score of the last axis; of equal ones the first.
 
 use ndarray::{ArrayD, Axis};
-use trireme_inference::{InferError, Tensor};
+use trireme_inference::InferError;
 
-use super::{Op, Resources, compare_scores, no_argument};
+use super::{Op, Resources, Side, compare_scores, no_argument};
 use crate::{Form, Signature, Value};
 
 struct ArgMax;
@@ -22,7 +22,7 @@ impl Op for ArgMax {
         Ok(Signature::new(Form::Ints, &dims[..dims.len() - 1]))
     }
 
-    fn apply<'a>(&self, value: Value<'a>, _: Option<&Tensor>) -> Result<Value<'a>, InferError> {
+    fn apply<'a>(&self, value: Value<'a>, _: &Side<'_>) -> Result<Value<'a>, InferError> {
         let array = value.into_floats()?;
         let last = Axis(array.ndim() - 1);
         if array.len_of(last) == 0 {
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     fn argmax(array: ArrayD<f32>) -> Result<ArrayD<i64>, InferError> {
-        Ok(ArgMax.apply(Value::Floats(CowArray::from(array)), None)?.into_ints()?.into_owned())
+        Ok(ArgMax.apply(Value::Floats(CowArray::from(array)), &Side::default())?.into_ints()?.into_owned())
     }
 
     #[test]

@@ -22,8 +22,19 @@ pub trait Op: Send + Sync {
     fn signature(&self, input: &Signature) -> Result<Signature, String>;
 
     /// The op itself. `value` has the signature that was accepted; dimensions left open there may be anything, zero
-    /// included. `mask` is the attention mask `[rows, length]`, INT64 or INT32, where the model has one.
-    fn apply<'a>(&self, value: Value<'a>, mask: Option<&Tensor>) -> Result<Value<'a>, InferError>;
+    /// included.
+    fn apply<'a>(&self, value: Value<'a>, side: &Side<'_>) -> Result<Value<'a>, InferError>;
+}
+
+/// The request's tensors besides the data, those that the model has an input for and the request brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Side<'a> {
+    /// The attention mask `[rows, length]`, INT64 or INT32.
+    pub mask: Option<&'a Tensor>,
+    /// How much of the data has been decoded before: see [`decode`].
+    pub emitted: Option<&'a Tensor>,
+    /// Whether nothing follows: see [`decode`].
+    pub last: Option<&'a Tensor>,
 }
 
 /// What ops are made with besides their argument.
@@ -93,8 +104,8 @@ pub static OPS: &[OpEntry] = &[
     },
     OpEntry {
         name: "decode",
-        usage: "decode",
-        doc: "token ids to text by tokenizer.json in the version directory; first in a chain",
+        usage: "decode[:with_special_tokens]",
+        doc: "token ids to text by the tokenizer in the version directory; first in a chain",
         build: decode::build,
     },
 ];
@@ -165,7 +176,7 @@ mod tests {
                 let input = Signature::new(input.form, dims);
                 let mask = Tensor::from_values("attention_mask", [rows, 3], vec![1i64; 3 * rows as usize]).unwrap();
                 let expected = op.signature(&input).unwrap();
-                let output = op.apply(value(&input), Some(&mask)).unwrap();
+                let output = op.apply(value(&input), &Side { mask: Some(&mask), ..Side::default() }).unwrap();
                 assert_eq!(output.form(), expected.form, "{}", entry.name);
                 assert!(
                     expected.dims.accepts(&output.dims().iter().map(|&d| d as i64).collect::<Vec<_>>()),

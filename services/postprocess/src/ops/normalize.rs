@@ -1,9 +1,9 @@
 //! `normalize`: divides by the Euclidean length of the last axis.
 
 use ndarray::Axis;
-use trireme_inference::{InferError, Tensor};
+use trireme_inference::InferError;
 
-use super::{Op, Resources, no_argument};
+use super::{Op, Resources, Side, no_argument};
 use crate::{Form, Signature, Value};
 
 /// The smallest length that is divided by, as PyTorch's `normalize` has it: zeros stay zeros.
@@ -24,7 +24,7 @@ impl Op for Normalize {
         input.expect(Form::Floats, 1..=usize::MAX).cloned()
     }
 
-    fn apply<'a>(&self, value: Value<'a>, _: Option<&Tensor>) -> Result<Value<'a>, InferError> {
+    fn apply<'a>(&self, value: Value<'a>, _: &Side<'_>) -> Result<Value<'a>, InferError> {
         let mut array = value.into_floats()?.into_owned();
         let last = Axis(array.ndim() - 1);
         for mut vector in array.lanes_mut(last) {
@@ -44,7 +44,12 @@ mod tests {
     use super::*;
 
     fn normalize(array: ArrayD<f32>) -> ArrayD<f32> {
-        Normalize.apply(Value::Floats(CowArray::from(array)), None).unwrap().into_floats().unwrap().into_owned()
+        Normalize
+            .apply(Value::Floats(CowArray::from(array)), &Side::default())
+            .unwrap()
+            .into_floats()
+            .unwrap()
+            .into_owned()
     }
 
     #[test]

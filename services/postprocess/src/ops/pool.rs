@@ -3,7 +3,7 @@
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, CowArray, Ix2, Ix3};
 use trireme_inference::{InferError, Shape, Tensor};
 
-use super::{Op, Resources};
+use super::{Op, Resources, Side};
 use crate::{Form, Signature, Value};
 
 /// What the number of tokens is clamped to before dividing by it, as sentence-transformers does.
@@ -50,10 +50,10 @@ impl Op for Pool {
         Ok(Signature::new(Form::Floats, [dims[0], dims[2]]))
     }
 
-    fn apply<'a>(&self, value: Value<'a>, mask: Option<&Tensor>) -> Result<Value<'a>, InferError> {
+    fn apply<'a>(&self, value: Value<'a>, side: &Side<'_>) -> Result<Value<'a>, InferError> {
         let hidden = value.into_floats()?.into_dimensionality::<Ix3>();
         let hidden = hidden.map_err(|_| InferError::internal("pool takes numbers of rank 3"))?;
-        let mask = mask.map(|mask| read_mask(mask, &hidden)).transpose()?;
+        let mask = side.mask.map(|mask| read_mask(mask, &hidden)).transpose()?;
         let mut pooled = Array2::zeros((hidden.len_of(Axis(0)), hidden.len_of(Axis(2))));
         for (row, mut vector) in pooled.outer_iter_mut().enumerate() {
             let mask = mask.as_ref().map(|mask| mask.index_axis(Axis(0), row));
@@ -121,7 +121,10 @@ mod tests {
     fn pool(pool: Pool, hidden: Array3<f32>, mask: Option<Vec<i64>>) -> Result<Array2<f32>, InferError> {
         let (rows, length, _) = hidden.dim();
         let mask = mask.map(|mask| Tensor::from_values("attention_mask", [rows as i64, length as i64], mask).unwrap());
-        let pooled = pool.apply(Value::Floats(CowArray::from(hidden.into_dyn())), mask.as_ref())?;
+        let pooled = pool.apply(
+            Value::Floats(CowArray::from(hidden.into_dyn())),
+            &Side { mask: mask.as_ref(), ..Side::default() },
+        )?;
         Ok(pooled.into_floats()?.into_dimensionality::<Ix2>().unwrap().into_owned())
     }
 
@@ -168,7 +171,9 @@ mod tests {
     #[test]
     fn a_mask_of_another_shape_is_refused() {
         let mask = Tensor::from_values("attention_mask", [2, 2], vec![1i64; 4]).unwrap();
-        let error = Pool::Mean.apply(Value::Floats(CowArray::from(hidden().into_dyn())), Some(&mask)).unwrap_err();
+        let error = Pool::Mean
+            .apply(Value::Floats(CowArray::from(hidden().into_dyn())), &Side { mask: Some(&mask), ..Side::default() })
+            .unwrap_err();
         assert_eq!(
             error.message,
             "tensor 'attention_mask' is INT64 of shape [2,2], expected INT64 or INT32 of shape [2,3] to mask hidden \

@@ -1,9 +1,9 @@
 //! `slice:D`: the first D of the last axis, for Matryoshka embeddings.
 
 use ndarray::{Axis, Slice};
-use trireme_inference::{InferError, Tensor};
+use trireme_inference::InferError;
 
-use super::{Op, Resources, number_argument};
+use super::{Op, Resources, Side, number_argument};
 use crate::{Form, Signature, Value};
 
 struct First(usize);
@@ -28,7 +28,7 @@ impl Op for First {
         Ok(Signature::new(Form::Floats, dims))
     }
 
-    fn apply<'a>(&self, value: Value<'a>, _: Option<&Tensor>) -> Result<Value<'a>, InferError> {
+    fn apply<'a>(&self, value: Value<'a>, _: &Side<'_>) -> Result<Value<'a>, InferError> {
         let array = value.into_floats()?;
         let last = Axis(array.ndim() - 1);
         let width = array.len_of(last);
@@ -49,9 +49,9 @@ mod tests {
     #[test]
     fn the_first_of_each_row_stay() {
         let value = || Value::Floats(CowArray::from(arr2(&[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).into_dyn()));
-        let sliced = First(2).apply(value(), None).unwrap().into_floats().unwrap();
+        let sliced = First(2).apply(value(), &Side::default()).unwrap().into_floats().unwrap();
         assert_eq!(sliced, arr2(&[[1.0, 2.0], [4.0, 5.0]]).into_dyn());
-        let error = First(4).apply(value(), None).unwrap_err();
+        let error = First(4).apply(value(), &Side::default()).unwrap_err();
         assert_eq!(error.message, "slice takes the first 4 of the last axis, got 3");
     }
 }

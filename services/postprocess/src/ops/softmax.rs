@@ -1,9 +1,9 @@
 //! `softmax`: scores to probabilities that sum to 1 over the last axis.
 
 use ndarray::Axis;
-use trireme_inference::{InferError, Tensor};
+use trireme_inference::InferError;
 
-use super::{Op, Resources, no_argument};
+use super::{Op, Resources, Side, no_argument};
 use crate::{Form, Signature, Value};
 
 struct Softmax;
@@ -21,7 +21,7 @@ impl Op for Softmax {
         input.expect(Form::Floats, 1..=usize::MAX).cloned()
     }
 
-    fn apply<'a>(&self, value: Value<'a>, _: Option<&Tensor>) -> Result<Value<'a>, InferError> {
+    fn apply<'a>(&self, value: Value<'a>, _: &Side<'_>) -> Result<Value<'a>, InferError> {
         let mut array = value.into_floats()?.into_owned();
         let last = Axis(array.ndim() - 1);
         for mut scores in array.lanes_mut(last) {
@@ -42,7 +42,12 @@ mod tests {
     use super::*;
 
     fn softmax(array: ArrayD<f32>) -> ArrayD<f32> {
-        Softmax.apply(Value::Floats(CowArray::from(array)), None).unwrap().into_floats().unwrap().into_owned()
+        Softmax
+            .apply(Value::Floats(CowArray::from(array)), &Side::default())
+            .unwrap()
+            .into_floats()
+            .unwrap()
+            .into_owned()
     }
 
     #[test]

@@ -10,9 +10,9 @@
 //! Labels come from the label file of an output, or from parameter `labels`.
 
 use ndarray::{ArrayD, Axis, Zip};
-use trireme_inference::{InferError, Tensor};
+use trireme_inference::InferError;
 
-use super::{Op, Resources, compare_scores, number_argument};
+use super::{Op, Resources, Side, compare_scores, number_argument};
 use crate::{Form, Signature, Value};
 
 struct TopK(usize);
@@ -35,7 +35,7 @@ impl Op for TopK {
         Ok(Signature::new(Form::Ranked, dims))
     }
 
-    fn apply<'a>(&self, value: Value<'a>, _: Option<&Tensor>) -> Result<Value<'a>, InferError> {
+    fn apply<'a>(&self, value: Value<'a>, _: &Side<'_>) -> Result<Value<'a>, InferError> {
         let array = value.into_floats()?;
         let last = Axis(array.ndim() - 1);
         let mut dims = array.shape().to_vec();
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     fn top_k(k: usize, array: ArrayD<f32>) -> (ArrayD<f32>, ArrayD<i64>) {
-        match TopK(k).apply(Value::Floats(CowArray::from(array)), None).unwrap() {
+        match TopK(k).apply(Value::Floats(CowArray::from(array)), &Side::default()).unwrap() {
             Value::Ranked { scores, indices } => (scores, indices),
             other => panic!("{other:?}"),
         }

@@ -30,6 +30,9 @@ const SHORT_DEADLINE: Duration = Duration::from_secs(8);
 const REPLICAS: [(Role, usize); 4] =
     [(Role::Gateway, 2), (Role::Tokenizer, 2), (Role::Model, 3), (Role::Postprocess, 2)];
 
+/// How many processes that makes; the gateways are the first two.
+pub const MEMBERS: usize = 9;
+
 /// What a process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is a service's own name")]

@@ -24,16 +24,18 @@ pub enum Fault {
     Cut(usize, Duration),
     /// Connections to the broker reset; everybody is told.
     Reset(usize),
+    /// The same, and no new one for a while.
+    Unplug(usize, Duration),
     /// SIGKILL to the broker, with everything in its memory, and a restart after a while.
     Broker(Duration),
 }
 
 /// The kinds, each as often as it is to be drawn.
-const KINDS: [Kind; 22] = {
+const KINDS: [Kind; 25] = {
     use Kind::*;
     [
         Kill, Kill, Kill, Kill, Kill, Kill, Terminate, Terminate, Terminate, Roll, Roll, Pause, Pause, Pause, Slow,
-        Slow, Cut, Cut, Cut, Reset, Reset, Broker,
+        Slow, Cut, Cut, Cut, Reset, Reset, Unplug, Unplug, Unplug, Broker,
     ]
 };
 
@@ -46,6 +48,7 @@ enum Kind {
     Slow,
     Cut,
     Reset,
+    Unplug,
     Broker,
 }
 
@@ -78,6 +81,7 @@ impl Fault {
             Kind::Slow => Fault::Slow(member, millis(300, 1200)),
             Kind::Cut => Fault::Cut(member, millis(100, 3000)),
             Kind::Reset => Fault::Reset(member),
+            Kind::Unplug => Fault::Unplug(member, millis(50, 1500)),
             Kind::Broker => Fault::Broker(millis(100, 2500)),
         }
     }
@@ -93,6 +97,7 @@ impl Fault {
             Fault::Slow(member, time) => format!("slow {} for {} ms", name(member), time.as_millis()),
             Fault::Cut(member, time) => format!("cut {} for {} ms", name(member), time.as_millis()),
             Fault::Reset(member) => format!("reset {}", name(member)),
+            Fault::Unplug(member, time) => format!("unplug {} for {} ms", name(member), time.as_millis()),
             Fault::Broker(time) => format!("broker away for {} ms", time.as_millis()),
         }
     }
@@ -146,6 +151,11 @@ impl Fault {
                 cluster.members[member].cable.mend();
             }
             Fault::Reset(member) => cluster.members[member].cable.reset(),
+            Fault::Unplug(member, time) => {
+                cluster.members[member].cable.unplug();
+                std::thread::sleep(time);
+                cluster.members[member].cable.plug_in();
+            }
             Fault::Broker(away) => {
                 cluster.broker.kill();
                 std::thread::sleep(away);
@@ -171,11 +181,11 @@ mod tests {
         let draw = |seed, count| Fault::draw(&mut fastrand::Rng::with_seed(seed), count, 9);
         assert_eq!(draw(1, 500), draw(1, 500));
         assert_ne!(draw(1, 500), draw(2, 500));
-        for count in [8, 100] {
+        for count in [9, 100] {
             let faults = draw(3, count);
             assert_eq!(faults.len(), count);
             let kinds: std::collections::HashSet<_> = faults.iter().map(std::mem::discriminant).collect();
-            assert_eq!(kinds.len(), 8);
+            assert_eq!(kinds.len(), 9);
         }
     }
 }

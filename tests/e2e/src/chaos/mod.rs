@@ -45,7 +45,16 @@ pub struct Options {
 ///
 /// # Panics
 /// When the system does not get ready, a process does not end when told to, or one ends that nobody told to.
-pub fn run(options: &Options, mut progress: impl FnMut(&str)) -> Report {
+pub fn run(options: &Options, progress: impl FnMut(&str)) -> Report {
+    let faults = Fault::draw(&mut fastrand::Rng::with_seed(options.seed), options.faults, cluster::MEMBERS);
+    run_faults(options, faults, progress)
+}
+
+/// As [`run`], with these faults.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_faults(options: &Options, faults: Vec<Fault>, mut progress: impl FnMut(&str)) -> Report {
     let mut random = fastrand::Rng::with_seed(options.seed);
     let golden = golden();
     let mut cluster = Cluster::start(clients::models(), options.acknowledge_early);
@@ -56,7 +65,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(&str)) -> Report {
         clients::start(scope, &clients, options.concurrency);
         // However this ends, the clients have to end with it.
         let _stop = StopOnDrop(&clients);
-        for fault in Fault::draw(&mut random, options.faults, cluster.members.len()) {
+        for fault in faults {
             std::thread::sleep(CALM.mul_f64(random.f64()));
             let description = fault.describe(&cluster);
             progress(&description);

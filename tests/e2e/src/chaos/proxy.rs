@@ -25,6 +25,7 @@ pub struct Proxy {
 struct Shared {
     broker: String,
     cut: AtomicBool,
+    unplugged: AtomicBool,
     acknowledge_early: AtomicBool,
     connections: Mutex<Vec<TcpStream>>,
 }
@@ -39,6 +40,7 @@ impl Proxy {
         let shared = Arc::new(Shared {
             broker: broker.trim_start_matches("nats://").to_owned(),
             cut: AtomicBool::new(false),
+            unplugged: AtomicBool::new(false),
             acknowledge_early: AtomicBool::new(false),
             connections: Mutex::default(),
         });
@@ -74,6 +76,18 @@ impl Proxy {
         }
     }
 
+    /// As [`Proxy::reset`], and new connections are refused until [`Proxy::plug_in`]: what is sent meanwhile to the process
+    /// gets lost, though the broker lives.
+    pub fn unplug(&self) {
+        self.shared.unplugged.store(true, Ordering::Relaxed);
+        self.reset();
+    }
+
+    /// New connections are taken again.
+    pub fn plug_in(&self) {
+        self.shared.unplugged.store(false, Ordering::Relaxed);
+    }
+
     /// From now on the broker is told of each delivery that it is done, before it is.
     pub fn acknowledge_early(&self) {
         self.shared.acknowledge_early.store(true, Ordering::Relaxed);
@@ -89,6 +103,9 @@ impl Shared {
 
     /// Serves one connection until one side ends it.
     fn connect(&self, client: TcpStream) -> Result<()> {
+        if self.unplugged.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         let broker = TcpStream::connect(&self.broker)?;
         for stream in [&client, &broker] {
             stream.set_nodelay(true)?;

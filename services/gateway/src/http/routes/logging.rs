@@ -20,6 +20,6 @@ async fn show(State(http): State<HttpState>) -> Response {
 async fn change(State(http): State<HttpState>, request: Request) -> Result<Response, HttpError> {
     let (parts, body) = request.into_parts();
     let body = body::read(&parts.headers, body, http.options.max_input_size).await?;
-    http.handlers.set_log_settings(logging::decode_log_settings(http.handlers.log_settings(), &body)?)?;
+    http.handlers.set_log_settings(logging::decode_log_settings(http.handlers.log_settings(), &body)?).await?;
     Ok(show(State(http)).await)
 }

@@ -8,6 +8,7 @@ mod logging;
 mod metadata;
 mod repository;
 mod shared_memory;
+mod statistics;
 mod trace;
 
 use axum::Router;
@@ -30,6 +31,7 @@ pub fn router(state: HttpState) -> Router {
         (Category::Inference, infer::routes()),
         (Category::Inference, generate::routes()),
         (Category::ModelRepository, repository::routes()),
+        (Category::Statistics, statistics::routes()),
         (Category::Logging, logging::routes()),
         (Category::Trace, trace::routes()),
         (Category::SharedMemory, shared_memory::routes()),

@@ -1,0 +1,314 @@
+//! What a model version has done so far: counts and times that only grow, and that add up over processes.
+//!
+//! Invariants, which clients rely on:
+//! - `queue.count` is `request.count`; `compute_input`, `compute_infer` and `compute_output` have the same count. All four
+//!   are changed by [`Counters::complete`] alone.
+//! - Nothing here ever gets smaller.
+//!
+//! Not here: where they are kept and how they are gathered (`runtime`), how they are shown (`protocol`, the gateway).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Latencies, UnixMicros};
+
+/// Batch sizes that are told apart; what else is executed is counted with a neighbour.
+const MAX_BATCH_SIZES: usize = 1024;
+
+/// How often something happened, and how long it took altogether.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timed {
+    /// How often.
+    pub count: u64,
+    /// How long, in nanoseconds.
+    pub ns: u64,
+}
+
+/// Why a request failed; Triton's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureReason {
+    /// A queue was full, or its time ran out while it waited.
+    Rejected,
+    /// Nobody waited any more.
+    Canceled,
+    /// Executing it failed.
+    Backend,
+    /// Anything else.
+    Other,
+}
+
+/// Why a worker let go of a request that nobody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DropReason {
+    /// Its deadline has passed.
+    Deadline,
+    /// It was cancelled.
+    Cancelled,
+}
+
+/// What executions of one batch size took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchTimes {
+    /// Gathering inputs.
+    pub compute_input: Timed,
+    /// The run.
+    pub compute_infer: Timed,
+    /// Splitting outputs.
+    pub compute_output: Timed,
+}
+
+/// The counts of one model version.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counters {
+    /// Whole requests that succeeded.
+    pub request: Latencies,
+    /// Their waiting, on the bus and in the worker.
+    pub queue: Latencies,
+    /// The part of `queue` that is the bus: from being sent until being received.
+    pub transit: Latencies,
+    /// The part of `queue` that is the worker's own.
+    pub worker_queue: Latencies,
+    /// What their executions took altogether.
+    pub compute: Latencies,
+    /// Gathering inputs, for each request the time of its batch.
+    pub compute_input: Latencies,
+    /// Running, likewise.
+    pub compute_infer: Latencies,
+    /// Splitting outputs, likewise.
+    pub compute_output: Latencies,
+    /// From a request until its first response, also of those that have several.
+    pub first_response: Latencies,
+    /// Requests that failed.
+    pub fail: Timed,
+    /// The same by reason, in the order of [`FailureReason::ALL`].
+    pub failures: [u64; 4],
+    /// Answers from a cache.
+    pub cache_hit: Timed,
+    /// Answers that a cache did not have.
+    pub cache_miss: Timed,
+    /// Rows of requests that succeeded.
+    pub inferences: u64,
+    /// Runs.
+    pub executions: u64,
+    /// When the last request succeeded, in milliseconds since the Unix epoch; 0 for never.
+    pub last_inference_ms: u64,
+    /// Runs by rows.
+    pub batches: BTreeMap<u32, BatchTimes>,
+    /// Rows times length of what was executed, padding included.
+    pub tokens: u64,
+    /// The part of `tokens` that is padding.
+    pub padding_tokens: u64,
+    /// Deliveries that were not the first of their message.
+    pub redeliveries: u64,
+    /// Messages that were given up.
+    pub dead_letters: u64,
+    /// Requests that were let go, in the order of [`DropReason::ALL`].
+    pub dropped: [u64; 2],
+    /// Answers that a gateway gave, errors included.
+    pub answered: Latencies,
+}
+
+/// A request that succeeded, as far as it is counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Completed {
+    /// Its rows.
+    pub rows: u32,
+    /// Its time on the bus.
+    pub transit: Duration,
+    /// Its time in the worker's queue.
+    pub worker_queue: Duration,
+    /// What its batch took to gather.
+    pub compute_input: Duration,
+    /// What its batch took to run.
+    pub compute_infer: Duration,
+    /// What its batch took to split.
+    pub compute_output: Duration,
+    /// Everything together.
+    pub total: Duration,
+}
+
+/// A run, as far as it is counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Executed {
+    /// Its rows.
+    pub batch_size: u32,
+    /// Gathering inputs.
+    pub compute_input: Duration,
+    /// The run itself.
+    pub compute_infer: Duration,
+    /// Splitting outputs.
+    pub compute_output: Duration,
+}
+
+// === impl Timed ===
+
+impl Timed {
+    /// Counts one more.
+    pub fn record(&mut self, duration: Duration) {
+        self.add(Timed { count: 1, ns: u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX) });
+    }
+
+    fn add(&mut self, other: Timed) {
+        self.count += other.count;
+        self.ns = self.ns.saturating_add(other.ns);
+    }
+}
+
+impl From<&Latencies> for Timed {
+    fn from(latencies: &Latencies) -> Timed {
+        Timed { count: latencies.count, ns: latencies.ns }
+    }
+}
+
+// === impl FailureReason ===
+
+impl FailureReason {
+    /// Each of them, with its label.
+    pub const ALL: [(FailureReason, &'static str); 4] = [
+        (FailureReason::Rejected, "REJECTED"),
+        (FailureReason::Canceled, "CANCELED"),
+        (FailureReason::Backend, "BACKEND"),
+        (FailureReason::Other, "OTHER"),
+    ];
+}
+
+// === impl DropReason ===
+
+impl DropReason {
+    /// Each of them, with its label.
+    pub const ALL: [(DropReason, &'static str); 2] =
+        [(DropReason::Deadline, "deadline"), (DropReason::Cancelled, "cancelled")];
+}
+
+// === impl Counters ===
+
+impl Counters {
+    /// A request has succeeded.
+    pub fn complete(&mut self, request: &Completed, now: UnixMicros) {
+        let Completed { rows, transit, worker_queue, compute_input, compute_infer, compute_output, total } = *request;
+        self.request.record(total);
+        self.queue.record(transit + worker_queue);
+        self.transit.record(transit);
+        self.worker_queue.record(worker_queue);
+        self.compute.record(compute_input + compute_infer + compute_output);
+        self.compute_input.record(compute_input);
+        self.compute_infer.record(compute_infer);
+        self.compute_output.record(compute_output);
+        self.inferences += u64::from(rows);
+        self.last_inference_ms = self.last_inference_ms.max(now.0 / 1000);
+    }
+
+    /// A run has ended.
+    pub fn execute(&mut self, run: &Executed) {
+        self.executions += 1;
+        let known = self.batches.len() < MAX_BATCH_SIZES || self.batches.contains_key(&run.batch_size);
+        let neighbour = || self.batches.range(..run.batch_size).next_back().or(self.batches.first_key_value());
+        let size = if known { run.batch_size } else { neighbour().map_or(run.batch_size, |(size, _)| *size) };
+        let times = self.batches.entry(size).or_default();
+        times.compute_input.record(run.compute_input);
+        times.compute_infer.record(run.compute_infer);
+        times.compute_output.record(run.compute_output);
+    }
+
+    /// A request has failed, after `took`.
+    pub fn fail(&mut self, reason: FailureReason, took: Duration) {
+        self.fail.record(took);
+        self.failures[reason as usize] += 1;
+    }
+
+    /// A request was let go, because nobody waits for it.
+    pub fn drop_request(&mut self, reason: DropReason) {
+        self.dropped[reason as usize] += 1;
+    }
+
+    /// Adds what another process counted.
+    pub fn add(&mut self, other: &Counters) {
+        let latencies = [
+            (&mut self.request, &other.request),
+            (&mut self.queue, &other.queue),
+            (&mut self.transit, &other.transit),
+            (&mut self.worker_queue, &other.worker_queue),
+            (&mut self.compute, &other.compute),
+            (&mut self.compute_input, &other.compute_input),
+            (&mut self.compute_infer, &other.compute_infer),
+            (&mut self.compute_output, &other.compute_output),
+            (&mut self.first_response, &other.first_response),
+            (&mut self.answered, &other.answered),
+        ];
+        latencies.into_iter().for_each(|(sum, more)| sum.add(more));
+        self.fail.add(other.fail);
+        self.cache_hit.add(other.cache_hit);
+        self.cache_miss.add(other.cache_miss);
+        self.failures.iter_mut().zip(other.failures).for_each(|(sum, more)| *sum += more);
+        self.dropped.iter_mut().zip(other.dropped).for_each(|(sum, more)| *sum += more);
+        self.inferences += other.inferences;
+        self.executions += other.executions;
+        self.last_inference_ms = self.last_inference_ms.max(other.last_inference_ms);
+        self.tokens += other.tokens;
+        self.padding_tokens += other.padding_tokens;
+        self.redeliveries += other.redeliveries;
+        self.dead_letters += other.dead_letters;
+        for (size, times) in &other.batches {
+            let sum = self.batches.entry(*size).or_default();
+            sum.compute_input.add(times.compute_input);
+            sum.compute_infer.add(times.compute_infer);
+            sum.compute_output.add(times.compute_output);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn busy(seed: u64) -> Counters {
+        let mut counters = Counters::default();
+        for n in 1..=seed {
+            let part = Duration::from_micros(n);
+            let request =
+                Completed { rows: n as u32, transit: part, worker_queue: part, total: part * 5, ..Default::default() };
+            counters.complete(&request, UnixMicros(n * 1000));
+            counters.execute(&Executed { batch_size: n as u32, compute_infer: part, ..Default::default() });
+            counters.fail(FailureReason::ALL[(n % 4) as usize].0, part);
+            counters.drop_request(DropReason::Cancelled);
+        }
+        counters.tokens = seed;
+        counters.answered.record(Duration::from_secs(seed));
+        counters
+    }
+
+    #[test]
+    fn the_identities_hold() {
+        let counters = busy(7);
+        let counts = [&counters.queue, &counters.compute_input, &counters.compute_infer, &counters.compute_output];
+        assert!(counts.iter().all(|part| part.count == counters.request.count));
+        assert_eq!(counters.failures.iter().sum::<u64>(), counters.fail.count);
+        assert_eq!(counters.batches.values().map(|batch| batch.compute_infer.count).sum::<u64>(), counters.executions);
+        assert_eq!((counters.inferences, counters.last_inference_ms), (28, 7));
+    }
+
+    #[test]
+    fn sums_do_not_depend_on_the_order() {
+        let (mut one, mut two) = (busy(3), busy(9));
+        let (first, second) = (one.clone(), two.clone());
+        one.add(&second);
+        two.add(&first);
+        assert_eq!(one, two);
+        assert_eq!(one.executions, 12);
+        assert_eq!(one.batches.len(), 9);
+    }
+
+    #[test]
+    fn batch_sizes_are_bounded() {
+        let mut counters = Counters::default();
+        for batch_size in (1..=2 * MAX_BATCH_SIZES as u32).rev() {
+            counters.execute(&Executed { batch_size, ..Default::default() });
+        }
+        assert_eq!(counters.batches.len(), MAX_BATCH_SIZES);
+        assert_eq!(counters.executions, 2 * MAX_BATCH_SIZES as u64);
+        assert_eq!(counters.batches.values().map(|times| times.compute_infer.count).sum::<u64>(), counters.executions);
+    }
+}

@@ -1,0 +1,258 @@
+//! Metrics: every name there is, in one table, and their text form for Prometheus.
+//!
+//! `nv_*` are Triton's names, with its help texts; `process_*` are those that Prometheus' own libraries have; ours are
+//! `trireme_*`. What is counted, and where, is up to others.
+
+use std::fmt::Write;
+
+/// What a metric is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Counts by upper bound.
+    Histogram,
+    /// Quantiles.
+    Summary,
+}
+
+macro_rules! metrics {
+    ($($variant:ident = $name:literal $kind:ident $help:literal;)+) => {
+        /// A metric family.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[allow(missing_docs, reason = "their help texts say what they are")]
+        pub enum Metric { $($variant),+ }
+
+        impl Metric {
+            /// Every metric.
+            pub const ALL: &[Metric] = &[$(Metric::$variant),+];
+
+            /// Its name.
+            pub fn name(self) -> &'static str {
+                match self { $(Metric::$variant => $name),+ }
+            }
+
+            /// What kind it is.
+            pub fn kind(self) -> Kind {
+                match self { $(Metric::$variant => Kind::$kind),+ }
+            }
+
+            /// What it says.
+            pub fn help(self) -> &'static str {
+                match self { $(Metric::$variant => $help),+ }
+            }
+        }
+    };
+}
+
+metrics! {
+    RequestSuccess = "nv_inference_request_success" Counter "Number of successful inference requests, all batch sizes";
+    RequestFailure = "nv_inference_request_failure" Counter "Number of failed inference requests, all batch sizes";
+    Inferences = "nv_inference_count" Counter "Number of inferences performed (does not include cached requests)";
+    Executions = "nv_inference_exec_count" Counter "Number of model executions performed (does not include cached requests)";
+    RequestDuration = "nv_inference_request_duration_us" Counter "Cumulative inference request duration in microseconds (includes cached requests)";
+    QueueDuration = "nv_inference_queue_duration_us" Counter "Cumulative inference queuing duration in microseconds (includes cached requests)";
+    ComputeInputDuration = "nv_inference_compute_input_duration_us" Counter "Cumulative compute input duration in microseconds (does not include cached requests)";
+    ComputeInferDuration = "nv_inference_compute_infer_duration_us" Counter "Cumulative compute inference duration in microseconds (does not include cached requests)";
+    ComputeOutputDuration = "nv_inference_compute_output_duration_us" Counter "Cumulative inference compute output duration in microseconds (does not include cached requests)";
+    RequestSummary = "nv_inference_request_summary_us" Summary "Summary of inference request duration in microseconds (includes cached requests)";
+    QueueSummary = "nv_inference_queue_summary_us" Summary "Summary of inference queuing duration in microseconds (includes cached requests)";
+    ComputeInputSummary = "nv_inference_compute_input_summary_us" Summary "Summary of compute input duration in microseconds (does not include cached requests)";
+    ComputeInferSummary = "nv_inference_compute_infer_summary_us" Summary "Summary of compute inference duration in microseconds (does not include cached requests)";
+    ComputeOutputSummary = "nv_inference_compute_output_summary_us" Summary "Summary of inference compute output duration in microseconds (does not include cached requests)";
+    FirstResponse = "nv_inference_first_response_histogram_ms" Histogram "Duration from request to first response in milliseconds";
+    Pending = "nv_inference_pending_request_count" Gauge "Instantaneous number of pending requests awaiting execution per-model.";
+    LoadDuration = "nv_model_load_duration_secs" Gauge "Model load time in seconds";
+    CpuUtilization = "nv_cpu_utilization" Gauge "CPU utilization rate [0.0 - 1.0]";
+    CpuMemoryTotal = "nv_cpu_memory_total_bytes" Gauge "CPU total memory (RAM), in bytes";
+    CpuMemoryUsed = "nv_cpu_memory_used_bytes" Gauge "CPU used memory (RAM), in bytes";
+
+    GatewayRequest = "trireme_gateway_request_seconds" Histogram "From a request's arrival at this gateway until its answer, errors included";
+    GatewayInFlight = "trireme_gateway_in_flight_requests" Gauge "Requests that this gateway has in flight";
+    QueueWaiting = "trireme_queue_waiting_messages" Gauge "Messages in the model's queue on the bus that no worker has been given";
+    QueueDelivered = "trireme_queue_delivered_messages" Gauge "Messages of the model's queue on the bus that workers have in hand";
+    QueueOldest = "trireme_queue_oldest_age_seconds" Gauge "Age of the oldest unfinished message in the model's queue on the bus";
+    Workers = "trireme_workers" Gauge "Workers that serve the model, as the registry has them";
+
+    StageTransit = "trireme_stage_transit_seconds" Histogram "From being sent to the model's queue on the bus until this process received it";
+    StageQueue = "trireme_stage_queue_seconds" Histogram "From being received by this process until its batch began to run";
+    StageCompute = "trireme_stage_compute_seconds" Histogram "What running the request's batch took: inputs, run and outputs";
+    StageFailures = "trireme_stage_failures_total" Counter "Requests that failed in this process";
+    StageBatch = "trireme_stage_batch_rows" Histogram "Rows of the batches that this process ran";
+    StageTokens = "trireme_stage_tokens_total" Counter "Rows times length of the batches that were run, padding included";
+    StagePadding = "trireme_stage_padding_tokens_total" Counter "The part of trireme_stage_tokens_total that was padding";
+    StageWaiting = "trireme_stage_waiting_requests" Gauge "Requests that wait in this process for their batch";
+    StageInFlight = "trireme_stage_in_flight_requests" Gauge "Requests that this process has in hand: waiting, running, being sent on";
+    StageRedeliveries = "trireme_stage_redeliveries_total" Counter "Deliveries to this process that were not the first of their message";
+    StageDeadLetters = "trireme_stage_dead_letters_total" Counter "Messages that this process gave up after their last attempt";
+    StageDropped = "trireme_stage_dropped_requests_total" Counter "Requests that this process let go because nobody waits for them any more";
+
+    ProcessCpu = "process_cpu_seconds_total" Counter "Total user and system CPU time spent in seconds.";
+    ProcessMemory = "process_resident_memory_bytes" Gauge "Resident memory size in bytes.";
+    ProcessStart = "process_start_time_seconds" Gauge "Start time of the process since unix epoch in seconds.";
+}
+
+/// Names and values of a sample's labels.
+pub type Labels<'a> = &'a [(&'a str, &'a str)];
+
+/// The content type of an [`Exposition`].
+pub const CONTENT_TYPE: &str = "text/plain; charset=utf-8";
+
+/// Metrics as Prometheus reads them.
+#[derive(Debug, Default)]
+pub struct Exposition {
+    text: String,
+}
+
+/// The samples of one family.
+#[derive(Debug)]
+pub struct Samples<'a> {
+    name: &'static str,
+    text: &'a mut String,
+}
+
+// === impl Kind ===
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+            Kind::Summary => "summary",
+        }
+    }
+}
+
+// === impl Exposition ===
+
+impl Exposition {
+    /// Writes a family, whose samples `fill` gives. Each family comes once.
+    pub fn family(&mut self, metric: Metric, fill: impl FnOnce(&mut Samples<'_>)) {
+        let (name, kind, help) = (metric.name(), metric.kind().name(), metric.help());
+        let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        fill(&mut Samples { name, text: &mut self.text });
+    }
+
+    /// Everything written.
+    pub fn into_text(self) -> String {
+        self.text
+    }
+}
+
+// === impl Samples ===
+
+impl Samples<'_> {
+    /// A counter's or a gauge's value.
+    pub fn value(&mut self, labels: Labels<'_>, value: f64) {
+        self.sample("", labels, None, value);
+    }
+
+    /// A histogram: how many lie at or below each bound, how many there are, and their sum.
+    pub fn histogram(&mut self, labels: Labels<'_>, buckets: impl Iterator<Item = (f64, u64)>, count: u64, sum: f64) {
+        self.sample("_count", labels, None, count as f64);
+        self.sample("_sum", labels, None, sum);
+        for (bound, at_most) in buckets {
+            self.sample("_bucket", labels, Some(("le", bound)), at_most as f64);
+        }
+        self.sample("_bucket", labels, Some(("le", f64::INFINITY)), count as f64);
+    }
+
+    /// A summary: its quantiles, how many there are, and their sum.
+    pub fn summary(&mut self, labels: Labels<'_>, quantiles: impl Iterator<Item = (f64, f64)>, count: u64, sum: f64) {
+        self.sample("_count", labels, None, count as f64);
+        self.sample("_sum", labels, None, sum);
+        for (quantile, value) in quantiles {
+            self.sample("", labels, Some(("quantile", quantile)), value);
+        }
+    }
+
+    fn sample(&mut self, suffix: &str, labels: Labels<'_>, number: Option<(&str, f64)>, value: f64) {
+        self.text.push_str(self.name);
+        self.text.push_str(suffix);
+        let mut separator = '{';
+        for (name, value) in labels {
+            let _ = write!(self.text, "{separator}{name}=\"");
+            for c in value.chars() {
+                match c {
+                    '\\' => self.text.push_str("\\\\"),
+                    '"' => self.text.push_str("\\\""),
+                    '\n' => self.text.push_str("\\n"),
+                    other => self.text.push(other),
+                }
+            }
+            self.text.push('"');
+            separator = ',';
+        }
+        if let Some((name, value)) = number {
+            let _ = write!(self.text, "{separator}{name}=\"");
+            self.number(value);
+            self.text.push('"');
+            separator = ',';
+        }
+        self.text.push_str(if separator == ',' { "} " } else { " " });
+        self.number(value);
+        self.text.push('\n');
+    }
+
+    fn number(&mut self, value: f64) {
+        let _ = match value {
+            f64::INFINITY => write!(self.text, "+Inf"),
+            f64::NEG_INFINITY => write!(self.text, "-Inf"),
+            value if value.is_nan() => write!(self.text, "Nan"),
+            value => write!(self.text, "{value}"),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn names_are_different_and_say_what_they_count() {
+        let names: HashSet<_> = Metric::ALL.iter().map(|metric| metric.name()).collect();
+        assert_eq!(names.len(), Metric::ALL.len());
+        for metric in Metric::ALL.iter().filter(|metric| metric.name().starts_with("trireme_")) {
+            let total = metric.name().ends_with("_total");
+            assert_eq!(total, metric.kind() == Kind::Counter, "{}", metric.name());
+        }
+    }
+
+    #[test]
+    fn families_are_written_as_prometheus_reads_them() {
+        let mut out = Exposition::default();
+        out.family(Metric::RequestSuccess, |samples| {
+            samples.value(&[("model", "a\"b\\c\nd"), ("version", "1")], 3.0);
+            samples.value(&[], 0.25);
+        });
+        out.family(Metric::StageQueue, |samples| {
+            samples.histogram(&[("model", "m")], [(0.001, 1), (2.5, 4)].into_iter(), 5, 12.5);
+        });
+        out.family(Metric::QueueSummary, |samples| samples.summary(&[], [(0.5, f64::NAN)].into_iter(), 0, 0.0));
+        let text = out.into_text();
+        let lines: Vec<_> = text.lines().filter(|line| !line.starts_with("# HELP")).collect();
+        assert_eq!(
+            lines,
+            [
+                "# TYPE nv_inference_request_success counter",
+                r#"nv_inference_request_success{model="a\"b\\c\nd",version="1"} 3"#,
+                "nv_inference_request_success 0.25",
+                "# TYPE trireme_stage_queue_seconds histogram",
+                r#"trireme_stage_queue_seconds_count{model="m"} 5"#,
+                r#"trireme_stage_queue_seconds_sum{model="m"} 12.5"#,
+                r#"trireme_stage_queue_seconds_bucket{model="m",le="0.001"} 1"#,
+                r#"trireme_stage_queue_seconds_bucket{model="m",le="2.5"} 4"#,
+                r#"trireme_stage_queue_seconds_bucket{model="m",le="+Inf"} 5"#,
+                "# TYPE nv_inference_queue_summary_us summary",
+                "nv_inference_queue_summary_us_count 0",
+                "nv_inference_queue_summary_us_sum 0",
+                r#"nv_inference_queue_summary_us{quantile="0.5"} Nan"#,
+            ]
+        );
+        assert!(text.starts_with("# HELP nv_inference_request_success Number of successful inference requests, all"));
+    }
+}

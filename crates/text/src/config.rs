@@ -1,0 +1,150 @@
+//! `tokenizer_config.json`, and the older files that say parts of the same.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::files::read_json;
+use crate::{Side, TextError};
+
+/// The fields of `tokenizer_config.json` that change token ids. Others, of which there are many, are passed over.
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct TokenizerConfig {
+    pub(crate) tokenizer_class: Option<String>,
+    pub(crate) model_max_length: Option<f64>,
+    pub(crate) padding_side: Option<ConfigSide>,
+    pub(crate) truncation_side: Option<ConfigSide>,
+    pub(crate) pad_token_type_id: Option<u32>,
+    // BERT.
+    pub(crate) do_lower_case: Option<bool>,
+    pub(crate) strip_accents: Option<bool>,
+    pub(crate) tokenize_chinese_chars: Option<bool>,
+    // Special tokens.
+    pub(crate) bos_token: Option<ConfigToken>,
+    pub(crate) eos_token: Option<ConfigToken>,
+    pub(crate) unk_token: Option<ConfigToken>,
+    pub(crate) sep_token: Option<ConfigToken>,
+    pub(crate) pad_token: Option<ConfigToken>,
+    pub(crate) cls_token: Option<ConfigToken>,
+    pub(crate) mask_token: Option<ConfigToken>,
+    pub(crate) additional_special_tokens: Option<Vec<ConfigToken>>,
+    pub(crate) added_tokens_decoder: BTreeMap<u32, ConfigToken>,
+    // Translation.
+    pub(crate) src_lang: Option<String>,
+    pub(crate) tgt_lang: Option<String>,
+    /// M2M100: which list of languages.
+    pub(crate) language_codes: Option<String>,
+    /// NLLB: the language after the text.
+    pub(crate) legacy_behaviour: bool,
+    /// Marian: `target_vocab.json` for what the model gives.
+    pub(crate) separate_vocabs: bool,
+    /// T5: `false` keeps the spaces after special tokens.
+    pub(crate) legacy: Option<bool>,
+    pub(crate) add_prefix_space: Option<bool>,
+    pub(crate) extra_ids: Option<u32>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ConfigSide {
+    Left,
+    Right,
+}
+
+/// A token: its text, or an object that holds it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum ConfigToken {
+    Text(String),
+    Added {
+        content: String,
+        #[serde(default)]
+        lstrip: bool,
+        #[serde(default)]
+        rstrip: bool,
+        #[serde(default)]
+        special: bool,
+    },
+}
+
+/// `special_tokens_map.json`.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct SpecialTokens {
+    bos_token: Option<ConfigToken>,
+    eos_token: Option<ConfigToken>,
+    unk_token: Option<ConfigToken>,
+    sep_token: Option<ConfigToken>,
+    pad_token: Option<ConfigToken>,
+    cls_token: Option<ConfigToken>,
+    mask_token: Option<ConfigToken>,
+    additional_special_tokens: Option<Vec<ConfigToken>>,
+}
+
+// === impl TokenizerConfig ===
+
+impl TokenizerConfig {
+    /// Reads `tokenizer_config.json` of `directory`, where there is one.
+    pub(crate) fn read(directory: &Path) -> Result<TokenizerConfig, TextError> {
+        Ok(read_json(directory, "tokenizer_config.json")?.unwrap_or_default())
+    }
+
+    /// Adds what `special_tokens_map.json` and `added_tokens.json` say and this does not: tokenizers without
+    /// `tokenizer.json` may have their special tokens there.
+    pub(crate) fn add_older_files(&mut self, directory: &Path) -> Result<(), TextError> {
+        let map: SpecialTokens = read_json(directory, "special_tokens_map.json")?.unwrap_or_default();
+        for (ours, theirs) in [
+            (&mut self.bos_token, map.bos_token),
+            (&mut self.eos_token, map.eos_token),
+            (&mut self.unk_token, map.unk_token),
+            (&mut self.sep_token, map.sep_token),
+            (&mut self.pad_token, map.pad_token),
+            (&mut self.cls_token, map.cls_token),
+            (&mut self.mask_token, map.mask_token),
+        ] {
+            *ours = ours.take().or(theirs);
+        }
+        self.additional_special_tokens = self.additional_special_tokens.take().or(map.additional_special_tokens);
+        if self.added_tokens_decoder.is_empty() {
+            let added: BTreeMap<String, u32> = read_json(directory, "added_tokens.json")?.unwrap_or_default();
+            self.added_tokens_decoder = added.into_iter().map(|(token, id)| (id, ConfigToken::Text(token))).collect();
+        }
+        Ok(())
+    }
+}
+
+// === impl ConfigToken ===
+
+impl ConfigToken {
+    pub(crate) fn text(&self) -> &str {
+        match self {
+            ConfigToken::Text(text) | ConfigToken::Added { content: text, .. } => text,
+        }
+    }
+
+    /// Whether spaces to the left and to the right belong to the token.
+    pub(crate) fn strips(&self) -> (bool, bool) {
+        match *self {
+            ConfigToken::Text(_) => (false, false),
+            ConfigToken::Added { lstrip, rstrip, .. } => (lstrip, rstrip),
+        }
+    }
+
+    /// Whether it says of itself that it stands for no text.
+    pub(crate) fn is_special(&self) -> bool {
+        matches!(self, ConfigToken::Added { special: true, .. })
+    }
+}
+
+// === impl ConfigSide ===
+
+impl From<ConfigSide> for Side {
+    fn from(side: ConfigSide) -> Self {
+        match side {
+            ConfigSide::Left => Side::Left,
+            ConfigSide::Right => Side::Right,
+        }
+    }
+}

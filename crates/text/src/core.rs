@@ -1,0 +1,78 @@
+//! What turns a text into ids and back, whichever files it came from.
+
+use tokenizers::Tokenizer;
+
+use crate::TextError;
+use crate::family::{Family, Languages};
+use crate::sentencepiece::byte_of;
+use crate::slow::SlowTokenizer;
+
+/// A tokenizer without truncation, padding and what goes around a text.
+#[derive(Debug)]
+pub(crate) enum Core {
+    /// From `tokenizer.json`.
+    Json(Box<Tokenizer>),
+    /// From a SentencePiece model.
+    Slow(Box<SlowTokenizer>),
+}
+
+// === impl Core ===
+
+impl Core {
+    /// The id of a token.
+    pub(crate) fn token_to_id(&self, token: &str) -> Option<u32> {
+        match self {
+            Core::Json(tokenizer) => tokenizer.token_to_id(token),
+            Core::Slow(tokenizer) => tokenizer.token_to_id(token),
+        }
+    }
+
+    /// The ids of a text.
+    pub(crate) fn ids(&self, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
+        match self {
+            Core::Json(tokenizer) => Ok(tokenizer.encode_fast(text, false)?.get_ids().to_vec()),
+            Core::Slow(tokenizer) => Ok(tokenizer.encode(text)),
+        }
+    }
+
+    /// The languages that there are tokens for.
+    pub(crate) fn languages(&self, family: Family) -> Languages {
+        match self {
+            Core::Json(tokenizer) => Languages::among(family, tokenizer.get_vocab(true)),
+            Core::Slow(tokenizer) => tokenizer.languages(),
+        }
+    }
+
+    /// The text of `ids`.
+    pub(crate) fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TextError> {
+        match self {
+            Core::Json(tokenizer) => tokenizer
+                .decode(ids, skip_special_tokens)
+                .map_err(|error| TextError::Decode { reason: error.to_string() }),
+            Core::Slow(tokenizer) => Ok(tokenizer.decode(ids, skip_special_tokens, true)),
+        }
+    }
+
+    /// The part of the text of `ids` that stays as it is whatever ids follow.
+    pub(crate) fn decode_beginning(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TextError> {
+        match self {
+            Core::Slow(tokenizer) => Ok(tokenizer.decode(ids, skip_special_tokens, false)),
+            Core::Json(tokenizer) => {
+                // Bytes at the end may be joined with bytes that follow. Special tokens between them do not part them.
+                let is_open = |&id: &u32| match tokenizer.id_to_token(id) {
+                    Some(token) => byte_of(&token).is_some() || (skip_special_tokens && is_special(tokenizer, &token)),
+                    None => true,
+                };
+                let end = ids.iter().rposition(|id| !is_open(id)).map_or(0, |last| last + 1);
+                let mut text = self.decode(&ids[..end], skip_special_tokens)?;
+                // So is what a byte-level decoder shows of a character's first bytes.
+                text.truncate(text.trim_end_matches(char::REPLACEMENT_CHARACTER).len());
+                Ok(text)
+            }
+        }
+    }
+}
+
+fn is_special(tokenizer: &Tokenizer, token: &str) -> bool {
+    tokenizer.get_added_vocabulary().is_special_token(token)
+}

@@ -1,0 +1,53 @@
+//! The statistics extension, and the sums that metrics are made of.
+
+use trireme_bus::{BusError, QueueStatus};
+use trireme_inference::{Counters, InferError, ModelKey};
+
+use super::Handlers;
+use crate::statistics::Totals;
+
+impl Handlers {
+    /// What the whole system has done so far, by model version.
+    pub async fn totals(&self) -> Totals {
+        self.collector.totals(self.registry.workers().into_iter().map(|(worker, _)| worker)).await
+    }
+
+    /// The statistics of a model's version, of all its versions that are ready, or of all models. Errors when there is no
+    /// such model.
+    pub async fn statistics(
+        &self,
+        model: Option<&str>,
+        version: Option<i64>,
+    ) -> Result<Vec<(ModelKey, Counters)>, InferError> {
+        let keys = self.keys(model, version)?;
+        let mut totals = self.totals().await;
+        Ok(keys.into_iter().map(|key| (key.clone(), totals.remove(&key).unwrap_or_default().counters)).collect())
+    }
+
+    /// Requests that wait for their answers.
+    pub fn in_flight(&self) -> usize {
+        self.dispatcher.in_flight()
+    }
+
+    /// How full the queue of a model version is.
+    pub async fn queue_status(&self, key: &ModelKey) -> Result<QueueStatus, BusError> {
+        self.dispatcher.queue_status(key).await
+    }
+
+    fn keys(&self, model: Option<&str>, version: Option<i64>) -> Result<Vec<ModelKey>, InferError> {
+        let catalog = self.registry.catalog();
+        let Some(name) = model else { return Ok(catalog.ready()) };
+        let mut versions = catalog.ready_versions(name);
+        if versions.is_empty() {
+            return Err(InferError::invalid_arg(format!("requested model '{name}' is not available")));
+        }
+        if let Some(version) = version {
+            versions.retain(|ready| *ready == version);
+        }
+        if versions.is_empty() {
+            let text = format!("requested model version is not available for model '{name}'");
+            return Err(InferError::invalid_arg(text));
+        }
+        Ok(versions.into_iter().map(|version| ModelKey { name: name.to_owned(), version }).collect())
+    }
+}

@@ -1,0 +1,186 @@
+//! `/metrics` of the gateway: Triton's metrics for the whole system, the queues on the bus, and what this gateway itself
+//! does. In a process that hosts models too, theirs as well.
+//!
+//! Totals are asked for anew each time; queues and CPUs are looked at once in an interval.
+
+mod args;
+mod host;
+mod triton;
+mod windows;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use axum::Router;
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use trireme_bus::{BusError, QueueStatus};
+use trireme_inference::ModelKey;
+use trireme_runtime::TaskSet;
+use trireme_runtime::statistics::export;
+use trireme_telemetry::metrics::{self, Exposition, Metric, Samples};
+
+use crate::handlers::{Handlers, SharedHandlers};
+use crate::http::{Connections, HttpArgs};
+use crate::statistics::Totals;
+
+pub use args::MetricsArgs;
+use args::MetricsOptions;
+use host::Cpus;
+use triton::Model;
+use windows::Windows;
+
+/// Longest silence on a connection.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How long the bus may take to tell of all queues.
+const QUEUES_LIMIT: Duration = Duration::from_millis(500);
+
+/// How full the queues are, by model version.
+type Queues = BTreeMap<ModelKey, QueueStatus>;
+
+/// A bound listener, not yet serving.
+pub struct MetricsListener {
+    listener: TcpListener,
+    options: MetricsOptions,
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+/// What `/metrics` works with.
+struct Metrics {
+    handlers: SharedHandlers,
+    options: MetricsOptions,
+    seen: Mutex<Seen>,
+}
+
+/// What was seen before.
+#[derive(Default)]
+struct Seen {
+    cpus: Cpus,
+    windows: Windows,
+    queues: Option<(Instant, Queues)>,
+}
+
+// === impl MetricsListener ===
+
+impl MetricsListener {
+    /// Takes the port, or says that it is taken. `None` when metrics are not wanted.
+    pub async fn bind(args: &MetricsArgs, http: &HttpArgs) -> anyhow::Result<Option<MetricsListener>> {
+        if !args.allow_metrics {
+            return Ok(None);
+        }
+        let address = SocketAddr::new(args.metrics_address.unwrap_or(http.http_address), args.metrics_port);
+        let taken = || format!("cannot listen on {address} for metrics; choose another with --metrics-port");
+        let listener = TcpListener::bind(address).await.with_context(taken)?;
+        let address = listener.local_addr()?;
+        Ok(Some(MetricsListener { listener, options: args.options(), address }))
+    }
+
+    /// Serves until `stop` is raised.
+    pub async fn serve(self, handlers: SharedHandlers, stop: CancellationToken, exit_timeout: Duration) {
+        let metrics = Arc::new(Metrics { handlers, options: self.options, seen: Mutex::default() });
+        let router = Router::new().route("/metrics", get(show)).with_state(metrics);
+        let connections = Connections { router, idle_timeout: IDLE_TIMEOUT, tls: None, tasks: TaskSet::new() };
+        connections.serve(self.listener, stop, exit_timeout).await;
+    }
+}
+
+async fn show(State(metrics): State<Arc<Metrics>>) -> impl IntoResponse {
+    ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics.render().await)
+}
+
+// === impl Metrics ===
+
+impl Metrics {
+    async fn render(&self) -> String {
+        let (totals, queues) = tokio::join!(self.handlers.totals(), self.queues());
+        let models = models(&self.handlers, &totals, &queues);
+        let mut out = Exposition::default();
+        let mut seen = self.seen.lock();
+        if self.options.summaries {
+            seen.windows.advance(Instant::now(), &totals);
+        }
+        triton::export(&models, &seen.windows, &self.options, &mut out);
+        if self.options.cpu {
+            seen.cpus.export(self.options.interval, &mut out);
+        }
+        drop(seen);
+        own(&self.handlers, &queues, &mut out);
+        export::process_metrics(self.handlers.collector.own(), &mut out);
+        out.into_text()
+    }
+
+    /// How full every queue is. Models that have none, as ensembles, are left out; so are those the bus says nothing of.
+    async fn queues(&self) -> Queues {
+        if let Some((at, queues)) = &self.seen.lock().queues
+            && at.elapsed() < self.options.interval
+        {
+            return queues.clone();
+        }
+        let handlers = &self.handlers;
+        let keys = handlers.registry.catalog().known();
+        let ask = async |key: ModelKey| match handlers.queue_status(&key).await {
+            Ok(status) => Some((key, status)),
+            Err(BusError::NoQueue { .. }) => None,
+            Err(error) => {
+                tracing::debug!(model = %key, %error, "the bus does not tell of a queue");
+                None
+            }
+        };
+        let asked = tokio::time::timeout(QUEUES_LIMIT, join_all(keys.into_iter().map(ask)));
+        let queues: Queues = asked.await.unwrap_or_default().into_iter().flatten().collect();
+        self.seen.lock().queues = Some((Instant::now(), queues.clone()));
+        queues
+    }
+}
+
+/// Every model version there is.
+fn models(handlers: &Handlers, totals: &Totals, queues: &Queues) -> Vec<Model> {
+    let catalog = handlers.registry.catalog();
+    let model = |key: ModelKey| {
+        let served = catalog.find(&key.name, Some(key.version)).ok();
+        let labels = match served {
+            Some((_, served)) => triton::labels(&key, &served.config.metric_tags),
+            None => triton::labels(&key, &BTreeMap::new()),
+        };
+        let total = totals.get(&key).cloned().unwrap_or_default();
+        Model { labels, total, queued: queues.get(&key).map_or(0, |queue| queue.waiting), key }
+    };
+    catalog.known().into_iter().map(model).collect()
+}
+
+/// Adds what this gateway does, and what it sees of the bus and of workers.
+fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
+    let snapshot = handlers.collector.own().snapshot();
+    out.family(Metric::GatewayRequest, |samples| {
+        for model in snapshot.models.iter().filter(|model| model.counters.answered.count > 0) {
+            with_labels(&model.model, |labels| export::times(samples, labels, &model.counters.answered));
+        }
+    });
+    out.family(Metric::GatewayInFlight, |samples| samples.value(&[], handlers.in_flight() as f64));
+    let queue = |samples: &mut Samples<'_>, read: fn(&QueueStatus) -> f64| {
+        queues.iter().for_each(|(key, status)| with_labels(key, |labels| samples.value(labels, read(status))));
+    };
+    out.family(Metric::QueueWaiting, |samples| queue(samples, |status| status.waiting as f64));
+    out.family(Metric::QueueDelivered, |samples| queue(samples, |status| status.delivered as f64));
+    out.family(Metric::QueueOldest, |samples| queue(samples, |status| status.oldest.as_secs_f64()));
+    let mut workers: BTreeMap<ModelKey, u64> = queues.keys().map(|key| (key.clone(), 0)).collect();
+    handlers.registry.workers().into_iter().for_each(|(_, key)| *workers.entry(key).or_default() += 1);
+    out.family(Metric::Workers, |samples| {
+        workers.iter().for_each(|(key, count)| with_labels(key, |labels| samples.value(labels, *count as f64)));
+    });
+}
+
+fn with_labels(key: &ModelKey, fill: impl FnOnce(&[(&str, &str)])) {
+    fill(&[("model", &key.name), ("version", &key.version.to_string())]);
+}

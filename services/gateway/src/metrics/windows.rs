@@ -1,0 +1,68 @@
+//! What happened lately: summaries tell of the last minute, while everything is counted since the start. Pure.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use trireme_inference::{Counters, ModelKey};
+
+use crate::statistics::Totals;
+
+/// How far back a summary looks.
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// How often totals are put aside to be compared with.
+const STEP: Duration = Duration::from_secs(12);
+
+/// Totals of the last minute, oldest first.
+#[derive(Debug, Default)]
+pub struct Windows(VecDeque<(Instant, Totals)>);
+
+// === impl Windows ===
+
+impl Windows {
+    /// Takes in the totals as they are now.
+    pub fn advance(&mut self, now: Instant, totals: &Totals) {
+        // The youngest that is old enough is the one to compare with; older ones are of no use.
+        while self.0.get(1).is_some_and(|(at, _)| now.saturating_duration_since(*at) >= WINDOW) {
+            self.0.pop_front();
+        }
+        if self.0.back().is_none_or(|(at, _)| now.saturating_duration_since(*at) >= STEP) {
+            self.0.push_back((now, totals.clone()));
+        }
+    }
+
+    /// What a model version had counted when the last minute began; `None` where nothing is known of then.
+    pub fn before(&self, now: Instant, key: &ModelKey) -> Option<&Counters> {
+        let (_, totals) = self.0.front().filter(|(at, _)| now.saturating_duration_since(*at) >= WINDOW)?;
+        totals.get(key).map(|total| &total.counters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::statistics::Total;
+
+    #[test]
+    fn a_minute_is_looked_back() {
+        let (mut windows, start) = (Windows::default(), Instant::now());
+        let key = ModelKey { name: "m".to_owned(), version: 1 };
+        let totals = |inferences| {
+            let counters = Counters { inferences, ..Counters::default() };
+            Totals::from([(key.clone(), Total { counters, ..Total::default() })])
+        };
+        let at = |seconds| start + Duration::from_secs(seconds);
+        for seconds in (0..=600).step_by(5) {
+            windows.advance(at(seconds), &totals(seconds));
+            let before = windows.before(at(seconds), &key).map(|counters| counters.inferences);
+            match seconds {
+                0..60 => assert_eq!(before, None),
+                _ => assert!(
+                    (60..60 + 2 * STEP.as_secs()).contains(&(seconds - before.unwrap())),
+                    "{seconds} {before:?}"
+                ),
+            }
+        }
+        assert!(windows.0.len() <= 7);
+    }
+}
