@@ -14,7 +14,7 @@ export TRIREME_DEMO_REPOSITORY ?= $(TOOLS)/demo-repository
 
 .PHONY: help
 help: ## Lists these commands
-	@sed -nE 's/^([a-z][a-z-]*):.*## (.*)$$/\1\t\2/p' Makefile | while IFS=$$'\t' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+	@sed -nE 's/^([a-z][a-z-]*):.*## (.*)$$/\1\t\2/p' Makefile | while IFS=$$'\t' read -r name text; do printf '  make %-16s %s\n' "$$name" "$$text"; done
 
 .PHONY: demo
 demo: setup-demo build ## Serves three sentences from a real model and shows where the time went (KEEP=1 keeps the server)
@@ -26,6 +26,7 @@ test: setup lint ## Everything that has to hold before a change lands
 	cargo build --workspace
 	@echo "==> cargo test"
 	cargo test --workspace
+	@$(MAKE) --no-print-directory kubernetes-test
 
 .PHONY: chaos
 chaos: setup ## The whole system under load while everything in it fails at random (FAULTS=500 REQUESTS=100000 SEED=1)
@@ -54,8 +55,8 @@ build: ## Builds target/release/trireme
 lint: ## Formatting, clippy, shell scripts, who may depend on whom
 	@echo "==> lint"
 	cargo fmt --all --check
-	@for script in scripts/*.sh .ci/run; do bash -n "$$script"; done
-	@if command -v shellcheck >/dev/null; then shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh .ci/run; fi
+	@for script in scripts/*.sh deploy/*.sh deploy/kubernetes/*.sh .ci/run; do bash -n "$$script"; done
+	@if command -v shellcheck >/dev/null; then shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh deploy/*.sh deploy/kubernetes/*.sh .ci/run; fi
 	@scripts/check-dependencies.py
 	cargo clippy --workspace --all-targets -- -D warnings
 
@@ -64,6 +65,15 @@ check: ## One crate alone, with its own features: make check CRATE=trireme-bus
 	@[[ -n "$(CRATE)" ]] || { echo "which one? make check CRATE=trireme-bus"; exit 2; }
 	cargo clippy -p $(CRATE) --all-targets -- -D warnings
 	cargo test -p $(CRATE)
+
+.PHONY: kubernetes-test
+kubernetes-test: ## Renders deploy/kubernetes and checks every object against its schema
+	@scripts/kubernetes-test.sh
+
+.PHONY: compose-test
+compose-test: ## Builds the images, brings docker-compose.yml up, scales it, kills containers under load (needs docker)
+	@if command -v docker >/dev/null; then scripts/setup-python.sh; fi
+	@if [[ -x "$(TRIREME_PYTHON)" ]]; then "$(TRIREME_PYTHON)" tests/compose/compose_test.py; else echo "==> skipped: docker is not installed"; fi
 
 .PHONY: setup
 setup: setup-demo ## Fetches into .tools what tests need: ONNX Runtime, nats-server, the demo's model, a Python environment

@@ -9,7 +9,7 @@ use trireme_bus::{Bus, InProcess};
 use trireme_gateway::{Gateway, GatewayArgs, ModelOptions, TritonFlags};
 use trireme_model::{OnnxRuntimeArgs, OnnxRuntimeOptions};
 use trireme_postprocess::PostprocessBackend;
-use trireme_runtime::service::{self, WorkerArgs};
+use trireme_runtime::service::{self, AdminArgs, WorkerArgs};
 use trireme_runtime::{Backend, Worker};
 use trireme_telemetry::TelemetryArgs;
 use trireme_tokenizer::TokenizerBackend;
@@ -27,6 +27,8 @@ pub struct ServeArgs {
     #[command(flatten)]
     onnxruntime: OnnxRuntimeArgs,
     #[command(flatten)]
+    admin: AdminArgs,
+    #[command(flatten)]
     telemetry: TelemetryArgs,
     #[command(flatten)]
     triton: TritonFlags,
@@ -34,6 +36,9 @@ pub struct ServeArgs {
 
 /// Serves until told to stop. The port is taken before models are loaded, so that probes see "not ready" meanwhile.
 pub fn run(args: &ServeArgs) -> ExitCode {
+    if args.admin.healthcheck {
+        return args.admin.check("trireme");
+    }
     service::block_on("trireme", &args.telemetry, async {
         args.triton.warn();
         let shutdown = service::shutdown_signal()?;
@@ -48,6 +53,7 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         let exit_timeout = args.worker.exit_timeout();
         let gateway =
             Gateway::start(bus.clone(), options.statistics.clone(), models, &args.gateway, exit_timeout).await?;
+        args.admin.listen(gateway.readiness(), &options.statistics)?;
 
         let starting = Worker::start(bus, &backends, &options);
         let Some(worker) = service::or_shutdown(&shutdown, starting).await? else { return Ok(()) };

@@ -39,7 +39,7 @@ pub use envelope::{
 pub use in_process::InProcess;
 pub use inbox::{Inbox, PendingReplies};
 pub use message::{Answer, DeadLetter, Output, Part, Reply, WorkMessage, original_id};
-pub use nats::{Nats, NatsOptions};
+pub use nats::{Nats, NatsLogin, NatsOptions, NatsTls};
 pub use registry::{ModelState, RegistryEvent, WorkerEntry};
 
 /// How a queue behaves. One queue serves one model version.

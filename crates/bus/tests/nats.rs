@@ -12,8 +12,8 @@ use futures_util::StreamExt;
 use trireme_bus::conformance::fixtures::{full_message, heavy_message, message, model, number, options, take, within};
 use trireme_bus::conformance::{self, Setup};
 use trireme_bus::{
-    Bus, BusError, Connection, DeadLetter, EnvelopeError, ModelState, Nats, NatsOptions, Output, QueueOptions,
-    RegistryEvent, WorkMessage, WorkerEntry, encode_reply, encode_work,
+    Bus, BusError, Connection, DeadLetter, EnvelopeError, ModelState, Nats, NatsLogin, NatsOptions, NatsTls, Output,
+    QueueOptions, RegistryEvent, WorkMessage, WorkerEntry, encode_reply, encode_work,
 };
 use trireme_inference::{InferError, ModelKey, UnixMicros};
 use trireme_testkit::NatsServer;
@@ -23,7 +23,14 @@ const GIVES_UP_WITHIN: Duration = Duration::from_secs(15);
 
 fn at(url: &str) -> NatsOptions {
     let connect_timeout = Duration::from_secs(10);
-    NatsOptions { url: url.to_owned(), name: "test".to_owned(), connect_timeout, credentials: None }
+    NatsOptions {
+        url: url.to_owned(),
+        name: "test".to_owned(),
+        service: "test".to_owned(),
+        connect_timeout,
+        login: NatsLogin::Anonymous,
+        tls: NatsTls::default(),
+    }
 }
 
 async fn connect(server: &NatsServer) -> Nats {

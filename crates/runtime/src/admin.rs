@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
-use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
@@ -47,8 +46,12 @@ impl Health {
 // === impl Admin ===
 
 impl Admin {
-    /// Starts to listen. Errors when the address cannot be bound.
-    pub fn start(address: SocketAddr, health: Health, statistics: Statistics) -> std::io::Result<Admin> {
+    /// Starts to listen; `ready` says whether the process takes work. Errors when the address cannot be bound.
+    pub fn start(
+        address: SocketAddr,
+        ready: impl Fn() -> bool + Clone + Send + Sync + 'static,
+        statistics: Statistics,
+    ) -> std::io::Result<Admin> {
         let listener = std::net::TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -56,10 +59,8 @@ impl Admin {
         std::thread::Builder::new().name("admin".to_owned()).spawn(move || {
             let routes = Router::new()
                 .route("/livez", get(|| async { StatusCode::OK }))
-                .route("/readyz", get(ready))
-                .with_state(health)
-                .route("/metrics", get(metrics))
-                .with_state(statistics);
+                .route("/readyz", get(async move || status(ready())))
+                .route("/metrics", get(async move || metrics(&statistics)));
             let served = runtime.block_on(async {
                 let listener = tokio::net::TcpListener::from_std(listener)?;
                 axum::serve(listener, routes).await
@@ -72,15 +73,15 @@ impl Admin {
     }
 }
 
-async fn ready(State(health): State<Health>) -> StatusCode {
-    match health.is_ready() {
+fn status(ready: bool) -> StatusCode {
+    match ready {
         true => StatusCode::OK,
         false => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 
-async fn metrics(State(statistics): State<Statistics>) -> impl IntoResponse {
+fn metrics(statistics: &Statistics) -> impl IntoResponse + use<> {
     let mut out = Exposition::default();
-    export::process_metrics(&statistics, &mut out);
+    export::process_metrics(statistics, &mut out);
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], out.into_text())
 }

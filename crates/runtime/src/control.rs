@@ -22,13 +22,16 @@ use tokio_util::sync::CancellationToken;
 use trireme_bus::{Bus, BusError, Connection, Question};
 
 use crate::TaskSet;
-use message::{Answer, Command};
+use message::{Answer, Command, Recall};
 
 pub use gather::{Answers, command};
 pub use message::{Change, Order, Outcome, Override};
 
-/// The topic of commands.
+/// The topic of commands. Only gateways speak there, where the broker knows who is who.
 const TOPIC: &str = "models";
+
+/// The topic of those who ask what is remembered.
+const RECALL_TOPIC: &str = "recall";
 
 /// How often somebody who carries out a command says that it is still at it.
 const PROGRESS: Duration = Duration::from_secs(2);
@@ -61,7 +64,8 @@ pub struct Control {
     name: String,
     bus: Arc<dyn Bus>,
     memory: Arc<Memory>,
-    questions: mpsc::Receiver<Question>,
+    commands: mpsc::Receiver<Question>,
+    recalls: mpsc::Receiver<Question>,
 }
 
 // === impl Memory ===
@@ -94,8 +98,9 @@ impl Control {
         for (model, change) in recall(bus.as_ref(), &name).await? {
             memory.keep(&model, &change);
         }
-        let questions = bus.questions(TOPIC).await?;
-        Ok(Control { name, bus, memory, questions })
+        let commands = bus.questions(TOPIC).await?;
+        let recalls = bus.questions(RECALL_TOPIC).await?;
+        Ok(Control { name, bus, memory, commands, recalls })
     }
 
     /// What was wanted when the process began to listen, and is later.
@@ -105,17 +110,18 @@ impl Control {
 
     /// Carries out commands for as long as `tasks` runs.
     pub fn serve(self, participant: Arc<dyn Participant>, tasks: &TaskSet) {
-        let Control { name, bus, memory, mut questions } = self;
+        let Control { name, bus, memory, mut commands, recalls } = self;
         // One change at a time: two loads of a model must not overtake each other.
         let turn = Arc::new(tokio::sync::Mutex::new(()));
         let listener = Arc::new(Listener { name, memory, participant, turn });
+        tasks.spawn("model control answers", answer(recalls, listener.clone(), tasks.stopping().clone()));
         tasks.spawn("model control recall", catch_up(bus, listener.clone(), tasks.stopping().clone()));
         let waiting = Arc::new(Semaphore::new(MAX_WAITING));
         let set = tasks.clone();
         tasks.spawn("model control", async move {
             loop {
                 let question = tokio::select! {
-                    question = questions.recv() => question,
+                    question = commands.recv() => question,
                     () = set.stopping().cancelled() => return,
                 };
                 let Some(question) = question else { return };
@@ -140,6 +146,23 @@ impl Control {
                 });
             }
         });
+    }
+}
+
+/// Tells who asks what is remembered.
+async fn answer(mut recalls: mpsc::Receiver<Question>, listener: Arc<Listener>, stopping: CancellationToken) {
+    loop {
+        let question = tokio::select! {
+            question = recalls.recv() => question,
+            () = stopping.cancelled() => return,
+        };
+        let Some(question) = question else { return };
+        match Recall::decode(&question.body) {
+            // One's own question.
+            Ok(recall) if recall.asked_by == listener.name => continue,
+            Ok(_) => listener.tell(&question).await,
+            Err(error) => tracing::warn!(%error, "ignored a malformed question"),
+        }
     }
 }
 
@@ -181,16 +204,16 @@ impl Listener {
         }
     }
 
+    /// Answers with everything that is remembered.
+    async fn tell(&self, question: &Question) {
+        for (model, change) in self.memory.changes() {
+            let _ = question.answer(Answer::Remembered { model, change }.encode()).await;
+        }
+        let _ = question.answer(Answer::NothingMore.encode()).await;
+    }
+
     async fn hear(&self, question: Question, command: Command) {
         let outcome = match &command {
-            Command::Recall { asked_by } if *asked_by == self.name => return,
-            Command::Recall { .. } => {
-                for (model, change) in self.memory.changes() {
-                    let _ = question.answer(Answer::Remembered { model, change }.encode()).await;
-                }
-                let _ = question.answer(Answer::NothingMore.encode()).await;
-                return;
-            }
             Command::Settled { model, change } => {
                 self.take(model, change).await;
                 return;
@@ -241,7 +264,7 @@ pub async fn settle(bus: &dyn Bus, model: &str, change: &Change) -> Result<(), B
 
 /// What the others remember; nothing where there are none.
 async fn recall(bus: &dyn Bus, asked_by: &str) -> Result<Vec<(String, Change)>, BusError> {
-    let mut answers = bus.ask(TOPIC, Command::Recall { asked_by: asked_by.to_owned() }.encode()).await?;
+    let mut answers = bus.ask(RECALL_TOPIC, Recall { asked_by: asked_by.to_owned() }.encode()).await?;
     let mut remembered = Vec::new();
     let until = tokio::time::Instant::now() + RECALL;
     while let Ok(Some(answer)) = tokio::time::timeout_at(until, answers.recv()).await {

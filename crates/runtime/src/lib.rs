@@ -12,6 +12,7 @@
 //! Not here: wire forms and queues (`bus`), what models compute (`services/*`), clients (`services/gateway`).
 
 mod admin;
+mod admin_args;
 mod backend;
 mod batching;
 mod cancel;
@@ -22,6 +23,7 @@ mod held;
 mod hosted;
 mod load;
 mod models;
+mod nats_args;
 mod parts;
 mod queue;
 pub mod service;

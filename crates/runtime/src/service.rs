@@ -2,7 +2,6 @@
 //!
 //! Every way to fail ends in one line on standard error that says what to do, and an exit code that is not zero.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,30 +10,17 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use trireme_bus::{Bus, BusError, Nats, NatsOptions, QueueOptions};
+use trireme_bus::QueueOptions;
 use trireme_telemetry::TelemetryArgs;
 
 use crate::Statistics;
-use crate::admin::{Admin, Health};
+use crate::admin::Health;
 use crate::backend::Backend;
 use crate::control_mode::ControlArgs;
 use crate::worker::{Worker, WorkerOptions};
 
-/// Flags of every process that speaks over NATS.
-#[derive(Args, Clone, Debug)]
-pub struct NatsArgs {
-    /// NATS server, several separated by commas
-    #[arg(long, env = "TRIREME_NATS_URL", value_name = "URL", default_value = "nats://127.0.0.1:4222")]
-    pub nats_url: String,
-
-    /// Seconds to go on trying to reach NATS at start
-    #[arg(long, env = "TRIREME_NATS_CONNECT_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 30)]
-    pub nats_connect_timeout_secs: u64,
-
-    /// Credentials file (.creds) for NATS
-    #[arg(long, env = "TRIREME_NATS_CREDENTIALS", value_name = "FILE")]
-    pub nats_credentials: Option<PathBuf>,
-}
+pub use crate::admin_args::AdminArgs;
+pub use crate::nats_args::NatsArgs;
 
 /// Flags of every process that hosts models.
 #[derive(Args, Clone, Debug)]
@@ -114,26 +100,9 @@ pub struct ServiceArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub telemetry: TelemetryArgs,
-
-    /// Address of the admin listener (/livez, /readyz, /metrics); none without it
-    #[arg(long, env = "TRIREME_ADMIN_ADDRESS", value_name = "HOST:PORT")]
-    pub admin_address: Option<SocketAddr>,
-}
-
-// === impl NatsArgs ===
-
-impl NatsArgs {
-    /// Connects, with visible retries that end.
-    pub async fn connect(&self, name: &str) -> Result<Arc<dyn Bus>, BusError> {
-        let options = NatsOptions {
-            url: self.nats_url.clone(),
-            name: name.to_owned(),
-            connect_timeout: Duration::from_secs(self.nats_connect_timeout_secs),
-            credentials: self.nats_credentials.clone(),
-        };
-        let nats = Nats::connect(&options).await?;
-        Ok(Arc::new(nats))
-    }
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub admin: AdminArgs,
 }
 
 // === impl WorkerArgs ===
@@ -175,14 +144,16 @@ pub fn process_name(service: &str) -> String {
 
 /// Runs a stage service to its end: SIGTERM or SIGINT drains it.
 pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backend>]) -> ExitCode {
+    if args.admin.healthcheck {
+        return args.admin.check(service);
+    }
     block_on(service, &args.telemetry, async {
         let health = Health::default();
         let options = args.worker.options(service)?;
-        if let Some(address) = args.admin_address {
-            start_admin(address, health.clone(), &options.statistics)?;
-        }
+        let ready = health.clone();
+        args.admin.listen(move || ready.is_ready(), &options.statistics)?;
         let shutdown = shutdown_signal()?;
-        let Some(bus) = or_shutdown(&shutdown, args.nats.connect(&options.name)).await? else { return Ok(()) };
+        let Some(bus) = or_shutdown(&shutdown, args.nats.connect(service, &options.name)).await? else { return Ok(()) };
         let starting = Worker::start(bus.clone(), backends, &options);
         let Some(worker) = or_shutdown(&shutdown, starting).await? else { return Ok(()) };
         health.set_ready(true);
@@ -196,14 +167,6 @@ pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backen
         report_drained(unfinished);
         outcome
     })
-}
-
-/// Starts the admin listener. An address that is taken is an error that says which.
-pub fn start_admin(address: SocketAddr, health: Health, statistics: &Statistics) -> anyhow::Result<()> {
-    let admin = Admin::start(address, health, statistics.clone())
-        .map_err(|error| anyhow::anyhow!("--admin-address {address} cannot be listened on: {error}"))?;
-    tracing::info!(address = %admin.address, "admin listener");
-    Ok(())
 }
 
 /// Waits until the process is told to stop, or the worker loses a task, which is an error.

@@ -53,10 +53,24 @@ impl NatsServer {
     }
 
     fn start_with(config: &str) -> NatsServer {
+        NatsServer::start_with_files(&[("nats.conf", config)])
+    }
+
+    /// Starts a server with the configuration `nats.conf` among `files` (path within the server's folder, content);
+    /// `STORE` in one of them stands for where streams are kept.
+    ///
+    /// # Panics
+    /// As [`NatsServer::start`].
+    pub fn start_with_files(files: &[(&str, &str)]) -> NatsServer {
         let folder = tempfile::Builder::new().prefix("trireme-nats-").tempdir().expect("a temporary folder");
         fs::create_dir(folder.path().join("ports")).expect("the temporary folder can be written");
-        let config = config.replace("STORE", &folder.path().join("store").display().to_string());
-        fs::write(folder.path().join("nats.conf"), config).expect("the temporary folder can be written");
+        for (name, content) in files {
+            let path = folder.path().join(name);
+            let parent = path.parent().expect("a file is in a folder");
+            fs::create_dir_all(parent).expect("the temporary folder can be written");
+            let content = content.replace("STORE", &folder.path().join("store").display().to_string());
+            fs::write(path, content).expect("the temporary folder can be written");
+        }
         let mut server = NatsServer { folder, binary: binary(), port: 0, process: None };
         // The server chooses a free port itself and tells: choosing one for it would race with other tests.
         server.spawn("-1");
@@ -145,10 +159,11 @@ impl Drop for NatsServer {
     }
 }
 
-/// The port in a ports file, `{"nats":["nats://127.0.0.1:4222"]}`; `None` while it is not complete.
+/// The port in a ports file, `{"nats":["nats://127.0.0.1:4222"]}` (`tls://` where it insists on that); `None` while it is
+/// not complete.
 fn listening_port(file: &Path) -> Option<u16> {
     let text = fs::read_to_string(file).ok()?;
-    let (_, rest) = text.split_once("nats://127.0.0.1:")?;
+    let (_, rest) = text.split_once("://127.0.0.1:")?;
     let (port, _) = rest.split_once('"')?;
     port.parse().ok()
 }

@@ -30,7 +30,7 @@ use clap::{ArgAction, Args};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
-use trireme_runtime::service::{self, NatsArgs};
+use trireme_runtime::service::{self, AdminArgs, NatsArgs};
 use trireme_runtime::statistics::report::follow_log_levels;
 use trireme_runtime::{ControlArgs, Health, Statistics, TaskSet};
 use trireme_telemetry::TelemetryArgs;
@@ -77,6 +77,11 @@ pub struct GatewayArgs {
     #[arg(action = ArgAction::Set)]
     pub strict_readiness: bool,
 
+    /// Go on taking requests for models whose workers have all gone: they wait in the queue for a new worker, up to their
+    /// deadline (for stages that are scaled to none)
+    #[arg(long, env = "TRIREME_KEEP_MODELS", value_parser = clap::builder::FalseyValueParser::new())]
+    pub keep_models: bool,
+
     /// Milliseconds that a request may take when it names no timeout of its own
     #[arg(long, env = "TRIREME_DEFAULT_TIMEOUT_MS", value_name = "MILLISECONDS", default_value_t = 60_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
@@ -106,6 +111,9 @@ pub struct GatewayServiceArgs {
     #[arg(long, env = "TRIREME_EXIT_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 30)]
     pub exit_timeout_secs: u64,
 
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub admin: AdminArgs,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub nats: NatsArgs,
@@ -155,7 +163,7 @@ impl Gateway {
         let metrics_address = metrics.as_ref().map(|listener| listener.address);
 
         let tasks = TaskSet::new();
-        let registry = Registry::follow(bus.as_ref(), repository, &models.control, &tasks).await?;
+        let registry = Registry::follow(bus.as_ref(), repository, &models.control, args.keep_models, &tasks).await?;
         let name = statistics.process();
         let models = ModelControl::start(bus.clone(), name, models, registry.clone(), &tasks).await?;
         let dispatcher = Dispatcher::open(bus.clone(), name, args.max_in_flight, &tasks).await?;
@@ -203,6 +211,12 @@ impl Gateway {
         self.handlers.registry.until_ready(timeout).await
     }
 
+    /// Whether it takes requests for every known model, as `/v2/health/ready` says it. Can be asked for as long as one likes.
+    pub fn readiness(&self) -> impl Fn() -> bool + Clone + Send + Sync + 'static {
+        let handlers = self.handlers.clone();
+        move || handlers.server_ready().unwrap_or(false)
+    }
+
     /// Waits until one of the gateway's tasks dies, which a process should not outlive.
     pub async fn failed(&self) -> &'static str {
         tokio::select! {
@@ -223,6 +237,9 @@ impl Gateway {
 
 /// Runs the gateway service to its end: SIGTERM or SIGINT drains it.
 pub fn run(args: &GatewayServiceArgs) -> ExitCode {
+    if args.admin.healthcheck {
+        return args.admin.check("gateway");
+    }
     service::block_on("gateway", &args.telemetry, async {
         args.triton.warn();
         let shutdown = service::shutdown_signal()?;
@@ -233,10 +250,13 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
             tracing::warn!("no --model-repository: ensembles are not known, models are served as workers have them");
         }
         let name = service::process_name("gateway");
-        let Some(bus) = service::or_shutdown(&shutdown, args.nats.connect(&name)).await? else { return Ok(()) };
+        let Some(bus) = service::or_shutdown(&shutdown, args.nats.connect("gateway", &name)).await? else {
+            return Ok(());
+        };
         let exit_timeout = Duration::from_secs(args.exit_timeout_secs);
         let statistics = Statistics::new(name);
-        let gateway = Gateway::start(bus.clone(), statistics, models, &args.gateway, exit_timeout).await?;
+        let gateway = Gateway::start(bus.clone(), statistics.clone(), models, &args.gateway, exit_timeout).await?;
+        args.admin.listen(gateway.readiness(), &statistics)?;
         let outcome = tokio::select! {
             () = shutdown.cancelled() => Ok(()),
             task = gateway.failed() => Err(anyhow::anyhow!("task '{task}' died")),

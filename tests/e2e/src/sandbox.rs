@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -38,6 +39,7 @@ pub struct Setup {
     repository: PathBuf,
     gateway_arguments: Vec<String>,
     worker_arguments: Vec<String>,
+    passwords: Option<PathBuf>,
     tokenizers: usize,
     models: usize,
     postprocesses: usize,
@@ -62,6 +64,11 @@ pub struct Sandbox {
 impl Stage {
     const ALL: [Stage; 3] = [Stage::Tokenizer, Stage::Model, Stage::Postprocess];
 
+    /// The service's own name.
+    pub fn service(self) -> &'static str {
+        self.binary().trim_start_matches("trireme-")
+    }
+
     /// The name of the service's binary.
     pub fn binary(self) -> &'static str {
         match self {
@@ -82,6 +89,7 @@ impl Setup {
             repository: basic_repository(),
             gateway_arguments: Vec::new(),
             worker_arguments: Vec::new(),
+            passwords: None,
             tokenizers: 1,
             models: 1,
             postprocesses: 1,
@@ -118,13 +126,25 @@ impl Setup {
         self.mode == Mode::Services
     }
 
+    /// Lets every process be a NATS user called as its service, with the password in `<folder>/<service>`.
+    pub fn passwords(self, folder: &Path) -> Setup {
+        Setup { passwords: Some(folder.to_owned()), ..self }
+    }
+
     /// Starts everything and waits until it is ready.
     ///
     /// # Panics
     /// When it does not get ready.
     #[track_caller]
     pub fn start(self) -> Sandbox {
-        let mut sandbox = self.start_gateway();
+        let nats = (self.mode == Mode::Services).then(NatsServer::start);
+        self.start_on(nats)
+    }
+
+    /// The same with this broker.
+    #[track_caller]
+    pub fn start_on(self, nats: Option<NatsServer>) -> Sandbox {
+        let mut sandbox = self.start_gateway_on(nats);
         if sandbox.nats.is_some() {
             for stage in Stage::ALL {
                 for _ in 0..sandbox.setup.count(stage) {
@@ -156,10 +176,17 @@ impl Setup {
             Some(nats) => command.args(["--nats-url", &nats.url()]),
         };
         command.arg("--model-repository").arg(&self.repository).args(&self.gateway_arguments);
+        self.log_in(&mut command, "gateway");
         let name = if nats.is_some() { "gateway" } else { "serve" };
         let gateway = Process::start(name, &mut command, folder.path());
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         Sandbox { setup: self, gateway, workers: Vec::new(), address, nats, folder }
+    }
+
+    fn log_in(&self, command: &mut Command, service: &str) {
+        if let Some(folder) = &self.passwords {
+            command.args(["--nats-user", service, "--nats-password-file"]).arg(folder.join(service));
+        }
     }
 
     fn count(&self, stage: Stage) -> usize {
@@ -188,6 +215,7 @@ impl Sandbox {
         let mut command = product(stage.binary());
         command.args(["--nats-url", &url, "--model-repository"]).arg(&self.setup.repository);
         command.args(&self.setup.worker_arguments);
+        self.setup.log_in(&mut command, stage.service());
         let name = format!("{}-{number}", stage.binary());
         self.workers.push((stage, Process::start(&name, &mut command, self.folder.path())));
         number
@@ -247,6 +275,15 @@ impl Sandbox {
             let listening = events.iter().find(|event| event["message"] == listener)?;
             listening["address"].as_str()?.parse().ok()
         })
+    }
+
+    /// # Panics
+    /// When one of the processes has logged this message.
+    #[track_caller]
+    pub fn assert_never_logged(&self, message: &str) {
+        for process in std::iter::once(&self.gateway).chain(self.workers.iter().map(|(_, worker)| worker)) {
+            assert_eq!(process.count(message), 0, "{}:\n{}", process.name(), process.log_tail());
+        }
     }
 
     /// A process that failed will not get ready any more. One that was killed is meant to be gone.

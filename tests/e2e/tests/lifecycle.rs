@@ -78,6 +78,29 @@ fn requests_wait_for_a_worker_that_is_replaced() {
 }
 
 #[test]
+fn requests_for_a_stage_that_is_scaled_to_none_wait_for_its_next_worker() {
+    let mut sandbox = Setup::new(Mode::Services).gateway_arguments(&["--keep-models"]).start();
+    assert_embeds(&sandbox, 0);
+    for stage in [Stage::Tokenizer, Stage::Model] {
+        let mut worker = sandbox.take_worker(stage, 0);
+        worker.terminate();
+        assert_eq!(worker.wait_exit(LAPSE_LIMIT).code(), Some(0));
+    }
+    assert!(sandbox.is_ready(), "the gateway takes requests for models that nobody serves right now");
+    let request = Request::infer("tiny_embedding", &text(1));
+    let address = sandbox.address;
+    let waiting = std::thread::spawn(move || request.send(address));
+    sandbox.start_worker(Stage::Tokenizer);
+    wait_until("the tokenizer is ready", LAPSE_LIMIT, || {
+        (sandbox.worker(Stage::Tokenizer, 0).count("ready") > 0).then_some(())
+    });
+    assert!(!waiting.is_finished(), "nobody executes the encoder yet");
+    sandbox.start_worker(Stage::Model);
+    let response = waiting.join().expect("the client does not panic").expect("the request is answered");
+    assert_close(&response.numbers("embedding"), &golden()[1].embedding, 1e-5);
+}
+
+#[test]
 fn a_worker_that_leaves_in_order_is_missed_at_once() {
     let mut sandbox = Sandbox::start(Mode::Services);
     let mut leaving = sandbox.take_worker(Stage::Tokenizer, 0);

@@ -1,12 +1,14 @@
-//! Connecting: visible retries that end, and a watch on the connection afterwards.
+//! Connecting: who we are, visible retries that end, and a watch on the connection afterwards.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_nats::jetstream;
+use async_nats::{ConnectErrorKind, ConnectOptions, jetstream};
 use tokio::sync::watch;
 
 use super::Nats;
+use super::work::chain;
 use crate::{BusError, Connection};
 
 /// How long closing may wait for what is buffered to go out.
@@ -28,10 +30,42 @@ pub struct NatsOptions {
     pub url: String,
     /// The name of this connection, shown by `nats server report connections`.
     pub name: String,
+    /// The service this process is one of. Answers to its questions come to `_INBOX.<service>.>`, so that a server can
+    /// keep other services from reading them.
+    pub service: String,
     /// How long to go on trying before giving up.
     pub connect_timeout: Duration,
-    /// A credentials file (`.creds`), if the server asks for one.
-    pub credentials: Option<std::path::PathBuf>,
+    /// Who we are.
+    pub login: NatsLogin,
+    /// What to trust and to show when the connection is encrypted.
+    pub tls: NatsTls,
+}
+
+/// Who connects.
+#[derive(Clone, Debug, Default)]
+pub enum NatsLogin {
+    /// Nobody in particular, or whom the URL names.
+    #[default]
+    Anonymous,
+    /// A user whose password is the first line of a file.
+    Password {
+        /// The user's name.
+        user: String,
+        /// The file with the password.
+        password_file: PathBuf,
+    },
+    /// Whom a credentials file (`.creds`) names.
+    Credentials(PathBuf),
+}
+
+/// Files for an encrypted connection. Without any, encryption is up to the URL (`tls://`) and the server, and the
+/// system's certificate authorities are trusted.
+#[derive(Clone, Debug, Default)]
+pub struct NatsTls {
+    /// Certificate authorities to trust in place of the system's. Encryption is insisted on.
+    pub ca: Option<PathBuf>,
+    /// Our certificate and its key. Encryption is insisted on.
+    pub certificate: Option<(PathBuf, PathBuf)>,
 }
 
 impl Nats {
@@ -58,22 +92,27 @@ impl Nats {
         let unreachable = |reason: String| BusError::Unreachable(format!("NATS at {}: {reason}", options.url));
 
         let (state, mut connection) = watch::channel(Connection::Down);
-        let mut connect = async_nats::ConnectOptions::new()
+        let mut connect = ConnectOptions::new()
             .name(&options.name)
+            .custom_inbox_prefix(format!("_INBOX.{}", super::escape_token(&options.service)))
             .ping_interval(PING_INTERVAL)
             .request_timeout(Some(REQUEST_TIMEOUT))
             .event_callback(move |event| {
                 on_event(&state, &event);
                 async {}
             });
-        if let Some(path) = &options.credentials {
-            let credentials = std::fs::read_to_string(path).and_then(|text| connect.credentials(&text));
-            connect = credentials.map_err(|error| BusError::Refused {
-                action: "reading credentials",
-                reason: format!("{}: {error}", path.display()),
-            })?;
-        }
-        let client = connect.connect(urls).await.map_err(|error| unreachable(error.to_string()))?;
+        connect = options.login.apply(options.tls.apply(connect)?)?;
+        let client = connect.connect(urls).await.map_err(|error| match error.kind() {
+            ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => BusError::Refused {
+                action: "connecting",
+                reason: format!("NATS at {} does not let {} in: {}", options.url, options.login, chain(&error)),
+            },
+            ConnectErrorKind::Tls | ConnectErrorKind::ServerParse => BusError::Refused {
+                action: "connecting",
+                reason: format!("NATS at {}: {}", options.url, chain(&error)),
+            },
+            _ => unreachable(chain(&error)),
+        })?;
         // Told by an event that is on its way: without it a new bus would say for a moment that it is down.
         let up = connection.wait_for(|state| matches!(state, Connection::Up(_)));
         let up = tokio::time::timeout(REQUEST_TIMEOUT, up).await;
@@ -93,6 +132,73 @@ impl Nats {
         let max_payload = client.server_info().max_payload;
         tracing::info!(url = options.url, version, max_payload, "connected to NATS");
         Ok(Nats { client, jetstream, connection, service: Arc::default() })
+    }
+}
+
+// === impl NatsLogin ===
+
+impl NatsLogin {
+    fn apply(&self, connect: ConnectOptions) -> Result<ConnectOptions, BusError> {
+        match self {
+            NatsLogin::Anonymous => Ok(connect),
+            NatsLogin::Password { user, password_file } => {
+                let text = read("the NATS password", password_file)?;
+                match text.lines().next().filter(|line| !line.is_empty()) {
+                    Some(password) => Ok(connect.user_and_password(user.clone(), password.to_owned())),
+                    None => Err(unfit("the NATS password", password_file, "its first line is empty")),
+                }
+            }
+            NatsLogin::Credentials(path) => {
+                let text = read("NATS credentials", path)?;
+                connect.credentials(&text).map_err(|error| unfit("NATS credentials", path, error))
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for NatsLogin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            NatsLogin::Anonymous => f.write_str("a client without credentials"),
+            NatsLogin::Password { user, .. } => write!(f, "user '{user}'"),
+            NatsLogin::Credentials(path) => write!(f, "the user of '{}'", path.display()),
+        }
+    }
+}
+
+// === impl NatsTls ===
+
+impl NatsTls {
+    /// The client reads the files itself when it connects, but its errors do not name them.
+    fn apply(&self, mut connect: ConnectOptions) -> Result<ConnectOptions, BusError> {
+        if let Some(ca) = &self.ca {
+            check_pem("the NATS certificate authority", ca, "CERTIFICATE-----")?;
+            connect = connect.add_root_certificates(ca.clone()).require_tls(true);
+        }
+        if let Some((certificate, key)) = &self.certificate {
+            check_pem("the NATS client certificate", certificate, "CERTIFICATE-----")?;
+            check_pem("the NATS client key", key, "PRIVATE KEY-----")?;
+            connect = connect.add_client_certificate(certificate.clone(), key.clone()).require_tls(true);
+        }
+        Ok(connect)
+    }
+}
+
+fn check_pem(what: &'static str, path: &Path, label: &str) -> Result<(), BusError> {
+    match read(what, path)?.contains(label) {
+        true => Ok(()),
+        false => Err(unfit(what, path, format!("expected a PEM file with a line that ends with '{label}'"))),
+    }
+}
+
+fn read(what: &'static str, path: &Path) -> Result<String, BusError> {
+    std::fs::read_to_string(path).map_err(|error| unfit(what, path, error))
+}
+
+fn unfit(what: &'static str, path: &Path, reason: impl std::fmt::Display) -> BusError {
+    BusError::Refused {
+        action: "connecting",
+        reason: format!("{what} in '{}' cannot be used: {reason}", path.display()),
     }
 }
 

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use trireme_inference::ModelKey;
 
-pub use connect::NatsOptions;
+pub use connect::{NatsLogin, NatsOptions, NatsTls};
 pub(crate) use subjects::escape_token;
 
 use crate::registry::{RegistryEvent, WorkerEntry};

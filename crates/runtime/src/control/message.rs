@@ -56,7 +56,12 @@ pub(super) enum Command {
     Load { model: String, with: Override },
     Unload { model: String },
     Settled { model: String, change: Change },
-    Recall { asked_by: String },
+}
+
+/// Who asks what is remembered.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Recall {
+    pub asked_by: String,
 }
 
 /// What it is told.
@@ -88,6 +93,18 @@ impl Command {
     }
 
     pub(super) fn decode(body: &[u8]) -> Result<Command, rmp_serde::decode::Error> {
+        decode(body)
+    }
+}
+
+// === impl Recall ===
+
+impl Recall {
+    pub(super) fn encode(&self) -> Bytes {
+        encode(self)
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Result<Recall, rmp_serde::decode::Error> {
         decode(body)
     }
 }

@@ -44,6 +44,8 @@ struct State {
     configs: HashMap<String, Arc<ModelConfig>>,
     /// Versions of models seen since the start: they are known even when nobody serves them right now.
     known: BTreeMap<String, BTreeSet<i64>>,
+    /// How each model was served last, where models are kept whose workers have gone.
+    kept: Option<BTreeMap<String, BTreeMap<i64, Arc<ModelConfig>>>>,
 }
 
 struct Live {
@@ -54,11 +56,13 @@ struct Live {
 // === impl Registry ===
 
 impl Registry {
-    /// Starts to follow the registry. Ensembles, and the names of models that should be there, come from `repository`.
+    /// Starts to follow the registry. Ensembles, and the names of models that should be there, come from `repository`. With
+    /// `keep_models` a model that was served once counts as served when its workers have gone.
     pub async fn follow(
         bus: &dyn Bus,
         repository: Repository,
         control: &ControlOptions,
+        keep_models: bool,
         tasks: &TaskSet,
     ) -> Result<Registry, BusError> {
         let wanted = control.initial(&repository);
@@ -69,6 +73,7 @@ impl Registry {
             entries: HashMap::new(),
             configs: HashMap::new(),
             known: BTreeMap::new(),
+            kept: keep_models.then(BTreeMap::new),
         };
         state.replace(repository);
         let registry = Registry(Arc::new(Shared {
@@ -131,7 +136,11 @@ impl Registry {
     }
 
     fn publish(&self) {
-        let catalog = Arc::new(self.0.state.lock().catalog());
+        let catalog = {
+            let mut state = self.0.state.lock();
+            state.keep();
+            Arc::new(state.catalog())
+        };
         let before = std::mem::replace(&mut *self.0.catalog.write(), catalog.clone());
         catalog.log_changes(&before);
         self.0.changed.send_replace(());
@@ -297,7 +306,16 @@ impl State {
         }
     }
 
+    /// What workers serve, and with `kept` what they served before they had all gone.
     fn served(&self) -> Served<'_> {
+        let mut served = self.live();
+        for (name, versions) in self.kept.iter().flatten().filter(|(name, _)| self.is_wanted(name)) {
+            served.entry(name).or_insert_with(|| versions.clone());
+        }
+        served
+    }
+
+    fn live(&self) -> Served<'_> {
         let mut served = Served::new();
         for Live { entry, .. } in self.entries.values() {
             if entry.state == ModelState::Ready {
@@ -306,6 +324,14 @@ impl State {
             }
         }
         served
+    }
+
+    /// Remembers how models are served now, as a whole: versions that were replaced are not among them.
+    fn keep(&mut self) {
+        if self.kept.is_some() {
+            let live: Vec<_> = self.live().into_iter().map(|(name, versions)| (name.to_owned(), versions)).collect();
+            self.kept.iter_mut().for_each(|kept| kept.extend(live.iter().cloned()));
+        }
     }
 
     fn catalog(&self) -> Catalog {

@@ -1,0 +1,112 @@
+# Images of Trireme, one target each: gateway, tokenizer, model, postprocess; trireme (all in one process); model-gpu;
+# setup (what docker-compose.yml runs first). Builds with BuildKit and with the classic builder, which runs every stage
+# above the target, needed or not: what is large and seldom wanted is at the end.
+#
+#     docker build --target gateway -t trireme-gateway .
+
+# Any image with cargo, rustc and a C compiler; its C library must not be newer than the runtime image's.
+ARG RUST_IMAGE=rust:1-bookworm
+# What programs run in: glibc, libgcc and libstdc++, nothing else is used.
+ARG RUNTIME_IMAGE=debian:bookworm-slim
+# Fetches prebuilt files with pip; nothing of itself ends up in an image.
+ARG PYTHON_IMAGE=python:3.11-bookworm
+
+# The workspace with empty sources: it changes only when a dependency does, so that what is built from it stays cached.
+FROM ${RUNTIME_IMAGE} AS manifests
+WORKDIR /src
+COPY . .
+RUN find . -type f ! -name Cargo.toml ! -name Cargo.lock ! -name build.rs ! -path '*/src/main.rs' ! -path '*/src/lib.rs' -delete \
+    && find . -depth -type d -empty -delete \
+    && echo 'fn main() {}' >/tmp/main.rs \
+    && find . -name lib.rs -exec cp /dev/null {} ';' \
+    && find . -name '*.rs' ! -name lib.rs -exec cp /tmp/main.rs {} ';'
+
+FROM ${RUST_IMAGE} AS build
+WORKDIR /src
+# `dev` builds in a fraction of the time.
+ARG CARGO_PROFILE=release
+ENV CARGO_INCREMENTAL=0 CARGO_PROFILE_RELEASE_DEBUG=false CARGO_PROFILE_DEV_DEBUG=false
+COPY --from=manifests /src .
+RUN cargo build --locked --bins --profile ${CARGO_PROFILE}
+COPY . .
+# Cargo goes by times of change, and the empty sources' is later than the real ones'.
+RUN find . -name '*.rs' -exec touch {} + \
+    && cargo build --locked --bins --profile ${CARGO_PROFILE} \
+    && mkdir /out \
+    && for program in trireme trireme-gateway trireme-tokenizer trireme-model trireme-postprocess; do \
+           install --strip --mode 755 target/*/$program /out/ || exit 1; \
+       done
+
+# What all of Trireme's images have in common: nothing but the C library, a user without rights, and where models are.
+FROM ${RUNTIME_IMAGE} AS runtime
+USER 65532:65532
+WORKDIR /
+ENV TRIREME_MODEL_REPOSITORY=/models TRIREME_ADMIN_ADDRESS=0.0.0.0:8081 TRIREME_LOG_FORMAT=json
+EXPOSE 8081
+
+FROM runtime AS gateway
+COPY --from=build /out/trireme-gateway /usr/local/bin/
+EXPOSE 8000 8001 8002
+HEALTHCHECK --interval=5s --timeout=3s --start-period=60s CMD ["trireme-gateway", "--healthcheck"]
+ENTRYPOINT ["trireme-gateway"]
+
+FROM runtime AS tokenizer
+COPY --from=build /out/trireme-tokenizer /usr/local/bin/
+HEALTHCHECK --interval=5s --timeout=3s --start-period=60s CMD ["trireme-tokenizer", "--healthcheck"]
+ENTRYPOINT ["trireme-tokenizer"]
+
+FROM runtime AS postprocess
+COPY --from=build /out/trireme-postprocess /usr/local/bin/
+HEALTHCHECK --interval=5s --timeout=3s --start-period=60s CMD ["trireme-postprocess", "--healthcheck"]
+ENTRYPOINT ["trireme-postprocess"]
+
+FROM ${PYTHON_IMAGE} AS onnxruntime
+WORKDIR /src
+COPY scripts scripts
+RUN scripts/fetch-onnxruntime.sh
+
+# Who executes models keeps what it learns of them (costs, optimized graphs) in /cache, if a volume is there.
+FROM runtime AS executor
+USER root
+RUN install --directory --owner 65532 --group 65532 /cache
+USER 65532:65532
+ENV ORT_DYLIB_PATH=/opt/onnxruntime/libonnxruntime.so XDG_CACHE_HOME=/cache
+
+FROM executor AS model
+COPY --from=onnxruntime /src/.tools/onnxruntime /opt/onnxruntime
+COPY --from=build /out/trireme-model /usr/local/bin/
+HEALTHCHECK --interval=5s --timeout=3s --start-period=300s CMD ["trireme-model", "--healthcheck"]
+ENTRYPOINT ["trireme-model"]
+
+FROM executor AS trireme
+COPY --from=onnxruntime /src/.tools/onnxruntime /opt/onnxruntime
+COPY --from=build /out/trireme /usr/local/bin/
+EXPOSE 8000 8001 8002
+HEALTHCHECK --interval=5s --timeout=3s --start-period=300s CMD ["trireme", "serve", "--healthcheck"]
+ENTRYPOINT ["trireme"]
+CMD ["serve"]
+
+FROM ${PYTHON_IMAGE} AS fetched-demo-repository
+WORKDIR /src
+COPY scripts scripts
+COPY examples/demo examples/demo
+RUN scripts/fetch-demo-model.sh && cp -RL .tools/demo-repository /demo
+
+# Runs once before the services of docker-compose.yml: passwords for NATS, the demo's models.
+FROM ${RUNTIME_IMAGE} AS setup
+COPY --from=fetched-demo-repository /demo /demo
+COPY deploy/setup.sh /usr/local/bin/setup
+CMD ["setup"]
+
+FROM ${PYTHON_IMAGE} AS onnxruntime-cuda
+WORKDIR /src
+COPY scripts scripts
+RUN scripts/fetch-onnxruntime-cuda.sh
+
+# The driver comes with the host: NVIDIA's container toolkit puts libcuda.so.1 in.
+FROM executor AS model-gpu
+COPY --from=onnxruntime-cuda /src/.tools/onnxruntime-cuda /opt/onnxruntime
+COPY --from=build /out/trireme-model /usr/local/bin/
+ENV LD_LIBRARY_PATH=/opt/onnxruntime NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+HEALTHCHECK --interval=5s --timeout=3s --start-period=300s CMD ["trireme-model", "--healthcheck"]
+ENTRYPOINT ["trireme-model"]
