@@ -102,6 +102,14 @@ setup-demo:
 	@scripts/fetch-onnxruntime.sh
 	@scripts/fetch-demo-model.sh
 
+.PHONY: fuzz
+fuzz: ## Changed inputs for everything that parses outside bytes, SECONDS for each parser (60)
+	cargo run --release -p trireme-fuzz -- --seconds $(or $(SECONDS),60) $(TARGETS)
+
+.PHONY: fuzz-http
+fuzz-http: ## N changed HTTP requests and gRPC calls (10000 of each) for a gateway that runs: HTTP=host:port GRPC=host:port
+	@$(TRIREME_PYTHON) scripts/fuzz-server.py --http $(or $(HTTP),127.0.0.1:8000) --grpc $(or $(GRPC),127.0.0.1:8001) --count $(or $(N),10000)
+
 .PHONY: clean
 clean: ## Removes what was built and fetched
 	cargo clean

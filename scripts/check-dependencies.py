@@ -20,7 +20,7 @@ LAYERS = [
     ("runtime", ["trireme-runtime"]),
     ("services", ["trireme-gateway", "trireme-tokenizer", "trireme-model", "trireme-postprocess"]),
     ("cli", ["trireme"]),
-    ("tests", ["trireme-e2e"]),
+    ("tests", ["trireme-e2e", "trireme-fuzz"]),
 ]
 
 # Help for tests: uses the domain words only, and is itself used by tests only.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use trireme_bus::{Bus, InProcess};
-use trireme_gateway::{Gateway, GatewayArgs, TritonFlags, open_repository};
+use trireme_gateway::{Gateway, GatewayArgs, ModelOptions, TritonFlags};
 use trireme_model::{OnnxRuntimeArgs, OnnxRuntimeOptions};
 use trireme_postprocess::PostprocessBackend;
 use trireme_runtime::service::{self, AdminArgs, WorkerArgs};
@@ -46,17 +46,22 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         backends.push(Arc::new(TokenizerBackend) as Arc<dyn Backend>);
         backends.push(Arc::new(PostprocessBackend));
 
-        let options = args.worker.options("trireme");
-        let repository = open_repository(&options.model_repository)?;
+        let options = args.worker.options("trireme")?;
+        let models =
+            ModelOptions { model_repository: options.model_repository.clone(), control: options.control.clone() };
         let bus: Arc<dyn Bus> = Arc::new(InProcess::default());
         let exit_timeout = args.worker.exit_timeout();
         let gateway =
-            Gateway::start(bus.clone(), options.statistics.clone(), repository, &args.gateway, exit_timeout).await?;
+            Gateway::start(bus.clone(), options.statistics.clone(), models, &args.gateway, exit_timeout).await?;
         args.admin.listen(gateway.readiness(), &options.statistics)?;
 
         let starting = Worker::start(bus, &backends, &options);
         let Some(worker) = service::or_shutdown(&shutdown, starting).await? else { return Ok(()) };
-        gateway.until_ready(REGISTRY_TIMEOUT).await.map_err(anyhow::Error::msg)?;
+        match gateway.until_ready(REGISTRY_TIMEOUT).await {
+            Err(unready) if options.control.exit_on_error => return Err(anyhow::Error::msg(unready)),
+            Err(unready) => tracing::warn!(unready, "serving what could be loaded"),
+            Ok(()) => {}
+        }
         tracing::info!(http = gateway.http_address.map(tracing::field::display), "ready");
 
         let outcome = tokio::select! {

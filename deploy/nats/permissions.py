@@ -58,8 +58,8 @@ def worker(models):
     return (
         [
             *("trireme.work.>", "trireme.reply.>", "trireme.dead.>", "$KV.trireme_registry.>"),
-            # What a worker that leaves has counted.
-            "trireme.control.statistics_told",
+            # What a worker that leaves has counted, and what it is to serve.
+            *("trireme.control.statistics_told", "trireme.control.recall"),
             *(JETSTREAM + CLAIMS + REGISTRY_READ + queues),
         ],
         ["trireme.cancel", *QUESTIONS],
@@ -80,7 +80,7 @@ def block(user, publish, subscribe):
     lines += [f"            {json.dumps(subject)}" for subject in publish]
     lines += ["        ]", "        subscribe: ["]
     lines += [f"            {json.dumps(subject)}" for subject in [*subscribe, INBOX.format(user)]]
-    lines += ["        ]", '        allow_responses: { max: 16, expires: "10m" }', "    } }"]
+    lines += ["        ]", '        allow_responses: { max: 1024, expires: "10m" }', "    } }"]
     return "\n".join(lines)
 
 

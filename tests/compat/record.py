@@ -22,7 +22,7 @@ import urllib.request
 from pathlib import Path
 
 import scenarios
-from servers import servers_at
+from servers import DEFAULT, SERVERS, servers_at
 from triton import Triton
 
 DEFAULT_PORT = 18100
@@ -41,10 +41,11 @@ def main():
     parser.add_argument("--only", default="", metavar="TEXT", help="scenarios whose id contains this")
     arguments = parser.parse_args()
     if arguments.triton_url:
-        return record(arguments.triton_url, arguments.grpc, arguments.only)
+        return record(arguments.triton_url, arguments.grpc, arguments.only, DEFAULT)
     place = (arguments.backends, arguments.libraries, arguments.python, arguments.port)
-    with Triton(arguments.tritonserver, *place) as triton:
-        record(triton.url, triton.grpc, arguments.only, triton)
+    for server in SERVERS:
+        with Triton(arguments.tritonserver, *place, server) as triton:
+            record(triton.url, triton.grpc, arguments.only, server, triton)
 
 
 def ask(servers, scenario, triton):
@@ -52,18 +53,18 @@ def ask(servers, scenario, triton):
     if scenario.no_recording:
         return None
     try:
-        return servers[scenario.protocol](scenario.request)
+        return servers[scenario.protocol](Triton.adapted(scenario.request))
     except (OSError, http.client.HTTPException) as error:
         died = triton is not None and triton.revive()
         print(f"{scenario.id}: no answer: {'the server died' if died else error}")
         return None
 
 
-def record(url, grpc, only, triton=None):
+def record(url, grpc, only, server, triton=None):
     servers = servers_at(url, grpc)
     with urllib.request.urlopen(f"{url}/v2") as response:
         version = json.load(response)["version"]
-    for theme in scenarios.load():
+    for theme in (theme for theme in scenarios.load() if theme.server == server and any(only in s.id for s in theme.scenarios)):
         answers = {}
         for scenario in theme.scenarios:
             chosen = only in scenario.id and scenario.protocol in servers

@@ -2,7 +2,8 @@
 """Sends every scenario to a server and says which answers are not what Triton's would be.
 
     run.py --url http://127.0.0.1:8000 --grpc 127.0.0.1:8001
-                 the server has to serve tests/compat/models/repository; without --grpc its scenarios are left out
+                 the server has to serve tests/compat/models/repository; without --grpc its scenarios are left out.
+                 With --server NAME it is set up as SERVERS in servers.py says, and gets the scenarios for that
     run.py --check
                  holds what is written down against itself and docs/compatibility.md; no server
     run.py --docs
@@ -20,7 +21,7 @@ import sys
 import docs
 import scenarios
 from compare import against_expectation, differences
-from servers import servers_at
+from servers import DEFAULT, SERVERS, servers_at
 
 
 def main():
@@ -30,6 +31,7 @@ def main():
     parser.add_argument("--grpc", metavar="ADDRESS", help="the server's gRPC address; needs grpcio and tritonclient")
     what.add_argument("--check", action="store_true", help="check the data and the documentation")
     what.add_argument("--docs", action="store_true", help="write the documentation")
+    parser.add_argument("--server", default=DEFAULT, choices=SERVERS, help="how the server is set up")
     parser.add_argument("--only", default="", metavar="TEXT", help="scenarios whose id contains this")
     arguments = parser.parse_args()
     themes = scenarios.load()
@@ -39,7 +41,8 @@ def main():
     if arguments.check:
         return report(check(themes), "consistent")
     servers = servers_at(arguments.url, arguments.grpc)
-    chosen = [s for theme in themes for s in theme.scenarios if arguments.only in s.id and s.protocol in servers]
+    chosen = [s for theme in themes if theme.server == arguments.server
+              for s in theme.scenarios if arguments.only in s.id and s.protocol in servers]
     results = [(scenario.id, verdict(servers, scenario)) for scenario in chosen]
     return report(results, "passed", {scenario.id for scenario in chosen if scenario.expected_failure})
 

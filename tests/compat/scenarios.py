@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exchange import Answer, target
+from servers import DEFAULT
 
 ROOT = Path(__file__).resolve().parent
 EXPECTED_FAILURES = ROOT / "expected-failures.txt"
@@ -54,6 +55,8 @@ class Theme:
     title: str
     about: str
     scenarios: list
+    # Which of servers.SERVERS answers them, in their order.
+    server: str
     # The version of the recorded Triton.
     triton: str | None = None
 
@@ -96,7 +99,7 @@ def load_theme(path):
     scenarios = [load_scenario(path.stem, entry, recorded.pop(entry["id"], None)) for entry in document["scenarios"]]
     if recorded:
         raise DataError(f"{recordings.name}: there is no scenario {', '.join(recorded)}")
-    return Theme(path.stem, document["title"], document["about"], scenarios, recording["triton"])
+    return Theme(path.stem, document["title"], document["about"], scenarios, document.get("server", DEFAULT), recording["triton"])
 
 
 def load_scenario(theme, entry, recorded):

@@ -4,6 +4,13 @@ import functools
 
 import exchange
 
+# How servers are set up, by name: the folder in models/ that they serve, and their flags.
+DEFAULT = "default"
+SERVERS = {
+    DEFAULT: ("repository", []),
+    "explicit": ("control", ["--model-control-mode=explicit", "--load-model=c"]),
+}
+
 
 def servers_at(url, grpc_address=None):
     """HTTP, and gRPC where its address is known. Only then are the packages needed that gRPC takes."""

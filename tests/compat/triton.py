@@ -4,6 +4,7 @@ It is started with the python backend only. `models/repository` is what Trireme 
 same configuration with the backend changed, and the twin from `models/triton` as its `model.py`.
 """
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from servers import SERVERS
+
 MODELS = Path(__file__).resolve().parent / "models"
 BACKEND = re.compile(r'^backend: "(\w+)"$', re.MULTILINE)
 START_LIMIT_S = 120
@@ -21,15 +24,17 @@ START_LIMIT_S = 120
 DYING_S = 3
 
 
-def assemble_repository(target):
-    """Writes the model repository that Triton serves."""
-    for model in sorted((MODELS / "repository").iterdir()):
+def assemble_repository(source, target):
+    """Writes the model repository that Triton serves in place of `source`, a folder in models/."""
+    for model in sorted((MODELS / source).iterdir()):
         config = (model / "config.pbtxt").read_text()
         backend = BACKEND.search(config)
         shutil.copytree(model, target / model.name, ignore=shutil.ignore_patterns("*.onnx", ".gitkeep"))
         if backend is None:
             continue
         twin = "identity" if backend[1] == "identity" else model.name
+        if not (MODELS / "triton" / f"{twin}.py").exists():
+            continue
         (target / model.name / "config.pbtxt").write_text(BACKEND.sub('backend: "python"', config))
         for version in (target / model.name).iterdir():
             if version.is_dir():
@@ -39,7 +44,8 @@ def assemble_repository(target):
 class Triton:
     """A tritonserver that runs for the length of a `with` block; `url` and `grpc` are its addresses."""
 
-    def __init__(self, program, backends, libraries, python, port):
+    def __init__(self, program, backends, libraries, python, port, server):
+        self.source, self.flags = SERVERS[server]
         self.program, self.backends, self.libraries, self.python, self.port = program, backends, libraries, python, port
         self.url, self.grpc = f"http://127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
 
@@ -47,7 +53,7 @@ class Triton:
         self.folder = tempfile.TemporaryDirectory(prefix="trireme-compat-")
         repository = Path(self.folder.name) / "models"
         repository.mkdir()
-        assemble_repository(repository)
+        assemble_repository(self.source, repository)
         self.start(repository)
         return self
 
@@ -62,6 +68,7 @@ class Triton:
         command += ["--http-port", self.port, "--grpc-port", self.port + 1, "--metrics-port", self.port + 2]
         for listener in ("http", "grpc", "metrics"):
             command += [f"--{listener}-address", "127.0.0.1"]
+        command += self.flags
         if self.backends:
             command += ["--backend-directory", self.backends]
         self.process = subprocess.Popen([str(part) for part in command], env=environment)
@@ -70,6 +77,12 @@ class Triton:
         except BaseException:
             self.__exit__()
             raise
+
+    @staticmethod
+    def adapted(request):
+        """A request as it is for models whose backend is python: one may hold a model's configuration."""
+        ours, theirs = (json.dumps(f'"backend": "{name}"')[1:-1] for name in ("identity", "python"))
+        return json.loads(json.dumps(request).replace(ours, theirs))
 
     def revive(self):
         """Starts it again if it has died, which some requests do to a Triton. Says whether it had."""

@@ -14,6 +14,9 @@ pub enum RepositoryError {
     /// A file or directory cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
+    /// A file that came with a request cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write { path: PathBuf, source: io::Error },
     /// The text of a config.pbtxt does not follow the text format or the schema.
     #[error("failed to read text proto from {file}: line {line}: {reason}")]
     Text { file: String, line: usize, reason: String },
@@ -43,7 +46,7 @@ impl RepositoryError {
     /// The code that answers a request to load the model.
     pub fn code(&self) -> ErrorCode {
         match self {
-            RepositoryError::Read { .. } => ErrorCode::Internal,
+            RepositoryError::Read { .. } | RepositoryError::Write { .. } => ErrorCode::Internal,
             RepositoryError::Text { .. }
             | RepositoryError::Json { .. }
             | RepositoryError::Invalid(_)

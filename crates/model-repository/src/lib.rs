@@ -11,13 +11,15 @@
 //! The path of a configuration: `parse` reads text or JSON into the generated message, `normalize` fills in what was left
 //! out, `validate` judges it, `view` turns it into [`ModelConfig`].
 //!
-//! Not here: loading models (the services do), watching for changes, any I/O besides reading the repository.
+//! Not here: loading models (the services do), watching for changes, any I/O besides reading the repository and unpacking
+//! files that came with a request.
 
 mod check;
 mod complete;
 mod config;
 mod ensemble;
 mod error;
+mod fingerprint;
 mod normalize;
 mod parse;
 mod repository;
@@ -36,4 +38,4 @@ pub use config::{
 };
 pub use ensemble::{CompiledEnsemble, EnsembleError, compile_ensemble, plan_single, validate_ensemble};
 pub use error::RepositoryError;
-pub use repository::{Repository, RepositoryModel};
+pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel};

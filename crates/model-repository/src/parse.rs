@@ -29,6 +29,16 @@ pub(crate) fn read_text(text: &str, file: &str) -> Result<proto::ModelConfig, Re
     message.transcode_to().map_err(|cause| error(1, cause.to_string()))
 }
 
+/// Reads JSON.
+pub(crate) fn read_json(json: &str) -> Result<proto::ModelConfig, RepositoryError> {
+    let error = |reason: String| RepositoryError::Json { reason };
+    let mut deserializer = serde_json::Deserializer::from_str(json);
+    let message = DynamicMessage::deserialize(SCHEMA.clone(), &mut deserializer);
+    let message = message.map_err(|cause| error(cause.to_string()))?;
+    deserializer.end().map_err(|cause| error(cause.to_string()))?;
+    message.transcode_to().map_err(|cause| error(cause.to_string()))
+}
+
 /// The line, counted from 1, that byte `offset` of `text` is on.
 fn line_of(text: &str, offset: usize) -> usize {
     1 + text.bytes().take(offset).filter(|&byte| byte == b'\n').count()
@@ -86,13 +96,7 @@ impl ModelConfig {
     /// The configuration that `json` (see [`ModelConfig::to_json`]) holds. Fields may be left out, also be called by
     /// their camel-case names; 64-bit numbers may be strings; unknown fields are errors.
     pub fn from_json(json: &str) -> Result<ModelConfig, RepositoryError> {
-        let error = |reason: String| RepositoryError::Json { reason };
-        let mut deserializer = serde_json::Deserializer::from_str(json);
-        let message = DynamicMessage::deserialize(SCHEMA.clone(), &mut deserializer);
-        let message = message.map_err(|cause| error(cause.to_string()))?;
-        deserializer.end().map_err(|cause| error(cause.to_string()))?;
-        let message = message.transcode_to().map_err(|cause| error(cause.to_string()))?;
-        ModelConfig::from_message(message, &Surroundings::default())
+        ModelConfig::from_message(read_json(json)?, &Surroundings::default())
     }
 
     /// The whole configuration as `/config` shows it. [`ModelConfig::from_json`] gives it back unchanged.

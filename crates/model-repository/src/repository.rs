@@ -12,8 +12,12 @@ use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
+use tempfile::TempDir;
+
+use crate::fingerprint::{self, hash};
 use crate::normalize::Surroundings;
-use crate::parse::read_text;
+use crate::parse::{read_json, read_text};
 use crate::{ModelConfig, RepositoryError, VersionPolicy};
 
 /// The configuration's file name.
@@ -21,10 +25,11 @@ const CONFIG_FILE: &str = "config.pbtxt";
 /// No configuration or label file is larger than this by intent.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
 
-/// The models of one or more model repositories, every one of them valid.
+/// The models of one or more model repositories.
 #[derive(Clone, Debug, Default)]
 pub struct Repository {
     models: BTreeMap<String, RepositoryModel>,
+    broken: BTreeMap<String, BrokenModel>,
 }
 
 /// A model as its directory has it.
@@ -39,6 +44,27 @@ pub struct RepositoryModel {
     /// The versions that its policy serves, ascending; never empty.
     pub versions: Vec<i64>,
     labels: BTreeMap<String, Arc<[String]>>,
+    fingerprints: BTreeMap<i64, u64>,
+    /// Where the files are that came with a request; deleted with the last clone.
+    _folder: Option<Arc<TempDir>>,
+}
+
+/// A model whose directory does not make a model.
+#[derive(Clone, Debug)]
+pub struct BrokenModel {
+    /// The version directories that could be found, ascending.
+    pub versions: Vec<i64>,
+    /// What is wrong.
+    pub fault: Arc<RepositoryError>,
+}
+
+/// What a request to load a model puts in place of what its directory holds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Replacement<'a> {
+    /// The whole configuration, as JSON.
+    pub config: Option<&'a str>,
+    /// All files of the model, by their paths within its directory; the directory itself is not looked at then.
+    pub files: Option<&'a BTreeMap<String, Bytes>>,
 }
 
 // === impl Repository ===
@@ -52,35 +78,42 @@ impl Repository {
 
     /// As [`Repository::open`], for a host with these GPUs: instance groups that leave the choice run on them.
     pub fn open_with_gpus(paths: &[PathBuf], gpus: &[i32]) -> Result<Repository, Vec<RepositoryError>> {
-        let mut models: BTreeMap<String, RepositoryModel> = BTreeMap::new();
+        let mut repository = Repository::read(paths, gpus)?;
+        let broken = std::mem::take(&mut repository.broken);
+        let faults: Vec<_> = broken.into_values().filter_map(|broken| Arc::into_inner(broken.fault)).collect();
+        if faults.is_empty() { Ok(repository) } else { Err(faults) }
+    }
+
+    /// As [`Repository::open_with_gpus`], but models that are broken stand beside those that are not
+    /// ([`Repository::broken`]): only a directory that cannot be listed is an error.
+    pub fn read(paths: &[PathBuf], gpus: &[i32]) -> Result<Repository, Vec<RepositoryError>> {
+        let mut found: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
         let mut faults = Vec::new();
-        // By name, also where loading failed: a second directory of that name is a fault of its own.
-        let mut seen: BTreeMap<String, PathBuf> = BTreeMap::new();
         for path in paths {
-            let directories = match list(path) {
-                Ok(entries) => entries.into_iter().filter(|entry| entry.is_directory && !entry.name.starts_with('.')),
-                Err(fault) => {
-                    faults.push(fault);
-                    continue;
-                }
-            };
-            for Entry { name, path, .. } in directories {
-                if let Some(first) = seen.insert(name.clone(), path.clone()) {
-                    faults.push(RepositoryError::Duplicate { model: name, first, second: path });
-                    continue;
-                }
-                match RepositoryModel::open(&name, &path, gpus) {
-                    Ok(model) => {
-                        models.insert(name, model);
+            match list(path) {
+                Ok(entries) => {
+                    for Entry { name, path, .. } in entries.into_iter().filter(Entry::may_be_model) {
+                        found.entry(name).or_default().push(path);
                     }
-                    Err(fault) => faults.push(fault),
+                }
+                Err(fault) => faults.push(fault),
+            }
+        }
+        if !faults.is_empty() {
+            return Err(faults);
+        }
+        let mut repository = Repository::default();
+        for (name, paths) in found {
+            match RepositoryModel::open_one(&name, &paths, Replacement::default(), gpus) {
+                Ok(model) => repository.insert(model),
+                Err(fault) => {
+                    let versions = paths.first().and_then(|path| version_directories(path).ok());
+                    let versions = versions.map(|found| found.into_keys().collect()).unwrap_or_default();
+                    repository.broken.insert(name, BrokenModel { versions, fault: Arc::new(fault) });
                 }
             }
         }
-        match faults.is_empty() {
-            true => Ok(Repository { models }),
-            false => Err(faults),
-        }
+        Ok(repository)
     }
 
     /// The models in order of name.
@@ -92,6 +125,33 @@ impl Repository {
     pub fn model(&self, name: &str) -> Option<&RepositoryModel> {
         self.models.get(name)
     }
+
+    /// The names of the models that an ensemble is made of, also those of ensembles within it.
+    pub fn composing(&self, ensemble: &str) -> BTreeSet<String> {
+        let mut composing = BTreeSet::new();
+        let mut open = vec![ensemble];
+        while let Some(steps) =
+            open.pop().map(|name| self.models.get(name).and_then(|model| model.config.ensemble.as_ref()))
+        {
+            for step in steps.into_iter().flatten() {
+                if composing.insert(step.model_name.clone()) {
+                    open.push(&step.model_name);
+                }
+            }
+        }
+        composing
+    }
+
+    /// Directories that do not make models, in order of name.
+    pub fn broken(&self) -> impl Iterator<Item = (&str, &BrokenModel)> {
+        self.broken.iter().map(|(name, broken)| (name.as_str(), broken))
+    }
+
+    /// Puts a model in, in place of one of its name.
+    pub fn insert(&mut self, model: RepositoryModel) {
+        self.broken.remove(&model.name);
+        self.models.insert(model.name.clone(), model);
+    }
 }
 
 // === impl RepositoryModel ===
@@ -99,19 +159,99 @@ impl Repository {
 impl RepositoryModel {
     /// Reads the model `name` from its directory, for a host with these GPUs.
     pub fn open(name: &str, path: &Path, gpus: &[i32]) -> Result<RepositoryModel, RepositoryError> {
-        let versions = list(path)?.into_iter().filter(|entry| entry.is_directory);
-        let versions: BTreeMap<i64, PathBuf> =
-            versions.filter_map(|entry| Some((version_number(&entry.name)?, entry.path))).collect();
+        RepositoryModel::read(name, path, None, gpus)
+    }
+
+    /// Finds the model `name` under `paths` and reads it, with what `replacement` puts in place. `None` where no directory
+    /// has the name.
+    pub fn find(
+        paths: &[PathBuf],
+        name: &str,
+        replacement: Replacement<'_>,
+        gpus: &[i32],
+    ) -> Result<Option<RepositoryModel>, RepositoryError> {
+        let is_name = Path::new(name).components().eq([Component::Normal(name.as_ref())]) && !name.starts_with('.');
+        if !is_name {
+            return Ok(None);
+        }
+        let found: Vec<_> = paths.iter().map(|path| path.join(name)).filter(|path| path.is_dir()).collect();
+        if found.is_empty() && replacement.files.is_none() {
+            return Ok(None);
+        }
+        RepositoryModel::open_one(name, &found, replacement, gpus).map(Some)
+    }
+
+    /// Reads a model that has to be in one directory only, or comes with its files.
+    fn open_one(
+        name: &str,
+        paths: &[PathBuf],
+        replacement: Replacement<'_>,
+        gpus: &[i32],
+    ) -> Result<RepositoryModel, RepositoryError> {
+        if let Some(files) = replacement.files {
+            let Some(config) = replacement.config else {
+                return Err(RepositoryError::Invalid(format!("model '{name}': files without a configuration")));
+            };
+            return RepositoryModel::unpack(name, config, files, gpus);
+        }
+        match paths {
+            [path] => RepositoryModel::read(name, path, replacement.config, gpus),
+            [first, second, ..] => {
+                Err(RepositoryError::Duplicate { model: name.to_owned(), first: first.clone(), second: second.clone() })
+            }
+            [] => Err(RepositoryError::Invalid(format!("model '{name}' has no directory"))),
+        }
+    }
+
+    /// Makes a directory of files that came with a request, and reads the model from there.
+    fn unpack(
+        name: &str,
+        config: &str,
+        files: &BTreeMap<String, Bytes>,
+        gpus: &[i32],
+    ) -> Result<RepositoryModel, RepositoryError> {
+        let cannot = |path: &Path| {
+            let path = path.to_owned();
+            move |source| RepositoryError::Write { path, source }
+        };
+        let folder = tempfile::Builder::new().prefix("trireme-model-").tempdir();
+        let folder = folder.map_err(cannot(&std::env::temp_dir()))?;
+        let root = folder.path().join(name);
+        fs::create_dir(&root).map_err(cannot(&root))?;
+        for (file, content) in files {
+            let relative = Path::new(file);
+            if !relative.components().all(|part| matches!(part, Component::Normal(_))) || file.is_empty() {
+                return Err(RepositoryError::Invalid(format!(
+                    "model '{name}': file path '{file}' is outside model directory"
+                )));
+            }
+            let path = root.join(relative);
+            let parent = path.parent().unwrap_or(&root);
+            fs::create_dir_all(parent).map_err(cannot(parent))?;
+            fs::write(&path, content).map_err(cannot(&path))?;
+        }
+        let mut model = RepositoryModel::read(name, &root, Some(config), gpus)?;
+        // By content: each time the same files come they lie elsewhere.
+        let content = hash(&(config, files));
+        model.fingerprints.values_mut().for_each(|fingerprint| *fingerprint = content);
+        model._folder = Some(Arc::new(folder));
+        Ok(model)
+    }
+
+    /// Reads a model from its directory; `replaced` stands for its configuration file.
+    fn read(name: &str, path: &Path, replaced: Option<&str>, gpus: &[i32]) -> Result<RepositoryModel, RepositoryError> {
+        let directories = version_directories(path)?;
         let mut files = BTreeSet::new();
-        for directory in versions.values() {
+        for directory in directories.values() {
             files.extend(list(directory)?.into_iter().map(|entry| entry.name));
         }
 
         let config_path = path.join(CONFIG_FILE);
-        let configured = config_path.exists();
-        let message = match configured {
-            true => read_text(&read_file(&config_path)?, &config_path.display().to_string())?,
-            false => Default::default(),
+        let configured = replaced.is_some() || config_path.exists();
+        let message = match replaced {
+            Some(json) => read_json(json)?,
+            None if configured => read_text(&read_file(&config_path)?, &config_path.display().to_string())?,
+            None => Default::default(),
         };
         let around = Surroundings { directory: Some(name), files, gpus };
         let config = ModelConfig::from_message(message, &around).map_err(|fault| match fault {
@@ -122,7 +262,7 @@ impl RepositoryModel {
             fault => fault,
         })?;
 
-        let found: Vec<i64> = versions.into_keys().collect();
+        let found: Vec<i64> = directories.keys().copied().collect();
         let versions = config.version_policy.choose(&found);
         if versions.is_empty() {
             let found = match found.is_empty() {
@@ -132,7 +272,11 @@ impl RepositoryModel {
             return Err(RepositoryError::NoVersion { model: name.to_owned(), path: path.to_owned(), found });
         }
         let labels = read_labels(&config, path)?;
-        Ok(RepositoryModel { name: name.to_owned(), path: path.to_owned(), config: Arc::new(config), versions, labels })
+        let shared = fingerprint::of(path, |entry| version_number(entry).is_none());
+        let fingerprint = |version: &i64| hash(&(replaced, shared, fingerprint::of(&directories[version], |_| true)));
+        let fingerprints = versions.iter().map(|version| (*version, fingerprint(version))).collect();
+        let (name, path, config) = (name.to_owned(), path.to_owned(), Arc::new(config));
+        Ok(RepositoryModel { name, path, config, versions, labels, fingerprints, _folder: None })
     }
 
     /// The directory of version `version`.
@@ -140,10 +284,30 @@ impl RepositoryModel {
         self.path.join(version.to_string())
     }
 
+    /// A number that changes when files of the version, or those beside its directory, do. Files are told apart by size and
+    /// time of change, within one process.
+    pub fn fingerprint(&self, version: i64) -> u64 {
+        self.fingerprints.get(&version).copied().unwrap_or_default()
+    }
+
     /// The labels of `output`, by index; `None` where it has no label file.
     pub fn labels(&self, output: &str) -> Option<&[String]> {
         self.labels.get(output).map(|labels| &labels[..])
     }
+}
+
+// === impl Entry ===
+
+impl Entry {
+    fn may_be_model(&self) -> bool {
+        self.is_directory && !self.name.starts_with('.')
+    }
+}
+
+/// The version directories of a model's directory, by version.
+fn version_directories(path: &Path) -> Result<BTreeMap<i64, PathBuf>, RepositoryError> {
+    let directories = list(path)?.into_iter().filter(|entry| entry.is_directory);
+    Ok(directories.filter_map(|entry| Some((version_number(&entry.name)?, entry.path))).collect())
 }
 
 // === impl VersionPolicy ===

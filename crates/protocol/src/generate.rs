@@ -55,17 +55,18 @@ fn put(request: &mut InferRequest, inputs: &[TensorSpec], key: &str, value: &Val
     if request.inputs.iter().any(|input| input.name == key) {
         return Err(InferError::invalid_arg(format!("input '{key}' already exists in request")));
     }
-    let (count, data) = match value {
-        Value::Array(array) => {
-            let count = array.iter().count() as u64;
-            let elements = array.iter().map(Ok);
-            (count, data::from_elements(key, spec.datatype, count, elements, array.text_len())?)
-        }
-        scalar => (1, data::from_elements(key, spec.datatype, 1, std::iter::once(Ok(scalar.clone())), 1)?),
+    let count = match value {
+        Value::Array(array) => array.iter().count() as u64,
+        _ => 1,
     };
     let shape = fit(&spec.shape, count).ok_or_else(|| {
         InferError::invalid_arg(format!("The schema can not convert input '{key}' to tensor with proper shape"))
     })?;
+    let data = match value {
+        // Its elements may be arrays themselves, which hold more than was counted.
+        Value::Array(array) => data::from_elements(key, spec.datatype, count, array.flatten(), array.text_len())?,
+        scalar => data::from_elements(key, spec.datatype, 1, std::iter::once(Ok(scalar.clone())), 1)?,
+    };
     request.inputs.push(UncheckedTensor { name: key.to_owned(), datatype: spec.datatype, shape, data });
     Ok(())
 }
@@ -169,7 +170,11 @@ mod tests {
             ),
             (r#"{"flag":[true,true]}"#, InvalidArg, "The schema can not convert input 'flag'"),
             (r#"{"text":5}"#, Internal, "attempt to access JSON non-string as string"),
-            (r#"{"numbers":[[1,2]]}"#, Internal, "attempt to access JSON non-number as double"),
+            (
+                r#"{"numbers":[[1,2],[3,4]]}"#,
+                Internal,
+                "Unable to parse 'data': Shape does not match true shape of 'data' field",
+            ),
             (r#"{"text":{}}"#, Internal, "attempt to access JSON non-string as string"),
             (r#"{"other":[1]}"#, InvalidArg, "parameter 'other' has invalid type."),
             (r#"{"parameters":1}"#, Internal, "Expected JSON object for keyword: 'parameters'"),

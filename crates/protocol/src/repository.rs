@@ -1,5 +1,9 @@
-//! The model repository extension: the index, as far as the wire is concerned.
+//! The model repository extension, as far as JSON is concerned.
 
+use std::collections::BTreeMap;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use trireme_inference::InferError;
 
@@ -19,10 +23,46 @@ pub struct IndexEntry {
 pub struct IndexVersion {
     /// The version.
     pub version: i64,
-    /// Whether it is ready; it is unavailable otherwise.
-    pub ready: bool,
+    /// How it is.
+    pub state: IndexState,
     /// Why it is not ready; empty when nothing is to be said.
     pub reason: String,
+}
+
+/// How a model version is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IndexState {
+    /// It takes requests.
+    Ready,
+    /// It does not.
+    Unavailable,
+    /// It takes no new requests and finishes those it has.
+    Unloading,
+}
+
+/// What a request to load a model puts in place of what its directory holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadRequest {
+    /// The whole configuration, as JSON.
+    pub config: Option<String>,
+    /// All files of the model, by their paths within its directory.
+    pub files: BTreeMap<String, Bytes>,
+}
+
+/// What parameters of files are called, in front of the path.
+pub(crate) const FILE_PREFIX: &str = "file:";
+
+// === impl IndexState ===
+
+impl IndexState {
+    /// The state's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            IndexState::Ready => "READY",
+            IndexState::Unavailable => "UNAVAILABLE",
+            IndexState::Unloading => "UNLOADING",
+        }
+    }
 }
 
 /// Whether the body of an index request asks for ready models only.
@@ -37,6 +77,38 @@ pub fn decode_index_request(body: &[u8]) -> Result<bool, InferError> {
     }
 }
 
+/// What the body of a load request says.
+pub fn decode_load_request(body: &[u8]) -> Result<LoadRequest, InferError> {
+    let mut load = LoadRequest::default();
+    if body.is_empty() {
+        return Ok(load);
+    }
+    let [parameters] = json::parse(body)?.pick(["parameters"]);
+    let Some(parameters) = parameters else { return Ok(load) };
+    for (name, value) in parameters.members()? {
+        let value = value.as_bytes()?;
+        let name = String::from_utf8_lossy(&name);
+        if name == "config" {
+            load.config = Some(String::from_utf8_lossy(value).into_owned());
+        } else if let Some(path) = name.strip_prefix(FILE_PREFIX) {
+            let content = BASE64_STANDARD
+                .decode(value)
+                .map_err(|error| InferError::invalid_arg(format!("load parameter '{name}' is not base64: {error}")))?;
+            load.files.insert(path.to_owned(), content.into());
+        }
+    }
+    Ok(load)
+}
+
+/// Whether the body of an unload request says that the models an ensemble is made of go, too. Triton takes what it does not
+/// understand for no.
+pub fn decode_unload_request(body: &[u8]) -> bool {
+    let Ok(request) = json::parse(body) else { return false };
+    let [parameters] = request.pick(["parameters"]);
+    let [dependents] = parameters.map(|parameters| parameters.pick(["unload_dependents"])).unwrap_or([None]);
+    matches!(dependents, Some(Value::Bool(true)))
+}
+
 /// The body that answers an index request.
 pub fn encode_index(entries: &[IndexEntry]) -> Bytes {
     let mut w = Writer::default();
@@ -44,9 +116,9 @@ pub fn encode_index(entries: &[IndexEntry]) -> Bytes {
         for entry in entries {
             w.object(|w| {
                 w.name("name").string(&entry.name);
-                if let Some(IndexVersion { version, ready, reason }) = &entry.version {
+                if let Some(IndexVersion { version, state, reason }) = &entry.version {
                     w.name("version").string(version.to_string());
-                    w.name("state").string(if *ready { "READY" } else { "UNAVAILABLE" });
+                    w.name("state").string(state.name());
                     if !reason.is_empty() {
                         w.name("reason").string(reason);
                     }
@@ -73,10 +145,10 @@ mod tests {
 
     #[test]
     fn a_model_that_was_never_loaded_has_only_its_name() {
-        let version = |version, ready, reason: &str| Some(IndexVersion { version, ready, reason: reason.to_owned() });
+        let version = |version, state, reason: &str| Some(IndexVersion { version, state, reason: reason.to_owned() });
         let entries = [
-            IndexEntry { name: "a".to_owned(), version: version(1, true, "") },
-            IndexEntry { name: "a".to_owned(), version: version(2, false, "gone") },
+            IndexEntry { name: "a".to_owned(), version: version(1, IndexState::Ready, "") },
+            IndexEntry { name: "a".to_owned(), version: version(2, IndexState::Unavailable, "gone") },
             IndexEntry { name: "b".to_owned(), version: None },
         ];
         assert_eq!(
@@ -86,5 +158,33 @@ mod tests {
                 r#"{"name":"a","version":"2","state":"UNAVAILABLE","reason":"gone"},{"name":"b"}]"#
             )
         );
+    }
+
+    #[test]
+    fn a_model_may_come_with_its_configuration_and_files() {
+        let body = br#"{"parameters":{"config":"{}","file:1/model.onnx":"AAEC","other":"x"}}"#;
+        let load = decode_load_request(body).unwrap();
+        assert_eq!(load.config.as_deref(), Some("{}"));
+        assert_eq!(load.files, BTreeMap::from([("1/model.onnx".to_owned(), Bytes::from_static(&[0, 1, 2]))]));
+        for body in ["", "{}", "[]", r#"{"parameters":{}}"#] {
+            assert_eq!(decode_load_request(body.as_bytes()), Ok(LoadRequest::default()), "{body}");
+        }
+        for (body, message) in [
+            ("{{", "failed to parse the request JSON buffer: Missing a name for object member. at 1"),
+            (r#"{"parameters":1}"#, "attempt to get members for non-object"),
+            (r#"{"parameters":{"config":1}}"#, "attempt to access JSON non-string as string"),
+        ] {
+            assert_eq!(decode_load_request(body.as_bytes()), Err(InferError::internal(message)), "{body}");
+        }
+        let error = decode_load_request(br#"{"parameters":{"file:1/a":"!!"}}"#).unwrap_err();
+        assert!(error.message.starts_with("load parameter 'file:1/a' is not base64: "), "{error}");
+    }
+
+    #[test]
+    fn only_true_unloads_dependents() {
+        assert!(decode_unload_request(br#"{"parameters":{"unload_dependents":true}}"#));
+        for body in ["", "{{", "{}", r#"{"parameters":{"unload_dependents":"x"}}"#, r#"{"parameters":1}"#] {
+            assert!(!decode_unload_request(body.as_bytes()), "{body}");
+        }
     }
 }

@@ -7,7 +7,8 @@ use trireme_protocol::infer::{
     OutputFormat, RequestContext, TensorFormat, decode_infer_request, encode_infer_response,
 };
 
-const CONTEXT: RequestContext<'_> = RequestContext { model: "m", inputs: &[], max_batch_size: 0 };
+const CONTEXT: RequestContext<'_> =
+    RequestContext { model: "m", inputs: &[], max_batch_size: 0, max_json_size: 64 << 20 };
 
 /// The bytes of `count` elements that survive any format: BOOL is 0 or 1, and a NaN has the one bit pattern that JSON
 /// gives it back.
@@ -114,7 +115,7 @@ proptest! {
         body in prop::collection::vec(any::<u8>(), 0..32),
     ) {
         let spec = TensorSpec { name: "x".to_owned(), datatype, shape: shape.into(), optional: false };
-        let context = RequestContext { model: "m", inputs: &[spec], max_batch_size };
+        let context = RequestContext { model: "m", inputs: &[spec], max_batch_size, max_json_size: 64 << 20 };
         if let Ok(decoded) = decode_infer_request(&context, &body.into(), Some("0")) {
             let _tensor = decoded.request.inputs[0].clone().check();
         }

@@ -6,6 +6,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -40,6 +41,8 @@ pub(crate) struct HostedModel {
     pub config: Arc<ModelConfig>,
     pub queue: Arc<WorkQueue<Work>>,
     pub worker: Arc<Shared>,
+    /// Requests that have come in so far.
+    pub admitted: AtomicU64,
     pub statistics: Arc<ModelStatistics>,
     /// Whether the first dimension of its inputs is a batch; otherwise a request is one row.
     pub batched: bool,
@@ -49,6 +52,8 @@ pub(crate) struct HostedModel {
     pub executions: Executions,
     /// How many requests all its workers take in together, once that is known.
     pub taken_in: Mutex<Option<u64>>,
+    /// Cancelled when it was unloaded or replaced and has done its work.
+    pub gone: CancellationToken,
 }
 
 /// A request in this worker's hands.
@@ -105,6 +110,7 @@ impl HostedModel {
 
     /// Checks a request and queues it, or settles it at once.
     fn admit(self: &Arc<Self>, message: WorkMessage, delivery: Claim, permit: Permit<Work>) {
+        self.admitted.fetch_add(1, Ordering::Relaxed);
         let received_at = UnixMicros::now();
         let cancelled = self.worker.cancellations.enter(&message.request_id);
         let checked = self.check(&message, &delivery, received_at);

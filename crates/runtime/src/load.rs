@@ -1,13 +1,12 @@
-//! Loading the models of a repository: each by the backend its configuration names.
+//! Loading model versions, each by the backend its configuration names.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use trireme_inference::ModelKey;
-use trireme_model_repository::{Repository, RepositoryModel};
+use trireme_inference::ErrorCode;
+use trireme_model_repository::RepositoryModel;
 
 use crate::backend::{Backend, LoadError, LoadedModel, ModelSource};
-use crate::worker::{StartError, WorkerOptions};
 
 /// Every backend there is, with the service that hosts it: a model that names another one can run nowhere.
 const BACKENDS: &[(&str, &str)] = &[
@@ -24,83 +23,73 @@ pub fn stage(backend: &str) -> &'static str {
     BACKENDS.iter().find(|(name, _)| *name == backend).map_or("other", |(_, service)| service)
 }
 
-/// Loads every version of every model that one of `backends` executes. All faults are reported together.
-pub async fn load_models(
-    repository: &Repository,
+/// The one of `backends` that executes the model. `None`: another service's does, or it is an ensemble, which nobody has to.
+pub fn backend_of(
+    model: &RepositoryModel,
     backends: &[Arc<dyn Backend>],
-    options: &WorkerOptions,
-) -> Result<Vec<(ModelKey, LoadedModel, Duration)>, StartError> {
-    let mut loading = Vec::new();
-    let mut faults = Vec::new();
-    for model in repository.models().filter(|model| !model.config.is_ensemble()) {
-        if model.config.sequence_batching {
-            faults.push(LoadError::Config(format!(
-                "model '{}': 'sequence_batching' is not supported: requests of one sequence are not kept together",
-                model.name
-            )));
-            continue;
-        }
-        match backends.iter().find(|backend| backend.name() == model.config.backend) {
-            Some(backend) => {
-                for &version in &model.versions {
-                    loading.push(start_loading(model, version, backend.clone(), options.auto_complete));
-                }
-            }
-            None if BACKENDS.iter().any(|(name, _)| *name == model.config.backend) => {}
-            None => faults.push(unknown_backend(model)),
-        }
+) -> Result<Option<Arc<dyn Backend>>, LoadError> {
+    if model.config.is_ensemble() {
+        return Ok(None);
     }
-    if loading.is_empty() && faults.is_empty() {
-        let paths = options.model_repository.iter().map(|path| path.display().to_string());
-        return Err(StartError::NothingToServe {
-            repository: paths.collect::<Vec<_>>().join(", "),
-            service: options.service.clone(),
-            backends: backends.iter().map(|b| b.name()).collect::<Vec<_>>().join(", "),
-        });
+    if model.config.sequence_batching {
+        return Err(LoadError::Config(format!(
+            "model '{}': 'sequence_batching' is not supported: requests of one sequence are not kept together",
+            model.name
+        )));
     }
-    let mut loaded = Vec::new();
-    for (key, task) in loading {
-        match task.await {
-            Ok(Ok((model, took))) => {
-                tracing::info!(model = %key, backend = model.config.backend, instances = model.instances.len(), "loaded");
-                loaded.push((key, model, took));
-            }
-            Ok(Err(fault)) => faults.push(fault),
-            Err(panic) => {
-                let reason = format!("its backend panicked while loading: {panic}");
-                faults.push(LoadError::Backend { model: key.name, reason });
-            }
-        }
-    }
-    match faults.is_empty() {
-        true => Ok(loaded),
-        false => Err(StartError::Load(faults)),
+    match backends.iter().find(|backend| backend.name() == model.config.backend) {
+        Some(backend) => Ok(Some(backend.clone())),
+        None if BACKENDS.iter().any(|(name, _)| *name == model.config.backend) => Ok(None),
+        None => Err(unknown_backend(model)),
     }
 }
 
-/// A model, and how long it took to load.
-type Loading = tokio::task::JoinHandle<Result<(LoadedModel, Duration), LoadError>>;
-
-fn start_loading(
+/// Loads one version, on a thread of its own. Says also how long that took.
+pub async fn load_version(
     model: &RepositoryModel,
     version: i64,
     backend: Arc<dyn Backend>,
     auto_complete: bool,
-) -> (ModelKey, Loading) {
-    let key = ModelKey { name: model.name.clone(), version };
+) -> Result<(LoadedModel, Duration), LoadError> {
     let (config, model_path, version_path) = (model.config.clone(), model.path.clone(), model.version_path(version));
-    let load = tokio::task::spawn_blocking(move || {
-        let started = Instant::now();
-        let loaded = backend.load(&ModelSource {
+    let started = Instant::now();
+    let loading = tokio::task::spawn_blocking(move || {
+        backend.load(&ModelSource {
             config: &config,
             version,
             model_path: &model_path,
             version_path: &version_path,
             auto_complete,
-        });
-        loaded.map(|model| (model, started.elapsed()))
+        })
     });
-    (key, load)
+    let loaded = loading.await.unwrap_or_else(|panic| {
+        let reason = format!("its backend panicked while loading: {panic}");
+        Err(LoadError::Backend { model: model.name.clone(), reason })
+    })?;
+    let (backend, instances) = (&loaded.config.backend, loaded.instances.len());
+    tracing::info!(model = model.name, version, backend, instances, "loaded");
+    Ok((loaded, started.elapsed()))
+}
+
+// === impl LoadError ===
+
+impl LoadError {
+    /// What kind of fault it is.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            LoadError::Config(_) => ErrorCode::InvalidArg,
+            LoadError::File { .. } | LoadError::Backend { .. } => ErrorCode::Internal,
+        }
+    }
+
+    /// The error as the repository index gives it: Triton puts the code's name in front.
+    pub fn reason(&self) -> String {
+        let code = match self.code() {
+            ErrorCode::InvalidArg => "Invalid argument",
+            _ => "Internal",
+        };
+        format!("{code}: {self}")
+    }
 }
 
 fn unknown_backend(model: &RepositoryModel) -> LoadError {

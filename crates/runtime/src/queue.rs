@@ -93,6 +93,18 @@ impl<T> WorkQueue<T> {
         Some(Permit { queue: self.clone() })
     }
 
+    /// Closes the queue if nothing is in hand, so that no permit is given out between the two. Says whether it is closed.
+    pub fn close_if_idle(&self) -> bool {
+        let mut state = self.state.lock();
+        state.closed |= state.permits_out == 0;
+        let closed = state.closed;
+        drop(state);
+        if closed {
+            self.arrived.notify_all();
+        }
+        closed
+    }
+
     /// What the policy says of a request with these inputs.
     pub fn describe(&self, inputs: &[Tensor]) -> Description {
         self.policy.describe(inputs)

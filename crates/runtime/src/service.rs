@@ -16,6 +16,7 @@ use trireme_telemetry::TelemetryArgs;
 use crate::Statistics;
 use crate::admin::Health;
 use crate::backend::Backend;
+use crate::control_mode::ControlArgs;
 use crate::worker::{Worker, WorkerOptions};
 
 pub use crate::admin_args::AdminArgs;
@@ -32,6 +33,16 @@ pub struct WorkerArgs {
     /// Take configurations as they are: do not fill in inputs and outputs from the model file
     #[arg(long, env = "TRIREME_DISABLE_AUTO_COMPLETE_CONFIG", value_parser = clap::builder::FalseyValueParser::new())]
     pub disable_auto_complete_config: bool,
+
+    /// The older opposite: `true` is --disable-auto-complete-config
+    #[arg(long, env = "TRIREME_STRICT_MODEL_CONFIG", value_name = "BOOL", default_value = "false")]
+    #[arg(value_parser = clap::builder::BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
+    #[arg(action = clap::ArgAction::Set)]
+    pub strict_model_config: bool,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub control: ControlArgs,
 
     /// Most requests in a model version's queue; one more is refused
     #[arg(long, env = "TRIREME_QUEUE_MAX_MESSAGES", value_name = "COUNT", default_value_t = QueueOptions::default().max_messages)]
@@ -101,15 +112,16 @@ pub struct ServiceArgs {
 // === impl WorkerArgs ===
 
 impl WorkerArgs {
-    /// The worker these flags describe.
-    pub fn options(&self, service: &str) -> WorkerOptions {
+    /// The worker these flags describe. Errors name the flag.
+    pub fn options(&self, service: &str) -> anyhow::Result<WorkerOptions> {
         let name = self.worker_name.clone().unwrap_or_else(|| process_name(service));
-        WorkerOptions {
+        Ok(WorkerOptions {
             statistics: Statistics::new(name.as_str()),
             name,
             service: service.to_owned(),
             model_repository: self.model_repository.clone(),
-            auto_complete: !self.disable_auto_complete_config,
+            auto_complete: !(self.disable_auto_complete_config || self.strict_model_config),
+            control: self.control.options()?,
             execution_limit: (self.execution_limit_secs > 0).then(|| Duration::from_secs(self.execution_limit_secs)),
             queue: QueueOptions {
                 levels: Default::default(),
@@ -120,7 +132,7 @@ impl WorkerArgs {
                 file_storage: self.queue_storage == Storage::File,
                 replicas: self.queue_replicas,
             },
-        }
+        })
     }
 
     /// How long a drain may take.
@@ -143,7 +155,7 @@ pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backen
     }
     block_on(service, &args.telemetry, async {
         let health = Health::default();
-        let options = args.worker.options(service);
+        let options = args.worker.options(service)?;
         let ready = health.clone();
         args.admin.listen(move || ready.is_ready(), &options.statistics)?;
         let shutdown = shutdown_signal()?;

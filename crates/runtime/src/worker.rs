@@ -1,34 +1,30 @@
 //! A worker: the part of a process that hosts model versions on a bus.
 //!
-//! [`Worker::start`] loads every model of the repository that one of its backends executes, and for each of them opens
-//! the queue, starts the instance threads, pulls, and keeps the registry entry alive. [`Worker::drain`] ends it without
-//! losing anything.
+//! [`Worker::start`] loads the models that are to be served and that one of its backends executes, and keeps their registry
+//! entries alive; what is served later is decided in `steward`. [`Worker::drain`] ends it without losing anything.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::{Bus, BusError, ModelState, QueueOptions, WorkMessage, WorkerEntry};
 use trireme_inference::ModelKey;
-use trireme_model_repository::{Repository, RepositoryError};
+use trireme_model_repository::RepositoryError;
 
-use crate::backend::{Backend, Instance, LoadError, LoadedModel};
-use crate::batching::BatchPolicy;
+use crate::backend::{Backend, LoadError};
 use crate::cancel::Cancellations;
+use crate::control_mode::ControlOptions;
 use crate::held::Held;
 use crate::hosted::{Claim, HostedModel};
 use crate::limits;
-use crate::load;
-use crate::queue::WorkQueue;
-use crate::queue_policy;
+use crate::models::Models;
 use crate::statistics::Statistics;
 use crate::statistics::report::follow_log_levels;
+use crate::steward::Steward;
 use crate::task_set::TaskSet;
-use crate::watchdog::{self, Executions};
 
 /// Pause before a queue that broke is opened again.
 const REOPEN_PAUSE: Duration = Duration::from_millis(250);
@@ -47,6 +43,8 @@ pub struct WorkerOptions {
     pub model_repository: Vec<PathBuf>,
     /// Whether backends may fill in what configurations leave out.
     pub auto_complete: bool,
+    /// Which models are served.
+    pub control: ControlOptions,
     /// How its queues behave.
     pub queue: QueueOptions,
     /// What this process counts, under the worker's name.
@@ -58,11 +56,7 @@ pub struct WorkerOptions {
 /// A running worker.
 pub struct Worker {
     shared: Arc<Shared>,
-    pulling: CancellationToken,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    entries: Vec<WorkerEntry>,
-    service: String,
-    execution_limit: Option<Duration>,
+    models: Arc<Models>,
 }
 
 /// What all parts of a worker share.
@@ -82,7 +76,7 @@ pub(crate) struct Shared {
 pub enum StartError {
     /// The model repository is broken; every fault of it.
     #[error("model repository: {}", join(.0))]
-    Repository(Vec<RepositoryError>),
+    Repository(Vec<Arc<RepositoryError>>),
     /// Models that could not be loaded; every one of them.
     #[error("{}", join(.0))]
     Load(Vec<LoadError>),
@@ -110,8 +104,6 @@ impl Worker {
         backends: &[Arc<dyn Backend>],
         options: &WorkerOptions,
     ) -> Result<Worker, StartError> {
-        let repository = Repository::open(&options.model_repository).map_err(StartError::Repository)?;
-        let loaded = load::load_models(&repository, backends, options).await?;
         let tasks = TaskSet::new();
         let shared = Arc::new(Shared {
             name: options.name.clone(),
@@ -123,30 +115,31 @@ impl Worker {
             statistics: options.statistics.clone(),
             hosted: RwLock::default(),
         });
+        let worker = Worker {
+            models: Arc::new(Models::new(shared.clone(), options.clone(), backends.to_vec())),
+            shared: shared.clone(),
+        };
         shared.held.keep_alive(options.queue.ack_wait, &tasks);
         shared.follow_cancellations().await?;
         shared.statistics.report(&shared.bus, &tasks).await?;
         follow_log_levels(shared.bus.as_ref(), &tasks).await?;
-
-        let mut worker = Worker {
-            shared,
-            pulling: CancellationToken::new(),
-            threads: Mutex::default(),
-            entries: Vec::new(),
-            service: options.service.clone(),
-            execution_limit: options.execution_limit,
-        };
-        for (key, model, load_duration) in loaded {
-            worker.host(key, model, load_duration).await?;
+        worker.keep_announced();
+        match Steward::start(worker.models.clone()).await {
+            Ok(()) => {}
+            Err(error) => {
+                worker.models.pulling.cancel();
+                drop(worker.models.close());
+                tasks.stop();
+                return Err(error);
+            }
         }
-        worker.announce().await?;
         worker.advertise().await?;
         Ok(worker)
     }
 
     /// The model versions it hosts.
     pub fn models(&self) -> Vec<ModelKey> {
-        self.entries.iter().map(|entry| entry.model.clone()).collect()
+        self.models.ready()
     }
 
     /// Waits until one of the worker's tasks dies, which a process should not outlive.
@@ -157,32 +150,29 @@ impl Worker {
     /// Stops: takes no more work, finishes what is in hand (for `timeout` at most), takes its entries back. Returns how
     /// many requests were still unfinished; the bus delivers those to other workers.
     pub async fn drain(self, timeout: Duration) -> usize {
-        for entry in &self.entries {
+        let entries = self.models.entries();
+        for entry in &entries {
             let leaving = WorkerEntry { state: ModelState::Unloading, ..entry.clone() };
             if let Err(error) = self.shared.bus.announce(&leaving).await {
                 tracing::warn!(model = %entry.model, %error, "could not announce that this worker leaves");
             }
         }
-        self.pulling.cancel();
-        let hosted: Vec<_> = self.shared.hosted.read().values().cloned().collect();
+        self.models.pulling.cancel();
         let unfinished = self.finish(timeout).await;
         self.shared.statistics.tell(self.shared.bus.as_ref()).await;
-        let hung = hosted.iter().any(|model| model.executions.hung());
-        for model in &hosted {
-            model.queue.close();
-        }
-        for entry in &self.entries {
+
+        let hung = self.shared.hosted.read().values().any(|model| model.executions.hung());
+        let threads = self.models.close();
+        for entry in &entries {
             let _ = self.shared.bus.withdraw(entry).await;
         }
         if unfinished == 0 && !hung {
-            let threads = std::mem::take(&mut *self.threads.lock());
             let _ = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join()))).await;
             self.shared.tasks.join().await;
         } else {
             // A hung instance cannot be waited for; its thread ends with the process.
             self.shared.tasks.stop();
         }
-        self.shared.hosted.write().clear();
         unfinished
     }
 
@@ -210,78 +200,18 @@ impl Worker {
         }
     }
 
-    async fn host(&mut self, key: ModelKey, model: LoadedModel, load_duration: Duration) -> Result<(), StartError> {
-        let LoadedModel { config, instances, policy } = model;
-        let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
-        let in_hand = match queue_policy::is_limited(&config) {
-            true => queue_policy::taken_in(instances.len().max(1), policy.max_rows()),
-            false => in_hand(policy.as_ref(), &instances),
-        };
-        let queue = WorkQueue::new(policy, in_hand);
-        let statistics = self.shared.statistics.model(&key);
-        let observed = Arc::downgrade(&queue);
-        let load = move || observed.upgrade().map(|queue| queue.load()).unwrap_or_default();
-        statistics.host(load::stage(&config.backend), load_duration, load);
-        self.entries.push(WorkerEntry {
-            worker: self.shared.name.clone(),
-            service: self.service.clone(),
-            host: crate::hostname(),
-            model: key.clone(),
-            state: ModelState::Ready,
-            config: config.to_json(),
-            capacity: queue.capacity(),
-        });
-        let hosted = Arc::new(HostedModel {
-            key: key.clone(),
-            config,
-            queue,
-            worker: self.shared.clone(),
-            statistics,
-            batched,
-            intake: self.pulling.child_token(),
-            executions: Executions::default(),
-            taken_in: Mutex::default(),
-        });
-        for (index, instance) in instances.into_iter().enumerate() {
-            let model = hosted.clone();
-            let thread = std::thread::Builder::new()
-                .name(format!("{}-{index}", key.name))
-                .spawn(move || model.run_instance(instance))
-                .map_err(|error| {
-                    let reason = format!("cannot start an instance thread: {error}");
-                    StartError::Load(vec![LoadError::Backend { model: key.name.clone(), reason }])
-                })?;
-            self.threads.lock().push(thread);
-        }
-        self.shared.bus.declare_queue(&key, &hosted.queue_options()).await?;
-        self.shared.hosted.write().insert(key, hosted.clone());
-        if let Some(limit) = self.execution_limit {
-            self.shared.tasks.spawn("watchdog", watchdog::watch(hosted.clone(), limit));
-        }
-        if queue_policy::is_limited(&hosted.config) {
-            self.shared.tasks.spawn("queue limits", limits::follow(hosted.clone()));
-        }
-        if queue_policy::has_timeouts(&hosted.config) {
-            self.shared.tasks.spawn("queue timeouts", limits::watch_timeouts(hosted.clone()));
-        }
-        self.shared.tasks.spawn("pull", pull(hosted));
-        Ok(())
-    }
-
     async fn advertise(&self) -> Result<(), StartError> {
-        let models: Vec<_> = self.entries.iter().map(|entry| entry.model.to_string()).collect();
+        let models: Vec<_> = self.models().iter().map(ToString::to_string).collect();
         let metadata =
             [("worker", self.shared.name.clone()), ("host", crate::hostname()), ("models", models.join(" "))];
         let metadata = metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        Ok(self.shared.bus.advertise(&self.service, metadata).await?)
+        Ok(self.shared.bus.advertise(&self.models.options.service, metadata).await?)
     }
 
-    /// Publishes the entries, and renews them for as long as the worker takes work.
-    async fn announce(&self) -> Result<(), StartError> {
-        for entry in &self.entries {
-            self.shared.bus.announce(entry).await?;
-        }
-        let (shared, entries, pulling) = (self.shared.clone(), self.entries.clone(), self.pulling.clone());
+    /// Renews the registry's entries for as long as the worker takes work.
+    fn keep_announced(&self) {
+        let (shared, models) = (self.shared.clone(), self.models.clone());
+        let pulling = models.pulling.clone();
         self.shared.tasks.spawn("heartbeat", async move {
             let mut ticks = tokio::time::interval(WorkerEntry::TIME_TO_LIVE / 3);
             ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -290,10 +220,15 @@ impl Worker {
                 tokio::select! {
                     _ = ticks.tick() => {}
                     () = pulling.cancelled() => return,
+                    () = shared.tasks.stopping().cancelled() => return,
                 }
-                for entry in &entries {
+                for entry in models.entries() {
+                    // One that was unloaded meanwhile has said so itself.
+                    if !models.has(&entry.model) {
+                        continue;
+                    }
                     let renewed = tokio::select! {
-                        renewed = shared.bus.announce(entry) => renewed,
+                        renewed = shared.bus.announce(&entry) => renewed,
                         () = pulling.cancelled() => return,
                     };
                     if let Err(error) = renewed {
@@ -302,52 +237,46 @@ impl Worker {
                 }
             }
         });
-        Ok(())
     }
 }
 
-/// Requests that this worker has in hand for a model, waiting and being executed. Instances that work step by step say
-/// themselves how many they take; one more each waits, so that no place stays empty between pulls.
-fn in_hand(policy: &dyn BatchPolicy, instances: &[Instance]) -> usize {
-    let batches = instances.iter().filter(|instance| matches!(instance, Instance::Batch(_))).count();
-    let stepwise = instances.iter().filter_map(|instance| match instance {
-        Instance::Batch(_) => None,
-        Instance::Stepwise(instance) => Some(instance.room() + 1),
-    });
-    let stepwise: usize = stepwise.sum();
-    match (batches, stepwise) {
-        (0, 0) => policy.in_hand(1),
-        (0, stepwise) => stepwise,
-        (batches, stepwise) => policy.in_hand(batches) + stepwise,
-    }
-}
+/// The instances that work is pulled for; they may be replaced.
+pub(crate) type Current = Arc<RwLock<Arc<HostedModel>>>;
 
 /// Pulls work for a model until told to stop; opens the queue again when the bus has lost it.
-async fn pull(model: Arc<HostedModel>) {
-    let pulling = model.intake.clone();
-    let shared = model.worker.clone();
+pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
+    let (shared, key) = {
+        let model = current.read();
+        (model.worker.clone(), model.key.clone())
+    };
     loop {
-        let error = match shared.bus.pull(&model.key).await {
+        let error = match shared.bus.pull(&key).await {
             Err(error) => error,
             Ok(mut puller) => loop {
+                let model = current.read().clone();
                 let next = limits::next(&model, puller.as_mut());
                 let next = tokio::select! {
                     next = next => next,
                     () = pulling.cancelled() => return puller.stop().await,
                 };
                 match next {
-                    Ok(deliveries) => deliveries.into_iter().for_each(|delivery| model.receive(delivery)),
+                    Ok(deliveries) => {
+                        // Under the lock: who replaces the model sees these in its hand.
+                        let model = current.read();
+                        deliveries.into_iter().for_each(|delivery| model.receive(delivery));
+                    }
                     Err(error) => break error,
                 }
             },
         };
-        tracing::warn!(model = %model.key, %error, "pulling work broke; opening the queue again");
+        tracing::warn!(model = %key, %error, "pulling work broke; opening the queue again");
         tokio::select! {
             () = tokio::time::sleep(REOPEN_PAUSE) => {}
             () = pulling.cancelled() => return,
         }
-        if let Err(error) = shared.bus.declare_queue(&model.key, &model.queue_options()).await {
-            tracing::warn!(model = %model.key, %error, "the queue could not be made again yet");
+        let options = current.read().queue_options();
+        if let Err(error) = shared.bus.declare_queue(&key, &options).await {
+            tracing::warn!(model = %key, %error, "the queue could not be made again yet");
         }
     }
 }
@@ -363,6 +292,34 @@ impl Shared {
             Some(model) => model.hand_over(message, claim),
             None => Some((message, claim)),
         }
+    }
+
+    /// Lets requests be handed over to a model version, in place of one of its name.
+    pub fn remember(&self, model: &Arc<HostedModel>) {
+        self.hosted.write().insert(model.key.clone(), model.clone());
+    }
+
+    /// Whether requests can be handed over to a model version.
+    pub fn hosts(&self, model: &ModelKey) -> bool {
+        self.hosted.read().contains_key(model)
+    }
+
+    /// Whether it is these instances that serve the version, not some that took their place.
+    pub fn serves(&self, model: &Arc<HostedModel>) -> bool {
+        self.hosted.read().get(&model.key).is_some_and(|known| Arc::ptr_eq(known, model))
+    }
+
+    /// Hands nothing over to this model version any more; one that took its place stays.
+    pub fn forget(&self, model: &Arc<HostedModel>) {
+        let mut hosted = self.hosted.write();
+        if hosted.get(&model.key).is_some_and(|known| Arc::ptr_eq(known, model)) {
+            hosted.remove(&model.key);
+        }
+    }
+
+    /// Hands nothing over any more.
+    pub fn forget_all(&self) {
+        self.hosted.write().clear();
     }
 
     async fn follow_cancellations(self: &Arc<Self>) -> Result<(), BusError> {

@@ -141,6 +141,7 @@ impl Stage {
             model_repository: vec![repository.path().to_owned()],
             execution_limit: None,
             auto_complete: true,
+            control: trireme_runtime::ControlOptions::default(),
             queue: QueueOptions::default(),
             statistics: Statistics::new("worker"),
         };

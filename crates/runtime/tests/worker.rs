@@ -11,8 +11,8 @@ use trireme_inference::{
 };
 use trireme_runtime::statistics::report::{STATISTICS, STATISTICS_TOLD};
 use trireme_runtime::{
-    Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime, Snapshot,
-    Statistics, Worker, WorkerOptions,
+    Backend, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource,
+    OneAtATime, Snapshot, Statistics, Worker, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -96,6 +96,7 @@ impl Stage {
             model_repository: vec![repository.path().to_owned()],
             execution_limit: Some(EXECUTION_LIMIT),
             auto_complete: true,
+            control: ControlOptions::default(),
             queue,
             statistics: Statistics::new("worker"),
         };

@@ -15,6 +15,7 @@ mod grpc;
 mod handlers;
 mod http;
 mod metrics;
+mod models;
 mod registry;
 mod rows;
 mod statistics;
@@ -31,18 +32,18 @@ use clap::{ArgAction, Args};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
-use trireme_model_repository::Repository;
 use trireme_runtime::service::{self, AdminArgs, NatsArgs};
 use trireme_runtime::statistics::report::follow_log_levels;
-use trireme_runtime::{Health, Statistics, TaskSet};
+use trireme_runtime::{ControlArgs, Health, Statistics, TaskSet};
 use trireme_telemetry::TelemetryArgs;
 
 use cache::ResponseCache;
 use dispatch::Dispatcher;
 use grpc::GrpcListener;
-use handlers::{Access, Handlers, Labels, Tracing};
+use handlers::{Access, Handlers, Tracing};
 use http::HttpListener;
 use metrics::MetricsListener;
+use models::ModelControl;
 use registry::Registry;
 use statistics::Collector;
 
@@ -51,6 +52,7 @@ pub use grpc::{CompressionLevel, GrpcArgs};
 pub use handlers::{AccessArgs, Restriction, Secret};
 pub use http::HttpArgs;
 pub use metrics::MetricsArgs;
+pub use models::ModelOptions;
 pub use triton_flags::TritonFlags;
 
 /// Flags about listening and requests; Triton's names where it has them.
@@ -114,6 +116,10 @@ pub struct GatewayServiceArgs {
     #[arg(long, alias = "model-store", env = "TRIREME_MODEL_REPOSITORY", value_name = "DIR", value_delimiter = ',')]
     pub model_repository: Vec<PathBuf>,
 
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub control: ControlArgs,
+
     /// Seconds to finish requests in flight when told to stop
     #[arg(long, env = "TRIREME_EXIT_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 30)]
     pub exit_timeout_secs: u64,
@@ -155,10 +161,11 @@ impl Gateway {
     pub async fn start(
         bus: Arc<dyn Bus>,
         statistics: Statistics,
-        repository: Repository,
+        models: ModelOptions,
         args: &GatewayArgs,
         exit_timeout: Duration,
     ) -> anyhow::Result<Gateway> {
+        let repository = models.read()?;
         let access = Access::new(&args.access)?;
         anyhow::ensure!(
             !args.coalesce_requests || args.cache_config.is_some(),
@@ -173,10 +180,11 @@ impl Gateway {
         let metrics_address = metrics.as_ref().map(|listener| listener.address);
 
         let tasks = TaskSet::new();
-        let labels = Labels::of(&repository);
-        let registry = Registry::follow(bus.as_ref(), repository, args.keep_models, &tasks).await?;
-        let dispatcher = Dispatcher::open(bus.clone(), statistics.process(), args.max_in_flight, &tasks).await?;
-        let collector = Collector::open(bus.clone(), statistics, &tasks).await?;
+        let registry = Registry::follow(bus.as_ref(), repository, &models.control, args.keep_models, &tasks).await?;
+        let name = statistics.process();
+        let models = ModelControl::start(bus.clone(), name, models, registry.clone(), &tasks).await?;
+        let dispatcher = Dispatcher::open(bus.clone(), name, args.max_in_flight, &tasks).await?;
+        let collector = Collector::open(bus.clone(), statistics.clone(), &tasks).await?;
         follow_log_levels(bus.as_ref(), &tasks).await?;
         let health = Health::default();
         health.set_ready(true);
@@ -187,7 +195,7 @@ impl Gateway {
             health,
             id: args.id.clone(),
             strict_readiness: args.strict_readiness,
-            labels,
+            models,
             log_format: Mutex::new("default"),
             tracing: Tracing::new(trireme_telemetry::exports_spans()),
             collector,
@@ -253,7 +261,9 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
     service::block_on("gateway", &args.telemetry, async {
         args.triton.warn();
         let shutdown = service::shutdown_signal()?;
-        let repository = open_repository(&args.model_repository)?;
+        let models = ModelOptions { model_repository: args.model_repository.clone(), control: args.control.options()? };
+        // Before the broker is waited for: what is wrong with the repository is said at once.
+        models.read()?;
         if args.model_repository.is_empty() {
             tracing::warn!("no --model-repository: ensembles are not known, models are served as workers have them");
         }
@@ -263,7 +273,7 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
         };
         let exit_timeout = Duration::from_secs(args.exit_timeout_secs);
         let statistics = Statistics::new(name);
-        let gateway = Gateway::start(bus.clone(), statistics.clone(), repository, &args.gateway, exit_timeout).await?;
+        let gateway = Gateway::start(bus.clone(), statistics.clone(), models, &args.gateway, exit_timeout).await?;
         args.admin.listen(gateway.readiness(), &statistics)?;
         let outcome = tokio::select! {
             () = shutdown.cancelled() => Ok(()),
@@ -274,13 +284,5 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
         bus.close().await;
         tracing::info!("stopped");
         outcome
-    })
-}
-
-/// Reads model repositories; every fault of them in one error. No paths give an empty repository.
-pub fn open_repository(paths: &[PathBuf]) -> anyhow::Result<Repository> {
-    Repository::open(paths).map_err(|faults| {
-        let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
-        anyhow::anyhow!("model repository: {}", faults.join("; "))
     })
 }

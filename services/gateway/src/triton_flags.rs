@@ -19,8 +19,8 @@ const NO_SHIM: &str = "backends are built in";
 const NO_POOL: &str = "there are no preallocated memory pools";
 const NO_VENDOR: &str = "there is no such endpoint";
 const NO_THREADS: &str = "threads follow the CPU quota";
-const NO_LOAD_API: &str = "models are loaded when workers start, and served until they stop";
 const NO_LOADER: &str = "each worker loads its models when it starts";
+const NO_PING_LIMITS: &str = "the HTTP/2 library does not limit how clients and server ping";
 const NO_GPU_METRICS: &str = "the gateway has no GPUs; use the exporter of their vendor";
 const NO_LIMITER: &str = "there is no rate limiter";
 const NO_PORT_REUSE: &str = "ports are never shared";
@@ -39,18 +39,19 @@ const TABLE: &[(&str, Treatment)] = &[
     ("cuda-memory-pool-byte-size", Ignored(NO_POOL)),
     ("cuda-virtual-address-size", Ignored(NO_POOL)),
     ("enable-peer-access", Ignored("models do not span GPUs")),
-    ("exit-on-error", IgnoredUnless("true", "a worker that cannot load a model always exits")),
-    ("grpc-header-forward-pattern", Ignored("only HTTP headers are forwarded")),
+    ("grpc-http2-max-ping-strikes", Ignored(NO_PING_LIMITS)),
+    ("grpc-http2-max-pings-without-data", Ignored(NO_PING_LIMITS)),
+    ("grpc-http2-min-recv-ping-interval-without-data", Ignored(NO_PING_LIMITS)),
+    ("grpc-keepalive-permit-without-calls", Ignored(NO_PING_LIMITS)),
+    ("grpc-max-connection-age-grace", Ignored("calls on a connection that is too old are always finished")),
     ("grpc-infer-allocation-pool-size", Ignored(NO_POOL)),
     ("grpc-infer-thread-count", Ignored(NO_THREADS)),
     ("grpc-max-response-pool-size", Ignored(NO_POOL)),
     ("host-policy", Ignored("processes are placed by what starts them")),
     ("http-thread-count", Ignored(NO_THREADS)),
-    ("load-model", Ignored(NO_LOAD_API)),
     ("log-file", Ignored("logs go to standard error")),
     ("min-supported-compute-capability", Ignored("ONNX Runtime decides which GPUs it runs on")),
     ("model-config-name", Only("", "only config.pbtxt is read")),
-    ("model-control-mode", Only("none", NO_LOAD_API)),
     ("model-load-gpu-limit", Ignored(NO_LOADER)),
     ("model-load-retry-count", Ignored(NO_LOADER)),
     ("model-load-thread-count", Ignored(NO_LOADER)),
@@ -59,14 +60,13 @@ const TABLE: &[(&str, Treatment)] = &[
     ("rate-limit", IgnoredUnless("off", NO_LIMITER)),
     ("rate-limit-resource", Ignored(NO_LIMITER)),
     ("repoagent-directory", Ignored(NO_SHIM)),
-    ("repository-poll-secs", Ignored(NO_LOAD_API)),
     ("response-cache-byte-size", Ignored("use --cache-config local,size=BYTES")),
     ("reuse-grpc-port", IgnoredUnless("false", NO_PORT_REUSE)),
     ("reuse-http-port", IgnoredUnless("false", NO_PORT_REUSE)),
     ("sagemaker-port", Ignored(NO_VENDOR)),
     ("sagemaker-safe-port-range", Ignored(NO_VENDOR)),
     ("sagemaker-thread-count", Ignored(NO_VENDOR)),
-    ("strict-model-config", IgnoredUnless("false", "use --disable-auto-complete-config")),
+    ("strict-model-config", Ignored("it is a flag of the services that host models")),
     ("trace-config", Ignored(OTLP)),
     ("trace-count", Ignored(OTLP)),
     ("trace-file", Ignored(OTLP)),
@@ -174,9 +174,9 @@ mod tests {
             "--backend-directory",
             "/opt/b",
             "--metrics-port=9",
-            "--load-model=a",
-            "--load-model=b",
-            "--exit-on-error=1",
+            "--http-thread-count=4",
+            "--http-thread-count=8",
+            "--model-namespacing=0",
         ];
         let cli = parse(&flags).unwrap();
         assert_eq!(cli.metrics_port, Some(9));
@@ -187,8 +187,8 @@ mod tests {
 
     #[test]
     fn values_that_clients_would_notice_are_refused() {
-        assert!(parse(&["--model-control-mode=none", "--model-namespacing=false"]).unwrap().triton.warnings.is_empty());
-        assert!(parse(&["--model-control-mode=explicit"]).unwrap_err().contains("is not supported: models are loaded"));
+        assert!(parse(&["--model-config-name=", "--model-namespacing=false"]).unwrap().triton.warnings.is_empty());
+        assert!(parse(&["--model-namespacing=true"]).unwrap_err().contains("is not supported: model names are unique"));
         assert!(parse(&["--no-such-flag"]).is_err());
     }
 

@@ -13,7 +13,7 @@ use tonic::codec::CompressionEncoding;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use trireme_bus::{InProcess, QueueOptions};
-use trireme_gateway::{Gateway, GatewayArgs, open_repository};
+use trireme_gateway::{Gateway, GatewayArgs, ModelOptions};
 use trireme_inference::InferError;
 use trireme_protocol::grpc::health::health_check_response::ServingStatus;
 use trireme_protocol::grpc::health::{HealthCheckRequest, health_client::HealthClient};
@@ -22,8 +22,8 @@ use trireme_protocol::grpc::wire::infer_parameter::ParameterChoice;
 use trireme_protocol::grpc::wire::model_infer_request::InferInputTensor;
 use trireme_protocol::grpc::wire::*;
 use trireme_runtime::{
-    Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime,
-    Statistics, Worker, WorkerOptions,
+    Backend, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource,
+    OneAtATime, Statistics, Worker, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -91,7 +91,7 @@ impl Server {
         write_model(repository.path(), "echo", "");
         write_model(repository.path(), "many", "model_transaction_policy { decoupled: true }");
         let bus = Arc::new(InProcess::default());
-        let models = open_repository(&[repository.path().to_owned()]).expect("valid configurations");
+        let models = ModelOptions { model_repository: vec![repository.path().to_owned()], ..Default::default() };
         let gateway = Gateway::start(bus.clone(), Statistics::new("gateway"), models, &args(flags), PATIENCE)
             .await
             .expect("free ports");
@@ -104,6 +104,7 @@ impl Server {
             model_repository: vec![repository.path().to_owned()],
             execution_limit: None,
             auto_complete: true,
+            control: ControlOptions::default(),
             queue: QueueOptions::default(),
             statistics: Statistics::new("worker"),
         };
@@ -554,7 +555,7 @@ async fn a_drain_finishes_calls_and_ends_open_streams() {
 async fn a_port_that_is_taken_is_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    let models = open_repository(&[]).unwrap();
+    let models = ModelOptions::default();
     let flags = args(&["--grpc-port", &port]);
     let outcome =
         Gateway::start(Arc::new(InProcess::default()), Statistics::new("gateway"), models, &flags, PATIENCE).await;
@@ -565,7 +566,7 @@ async fn a_port_that_is_taken_is_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn grpc_can_be_switched_off() {
-    let models = open_repository(&[]).unwrap();
+    let models = ModelOptions::default();
     let flags = args(&["--allow-grpc=false"]);
     let gateway = Gateway::start(Arc::new(InProcess::default()), Statistics::new("gateway"), models, &flags, PATIENCE)
         .await

@@ -121,6 +121,11 @@ impl Setup {
         Setup { worker_arguments: owned(arguments), ..self }
     }
 
+    /// Whether stages are processes of their own.
+    pub fn is_services(&self) -> bool {
+        self.mode == Mode::Services
+    }
+
     /// Lets every process be a NATS user called as its service, with the password in `<folder>/<service>`.
     pub fn passwords(self, folder: &Path) -> Setup {
         Setup { passwords: Some(folder.to_owned()), ..self }

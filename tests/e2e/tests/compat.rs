@@ -5,7 +5,7 @@ use std::process::Command;
 
 use trireme_e2e::{Mode, Setup, Stage, in_every_mode, python, workspace};
 
-in_every_mode!(every_scenario_is_answered_as_expected);
+in_every_mode!(every_scenario_is_answered_as_expected, models_are_controlled_as_expected);
 
 /// Runs `tests/compat/run.py`, which prints what it finds.
 #[track_caller]
@@ -27,6 +27,15 @@ fn every_scenario_is_answered_as_expected(mode: Mode) {
     let mut sandbox = setup.replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0).start();
     let (http, grpc) = (format!("http://{}", sandbox.address), sandbox.grpc_address().to_string());
     run(&["--url", &http, "--grpc", &grpc]);
+}
+
+fn models_are_controlled_as_expected(mode: Mode) {
+    let flags = ["--model-control-mode=explicit", "--load-model=c"];
+    let setup = Setup::new(mode).repository(&compat().join("models/control")).worker_arguments(&flags);
+    let setup = if mode == Mode::Services { setup.gateway_arguments(&flags) } else { setup };
+    let mut sandbox = setup.replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0).start();
+    let (http, grpc) = (format!("http://{}", sandbox.address), sandbox.grpc_address().to_string());
+    run(&["--url", &http, "--grpc", &grpc, "--server", "explicit"]);
 }
 
 /// Recordings, expectations, divergences and docs/compatibility.md fit each other.

@@ -127,9 +127,85 @@ fn one_name_in_two_repositories_is_refused_even_where_one_is_broken() {
     let (left, right) = (repository(&[("m/1/", "")]), repository(&[("m/1/", ""), ("m/config.pbtxt", IDENTITY)]));
     let paths = [left.path().to_owned(), right.path().to_owned()];
     let faults = Repository::open(&paths).unwrap_err();
-    assert!(matches!(&faults[1], RepositoryError::Duplicate { model, .. } if model == "m"), "{faults:?}");
+    assert!(matches!(&faults[..], [RepositoryError::Duplicate { model, .. }] if model == "m"), "{faults:?}");
     let missing = Repository::open(&[left.path().join("absent")]).unwrap_err();
     assert!(matches!(&missing[..], [RepositoryError::Read { .. }]), "{missing:?}");
+}
+
+#[test]
+fn broken_models_stand_beside_the_others() {
+    let root =
+        repository(&[("good/1/", ""), ("good/config.pbtxt", IDENTITY), ("bad/3/", ""), ("bad/config.pbtxt", "x: 1")]);
+    let repository = Repository::read(&[root.path().to_owned()], &[]).unwrap();
+    assert_eq!(repository.models().map(|model| model.name.as_str()).collect::<Vec<_>>(), ["good"]);
+    let broken: Vec<_> = repository.broken().map(|(name, broken)| (name, broken.versions.clone())).collect();
+    assert_eq!(broken, [("bad", vec![3])]);
+}
+
+#[test]
+fn a_model_is_found_by_its_name_only() {
+    let root = repository(&[("m/1/", ""), ("m/config.pbtxt", IDENTITY)]);
+    let paths = [root.path().to_owned()];
+    let find = |name: &str| RepositoryModel::find(&paths, name, Replacement::default(), &[]).unwrap();
+    assert_eq!(find("m").unwrap().versions, [1]);
+    for name in ["n", "", ".", "..", "./m", "m/", "m/1", "/", "../m"] {
+        assert!(find(name).is_none(), "{name}");
+    }
+}
+
+#[test]
+fn a_request_may_replace_configuration_and_files() {
+    let root = repository(&[("m/1/", ""), ("m/config.pbtxt", IDENTITY)]);
+    let paths = [root.path().to_owned()];
+    let json = RepositoryModel::find(&paths, "m", Replacement::default(), &[]).unwrap().unwrap().config.to_json();
+    let json = json.replace("\"max_batch_size\":0", "\"max_batch_size\":3");
+    fn find(
+        paths: &[PathBuf],
+        config: Option<&str>,
+        files: Option<&BTreeMap<String, Bytes>>,
+    ) -> Result<RepositoryModel, RepositoryError> {
+        RepositoryModel::find(paths, "m", Replacement { config, files }, &[]).map(|found| found.expect("it is there"))
+    }
+    let configured = find(&paths, Some(&json), None).unwrap();
+    assert_eq!((configured.config.max_batch_size, &configured.versions[..]), (3, &[1][..]));
+
+    let files = BTreeMap::from([("7/weights".to_owned(), Bytes::from_static(b"w"))]);
+    let unpacked = find(&paths, Some(&json), Some(&files)).unwrap();
+    assert_eq!(unpacked.versions, [7]);
+    let path = unpacked.version_path(7).join("weights");
+    assert_eq!(fs::read(&path).unwrap(), b"w");
+    let again = find(&paths, Some(&json), Some(&files)).unwrap();
+    assert_eq!(unpacked.fingerprint(7), again.fingerprint(7), "the same files are no change");
+    drop(unpacked);
+    assert!(!path.exists(), "deleted with the model");
+
+    assert!(find(&paths, None, Some(&files)).is_err(), "files need a configuration");
+    for outside in ["../x", "/x", "a/../../x", ""] {
+        let files = BTreeMap::from([(outside.to_owned(), Bytes::new())]);
+        assert!(find(&paths, Some(&json), Some(&files)).is_err(), "{outside}");
+    }
+}
+
+#[test]
+fn a_fingerprint_changes_with_the_files_of_its_version() {
+    let root = repository(&[
+        ("m/1/a", ""),
+        ("m/2/a", ""),
+        ("m/config.pbtxt", &format!("{IDENTITY} version_policy {{ all {{}} }}")),
+    ]);
+    let path = root.path().join("m");
+    let fingerprints = || {
+        let model = RepositoryModel::open("m", &path, &[]).unwrap();
+        [1, 2].map(|version| model.fingerprint(version))
+    };
+    let before = fingerprints();
+    assert_eq!(before, fingerprints());
+    fs::write(path.join("2/a"), "longer").unwrap();
+    let after = fingerprints();
+    assert_eq!(before[0], after[0]);
+    assert_ne!(before[1], after[1]);
+    fs::write(path.join("labels.txt"), "x").unwrap();
+    assert_ne!(after[0], fingerprints()[0], "what lies beside belongs to every version");
 }
 
 #[test]

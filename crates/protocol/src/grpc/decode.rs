@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 
 use bytes::Bytes;
-use trireme_inference::{DataType, InferError, InferRequest, RequestedOutput, Shape, UncheckedTensor};
+use trireme_inference::{DataType, InferError, InferRequest, RequestedOutput, Shape, TensorSpec, UncheckedTensor};
 
 use super::wire::ModelInferRequest;
 use super::wire::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
@@ -15,8 +15,8 @@ use crate::infer::request_prefix;
 
 /// Decodes an infer request. Raw inputs share the message's memory.
 ///
-/// Errors carry the code and the words that Triton has for them.
-pub fn decode_infer_request(message: ModelInferRequest) -> Result<InferRequest, InferError> {
+/// Errors carry the code and the words that Triton has for them; `declared` are the model's inputs, which it names in some.
+pub fn decode_infer_request(message: ModelInferRequest, declared: &[TensorSpec]) -> Result<InferRequest, InferError> {
     let mut request = InferRequest {
         version: parse_model_version(&message.model_version)?,
         id: message.id,
@@ -29,7 +29,10 @@ pub fn decode_infer_request(message: ModelInferRequest) -> Result<InferRequest, 
 
     let mut raw =
         RawContents { any: !message.raw_input_contents.is_empty(), rest: message.raw_input_contents.into_iter() };
-    let inputs = message.inputs.into_iter().map(|input| decode_input(&request.model, input, &mut raw));
+    let inputs = message.inputs.into_iter().map(|input| {
+        check_datatype(&request, &input, declared)?;
+        decode_input(&request.model, input, &mut raw)
+    });
     request.inputs = inputs.collect::<Result<_, _>>()?;
     request.outputs = message.outputs.into_iter().map(decode_output).collect::<Result<_, _>>()?;
     Ok(request)
@@ -44,6 +47,19 @@ fn check_distinct<'a>(id: &str, what: &str, names: impl Iterator<Item = &'a str>
         }
     }
     Ok(())
+}
+
+/// Refuses a datatype that does not exist; Triton finds that only where it knows what the model expects.
+fn check_datatype(request: &InferRequest, input: &InferInputTensor, declared: &[TensorSpec]) -> Result<(), InferError> {
+    let expected = declared.iter().find(|spec| spec.name == input.name);
+    let Some(expected) = expected.filter(|_| input.datatype.parse::<DataType>().is_err()) else { return Ok(()) };
+    Err(InferError::invalid_arg(format!(
+        "{}inference input '{}' data-type is '<invalid>', but model '{}' expects '{}'",
+        request_prefix(&request.id),
+        input.name,
+        request.model,
+        expected.datatype
+    )))
 }
 
 /// The raw contents that inputs have not taken yet. More of them than inputs are no fault.

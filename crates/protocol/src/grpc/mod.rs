@@ -40,7 +40,7 @@ pub use error::status;
 pub use logging::{decode_log_settings, encode_log_settings};
 pub use metadata::{model_config, model_metadata, server_metadata};
 pub use parameters::wants_empty_final;
-pub use repository::{check_repository_name, encode_index};
+pub use repository::{check_repository_name, decode_load_request, decode_unload_request, encode_index};
 pub use statistics::encode_statistics;
 pub use tracing::{decode_trace_changes, encode_trace_settings};
 pub use version::parse_model_version;

@@ -43,11 +43,11 @@ fn text(text: &str) -> ParameterChoice {
 /// What typed contents become.
 fn contents(datatype: &str, contents: InferTensorContents) -> Result<Bytes, InferError> {
     let inputs = vec![InferInputTensor { contents: Some(contents), ..input("x", datatype, &[1]) }];
-    decode_infer_request(ModelInferRequest { inputs, ..message() }).map(|request| request.inputs[0].data.clone())
+    decode_infer_request(ModelInferRequest { inputs, ..message() }, &[]).map(|request| request.inputs[0].data.clone())
 }
 
 fn with_parameters(entries: &[(&str, ParameterChoice)]) -> Result<InferRequest, InferError> {
-    decode_infer_request(ModelInferRequest { parameters: parameters(entries), ..message() })
+    decode_infer_request(ModelInferRequest { parameters: parameters(entries), ..message() }, &[])
 }
 
 fn output(entries: &[(&str, ParameterChoice)]) -> InferRequestedOutputTensor {
@@ -77,7 +77,7 @@ fn raw_inputs_are_slices_of_the_message() {
     };
     let encoded = Bytes::from(sent.encode_to_vec());
     let received = ModelInferRequest::decode(encoded.clone()).unwrap();
-    let request = decode_infer_request(received).unwrap();
+    let request = decode_infer_request(received, &[]).unwrap();
     assert_eq!((request.id.as_str(), request.model.as_str(), request.version), ("r", "m", Some(3)));
     assert_eq!((&request.inputs[0].data, &request.inputs[1].data), (&first, &second));
     assert_eq!((request.inputs[0].datatype, &*request.inputs[0].shape), (DataType::Fp32, &[1000][..]));
@@ -140,7 +140,7 @@ fn data_that_is_missing_or_double_is_refused() {
         ..message()
     };
     assert_invalid(
-        decode_infer_request(both),
+        decode_infer_request(both, &[]),
         "contents field must not be specified when using raw_input_contents for 'x' for model 'm'",
     );
     let one_of_two = ModelInferRequest {
@@ -149,7 +149,7 @@ fn data_that_is_missing_or_double_is_refused() {
         ..message()
     };
     assert_invalid(
-        decode_infer_request(one_of_two),
+        decode_infer_request(one_of_two, &[]),
         "unable to find data for input tensor 'y' for model 'm' in request.",
     );
 }
@@ -157,11 +157,11 @@ fn data_that_is_missing_or_double_is_refused() {
 #[test]
 fn names_and_datatypes_are_checked() {
     let twice = ModelInferRequest { inputs: vec![input("x", "INT8", &[1]), input("x", "INT8", &[1])], ..message() };
-    assert_invalid(decode_infer_request(twice), "[request id: r] input 'x' already exists in request");
+    assert_invalid(decode_infer_request(twice, &[]), "[request id: r] input 'x' already exists in request");
     let twice = ModelInferRequest { id: String::new(), outputs: vec![output(&[]), output(&[])], ..message() };
-    assert_invalid(decode_infer_request(twice), "[request id: <id_unknown>] output 'o' already exists in request");
+    assert_invalid(decode_infer_request(twice, &[]), "[request id: <id_unknown>] output 'o' already exists in request");
     let unknown = ModelInferRequest { inputs: vec![input("x", "TYPE_INT8", &[1])], ..message() };
-    assert_invalid(decode_infer_request(unknown), "invalid datatype for input x");
+    assert_invalid(decode_infer_request(unknown, &[]), "invalid datatype for input x");
 }
 
 #[test]
@@ -172,12 +172,12 @@ fn no_shared_memory_region_is_ever_found() {
         ..message()
     };
     let not_found = "Unable to find shared memory region: 'r'";
-    assert_refused(decode_infer_request(in_input), ErrorCode::NotFound, not_found);
+    assert_refused(decode_infer_request(in_input, &[]), ErrorCode::NotFound, not_found);
     let in_output = ModelInferRequest { outputs: vec![output(&region)], ..message() };
-    assert_refused(decode_infer_request(in_output), ErrorCode::NotFound, not_found);
+    assert_refused(decode_infer_request(in_output, &[]), ErrorCode::NotFound, not_found);
     let odd = ModelInferRequest { outputs: vec![output(&[("shared_memory_region", BoolParam(true))])], ..message() };
     assert_invalid(
-        decode_infer_request(odd),
+        decode_infer_request(odd, &[]),
         "invalid value type for 'shared_memory_region' parameter for tensor 'o', expected string_param.",
     );
 }
@@ -238,13 +238,13 @@ fn faulty_parameters_are_refused_in_tritons_words() {
         assert_invalid(with_parameters(&[(name, choice.clone())]), text);
     }
     let unset = BTreeMap::from([("custom".to_owned(), InferParameter::default())]);
-    let outcome = decode_infer_request(ModelInferRequest { parameters: unset, ..message() });
+    let outcome = decode_infer_request(ModelInferRequest { parameters: unset, ..message() }, &[]);
     assert_invalid(outcome, &wrong("custom", "int64_param, bool_param, or string_param."));
 
     let outputs = |choice| ModelInferRequest { outputs: vec![output(&[("classification", choice)])], ..message() };
-    assert_invalid(decode_infer_request(outputs(text("3"))), &wrong("classification", "int64_param"));
+    assert_invalid(decode_infer_request(outputs(text("3")), &[]), &wrong("classification", "int64_param"));
     assert_invalid(
-        decode_infer_request(outputs(Int64Param(0))),
+        decode_infer_request(outputs(Int64Param(0)), &[]),
         "invalid value for 'classification' parameter, expected >= 0",
     );
 }
@@ -261,7 +261,7 @@ fn versions_are_read_as_stol_does() {
     }
     assert_invalid(parse_model_version("-1"), &format!("{found} '-1', {expected}"));
     let request = ModelInferRequest { model_version: "x".to_owned(), ..message() };
-    assert_invalid(decode_infer_request(request), &format!("{found} 'x' (details: stol), {expected}"));
+    assert_invalid(decode_infer_request(request, &[]), &format!("{found} 'x' (details: stol), {expected}"));
 }
 
 // --- responses ---

@@ -28,6 +28,13 @@ pub fn decode_infer_request(
     if header_length == 0 {
         return raw::decode(context, body);
     }
+    if header_length > context.max_json_size {
+        return Err(InferError::invalid_arg(format!(
+            "request JSON size of {header_length} bytes exceeds the maximum allowed input size of {} bytes. Use \
+             --http-max-input-size to increase the limit.",
+            context.max_json_size
+        )));
+    }
     let document = json::parse(&body[..header_length])?;
     let [id, parameters, inputs, outputs] = document.pick(["id", "parameters", "inputs", "outputs"]);
 
@@ -41,6 +48,7 @@ pub fn decode_infer_request(
     }
     let mut decoder = InputDecoder {
         model: context.model,
+        max_json_size: context.max_json_size,
         id: &request.id,
         names: HashSet::new(),
         binary: body.slice(header_length..),
@@ -75,6 +83,7 @@ fn parse_header_length(value: &str, body_length: usize) -> Result<usize, InferEr
 /// What decoding the inputs one by one keeps between them.
 struct InputDecoder<'a> {
     model: &'a str,
+    max_json_size: usize,
     id: &'a str,
     /// The names of the inputs so far.
     names: HashSet<String>,
@@ -115,9 +124,23 @@ impl InputDecoder<'_> {
         } else if let Some(region) = shared_memory {
             return Err(unknown_region(&region));
         } else {
+            self.check_claim(&name, datatype, &shape)?;
             data::from_json(&name, datatype, &shape, data)?
         };
         Ok(UncheckedTensor { name, datatype, shape, data })
+    }
+
+    /// What a shape claims must be no more than a request may hold.
+    fn check_claim(&self, name: &str, datatype: DataType, shape: &Shape) -> Result<(), InferError> {
+        let size = datatype.element_size().zip(shape.element_count());
+        match size.and_then(|(size, count)| count.checked_mul(size as u64)) {
+            Some(size) if size > self.max_json_size as u64 => Err(InferError::invalid_arg(format!(
+                "JSON input '{name}' has a byte_size ({size} bytes) that exceeds the maximum allowed value of {} bytes. \
+                 Use --http-max-input-size to increase the limit.",
+                self.max_json_size
+            ))),
+            _ => Ok(()),
+        }
     }
 
     fn take_binary(&mut self, name: &str, size: u64) -> Result<Bytes, InferError> {

@@ -29,6 +29,8 @@ pub struct RequestContext<'a> {
     pub inputs: &'a [TensorSpec],
     /// Its largest batch; 0 when shapes have no batch dimension.
     pub max_batch_size: u32,
+    /// Largest JSON part, and largest input that comes as JSON, in bytes.
+    pub max_json_size: usize,
 }
 
 /// A decoded request, and how its response is to be encoded.

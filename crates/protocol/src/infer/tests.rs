@@ -11,7 +11,7 @@ fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
 }
 
 fn decode_with(body: &[u8], header_length: Option<&str>) -> Result<HttpInferRequest, InferError> {
-    let context = RequestContext { model: "m", inputs: &[], max_batch_size: 0 };
+    let context = RequestContext { model: "m", inputs: &[], max_batch_size: 0, max_json_size: 64 << 20 };
     decode_infer_request(&context, &Bytes::copy_from_slice(body), header_length)
 }
 
@@ -161,7 +161,7 @@ fn binary_inputs_are_slices_of_the_body_in_input_order() {
         br#"{"inputs":[{"name":"a","datatype":"UINT8","shape":[2],"parameters":{"binary_data_size":2}},{"name":"j","datatype":"UINT8","shape":[1],"data":[9]},{"name":"b","datatype":"UINT8","shape":[1],"parameters":{"binary_data_size":1}}]}abc"#,
     );
     let header_length = (body.len() - 3).to_string();
-    let context = RequestContext { model: "m", inputs: &[], max_batch_size: 0 };
+    let context = RequestContext { model: "m", inputs: &[], max_batch_size: 0, max_json_size: 64 << 20 };
     let inputs = decode_infer_request(&context, &body, Some(&header_length)).unwrap().request.inputs;
     let data: Vec<&[u8]> = inputs.iter().map(|input| &input.data[..]).collect();
     assert_eq!(data, [&b"ab"[..], &[9], b"c"]);
@@ -263,7 +263,14 @@ fn json_data_that_does_not_fit_is_refused_in_tritons_words() {
             "byte size overflow for input 'x': element count (4611686018427387904) * data type size (4) exceeds maximum allowed size (9223372036854775807)".into(),
         ),
         // Huge, but only a claim: nothing of that size is allocated.
-        ("INT8", "[9223372036854775807]", "[1]", Internal, "Failed to parse 'data' field: shape does not match true shape".into()),
+        ("INT8", "[67108864]", "[1]", Internal, "Failed to parse 'data' field: shape does not match true shape".into()),
+        (
+            "INT8",
+            "[67108865]",
+            "[1]",
+            InvalidArg,
+            "JSON input 'x' has a byte_size (67108865 bytes) that exceeds the maximum allowed value of 67108864 bytes. Use --http-max-input-size to increase the limit.".into(),
+        ),
     ];
     for (datatype, shape, data, code, message) in table {
         assert_refused(json_bytes(datatype, shape, data), *code, message);
@@ -410,7 +417,7 @@ fn faulty_parameters_are_refused_in_tritons_words() {
 // --- raw requests ---
 
 fn raw(inputs: &[TensorSpec], max_batch_size: u32, body: &'static [u8]) -> Result<HttpInferRequest, InferError> {
-    let context = RequestContext { model: "m", inputs, max_batch_size };
+    let context = RequestContext { model: "m", inputs, max_batch_size, max_json_size: 64 << 20 };
     decode_infer_request(&context, &Bytes::from_static(body), Some("0"))
 }
 

@@ -1,12 +1,18 @@
 //! Flags of the gRPC listener.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueEnum};
 
+use regex::Regex;
+use tonic::transport::{Certificate, Identity, ServerTlsConfig};
+
 use super::access::ProtocolRestriction;
+use crate::handlers::forward;
 
 /// The largest message that gRPC's own libraries can handle, in bytes.
 const MAX_MESSAGE_SIZE: u32 = i32::MAX as u32;
@@ -31,6 +37,32 @@ pub struct GrpcArgs {
     #[arg(long, env = "TRIREME_GRPC_MAX_MESSAGE_SIZE", value_name = "BYTES", default_value_t = MAX_MESSAGE_SIZE)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_MESSAGE_SIZE)))]
     pub grpc_max_message_size: u32,
+
+    /// Speak TLS on the gRPC port, with --grpc-server-cert and --grpc-server-key
+    #[arg(long, env = "TRIREME_GRPC_USE_SSL", value_name = "BOOL", default_value = "false", value_parser = BoolishValueParser::new())]
+    #[arg(action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub grpc_use_ssl: bool,
+
+    /// The same, and clients have to show a certificate that --grpc-root-cert vouches for
+    #[arg(long, env = "TRIREME_GRPC_USE_SSL_MUTUAL", value_name = "BOOL", default_value = "false", value_parser = BoolishValueParser::new())]
+    #[arg(action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub grpc_use_ssl_mutual: bool,
+
+    /// Certificate chain (PEM) of the gRPC server
+    #[arg(long, env = "TRIREME_GRPC_SERVER_CERT", value_name = "FILE")]
+    pub grpc_server_cert: Option<PathBuf>,
+
+    /// Private key (PEM) of the gRPC server's certificate
+    #[arg(long, env = "TRIREME_GRPC_SERVER_KEY", value_name = "FILE")]
+    pub grpc_server_key: Option<PathBuf>,
+
+    /// Certificates (PEM) that vouch for clients' certificates
+    #[arg(long, env = "TRIREME_GRPC_ROOT_CERT", value_name = "FILE")]
+    pub grpc_root_cert: Option<PathBuf>,
+
+    /// Regular expression of the call metadata that models get as parameters; upper and lower case are the same to it
+    #[arg(long, env = "TRIREME_GRPC_HEADER_FORWARD_PATTERN", value_name = "REGEX")]
+    pub grpc_header_forward_pattern: Option<String>,
 
     /// Whether responses are compressed for clients that accept it; low, medium and high are one level
     #[arg(long, env = "TRIREME_GRPC_INFER_RESPONSE_COMPRESSION_LEVEL", value_name = "LEVEL", default_value = "none")]
@@ -78,6 +110,30 @@ impl GrpcArgs {
     /// Where to listen.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::new(self.grpc_address, self.grpc_port)
+    }
+
+    /// What speaks TLS, if it is switched on. Errors name the flag.
+    pub fn tls(&self) -> anyhow::Result<Option<ServerTlsConfig>> {
+        if !self.grpc_use_ssl && !self.grpc_use_ssl_mutual {
+            return Ok(None);
+        }
+        let read = |flag: &str, path: &Option<PathBuf>| {
+            let path = path.as_ref().with_context(|| format!("--grpc-use-ssl needs {flag}"))?;
+            std::fs::read(path).with_context(|| format!("{flag} '{}' cannot be read", path.display()))
+        };
+        let certificate = read("--grpc-server-cert", &self.grpc_server_cert)?;
+        let key = read("--grpc-server-key", &self.grpc_server_key)?;
+        let config = ServerTlsConfig::new().identity(Identity::from_pem(certificate, key));
+        if !self.grpc_use_ssl_mutual {
+            return Ok(Some(config));
+        }
+        let roots = read("--grpc-root-cert", &self.grpc_root_cert)?;
+        Ok(Some(config.client_ca_root(Certificate::from_pem(roots))))
+    }
+
+    /// Which metadata models get as parameters. Errors name the flag.
+    pub fn header_forward(&self) -> anyhow::Result<Option<Regex>> {
+        forward::pattern("--grpc-header-forward-pattern", self.grpc_header_forward_pattern.as_deref())
     }
 
     /// Silence after which a client is pinged.

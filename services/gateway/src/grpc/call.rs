@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use regex::Regex;
 use tonic::Request;
-use trireme_inference::{InferError, InferRequest, InferResponse};
+use trireme_inference::{InferError, InferRequest, InferResponse, Parameters, TensorSpec};
 use trireme_protocol::grpc::wire::ModelInferRequest;
 use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
 
 use super::deadline::Deadline;
+use crate::handlers::forward;
 use crate::handlers::{Handlers, Responses, SharedHandlers, Traced};
 
 /// What a call's metadata says.
@@ -17,15 +19,23 @@ pub struct Call {
     pub deadline: Option<Deadline>,
     /// The client's W3C `traceparent`.
     traceparent: Option<String>,
+    /// Metadata that models get as parameters.
+    forwarded: Result<Parameters, InferError>,
 }
 
 // === impl Call ===
 
 impl Call {
-    /// Reads a call's metadata.
-    pub fn of<T>(request: &Request<T>) -> Call {
+    /// Reads a call's metadata. Models get as parameters what matches `forward`.
+    pub fn of<T>(request: &Request<T>, forward: Option<&Regex>) -> Call {
+        let mut parameters = Parameters::new();
+        let forwarded = match forward {
+            Some(_) => forward::headers(request.metadata().as_ref(), forward, &mut parameters),
+            None => Ok(()),
+        };
+        let forwarded = forwarded.map(|()| parameters);
         let traceparent = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
-        Call { deadline: request.extensions().get().copied(), traceparent: traceparent.map(str::to_owned) }
+        Call { deadline: request.extensions().get().copied(), traceparent: traceparent.map(str::to_owned), forwarded }
     }
 
     /// Decodes a request and runs it, for its one response. Dropping the future cancels it.
@@ -37,7 +47,7 @@ impl Call {
                 "ModelInfer RPC doesn't support models with decoupled transaction policy",
             ));
         }
-        handlers.infer(self.decode(message)?).await
+        handlers.infer(self.decode(message, &served.inputs)?).await
     }
 
     /// Decodes a request of a stream and takes it into the pipeline; says whether its model is decoupled. Dropping the
@@ -49,12 +59,13 @@ impl Call {
     ) -> Result<(Responses, bool), InferError> {
         let version = parse_model_version(&message.model_version)?;
         let (_, served) = handlers.find_model(&message.model_name, version)?;
-        Ok((handlers.infer_stream(self.decode(message)?)?, served.config.decoupled))
+        Ok((handlers.infer_stream(self.decode(message, &served.inputs)?)?, served.config.decoupled))
     }
 
-    fn decode(&self, message: ModelInferRequest) -> Result<Traced, InferError> {
-        let request = decode_infer_request(message)?;
-        let request = InferRequest { timeout: self.limit(request.timeout), ..request };
+    fn decode(&self, message: ModelInferRequest, inputs: &[TensorSpec]) -> Result<Traced, InferError> {
+        let request = decode_infer_request(message, inputs)?;
+        let mut request = InferRequest { timeout: self.limit(request.timeout), ..request };
+        request.parameters.extend(self.forwarded.clone()?);
         Ok(Traced { request, traceparent: self.traceparent.clone() })
     }
 
@@ -78,6 +89,7 @@ mod tests {
         let call = |deadline: Option<Duration>| Call {
             deadline: deadline.map(|left| Deadline(tokio::time::Instant::now() + left)),
             traceparent: None,
+            forwarded: Ok(Parameters::new()),
         };
         assert_eq!(call(Some(short)).limit(Some(long)), Some(short));
         assert_eq!(call(Some(long)).limit(Some(short)), Some(short));

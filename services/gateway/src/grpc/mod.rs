@@ -6,7 +6,7 @@
 //!   header.
 //! - Messages are those of `protocol::grpc`; nothing behind the listener sees them.
 //!
-//! Not here: TLS, and Triton's limits on how often clients may ping: the HTTP/2 library has none to set.
+//! Not here: Triton's limits on how often clients may ping: the HTTP/2 library has none to set.
 
 mod access;
 mod args;
@@ -22,12 +22,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use regex::Regex;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::codec::CompressionEncoding::{Deflate, Gzip};
 use tonic::service::Routes;
-use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Server, ServerTlsConfig};
 use trireme_protocol::grpc::health::health_server::HealthServer;
 use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceServiceServer;
 
@@ -45,6 +46,8 @@ pub struct GrpcListener {
     listener: TcpListener,
     args: GrpcArgs,
     restricted: Access,
+    tls: Option<ServerTlsConfig>,
+    forward: Option<Regex>,
     /// Where it listens.
     pub address: SocketAddr,
 }
@@ -58,10 +61,16 @@ impl GrpcListener {
             return Ok(None);
         }
         let restricted = access::restrict(&args.grpc_restricted_protocols)?;
+        let (tls, forward) = (args.tls()?, args.header_forward()?);
+        if let Some(tls) = &tls {
+            // What does not fit together is said now, not when the first client comes.
+            let checked = Server::builder().tls_config(tls.clone());
+            checked.context("--grpc-server-cert, --grpc-server-key and --grpc-root-cert make no TLS server")?;
+        }
         let taken = || format!("cannot listen on {} for gRPC; choose another with --grpc-port", args.address());
         let listener = TcpListener::bind(args.address()).await.with_context(taken)?;
         let address = listener.local_addr()?;
-        Ok(Some(GrpcListener { listener, args: args.clone(), restricted, address }))
+        Ok(Some(GrpcListener { listener, args: args.clone(), restricted, tls, forward, address }))
     }
 
     /// Serves until `stop` is raised, then finishes the calls in flight, for `exit_timeout` at most.
@@ -75,8 +84,14 @@ impl GrpcListener {
         if let Some(age) = self.args.max_connection_age() {
             server = server.max_connection_age(age);
         }
+        if let Some(tls) = self.tls {
+            server = match server.tls_config(tls) {
+                Ok(server) => server,
+                Err(error) => return tracing::error!(%error, "TLS for gRPC could not be set up"),
+            };
+        }
         let serving = server
-            .add_routes(routes(&self.args, self.restricted, handlers, stop.clone()))
+            .add_routes(routes(&self.args, self.restricted, self.forward, handlers, stop.clone()))
             .serve_with_incoming_shutdown(incoming, stop.cancelled());
         let overdue = async {
             stop.cancelled().await;
@@ -93,10 +108,16 @@ impl GrpcListener {
     }
 }
 
-fn routes(args: &GrpcArgs, restricted: Access, handlers: SharedHandlers, stop: CancellationToken) -> Routes {
+fn routes(
+    args: &GrpcArgs,
+    restricted: Access,
+    forward: Option<Regex>,
+    handlers: SharedHandlers,
+    stop: CancellationToken,
+) -> Routes {
     let admit = axum::middleware::from_fn_with_state((handlers.clone(), Arc::new(restricted)), access::admit);
     let health = HealthServer::new(HealthService { handlers: handlers.clone() });
-    let mut inference = GrpcInferenceServiceServer::new(InferenceService { handlers, stop })
+    let mut inference = GrpcInferenceServiceServer::new(InferenceService { handlers, forward, stop })
         .max_decoding_message_size(args.max_message_size())
         .max_encoding_message_size(args.max_message_size())
         .accept_compressed(Gzip)

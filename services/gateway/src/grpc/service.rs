@@ -1,8 +1,9 @@
 //! `inference.GRPCInferenceService`: each call to the operation that HTTP shares.
 
+use regex::Regex;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
-use trireme_inference::InferError;
+use trireme_inference::{InferError, InferResponse};
 use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceService;
 use trireme_protocol::grpc::wire::*;
 use trireme_protocol::grpc::{self, encode_infer_response, parse_model_version};
@@ -10,11 +11,13 @@ use trireme_protocol::grpc::{self, encode_infer_response, parse_model_version};
 use super::call::Call;
 use super::deadline::{self, Deadline};
 use super::{settings, stream};
-use crate::handlers::{SharedHandlers, SharedMemory};
+use crate::handlers::{SharedHandlers, SharedMemory, server_timing};
 
 /// Answers calls.
 pub struct InferenceService {
     pub handlers: SharedHandlers,
+    /// Which metadata models get as parameters.
+    pub forward: Option<Regex>,
     /// Raised when streams shall end.
     pub stop: CancellationToken,
 }
@@ -34,6 +37,16 @@ fn empty<T: Default>(outcome: Result<(), InferError>) -> Reply<T> {
 /// What a request names; it names nothing with an empty text.
 pub(super) fn named(text: &str) -> Option<&str> {
     Some(text).filter(|text| !text.is_empty())
+}
+
+/// An infer response as its message, with where the time went in the call's metadata.
+fn timed(response: Response<InferResponse>) -> Response<ModelInferResponse> {
+    let timing = server_timing(&response.get_ref().ledger).parse();
+    let mut response = response.map(encode_infer_response);
+    if let Ok(timing) = timing {
+        response.metadata_mut().insert("server-timing", timing);
+    }
+    response
 }
 
 // === impl InferenceService ===
@@ -76,17 +89,17 @@ impl GrpcInferenceService for InferenceService {
     }
 
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Reply<ModelInferResponse> {
-        let call = Call::of(&request);
+        let call = Call::of(&request, self.forward.as_ref());
         let response = call.infer(&self.handlers, request.into_inner()).await;
         match response {
             // The request's own time ran out with the call's: which of the two was noticed first means nothing.
             Err(_) if call.deadline.is_some_and(Deadline::is_over) => Err(deadline::exceeded()),
-            response => reply(response.map(encode_infer_response)),
+            response => reply(response).map(timed),
         }
     }
 
     async fn model_stream_infer(&self, request: Request<Streaming<ModelInferRequest>>) -> Reply<stream::Replies> {
-        let call = Call::of(&request);
+        let call = Call::of(&request, self.forward.as_ref());
         let close_on_error = stream::closes_on_error(request.metadata());
         let (handlers, stop) = (self.handlers.clone(), self.stop.clone());
         reply(Ok(stream::answer(handlers, request.into_inner(), call, close_on_error, stop)))
@@ -102,16 +115,24 @@ impl GrpcInferenceService for InferenceService {
         &self,
         request: Request<RepositoryModelLoadRequest>,
     ) -> Reply<RepositoryModelLoadResponse> {
-        let checked = grpc::check_repository_name(&request.get_ref().repository_name);
-        empty(checked.and_then(|()| self.handlers.load_model()))
+        let RepositoryModelLoadRequest { repository_name, model_name, parameters } = request.into_inner();
+        let checked = grpc::check_repository_name(&repository_name);
+        match checked.and_then(|()| grpc::decode_load_request(parameters)) {
+            Ok(load) => empty(self.handlers.load_model(&model_name, load).await),
+            Err(error) => empty(Err(error)),
+        }
     }
 
     async fn repository_model_unload(
         &self,
         request: Request<RepositoryModelUnloadRequest>,
     ) -> Reply<RepositoryModelUnloadResponse> {
-        let checked = grpc::check_repository_name(&request.get_ref().repository_name);
-        empty(checked.and_then(|()| self.handlers.unload_model()))
+        let RepositoryModelUnloadRequest { repository_name, model_name, parameters } = request.into_inner();
+        let checked = grpc::check_repository_name(&repository_name);
+        match checked.and_then(|()| grpc::decode_unload_request(&parameters)) {
+            Ok(dependents) => empty(self.handlers.unload_model(&model_name, dependents).await),
+            Err(error) => empty(Err(error)),
+        }
     }
 
     async fn system_shared_memory_status(

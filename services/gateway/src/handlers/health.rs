@@ -22,9 +22,10 @@ impl Handlers {
 
     /// Whether a model version (the latest by default) is ready. Errors when it is unknown.
     pub fn model_ready(&self, model: &str, version: Option<i64>) -> Result<bool, InferError> {
-        match self.registry.catalog().find(model, version) {
+        let catalog = self.registry.catalog();
+        match catalog.find(model, version) {
             Ok(_) => Ok(true),
-            Err(error) if error.code == trireme_inference::ErrorCode::Unavailable => Ok(false),
+            Err(_) if catalog.knows(model, version) => Ok(false),
             Err(error) => Err(error),
         }
     }

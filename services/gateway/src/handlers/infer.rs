@@ -6,7 +6,7 @@ use tracing::Instrument;
 use trireme_bus::{Answer, Reply, WorkMessage};
 use trireme_inference::{InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, UnixMicros};
 
-use super::Handlers;
+use super::{Handlers, Labels};
 use crate::cache::Key;
 use crate::dispatch::Exchange;
 use crate::registry::ServedModel;
@@ -48,6 +48,7 @@ struct Running {
     batched: bool,
     /// The most rows of a message, where the request may travel as several.
     rows_per_message: Option<u32>,
+    labels: Arc<Labels>,
     counted: CountedRequest,
     span: tracing::Span,
 }
@@ -158,6 +159,7 @@ impl Handlers {
             outputs: request.outputs,
             batched: served.config.max_batch_size > 0,
             rows_per_message,
+            labels: catalog.labels().clone(),
             span: span.clone(),
             counted,
         };
@@ -202,7 +204,7 @@ impl Handlers {
         let last = reply.last;
         let empty = last && output.tensors.is_empty();
         if !empty {
-            self.labels.classify(&request.model.name, request.batched, &request.outputs, &mut output.tensors)?;
+            request.labels.classify(&request.model.name, request.batched, &request.outputs, &mut output.tensors)?;
         }
         let response = InferResponse {
             id: request.id.clone(),

@@ -11,6 +11,7 @@ use crate::registry::ServedModel;
 const EXTENSIONS: &[&str] = &[
     "classification",
     "model_repository",
+    "model_repository(unload_dependents)",
     "model_configuration",
     "binary_tensor_data",
     "parameters",

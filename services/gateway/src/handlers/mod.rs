@@ -2,6 +2,7 @@
 
 mod access;
 mod classification;
+pub mod forward;
 mod health;
 mod infer;
 mod logging;
@@ -9,6 +10,7 @@ mod metadata;
 mod repository;
 mod shared_memory;
 mod statistics;
+mod timing;
 mod trace;
 
 use std::sync::Arc;
@@ -18,6 +20,7 @@ use trireme_runtime::Health;
 
 use crate::cache::ResponseCache;
 use crate::dispatch::Dispatcher;
+use crate::models::ModelControl;
 use crate::registry::Registry;
 use crate::statistics::Collector;
 
@@ -25,6 +28,7 @@ pub use access::{Access, AccessArgs, Category, Denied, Restriction, Secret};
 pub use classification::Labels;
 pub use infer::{Responses, Traced};
 pub use shared_memory::SharedMemory;
+pub use timing::server_timing;
 pub use trace::Tracing;
 
 /// What the operations work with. One per gateway, shared by all its listeners.
@@ -36,8 +40,8 @@ pub struct Handlers {
     pub(crate) id: String,
     /// Whether the server is ready only when every model is.
     pub(crate) strict_readiness: bool,
-    /// The labels of models' outputs.
-    pub(crate) labels: Labels,
+    /// Loads and unloads models.
+    pub(crate) models: ModelControl,
     /// The format that clients were told log lines have.
     pub(crate) log_format: parking_lot::Mutex<&'static str>,
     /// Which requests are traced.

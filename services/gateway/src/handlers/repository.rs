@@ -1,8 +1,8 @@
-//! The model repository extension. Models are loaded when workers start (Triton's `--model-control-mode=none`), so asking
-//! to load or unload one is refused as Triton refuses it then.
+//! The model repository extension.
 
 use trireme_inference::InferError;
-use trireme_protocol::repository::IndexEntry;
+use trireme_protocol::repository::{IndexEntry, IndexState, LoadRequest};
+use trireme_runtime::control::Override;
 
 use super::Handlers;
 
@@ -11,18 +11,18 @@ impl Handlers {
     pub fn repository_index(&self, ready_only: bool) -> Vec<IndexEntry> {
         let mut index = self.registry.catalog().index();
         if ready_only {
-            index.retain(|entry| entry.version.as_ref().is_some_and(|version| version.ready));
+            index.retain(|entry| entry.version.as_ref().is_some_and(|version| version.state == IndexState::Ready));
         }
         index
     }
 
-    /// Why no model can be loaded by request.
-    pub fn load_model(&self) -> Result<(), InferError> {
-        Err(InferError::unavailable("explicit model load / unload is not allowed if polling is enabled"))
+    /// Loads a model at every worker that has its backend.
+    pub async fn load_model(&self, model: &str, request: LoadRequest) -> Result<(), InferError> {
+        self.models.load(model, Override { config: request.config, files: request.files }).await
     }
 
-    /// Why no model can be unloaded by request.
-    pub fn unload_model(&self) -> Result<(), InferError> {
-        self.load_model()
+    /// Unloads a model everywhere; with `dependents`, what an ensemble is made of, too.
+    pub async fn unload_model(&self, model: &str, dependents: bool) -> Result<(), InferError> {
+        self.models.unload(model, dependents).await
     }
 }

@@ -4,13 +4,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args};
-use regex::{Regex, RegexBuilder};
+use regex::Regex;
 use tokio_rustls::TlsAcceptor;
 
 use super::tls;
+use crate::handlers::forward;
 
 /// Flags about HTTP; Triton's names where it has them.
 #[derive(Args, Clone, Debug)]
@@ -83,14 +83,8 @@ pub struct HttpOptions {
 impl HttpArgs {
     /// The listener these flags describe. Errors name the flag.
     pub fn options(&self) -> anyhow::Result<HttpOptions> {
-        let header_forward = match &self.http_header_forward_pattern {
-            None => None,
-            Some(pattern) if pattern.is_empty() => None,
-            Some(pattern) => {
-                let compiled = RegexBuilder::new(pattern).case_insensitive(true).build();
-                Some(compiled.with_context(|| format!("--http-header-forward-pattern '{pattern}' is not understood"))?)
-            }
-        };
+        let header_forward =
+            forward::pattern("--http-header-forward-pattern", self.http_header_forward_pattern.as_deref())?;
         let tls = match (&self.https_cert, &self.https_key) {
             (Some(certificate), Some(key)) => Some(tls::acceptor(certificate, key)?),
             _ => None,

@@ -6,7 +6,6 @@ mod args;
 mod body;
 mod compression;
 mod connections;
-mod forward;
 mod response;
 mod routes;
 mod tls;

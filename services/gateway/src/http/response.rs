@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::fmt::Write;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -17,6 +16,7 @@ use trireme_protocol::infer::{EncodedResponse, HEADER_LENGTH};
 use trireme_protocol::{metadata, status};
 
 use super::compression::Coding;
+use crate::handlers::server_timing;
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
@@ -88,32 +88,6 @@ pub fn error(status: StatusCode, message: &str) -> Response {
 pub fn plain_error(status: StatusCode, message: &str) -> Response {
     let body = metadata::error_body(message);
     (status, [(CONTENT_TYPE, HeaderValue::from_static("text/plain"))], body).into_response()
-}
-
-/// The ledger as `Server-Timing`: an entry per hop, in milliseconds of computing, with waiting in its description.
-fn server_timing(ledger: &Ledger) -> String {
-    let mut text = String::new();
-    for hop in &ledger.0 {
-        if !text.is_empty() {
-            text.push_str(", ");
-        }
-        // A metric's name is a token; model names may hold more.
-        text.extend(hop.model.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }));
-        let compute = hop.compute_input_us + hop.compute_infer_us + hop.compute_output_us;
-        let _ = write!(
-            text,
-            ";dur={};desc=\"queue={} transit={} batch={}\"",
-            millis(compute),
-            millis(hop.queue_us),
-            millis(hop.transit_us),
-            hop.batch_size
-        );
-    }
-    text
-}
-
-fn millis(micros: u64) -> String {
-    format!("{}.{:03}", micros / 1000, micros % 1000)
 }
 
 // === impl HttpError ===

@@ -1,27 +1,46 @@
 //! A snapshot of what is served: made whole from worker entries and ensembles, then only read.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use trireme_inference::{InferError, ModelKey, RoutePlan, TensorSpec};
-use trireme_model_repository::{CompiledEnsemble, ModelConfig, Repository, compile_ensemble, plan_single};
-use trireme_protocol::repository::{IndexEntry, IndexVersion};
+use trireme_model_repository::{
+    CompiledEnsemble, EnsembleError, ModelConfig, Repository, compile_ensemble, plan_single,
+};
+use trireme_protocol::repository::{IndexEntry, IndexState, IndexVersion};
+
+use crate::handlers::Labels;
 
 /// What is served at one time.
 #[derive(Debug, Default)]
 pub struct Catalog {
     models: BTreeMap<String, Model>,
+    labels: Arc<Labels>,
 }
 
 /// A model by name.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Model {
     /// The versions that are ready.
     versions: BTreeMap<i64, Arc<ServedModel>>,
-    /// Every version that is or was there.
-    known: BTreeSet<i64>,
-    /// Why it is not ready, where that is known.
+    /// Every version that is or was there, with what is known of those that are not ready.
+    known: BTreeMap<i64, Unready>,
+    /// Whether it is meant to be served.
+    wanted: bool,
+    /// Why none of it is ready, where that is known.
     reason: Option<String>,
+}
+
+/// A version that is not ready.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) enum Unready {
+    /// No worker says anything of it.
+    #[default]
+    Absent,
+    /// Its workers finish what they have.
+    Unloading,
+    /// A worker could not load it, or it has no configuration; why.
+    Failed(String),
 }
 
 /// A model version that is ready, and how a request for it runs.
@@ -37,47 +56,62 @@ pub struct ServedModel {
     pub plan: RoutePlan,
 }
 
-type Served<'a> = BTreeMap<&'a str, BTreeMap<i64, Arc<ModelConfig>>>;
+pub(super) type Served<'a> = BTreeMap<&'a str, BTreeMap<i64, Arc<ModelConfig>>>;
+
+/// What a catalog is made of.
+pub(super) struct Sources<'a> {
+    /// Models as the repository has them.
+    pub repository: &'a Repository,
+    /// What workers serve.
+    pub served: Served<'a>,
+    /// Every model that may be asked for, with the versions that were ever there.
+    pub known: BTreeMap<String, BTreeMap<i64, Unready>>,
+    /// Whether a model is meant to be served.
+    pub wanted: &'a dyn Fn(&str) -> bool,
+    /// Whether models are loaded and unloaded by request.
+    pub by_request: bool,
+}
+
+/// What became of a version that was unloaded; Triton's word.
+const UNLOADED: &str = "unloaded";
 
 // === impl Catalog ===
 
 impl Catalog {
     /// Puts together what workers serve and the ensembles made of it.
-    pub(super) fn build(
-        repository: &Repository,
-        served: &Served<'_>,
-        known: &BTreeMap<String, BTreeSet<i64>>,
-    ) -> Catalog {
-        let mut catalog = Catalog::default();
+    pub(super) fn build(sources: Sources<'_>) -> Catalog {
+        let Sources { repository, served, known, wanted, by_request } = sources;
+        let mut catalog = Catalog { models: BTreeMap::new(), labels: Arc::new(Labels::of(repository)) };
         for (name, known) in known {
-            catalog
-                .models
-                .insert(name.clone(), Model { versions: BTreeMap::new(), known: known.clone(), reason: None });
+            let failed = known.values().rev().find_map(|version| match version {
+                Unready::Failed(reason) => Some(reason.clone()),
+                Unready::Absent | Unready::Unloading => None,
+            });
+            let wanted = wanted(&name);
+            catalog.models.insert(name, Model { versions: BTreeMap::new(), known, wanted, reason: failed });
         }
-        for (&name, versions) in served {
+        for (&name, versions) in &served {
             let Some(model) = catalog.models.get_mut(name) else { continue };
             for (&version, config) in versions {
                 model.versions.insert(version, ServedModel::new(config, plan_single(config)));
             }
         }
-        // The models an ensemble is made of: those that workers serve, and other ensembles.
-        let lookup = |name: &str, version: Option<i64>| match repository.model(name) {
-            Some(model) if model.config.is_ensemble() => Some(model.config.clone()),
-            _ => {
-                let versions = served.get(name)?;
-                let found = match version {
-                    Some(version) => versions.get(&version),
-                    None => versions.values().next_back(),
-                };
-                found.cloned()
-            }
-        };
+        let lookup = |name: &str, version| find_config(repository, &served, name, version);
         for ensemble in repository.models().filter(|model| model.config.is_ensemble()) {
             let Some(model) = catalog.models.get_mut(&ensemble.name) else { continue };
+            if !model.wanted {
+                continue;
+            }
             match compile_ensemble(&ensemble.config, &lookup) {
                 Ok(CompiledEnsemble { config, plan }) => {
                     let served = ServedModel::new(&config, plan);
                     model.versions = ensemble.versions.iter().map(|&version| (version, served.clone())).collect();
+                }
+                // With what it is made of it comes back.
+                Err(EnsembleError::ModelsUnavailable { models, .. })
+                    if by_request && !models.iter().any(|model| wanted(model)) =>
+                {
+                    model.wanted = false;
                 }
                 Err(error) => model.reason = Some(error.to_string()),
             }
@@ -85,11 +119,17 @@ impl Catalog {
         catalog
     }
 
+    /// The labels of models' outputs.
+    pub fn labels(&self) -> &Arc<Labels> {
+        &self.labels
+    }
+
     /// The version of a model that answers a request: the one asked for, or the highest that is ready. Errors with
     /// Triton's texts.
     pub fn find(&self, name: &str, version: Option<i64>) -> Result<(i64, &Arc<ServedModel>), InferError> {
         let unknown = |what: String| InferError::not_found(format!("Request for unknown model: {what} is not found"));
-        let Some(model) = self.models.get(name) else {
+        let model = self.models.get(name).filter(|model| model.wanted || !model.known.is_empty());
+        let Some(model) = model else {
             return Err(unknown(format!("'{name}'")));
         };
         let found = match version {
@@ -98,18 +138,28 @@ impl Catalog {
         };
         match (found, version) {
             (Some((&version, served)), _) => Ok((version, served)),
-            (None, Some(version)) if !model.known.contains(&version) => {
+            (None, Some(version)) if !model.known.contains_key(&version) => {
                 Err(unknown(format!("'{name}' version {version}")))
             }
+            // Nothing is on its way that would be worth to wait for.
+            (None, None) if !model.wanted || model.has_failed() => {
+                Err(InferError::not_found(format!("Request for unknown model: '{name}' has no available versions")))
+            }
             (None, version) => {
-                let version = version.or(model.known.last().copied()).unwrap_or(-1);
+                let version = version.or(model.known.keys().next_back().copied()).unwrap_or(-1);
                 let mut text = format!("Request for unknown model: '{name}' version {version} is not at ready state");
-                if let Some(reason) = &model.reason {
+                if let Some(reason) = model.reason.as_ref().filter(|_| model.wanted && !model.has_failed()) {
                     text = format!("{text}: {reason}");
                 }
                 Err(InferError::unavailable(text))
             }
         }
+    }
+
+    /// Whether there is or was such a model, in that version where one is named; also one that was never loaded.
+    pub fn knows(&self, name: &str, version: Option<i64>) -> bool {
+        let model = self.models.get(name);
+        model.is_some_and(|model| version.is_none_or(|version| model.known.contains_key(&version)))
     }
 
     /// The ready versions of a model, ascending.
@@ -124,7 +174,7 @@ impl Catalog {
 
     /// Every model version that is or was there, in order.
     pub fn known(&self) -> Vec<ModelKey> {
-        self.keys(|model| model.known.iter().copied().collect())
+        self.keys(|model| model.known.keys().copied().collect())
     }
 
     fn keys(&self, versions: impl Fn(&Model) -> Vec<i64>) -> Vec<ModelKey> {
@@ -135,9 +185,9 @@ impl Catalog {
         self.models.iter().flat_map(of).collect()
     }
 
-    /// Models that are known but not ready, each with the reason where that is known.
+    /// Models that are meant to be served, or failed to load, and are not ready; each with the reason where that is known.
     pub fn unready(&self) -> Vec<String> {
-        let unready = self.models.iter().filter(|(_, model)| model.versions.is_empty());
+        let unready = self.models.iter().filter(|(_, model)| model.is_missing());
         unready
             .map(|(name, model)| match &model.reason {
                 Some(reason) => format!("model '{name}' is not ready: {reason}"),
@@ -154,22 +204,16 @@ impl Catalog {
             if model.known.is_empty() {
                 index.push(line(None));
             }
-            index.extend(model.known.iter().map(|&version| {
-                let ready = model.versions.contains_key(&version);
-                let reason = match (ready, &model.reason) {
-                    (true, _) => String::new(),
-                    (false, Some(reason)) => reason.clone(),
-                    (false, None) => "no worker serves it".to_owned(),
-                };
-                line(Some(IndexVersion { version, ready, reason }))
-            }));
+            index.extend(
+                model.known.iter().map(|(&version, unready)| line(Some(model.index_version(version, unready)))),
+            );
         }
         index
     }
 
     /// Whether waiting makes no more models ready: those that are not have a reason of their own, no worker is missing.
     pub(super) fn is_final(&self) -> bool {
-        self.models.values().all(|model| !model.versions.is_empty() || model.reason.is_some())
+        self.models.values().all(|model| !model.is_missing() || model.reason.is_some())
     }
 
     /// Logs what became ready and what no longer is.
@@ -189,6 +233,54 @@ impl Catalog {
             if model.reason.is_some() && was.is_none_or(|was| was.reason != model.reason) {
                 tracing::info!(model = name, reason = model.reason, "model is not ready");
             }
+        }
+    }
+}
+
+// === impl Model ===
+
+impl Model {
+    fn is_missing(&self) -> bool {
+        self.versions.is_empty() && (self.wanted || self.has_failed())
+    }
+
+    fn has_failed(&self) -> bool {
+        self.known.values().any(|version| matches!(version, Unready::Failed(_)))
+    }
+
+    fn index_version(&self, version: i64, unready: &Unready) -> IndexVersion {
+        let (state, reason) = match unready {
+            _ if self.versions.contains_key(&version) => (IndexState::Ready, String::new()),
+            Unready::Unloading => (IndexState::Unloading, String::new()),
+            Unready::Failed(reason) => (IndexState::Unavailable, reason.clone()),
+            Unready::Absent if !self.wanted || !self.versions.is_empty() => {
+                (IndexState::Unavailable, UNLOADED.to_owned())
+            }
+            Unready::Absent => {
+                let reason = self.reason.clone().unwrap_or_else(|| "no worker serves it".to_owned());
+                (IndexState::Unavailable, reason)
+            }
+        };
+        IndexVersion { version, state, reason }
+    }
+}
+
+/// The configuration of a model that an ensemble is made of: one that workers serve, or another ensemble.
+pub(super) fn find_config(
+    repository: &Repository,
+    served: &Served<'_>,
+    name: &str,
+    version: Option<i64>,
+) -> Option<Arc<ModelConfig>> {
+    match repository.model(name) {
+        Some(model) if model.config.is_ensemble() => Some(model.config.clone()),
+        _ => {
+            let versions = served.get(name)?;
+            let found = match version {
+                Some(version) => versions.get(&version),
+                None => versions.values().next_back(),
+            };
+            found.cloned()
         }
     }
 }

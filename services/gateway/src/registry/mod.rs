@@ -5,7 +5,7 @@
 
 mod catalog;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,10 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::{mpsc, watch};
 use trireme_bus::{Bus, BusError, Connection, ModelState, RegistryEvent, WorkerEntry};
 use trireme_inference::ModelKey;
-use trireme_model_repository::{ModelConfig, Repository};
-use trireme_runtime::TaskSet;
+use trireme_model_repository::{EnsembleError, ModelConfig, Repository, RepositoryModel, compile_ensemble};
+use trireme_runtime::{ControlMode, ControlOptions, TaskSet};
+
+use catalog::{Served, Sources, Unready};
 
 pub use catalog::{Catalog, ServedModel};
 
@@ -34,12 +36,15 @@ struct Shared {
 /// Where the catalog is made from.
 struct State {
     repository: Repository,
+    control: ControlOptions,
+    /// In explicit mode: the models that are to be served.
+    wanted: BTreeSet<String>,
     entries: HashMap<String, Live>,
     /// Parsed configurations, by the text they came as: renewals carry the same text again and again.
     configs: HashMap<String, Arc<ModelConfig>>,
     /// Versions of models seen since the start: they are known even when nobody serves them right now.
-    known: BTreeMap<String, std::collections::BTreeSet<i64>>,
-    /// How each version was served last, where models are kept whose workers have gone.
+    known: BTreeMap<String, BTreeSet<i64>>,
+    /// How each model was served last, where models are kept whose workers have gone.
     kept: Option<BTreeMap<String, BTreeMap<i64, Arc<ModelConfig>>>>,
 }
 
@@ -56,12 +61,21 @@ impl Registry {
     pub async fn follow(
         bus: &dyn Bus,
         repository: Repository,
+        control: &ControlOptions,
         keep_models: bool,
         tasks: &TaskSet,
     ) -> Result<Registry, BusError> {
-        let known = repository.models().map(|m| (m.name.clone(), m.versions.iter().copied().collect())).collect();
-        let kept = keep_models.then(BTreeMap::new);
-        let state = State { repository, entries: HashMap::new(), configs: HashMap::new(), known, kept };
+        let wanted = control.initial(&repository);
+        let mut state = State {
+            repository: Repository::default(),
+            control: control.clone(),
+            wanted,
+            entries: HashMap::new(),
+            configs: HashMap::new(),
+            known: BTreeMap::new(),
+            kept: keep_models.then(BTreeMap::new),
+        };
+        state.replace(repository);
         let registry = Registry(Arc::new(Shared {
             catalog: RwLock::new(Arc::new(state.catalog())),
             changed: watch::channel(()).0,
@@ -71,6 +85,65 @@ impl Registry {
         let task = registry.clone().run(events, bus.connection(), tasks.stopping().clone());
         tasks.spawn("registry", task);
         Ok(registry)
+    }
+
+    /// Takes the repository as it is now. Models that are broken in it stay as they were.
+    pub fn replace(&self, repository: Repository) {
+        self.0.state.lock().replace(repository);
+        self.publish();
+    }
+
+    /// A model is wanted from now on, and as what, or no longer.
+    pub fn want(&self, name: &str, model: Option<RepositoryModel>, wanted: bool) {
+        let mut state = self.0.state.lock();
+        if let Some(model) = model {
+            state.learn(&model.name, model.versions.iter().copied().filter(|_| model.config.is_ensemble()));
+            state.repository.insert(model);
+        }
+        match wanted {
+            true => drop(state.wanted.insert(name.to_owned())),
+            false => drop(state.wanted.remove(name)),
+        }
+        drop(state);
+        self.publish();
+    }
+
+    /// Whether an ensemble could be served now, or why not.
+    pub fn try_ensemble(&self, ensemble: &RepositoryModel) -> Result<(), EnsembleError> {
+        let state = self.0.state.lock();
+        let served = state.served();
+        let lookup = |name: &str, version| catalog::find_config(&state.repository, &served, name, version);
+        compile_ensemble(&ensemble.config, &lookup).map(drop)
+    }
+
+    /// The models that an ensemble is made of, in as far as the repository knows them.
+    pub fn composing(&self, ensemble: &str) -> BTreeSet<String> {
+        self.0.state.lock().repository.composing(ensemble)
+    }
+
+    /// Whether a wanted ensemble other than `except` is made of this model.
+    pub fn is_needed(&self, model: &str, except: &str) -> bool {
+        let state = self.0.state.lock();
+        let others = state.wanted.iter().filter(|name| *name != except);
+        others.into_iter().any(|name| state.repository.composing(name).contains(model))
+    }
+
+    /// Takes an entry at its word before the bus brings it.
+    pub fn take(&self, entry: WorkerEntry) {
+        if self.apply(RegistryEvent::Put(entry)) {
+            self.publish();
+        }
+    }
+
+    fn publish(&self) {
+        let catalog = {
+            let mut state = self.0.state.lock();
+            state.keep();
+            Arc::new(state.catalog())
+        };
+        let before = std::mem::replace(&mut *self.0.catalog.write(), catalog.clone());
+        catalog.log_changes(&before);
+        self.0.changed.send_replace(());
     }
 
     /// What is served right now.
@@ -136,10 +209,7 @@ impl Registry {
                 () = stopping.cancelled() => return,
             };
             if changed {
-                let catalog = Arc::new(self.0.state.lock().catalog());
-                let before = std::mem::replace(&mut *self.0.catalog.write(), catalog.clone());
-                catalog.log_changes(&before);
-                self.0.changed.send_replace(());
+                self.publish();
             }
         }
     }
@@ -180,27 +250,120 @@ impl State {
                 }
             };
         }
-        self.known.entry(entry.model.name.clone()).or_default().insert(entry.model.version);
-        if let Some(kept) = self.kept.as_mut().filter(|_| entry.state == ModelState::Ready) {
-            let config = self.configs[&entry.config].clone();
-            kept.entry(entry.model.name.clone()).or_default().insert(entry.model.version, config);
-        }
+        self.learn(&entry.model.name, [entry.model.version]);
         let live = Live { entry: entry.clone(), renewed: Instant::now() };
         match self.entries.insert(entry.key(), live) {
-            Some(before) => before.entry != entry,
+            Some(before) => {
+                let changed = before.entry != entry;
+                if before.entry.config != entry.config {
+                    self.forget_config(&before.entry.config);
+                }
+                changed
+            }
             None => true,
         }
     }
 
-    fn catalog(&self) -> Catalog {
-        let kept = self.kept.iter().flatten().map(|(name, versions)| (name.as_str(), versions.clone()));
-        let mut served: BTreeMap<&str, BTreeMap<i64, Arc<ModelConfig>>> = kept.collect();
+    /// Configurations that no entry has any more would add up with each reload.
+    fn forget_config(&mut self, config: &str) {
+        if !self.entries.values().any(|live| live.entry.config == config) {
+            self.configs.remove(config);
+        }
+    }
+
+    fn learn(&mut self, model: &str, versions: impl IntoIterator<Item = i64>) {
+        self.known.entry(model.to_owned()).or_default().extend(versions);
+    }
+
+    /// Takes the repository as it is now.
+    fn replace(&mut self, repository: Repository) {
+        let before = std::mem::replace(&mut self.repository, repository);
+        let broken: Vec<_> = self.repository.broken().map(|(name, _)| name.to_owned()).collect();
+        for name in broken {
+            if let Some(model) = before.model(&name) {
+                self.repository.insert(model.clone());
+            }
+        }
+        let models: Vec<_> = self.repository.models().map(|m| (m.name.clone(), m.versions.clone())).collect();
+        for (name, versions) in models {
+            if self.is_wanted(&name) {
+                self.learn(&name, versions);
+            }
+        }
+    }
+
+    fn is_in_repository(&self, name: &str) -> bool {
+        self.repository.model(name).is_some() || self.repository.broken().any(|(broken, _)| broken == name)
+    }
+
+    /// Whether a model is meant to be served.
+    fn is_wanted(&self, name: &str) -> bool {
+        match self.control.mode {
+            ControlMode::Explicit => self.wanted.contains(name),
+            ControlMode::Poll => self.is_in_repository(name),
+            // Without a repository, what was served once is meant to be.
+            ControlMode::None => self.is_in_repository(name) || self.known.contains_key(name),
+        }
+    }
+
+    /// What workers serve, and with `kept` what they served before they had all gone.
+    fn served(&self) -> Served<'_> {
+        let mut served = self.live();
+        for (name, versions) in self.kept.iter().flatten().filter(|(name, _)| self.is_wanted(name)) {
+            served.entry(name).or_insert_with(|| versions.clone());
+        }
+        served
+    }
+
+    fn live(&self) -> Served<'_> {
+        let mut served = Served::new();
         for Live { entry, .. } in self.entries.values() {
             if entry.state == ModelState::Ready {
                 let config = self.configs[&entry.config].clone();
                 served.entry(&entry.model.name).or_default().insert(entry.model.version, config);
             }
         }
-        Catalog::build(&self.repository, &served, &self.known)
+        served
+    }
+
+    /// Remembers how models are served now, as a whole: versions that were replaced are not among them.
+    fn keep(&mut self) {
+        if self.kept.is_some() {
+            let live: Vec<_> = self.live().into_iter().map(|(name, versions)| (name.to_owned(), versions)).collect();
+            self.kept.iter_mut().for_each(|kept| kept.extend(live.iter().cloned()));
+        }
+    }
+
+    fn catalog(&self) -> Catalog {
+        let absent = |versions: &BTreeSet<i64>| versions.iter().map(|&version| (version, Unready::Absent)).collect();
+        let mut known: BTreeMap<String, BTreeMap<i64, Unready>> =
+            self.known.iter().map(|(name, versions)| (name.clone(), absent(versions))).collect();
+        for model in self.repository.models() {
+            known.entry(model.name.clone()).or_default();
+        }
+        for (name, broken) in self.repository.broken() {
+            let versions = known.entry(name.to_owned()).or_default();
+            if self.is_wanted(name) {
+                let failed = || Unready::Failed(broken.fault.to_string());
+                versions.extend(broken.versions.last().map(|&version| (version, failed())));
+            }
+        }
+        for Live { entry, .. } in self.entries.values() {
+            let state = match &entry.state {
+                ModelState::Ready => continue,
+                ModelState::Unloading => Unready::Unloading,
+                ModelState::Unavailable(reason) => Unready::Failed(reason.clone()),
+            };
+            known.entry(entry.model.name.clone()).or_default().insert(entry.model.version, state);
+        }
+        // Names that were unloaded and are in no repository are history.
+        known.retain(|name, versions| !versions.is_empty() || self.is_in_repository(name) || self.is_wanted(name));
+        Catalog::build(Sources {
+            repository: &self.repository,
+            served: self.served(),
+            known,
+            wanted: &|name| self.is_wanted(name),
+            by_request: self.control.mode == ControlMode::Explicit,
+        })
     }
 }

@@ -17,11 +17,12 @@ use trireme_protocol::generate::{decode_generate_request, encode_generate_respon
 use trireme_protocol::metadata;
 
 use super::{ModelPath, post};
+use crate::handlers::forward;
 use crate::handlers::{Responses, Traced};
 use crate::http::HttpState;
+use crate::http::body;
 use crate::http::compression::Coding;
 use crate::http::response::{self, HttpError};
-use crate::http::{body, forward};
 
 pub fn routes() -> Router<HttpState> {
     Router::new()

@@ -10,10 +10,14 @@ use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
 
 use super::{ModelPath, post};
 use crate::handlers::Traced;
+use crate::handlers::forward;
 use crate::http::HttpState;
+use crate::http::body;
 use crate::http::compression::Coding;
 use crate::http::response::{self, HttpError};
-use crate::http::{body, forward};
+
+/// Largest body with tensors behind its JSON.
+const MAX_BINARY_BODY: usize = i32::MAX as usize;
 
 pub fn routes() -> Router<HttpState> {
     Router::new()
@@ -32,11 +36,18 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     }
     let Some(coding) = Coding::of_request(headers) else { return Ok(unsupported_coding()) };
     let limit = http.options.max_input_size;
-    let body = body::read(headers, body, limit).await?;
+    // Tensors behind the JSON are not held against the limit, as with Triton; the largest message of gRPC is theirs.
+    let has_binary = headers.get(HEADER_LENGTH).is_some_and(|length| length.as_bytes() != b"0");
+    let most = if has_binary && coding == Coding::Identity { limit.max(MAX_BINARY_BODY) } else { limit };
+    let body = body::read(headers, body, most).await?;
     let body = coding.decode(body, limit).await.map_err(HttpError::plain)?;
 
-    let context =
-        RequestContext { model: &path.model, inputs: &served.inputs, max_batch_size: served.config.max_batch_size };
+    let context = RequestContext {
+        model: &path.model,
+        inputs: &served.inputs,
+        max_batch_size: served.config.max_batch_size,
+        max_json_size: limit,
+    };
     let header_length = match headers.get(HEADER_LENGTH) {
         Some(value) => Some(value.to_str().map_err(|_| {
             InferError::invalid_arg(format!(

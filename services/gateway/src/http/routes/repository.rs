@@ -2,8 +2,9 @@
 //! repository, and no repository has one.
 
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
 use axum::response::Response;
+use bytes::Bytes;
 use trireme_inference::InferError;
 use trireme_protocol::repository;
 
@@ -16,7 +17,7 @@ pub fn routes() -> Router<HttpState> {
         .route("/v2/repository/index", post(index))
         .route("/v2/repository/models/{model}/load", post(load))
         .route("/v2/repository/models/{model}/unload", post(unload))
-        .route("/v2/repository/{repository}/index", post(named))
+        .route("/v2/repository/{repository}/index", post(index))
         .route("/v2/repository/{repository}/models/{model}/load", post(named))
         .route("/v2/repository/{repository}/models/{model}/unload", post(named))
 }
@@ -28,12 +29,26 @@ async fn index(State(http): State<HttpState>, request: Request) -> Result<Respon
     Ok(response::json(repository::encode_index(&http.handlers.repository_index(ready_only))))
 }
 
-async fn load(State(http): State<HttpState>) -> Result<(), HttpError> {
-    Ok(http.handlers.load_model()?)
+async fn load(
+    State(http): State<HttpState>,
+    Path(model): Path<String>,
+    request: Request,
+) -> Result<Response, HttpError> {
+    let (parts, body) = request.into_parts();
+    let body = body::read(&parts.headers, body, http.options.max_input_size).await?;
+    http.handlers.load_model(&model, repository::decode_load_request(&body)?).await?;
+    Ok(response::json(Bytes::new()))
 }
 
-async fn unload(State(http): State<HttpState>) -> Result<(), HttpError> {
-    Ok(http.handlers.unload_model()?)
+async fn unload(
+    State(http): State<HttpState>,
+    Path(model): Path<String>,
+    request: Request,
+) -> Result<Response, HttpError> {
+    let (parts, body) = request.into_parts();
+    let body = body::read(&parts.headers, body, http.options.max_input_size).await?;
+    http.handlers.unload_model(&model, repository::decode_unload_request(&body)).await?;
+    Ok(response::json(Bytes::new()))
 }
 
 async fn named() -> HttpError {

@@ -1,12 +1,21 @@
-//! Request headers that models get as parameters: those whose names match `--http-header-forward-pattern`.
+//! Headers and call metadata that models get as parameters: those whose names match `--http-header-forward-pattern` or
+//! `--grpc-header-forward-pattern`.
 
+use anyhow::Context;
 use axum::http::HeaderMap;
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 use trireme_inference::{InferError, ParameterValue, Parameters};
 
 /// Parameters with a meaning of their own, which no header may set.
 const RESERVED: &[&str] =
     &["sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"];
+
+/// Compiles the value of `flag`; none and an empty one forward nothing.
+pub fn pattern(flag: &str, value: Option<&str>) -> anyhow::Result<Option<Regex>> {
+    let Some(pattern) = value.filter(|pattern| !pattern.is_empty()) else { return Ok(None) };
+    let compiled = RegexBuilder::new(pattern).case_insensitive(true).build();
+    compiled.map(Some).with_context(|| format!("{flag} '{pattern}' is not understood"))
+}
 
 /// Adds the headers that match `pattern` to `parameters`, under their names in lower case. Errors when one of them is
 /// reserved.

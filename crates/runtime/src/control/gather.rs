@@ -1,0 +1,177 @@
+//! Asking everybody, and waiting for those who answer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use trireme_bus::{Bus, BusError};
+
+use super::message::{Answer, Command};
+use super::{Order, Outcome, TOPIC};
+
+/// How long workers that the registry does not name may take to say that they are there.
+const MUSTER: Duration = Duration::from_millis(300);
+
+/// How long somebody may be silent before it counts as gone: three times what they say they are busy in.
+const SILENCE: Duration = Duration::from_secs(6);
+
+/// How long a command may take in all.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// How a command ended for each participant that answered, by its name.
+pub type Answers = BTreeMap<String, Outcome>;
+
+/// Has `order` carried out for `model` by everybody whom it concerns. Waits for the participants in `expected`, and for others
+/// that say they are there; one that falls silent has failed if it had begun, and is left out if it had not.
+pub async fn command(
+    bus: &dyn Bus,
+    model: &str,
+    order: &Order,
+    expected: &BTreeSet<String>,
+) -> Result<Answers, BusError> {
+    let model = model.to_owned();
+    let command = match order {
+        Order::Load(with) => Command::Load { model, with: with.clone() },
+        Order::Unload => Command::Unload { model },
+    };
+    let mut answers = bus.ask(TOPIC, command.encode()).await?;
+    let mut roll = Roll::new(expected, Instant::now());
+    while let Some(until) = roll.wait_until() {
+        match tokio::time::timeout_at(until, answers.recv()).await {
+            Ok(Some(answer)) => match Answer::decode(&answer) {
+                Ok(Answer::Working { participant }) => roll.working(participant, Instant::now()),
+                Ok(Answer::Ended { participant, outcome }) => roll.ended(participant, outcome),
+                Ok(Answer::Remembered { .. } | Answer::NothingMore) => {}
+                Err(error) => tracing::warn!(%error, "ignored a malformed answer"),
+            },
+            // Everybody who heard the question has answered, or nobody is there to hear it.
+            Ok(None) => break,
+            Err(_) => roll.expire(Instant::now()),
+        }
+    }
+    Ok(roll.close())
+}
+
+/// Who has said what. Pure: time is passed in.
+struct Roll {
+    begun: Instant,
+    mustered: bool,
+    /// Those who have not ended: since when they are silent, and whether they have begun.
+    open: BTreeMap<String, (Instant, bool)>,
+    ended: Answers,
+}
+
+// === impl Roll ===
+
+impl Roll {
+    fn new(expected: &BTreeSet<String>, now: Instant) -> Roll {
+        let open = expected.iter().map(|name| (name.clone(), (now, false))).collect();
+        Roll { begun: now, mustered: false, open, ended: Answers::new() }
+    }
+
+    /// Until when to wait for the next answer; `None`: no longer.
+    fn wait_until(&self) -> Option<Instant> {
+        let silence = self.open.values().map(|(since, _)| (*since + SILENCE).min(self.begun + LIMIT)).min();
+        let muster = (!self.mustered).then_some(self.begun + MUSTER);
+        silence.into_iter().chain(muster).min()
+    }
+
+    fn working(&mut self, participant: String, now: Instant) {
+        if !self.ended.contains_key(&participant) {
+            self.open.insert(participant, (now, true));
+        }
+    }
+
+    fn ended(&mut self, participant: String, outcome: Outcome) {
+        self.open.remove(&participant);
+        self.ended.insert(participant, outcome);
+    }
+
+    /// Some time to wait for is over.
+    fn expire(&mut self, now: Instant) {
+        self.mustered |= now >= self.begun + MUSTER;
+        let over = now >= self.begun + LIMIT;
+        let (gone, open) =
+            std::mem::take(&mut self.open).into_iter().partition(|(_, (since, _))| over || now >= *since + SILENCE);
+        self.open = open;
+        let gone: BTreeMap<String, (Instant, bool)> = gone;
+        for (participant, (_, begun)) in gone {
+            match begun {
+                true => drop(self.ended.insert(participant.clone(), lost(&participant))),
+                false => tracing::warn!(participant, "a worker did not hear a command; it asks when it is back"),
+            }
+        }
+    }
+
+    /// The answers there are. Those who had begun and can no longer answer have failed.
+    fn close(mut self) -> Answers {
+        for (participant, (_, begun)) in std::mem::take(&mut self.open) {
+            if begun {
+                self.ended.insert(participant.clone(), lost(&participant));
+            }
+        }
+        self.ended
+    }
+}
+
+fn lost(participant: &str) -> Outcome {
+    Outcome::Failed(format!("'{participant}' stopped answering"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn those_who_are_expected_are_waited_for() {
+        let start = Instant::now();
+        let mut roll = Roll::new(&names(&["a", "b"]), start);
+        roll.ended("a".to_owned(), Outcome::Done(Vec::new()));
+        roll.expire(start + MUSTER);
+        assert_eq!(roll.wait_until(), Some(start + SILENCE), "b is missing");
+        roll.ended("b".to_owned(), Outcome::NotMine);
+        assert_eq!(roll.wait_until(), None);
+        assert_eq!(
+            roll.close(),
+            Answers::from([("a".to_owned(), Outcome::Done(Vec::new())), ("b".to_owned(), Outcome::NotMine)])
+        );
+    }
+
+    #[test]
+    fn strangers_have_time_to_say_that_they_are_there() {
+        let start = Instant::now();
+        let mut roll = Roll::new(&names(&[]), start);
+        assert_eq!(roll.wait_until(), Some(start + MUSTER));
+        roll.working("stranger".to_owned(), start);
+        roll.expire(start + MUSTER);
+        assert_eq!(roll.wait_until(), Some(start + SILENCE));
+        roll.working("stranger".to_owned(), start + SILENCE);
+        assert_eq!(roll.wait_until(), Some(start + SILENCE * 2));
+    }
+
+    #[test]
+    fn who_falls_silent_has_failed_and_who_never_spoke_is_left_out() {
+        let start = Instant::now();
+        let mut roll = Roll::new(&names(&["dead", "deaf"]), start);
+        roll.working("dead".to_owned(), start);
+        roll.expire(start + SILENCE);
+        assert_eq!(roll.wait_until(), None);
+        let answers = roll.close();
+        assert_eq!(answers.keys().collect::<Vec<_>>(), ["dead"]);
+        assert!(matches!(&answers["dead"], Outcome::Failed(text) if text.contains("stopped answering")));
+    }
+
+    #[test]
+    fn nothing_is_waited_for_without_end() {
+        let start = Instant::now();
+        let mut roll = Roll::new(&names(&["busy"]), start);
+        roll.expire(start + MUSTER);
+        roll.working("busy".to_owned(), start + LIMIT - SILENCE / 2);
+        roll.expire(start + LIMIT + SILENCE);
+        assert_eq!(roll.wait_until(), None);
+    }
+}

@@ -1,0 +1,130 @@
+//! What travels: commands and answers, as MessagePack. Every process of a deployment is of one version.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use trireme_bus::WorkerEntry;
+use trireme_inference::UnixMicros;
+
+/// What replaces the contents of a model's directory; see [`trireme_model_repository::Replacement`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Override {
+    /// The configuration, as JSON.
+    pub config: Option<String>,
+    /// All the model's files, by path within its directory; empty: the directory's own.
+    pub files: BTreeMap<String, Bytes>,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Load the model.
+    Load(Override),
+    /// Serve it no longer.
+    Unload,
+}
+
+/// What is wanted of a model since a command was carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// When; the newer of two holds.
+    pub at: UnixMicros,
+    /// As what it is loaded; `None`: not at all.
+    pub wanted: Option<Override>,
+    /// Whether it is loaded only because an ensemble is made of it.
+    pub implied: bool,
+}
+
+/// How a command ended for one participant.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// It is carried out, and these are the registry's entries now: who asked need not wait until it sees them there.
+    Done(Vec<WorkerEntry>),
+    /// The model is none of this process's concern.
+    NotMine,
+    /// The model's directory, or what replaces it, makes no model; why.
+    Unreadable(String),
+    /// The model could not be loaded; why, as Triton puts it after `load failed for model 'm': `.
+    Failed(String),
+}
+
+/// What a gateway asks.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Command {
+    Load { model: String, with: Override },
+    Unload { model: String },
+    Settled { model: String, change: Change },
+}
+
+/// Who asks what is remembered.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Recall {
+    pub asked_by: String,
+}
+
+/// What it is told.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Answer {
+    Working { participant: String },
+    Ended { participant: String, outcome: Outcome },
+    Remembered { model: String, change: Change },
+    NothingMore,
+}
+
+// === impl Override ===
+
+impl Override {
+    /// As the model repository takes it.
+    pub fn replacement(&self) -> trireme_model_repository::Replacement<'_> {
+        trireme_model_repository::Replacement {
+            config: self.config.as_deref(),
+            files: Some(&self.files).filter(|files| !files.is_empty()),
+        }
+    }
+}
+
+// === impl Command ===
+
+impl Command {
+    pub(super) fn encode(&self) -> Bytes {
+        encode(self)
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Result<Command, rmp_serde::decode::Error> {
+        decode(body)
+    }
+}
+
+// === impl Recall ===
+
+impl Recall {
+    pub(super) fn encode(&self) -> Bytes {
+        encode(self)
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Result<Recall, rmp_serde::decode::Error> {
+        decode(body)
+    }
+}
+
+// === impl Answer ===
+
+impl Answer {
+    pub(super) fn encode(&self) -> Bytes {
+        encode(self)
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Result<Answer, rmp_serde::decode::Error> {
+        decode(body)
+    }
+}
+
+fn encode(value: &impl Serialize) -> Bytes {
+    rmp_serde::to_vec_named(value).expect("texts, numbers and bytes can always be written").into()
+}
+
+fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, rmp_serde::decode::Error> {
+    rmp_serde::from_slice(body)
+}

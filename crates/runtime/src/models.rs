@@ -1,0 +1,418 @@
+//! The model versions that a worker hosts, and how they change while it runs.
+//!
+//! [`Models::apply`] brings what is hosted in line with a model as the repository has it now: versions that are new or whose
+//! files have changed are loaded beside those that serve; only when all of them are ready do they take over, and the old ones
+//! drain. Where one fails to load, the one that serves stays.
+//!
+//! Not here: who decides what is to be served (`worker` at the start, `steward` later), queues and batches (`hosted`).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use parking_lot::{Mutex, RwLock};
+use tokio_util::sync::CancellationToken;
+use trireme_bus::{BusError, ModelState, WorkerEntry};
+use trireme_inference::ModelKey;
+use trireme_model_repository::RepositoryModel;
+
+use crate::backend::{Backend, Instance, LoadError, LoadedModel};
+use crate::batching::BatchPolicy;
+use crate::hosted::HostedModel;
+use crate::load::{backend_of, load_version, stage};
+use crate::queue::WorkQueue;
+use crate::watchdog::Executions;
+use crate::worker::{Current, Shared, WorkerOptions, pull};
+use crate::{limits, queue_policy, watchdog};
+
+/// How long no work may come for a version that is unloaded before its worker stops to pull: requests whose earlier steps
+/// still run find it until then.
+const QUIET: Duration = Duration::from_secs(3);
+
+/// How often the end of a version that is unloaded is looked for.
+const TICK: Duration = Duration::from_millis(50);
+
+/// What a worker hosts.
+pub(crate) struct Models {
+    pub shared: Arc<Shared>,
+    pub options: WorkerOptions,
+    backends: Vec<Arc<dyn Backend>>,
+    /// Raised when the worker takes no more work.
+    pub pulling: CancellationToken,
+    versions: Mutex<BTreeMap<ModelKey, Version>>,
+    /// Threads of versions that are gone.
+    retired: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// A version that was loaded, or could not be.
+struct Version {
+    entry: WorkerEntry,
+    /// Of the files that it was last loaded from, or could not be.
+    fingerprint: u64,
+    /// Whether that failed; what served before goes on then.
+    failed: bool,
+    /// `None`: it was never loaded.
+    running: Option<Running>,
+}
+
+struct Running {
+    instances: Instances,
+    pull: Pull,
+}
+
+/// A loaded version with its threads.
+struct Instances {
+    model: Arc<HostedModel>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// The task that pulls work for a version. It stays when the instances behind it change: a puller that stops gives back
+/// what it has, and that counts as an attempt.
+struct Pull {
+    current: Current,
+    /// Raised when it is to stop.
+    stop: CancellationToken,
+    /// Raised when it has.
+    stopped: CancellationToken,
+}
+
+/// What a model's versions came to.
+#[derive(Debug, Default)]
+pub(crate) struct Applied {
+    /// Whether one of this worker's backends executes the model.
+    pub mine: bool,
+    /// What the registry says of it now.
+    pub entries: Vec<WorkerEntry>,
+    /// Versions that could not be loaded.
+    pub faults: Vec<(i64, LoadError)>,
+}
+
+// === impl Models ===
+
+impl Models {
+    pub fn new(shared: Arc<Shared>, options: WorkerOptions, backends: Vec<Arc<dyn Backend>>) -> Models {
+        let (versions, retired) = (Mutex::default(), Mutex::default());
+        Models { shared, options, backends, pulling: CancellationToken::new(), versions, retired }
+    }
+
+    /// The names of the backends.
+    pub fn backends(&self) -> String {
+        self.backends.iter().map(|backend| backend.name()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Serves the model as it is now. What failed to load is tried again with `retry`, or when its files have changed.
+    pub async fn apply(&self, model: &RepositoryModel, retry: bool) -> Result<Applied, BusError> {
+        let backend = match backend_of(model, &self.backends) {
+            Ok(Some(backend)) => backend,
+            Ok(None) => return Ok(Applied::default()),
+            Err(fault) => {
+                let version = model.versions.last().copied().unwrap_or(1);
+                if self.is_current(model, version, retry) {
+                    return Ok(Applied::default());
+                }
+                self.refuse(model, version, &fault).await?;
+                return Ok(Applied { mine: true, entries: Vec::new(), faults: vec![(version, fault)] });
+            }
+        };
+        let changed: Vec<i64> =
+            model.versions.iter().copied().filter(|version| !self.is_current(model, *version, retry)).collect();
+        let loading =
+            changed.iter().map(|&version| load_version(model, version, backend.clone(), self.options.auto_complete));
+        let outcomes = join_all(loading).await;
+        let (mut loaded, mut faults) = (Vec::new(), Vec::new());
+        for (version, outcome) in changed.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(instance) => loaded.push((version, instance)),
+                Err(fault) => faults.push((version, fault)),
+            }
+        }
+        for (version, fault) in &faults {
+            self.refuse(model, *version, fault).await?;
+        }
+        for (version, instance) in loaded {
+            self.host(model, version, instance).await?;
+        }
+        let mut entries = match faults.is_empty() {
+            true => self.retire(&model.name, &model.versions).await,
+            false => Vec::new(),
+        };
+        entries.extend(self.entries().into_iter().filter(|entry| entry.model.name == model.name));
+        Ok(Applied { mine: true, entries, faults })
+    }
+
+    /// Serves the model no longer. `None`: it is not hosted here.
+    pub async fn unload(&self, model: &str) -> Option<Vec<WorkerEntry>> {
+        let known = self.versions.lock().keys().any(|key| key.name == model);
+        let entries = self.retire(model, &[]).await;
+        known.then_some(entries)
+    }
+
+    /// The versions that take work.
+    pub fn ready(&self) -> Vec<ModelKey> {
+        let versions = self.versions.lock();
+        versions.iter().filter(|(_, version)| version.running.is_some()).map(|(key, _)| key.clone()).collect()
+    }
+
+    /// The names of models that have a version here, loaded or not.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.versions.lock().keys().map(|key| key.name.clone()).collect();
+        names.dedup();
+        names
+    }
+
+    /// Whether a model version is hosted, or could not be loaded.
+    pub fn has(&self, model: &ModelKey) -> bool {
+        self.versions.lock().contains_key(model)
+    }
+
+    /// What the registry is to say.
+    pub fn entries(&self) -> Vec<WorkerEntry> {
+        self.versions.lock().values().map(|version| version.entry.clone()).collect()
+    }
+
+    /// All threads there are, taken out: to be joined once the queues are closed.
+    pub fn close(&self) -> Vec<JoinHandle<()>> {
+        let mut threads = std::mem::take(&mut *self.retired.lock());
+        for version in std::mem::take(&mut *self.versions.lock()).into_values() {
+            if let Some(running) = version.running {
+                running.instances.model.queue.close();
+                threads.extend(running.instances.threads);
+            }
+        }
+        self.shared.forget_all();
+        threads
+    }
+
+    /// Whether a version was loaded from what is there now, or with `retry` not set, could not be.
+    fn is_current(&self, model: &RepositoryModel, version: i64, retry: bool) -> bool {
+        let key = ModelKey { name: model.name.clone(), version };
+        let versions = self.versions.lock();
+        versions
+            .get(&key)
+            .is_some_and(|known| known.fingerprint == model.fingerprint(version) && !(known.failed && retry))
+    }
+
+    /// A version could not be loaded: what served before goes on, otherwise the registry says why nothing does.
+    async fn refuse(&self, model: &RepositoryModel, version: i64, fault: &LoadError) -> Result<(), BusError> {
+        tracing::error!(model = model.name, version, %fault, "a model version could not be loaded");
+        let key = ModelKey { name: model.name.clone(), version };
+        let fingerprint = model.fingerprint(version);
+        if let Some(known) = self.versions.lock().get_mut(&key).filter(|known| known.running.is_some()) {
+            (known.fingerprint, known.failed) = (fingerprint, true);
+            return Ok(());
+        }
+        let entry = self.entry(&key, ModelState::Unavailable(fault.reason()), model.config.to_json(), 0);
+        self.shared.bus.announce(&entry).await?;
+        self.versions.lock().insert(key, Version { entry, fingerprint, failed: true, running: None });
+        Ok(())
+    }
+
+    /// Lets a loaded version take work; the one that it replaces drains.
+    async fn host(
+        &self,
+        model: &RepositoryModel,
+        version: i64,
+        (loaded, took): (LoadedModel, Duration),
+    ) -> Result<(), BusError> {
+        let key = ModelKey { name: model.name.clone(), version };
+        let LoadedModel { config, instances, policy } = loaded;
+        let in_hand = match queue_policy::is_limited(&config) {
+            true => queue_policy::taken_in(instances.len().max(1), policy.max_rows()),
+            false => in_hand(policy.as_ref(), &instances),
+        };
+        let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
+        let queue = WorkQueue::new(policy, in_hand);
+        let statistics = self.shared.statistics.model(&key);
+        let observed = Arc::downgrade(&queue);
+        let load = move || observed.upgrade().map(|queue| queue.load()).unwrap_or_default();
+        statistics.host(stage(&config.backend), took, load);
+        let entry = self.entry(&key, ModelState::Ready, config.to_json(), queue.capacity());
+        let hosted = Arc::new(HostedModel {
+            key: key.clone(),
+            config,
+            queue,
+            worker: self.shared.clone(),
+            admitted: AtomicU64::new(0),
+            statistics,
+            batched,
+            intake: self.intake(&key),
+            executions: Executions::default(),
+            taken_in: Mutex::default(),
+            gone: self.shared.tasks.stopping().child_token(),
+        });
+        let mut threads = Vec::new();
+        for (index, instance) in instances.into_iter().enumerate() {
+            let model = hosted.clone();
+            let thread = std::thread::Builder::new().name(format!("{}-{index}", key.name));
+            let started = thread.spawn(move || model.run_instance(instance));
+            threads.push(started.map_err(|error| BusError::Refused {
+                action: "starting an instance thread",
+                reason: error.to_string(),
+            })?);
+        }
+        self.shared.bus.declare_queue(&key, &hosted.queue_options()).await?;
+        self.shared.bus.announce(&entry).await?;
+        self.shared.remember(&hosted);
+        self.watch_over(&hosted);
+        let instances = Instances { model: hosted.clone(), threads };
+        let fingerprint = model.fingerprint(version);
+        let replaced = {
+            let mut versions = self.versions.lock();
+            let before = versions.remove(&key).and_then(|before| before.running);
+            let (pull, replaced) = match before {
+                Some(Running { instances, pull }) => {
+                    *pull.current.write() = hosted;
+                    (pull, Some(instances))
+                }
+                None => (self.start_pull(hosted), None),
+            };
+            let running = Some(Running { instances, pull });
+            versions.insert(key, Version { entry, fingerprint, failed: false, running });
+            replaced
+        };
+        if let Some(replaced) = replaced {
+            self.finish(replaced);
+        }
+        Ok(())
+    }
+
+    /// What ends the pulling for a version, whichever instances are behind it.
+    fn intake(&self, key: &ModelKey) -> CancellationToken {
+        let versions = self.versions.lock();
+        let running = versions.get(key).and_then(|version| version.running.as_ref());
+        running.map_or_else(|| self.pulling.child_token(), |running| running.pull.stop.clone())
+    }
+
+    /// Starts what looks after a loaded version until it is gone.
+    fn watch_over(&self, model: &Arc<HostedModel>) {
+        let tasks = &self.shared.tasks;
+        if let Some(limit) = self.options.execution_limit {
+            tasks.spawn("watchdog", watchdog::watch(model.clone(), limit));
+        }
+        if queue_policy::is_limited(&model.config) {
+            tasks.spawn("queue limits", limits::follow(model.clone()));
+        }
+        if queue_policy::has_timeouts(&model.config) {
+            tasks.spawn("queue timeouts", limits::watch_timeouts(model.clone()));
+        }
+    }
+
+    fn start_pull(&self, model: Arc<HostedModel>) -> Pull {
+        let (stop, stopped) = (model.intake.clone(), CancellationToken::new());
+        let current = Arc::new(RwLock::new(model));
+        let (task, ended) = (pull(current.clone(), stop.clone()), stopped.clone().drop_guard());
+        self.shared.tasks.spawn("pull", async move {
+            task.await;
+            drop(ended);
+        });
+        Pull { current, stop, stopped }
+    }
+
+    /// Unloads the versions of a model that are not to be kept. Gives the entries of those that still finish their work.
+    async fn retire(&self, model: &str, keep: &[i64]) -> Vec<WorkerEntry> {
+        let mut unloading = Vec::new();
+        let leaving: Vec<Version> = {
+            let mut versions = self.versions.lock();
+            let gone = |key: &ModelKey| key.name == model && !keep.contains(&key.version);
+            let keys: Vec<_> = versions.keys().filter(|key| gone(key)).cloned().collect();
+            keys.iter().filter_map(|key| versions.remove(key)).collect()
+        };
+        for Version { mut entry, running, .. } in leaving {
+            let Some(running) = running else {
+                let _ = self.shared.bus.withdraw(&entry).await;
+                continue;
+            };
+            entry.state = ModelState::Unloading;
+            if let Err(error) = self.shared.bus.announce(&entry).await {
+                tracing::warn!(model = %entry.model, %error, "could not announce that a version is unloaded");
+            }
+            unloading.push(entry.clone());
+            self.unload_when_quiet(running, entry);
+        }
+        unloading
+    }
+
+    /// Goes on to pull in the background until nothing has come for a while, and lets go of the version then.
+    fn unload_when_quiet(&self, running: Running, entry: WorkerEntry) {
+        let (shared, stopping) = (self.shared.clone(), self.pulling.clone());
+        let Running { instances: Instances { model, threads }, pull } = running;
+        self.keep(threads);
+        self.shared.tasks.spawn("unload", async move {
+            let mut seen = model.admitted.load(Ordering::Relaxed);
+            let mut since = Instant::now();
+            while since.elapsed() < QUIET && !stopping.is_cancelled() {
+                tokio::time::sleep(TICK).await;
+                let now = model.admitted.load(Ordering::Relaxed);
+                if now != seen || model.queue.in_hand() > 0 {
+                    (seen, since) = (now, Instant::now());
+                }
+            }
+            pull.stop.cancel();
+            pull.stopped.cancelled().await;
+            let key = model.key.clone();
+            let_go(&shared, &model).await;
+            if !shared.hosts(&key) {
+                let _ = shared.bus.withdraw(&entry).await;
+            }
+            tracing::info!(model = %key, "unloaded");
+        });
+    }
+
+    /// Waits in the background until replaced instances have done their work, and lets go of them.
+    fn finish(&self, replaced: Instances) {
+        let shared = self.shared.clone();
+        let Instances { model, threads } = replaced;
+        self.keep(threads);
+        self.shared.tasks.spawn("replace", async move { let_go(&shared, &model).await });
+    }
+
+    /// Remembers threads that end by themselves once their queue is closed.
+    fn keep(&self, threads: Vec<JoinHandle<()>>) {
+        let mut retired = self.retired.lock();
+        retired.retain(|thread| !thread.is_finished());
+        retired.extend(threads);
+    }
+
+    fn entry(&self, key: &ModelKey, state: ModelState, config: String, capacity: usize) -> WorkerEntry {
+        WorkerEntry {
+            worker: self.shared.name.clone(),
+            service: self.options.service.clone(),
+            host: crate::hostname(),
+            model: key.clone(),
+            state,
+            config,
+            capacity,
+        }
+    }
+}
+
+/// Requests that this worker has in hand for a model, waiting and being executed. Instances that work step by step say
+/// themselves how many they take; one more each waits, so that no place stays empty between pulls.
+fn in_hand(policy: &dyn BatchPolicy, instances: &[Instance]) -> usize {
+    let batches = instances.iter().filter(|instance| matches!(instance, Instance::Batch(_))).count();
+    let stepwise = instances.iter().filter_map(|instance| match instance {
+        Instance::Batch(_) => None,
+        Instance::Stepwise(instance) => Some(instance.room() + 1),
+    });
+    let stepwise: usize = stepwise.sum();
+    match (batches, stepwise) {
+        (0, 0) => policy.in_hand(1),
+        (0, stepwise) => stepwise,
+        (batches, stepwise) => policy.in_hand(batches) + stepwise,
+    }
+}
+
+/// Waits until nothing is in hand for a version that takes no more, or the worker ends; then its threads end.
+async fn let_go(shared: &Shared, model: &Arc<HostedModel>) {
+    shared.forget(model);
+    while !model.queue.close_if_idle() {
+        if shared.tasks.stopping().is_cancelled() {
+            return model.queue.close();
+        }
+        tokio::time::sleep(TICK).await;
+    }
+    model.gone.cancel();
+}

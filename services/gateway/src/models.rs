@@ -1,0 +1,298 @@
+//! Loading and unloading models by request: what a gateway asks of the workers, and its own part, the ensembles.
+//!
+//! Every gateway is a participant, as workers are, so that each knows which ensembles are served, whichever of them was
+//! asked. In poll mode each follows the repository by itself.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use trireme_bus::{Bus, BusError};
+use trireme_inference::{InferError, UnixMicros};
+use trireme_model_repository::{Repository, RepositoryError, RepositoryModel};
+use trireme_runtime::control::{self, Answers, Change, Control, Memory, Order, Outcome, Override, Participant};
+use trireme_runtime::{ControlMode, ControlOptions, TaskSet};
+
+use crate::registry::Registry;
+
+/// How long an ensemble may wait for what it is made of: other gateways hear of that by the registry.
+const REGISTRY_LAG: Duration = Duration::from_secs(2);
+
+/// How often that is looked for.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Where models come from, and when they are loaded.
+#[derive(Clone, Debug, Default)]
+pub struct ModelOptions {
+    /// Model repositories.
+    pub model_repository: Vec<PathBuf>,
+    /// Which models are served.
+    pub control: ControlOptions,
+}
+
+/// A gateway's model control. Clones are the same.
+#[derive(Clone)]
+pub struct ModelControl(Arc<Inner>);
+
+struct Inner {
+    bus: Arc<dyn Bus>,
+    options: ModelOptions,
+    registry: Registry,
+    memory: Arc<Memory>,
+    tasks: TaskSet,
+}
+
+// === impl ModelOptions ===
+
+impl ModelOptions {
+    /// Reads the repositories. What is broken is an error, unless errors shall not end the process. No paths give an empty
+    /// repository.
+    pub fn read(&self) -> anyhow::Result<Repository> {
+        let unreadable = |faults: Vec<String>| anyhow::anyhow!("model repository: {}", faults.join("; "));
+        let repository = Repository::read(&self.model_repository, &[])
+            .map_err(|faults| unreadable(faults.iter().map(ToString::to_string).collect()))?;
+        let control = &self.control;
+        let broken = repository.broken().filter(|(name, _)| control.concerns(name));
+        let faults: Vec<_> = broken.map(|(_, broken)| broken.fault.to_string()).collect();
+        if !faults.is_empty() && control.exit_on_error {
+            return Err(unreadable(faults));
+        }
+        faults.iter().for_each(|fault| tracing::error!(fault, "a model directory is broken"));
+        let missing = control.load.iter().filter(|name| *name != "*" && repository.model(name).is_none());
+        let missing: Vec<_> = missing.map(String::as_str).collect();
+        if !missing.is_empty() && !self.model_repository.is_empty() && control.exit_on_error && faults.is_empty() {
+            anyhow::bail!("--load-model names models that are in no model repository: {}", missing.join(", "));
+        }
+        Ok(repository)
+    }
+}
+
+// === impl ModelControl ===
+
+impl ModelControl {
+    /// Joins those who are asked, in explicit mode; follows the repository in poll mode.
+    pub async fn start(
+        bus: Arc<dyn Bus>,
+        name: &str,
+        options: ModelOptions,
+        registry: Registry,
+        tasks: &TaskSet,
+    ) -> Result<ModelControl, BusError> {
+        let mode = options.control.mode;
+        let joined = match mode {
+            ControlMode::Explicit => Some(Control::join(bus.clone(), format!("{name}/gateway")).await?),
+            ControlMode::None | ControlMode::Poll => None,
+        };
+        let memory = joined.as_ref().map(|joined| joined.memory().clone()).unwrap_or_default();
+        let control =
+            ModelControl(Arc::new(Inner { bus, options, registry, memory: memory.clone(), tasks: tasks.clone() }));
+        for (model, change) in memory.changes() {
+            control.settled(&model, change.wanted.as_ref()).await;
+        }
+        if let Some(joined) = joined {
+            joined.serve(Arc::new(control.clone()), tasks);
+        }
+        if mode == ControlMode::Poll {
+            tasks.spawn("repository poll", control.clone().poll());
+        }
+        Ok(control)
+    }
+
+    /// Loads a model, and what it is made of. Goes on when nobody waits any more: half a load would be worse.
+    pub async fn load(&self, model: &str, with: Override) -> Result<(), InferError> {
+        self.check_mode()?;
+        let (this, model) = (self.clone(), model.to_owned());
+        self.run(async move { this.load_now(&model, with).await }).await
+    }
+
+    /// Unloads a model; with `dependents`, what an ensemble is made of, too, unless something else needs it.
+    pub async fn unload(&self, model: &str, dependents: bool) -> Result<(), InferError> {
+        self.check_mode()?;
+        let (this, model) = (self.clone(), model.to_owned());
+        self.run(async move { this.unload_now(&model, dependents).await }).await
+    }
+
+    fn check_mode(&self) -> Result<(), InferError> {
+        match self.0.options.control.mode {
+            ControlMode::Explicit => Ok(()),
+            ControlMode::None | ControlMode::Poll => {
+                Err(InferError::unavailable("explicit model load / unload is not allowed if polling is enabled"))
+            }
+        }
+    }
+
+    async fn run(&self, work: impl Future<Output = Result<(), InferError>> + Send + 'static) -> Result<(), InferError> {
+        let (done, outcome) = tokio::sync::oneshot::channel();
+        self.0.tasks.spawn("model request", async move {
+            let _ = done.send(work.await);
+        });
+        outcome.await.unwrap_or_else(|_| Err(InferError::unavailable("the server is stopping")))
+    }
+
+    async fn load_now(&self, model: &str, with: Override) -> Result<(), InferError> {
+        for part in self.parts_of(model, &with) {
+            if self.0.registry.catalog().find(&part, None).is_ok() {
+                continue;
+            }
+            // What cannot be loaded is what the ensemble's own error names.
+            let answers = self.command(&part, &Order::Load(Override::default())).await?;
+            if self.judge(&part, &answers).is_ok() {
+                self.settle(&part, Some(Override::default()), true).await;
+            }
+        }
+        let answers = self.command(model, &Order::Load(with.clone())).await?;
+        self.judge(model, &answers)?;
+        self.settle(model, Some(with), false).await;
+        Ok(())
+    }
+
+    /// The models that an ensemble is made of which are no ensembles; of the repository as it is now.
+    fn parts_of(&self, model: &str, with: &Override) -> Vec<String> {
+        let Ok(Some(found)) = self.find(model, with) else { return Vec::new() };
+        let Some(steps) = &found.config.ensemble else { return Vec::new() };
+        let mut parts: BTreeSet<String> = steps.iter().map(|step| step.model_name.clone()).collect();
+        for step in steps {
+            parts.extend(self.0.registry.composing(&step.model_name));
+        }
+        parts.into_iter().collect()
+    }
+
+    async fn unload_now(&self, model: &str, dependents: bool) -> Result<(), InferError> {
+        let mut leaving = vec![model.to_owned()];
+        if dependents {
+            let changes = self.0.memory.changes();
+            let named = &self.0.options.control.load;
+            let implied = |part: &String| match changes.get(part) {
+                Some(change) => change.implied,
+                None => !named.contains(part),
+            };
+            let parts = self.0.registry.composing(model).into_iter();
+            leaving.extend(parts.filter(|part| implied(part) && !self.0.registry.is_needed(part, model)));
+        }
+        for model in leaving {
+            let answers = self.command(&model, &Order::Unload).await?;
+            if answers.values().any(|outcome| matches!(outcome, Outcome::Done(_))) {
+                self.settle(&model, None, false).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks everybody, and takes in what the registry will say.
+    async fn command(&self, model: &str, order: &Order) -> Result<Answers, InferError> {
+        let workers = self.0.registry.workers().into_iter().map(|(name, _)| format!("{name}/worker")).collect();
+        let answers = control::command(self.0.bus.as_ref(), model, order, &workers).await;
+        let answers = answers.map_err(|error| InferError::new(error.code(), error.to_string()))?;
+        for outcome in answers.values() {
+            if let Outcome::Done(entries) = outcome {
+                entries.iter().for_each(|entry| self.0.registry.take(entry.clone()));
+            }
+        }
+        Ok(answers)
+    }
+
+    /// What a load came to, in Triton's words.
+    fn judge(&self, model: &str, answers: &Answers) -> Result<(), InferError> {
+        let unpolled = |why: &str| {
+            InferError::internal(format!("failed to load '{model}', failed to poll from model repository{why}"))
+        };
+        let mut failed = BTreeSet::new();
+        for outcome in answers.values() {
+            match outcome {
+                Outcome::Unreadable(why) => return Err(unpolled(&format!(": {why}"))),
+                Outcome::Failed(why) => drop(failed.insert(why.as_str())),
+                Outcome::Done(_) | Outcome::NotMine => {}
+            }
+        }
+        if !failed.is_empty() {
+            let why: Vec<_> = failed.into_iter().collect();
+            return Err(InferError::invalid_arg(format!("load failed for model '{model}': {}\n", why.join("\n"))));
+        }
+        if answers.values().any(|outcome| matches!(outcome, Outcome::Done(_))) {
+            return Ok(());
+        }
+        match self.find(model, &Override::default()) {
+            Ok(Some(found)) if !found.config.is_ensemble() => Err(InferError::unavailable(format!(
+                "load failed for model '{model}': no worker is there for backend '{}'",
+                found.config.backend
+            ))),
+            _ => Err(unpolled("")),
+        }
+    }
+
+    /// Remembers what is wanted, and tells the others.
+    async fn settle(&self, model: &str, wanted: Option<Override>, implied: bool) {
+        let change = Change { at: UnixMicros::now(), wanted, implied };
+        self.0.memory.keep(model, &change);
+        self.settled(model, change.wanted.as_ref()).await;
+        if let Err(error) = control::settle(self.0.bus.as_ref(), model, &change).await {
+            tracing::warn!(model, %error, "other processes could not be told what is wanted; they ask when they start");
+        }
+    }
+
+    fn find(&self, model: &str, with: &Override) -> Result<Option<RepositoryModel>, RepositoryError> {
+        RepositoryModel::find(&self.0.options.model_repository, model, with.replacement(), &[])
+    }
+
+    async fn poll(self) {
+        let mut ticks = tokio::time::interval(self.0.options.control.poll);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        ticks.tick().await;
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = self.0.tasks.stopping().cancelled() => return,
+            }
+            let paths = self.0.options.model_repository.clone();
+            match tokio::task::spawn_blocking(move || Repository::read(&paths, &[])).await {
+                Ok(Ok(repository)) => self.0.registry.replace(repository),
+                Ok(Err(faults)) => {
+                    tracing::error!(?faults, "the model repository could not be read; what is served stays")
+                }
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Participant for ModelControl {
+    async fn load(&self, model: &str, with: &Override) -> Outcome {
+        let found = match self.find(model, with) {
+            Ok(Some(found)) if found.config.is_ensemble() => found,
+            Ok(_) => return Outcome::NotMine,
+            Err(error @ (RepositoryError::NoVersion { .. } | RepositoryError::Ensemble(_))) => {
+                return Outcome::Failed(error.to_string());
+            }
+            Err(error) => return Outcome::Unreadable(error.to_string()),
+        };
+        let until = tokio::time::Instant::now() + REGISTRY_LAG;
+        loop {
+            match self.0.registry.try_ensemble(&found) {
+                Ok(()) => return Outcome::Done(Vec::new()),
+                Err(error) if tokio::time::Instant::now() >= until => return Outcome::Failed(error.to_string()),
+                Err(_) => tokio::time::sleep(TICK).await,
+            }
+        }
+    }
+
+    async fn unload(&self, model: &str) -> Outcome {
+        match self.find(model, &Override::default()) {
+            Ok(Some(found)) if found.config.is_ensemble() => Outcome::Done(Vec::new()),
+            _ => Outcome::NotMine,
+        }
+    }
+
+    async fn settled(&self, model: &str, wanted: Option<&Override>) {
+        let found = wanted.map(|with| self.find(model, with));
+        let found = found.and_then(|found| {
+            found.unwrap_or_else(|error| {
+                tracing::error!(model, %error, "a model that workers have loaded is broken in this gateway's repository");
+                None
+            })
+        });
+        self.0.registry.want(model, found, wanted.is_some());
+    }
+}

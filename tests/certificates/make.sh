@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Makes the certificates of the TLS tests, for localhost and valid for a hundred years. Run it here and commit what it writes.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+issue() { # NAME EXTENSIONS
+    openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout "$1.key" -out "$1.csr" -subj "/CN=$1" 2>/dev/null
+    openssl x509 -req -in "$1.csr" -CA ca.pem -CAkey ca.key -CAcreateserial -days 36500 -out "$1.pem" -extfile <(echo "$2") 2>/dev/null
+    rm "$1.csr"
+}
+
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout ca.key -out ca.pem -days 36500 \
+    -subj "/CN=Trireme tests" -addext "basicConstraints=critical,CA:TRUE" 2>/dev/null
+issue server "subjectAltName=DNS:localhost,IP:127.0.0.1"
+issue client "extendedKeyUsage=clientAuth"
+# Nothing else is to be issued with it.
+rm ca.key ca.srl

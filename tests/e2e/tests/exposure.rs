@@ -1,0 +1,73 @@
+//! What the gateway shows the world: TLS over HTTP and gRPC, API keys, restricted APIs, forwarded headers.
+
+use std::net::SocketAddr;
+use std::process::Command;
+
+use serde_json::json;
+use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, in_every_mode, python, wait_until, workspace};
+
+const KEY: &str = "a-key-of-this-test";
+
+in_every_mode!(connections_are_encrypted, restricted_apis_want_their_header);
+
+fn certificate(name: &str) -> String {
+    workspace().join("tests/certificates").join(name).to_str().expect("paths of this project are text").to_owned()
+}
+
+/// Starts a server that only its own clients can ask whether it is ready.
+fn start(setup: Setup) -> (Sandbox, SocketAddr) {
+    let mode_has_stages = setup.is_services();
+    let mut sandbox = setup.start_gateway();
+    if mode_has_stages {
+        sandbox.start_worker(Stage::Model);
+    }
+    sandbox.wait_listening();
+    wait_until("the model is served", std::time::Duration::from_secs(60), || {
+        (sandbox.gateway.count("model is ready") > 0).then_some(())
+    });
+    let grpc = sandbox.grpc_address();
+    (sandbox, grpc)
+}
+
+fn connections_are_encrypted(mode: Mode) {
+    for mutual in [false, true] {
+        let (cert, key, ca) = (certificate("server.pem"), certificate("server.key"), certificate("ca.pem"));
+        let mut flags = vec!["--https-cert", &cert, "--https-key", &key, "--grpc-server-cert", &cert];
+        flags.extend(["--grpc-server-key", &key, "--api-key", KEY]);
+        match mutual {
+            false => flags.push("--grpc-use-ssl=true"),
+            true => flags.extend(["--grpc-use-ssl-mutual=true", "--grpc-root-cert", &ca]),
+        }
+        let models = ModelFolder::basic(&["simple"]);
+        let (sandbox, grpc) = start(Setup::new(mode).repository(models.path()).gateway_arguments(&flags));
+        let mut command = Command::new(python());
+        command.arg(workspace().join("tests/clients/tls.py")).args(["--url", &sandbox.address.to_string()]);
+        command.args(["--grpc", &grpc.to_string(), "--api-key", KEY]).args(mutual.then_some("--mutual"));
+        let output = command.output().expect("Python runs; `make setup` fetches it");
+        let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "tls.py found:\n{said}{errors}");
+    }
+}
+
+fn restricted_apis_want_their_header(mode: Mode) {
+    let flags =
+        ["--http-restricted-api=model-repository,metadata:admin-key=secret", "--http-header-forward-pattern=x-.*"];
+    let models = ModelFolder::basic(&["simple"]);
+    let (sandbox, _) = start(Setup::new(mode).repository(models.path()).gateway_arguments(&flags));
+    let index = || Request::post("/v2/repository/index", "{}");
+    let refused = sandbox.send(&index());
+    assert_eq!(
+        (refused.status, refused.error()),
+        (403, "This API is restricted, expecting header 'admin-key'".to_owned())
+    );
+    assert_eq!(sandbox.send(&index().header("admin-key", "guess")).status, 403);
+    assert_eq!(sandbox.send(&index().header("admin-key", "secret")).status, 200);
+    assert_eq!(sandbox.get("/v2").status, 403);
+    assert_eq!(sandbox.get("/v2/health/live").status, 200, "other categories are free");
+    let zeros = [0; 16];
+    let body = json!({ "inputs": [
+        { "name": "INPUT0", "datatype": "INT32", "shape": [1, 16], "data": zeros },
+        { "name": "INPUT1", "datatype": "INT32", "shape": [1, 16], "data": zeros },
+    ] });
+    assert_eq!(sandbox.send(&Request::infer("simple", &body).header("x-tenant", "7")).status, 200);
+}

@@ -1,0 +1,340 @@
+//! Which models are served, and how that changes while the system runs: model control modes, loading by request, polling.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use trireme_e2e::{Mode, ModelFolder, Request, Response, Sandbox, Setup, Stage, in_every_mode, wait_until};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const POLLING: &[&str] = &["--model-control-mode=poll", "--repository-poll-secs=1"];
+
+in_every_mode!(
+    models_are_loaded_and_unloaded_by_request,
+    a_load_brings_its_configuration_and_files,
+    ensembles_are_loaded_with_what_they_are_made_of,
+    what_cannot_be_loaded_says_why,
+    a_changed_repository_is_followed,
+    nothing_is_lost_while_a_version_takes_over,
+    what_is_broken_does_not_stop_the_rest,
+);
+
+/// An identity model on two numbers.
+fn identity(more: &str) -> String {
+    format!(
+        "backend: 'identity' max_batch_size: 4
+         input [{{ name: 'INPUT0' data_type: TYPE_INT32 dims: [2] }}]
+         output [{{ name: 'OUTPUT0' data_type: TYPE_INT32 dims: [2] }}]
+         instance_group [{{ count: 1 kind: KIND_CPU }}] {more}"
+    )
+}
+
+/// The same as JSON.
+fn identity_json(name: &str, max_batch_size: i64) -> Value {
+    json!({
+        "name": name, "backend": "identity", "max_batch_size": max_batch_size,
+        "input": [{ "name": "INPUT0", "data_type": "TYPE_INT32", "dims": [2] }],
+        "output": [{ "name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [2] }],
+        "instance_group": [{ "count": 1, "kind": "KIND_CPU" }]
+    })
+}
+
+/// `a` and then `b`.
+fn chain(second: &str) -> String {
+    format!(
+        "platform: 'ensemble' max_batch_size: 4
+         input [{{ name: 'INPUT0' data_type: TYPE_INT32 dims: [2] }}]
+         output [{{ name: 'OUTPUT0' data_type: TYPE_INT32 dims: [2] }}]
+         ensemble_scheduling {{ step [
+           {{ model_name: 'a' model_version: -1 input_map {{ key: 'INPUT0' value: 'INPUT0' }}
+              output_map {{ key: 'OUTPUT0' value: 'x' }} }},
+           {{ model_name: '{second}' model_version: -1 input_map {{ key: 'INPUT0' value: 'x' }}
+              output_map {{ key: 'OUTPUT0' value: 'OUTPUT0' }} }} ] }}"
+    )
+}
+
+fn models() -> ModelFolder {
+    ModelFolder::new()
+        .model("a", &identity(""))
+        .model("b", &identity(""))
+        .model("c", &identity(""))
+        .model("chain", &chain("b"))
+        .model("lost", &chain("gone"))
+        .model("unsupported", &identity("").replace("identity", "nonsense"))
+        .model("broken", "nonsense: 1")
+}
+
+fn explicit(mode: Mode, models: &ModelFolder) -> Setup {
+    flags(mode, models, &["--model-control-mode=explicit", "--load-model=c"])
+}
+
+fn flags(mode: Mode, models: &ModelFolder, flags: &[&str]) -> Setup {
+    let setup =
+        Setup::new(mode).repository(models.path()).replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0);
+    match mode {
+        Mode::AllInOne => setup.worker_arguments(flags),
+        Mode::Services => setup.worker_arguments(flags).gateway_arguments(flags),
+    }
+}
+
+fn load(sandbox: &Sandbox, model: &str, parameters: Value) -> Response {
+    let body = json!({ "parameters": parameters });
+    sandbox.send(&Request::post(&format!("/v2/repository/models/{model}/load"), body.to_string()))
+}
+
+fn unload(sandbox: &Sandbox, model: &str, dependents: bool) -> Response {
+    let body = json!({ "parameters": { "unload_dependents": dependents } });
+    sandbox.send(&Request::post(&format!("/v2/repository/models/{model}/unload"), body.to_string()))
+}
+
+fn infer(sandbox: &Sandbox, model: &str) -> Response {
+    let input = json!({ "name": "INPUT0", "datatype": "INT32", "shape": [1, 2], "data": [1, 2] });
+    sandbox.infer(model, &json!({ "inputs": [input] }))
+}
+
+/// The lines of the index for a model.
+fn index(sandbox: &Sandbox, model: &str) -> Vec<Value> {
+    let answer = sandbox.send(&Request::post("/v2/repository/index", "{}")).json();
+    let lines = answer.as_array().expect("the index is a list").clone();
+    lines.into_iter().filter(|line| line["name"] == model).collect()
+}
+
+fn max_batch_size(sandbox: &Sandbox, model: &str) -> Value {
+    sandbox.get(&format!("/v2/models/{model}/config")).json()["max_batch_size"].clone()
+}
+
+#[track_caller]
+fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
+    wait_until(what, PATIENCE, || holds().then_some(()));
+}
+
+fn models_are_loaded_and_unloaded_by_request(mode: Mode) {
+    let models = models();
+    let mut sandbox = explicit(mode, &models).start();
+    assert_eq!(index(&sandbox, "a"), [json!({ "name": "a" })]);
+    assert_eq!(index(&sandbox, "c"), [json!({ "name": "c", "version": "1", "state": "READY" })]);
+    assert_eq!(infer(&sandbox, "a").error(), "Request for unknown model: 'a' is not found");
+
+    let loaded = load(&sandbox, "a", json!({}));
+    assert_eq!((loaded.status, loaded.body.len()), (200, 0), "{}", loaded.text());
+    assert_eq!(infer(&sandbox, "a").status, 200);
+    assert_eq!(index(&sandbox, "a"), [json!({ "name": "a", "version": "1", "state": "READY" })]);
+
+    assert_eq!(unload(&sandbox, "a", false).status, 200);
+    let refused = infer(&sandbox, "a");
+    assert_eq!(
+        (refused.status, refused.error()),
+        (404, "Request for unknown model: 'a' has no available versions".to_owned())
+    );
+    assert_eq!(index(&sandbox, "a"), [json!({ "name": "a", "version": "1", "state": "UNLOADING" })]);
+    wait_for("the model is unloaded", || {
+        index(&sandbox, "a") == [json!({ "name": "a", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded" })]
+    });
+    assert!(sandbox.is_ready(), "what was unloaded by request is not missing");
+    let refused = sandbox.infer("a/versions/1", &json!({ "inputs": [] }));
+    assert_eq!(refused.status, 503, "{}", refused.text());
+
+    assert_eq!(load(&sandbox, "a", json!({})).status, 200);
+    assert_eq!(infer(&sandbox, "a").status, 200, "loaded again");
+    assert_eq!(unload(&sandbox, "nothing", false).status, 200, "as Triton has it");
+
+    if mode == Mode::Services {
+        // Who starts later serves the same: what was loaded by request, and not what was unloaded.
+        assert_eq!(load(&sandbox, "b", json!({ "config": identity_json("b", 7).to_string() })).status, 200);
+        assert_eq!(unload(&sandbox, "c", false).status, 200);
+        sandbox.worker(Stage::Model, 0).kill();
+        let number = sandbox.start_worker(Stage::Model);
+        wait_for("the new worker is ready", || sandbox.worker(Stage::Model, number).count("ready") > 0);
+        wait_for("it serves what was loaded", || {
+            infer(&sandbox, "b").status == 200 && infer(&sandbox, "a").status == 200
+        });
+        assert_eq!(max_batch_size(&sandbox, "b"), 7, "with the configuration it was loaded with");
+        assert_eq!(infer(&sandbox, "c").status, 404, "what was unloaded stays so");
+    }
+}
+
+fn a_load_brings_its_configuration_and_files(mode: Mode) {
+    let models = models();
+    let sandbox = explicit(mode, &models).start();
+    assert_eq!(load(&sandbox, "a", json!({ "config": identity_json("a", 7).to_string() })).status, 200);
+    assert_eq!(max_batch_size(&sandbox, "a"), 7);
+    assert_eq!(infer(&sandbox, "a").status, 200);
+
+    // A configuration that fails leaves the model as it was.
+    let mut wrong = identity_json("a", 7);
+    wrong["backend"] = json!("nope");
+    assert_eq!(load(&sandbox, "a", json!({ "config": wrong.to_string() })).status, 400);
+    assert_eq!(max_batch_size(&sandbox, "a"), 7);
+    assert_eq!(infer(&sandbox, "a").status, 200);
+
+    assert_eq!(load(&sandbox, "a", json!({})).status, 200);
+    assert_eq!(max_batch_size(&sandbox, "a"), 4, "without a configuration it is the repository's");
+
+    // The identity backend reads no files, but the version comes with them.
+    let files = json!({ "config": identity_json("a", 5).to_string(), "file:2/note.txt": "aGVsbG8=" });
+    let loaded = load(&sandbox, "a", files);
+    assert_eq!(loaded.status, 200, "{}", loaded.text());
+    assert_eq!(infer(&sandbox, "a").json()["model_version"], "2");
+    let fresh = json!({ "config": identity_json("fresh", 5).to_string(), "file:1/note.txt": "" });
+    assert_eq!(load(&sandbox, "fresh", fresh).status, 200);
+    assert_eq!(infer(&sandbox, "fresh").status, 200, "a model that is in no repository");
+
+    for (parameters, status, text) in [
+        (json!({ "file:2/note.txt": "" }), 500, "failed to load 'a', failed to poll from model repository"),
+        (json!({ "config": "{" }), 500, "failed to load 'a', failed to poll from model repository"),
+        (json!({ "config": 1 }), 500, "attempt to access JSON non-string as string"),
+        (
+            json!({ "config": identity_json("a", 5).to_string(), "file:../2/note.txt": "" }),
+            500,
+            "failed to load 'a', failed to poll from model repository: model 'a': file path '../2/note.txt' is outside",
+        ),
+    ] {
+        let refused = load(&sandbox, "a", parameters);
+        assert_eq!(refused.status, status, "{}", refused.text());
+        assert!(refused.error().starts_with(text), "{}", refused.error());
+    }
+}
+
+fn ensembles_are_loaded_with_what_they_are_made_of(mode: Mode) {
+    let models = models();
+    let sandbox = explicit(mode, &models).start();
+    assert_eq!(load(&sandbox, "b", json!({})).status, 200);
+    let loaded = load(&sandbox, "chain", json!({}));
+    assert_eq!(loaded.status, 200, "{}", loaded.text());
+    assert_eq!(infer(&sandbox, "chain").status, 200);
+    assert_eq!(infer(&sandbox, "a").status, 200, "loaded along");
+
+    // Without a part it is not there, and it comes back with it.
+    assert_eq!(unload(&sandbox, "b", false).status, 200);
+    assert_eq!(infer(&sandbox, "chain").status, 404);
+    assert_eq!(
+        index(&sandbox, "chain"),
+        [json!({ "name": "chain", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded" })]
+    );
+    assert_eq!(load(&sandbox, "b", json!({})).status, 200);
+    assert_eq!(infer(&sandbox, "chain").status, 200);
+
+    // Dependents go with it, but not what was asked for by name.
+    assert_eq!(unload(&sandbox, "chain", true).status, 200);
+    assert_eq!(infer(&sandbox, "chain").status, 404);
+    assert_eq!(infer(&sandbox, "a").status, 404);
+    assert_eq!(infer(&sandbox, "b").status, 200);
+
+    let lost = load(&sandbox, "lost", json!({}));
+    assert_eq!(lost.status, 400);
+    let text =
+        "load failed for model 'lost': ensemble lost contains models that are not available or ambiguous: gone\n";
+    assert_eq!(lost.error(), text);
+}
+
+fn what_cannot_be_loaded_says_why(mode: Mode) {
+    let models = models();
+    let sandbox = explicit(mode, &models).start();
+    let refused = load(&sandbox, "nothing", json!({}));
+    let text = "failed to load 'nothing', failed to poll from model repository";
+    assert_eq!((refused.status, refused.error()), (500, text.to_owned()));
+    let refused = load(&sandbox, "broken", json!({}));
+    assert_eq!(refused.status, 500);
+    assert!(refused.error().starts_with("failed to load 'broken', failed to poll from model repository"));
+    assert_eq!(index(&sandbox, "broken"), [json!({ "name": "broken" })]);
+
+    let refused = load(&sandbox, "unsupported", json!({}));
+    assert_eq!(refused.status, 400);
+    let reason = "Invalid argument: model 'unsupported': unable to find backend library for backend 'nonsense', try \
+                  specifying runtime on the model configuration";
+    let start = format!("load failed for model 'unsupported': version 1 is at UNAVAILABLE state: {reason}");
+    assert!(refused.error().starts_with(&start), "{}", refused.error());
+    wait_for("the index says why", || {
+        index(&sandbox, "unsupported").iter().any(|line| {
+            line["state"] == "UNAVAILABLE" && line["reason"].as_str().is_some_and(|found| found.starts_with(reason))
+        })
+    });
+    assert_eq!(infer(&sandbox, "unsupported").status, 404);
+    assert!(!sandbox.is_ready());
+}
+
+fn write(models: &ModelFolder, path: &str, text: &str) {
+    let path = models.path().join(path);
+    fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).expect("the temporary folder can be written");
+    fs::write(path, text).expect("the temporary folder can be written");
+}
+
+fn a_changed_repository_is_followed(mode: Mode) {
+    let models = ModelFolder::new().model("a", &identity("")).model("b", &identity("")).model("chain", &chain("b"));
+    let sandbox = flags(mode, &models, POLLING).start();
+    let refused = load(&sandbox, "a", json!({}));
+    let text = "explicit model load / unload is not allowed if polling is enabled";
+    assert_eq!((refused.status, refused.error()), (503, text.to_owned()));
+
+    write(&models, "fresh/config.pbtxt", &identity(""));
+    fs::create_dir(models.path().join("fresh/1")).expect("the temporary folder can be written");
+    wait_for("a new model is served", || infer(&sandbox, "fresh").status == 200);
+    write(&models, "fresh/config.pbtxt", &identity("").replace("max_batch_size: 4", "max_batch_size: 9"));
+    wait_for("its new configuration is there", || max_batch_size(&sandbox, "fresh") == 9);
+    write(&models, "fresh/config.pbtxt", "nonsense: 1");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(infer(&sandbox, "fresh").status, 200, "what served goes on");
+    write(&models, "fresh/config.pbtxt", &identity(""));
+    fs::create_dir(models.path().join("fresh/2")).expect("the temporary folder can be written");
+    wait_for("a new version takes over", || infer(&sandbox, "fresh").json()["model_version"] == "2");
+    fs::remove_dir_all(models.path().join("fresh")).expect("the temporary folder can be written");
+    wait_for("what is deleted is not served", || infer(&sandbox, "fresh").status == 404);
+    assert_eq!(infer(&sandbox, "chain").status, 200);
+}
+
+/// Requests without a pause, while the model they are for is loaded anew with another configuration, and a newer version.
+fn nothing_is_lost_while_a_version_takes_over(mode: Mode) {
+    let models = models();
+    let mut setup = explicit(mode, &models);
+    if mode == Mode::Services {
+        setup = setup.replicas(Stage::Model, 2);
+    }
+    let sandbox = setup.start();
+    assert_eq!(load(&sandbox, "chain", json!({})).status, 200);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut answers = 0;
+                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        let answer = infer(&sandbox, "chain");
+                        assert_eq!(answer.status, 200, "{}", answer.text());
+                        answers += 1;
+                    }
+                    answers
+                })
+            })
+            .collect();
+        for size in [5, 6, 7] {
+            let loaded = load(&sandbox, "a", json!({ "config": identity_json("a", size).to_string() }));
+            assert_eq!(loaded.status, 200, "{}", loaded.text());
+        }
+        fs::create_dir(models.path().join("b/2")).expect("the temporary folder can be written");
+        assert_eq!(load(&sandbox, "b", json!({})).status, 200);
+        assert_eq!(infer(&sandbox, "b").json()["model_version"], "2");
+        std::thread::sleep(Duration::from_secs(1));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let answers: usize = clients.into_iter().map(|client| client.join().expect("every request is answered")).sum();
+        assert!(answers > 20, "only {answers} requests were made meanwhile");
+    });
+}
+
+fn what_is_broken_does_not_stop_the_rest(mode: Mode) {
+    let models = models();
+    let mut sandbox = flags(mode, &models, &["--exit-on-error=false"]).start_gateway();
+    if mode == Mode::Services {
+        sandbox.start_worker(Stage::Model);
+    }
+    sandbox.wait_listening();
+    wait_for("the others are served", || ["a", "chain"].iter().all(|model| infer(&sandbox, model).status == 200));
+    wait_for("the index says why", || !index(&sandbox, "unsupported")[0]["reason"].is_null());
+    for (model, reason) in [("unsupported", "unable to find backend library"), ("broken", "nonsense"), ("lost", "gone")]
+    {
+        let line = &index(&sandbox, model)[0];
+        assert_eq!(line["state"], "UNAVAILABLE", "{line}");
+        assert!(line["reason"].as_str().is_some_and(|found| found.contains(reason)), "{line}");
+    }
+    assert!(!sandbox.is_ready());
+}
