@@ -23,9 +23,23 @@ pub struct GraphSessions {
 // === impl GraphSessions ===
 
 impl GraphSessions {
-    /// Loads the library and reads what `config` says of sessions.
+    /// Loads the library and reads what `config` says of sessions. What cannot be done for graphs that another backend runs
+    /// is refused: nothing is left out in silence.
     pub fn new(config: &ModelConfig, options: &OnnxRuntimeOptions) -> Result<GraphSessions, LoadError> {
         let settings = Settings::new(config, options, cpus::available())?;
+        let refused = |what: &str| {
+            let (name, backend) = (&config.name, &config.backend);
+            Err(LoadError::Config(format!("model '{name}': backend '{backend}' {what}")))
+        };
+        if settings.wide_threads.is_some() {
+            return refused("has no 'layouts' by_load: remove the parameter");
+        }
+        if settings.precision.is_some() {
+            return refused(
+                "cannot check the precision of accelerators and settings that may round: set 'precision_check' to off to \
+                 take it as it is",
+            );
+        }
         let environment = library::environment(options.library.as_deref())
             .map_err(|error| LoadError::Backend { model: config.name.clone(), reason: error.to_string() })?;
         Ok(GraphSessions { model: config.name.clone(), environment, settings, options: options.clone() })
@@ -39,5 +53,24 @@ impl GraphSessions {
         let sessions = Sessions::prepare(&self.model, &self.environment, &self.settings, &self.options, file);
         let session = sessions.make(self.settings.places[0], self.settings.intra_threads);
         session.map_err(|reason| LoadError::Backend { model: self.model.clone(), reason })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_backend_cannot_do_is_refused() {
+        let refused = |text: &str| {
+            let config = ModelConfig::parse(&format!("backend: 'generation' {text}"), "m").unwrap();
+            GraphSessions::new(&config, &OnnxRuntimeOptions::default()).err().map(|error| error.to_string())
+        };
+        let openvino = "optimization { execution_accelerators { cpu_execution_accelerator: [{ name: 'openvino' }] } }";
+        let unchecked = "parameters { key: 'precision_check' value { string_value: 'off' } }";
+        let message = refused(openvino).expect("it would not be checked");
+        assert!(message.starts_with("model 'm': backend 'generation' cannot check the precision"), "{message}");
+        assert_eq!(refused(&format!("{openvino} {unchecked}")), None);
+        assert_eq!(refused(""), None);
     }
 }
