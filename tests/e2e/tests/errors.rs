@@ -1,7 +1,7 @@
 //! Wrong requests: each is answered at once, with Triton's status and words, and harms nobody else.
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, golden, in_every_mode, load};
+use trireme_e2e::{Mode, Request, Sandbox, Setup, golden, in_every_mode, load};
 use trireme_testkit::assert_close;
 
 /// What every message about a request without an id starts with.
