@@ -46,10 +46,24 @@ overload: setup ## Up to ten times the load that the system can take: goodput an
 	"$(TRIREME_PYTHON)" -c 'import matplotlib' 2>/dev/null || "$(TRIREME_PYTHON)" -m pip install --quiet matplotlib
 	"$(TRIREME_PYTHON)" scripts/plot-overload.py bench/results/overload.json bench/results/overload.svg
 
+.PHONY: bench-generation
+bench-generation: setup build ## Tokens per second of generation against plain loops over the same files (MODEL=directory of a version)
+	"$(TRIREME_PYTHON)" bench/generation.py $(or $(MODEL),tests/models/generation/m2m100) --trireme target/release/trireme
+
 .PHONY: build
 build: ## Builds target/release/trireme
 	@echo "==> building trireme (the first build takes some minutes)"
 	cargo build --release -p trireme
+
+.PHONY: bench
+bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (MODEL=DIR, TEXTS=FILE, ROUNDS=3, SECONDS_EACH=5)
+	@scripts/fetch-openvino.sh
+	@scripts/fetch-nats-server.sh
+	@scripts/setup-bench.sh
+	@echo "==> building release binaries (the first build takes some minutes)"
+	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model
+	@$(TOOLS)/bench-python/bin/python bench/run.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
 
 .PHONY: lint
 lint: ## Formatting, clippy, shell scripts, who may depend on whom
@@ -76,7 +90,8 @@ compose-test: ## Builds the images, brings docker-compose.yml up, scales it, kil
 	@if [[ -x "$(TRIREME_PYTHON)" ]]; then "$(TRIREME_PYTHON)" tests/compose/compose_test.py; else echo "==> skipped: docker is not installed"; fi
 
 .PHONY: setup
-setup: setup-demo ## Fetches into .tools what tests need: ONNX Runtime, nats-server, the demo's model, a Python environment
+setup: setup-demo ## Fetches into .tools what tests need: ONNX Runtime, OpenVINO, nats-server, the demo's model, a Python environment
+	@scripts/fetch-openvino.sh
 	@scripts/fetch-nats-server.sh
 	@scripts/setup-python.sh
 

@@ -1,8 +1,10 @@
 //! The `trireme` command: `serve` runs everything in one process; each subcommand is a file here.
 
 mod bench;
+mod dead;
 mod infer;
 mod serve;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -20,8 +22,12 @@ struct Cli {
 enum Command {
     /// Serve a model repository: gateway and all stages in this process, without a broker
     Serve(Box<serve::ServeArgs>),
+    /// Host some stages in this process, on NATS: those side by side hand work over in memory
+    Worker(Box<worker::WorkerCommand>),
     /// Load a server of the v2 protocol and print throughput and latency
     Bench(bench::BenchArgs),
+    /// Look at messages that were given up, and send them again
+    Dead(dead::DeadArgs),
     /// Ask a model: text in, answer out
     Infer(infer::InferArgs),
     /// Print the completion script of a shell; for bash: source <(trireme completions bash)
@@ -34,7 +40,9 @@ enum Command {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
+        Command::Worker(command) => worker::run(&command),
         Command::Bench(args) => bench::run(&args),
+        Command::Dead(args) => dead::run(&args),
         Command::Infer(args) => infer::run(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -6,7 +6,7 @@ stage's models from another's. Named, each stage reads its own queues only:
 
     permissions.py --tokenizer tokenizer --model minilm/1 minilm/2 --postprocess pooling > users.conf
 
-A model is NAME or NAME/VERSION (1 if not said). The file includes secrets/passwords.conf, made at the first start and no
+A model is NAME, NAME/VERSION (1 if not said) or, with priority levels, NAME/VERSION/LEVELS. The file includes secrets/passwords.conf, made at the first start and no
 part of the project: GATEWAY_PASSWORD: "..." and so on, one for each user.
 """
 
@@ -26,20 +26,24 @@ JETSTREAM = ["$JS.API.INFO"] + [f"$JS.API.STREAM.{verb}.{name}" for name in [REG
 CLAIMS = ["trireme.claim.>", "$JS.API.DIRECT.GET.trireme_claims.>", "$JS.API.STREAM.PURGE.trireme_claims"]
 
 
-def stream(model):
-    """The stream of a model version, as the services name it: MODEL is NAME or NAME/VERSION."""
-    name, _, version = model.partition("/")
+# Reading the registry: gateways do, and workers whose queue limits follow the other workers.
+REGISTRY_READ = [f"$JS.API.CONSUMER.{verb}.{REGISTRY}.>" for verb in ("CREATE", "INFO", "DELETE")]
+REGISTRY_READ += [f"$JS.API.CONSUMER.CREATE.{REGISTRY}", f"$JS.FC.{REGISTRY}.>"]
+
+
+def streams(model):
+    """The streams of a model version, as the services name them: MODEL is NAME, NAME/VERSION or NAME/VERSION/LEVELS."""
+    name, version, levels = (*model.split("/"), "", "")[:3]
     kept = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
     token = "".join(chr(byte) if byte in kept else f"={byte:02X}" for byte in name.encode())
-    return f"trireme_work_{token}_{int(version or 1)}"
+    stream = f"trireme_work_{token}_{int(version or 1)}"
+    return [f"{stream}-{level}" for level in range(1, int(levels or 0) + 1)] or [stream]
 
 
 def gateway():
     """Sends work, gets answers, follows the registry. Reads no queue and writes no registry entry."""
-    registry = [f"$JS.API.CONSUMER.{verb}.{REGISTRY}.>" for verb in ("CREATE", "INFO", "DELETE")]
-    registry += [f"$JS.API.CONSUMER.CREATE.{REGISTRY}"]
     return (
-        ["trireme.work.>", "trireme.cancel", "trireme.control.>", *JETSTREAM, *CLAIMS, *registry, f"$JS.FC.{REGISTRY}.>"],
+        ["trireme.work.>", "trireme.cancel", "trireme.control.>", *JETSTREAM, *CLAIMS, *REGISTRY_READ],
         ["trireme.reply.>", *QUESTIONS],
     )
 
@@ -47,12 +51,17 @@ def gateway():
 def worker(models):
     """Reads and confirms its queues, writes the next ones, answers gateways, keeps its registry entries."""
     queues = []
-    for name in map(stream, models) if models else ["*"]:
+    for name in [stream for model in models for stream in streams(model)] or ["*"]:
         queues += [f"$JS.API.STREAM.{verb}.{name}" for verb in ("CREATE", "UPDATE", "INFO")]
         queues += [f"$JS.API.CONSUMER.{verb}.{name}.workers" for verb in ("CREATE", "DURABLE.CREATE", "INFO", "MSG.NEXT")]
-        queues += [f"$JS.ACK.{name}.workers.>"]
+        queues += [f"$JS.API.DIRECT.GET.{name}", f"$JS.ACK.{name}.workers.>"]
     return (
-        ["trireme.work.>", "trireme.reply.>", "trireme.dead.>", "trireme.control.recall", "$KV.trireme_registry.>", *JETSTREAM, *CLAIMS, *queues],
+        [
+            *("trireme.work.>", "trireme.reply.>", "trireme.dead.>", "$KV.trireme_registry.>"),
+            # What a worker that leaves has counted; what was loaded by request, asked at start.
+            *("trireme.control.statistics_told", "trireme.control.recall"),
+            *(JETSTREAM + CLAIMS + REGISTRY_READ + queues),
+        ],
         ["trireme.cancel", *QUESTIONS],
     )
 

@@ -22,7 +22,8 @@ pub fn read_texts(path: Option<&Path>) -> anyhow::Result<Vec<String>> {
     Ok(texts)
 }
 
-/// A whole HTTP request per text, tensors in binary, outputs in binary.
+/// A whole HTTP request per text, tensors in binary, outputs in binary. Where an input takes several texts, those that
+/// follow come along.
 pub fn build(
     server: &str,
     model: &str,
@@ -32,7 +33,7 @@ pub fn build(
 ) -> anyhow::Result<Vec<Bytes>> {
     let metadata: Value = serde_json::from_slice(metadata).context("the model's metadata is not JSON")?;
     let inputs = metadata["inputs"].as_array().context("the model's metadata has no inputs")?;
-    let request = |text: &String| {
+    let request = |first: usize| {
         let (mut header, mut data) = (Vec::new(), Vec::new());
         for input in inputs {
             let shape: Vec<i64> = input["shape"].as_array().into_iter().flatten().filter_map(Value::as_i64).collect();
@@ -41,7 +42,7 @@ pub fn build(
             let before = data.len();
             match input["datatype"].as_str() {
                 Some("BYTES") => {
-                    for _ in 0..count {
+                    for text in texts.iter().cycle().skip(first).take(count) {
                         data.extend_from_slice(&(text.len() as u32).to_le_bytes());
                         data.extend_from_slice(text.as_bytes());
                     }
@@ -65,7 +66,7 @@ pub fn build(
         request.extend_from_slice(&data);
         Ok(Bytes::from(request))
     };
-    texts.iter().map(request).collect()
+    (0..texts.len()).map(request).collect()
 }
 
 fn element_size(datatype: &str) -> anyhow::Result<usize> {

@@ -193,6 +193,21 @@ pub fn decode_reply(headers: ReplyHeaders, body: &Bytes) -> Result<Reply, Envelo
     })
 }
 
+impl Reply {
+    /// The reply to a request of which only these headers are known: it failed.
+    pub(crate) fn failed(headers: ReplyHeaders, error: InferError) -> Reply {
+        Reply {
+            request_id: headers.request_id,
+            gateway: headers.gateway,
+            sequence: headers.sequence,
+            last: true,
+            outcome: Err(error),
+            ledger: Ledger::default(),
+            sent_at: UnixMicros::now(),
+        }
+    }
+}
+
 fn decode<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, rmp_serde::decode::Error> {
     let mut reader = rmp_serde::Deserializer::from_read_ref(body);
     // The library's own limit lets a hostile message use up a thread's stack.

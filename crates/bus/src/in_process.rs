@@ -3,7 +3,7 @@
 //! It keeps the promises of the NATS bus: a delivery that is let go or refused comes again with a higher attempt, a
 //! queue counts messages until they are settled, a second message of the same name is not delivered beside the first.
 
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, broadcast, mpsc, watch};
-use trireme_inference::ModelKey;
+use trireme_inference::{ModelKey, UnixMicros};
 
 use crate::registry::{RegistryEvent, WorkerEntry};
 use crate::{
     AckHandle, Acker, AnswerHandle, Bus, BusError, Connection, DeadLetter, Delivery, Inbox, Puller, Question,
-    QueueOptions, QueueStatus, Reply, WorkMessage,
+    QueueOptions, QueueStatus, Reply, StoredLetter, WorkMessage,
 };
 
 /// Registry events and cancellations that a slow watcher may be behind before it misses some.
@@ -34,9 +34,15 @@ struct Shared {
     inboxes: Mutex<HashMap<String, Weak<Inbox>>>,
     cancellations: broadcast::Sender<String>,
     registry: Mutex<Registry>,
-    dead: Mutex<VecDeque<DeadLetter>>,
+    dead: Mutex<DeadLetters>,
     listeners: Mutex<HashMap<String, Vec<mpsc::Sender<Question>>>>,
     connection: watch::Sender<Connection>,
+}
+
+#[derive(Default)]
+struct DeadLetters {
+    letters: VecDeque<StoredLetter>,
+    last: u64,
 }
 
 #[derive(Default)]
@@ -46,24 +52,36 @@ struct Registry {
 }
 
 struct Queue {
-    options: QueueOptions,
+    max_deliver: u32,
+    max_bytes: u64,
     state: Mutex<QueueState>,
     arrived: Notify,
 }
 
 #[derive(Default)]
 struct QueueState {
-    ready: VecDeque<Queued>,
+    /// By number, the highest level first.
+    levels: BTreeMap<u32, Level>,
     /// Refused for now; the earliest due on top.
     delayed: BinaryHeap<Delayed>,
     /// Names of all unsettled messages, ready, delayed and delivered, and when each was published.
     unsettled: HashMap<String, Instant>,
+}
+
+#[derive(Default)]
+struct Level {
+    ready: VecDeque<Queued>,
+    max_messages: u64,
+    /// Unsettled messages of this level, and their bytes.
+    messages: u64,
     bytes: u64,
 }
 
 struct Queued {
     message: WorkMessage,
     attempt: u32,
+    /// When it was published.
+    since: Instant,
 }
 
 struct Delayed {
@@ -100,7 +118,7 @@ impl Default for InProcess {
 impl InProcess {
     /// The messages that were given up lately, oldest first.
     pub fn dead_letters(&self) -> Vec<DeadLetter> {
-        self.0.dead.lock().iter().cloned().collect()
+        self.0.dead.lock().letters.iter().map(|stored| stored.letter.clone()).collect()
     }
 
     fn queue(&self, model: &ModelKey) -> Result<Arc<Queue>, BusError> {
@@ -116,8 +134,15 @@ impl InProcess {
 #[async_trait]
 impl Bus for InProcess {
     async fn declare_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
-        let new = || Arc::new(Queue { options: options.clone(), state: Mutex::default(), arrived: Notify::new() });
-        self.0.queues.lock().entry(model.clone()).or_insert_with(new);
+        let new = || {
+            let (max_deliver, max_bytes) = (options.max_deliver, options.max_bytes);
+            Arc::new(Queue { max_deliver, max_bytes, state: Mutex::default(), arrived: Notify::new() })
+        };
+        let queue = self.0.queues.lock().entry(model.clone()).or_insert_with(new).clone();
+        let mut state = queue.state.lock();
+        for (level, max_messages) in options.level_limits() {
+            state.levels.entry(level).or_default().max_messages = max_messages;
+        }
         Ok(())
     }
 
@@ -129,11 +154,15 @@ impl Bus for InProcess {
         self.queue(model)?.push(model, message)
     }
 
+    fn message_bytes(&self) -> usize {
+        usize::MAX
+    }
+
     async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
         Ok(Box::new(InProcessPuller { queue: self.queue(model)? }))
     }
 
-    async fn queue_status(&self, model: &ModelKey) -> Result<QueueStatus, BusError> {
+    async fn queue_status(&self, model: &ModelKey, _levels: &[u32]) -> Result<QueueStatus, BusError> {
         Ok(self.queue(model)?.status())
     }
 
@@ -179,11 +208,24 @@ impl Bus for InProcess {
 
     async fn dead_letter(&self, letter: DeadLetter) -> Result<(), BusError> {
         let mut dead = self.0.dead.lock();
-        if dead.len() == DEAD_LETTERS_KEPT {
-            dead.pop_front();
+        if dead.letters.len() == DEAD_LETTERS_KEPT {
+            dead.letters.pop_front();
         }
-        dead.push_back(letter);
+        dead.last += 1;
+        let number = dead.last;
+        dead.letters.push_back(StoredLetter { number, at: UnixMicros::now(), letter });
         Ok(())
+    }
+
+    async fn dead_letter_after(&self, number: u64) -> Result<Option<StoredLetter>, BusError> {
+        Ok(self.0.dead.lock().letters.iter().find(|stored| stored.number > number).cloned())
+    }
+
+    async fn remove_dead_letter(&self, number: u64) -> Result<bool, BusError> {
+        let mut dead = self.0.dead.lock();
+        let before = dead.letters.len();
+        dead.letters.retain(|stored| stored.number != number);
+        Ok(dead.letters.len() < before)
     }
 
     async fn announce(&self, entry: &WorkerEntry) -> Result<(), BusError> {
@@ -259,14 +301,17 @@ impl Queue {
         if state.unsettled.contains_key(&name) {
             return Ok(());
         }
-        let fits = (state.unsettled.len() as u64) < self.options.max_messages
-            && state.bytes.saturating_add(size) <= self.options.max_bytes;
+        let Some(level) = state.levels.get_mut(&message.level()) else {
+            return Err(BusError::NoQueue { model: model.clone() });
+        };
+        let fits = level.messages < level.max_messages && level.bytes.saturating_add(size) <= self.max_bytes;
         if !fits {
             return Err(BusError::Full { model: model.clone() });
         }
-        state.bytes += size;
+        level.messages += 1;
+        level.bytes += size;
+        level.ready.push_back(Queued { message: message.clone(), attempt: 1, since: Instant::now() });
         state.unsettled.insert(name, Instant::now());
-        state.ready.push_back(Queued { message: message.clone(), attempt: 1 });
         drop(state);
         self.arrived.notify_one();
         Ok(())
@@ -274,7 +319,7 @@ impl Queue {
 
     fn status(&self) -> QueueStatus {
         let state = self.state.lock();
-        let waiting = state.ready.len() + state.delayed.len();
+        let waiting = state.levels.values().map(|level| level.ready.len()).sum::<usize>() + state.delayed.len();
         QueueStatus {
             waiting: waiting as u64,
             delivered: state.unsettled.len().saturating_sub(waiting) as u64,
@@ -285,19 +330,21 @@ impl Queue {
     fn settle(&self, queued: &Queued) {
         let mut state = self.state.lock();
         if state.unsettled.remove(&queued.message.message_id()).is_some() {
-            state.bytes = state.bytes.saturating_sub(size(&queued.message));
+            let level = state.level(&queued.message);
+            level.messages = level.messages.saturating_sub(1);
+            level.bytes = level.bytes.saturating_sub(size(&queued.message));
         }
     }
 
     /// Delivers again; past the last attempt that gives it up, forgets.
     fn redeliver(&self, mut queued: Queued, delay: Duration) {
         queued.attempt += 1;
-        if queued.attempt > self.options.max_deliver + 1 {
+        if queued.attempt > self.max_deliver + 1 {
             return self.settle(&queued);
         }
         let mut state = self.state.lock();
         if delay.is_zero() {
-            state.ready.push_front(queued);
+            state.level(&queued.message).ready.push_front(queued);
             drop(state);
             self.arrived.notify_one();
         } else {
@@ -314,14 +361,17 @@ impl Queue {
         let now = Instant::now();
         while state.delayed.peek().is_some_and(|delayed| delayed.due <= now) {
             let delayed = state.delayed.pop().expect("peeked under the same lock");
-            state.ready.push_back(delayed.queued);
+            state.level(&delayed.queued.message).ready.push_back(delayed.queued);
         }
-        let count = room.min(state.ready.len());
-        if count == 0 {
+        let mut taken = Vec::new();
+        for level in state.levels.values_mut() {
+            let count = (room - taken.len()).min(level.ready.len());
+            taken.extend(level.ready.drain(..count));
+        }
+        if taken.is_empty() {
             return Err(state.delayed.peek().map(|delayed| delayed.due));
         }
-        let taken: Vec<_> = state.ready.drain(..count).collect();
-        let more = !state.ready.is_empty();
+        let more = state.levels.values().any(|level| !level.ready.is_empty());
         drop(state);
         if more {
             // One notification may stand for many messages: pass it on to the next puller.
@@ -330,11 +380,30 @@ impl Queue {
         Ok(taken.into_iter().map(|queued| self.deliver(queued)).collect())
     }
 
+    /// Takes what has waited at `level` for longer than `age`.
+    fn overdue(self: &Arc<Self>, level: u32, age: Duration) -> Vec<Delivery> {
+        let mut state = self.state.lock();
+        let Some(level) = state.levels.get_mut(&level) else { return Vec::new() };
+        let overdue = level.ready.iter().take_while(|queued| queued.since.elapsed() > age).count();
+        let taken: Vec<_> = level.ready.drain(..overdue).collect();
+        drop(state);
+        taken.into_iter().map(|queued| self.deliver(queued)).collect()
+    }
+
     fn deliver(self: &Arc<Self>, queued: Queued) -> Delivery {
-        let Queued { message, attempt } = queued;
-        let kept = Queued { message: message.clone(), attempt };
+        let Queued { message, attempt, since } = queued;
+        let kept = Queued { message: message.clone(), attempt, since };
         let handle = Handle { queue: self.clone(), message: Mutex::new(Some(kept)) };
         Delivery { message, attempt, acker: Acker::new(Arc::new(handle)) }
+    }
+}
+
+// === impl QueueState ===
+
+impl QueueState {
+    /// The level of a message that is in the queue.
+    fn level(&mut self, message: &WorkMessage) -> &mut Level {
+        self.levels.entry(message.level()).or_default()
     }
 }
 
@@ -392,6 +461,10 @@ impl Puller for InProcessPuller {
                 }
             }
         }
+    }
+
+    async fn overdue(&mut self, level: u32, age: Duration) -> Result<Vec<Delivery>, BusError> {
+        Ok(self.queue.overdue(level, age))
     }
 
     async fn stop(&mut self) {}

@@ -12,7 +12,7 @@
 //!
 //! Not here: what a message makes a worker do (`runtime`), what an error does to a delivery (`runtime::disposition`).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,16 +38,19 @@ pub use envelope::{
 };
 pub use in_process::InProcess;
 pub use inbox::{Inbox, PendingReplies};
-pub use message::{Answer, DeadLetter, Output, Part, Reply, WorkMessage, original_id};
+pub use message::{Answer, DeadLetter, Output, Part, Reply, StoredLetter, WorkMessage, original_id};
 pub use nats::{Nats, NatsLogin, NatsOptions, NatsTls};
 pub use registry::{ModelState, RegistryEvent, WorkerEntry};
 
 /// How a queue behaves. One queue serves one model version.
 #[derive(Clone, Debug)]
 pub struct QueueOptions {
-    /// Most messages in the queue, those being worked on included. One more is refused.
+    /// Its priority levels, 1 highest, each with the most messages that it may hold where that is less than `max_messages`.
+    /// Empty is one level, 0. Higher levels are taken first.
+    pub levels: BTreeMap<u32, Option<u64>>,
+    /// Most messages at each level, those being worked on included. One more is refused.
     pub max_messages: u64,
-    /// Most bytes in the queue, likewise.
+    /// Most bytes at each level, likewise.
     pub max_bytes: u64,
     /// How long a delivery may stay without acknowledgement or sign of progress before it is delivered again.
     pub ack_wait: Duration,
@@ -62,6 +65,7 @@ pub struct QueueOptions {
 impl Default for QueueOptions {
     fn default() -> Self {
         QueueOptions {
+            levels: BTreeMap::new(),
             max_messages: 10_000,
             max_bytes: 64 << 20,
             ack_wait: Duration::from_secs(2),
@@ -69,6 +73,21 @@ impl Default for QueueOptions {
             file_storage: false,
             replicas: 1,
         }
+    }
+}
+
+// === impl QueueOptions ===
+
+impl QueueOptions {
+    /// Its levels, the highest first, with the most messages of each.
+    pub fn level_limits(&self) -> Vec<(u32, u64)> {
+        if self.levels.is_empty() {
+            return vec![(0, self.max_messages)];
+        }
+        let limit = |(&level, limit): (&u32, &Option<u64>)| {
+            (level, limit.map_or(self.max_messages, |limit| limit.min(self.max_messages)))
+        };
+        self.levels.iter().map(limit).collect()
     }
 }
 
@@ -95,17 +114,21 @@ pub enum Connection {
 /// The connection between stages.
 #[async_trait]
 pub trait Bus: Send + Sync + 'static {
-    /// Makes sure that the queue of `model` exists. Any number of workers may do so at the same time.
+    /// Makes sure that the queue of `model` exists and is as `options` have it. Any number of workers may do so at the same
+    /// time.
     async fn declare_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError>;
 
     /// Puts a message into the queue of its route's current step. Once this returns, the queue has it.
     async fn publish(&self, message: &WorkMessage) -> Result<(), BusError>;
 
-    /// Takes part in working on the queue of `model`, which [`Bus::declare_queue`] made.
+    /// How many bytes of tensors a message may have that travels as it is, without a claim.
+    fn message_bytes(&self) -> usize;
+
+    /// Takes part in working on the queue of `model`, at the levels that [`Bus::declare_queue`] was last given for it here.
     async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError>;
 
-    /// How full the queue of `model` is.
-    async fn queue_status(&self, model: &ModelKey) -> Result<QueueStatus, BusError>;
+    /// How full the queue of `model` is, `levels` of it together.
+    async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError>;
 
     /// Opens the inbox that replies to `gateway` arrive in. Once per gateway name.
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError>;
@@ -121,6 +144,12 @@ pub trait Bus: Send + Sync + 'static {
 
     /// Sets a message aside that could not be worked on.
     async fn dead_letter(&self, letter: DeadLetter) -> Result<(), BusError>;
+
+    /// The first message set aside whose number is greater than `number`.
+    async fn dead_letter_after(&self, number: u64) -> Result<Option<StoredLetter>, BusError>;
+
+    /// Forgets a message that was set aside. Whether it was there.
+    async fn remove_dead_letter(&self, number: u64) -> Result<bool, BusError>;
 
     /// Publishes or renews a worker's registry entry; it lapses after [`WorkerEntry::TIME_TO_LIVE`].
     async fn announce(&self, entry: &WorkerEntry) -> Result<(), BusError>;
@@ -157,15 +186,22 @@ pub trait Puller: Send {
     /// for, so that idle peers get the rest. Cancel safe.
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError>;
 
+    /// What has waited at `level` for longer than `age` while this worker had no room: at most a few, so that they can be
+    /// refused. Not to be executed.
+    async fn overdue(&mut self, level: u32, age: Duration) -> Result<Vec<Delivery>, BusError>;
+
     /// Asks for no more work. What had already been sent here goes back to the queue at once.
     async fn stop(&mut self);
 }
 
+/// What is said of a full queue, in Triton's words.
+pub const QUEUE_FULL: &str = "Exceeds maximum queue size";
+
 /// Why the bus did not do as asked.
 #[derive(Debug, thiserror::Error)]
 pub enum BusError {
-    /// The queue holds as much as it may. The text is Triton's.
-    #[error("Exceeds maximum queue size")]
+    /// The queue holds as much as it may.
+    #[error("{QUEUE_FULL}")]
     Full {
         /// The queue's model.
         model: ModelKey,
@@ -176,15 +212,19 @@ pub enum BusError {
         /// The queue's model.
         model: ModelKey,
     },
-    /// The message is larger than the broker takes.
-    #[error("message of {size} bytes for '{model}' exceeds the {limit} bytes that the message bus takes (max_payload)")]
+    /// The message is larger than the bus takes, by claim as well.
+    #[error("message of {size} bytes exceeds the {limit} bytes that the message bus takes")]
     TooLarge {
-        /// The queue's model.
-        model: String,
         /// The message's size in bytes.
         size: usize,
-        /// The most the broker takes, in bytes.
+        /// The most the bus takes, in bytes.
         limit: usize,
+    },
+    /// The broker has no room for a message that has to travel by claim.
+    #[error("message bus has no room for a message of {size} bytes (stream trireme_claims is full)")]
+    ClaimsFull {
+        /// The message's size in bytes.
+        size: usize,
     },
     /// The broker cannot be reached, or did not confirm in time.
     #[error("message bus is unreachable: {0}")]
@@ -208,7 +248,10 @@ impl BusError {
     /// The code for a request that fails because of this.
     pub fn code(&self) -> ErrorCode {
         match self {
-            BusError::Full { .. } | BusError::NoQueue { .. } | BusError::Unreachable(_) => ErrorCode::Unavailable,
+            BusError::Full { .. }
+            | BusError::NoQueue { .. }
+            | BusError::ClaimsFull { .. }
+            | BusError::Unreachable(_) => ErrorCode::Unavailable,
             BusError::TooLarge { .. } => ErrorCode::InvalidArg,
             BusError::Refused { .. } | BusError::Envelope(_) => ErrorCode::Internal,
         }

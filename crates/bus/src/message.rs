@@ -13,7 +13,7 @@ pub struct WorkMessage {
     pub gateway: String,
     /// When the whole request has to be answered.
     pub deadline: UnixMicros,
-    /// Priority level, 1 highest; 0 is the model's default level.
+    /// The priority that the client asked for, 1 highest; 0 when it did not. The levels it comes to are in the route.
     pub priority: u32,
     /// W3C trace context of the span this hop belongs to.
     pub traceparent: Option<String>,
@@ -93,6 +93,17 @@ pub struct DeadLetter {
     pub attempts: u32,
 }
 
+/// A dead letter where it is kept.
+#[derive(Clone, Debug)]
+pub struct StoredLetter {
+    /// Its number among all that were ever set aside, in their order.
+    pub number: u64,
+    /// When it was set aside.
+    pub at: UnixMicros,
+    /// The letter.
+    pub letter: DeadLetter,
+}
+
 /// What separates a request's id from the number of the time it was sent again.
 const AGAIN: char = '~';
 
@@ -117,6 +128,11 @@ impl WorkMessage {
     /// The queue it belongs into: that of its route's current step. `None` when the route is complete.
     pub fn queue(&self) -> Option<&ModelKey> {
         self.route.current().map(|step| &step.model)
+    }
+
+    /// The priority level of that queue that it waits at, 1 highest; 0 where there are no levels.
+    pub fn level(&self) -> u32 {
+        self.route.current().map_or(0, |step| step.level)
     }
 
     /// Its name among all messages, the same each time the step is sent: `request/step`, and for a part of an answer

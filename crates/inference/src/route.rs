@@ -72,6 +72,13 @@ pub struct Step {
     /// Live tensors that nothing needs after this step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dead: Vec<String>,
+    /// The priority level of its model's queue that the request waits at, 1 highest; 0 where the model has no levels.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub level: u32,
+}
+
+fn is_zero(level: &u32) -> bool {
+    *level == 0
 }
 
 /// The steps a request still has to make. Cloning shares the steps.
@@ -153,6 +160,7 @@ impl RoutePlan {
                 inputs: step.inputs.clone(),
                 outputs: outputs.clone(),
                 dead: die.into_iter().map(str::to_owned).collect(),
+                level: 0,
             });
         }
         let model = ModelKey { name: self.model.clone(), version };
@@ -166,6 +174,16 @@ impl Route {
     /// A route as it came over the bus: `offset` steps were made before the first of `steps`.
     pub fn resume(model: ModelKey, ensemble: bool, offset: u32, steps: Vec<Step>) -> Route {
         Route { model, ensemble, steps: steps.into(), cursor: 0, offset }
+    }
+
+    /// The same route with the level of each step's queue, as `level` gives it for the step's model.
+    pub fn at_levels(mut self, level: impl Fn(&ModelKey) -> u32) -> Route {
+        let levels: Vec<u32> = self.steps.iter().map(|step| level(&step.model)).collect();
+        if levels.iter().any(|&level| level != 0) {
+            let steps = self.steps.iter().cloned().zip(levels).map(|(step, level)| Step { level, ..step });
+            self.steps = steps.collect();
+        }
+        self
     }
 
     /// The model the client asked for.

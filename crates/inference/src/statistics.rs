@@ -186,6 +186,14 @@ impl DropReason {
 // === impl Counters ===
 
 impl Counters {
+    /// A request has succeeded with an answer from a cache: it did not wait, and nothing was executed for it.
+    pub fn hit(&mut self, lookup: Duration, total: Duration, now: UnixMicros) {
+        self.request.record(total);
+        self.queue.record(Duration::ZERO);
+        self.cache_hit.record(lookup);
+        self.last_inference_ms = self.last_inference_ms.max(now.0 / 1000);
+    }
+
     /// A request has succeeded.
     pub fn complete(&mut self, request: &Completed, now: UnixMicros) {
         let Completed { rows, transit, worker_queue, compute_input, compute_infer, compute_output, total } = *request;

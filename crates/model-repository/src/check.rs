@@ -154,8 +154,10 @@ impl ModelConfig {
         if rows == 0 {
             return Err(request.fault(format!("inference request batch-size must be >= 1 for '{}'", self.name)));
         }
+        // A client's request that travels in parts has to fit part by part.
+        let in_parts = request.id.is_some() && self.max_rows_per_message.is_some();
         match u32::try_from(rows) {
-            Ok(rows) if rows <= self.max_batch_size => Ok(rows),
+            Ok(rows) if rows <= self.max_batch_size || in_parts => Ok(rows),
             _ => Err(request
                 .fault(format!("inference request batch-size must be <= {} for '{}'", self.max_batch_size, self.name))),
         }

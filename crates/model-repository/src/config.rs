@@ -41,12 +41,16 @@ pub struct ModelConfig {
     pub optimization: Optimization,
     /// `model_warmup`.
     pub warmup: Vec<ModelWarmup>,
+    /// `parameters.max_rows_per_message`: rows are independent of one another, and a request of more rows travels in parts.
+    pub max_rows_per_message: Option<u32>,
     /// `parameters`: the backend's own options.
     pub parameters: BTreeMap<String, String>,
     /// `metric_tags`: labels that the model's metrics carry.
     pub metric_tags: BTreeMap<String, String>,
     /// `model_transaction_policy.decoupled`: a request may have any number of responses.
     pub decoupled: bool,
+    /// `response_cache.enable`: answers may come from a cache.
+    pub response_cache: bool,
     pub(crate) message: crate::proto::ModelConfig,
 }
 
@@ -218,12 +222,39 @@ pub struct AutoComplete {
     pub default_max_batch_size: u32,
 }
 
+// === impl DynamicBatching ===
+
+impl DynamicBatching {
+    /// The queue policy of a level.
+    pub fn policy(&self, level: u32) -> &QueuePolicy {
+        self.priority_queue_policy.get(&level).unwrap_or(&self.default_queue_policy)
+    }
+}
+
 // === impl ModelConfig ===
 
 impl ModelConfig {
     /// Whether this is an ensemble.
     pub fn is_ensemble(&self) -> bool {
         self.ensemble.is_some()
+    }
+
+    /// The levels of the model's queue, the highest first; 0 alone where it has no priorities.
+    pub fn queue_levels(&self) -> Vec<u32> {
+        match self.dynamic_batching.as_ref().map_or(0, |batching| batching.priority_levels) {
+            0 => vec![0],
+            levels => (1..=levels).collect(),
+        }
+    }
+
+    /// The level of the model's queue that a request of this priority waits at; 0 where it has no levels. What is no level is
+    /// the default one, as 0 is.
+    pub fn priority_level(&self, priority: u32) -> u32 {
+        match &self.dynamic_batching {
+            Some(batching) if (1..=batching.priority_levels).contains(&priority) => priority,
+            Some(batching) if batching.priority_levels > 0 => batching.default_priority_level,
+            _ => 0,
+        }
     }
 
     /// The inputs with their full shapes, batch dimension included.

@@ -68,9 +68,11 @@ fn read(message: proto::ModelConfig) -> Result<ModelConfig, String> {
         ensemble,
         optimization: message.optimization.as_ref().map(read_optimization).unwrap_or_default(),
         warmup: message.model_warmup.iter().map(read_warmup).collect::<Result<_, _>>()?,
+        max_rows_per_message: max_rows_per_message(&message)?,
         parameters: message.parameters.iter().map(|(key, p)| (key.clone(), p.string_value.clone())).collect(),
         metric_tags: message.metric_tags.clone(),
         decoupled: message.model_transaction_policy.is_some_and(|policy| policy.decoupled),
+        response_cache: message.response_cache.is_some_and(|cache| cache.enable),
         message,
     })
 }
@@ -134,6 +136,25 @@ fn read_batching(batching: &proto::ModelDynamicBatching) -> DynamicBatching {
             .iter()
             .map(|(&key, policy)| (level(key), read_queue_policy(policy)))
             .collect(),
+    }
+}
+
+/// The parameter of this name. It says of every tensor that its first dimension is rows.
+fn max_rows_per_message(message: &proto::ModelConfig) -> Result<Option<u32>, String> {
+    const NAME: &str = "max_rows_per_message";
+    let Some(parameter) = message.parameters.get(NAME) else { return Ok(None) };
+    let (model, text) = (&message.name, parameter.string_value.trim());
+    let rows = text.parse().ok().filter(|&rows: &u32| rows > 0);
+    let rows = rows.ok_or_else(|| {
+        format!("parameter '{NAME}' of model '{model}' has to be a whole number from 1, found '{text}'")
+    })?;
+    let inputs = message.input.iter().map(|input| (&input.name, &input.dims));
+    let mut tensors = inputs.chain(message.output.iter().map(|output| (&output.name, &output.dims)));
+    match tensors.find(|(_, dims)| message.max_batch_size == 0 && dims.first() != Some(&-1)) {
+        Some((tensor, _)) => Err(format!(
+            "parameter '{NAME}' of model '{model}' needs a 'max_batch_size', or -1 as the first of the dims of '{tensor}'"
+        )),
+        None => Ok(Some(rows)),
     }
 }
 

@@ -17,7 +17,8 @@ const MIN_REQUESTS_PER_INSTANCE: usize = 8;
 pub struct Candidate {
     /// When it entered this worker's queue.
     pub arrived: Instant,
-    /// Priority level, 1 highest.
+    /// Smaller comes first: twice its priority level, and one more when the queue policy has put it behind all others of
+    /// its level.
     pub priority: u32,
     /// What its inputs are like, in the policy's own words.
     pub description: Description,
@@ -81,16 +82,14 @@ impl Description {
     }
 }
 
-/// Every request runs alone, oldest first.
+/// Every request runs alone, by priority, then age.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OneAtATime;
 
 impl BatchPolicy for OneAtATime {
     fn decide(&self, waiting: &[Candidate], _now: Instant) -> Decision {
-        match waiting.is_empty() {
-            true => Decision::Wait,
-            false => Decision::Run(vec![0]),
-        }
+        let first = (0..waiting.len()).min_by_key(|&index| waiting[index].priority);
+        first.map_or(Decision::Wait, |index| Decision::Run(vec![index]))
     }
 
     fn max_rows(&self) -> u32 {

@@ -22,6 +22,8 @@ struct Slots {
 struct Slot {
     handle: Arc<dyn AckHandle>,
     since: Instant,
+    /// Given back although its holder still has it.
+    let_go: bool,
 }
 
 /// The right to settle a delivery that is kept alive until then.
@@ -36,7 +38,7 @@ pub struct HeldAcker {
 impl Held {
     /// Starts to keep a delivery alive.
     pub fn hold(&self, acker: Acker) -> HeldAcker {
-        let entry = Some(Slot { handle: acker.handle(), since: Instant::now() });
+        let entry = Some(Slot { handle: acker.handle(), since: Instant::now(), let_go: false });
         let mut slots = self.0.lock();
         let slot = match slots.free.pop() {
             Some(slot) => {
@@ -54,8 +56,25 @@ impl Held {
 
     /// How many deliveries are in hand.
     pub fn count(&self) -> usize {
-        let slots = self.0.lock();
-        slots.slots.len() - slots.free.len()
+        self.0.lock().slots.iter().flatten().filter(|slot| !slot.let_go).count()
+    }
+
+    /// Gives deliveries back whose holder hangs, and keeps them alive no longer.
+    pub async fn let_go(&self, slots: &[usize]) {
+        let handles: Vec<_> = {
+            let mut held = self.0.lock();
+            let let_go = |slot: &usize| {
+                let slot = held.slots.get_mut(*slot)?.as_mut()?;
+                slot.let_go = true;
+                Some(slot.handle.clone())
+            };
+            slots.iter().filter_map(let_go).collect()
+        };
+        for handle in handles {
+            if let Err(error) = handle.nak(Duration::ZERO).await {
+                tracing::debug!(%error, "not given back; the bus delivers it again after ack_wait");
+            }
+        }
     }
 
     /// Reports progress on everything in hand for longer than a third of `ack_wait`, for as long as `tasks` runs.
@@ -87,7 +106,7 @@ impl Held {
             .slots
             .iter()
             .flatten()
-            .filter(|slot| slot.since.elapsed() >= age)
+            .filter(|slot| !slot.let_go && slot.since.elapsed() >= age)
             .map(|slot| slot.handle.clone())
             .collect()
     }
@@ -96,6 +115,11 @@ impl Held {
 // === impl HeldAcker ===
 
 impl HeldAcker {
+    /// Its place among those held.
+    pub fn slot(&self) -> usize {
+        self.slot
+    }
+
     /// The work is done and handed on.
     pub async fn ack(mut self) -> Result<(), BusError> {
         self.release().ack().await
@@ -170,6 +194,20 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!(recorder.0.lock().len(), seen, "nothing after the ack");
         tasks.join().await;
+    }
+
+    #[tokio::test]
+    async fn what_a_hung_holder_has_can_be_given_back() {
+        let held = Held::default();
+        let recorder = Arc::new(Recorder::default());
+        let (hung, other) = (held.hold(Acker::new(recorder.clone())), held.hold(Acker::new(recorder.clone())));
+        held.let_go(&[hung.slot()]).await;
+        assert_eq!((held.count(), held.older_than(Duration::ZERO).len()), (1, 1));
+        assert_eq!(*recorder.0.lock(), ["nak"]);
+        // Its holder has come back after all.
+        hung.ack().await.unwrap();
+        other.ack().await.unwrap();
+        assert_eq!(held.count(), 0);
     }
 
     #[tokio::test]

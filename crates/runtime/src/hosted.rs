@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use trireme_bus::{Answer, BusError, DeadLetter, Delivery, Output, Reply, WorkMessage, original_id};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+use trireme_bus::{Answer, BusError, DeadLetter, Delivery, Output, QueueOptions, Reply, WorkMessage, original_id};
 use trireme_inference::{
     Completed, DropReason, ErrorCode, FailureReason, Hop, InferError, ModelKey, Tensor, UnixMicros,
 };
@@ -23,9 +25,11 @@ use crate::cancel::CancelFlag;
 use crate::disposition::{Disposition, disposition};
 use crate::held::HeldAcker;
 use crate::queue::{Permit, WorkQueue};
+use crate::queue_policy::{self, Patience};
 use crate::statistics::ModelStatistics;
 use crate::statistics::runs::{Runs, executed};
 use crate::stepwise::Stepper;
+use crate::watchdog::Executions;
 use crate::worker::Shared;
 
 /// Pause before a result is offered again to a queue that its workers have to make anew.
@@ -42,6 +46,14 @@ pub(crate) struct HostedModel {
     pub statistics: Arc<ModelStatistics>,
     /// Whether the first dimension of its inputs is a batch; otherwise a request is one row.
     pub batched: bool,
+    /// Cancelled when nothing is in hand for it and nothing will be: another has taken its place, or it is unloaded.
+    pub gone: CancellationToken,
+    /// Cancelled when it shall take no more work from the bus.
+    pub intake: CancellationToken,
+    /// What its instances execute.
+    pub executions: Executions,
+    /// How many requests all its workers take in together, once that is known.
+    pub taken_in: Mutex<Option<u64>>,
 }
 
 /// A request in this worker's hands.
@@ -110,6 +122,9 @@ impl HostedModel {
                 return self.fail(pending, error, FailureReason::Other);
             }
             Err(error) => return self.fail(pending, error, FailureReason::Other),
+            Ok(_) if self.patience(&pending.message, received_at) == Patience::Over => {
+                return self.fail(pending, refused(), FailureReason::Rejected);
+            }
             Ok(checked) => checked,
         };
         let message = &pending.message;
@@ -125,7 +140,7 @@ impl HostedModel {
         };
         let arrived = Instant::now();
         let description = self.queue.describe(&request.inputs);
-        let candidate = Candidate { arrived, priority: message.priority, description };
+        let candidate = Candidate { arrived, priority: message.level().saturating_mul(2), description };
         let rows = if self.batched { description.rows } else { 1 };
         pending.description = Description { rows, ..description };
         self.queue.push(candidate, Work { request, pending, arrived });
@@ -144,6 +159,44 @@ impl HostedModel {
         let inputs = message.route.step_inputs(&message.tensors)?;
         self.config.check_tensors(&inputs)?;
         Ok(inputs)
+    }
+
+    /// How its queue is to behave.
+    pub fn queue_options(&self) -> QueueOptions {
+        let levels = queue_policy::levels(&self.config, *self.taken_in.lock());
+        QueueOptions { levels, ..self.worker.queue_options.clone() }
+    }
+
+    fn patience(&self, message: &WorkMessage, now: UnixMicros) -> Patience {
+        queue_policy::patience(&self.config, message.level(), now.since(message.sent_at))
+    }
+
+    /// Looks at what waits in this worker by the model's queue policy: refuses what has waited too long, or lets all others
+    /// before it.
+    pub fn apply_queue_policy(self: &Arc<Self>) {
+        let now = UnixMicros::now();
+        for work in self.queue.remove_where(|work| self.patience(&work.pending.message, now) == Patience::Over) {
+            self.fail(work.pending, refused(), FailureReason::Rejected);
+        }
+        self.queue.delay_where(|work| self.patience(&work.pending.message, now) == Patience::Delayed);
+    }
+
+    /// Gives back what waits in this worker.
+    pub async fn hand_back(&self) {
+        for work in self.queue.remove_where(|_| true) {
+            let _ = work.pending.delivery.acker.nak(Duration::ZERO).await;
+        }
+    }
+
+    /// Refuses what waited too long in the shared queue.
+    pub fn refuse(self: &Arc<Self>, delivery: Delivery) {
+        let sequence = delivery.message.part().sequence;
+        let claim = Claim { acker: self.worker.held.hold(delivery.acker), attempt: delivery.attempt, sequence };
+        let (message, permit) = (delivery.message, self.queue.permit());
+        let received_at = UnixMicros::now();
+        let description = Description::exact(&[]);
+        let pending = Pending { message, delivery: claim, permit, received_at, queued: Duration::ZERO, description };
+        self.fail(pending, refused(), FailureReason::Rejected);
     }
 
     /// The life of an instance's thread, until the queue is closed.
@@ -171,6 +224,10 @@ impl HostedModel {
             self.fail(pending, error, FailureReason::Other);
             return None;
         }
+        if self.patience(&pending.message, UnixMicros::now()) == Patience::Over {
+            self.fail(pending, refused(), FailureReason::Rejected);
+            return None;
+        }
         pending.queued = started.duration_since(arrived);
         Some((request, pending))
     }
@@ -182,7 +239,9 @@ impl HostedModel {
         if requests.is_empty() {
             return;
         }
+        let execution = self.executions.begin(waiting.iter().map(|pending| pending.delivery.acker.slot()).collect());
         let executed = std::panic::catch_unwind(AssertUnwindSafe(|| instance.execute(&requests)));
+        drop(execution);
         let mut results = executed.unwrap_or_else(|_| {
             tracing::error!(model = %self.key, "model instance panicked");
             requests.iter().map(|_| Err(panicked())).collect()
@@ -353,6 +412,12 @@ impl HostedModel {
         let max_deliver = self.worker.queue_options.max_deliver;
         let remaining = message.deadline.remaining(UnixMicros::now());
         let Claim { acker, attempt, sequence } = delivery;
+        if reason == FailureReason::Rejected {
+            // Trying again would only make it later.
+            self.count_failure(&message, reason);
+            self.answer(&message, sequence, error).await;
+            return self.report(&message, acker.ack().await);
+        }
         let settled = match disposition(error.code, attempt, max_deliver, remaining) {
             Disposition::Answer => {
                 self.count_failure(&message, reason);
@@ -373,7 +438,8 @@ impl HostedModel {
                 self.answer(&message, sequence, error.clone()).await;
                 let reason = error.message.clone();
                 let (request_id, traceparent) = (message.request_id.clone(), message.traceparent.clone());
-                let letter = DeadLetter { message, reason: error, attempts: attempt };
+                let reason_there = error.at(&self.key, &self.worker.name);
+                let letter = DeadLetter { message, reason: reason_there, attempts: attempt };
                 if let Err(error) = self.worker.bus.dead_letter(letter).await {
                     let trace_id = trace_id(traceparent.as_deref());
                     tracing::error!(request_id, trace_id, %error, "a message that was given up could not be set aside");
@@ -449,9 +515,17 @@ pub(crate) fn panicked() -> InferError {
     InferError::internal("model instance panicked while executing")
 }
 
+/// Triton's text.
+const TIMEOUT_EXPIRED: &str = "Request timeout expired";
+
 /// Nobody waits for a request past its deadline: the gateway has answered it.
 fn expired() -> InferError {
-    InferError::cancelled("Request timeout expired")
+    InferError::cancelled(TIMEOUT_EXPIRED)
+}
+
+/// The queue policy refuses a request that waited too long.
+fn refused() -> InferError {
+    InferError::unavailable(TIMEOUT_EXPIRED)
 }
 
 pub(crate) fn bus_error(error: &BusError) -> InferError {

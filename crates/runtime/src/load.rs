@@ -12,6 +12,7 @@ use crate::backend::{Backend, LoadError, LoadedModel, ModelSource};
 const BACKENDS: &[(&str, &str)] = &[
     ("tokenizer", "tokenizer"),
     ("onnxruntime", "model"),
+    ("generation", "model"),
     ("identity", "model"),
     ("repeat", "model"),
     ("postprocess", "postprocess"),

@@ -164,6 +164,25 @@ impl<T> WorkQueue<T> {
         }
     }
 
+    /// Takes out what waits and is as `unwanted` says.
+    pub fn remove_where(&self, unwanted: impl Fn(&T) -> bool) -> Vec<T> {
+        let mut state = self.state.lock();
+        let indices: Vec<usize> = (0..state.items.len()).filter(|&index| unwanted(&state.items[index])).collect();
+        match indices.is_empty() {
+            true => Vec::new(),
+            false => state.remove(&indices),
+        }
+    }
+
+    /// Lets all others of its level before what is as `late` says.
+    pub fn delay_where(&self, late: impl Fn(&T) -> bool) {
+        let mut state = self.state.lock();
+        let State { candidates, items, .. } = &mut *state;
+        for (candidate, item) in candidates.iter_mut().zip(items.iter()) {
+            candidate.priority |= u32::from(late(item));
+        }
+    }
+
     /// No more work will come: instance threads end when the queue is empty.
     pub fn close(&self) {
         self.state.lock().closed = true;

@@ -70,6 +70,10 @@ pub struct WorkerArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
     pub max_deliver: u32,
 
+    /// Seconds that one execution may take; a worker past it counts as hung, gives its work back and ends; 0 is no limit
+    #[arg(long, env = "TRIREME_EXECUTION_LIMIT_SECS", value_name = "SECONDS", default_value_t = 120)]
+    pub execution_limit_secs: u64,
+
     /// Seconds to finish work in hand when told to stop
     #[arg(long, env = "TRIREME_EXIT_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 30)]
     pub exit_timeout_secs: u64,
@@ -118,7 +122,9 @@ impl WorkerArgs {
             model_repository: self.model_repository.clone(),
             auto_complete: !(self.disable_auto_complete_config || self.strict_model_config),
             control: self.control.options()?,
+            execution_limit: (self.execution_limit_secs > 0).then(|| Duration::from_secs(self.execution_limit_secs)),
             queue: QueueOptions {
+                levels: Default::default(),
                 max_messages: self.queue_max_messages,
                 max_bytes: self.queue_max_bytes,
                 ack_wait: Duration::from_millis(self.ack_wait_ms),

@@ -67,7 +67,12 @@ impl TaskSet {
         self.tracker.wait().await;
     }
 
-    /// Waits until a task panics and gives its name. Never returns while all is well.
+    /// Says that something is wrong which the process should not outlive.
+    pub fn fail(&self, what: &'static str) {
+        self.failed.send_replace(Some(what));
+    }
+
+    /// Waits until a task panics, or [`TaskSet::fail`] is called, and gives its name. Never returns while all is well.
     pub async fn failed(&self) -> &'static str {
         let mut failed = self.failed.subscribe();
         loop {

@@ -19,6 +19,7 @@ use crate::cancel::Cancellations;
 use crate::control_mode::ControlOptions;
 use crate::held::Held;
 use crate::hosted::{Claim, HostedModel};
+use crate::limits;
 use crate::models::Models;
 use crate::statistics::Statistics;
 use crate::statistics::report::follow_log_levels;
@@ -48,6 +49,8 @@ pub struct WorkerOptions {
     pub queue: QueueOptions,
     /// What this process counts, under the worker's name.
     pub statistics: Statistics,
+    /// How long one execution may take before the worker counts as hung; `None` is for ever.
+    pub execution_limit: Option<Duration>,
 }
 
 /// A running worker.
@@ -158,11 +161,12 @@ impl Worker {
         let unfinished = self.finish(timeout).await;
         self.shared.statistics.tell(self.shared.bus.as_ref()).await;
 
+        let hung = self.shared.hosted.read().values().any(|model| model.executions.hung());
         let threads = self.models.close();
         for entry in &entries {
             let _ = self.shared.bus.withdraw(entry).await;
         }
-        if unfinished == 0 {
+        if unfinished == 0 && !hung {
             let _ = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join()))).await;
             self.shared.tasks.join().await;
         } else {
@@ -176,6 +180,11 @@ impl Worker {
         let until = Instant::now() + timeout;
         let mut report = Instant::now() + DRAIN_REPORT;
         loop {
+            let hung: Vec<_> = self.shared.hosted.read().values().filter(|m| m.executions.hung()).cloned().collect();
+            for model in hung {
+                // Nobody will execute it here.
+                model.hand_back().await;
+            }
             let in_hand = self.shared.held.count();
             if in_hand == 0 || Instant::now() >= until {
                 return in_hand;
@@ -246,8 +255,7 @@ pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
             Ok(mut puller) => loop {
                 let next = async {
                     let model = current.read().clone();
-                    let room = model.queue.room().await;
-                    puller.next(room).await
+                    limits::next(&model, puller.as_mut()).await
                 };
                 let next = tokio::select! {
                     next = next => next,
@@ -268,7 +276,8 @@ pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
             () = tokio::time::sleep(REOPEN_PAUSE) => {}
             () = pulling.cancelled() => return,
         }
-        if let Err(error) = shared.bus.declare_queue(&key, &shared.queue_options).await {
+        let options = current.read().queue_options();
+        if let Err(error) = shared.bus.declare_queue(&key, &options).await {
             tracing::warn!(model = %key, %error, "the queue could not be made again yet");
         }
     }

@@ -139,6 +139,7 @@ impl Stage {
             name: "worker".to_owned(),
             service: "test".to_owned(),
             model_repository: vec![repository.path().to_owned()],
+            execution_limit: None,
             auto_complete: true,
             control: trireme_runtime::ControlOptions::default(),
             queue: QueueOptions::default(),
@@ -183,6 +184,7 @@ fn request(id: &str, models: &[&str], order: i64, answer: Answer) -> WorkMessage
         inputs: vec![StepInput { name: "INPUT0".to_owned(), tensor: format!("t{index}"), optional: false }],
         outputs: vec![StepOutput { name: "OUTPUT0".to_owned(), tensor: format!("t{}", index + 1) }],
         dead: vec![format!("t{index}")],
+        level: 0,
     };
     let now = UnixMicros::now();
     WorkMessage {

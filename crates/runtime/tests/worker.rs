@@ -17,6 +17,12 @@ use trireme_runtime::{
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Longer than any execution here that ends.
+const EXECUTION_LIMIT: Duration = Duration::from_millis(1500);
+
+/// Whether an instance hangs already: once is enough.
+static HUNG: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
 /// Does what the text in its input says.
 #[derive(Default)]
 struct Obedient {
@@ -56,6 +62,7 @@ fn obey(request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
         b"fail" => return Err(InferError::internal("failed")),
         b"panic" => panic!("as told"),
         b"sleep" => std::thread::sleep(Duration::from_millis(200)),
+        b"hang once" if !HUNG.swap(true, Ordering::SeqCst) => std::thread::sleep(Duration::from_secs(3600)),
         _ => {}
     }
     Ok(ExecuteResponse { outputs: vec![request.inputs[0].clone().renamed("OUTPUT0")], ..ExecuteResponse::default() })
@@ -87,6 +94,7 @@ impl Stage {
             name: "worker".to_owned(),
             service: "test".to_owned(),
             model_repository: vec![repository.path().to_owned()],
+            execution_limit: Some(EXECUTION_LIMIT),
             auto_complete: true,
             control: ControlOptions::default(),
             queue,
@@ -128,6 +136,7 @@ fn request(id: &str, models: &[&str], order: &str) -> WorkMessage {
         inputs: vec![StepInput { name: "INPUT0".to_owned(), tensor: tensor(number), optional: false }],
         outputs: vec![StepOutput { name: "OUTPUT0".to_owned(), tensor: tensor(number + 1) }],
         dead: vec![tensor(number)],
+        level: 0,
     };
     let steps = models.iter().enumerate().map(step).collect();
     let now = UnixMicros::now();
@@ -220,6 +229,27 @@ async fn expired_and_cancelled_work_is_dropped_before_it_is_computed() {
     tokio::time::timeout(PATIENCE, answer.next()).await.unwrap().outcome.unwrap();
     stage.ask(&request("last", &["a"], "echo")).await.outcome.unwrap();
     assert_eq!(stage.executions(), 2, "only the slow and the last one");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_hangs_gives_its_work_back_and_fails() {
+    let stage = Stage::start(&["a"], QueueOptions::default()).await;
+    let (hanging, waiting) = (request("hanging", &["a"], "hang once"), request("waiting", &["a"], "echo"));
+    let mut answers = [stage.inbox.expect("hanging"), stage.inbox.expect("waiting")];
+    for message in [&hanging, &waiting] {
+        stage.bus.publish(message).await.unwrap();
+    }
+    let failed = tokio::time::timeout(PATIENCE, stage.worker.failed()).await.expect("the worker notices");
+    assert_eq!(failed, "execution that does not end");
+    let Stage { bus, worker, inbox: _inbox, _repository, .. } = stage;
+    let drained =
+        tokio::time::timeout(PATIENCE, worker.drain(Duration::from_secs(60))).await.expect("nobody waits for it");
+    assert_eq!(drained, 0, "all work was given back");
+    // Another worker does what the first one had.
+    let _peer = Stage::start_on(bus, "other gateway", &["a"], QueueOptions::default()).await;
+    for answer in &mut answers {
+        tokio::time::timeout(PATIENCE, answer.next()).await.expect("an answer").outcome.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -44,6 +44,14 @@ impl NatsServer {
         NatsServer::start_with(&format!("{CONFIG}{JETSTREAM}"))
     }
 
+    /// Starts a server that takes messages of so many bytes at most.
+    ///
+    /// # Panics
+    /// As [`NatsServer::start`].
+    pub fn start_with_max_payload(bytes: usize) -> NatsServer {
+        NatsServer::start_with(&format!("max_payload: {bytes}\n{JETSTREAM}"))
+    }
+
     /// Starts a server without JetStream, which is not enough for Trireme.
     ///
     /// # Panics

@@ -5,12 +5,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+use futures_util::{StreamExt, TryStreamExt};
 use tokio::sync::watch;
 use tokio::time::Instant;
-use trireme_bus::{Answer, Bus, BusError, Connection, Inbox, PendingReplies, QueueStatus, Reply, WorkMessage};
-use trireme_inference::{InferError, ModelKey, UnixMicros};
+use trireme_bus::{
+    Answer, Bus, BusError, Connection, Inbox, Output, PendingReplies, QUEUE_FULL, QueueStatus, Reply, WorkMessage,
+};
+use trireme_inference::{InferError, ModelKey, Parameters, Tensor, UnixMicros};
 use trireme_runtime::TaskSet;
 use trireme_telemetry::trace_id;
+
+use crate::rows;
+
+/// Parts of one request on their way at a time.
+const PARTS_AT_ONCE: usize = 64;
 
 /// Pause before a message is offered again to a queue that its workers have to make anew.
 const QUEUE_PAUSE: Duration = Duration::from_millis(50);
@@ -18,7 +27,8 @@ const QUEUE_PAUSE: Duration = Duration::from_millis(50);
 /// Pause before a message is offered again to a bus that did not confirm it.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
 
-/// Sends requests into the pipeline.
+/// Sends requests into the pipeline. Clones are the same.
+#[derive(Clone)]
 pub struct Dispatcher {
     bus: Arc<dyn Bus>,
     inbox: Arc<Inbox>,
@@ -26,11 +36,19 @@ pub struct Dispatcher {
     /// Most requests in flight; one more is refused.
     max_in_flight: usize,
     /// Numbers this gateway's requests; with the gateway's name that makes them unique.
-    next: AtomicU64,
+    next: Arc<AtomicU64>,
 }
 
 /// A request in flight. Dropped before its last reply it is cancelled everywhere.
-pub struct Exchange {
+pub enum Exchange {
+    /// As one message.
+    Whole(Box<Flight>),
+    /// In parts whose answers are joined; `None` once that has happened.
+    Parts(Option<BoxFuture<'static, Result<Reply, InferError>>>),
+}
+
+/// A message in flight.
+pub struct Flight {
     bus: Arc<dyn Bus>,
     tasks: TaskSet,
     message: WorkMessage,
@@ -72,7 +90,7 @@ impl Dispatcher {
         tasks: &TaskSet,
     ) -> Result<Dispatcher, BusError> {
         let inbox = bus.open_inbox(gateway).await?;
-        Ok(Dispatcher { bus, inbox, tasks: tasks.clone(), max_in_flight, next: AtomicU64::new(1) })
+        Ok(Dispatcher { bus, inbox, tasks: tasks.clone(), max_in_flight, next: Arc::new(AtomicU64::new(1)) })
     }
 
     /// An id for a new request that no other request of any gateway has.
@@ -90,19 +108,61 @@ impl Dispatcher {
         self.inbox.waiting()
     }
 
-    /// How full the queue of a model version is.
-    pub async fn queue_status(&self, model: &ModelKey) -> Result<QueueStatus, BusError> {
-        self.bus.queue_status(model).await
+    /// How full the queue of a model version is, all of its levels together.
+    pub async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
+        self.bus.queue_status(model, levels).await
+    }
+
+    /// The bytes of tensors that one message carries without a detour.
+    pub fn message_bytes(&self) -> usize {
+        self.bus.message_bytes()
     }
 
     /// Takes a request into the pipeline. Nothing is sent before its replies are asked for.
     pub fn start(&self, message: WorkMessage) -> Result<Exchange, InferError> {
+        Ok(Exchange::Whole(Box::new(self.flight(message)?)))
+    }
+
+    /// Takes a request into the pipeline as several requests named `id.part`, some at a time, whose answers are joined in
+    /// order. One part's error is the request's: the other parts are cancelled. The ledger is that of the part answered
+    /// last, which the request waited for.
+    pub fn start_parts(&self, message: WorkMessage, parts: Vec<Vec<Tensor>>) -> Exchange {
+        Exchange::Parts(Some(Box::pin(self.clone().send_parts(message, parts))))
+    }
+
+    async fn send_parts(self, message: WorkMessage, parts: Vec<Vec<Tensor>>) -> Result<Reply, InferError> {
+        let mut outputs: Vec<Option<Output>> = vec![None; parts.len()];
+        let message = WorkMessage { tensors: Vec::new(), ..message };
+        let sending = parts.into_iter().enumerate().map(|(number, tensors)| {
+            let request_id = format!("{}.{number}", message.request_id);
+            let (this, part) = (self.clone(), WorkMessage { request_id, tensors, ..message.clone() });
+            async move {
+                let reply = this.flight(part)?.next().await;
+                reply.unwrap_or_else(|| Err(InferError::internal("no answer"))).map(|reply| (number, reply))
+            }
+        });
+        let mut answers = futures_util::stream::iter(sending).buffer_unordered(PARTS_AT_ONCE);
+        let mut joined = message.reply(Ok(Output::default()));
+        while let Some((number, reply)) = answers.try_next().await? {
+            outputs[number] = Some(reply.outcome?);
+            joined.ledger = reply.ledger;
+        }
+        let (mut tensors, mut parameters) = (Vec::with_capacity(outputs.len()), Parameters::default());
+        for output in outputs.into_iter().flatten() {
+            tensors.push(output.tensors);
+            parameters.extend(output.parameters);
+        }
+        joined.outcome = Ok(Output { tensors: rows::join(tensors)?, parameters });
+        Ok(joined)
+    }
+
+    fn flight(&self, message: WorkMessage) -> Result<Flight, InferError> {
         if self.in_flight() >= self.max_in_flight {
-            let error = InferError::unavailable("Exceeds maximum queue size");
+            let error = InferError::unavailable(QUEUE_FULL);
             log_failure(&message, &error);
             return Err(error);
         }
-        Ok(Exchange {
+        Ok(Flight {
             bus: self.bus.clone(),
             tasks: self.tasks.clone(),
             replies: self.inbox.expect(&message.request_id),
@@ -118,6 +178,22 @@ impl Dispatcher {
 // === impl Exchange ===
 
 impl Exchange {
+    /// The next reply, or why there is none, until the request's deadline at most. After the last one, `None`.
+    pub async fn next(&mut self) -> Option<Result<Reply, InferError>> {
+        match self {
+            Exchange::Whole(flight) => flight.next().await,
+            Exchange::Parts(parts) => {
+                let reply = parts.as_mut()?.await;
+                *parts = None;
+                Some(reply)
+            }
+        }
+    }
+}
+
+// === impl Flight ===
+
+impl Flight {
     /// The next reply, or why there is none, until the request's deadline at most. After the last one, `None`.
     pub async fn next(&mut self) -> Option<Result<Reply, InferError>> {
         if !self.open {
@@ -216,7 +292,7 @@ impl Exchange {
     }
 }
 
-impl Drop for Exchange {
+impl Drop for Flight {
     fn drop(&mut self) {
         if self.open {
             self.cancel();

@@ -9,6 +9,7 @@
 //!
 //! Not here: wire formats (`protocol`), what configurations mean (`model-repository`), queues (`bus`).
 
+mod cache;
 mod dispatch;
 mod grpc;
 mod handlers;
@@ -16,6 +17,7 @@ mod http;
 mod metrics;
 mod models;
 mod registry;
+mod rows;
 mod statistics;
 mod triton_flags;
 
@@ -35,6 +37,7 @@ use trireme_runtime::statistics::report::follow_log_levels;
 use trireme_runtime::{ControlArgs, Health, Statistics, TaskSet};
 use trireme_telemetry::TelemetryArgs;
 
+use cache::ResponseCache;
 use dispatch::Dispatcher;
 use grpc::GrpcListener;
 use handlers::{Access, Handlers, Tracing};
@@ -44,6 +47,7 @@ use models::ModelControl;
 use registry::Registry;
 use statistics::Collector;
 
+pub use cache::CacheConfig;
 pub use grpc::{CompressionLevel, GrpcArgs};
 pub use handlers::{AccessArgs, Restriction, Secret};
 pub use http::HttpArgs;
@@ -90,6 +94,15 @@ pub struct GatewayArgs {
     /// Most requests in flight; one more is refused
     #[arg(long, env = "TRIREME_MAX_IN_FLIGHT", value_name = "COUNT", default_value_t = 10_000)]
     pub max_in_flight: usize,
+
+    /// Cache of responses, for models with `response_cache`: `local,size=BYTES`; none by default
+    #[arg(long, env = "TRIREME_CACHE_CONFIG", value_name = "local,size=BYTES")]
+    pub cache_config: Option<CacheConfig>,
+
+    /// Compute identical requests that are in flight at the same time once, for models with `response_cache`; needs
+    /// --cache-config
+    #[arg(long, env = "TRIREME_COALESCE_REQUESTS", value_parser = clap::builder::FalseyValueParser::new())]
+    pub coalesce_requests: bool,
 }
 
 /// Flags of the gateway service.
@@ -154,6 +167,10 @@ impl Gateway {
     ) -> anyhow::Result<Gateway> {
         let repository = models.read()?;
         let access = Access::new(&args.access)?;
+        anyhow::ensure!(
+            !args.coalesce_requests || args.cache_config.is_some(),
+            "--coalesce-requests needs a cache: give --cache-config local,size=BYTES"
+        );
         let http = HttpListener::bind(&args.http).await?;
         let http_address = http.as_ref().map(|listener| listener.address);
         let grpc = GrpcListener::bind(&args.grpc).await?;
@@ -184,6 +201,7 @@ impl Gateway {
             collector,
             access,
             default_timeout,
+            cache: args.cache_config.map(|config| ResponseCache::new(config, args.coalesce_requests)),
         });
 
         let stop = CancellationToken::new();

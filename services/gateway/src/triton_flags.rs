@@ -22,7 +22,6 @@ const NO_THREADS: &str = "threads follow the CPU quota";
 const NO_LOADER: &str = "each worker loads its models when it starts";
 const NO_PING_LIMITS: &str = "the HTTP/2 library does not limit how clients and server ping";
 const NO_GPU_METRICS: &str = "the gateway has no GPUs; use the exporter of their vendor";
-const NO_CACHE: &str = "there is no response cache";
 const NO_LIMITER: &str = "there is no rate limiter";
 const NO_PORT_REUSE: &str = "ports are never shared";
 const OTLP: &str = "spans are exported with --otlp-endpoint, and /v2/trace/setting changes which";
@@ -36,8 +35,7 @@ const TABLE: &[(&str, Treatment)] = &[
     ("backend-config", Ignored("backends have flags of their own, as --onnxruntime-intra-threads")),
     ("backend-directory", Ignored(NO_SHIM)),
     ("buffer-manager-thread-count", Ignored(NO_THREADS)),
-    ("cache-config", Ignored(NO_CACHE)),
-    ("cache-directory", Ignored(NO_CACHE)),
+    ("cache-directory", Ignored("the response cache is built in")),
     ("cuda-memory-pool-byte-size", Ignored(NO_POOL)),
     ("cuda-virtual-address-size", Ignored(NO_POOL)),
     ("enable-peer-access", Ignored("models do not span GPUs")),
@@ -62,7 +60,7 @@ const TABLE: &[(&str, Treatment)] = &[
     ("rate-limit", IgnoredUnless("off", NO_LIMITER)),
     ("rate-limit-resource", Ignored(NO_LIMITER)),
     ("repoagent-directory", Ignored(NO_SHIM)),
-    ("response-cache-byte-size", Ignored(NO_CACHE)),
+    ("response-cache-byte-size", Ignored("use --cache-config local,size=BYTES")),
     ("reuse-grpc-port", IgnoredUnless("false", NO_PORT_REUSE)),
     ("reuse-http-port", IgnoredUnless("false", NO_PORT_REUSE)),
     ("sagemaker-port", Ignored(NO_VENDOR)),

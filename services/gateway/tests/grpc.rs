@@ -102,6 +102,7 @@ impl Server {
             name: "worker".to_owned(),
             service: "test".to_owned(),
             model_repository: vec![repository.path().to_owned()],
+            execution_limit: None,
             auto_complete: true,
             control: ControlOptions::default(),
             queue: QueueOptions::default(),

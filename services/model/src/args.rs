@@ -15,6 +15,15 @@ pub struct OnnxRuntimeArgs {
     #[arg(long, env = "TRIREME_ONNXRUNTIME_LIBRARY", value_name = "FILE")]
     pub onnxruntime_library: Option<PathBuf>,
 
+    /// The plugin with OpenVINO's execution provider, for models that ask for the accelerator openvino; by default
+    /// .tools/openvino, then the provider that the ONNX Runtime library may have built in
+    #[arg(long, env = "TRIREME_OPENVINO_LIBRARY", value_name = "FILE")]
+    pub openvino_library: Option<PathBuf>,
+
+    /// Where optimised models are kept, so that the next start need not optimise them; none by default
+    #[arg(long, env = "TRIREME_MODEL_CACHE", value_name = "DIR")]
+    pub model_cache: Option<PathBuf>,
+
     /// Threads within an operator, for models that do not say; by default the CPUs of the process over the model's instances
     #[arg(long, env = "TRIREME_ONNXRUNTIME_INTRA_THREADS", value_name = "COUNT")]
     pub onnxruntime_intra_threads: Option<usize>,
@@ -38,6 +47,8 @@ impl From<&OnnxRuntimeArgs> for OnnxRuntimeOptions {
         let cache = args.cost_model_cache.clone().map(PathBuf::from).or_else(default_cost_model_cache);
         OnnxRuntimeOptions {
             cost_model_cache: cache.filter(|directory| !directory.as_os_str().is_empty()),
+            openvino_library: args.openvino_library.clone(),
+            model_cache: args.model_cache.clone(),
             library: args.onnxruntime_library.clone(),
             intra_threads: args.onnxruntime_intra_threads,
             inter_threads: args.onnxruntime_inter_threads,

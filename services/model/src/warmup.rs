@@ -5,28 +5,73 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use trireme_inference::{DataType, Parameters, Shape, Tensor, UnixMicros};
+use trireme_inference::{DataType, InferError, Parameters, Shape, Tensor, UnixMicros};
 use trireme_model_repository::{ModelConfig, ModelWarmup, WarmupData, WarmupInput};
-use trireme_runtime::{CancelFlag, ExecuteRequest, LoadError, ModelInstance};
+use trireme_runtime::{CancelFlag, ExecuteRequest, LoadError, ModelInstance, Progress, StepwiseInstance};
 
 /// The most bytes of one made-up input.
 const MAX_INPUT_BYTES: u64 = 1 << 30;
 
+/// The most steps that a sample may take.
+const MAX_STEPS: usize = 100_000;
+
 /// Runs the configuration's warm-up samples on `instance`. Files come from `warmup` in `model_path`.
 pub fn run(config: &ModelConfig, model_path: &Path, instance: &mut dyn ModelInstance) -> Result<(), LoadError> {
-    for sample in config.warmup.iter().filter(|sample| sample.batch_size > 0) {
-        let failed = |reason: String| LoadError::Backend {
-            model: config.name.clone(),
-            reason: format!("failed to run warmup sample '{}': {reason}", sample.name),
-        };
-        let request = request(config, sample, &model_path.join("warmup")).map_err(failed)?;
-        for _ in 0..sample.count.max(1) {
-            for result in instance.execute(std::slice::from_ref(&request)) {
-                result.map_err(|error| failed(error.message))?;
+    run_with(config, model_path, |request| {
+        instance.execute(std::slice::from_ref(&request)).into_iter().try_for_each(|result| result.map(|_| ()))
+    })
+}
+
+/// The same on an instance that works step by step.
+pub fn run_stepwise(
+    config: &ModelConfig,
+    model_path: &Path,
+    instance: &mut dyn StepwiseInstance,
+) -> Result<(), LoadError> {
+    run_with(config, model_path, |request| {
+        instance.join(0, request)?;
+        for _ in 0..MAX_STEPS {
+            for (_, progress) in instance.step() {
+                if let Progress::Done(result) = progress {
+                    return result.map(|_| ());
+                }
             }
+        }
+        instance.leave(0);
+        Err(InferError::internal(format!("not done after {MAX_STEPS} steps")))
+    })
+}
+
+fn run_with(
+    config: &ModelConfig,
+    model_path: &Path,
+    mut execute: impl FnMut(ExecuteRequest) -> Result<(), InferError>,
+) -> Result<(), LoadError> {
+    for (sample, request) in samples(config, model_path)? {
+        for _ in 0..sample.count.max(1) {
+            execute(request.clone()).map_err(|error| failed(config, sample, error.message))?;
         }
     }
     Ok(())
+}
+
+/// The configuration's warm-up samples with the requests they stand for.
+pub fn samples<'c>(
+    config: &'c ModelConfig,
+    model_path: &Path,
+) -> Result<Vec<(&'c ModelWarmup, ExecuteRequest)>, LoadError> {
+    let files = model_path.join("warmup");
+    let samples = config.warmup.iter().filter(|sample| sample.batch_size > 0);
+    let read = |sample| match request(config, sample, &files) {
+        Ok(request) => Ok((sample, request)),
+        Err(reason) => Err(failed(config, sample, reason)),
+    };
+    samples.map(read).collect()
+}
+
+fn failed(config: &ModelConfig, sample: &ModelWarmup, reason: String) -> LoadError {
+    let reason = format!("failed to run warmup sample '{}': {reason}", sample.name);
+    LoadError::Backend { model: config.name.clone(), reason }
 }
 
 fn request(config: &ModelConfig, sample: &ModelWarmup, files: &Path) -> Result<ExecuteRequest, String> {

@@ -7,8 +7,12 @@ use trireme_model_repository::ModelConfig;
 use trireme_runtime::{LoadError, LoadedModel, ModelSource};
 
 fn load(library: Option<PathBuf>) -> Result<LoadedModel, LoadError> {
+    load_as("backend: 'onnxruntime'", OnnxRuntimeOptions { library, ..OnnxRuntimeOptions::default() })
+}
+
+fn load_as(config: &str, options: OnnxRuntimeOptions) -> Result<LoadedModel, LoadError> {
     let model_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/repositories/basic/autocomplete");
-    let config = ModelConfig::parse("backend: 'onnxruntime'", "autocomplete").expect("a valid configuration");
+    let config = ModelConfig::parse(config, "autocomplete").expect("a valid configuration");
     let version_path = model_path.join("1");
     let source = ModelSource {
         config: &config,
@@ -17,7 +21,7 @@ fn load(library: Option<PathBuf>) -> Result<LoadedModel, LoadError> {
         version_path: &version_path,
         auto_complete: true,
     };
-    let backends = backends(OnnxRuntimeOptions { library, ..OnnxRuntimeOptions::default() });
+    let backends = backends(options);
     let backend = backends.iter().find(|backend| backend.name() == "onnxruntime").expect("it is in the table");
     backend.load(&source)
 }
@@ -51,4 +55,15 @@ fn a_library_that_cannot_be_used_is_an_error_and_a_good_one_still_loads_afterwar
 
     let model = load(None).expect("the library that `make setup` fetches");
     assert_eq!(model.config.max_batch_size, 4);
+
+    let accelerated = "backend: 'onnxruntime' optimization { execution_accelerators {
+        cpu_execution_accelerator: [{ name: 'openvino' }] } }";
+    let openvino_library = Some("/nowhere/plugin.so".into());
+    let options = OnnxRuntimeOptions { openvino_library, ..OnnxRuntimeOptions::default() };
+    let plugin = load_as(accelerated, options).err().expect("no plugin to load").to_string();
+    assert_eq!(
+        plugin,
+        "model 'autocomplete': cannot read the OpenVINO plugin /nowhere/plugin.so: no such file; get it with \
+         scripts/fetch-openvino.sh, and name it with --openvino-library or TRIREME_OPENVINO_LIBRARY"
+    );
 }

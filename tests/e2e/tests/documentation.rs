@@ -9,8 +9,9 @@ use std::path::{Component, Path, PathBuf};
 use trireme_e2e::{product, workspace};
 
 /// Every process that takes flags in the reference: its binary, and the subcommand if it is one.
-const PROCESSES: [(&str, Option<&str>); 5] = [
+const PROCESSES: [(&str, Option<&str>); 6] = [
     ("trireme", Some("serve")),
+    ("trireme", Some("worker")),
     ("trireme-gateway", None),
     ("trireme-tokenizer", None),
     ("trireme-model", None),
@@ -26,7 +27,8 @@ const HOW_TO_RENEW: &str = "renew it with `UPDATE_DOCS=1 cargo test -p trireme-e
 const HELP_INDENT: usize = 10;
 
 /// Folders of the workspace that pages name files in.
-const SOURCES: [&str; 9] = ["crates", "services", "cli", "tests", "scripts", "examples", "proto", "docs", "deploy"];
+const SOURCES: [&str; 10] =
+    ["crates", "services", "cli", "tests", "scripts", "examples", "proto", "docs", "deploy", "bench"];
 
 /// A flag as `--help` tells it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,7 +1,7 @@
 //! Wrong requests: each is answered at once, with Triton's status and words, and harms nobody else.
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, golden, in_every_mode, load};
+use trireme_e2e::{Mode, Request, Sandbox, Setup, golden, in_every_mode, load};
 use trireme_testkit::assert_close;
 
 /// What every message about a request without an id starts with.
@@ -450,19 +450,4 @@ fn models_that_fail_to_run_say_why(mode: Mode) {
 
     let good = Request::infer("tiny_encoder", &json!({"inputs": [ids("input_ids", 5), ids("attention_mask", 1)]}));
     assert_eq!(sandbox.send(&good).output("last_hidden_state")["shape"], json!([1, 3, 8]));
-}
-
-#[test]
-fn what_is_too_large_for_the_broker_is_said_so() {
-    let models = ModelFolder::basic(&["identity_bytes"]);
-    let setup = Setup::new(Mode::Services).repository(models.path());
-    let sandbox = setup.replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0).start();
-    let size = 9 << 20;
-    let response = sandbox.send(&strings("identity_bytes", "INPUT0", 1, &element(&vec![b'x'; size])));
-    let message = response.error();
-    assert_eq!(response.status, 400, "{message}");
-    assert!(message.contains("'identity_bytes:1' exceeds the 8388608 bytes that the message bus takes"), "{message}");
-
-    let fits = element(&vec![b'x'; 7 << 20]);
-    assert_eq!(sandbox.send(&strings("identity_bytes", "INPUT0", 1, &fits)).status, 200);
 }

@@ -16,6 +16,9 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Short, so that redeliveries are soon seen; long enough that a busy machine does not cause any.
 pub const ACK_WAIT: Duration = Duration::from_millis(600);
 
+/// Bytes of a large message: three times what deployments let a broker take at once.
+pub const LARGE: usize = 24 << 20;
+
 /// Waits for what has to happen.
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(LIMIT, future).await {
@@ -48,6 +51,12 @@ pub fn patient_options() -> QueueOptions {
 pub fn message(model: &ModelKey, number: i64) -> WorkMessage {
     let tensor = Tensor::from_values("number", [1], vec![number]).expect("one number in a tensor of one");
     with_tensors(model, vec![tensor])
+}
+
+/// The same for a priority level of the queue.
+pub fn message_at(model: &ModelKey, level: u32, number: i64) -> WorkMessage {
+    let message = message(model, number);
+    WorkMessage { route: message.route.clone().at_levels(|_| level), ..message }
 }
 
 /// A message that weighs `size` bytes and a little.
@@ -97,8 +106,9 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
             ],
             outputs: vec![StepOutput { name: "ids".to_owned(), tensor: "input_ids".to_owned() }],
             dead: vec!["TEXT".to_owned(), "scalar".to_owned()],
+            level: 0,
         },
-        Step { model: next, inputs: vec![], outputs: vec![], dead: vec![] },
+        Step { model: next, inputs: vec![], outputs: vec![], dead: vec![], level: u32::MAX },
     ];
     let hop = Hop {
         model: "first".to_owned(),
@@ -143,7 +153,7 @@ pub async fn assert_idle(puller: &mut Box<dyn Puller>, time: Duration, why: &str
 }
 
 fn with_tensors(model: &ModelKey, tensors: Vec<Tensor>) -> WorkMessage {
-    let step = Step { model: model.clone(), inputs: vec![], outputs: vec![], dead: vec![] };
+    let step = Step { model: model.clone(), inputs: vec![], outputs: vec![], dead: vec![], level: 0 };
     WorkMessage {
         request_id: nuid::next().to_string(),
         gateway: "gateway".to_owned(),

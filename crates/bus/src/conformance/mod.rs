@@ -6,6 +6,7 @@
 //! Not here: what only one bus can do (a broker that dies, malformed messages on the wire): tests of that bus.
 
 mod control;
+mod dead;
 mod deliveries;
 pub mod fixtures;
 mod queues;
@@ -60,20 +61,26 @@ pub async fn run(setup: &Setup) {
         queues::a_queue_full_by_count_refuses_until_there_is_room,
         queues::a_queue_full_by_bytes_refuses_until_there_is_room,
         queues::one_worker_gets_messages_in_order,
+        queues::higher_levels_are_taken_first_and_no_level_is_forgotten,
+        queues::each_level_has_a_limit_of_its_own_that_can_be_changed,
+        queues::what_waits_too_long_can_be_taken_without_room,
         queues::a_worker_takes_no_more_than_it_has_room_for,
         queues::a_worker_that_stops_hands_back_what_was_sent_to_it,
         queues::waiting_for_work_can_be_cancelled_without_loss,
         queues::many_publishers_and_workers_lose_and_repeat_nothing,
         queues::a_queue_says_how_full_it_is,
+        queues::a_large_message_passes_and_can_be_delivered_again,
         deliveries::an_acknowledged_message_is_forgotten,
         deliveries::a_terminated_message_is_forgotten,
         deliveries::a_refused_message_comes_again_after_the_delay,
         deliveries::a_message_let_go_comes_again,
         deliveries::signs_of_progress_keep_a_delivery,
+        dead::letters_can_be_read_in_order_and_removed,
         deliveries::deliveries_end_after_the_one_that_gives_up,
         replies::replies_reach_the_gateway_and_request_they_are_for,
         replies::replies_come_in_sequence_without_repetitions,
         replies::a_reader_that_falls_behind_is_told_so,
+        replies::a_large_reply_passes,
         replies::a_waiter_that_leaves_leaves_nothing_behind,
         replies::a_reply_that_nobody_waits_for_is_no_error,
         replies::a_cancellation_reaches_every_worker,

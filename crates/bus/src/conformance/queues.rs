@@ -10,7 +10,7 @@ use trireme_inference::ModelKey;
 
 use super::Setup;
 use super::fixtures::{
-    assert_idle, full_message, heavy_message, message, model, number, patient_options, take, within,
+    LARGE, assert_idle, full_message, heavy_message, message, message_at, model, number, patient_options, take, within,
 };
 use crate::{Bus, BusError, Delivery, Puller, QueueOptions, QueueStatus, WorkMessage};
 
@@ -130,6 +130,85 @@ pub async fn one_worker_gets_messages_in_order(setup: &Setup) {
     assert_eq!(numbers, (0..50).collect::<Vec<_>>());
 }
 
+pub async fn higher_levels_are_taken_first_and_no_level_is_forgotten(setup: &Setup) {
+    let levels = [(1, None), (2, None), (3, None)].into();
+    let (bus, model) = declared(setup, "levels", &QueueOptions { levels, ..patient_options() }).await;
+    for n in 0..12 {
+        publish(&*bus, &message_at(&model, 3 - n % 3, i64::from(n))).await;
+    }
+    let mut puller = open(&*bus, &model).await;
+    let mut taken = Vec::new();
+    for room in [1, 2, 3, 1, 5] {
+        let deliveries = within("messages of all levels", puller.next(room)).await.expect("work");
+        assert_eq!(deliveries.len(), room, "there is more than enough");
+        for delivery in deliveries {
+            taken.push(number(&delivery));
+            delivery.acker.ack().await.expect("acknowledged");
+        }
+    }
+    assert_eq!(taken, [2, 5, 8, 11, 1, 4, 7, 10, 0, 3, 6, 9], "by level, then in order");
+    // Also with less room than there are levels, and whichever it waited for.
+    for (n, level) in [3, 1, 2, 3, 3, 2, 1].into_iter().enumerate() {
+        let waiting = tokio::time::timeout(Duration::from_millis(30), puller.next(1 + n % 4)).await;
+        assert!(waiting.is_err(), "the queue is empty, got {waiting:?}");
+        publish(&*bus, &message_at(&model, level, n as i64)).await;
+        let delivery = take(&mut puller, "the one message").await;
+        assert_eq!((number(&delivery), delivery.message.level(), delivery.attempt), (n as i64, level, 1));
+        delivery.acker.ack().await.expect("acknowledged");
+    }
+    let elsewhere = within("a refusal", bus.publish(&message_at(&model, 4, 0))).await;
+    assert!(matches!(elsewhere, Err(BusError::NoQueue { .. })), "there is no such level: {elsewhere:?}");
+    within("the end of a worker", puller.stop()).await;
+}
+
+pub async fn each_level_has_a_limit_of_its_own_that_can_be_changed(setup: &Setup) {
+    let options = |first| QueueOptions { levels: [(1, Some(first)), (2, Some(3))].into(), ..patient_options() };
+    let (bus, model) = declared(setup, "limits", &options(1)).await;
+    let fill = async |level| {
+        let mut taken = 0;
+        while within("a publish", bus.publish(&message_at(&model, level, taken))).await.is_ok() {
+            taken += 1;
+        }
+        let refused = bus.publish(&message_at(&model, level, taken)).await;
+        assert!(matches!(refused, Err(BusError::Full { .. })), "{refused:?}");
+        taken
+    };
+    assert_eq!((fill(1).await, fill(2).await), (1, 3));
+    within("a change", bus.declare_queue(&model, &options(5))).await.expect("limits can be raised");
+    assert_eq!((fill(1).await, fill(2).await), (4, 0));
+    within("a change", bus.declare_queue(&model, &options(2))).await.expect("limits can be lowered");
+    let mut puller = open(&*bus, &model).await;
+    for _ in 0..8 {
+        take(&mut puller, "a message from before").await.acker.ack().await.expect("acknowledged");
+    }
+    assert_idle(&mut puller, A_WHILE, "nothing was lost, nothing else is there").await;
+    assert_eq!((fill(1).await, fill(2).await), (2, 3));
+}
+
+pub async fn what_waits_too_long_can_be_taken_without_room(setup: &Setup) {
+    let levels = [(1, None), (2, None)].into();
+    let (bus, model) = declared(setup, "overdue", &QueueOptions { levels, ..patient_options() }).await;
+    let mut puller = open(&*bus, &model).await;
+    let age = Duration::from_millis(300);
+    let started = std::time::Instant::now();
+    for n in 0..2 {
+        publish(&*bus, &message_at(&model, 2, n)).await;
+    }
+    let early = within("a look", puller.overdue(2, age)).await.expect("a look");
+    assert!(early.is_empty() || started.elapsed() >= age, "nothing has waited so long, got {early:?}");
+    tokio::time::sleep(age).await;
+    assert!(within("a look", puller.overdue(1, age)).await.expect("a look").is_empty(), "another level");
+    let mut numbers = Vec::new();
+    while numbers.len() < 2 {
+        for delivery in within("a look", puller.overdue(2, age)).await.expect("a look") {
+            numbers.push(number(&delivery));
+            delivery.acker.ack().await.expect("acknowledged");
+        }
+        assert!(started.elapsed() < Duration::from_secs(20), "overdue messages are found, so far {numbers:?}");
+    }
+    assert_eq!(numbers, [0, 1]);
+}
+
 pub async fn a_worker_takes_no_more_than_it_has_room_for(setup: &Setup) {
     let (bus, model) = declared(setup, "room", &patient_options()).await;
     let (one, two) = (setup.connect().await, setup.connect().await);
@@ -239,6 +318,28 @@ pub async fn many_publishers_and_workers_lose_and_repeat_nothing(setup: &Setup) 
     assert_idle(&mut open(&**buses[0], model).await, A_WHILE, "everything was acknowledged").await;
 }
 
+pub async fn a_large_message_passes_and_can_be_delivered_again(setup: &Setup) {
+    let (bus, model) = declared(setup, "large", &QueueOptions { max_bytes: 64 << 20, ..patient_options() }).await;
+    let worker = setup.connect().await;
+    let mut puller = open(&*worker, &model).await;
+    let (large, small) = (heavy_message(&model, LARGE), message(&model, 1));
+    publish(&*bus, &large).await;
+    publish(&*bus, &large).await;
+    publish(&*bus, &small).await;
+    let mut deliveries = vec![take(&mut puller, "one message").await, take(&mut puller, "the other").await];
+    // One whose body has to be fetched may come later.
+    deliveries.sort_by_key(|delivery| delivery.message.request_id != large.request_id);
+    assert_eq!(deliveries[0].message, large);
+    assert_eq!(deliveries[1].message, small);
+    let again = deliveries.remove(0).acker;
+    deliveries.remove(0).acker.ack().await.expect("acknowledged");
+    again.nak(Duration::ZERO).await.expect("refused");
+    let again = take(&mut puller, "the large message again").await;
+    assert_eq!((&again.message, again.attempt), (&large, 2));
+    again.acker.ack().await.expect("acknowledged");
+    assert_idle(&mut puller, A_WHILE, "both messages were acknowledged").await;
+}
+
 async fn declared(setup: &Setup, name: &str, options: &QueueOptions) -> (std::sync::Arc<dyn Bus>, ModelKey) {
     let (bus, model) = (setup.connect().await, model(name));
     within("a queue", bus.declare_queue(&model, options)).await.expect("a queue is made");
@@ -261,17 +362,17 @@ fn only(deliveries: Result<Vec<Delivery>, BusError>) -> Delivery {
 
 pub async fn a_queue_says_how_full_it_is(setup: &Setup) {
     let (bus, model) = (setup.connect().await, model("full"));
-    let unknown = bus.queue_status(&model).await;
+    let unknown = bus.queue_status(&model, &[0]).await;
     assert!(matches!(unknown, Err(BusError::NoQueue { .. })), "a queue that was never declared: {unknown:?}");
     bus.declare_queue(&model, &patient_options()).await.expect("declare");
-    assert_eq!(bus.queue_status(&model).await.expect("status"), QueueStatus::default());
+    assert_eq!(bus.queue_status(&model, &[0]).await.expect("status"), QueueStatus::default());
     for n in 0..3 {
         bus.publish(&message(&model, n)).await.expect("publish");
     }
     let mut puller = bus.pull(&model).await.expect("pull");
     let first = take(&mut puller, "the first message").await;
     tokio::time::sleep(Duration::from_millis(30)).await;
-    let status = bus.queue_status(&model).await.expect("status");
+    let status = bus.queue_status(&model, &[0]).await.expect("status");
     assert_eq!((status.waiting, status.delivered), (2, 1));
     assert!(status.oldest >= Duration::from_millis(25) && status.oldest < Duration::from_secs(20), "{status:?}");
     first.acker.ack().await.expect("ack");
@@ -279,7 +380,7 @@ pub async fn a_queue_says_how_full_it_is(setup: &Setup) {
         take(&mut puller, "the others").await.acker.ack().await.expect("ack");
     }
     within("an empty queue", async {
-        while bus.queue_status(&model).await.expect("status") != QueueStatus::default() {
+        while bus.queue_status(&model, &[0]).await.expect("status") != QueueStatus::default() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use trireme_inference::{InferError, ModelKey};
 
 use super::Setup;
-use super::fixtures::{full_message, unique, within};
+use super::fixtures::{LARGE, full_message, heavy_message, unique, within};
 use crate::{Answer, Output, Reply, WorkMessage};
 
 pub async fn replies_reach_the_gateway_and_request_they_are_for(setup: &Setup) {
@@ -69,6 +69,17 @@ pub async fn a_reader_that_falls_behind_is_told_so(setup: &Setup) {
     assert!(reply.last && error.message.contains("behind"), "{error}");
     // Others may cancel meanwhile.
     while within("its cancellation", cancelled.recv()).await.expect("the bus is open") != request.request_id {}
+}
+
+pub async fn a_large_reply_passes(setup: &Setup) {
+    let (gateway, worker) = (setup.connect().await, setup.connect().await);
+    let inbox = gateway.open_inbox(&unique("large")).await.expect("an inbox");
+    let request = request(inbox.gateway());
+    let mut waiting = inbox.expect(&request.request_id);
+    let tensors = heavy_message(&ModelKey { name: "any".to_owned(), version: 1 }, LARGE).tensors;
+    let reply = request.reply(Ok(Output { tensors, ..Output::default() }));
+    worker.reply(reply.clone()).await.expect("sent");
+    assert_eq!(within("the reply", waiting.next()).await, reply);
 }
 
 pub async fn a_waiter_that_leaves_leaves_nothing_behind(setup: &Setup) {

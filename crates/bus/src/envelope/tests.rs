@@ -68,7 +68,8 @@ fn any_key() -> impl Strategy<Value = ModelKey> {
 fn any_step() -> impl Strategy<Value = Step> {
     let inputs = vec((".{0,4}", ".{0,4}", any::<bool>()), 0..3);
     let outputs = vec((".{0,4}", ".{0,4}"), 0..3);
-    (any_key(), inputs, outputs, vec(".{0,4}", 0..3)).prop_map(|(model, inputs, outputs, dead)| Step {
+    (any_key(), inputs, outputs, vec(".{0,4}", 0..3), 0u32..3).prop_map(|(model, inputs, outputs, dead, level)| Step {
+        level,
         model,
         inputs: inputs.into_iter().map(|(name, tensor, optional)| StepInput { name, tensor, optional }).collect(),
         outputs: outputs.into_iter().map(|(name, tensor)| StepOutput { name, tensor }).collect(),

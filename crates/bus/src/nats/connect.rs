@@ -131,7 +131,7 @@ impl Nats {
         })?;
         let max_payload = client.server_info().max_payload;
         tracing::info!(url = options.url, version, max_payload, "connected to NATS");
-        Ok(Nats { client, jetstream, connection, service: Arc::default() })
+        Ok(Nats { client, jetstream, connection, levels: Arc::default(), service: Arc::default() })
     }
 }
 

@@ -21,7 +21,7 @@ pub async fn ask(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver
     let inbox = nats.client.new_inbox();
     let mut answers = nats.subscribe(inbox.clone()).await?;
     let asked = nats.client.publish_with_reply(subjects::control(topic), inbox, body).await;
-    asked.map_err(|error| refused(&error, "question", size, nats.max_payload()))?;
+    asked.map_err(|error| refused(&error, size, nats.max_payload()))?;
     let (sender, receiver) = mpsc::channel(WATCH_BACKLOG);
     crate::spawn("nats answers", async move {
         loop {
@@ -67,13 +67,13 @@ impl AnswerHandle for Answers {
     async fn answer(&self, body: Bytes) -> Result<(), BusError> {
         let size = body.len();
         let sent = self.client.publish(self.inbox.clone(), body).await;
-        sent.map_err(|error| refused(&error, "answer", size, self.client.server_info().max_payload))
+        sent.map_err(|error| refused(&error, size, self.client.server_info().max_payload))
     }
 }
 
-fn refused(error: &async_nats::PublishError, what: &str, size: usize, limit: usize) -> BusError {
+fn refused(error: &async_nats::PublishError, size: usize, limit: usize) -> BusError {
     match error.kind() {
-        async_nats::PublishErrorKind::MaxPayloadExceeded => BusError::TooLarge { model: what.to_owned(), size, limit },
+        async_nats::PublishErrorKind::MaxPayloadExceeded => BusError::TooLarge { size, limit },
         _ => BusError::Unreachable(error.to_string()),
     }
 }

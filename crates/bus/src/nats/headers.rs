@@ -1,10 +1,12 @@
 //! NATS headers: what routing needs and a person wants to see.
 
 use async_nats::{HeaderMap, HeaderValue, Message};
-use trireme_inference::UnixMicros;
+use trireme_inference::{ErrorCode, InferError, UnixMicros};
 
+use super::claims::Claim;
+use super::subjects;
 use crate::envelope::{CONTRACT_VERSION, EnvelopeError, ReplyHeaders, WorkHeaders};
-use crate::{Answer, Part, Reply, WorkMessage};
+use crate::{Answer, DeadLetter, Part, Reply, WorkMessage};
 
 const CONTRACT: &str = "Trireme-Contract";
 const REQUEST: &str = "Trireme-Request";
@@ -16,10 +18,15 @@ const SEQUENCE: &str = "Trireme-Sequence";
 const FINAL: &str = "Trireme-Final";
 const TRACEPARENT: &str = "traceparent";
 
-/// Why a message was given up, on dead letters.
-pub const DEAD_REASON: &str = "Trireme-Dead-Reason";
-/// How often it was tried, on dead letters.
-pub const DEAD_ATTEMPTS: &str = "Trireme-Dead-Attempts";
+/// A claim's name.
+pub const CLAIM: &str = "Trireme-Claim";
+const CLAIM_BYTES: &str = "Trireme-Claim-Bytes";
+const CLAIM_PARTS: &str = "Trireme-Claim-Parts";
+
+const DEAD_REASON: &str = "Trireme-Dead-Reason";
+const DEAD_CODE: &str = "Trireme-Dead-Code";
+const DEAD_WORKER: &str = "Trireme-Dead-Worker";
+const DEAD_ATTEMPTS: &str = "Trireme-Dead-Attempts";
 
 /// Headers of a work message. `Nats-Msg-Id` makes a step that is sent twice arrive once.
 pub fn write_work(message: &WorkMessage) -> Result<HeaderMap, EnvelopeError> {
@@ -92,6 +99,49 @@ fn read_answer(message: &Message) -> Result<Answer, EnvelopeError> {
     }
     let in_parts = get(message, IN_PARTS).is_some() && flag(message, IN_PARTS)?;
     Ok(if in_parts { Answer::InParts } else { Answer::Whole })
+}
+
+/// Adds why a message was given up.
+pub fn write_dead(headers: &mut HeaderMap, letter: &DeadLetter) {
+    // Header values are one line; control characters in a message would be refused.
+    let one_line = |text: &str| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
+    headers.insert(DEAD_REASON, one_line(&letter.reason.message));
+    headers.insert(DEAD_CODE, code_name(letter.reason.code));
+    headers.insert(DEAD_ATTEMPTS, letter.attempts.to_string());
+    if let Some(worker) = &letter.reason.worker {
+        headers.insert(DEAD_WORKER, one_line(worker));
+    }
+}
+
+/// Reads what [`write_dead`] wrote: why, and after how many attempts. The stage is that of the message's route.
+pub fn read_dead(message: &Message) -> Result<(InferError, u32), EnvelopeError> {
+    let code =
+        get(message, DEAD_CODE).and_then(|code| ErrorCode::ALL.into_iter().find(|known| code_name(*known) == code));
+    let mut reason = InferError::new(code.unwrap_or(ErrorCode::Unknown), get(message, DEAD_REASON).unwrap_or_default());
+    reason.worker = get(message, DEAD_WORKER).map(str::to_owned);
+    Ok((reason, number(message, DEAD_ATTEMPTS)?))
+}
+
+/// A code as bodies have it, too.
+fn code_name(code: ErrorCode) -> String {
+    serde_json::to_value(code).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// Adds what stands for a body that travels by claim.
+pub fn write_claim(headers: &mut HeaderMap, claim: &Claim) {
+    headers.insert(CLAIM, claim.name.as_str());
+    headers.insert(CLAIM_BYTES, claim.bytes.to_string());
+    headers.insert(CLAIM_PARTS, claim.parts.to_string());
+}
+
+/// Reads what [`write_claim`] wrote; `None` when the body is in the message.
+pub fn read_claim(message: &Message) -> Result<Option<Claim>, EnvelopeError> {
+    let Some(name) = get(message, CLAIM) else { return Ok(None) };
+    if !subjects::is_token(name) {
+        return Err(EnvelopeError::Header { name: CLAIM, found: quote(name), expected: "a claim's name" });
+    }
+    let (bytes, parts) = (number(message, CLAIM_BYTES)?, number(message, CLAIM_PARTS)?);
+    Ok(Some(Claim { name: name.to_owned(), bytes, parts }))
 }
 
 /// `value` as a header's value: some of them come from clients, and a line break would be the start of another header.

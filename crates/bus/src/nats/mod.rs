@@ -4,9 +4,12 @@
 //! The only user of `async-nats`. Each file is one part of the surface: [`connect`], [`work`] (publish and declare),
 //! [`puller`], [`registry`]; names on the wire are in [`subjects`], headers in [`headers`].
 
+mod claims;
 mod connect;
 mod control;
+mod dead;
 mod headers;
+mod levels;
 mod micro;
 mod puller;
 mod pulls;
@@ -16,26 +19,39 @@ mod work;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use async_nats::jetstream;
+use async_nats::{Message, jetstream};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
-use trireme_inference::ModelKey;
+use tokio::task::JoinSet;
+use trireme_inference::{InferError, ModelKey};
 
 pub use connect::{NatsLogin, NatsOptions, NatsTls};
 pub(crate) use subjects::escape_token;
 
+use claims::{Claim, Store};
+
 use crate::registry::{RegistryEvent, WorkerEntry};
 use crate::{
-    Bus, BusError, Connection, DeadLetter, Inbox, Puller, Question, QueueOptions, QueueStatus, Reply, WorkMessage,
-    envelope,
+    Bus, BusError, Connection, DeadLetter, Inbox, Puller, Question, QueueOptions, QueueStatus, Reply, StoredLetter,
+    WorkMessage, envelope,
 };
 
 /// Changes of the registry and cancellations that a reader may be behind before the bus waits for it.
 const WATCH_BACKLOG: usize = 4096;
+
+/// Bodies of replies that are fetched at the same time.
+const FETCHES_AT_ONCE: usize = 16;
+
+/// How long the body of a reply waits for its gateway, which fetches it at once.
+const REPLY_LAPSE: Duration = Duration::from_secs(60);
+
+/// What headers, route, parameters and ledger take beside the tensors, roughly; should they take more, a claim does it.
+const BODY_EXTRA: usize = 64 << 10;
 
 /// A connection to NATS. Clones share it.
 #[derive(Clone)]
@@ -43,6 +59,8 @@ pub struct Nats {
     client: async_nats::Client,
     jetstream: jetstream::Context,
     connection: watch::Receiver<Connection>,
+    /// The levels of the queues that were declared here.
+    levels: Arc<Mutex<HashMap<ModelKey, Vec<u32>>>>,
     /// Keeps the answers of [`micro`] going.
     service: Arc<Mutex<Option<async_nats::service::Service>>>,
 }
@@ -59,30 +77,47 @@ impl Bus for Nats {
         self.publish_work(message).await
     }
 
-    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
-        Ok(Box::new(puller::NatsPuller::open(self, model).await?))
+    fn message_bytes(&self) -> usize {
+        self.max_payload().saturating_sub(BODY_EXTRA)
     }
 
-    async fn queue_status(&self, model: &ModelKey) -> Result<QueueStatus, BusError> {
-        work::queue_status(self, model).await
+    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
+        let levels = self.levels.lock().get(model).cloned().unwrap_or_else(|| vec![0]);
+        if let [level] = levels[..] {
+            return Ok(Box::new(puller::NatsPuller::open(self, model, level).await?));
+        }
+        let mut pullers = Vec::with_capacity(levels.len());
+        for level in levels {
+            pullers.push((level, puller::NatsPuller::open(self, model, level).await?));
+        }
+        Ok(Box::new(levels::LevelPuller::new(pullers)))
+    }
+
+    async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
+        work::queue_status(self, model, levels).await
     }
 
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {
         let inbox = Inbox::new(gateway);
         let mut replies = self.subscribe_at_once(subjects::replies_to(gateway)).await?;
-        let (receiver, client) = (Arc::downgrade(&inbox), self.client.clone());
+        let receiver = Arc::downgrade(&inbox);
+        let nats = self.clone();
         crate::spawn("nats inbox", async move {
-            while let Some(message) = replies.next().await {
-                let Some(inbox) = receiver.upgrade() else { return };
-                let reply =
-                    headers::read_reply(&message).and_then(|headers| envelope::decode_reply(headers, &message.payload));
-                match reply {
-                    Ok(reply) => {
-                        if let Some(given_up) = inbox.dispatch(reply) {
-                            // Best effort, like every cancellation.
-                            let _ = client.publish(subjects::CANCEL, given_up.into()).await;
-                        }
+            // Bodies that have to be fetched hold up nobody else's reply.
+            let mut fetching = JoinSet::new();
+            loop {
+                let message = tokio::select! {
+                    message = replies.next() => message,
+                    Some(_) = fetching.join_next() => continue,
+                };
+                let (Some(message), Some(inbox)) = (message, receiver.upgrade()) else { return };
+                match headers::read_claim(&message) {
+                    Ok(None) => nats.receive_reply(&inbox, &message, &message.payload).await,
+                    Ok(Some(claim)) if fetching.len() < FETCHES_AT_ONCE => {
+                        let nats = nats.clone();
+                        fetching.spawn(async move { nats.fetch_reply(&inbox, &message, claim).await });
                     }
+                    Ok(Some(claim)) => nats.fetch_reply(&inbox, &message, claim).await,
                     Err(error) => tracing::warn!(subject = %message.subject, %error, "ignored a malformed reply"),
                 }
             }
@@ -91,16 +126,18 @@ impl Bus for Nats {
     }
 
     async fn reply(&self, reply: Reply) -> Result<(), BusError> {
-        let body = envelope::encode_reply(&reply)?;
+        let mut body = envelope::encode_reply(&reply)?;
+        let mut headers = headers::write_reply(&reply)?;
+        if claims::wire_size(&headers) + body.len() > self.max_payload() {
+            let name = format!("{}/reply/{}", reply.request_id, reply.sequence);
+            let name = subjects::escape_token(&name);
+            let claim = self.lay_down(Store::Claims, name, &body, Some(REPLY_LAPSE)).await?;
+            headers::write_claim(&mut headers, &claim);
+            body = Bytes::new();
+        }
         let subject = subjects::reply(&reply.gateway, &reply.request_id);
-        let size = body.len();
-        let published = self.client.publish_with_headers(subject, headers::write_reply(&reply)?, body).await;
-        published.map_err(|error| match error.kind() {
-            async_nats::PublishErrorKind::MaxPayloadExceeded => {
-                BusError::TooLarge { model: "reply".to_owned(), size, limit: self.max_payload() }
-            }
-            _ => BusError::Unreachable(error.to_string()),
-        })
+        let published = self.client.publish_with_headers(subject, headers, body).await;
+        published.map_err(|error| BusError::Unreachable(error.to_string()))
     }
 
     async fn cancel(&self, request_id: &str) -> Result<(), BusError> {
@@ -124,6 +161,14 @@ impl Bus for Nats {
 
     async fn dead_letter(&self, letter: DeadLetter) -> Result<(), BusError> {
         self.publish_dead(letter).await
+    }
+
+    async fn dead_letter_after(&self, number: u64) -> Result<Option<StoredLetter>, BusError> {
+        self.dead_after(number).await
+    }
+
+    async fn remove_dead_letter(&self, number: u64) -> Result<bool, BusError> {
+        self.remove_dead(number).await
     }
 
     async fn announce(&self, entry: &WorkerEntry) -> Result<(), BusError> {
@@ -165,6 +210,40 @@ impl Bus for Nats {
 }
 
 impl Nats {
+    /// Reads the body of a reply that came by claim.
+    async fn fetch_reply(&self, inbox: &Inbox, message: &Message, claim: Claim) {
+        match self.redeem(Store::Claims, &claim, None).await {
+            Ok(body) => self.receive_reply(inbox, message, &body).await,
+            Err(error) => {
+                tracing::warn!(subject = %message.subject, %error, "the body of a reply could not be fetched");
+                // A reply that was delivered twice may have been read and discarded: then this one is a repetition.
+                if let Ok(headers) = headers::read_reply(message) {
+                    self.dispatch(
+                        inbox,
+                        Reply::failed(headers, InferError::unavailable(format!("reply was lost: {error}"))),
+                    )
+                    .await;
+                }
+                return;
+            }
+        }
+        self.discard(Store::Claims, claim.name);
+    }
+
+    async fn receive_reply(&self, inbox: &Inbox, message: &Message, body: &Bytes) {
+        match headers::read_reply(message).and_then(|headers| envelope::decode_reply(headers, body)) {
+            Ok(reply) => self.dispatch(inbox, reply).await,
+            Err(error) => tracing::warn!(subject = %message.subject, %error, "ignored a malformed reply"),
+        }
+    }
+
+    async fn dispatch(&self, inbox: &Inbox, reply: Reply) {
+        if let Some(given_up) = inbox.dispatch(reply) {
+            // Best effort, like every cancellation.
+            let _ = self.client.publish(subjects::CANCEL, given_up.into()).await;
+        }
+    }
+
     async fn subscribe(&self, subject: String) -> Result<async_nats::Subscriber, BusError> {
         let subscribed = self.client.subscribe(subject).await;
         subscribed.map_err(|error| BusError::Unreachable(error.to_string()))

@@ -10,21 +10,39 @@ use std::time::{Duration, Instant};
 use async_nats::jetstream::{self, AckKind};
 use async_nats::{Message, StatusCode, Subscriber};
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
-use trireme_inference::ModelKey;
+use tokio::task::JoinSet;
+use trireme_inference::{InferError, ModelKey, UnixMicros};
 
+use super::claims::{Claim, RedeemError, Store};
 use super::connect::CLOSE_TIMEOUT;
 use super::pulls::{PULL_EXPIRES, Pulls};
 use super::{Nats, headers, subjects};
-use crate::{AckHandle, Acker, BusError, Connection, Delivery, Puller, envelope};
+use crate::{
+    AckHandle, Acker, Answer, Bus, BusError, Connection, Delivery, Puller, Reply, ReplyHeaders, WorkHeaders,
+    WorkMessage, envelope,
+};
 
 /// Pause after a pull request that the broker turned down, so that asking again does not become a storm.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long an answer to "what is there now" is awaited.
+const TAKE_LIMIT: Duration = Duration::from_millis(500);
+
+/// Pause before a body that could not be fetched is fetched again.
+const FETCH_PAUSE: Duration = Duration::from_secs(1);
+
+/// A request whose body is lost for good is told so this long before its deadline.
+const BEFORE_DEADLINE: Duration = Duration::from_secs(1);
+
 pub struct NatsPuller {
     nats: Nats,
     model: ModelKey,
+    /// The level's stream and the subject of its work.
+    stream: String,
+    subject: String,
     /// Where pull requests go.
     next_subject: String,
     /// Pull request `n` has the reply subject `<inbox>.<n>`.
@@ -34,40 +52,70 @@ pub struct NatsPuller {
     pulls: Pulls,
     /// No pull request is made before this.
     paused_until: Option<Instant>,
+    /// Deliveries whose bodies are being fetched. They take up room already.
+    fetching: JoinSet<Option<Delivery>>,
 }
 
 /// What one message from the broker was.
 enum Incoming {
     Work(Box<Delivery>),
+    /// Work whose body has to be fetched.
+    Claimed(Box<Fetch>),
     /// A status, or something unusable that has been dealt with.
     Nothing,
     /// Word that there is no such queue.
     NoQueue,
 }
 
-struct NatsAck {
+/// What there was to wait for.
+enum Event {
+    Message(Message),
+    /// A body was fetched, or not.
+    Fetched(Option<Delivery>),
+    /// There is something else to see to.
+    Other,
+}
+
+/// A delivery whose body travels by claim.
+struct Fetch {
+    nats: Nats,
+    model: ModelKey,
     message: jetstream::Message,
+    headers: WorkHeaders,
+    claim: Claim,
+    attempt: u32,
+}
+
+struct NatsAck {
+    nats: Nats,
+    message: jetstream::Message,
+    /// The claim that ends with the delivery.
+    claim: Option<String>,
 }
 
 // === impl NatsPuller ===
 
 impl NatsPuller {
-    pub async fn open(nats: &Nats, model: &ModelKey) -> Result<NatsPuller, BusError> {
+    pub async fn open(nats: &Nats, model: &ModelKey, level: u32) -> Result<NatsPuller, BusError> {
         let mut connection = nats.connection.clone();
         // What is true now is no change.
         connection.mark_unchanged();
         let inbox = nats.client.new_inbox();
         let incoming = nats.subscribe(format!("{inbox}.*")).await?;
-        let next_subject = format!("$JS.API.CONSUMER.MSG.NEXT.{}.{}", subjects::work_stream(model), subjects::WORKERS);
+        let stream = subjects::work_stream(model, level);
+        let next_subject = format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.{}", subjects::WORKERS);
         Ok(NatsPuller {
             nats: nats.clone(),
             model: model.clone(),
+            stream,
+            subject: subjects::work(model, level),
             next_subject,
             inbox,
             incoming,
             connection,
             pulls: Pulls::default(),
             paused_until: None,
+            fetching: JoinSet::new(),
         })
     }
 
@@ -82,11 +130,83 @@ impl NatsPuller {
         let number = self.pulls.ask(missing, now);
         let reply = format!("{}.{number}", self.inbox);
         let request = format!(r#"{{"batch":{missing},"expires":{}}}"#, PULL_EXPIRES.as_nanos());
+        self.send(number, reply, request).await
+    }
+
+    async fn send(&mut self, number: u64, reply: String, request: String) -> Result<(), BusError> {
         let sent = self.nats.client.publish_with_reply(self.next_subject.clone(), reply, request.into()).await;
         sent.map_err(|error| {
             self.pulls.ended(number, None);
             BusError::Unreachable(error.to_string())
         })
+    }
+
+    /// How many messages may still come, bodies that are being fetched included.
+    pub fn outstanding(&self) -> usize {
+        self.pulls.outstanding() + self.fetching.len()
+    }
+
+    /// Takes what waits now, at most `room` messages more than were asked for already, and puts it into `taken`. Cancel safe.
+    pub async fn take_waiting(&mut self, room: usize, taken: &mut Vec<Delivery>) -> Result<(), BusError> {
+        let now = Instant::now();
+        self.see_to_connection(now);
+        let down = *self.connection.borrow() == Connection::Down;
+        if room == 0 || down || self.paused_until.is_some() {
+            return Ok(());
+        }
+        let number = self.pulls.ask(room, now);
+        let reply = format!("{}.{number}", self.inbox);
+        self.send(number, reply, format!(r#"{{"batch":{room},"no_wait":true}}"#)).await?;
+        // The broker answers at once; an answer that got lost must not hold up the other levels.
+        let mut left = room;
+        while left > 0 && self.pulls.is_open(number) {
+            let message = match self.wait(now + TAKE_LIMIT).await? {
+                Event::Message(message) => message,
+                Event::Fetched(fetched) => {
+                    taken.extend(fetched);
+                    continue;
+                }
+                Event::Other => break,
+            };
+            match self.receive(message) {
+                Incoming::Work(delivery) => {
+                    taken.push(*delivery);
+                    left -= 1;
+                }
+                Incoming::Claimed(fetch) => {
+                    self.fetching.spawn(fetch.run());
+                    left -= 1;
+                }
+                Incoming::Nothing => {}
+                Incoming::NoQueue => return Err(BusError::NoQueue { model: self.model.clone() }),
+            }
+        }
+        Ok(())
+    }
+
+    /// How long the message has waited that is delivered next; `None` when none waits.
+    async fn oldest_waits(&self) -> Result<Option<Duration>, BusError> {
+        let failed = |error: &dyn std::error::Error| BusError::Unreachable(error.to_string());
+        let stream = self.nats.jetstream.get_stream_no_info(&self.stream).await.map_err(|error| failed(&error))?;
+        let info = stream.consumer_info(subjects::WORKERS).await.map_err(|error| failed(&error))?;
+        if info.num_pending == 0 {
+            return Ok(None);
+        }
+        let next = stream.direct_get_next_for_subject(&self.subject, Some(info.delivered.stream_sequence + 1)).await;
+        // It may have been taken meanwhile.
+        let Ok(message) = next else { return Ok(None) };
+        let published = u64::try_from(message.time.unix_timestamp_nanos() / 1000).unwrap_or_default();
+        Ok(Some(UnixMicros::now().since(UnixMicros(published))))
+    }
+
+    fn see_to_connection(&mut self, now: Instant) {
+        self.pulls.forget_lost(now);
+        if self.connection.has_changed().is_ok_and(|changed| changed) {
+            // A new connection knows nothing of what was asked over the old one.
+            self.connection.mark_unchanged();
+            self.pulls.clear();
+        }
+        self.paused_until = self.paused_until.filter(|until| *until > now);
     }
 
     /// Does not wait, so that no delivery is lost between being received and being returned.
@@ -95,35 +215,50 @@ impl NatsPuller {
             return self.on_status(status, &message);
         }
         self.pulls.delivered();
-        let work = headers::read_work(&message)
-            .and_then(|headers| envelope::decode_work(headers, &message.payload))
-            .map_err(|error| error.to_string());
         let message = jetstream::Message { message, context: self.nats.jetstream.clone() };
-        let attempt = message.info().map(|info| u32::try_from(info.delivered).unwrap_or(u32::MAX));
-        let reason = match (work, attempt) {
-            (Ok(work), Ok(attempt)) if work.queue() == Some(&self.model) => {
-                let acker = Acker::new(Arc::new(NatsAck { message }));
-                return Incoming::Work(Box::new(Delivery { message: work, attempt, acker }));
+        let nats = self.nats.clone();
+        match self.read(&message) {
+            Ok((headers, attempt, Some(claim))) => {
+                Incoming::Claimed(Box::new(Fetch { nats, model: self.model.clone(), message, headers, claim, attempt }))
             }
-            (Err(error), _) => error,
-            (_, Err(error)) => error.to_string(),
-            (Ok(work), Ok(_)) => match work.queue() {
-                Some(other) => format!("its route leads to '{other}'"),
-                None => "its route has no step left".to_owned(),
+            Ok((headers, attempt, None)) => match decode(&self.model, headers, &message.payload) {
+                Ok(work) => {
+                    let acker = Acker::new(Arc::new(NatsAck { nats, message, claim: None }));
+                    Incoming::Work(Box::new(Delivery { message: work, attempt, acker }))
+                }
+                Err(reason) => {
+                    self.refuse(message, &reason);
+                    Incoming::Nothing
+                }
             },
-        };
+            Err(reason) => {
+                self.refuse(message, &reason);
+                Incoming::Nothing
+            }
+        }
+    }
+
+    /// What a message's headers and reply subject say.
+    fn read(&self, message: &jetstream::Message) -> Result<(WorkHeaders, u32, Option<Claim>), String> {
+        let headers = headers::read_work(message).map_err(|error| error.to_string())?;
+        let claim = headers::read_claim(message).map_err(|error| error.to_string())?;
+        let info = message.info().map_err(|error| error.to_string())?;
+        Ok((headers, u32::try_from(info.delivered).unwrap_or(u32::MAX), claim))
+    }
+
+    fn refuse(&self, message: jetstream::Message, reason: &str) {
         tracing::warn!(model = %self.model, subject = %message.subject, reason, "refused a malformed message");
         crate::spawn("nats refusal", async move {
             // Unsettled it would come again, to be refused again.
             let _ = message.ack_with(AckKind::Term).await;
         });
-        Incoming::Nothing
     }
 
     /// A status message ends the pull request whose reply subject it came to.
     fn on_status(&mut self, status: StatusCode, message: &Message) -> Incoming {
         const HEARTBEAT: u16 = 100;
         const EXPIRED: u16 = 408;
+        const NO_MESSAGES: u16 = 404;
         const NO_RESPONDERS: u16 = 503;
         if status.as_u16() == HEARTBEAT {
             return Incoming::Nothing;
@@ -144,29 +279,30 @@ impl NatsPuller {
                 false => Incoming::Nothing,
             };
         }
-        if status.as_u16() != EXPIRED {
+        if !matches!(status.as_u16(), EXPIRED | NO_MESSAGES) {
             tracing::debug!(model = %self.model, %status, description = message.description, "a pull request ended");
             self.paused_until = Some(Instant::now() + REFUSED_PAUSE);
         }
         Incoming::Nothing
     }
 
-    /// Waits for a message. `None` when there is something else to see to first.
-    async fn wait(&mut self, until: Instant) -> Result<Option<Message>, BusError> {
+    /// Waits until there is something to see to.
+    async fn wait(&mut self, until: Instant) -> Result<Event, BusError> {
         tokio::select! {
             biased;
+            Some(fetched) = self.fetching.join_next() => Ok(Event::Fetched(fetched.ok().flatten())),
             message = self.incoming.next() => match message {
-                Some(message) => Ok(Some(message)),
+                Some(message) => Ok(Event::Message(message)),
                 None => Err(BusError::Unreachable("connection closed".to_owned())),
             },
             changed = self.connection.changed() => match changed {
                 Ok(()) => {
                     self.connection.mark_changed();
-                    Ok(None)
+                    Ok(Event::Other)
                 }
                 Err(_) => Err(BusError::Unreachable("connection closed".to_owned())),
             },
-            () = tokio::time::sleep_until(until.into()) => Ok(None),
+            () = tokio::time::sleep_until(until.into()) => Ok(Event::Other),
         }
     }
 }
@@ -177,21 +313,20 @@ impl Puller for NatsPuller {
         let room = room.max(1);
         loop {
             let now = Instant::now();
-            self.pulls.forget_lost(now);
-            if self.connection.has_changed().is_ok_and(|changed| changed) {
-                // A new connection knows nothing of what was asked over the old one.
-                self.connection.mark_unchanged();
-                self.pulls.clear();
-            }
-            self.paused_until = self.paused_until.filter(|until| *until > now);
-            self.ask(room, now).await?;
+            self.see_to_connection(now);
+            self.ask(room.saturating_sub(self.fetching.len()), now).await?;
             let wake = self.paused_until.or(self.pulls.next_loss()).unwrap_or(now + PULL_EXPIRES);
-            let mut arrived = self.wait(wake).await?;
-            // From here to the return nothing waits. Whatever else has arrived comes along.
             let mut deliveries = Vec::new();
+            let mut arrived = match self.wait(wake).await? {
+                Event::Message(message) => Some(message),
+                Event::Fetched(Some(delivery)) => return Ok(vec![delivery]),
+                Event::Fetched(None) | Event::Other => None,
+            };
+            // From here to the return nothing waits. Whatever else has arrived comes along.
             while let Some(message) = arrived {
                 match self.receive(message) {
                     Incoming::Work(delivery) => deliveries.push(*delivery),
+                    Incoming::Claimed(fetch) => drop(self.fetching.spawn(fetch.run())),
                     Incoming::Nothing => {}
                     Incoming::NoQueue if deliveries.is_empty() => {
                         return Err(BusError::NoQueue { model: self.model.clone() });
@@ -210,6 +345,15 @@ impl Puller for NatsPuller {
         }
     }
 
+    async fn overdue(&mut self, _level: u32, age: Duration) -> Result<Vec<Delivery>, BusError> {
+        let mut overdue = Vec::new();
+        // What was asked for is on its way here, and would be taken for what waits.
+        if self.outstanding() == 0 && self.oldest_waits().await?.is_some_and(|waited| waited > age) {
+            self.take_waiting(1, &mut overdue).await?;
+        }
+        Ok(overdue)
+    }
+
     async fn stop(&mut self) {
         let give_up = Instant::now() + CLOSE_TIMEOUT;
         let mut back = Vec::new();
@@ -217,16 +361,86 @@ impl Puller for NatsPuller {
         // (its own draining included), and what comes then is lost until ack_wait: so the open pull requests end first.
         while self.pulls.outstanding() > 0 && Instant::now() < give_up {
             let Ok(Some(message)) = tokio::time::timeout_at(give_up.into(), self.incoming.next()).await else { break };
-            if let Incoming::Work(delivery) = self.receive(message) {
-                back.push(*delivery);
+            match self.receive(message) {
+                Incoming::Work(delivery) => back.push(delivery.acker),
+                Incoming::Claimed(fetch) => back.push(fetch.unread()),
+                Incoming::Nothing | Incoming::NoQueue => {}
             }
+        }
+        while let Ok(Some(fetched)) = tokio::time::timeout_at(give_up.into(), self.fetching.join_next()).await {
+            back.extend(fetched.ok().flatten().map(|delivery| delivery.acker));
         }
         let _ = self.incoming.unsubscribe().await;
         // Not before: the broker would serve one of this puller's own requests with it.
-        for delivery in back {
+        for acker in back {
             // What cannot be handed back now comes again after ack_wait.
-            let _ = delivery.acker.nak(Duration::ZERO).await;
+            let _ = acker.nak(Duration::ZERO).await;
         }
+    }
+}
+
+/// A message's body, if it is work for `model`.
+fn decode(model: &ModelKey, headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, String> {
+    let work = envelope::decode_work(headers, body).map_err(|error| error.to_string())?;
+    match work.queue() {
+        Some(queue) if queue == model => Ok(work),
+        Some(other) => Err(format!("its route leads to '{other}'")),
+        None => Err("its route has no step left".to_owned()),
+    }
+}
+
+// === impl Fetch ===
+
+impl Fetch {
+    /// Reads the body. `None` when that is not possible: then the delivery has been dealt with.
+    async fn run(self) -> Option<Delivery> {
+        let reason = match self.nats.redeem(Store::Claims, &self.claim, Some(&self.message)).await {
+            Ok(body) => match decode(&self.model, self.headers.clone(), &body) {
+                Ok(work) => {
+                    let ack = NatsAck { nats: self.nats, message: self.message, claim: Some(self.claim.name) };
+                    return Some(Delivery { message: work, attempt: self.attempt, acker: Acker::new(Arc::new(ack)) });
+                }
+                Err(reason) => reason,
+            },
+            // What the broker lost may be on its way again, under this name or another, so its end is not told before the
+            // request's own.
+            Err(error @ (RedeemError::Gone { .. } | RedeemError::Unreachable { .. })) => match self.try_again_in() {
+                Some(pause) => {
+                    tracing::debug!(model = %self.model, %error, "a message's body could not be fetched yet");
+                    let _ = self.message.ack_with(AckKind::Nak(Some(pause))).await;
+                    return None;
+                }
+                None => error.to_string(),
+            },
+            Err(error) => error.to_string(),
+        };
+        tracing::warn!(model = %self.model, request_id = self.headers.request_id, reason, "refused a message");
+        let error = InferError::unavailable(format!("message was lost: {reason}")).at(&self.model, "");
+        let WorkHeaders { request_id, gateway, answer, .. } = self.headers;
+        let sequence = match answer {
+            Answer::Part(part) => part.sequence,
+            Answer::Whole | Answer::InParts => 0,
+        };
+        let headers = ReplyHeaders { request_id, gateway, sequence, last: true };
+        let _ = self.nats.reply(Reply::failed(headers, error)).await;
+        let _ = self.message.ack_with(AckKind::Term).await;
+        None
+    }
+
+    /// How long to wait before the body is fetched again: a moment, then until shortly before the deadline. `None` when that
+    /// is near, or there is none.
+    fn try_again_in(&self) -> Option<Duration> {
+        let remaining = self.headers.deadline.remaining(UnixMicros::now())?.checked_sub(BEFORE_DEADLINE)?;
+        match self.attempt {
+            1 => Some(FETCH_PAUSE.min(remaining)),
+            _ if self.attempt == 2 && self.headers.deadline != UnixMicros::NEVER => Some(remaining),
+            _ => None,
+        }
+    }
+
+    /// The delivery without its body, to be handed back.
+    fn unread(self) -> Acker {
+        Acker::new(Arc::new(NatsAck { nats: self.nats, message: self.message, claim: None }))
     }
 }
 
@@ -236,12 +450,22 @@ impl NatsAck {
     async fn send(&self, kind: AckKind) -> Result<(), BusError> {
         self.message.ack_with(kind).await.map_err(|error| BusError::Unreachable(error.to_string()))
     }
+
+    /// The last word about a message. Its claim is kept until the broker has heard it: delivered again, the message needs
+    /// the claim again.
+    async fn end(&self, kind: AckKind) -> Result<(), BusError> {
+        let Some(claim) = &self.claim else { return self.send(kind).await };
+        let heard = self.message.double_ack_with(kind).await;
+        heard.map_err(|error| BusError::Unreachable(error.to_string()))?;
+        self.nats.discard(Store::Claims, claim.clone());
+        Ok(())
+    }
 }
 
 #[async_trait]
 impl AckHandle for NatsAck {
     async fn ack(&self) -> Result<(), BusError> {
-        self.send(AckKind::Ack).await
+        self.end(AckKind::Ack).await
     }
 
     async fn nak(&self, delay: Duration) -> Result<(), BusError> {
@@ -249,7 +473,7 @@ impl AckHandle for NatsAck {
     }
 
     async fn term(&self, _reason: &str) -> Result<(), BusError> {
-        self.send(AckKind::Term).await
+        self.end(AckKind::Term).await
     }
 
     async fn in_progress(&self) -> Result<(), BusError> {

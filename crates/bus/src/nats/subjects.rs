@@ -10,22 +10,28 @@ pub const REGISTRY_BUCKET: &str = "trireme_registry";
 pub const DEAD_STREAM: &str = "trireme_dead";
 /// Its subjects.
 pub const DEAD_SUBJECTS: &str = "trireme.dead.>";
+/// Those of the letters themselves.
+pub const DEAD_LETTERS: &str = "trireme.dead.*.*";
+/// Stream of bodies above `max_payload`.
+pub const CLAIM_STREAM: &str = "trireme_claims";
+/// Its subjects.
+pub const CLAIM_SUBJECTS: &str = "trireme.claim.>";
 /// The durable consumer that the workers of a queue share.
 pub const WORKERS: &str = "workers";
 
 /// Subject of work for a model version at a priority level.
-pub fn work(model: &ModelKey, priority: u32) -> String {
-    format!("trireme.work.{}.{}.{priority}", escape_token(&model.name), model.version)
+pub fn work(model: &ModelKey, level: u32) -> String {
+    format!("trireme.work.{}.{}.{level}", escape_token(&model.name), model.version)
 }
 
-/// Subjects of work for a model version at any level.
-pub fn work_all(model: &ModelKey) -> String {
-    format!("trireme.work.{}.{}.*", escape_token(&model.name), model.version)
-}
-
-/// Name of the stream of a model version's work.
-pub fn work_stream(model: &ModelKey) -> String {
-    format!("trireme_work_{}_{}", escape_token(&model.name), model.version)
+/// Name of the stream of a model version's work at a priority level.
+pub fn work_stream(model: &ModelKey, level: u32) -> String {
+    let name = format!("trireme_work_{}_{}", escape_token(&model.name), model.version);
+    match level {
+        0 => name,
+        // What follows the last `_` of the name is else a version, so that no other queue has this name.
+        level => format!("{name}-{level}"),
+    }
 }
 
 /// Subject of the replies to one request.
@@ -46,6 +52,31 @@ pub fn control(topic: &str) -> String {
 /// Subject of given-up messages of a model version.
 pub fn dead(model: &ModelKey) -> String {
     format!("trireme.dead.{}.{}", escape_token(&model.name), model.version)
+}
+
+/// Subject of one part of a claim.
+pub fn claim(name: &str, part: usize) -> String {
+    format!("trireme.claim.{name}.{part}")
+}
+
+/// Subjects of all parts of a claim.
+pub fn claim_all(name: &str) -> String {
+    format!("trireme.claim.{name}.*")
+}
+
+/// Subject of one part of a dead letter's claim. No model's name becomes the token `=claim`.
+pub fn dead_claim(name: &str, part: usize) -> String {
+    format!("trireme.dead.=claim.{name}.{part}")
+}
+
+/// Subjects of all parts of a dead letter's claim.
+pub fn dead_claim_all(name: &str) -> String {
+    format!("trireme.dead.=claim.{name}.*")
+}
+
+/// Whether `token` is what [`escape_token`] may give.
+pub fn is_token(token: &str) -> bool {
+    !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_=".contains(&byte))
 }
 
 /// `name` as one subject token that is also fit for stream names and bucket keys: letters, digits, `-` and `_` stay, every

@@ -3,17 +3,18 @@
 use std::error::Error;
 use std::time::Duration;
 
-use async_nats::jetstream;
 use async_nats::jetstream::context::{
     CreateStreamError, CreateStreamErrorKind, GetStreamErrorKind, PublishError, PublishErrorKind,
 };
 use async_nats::jetstream::{consumer, stream};
+use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use trireme_inference::{ModelKey, UnixMicros};
 
+use super::claims::{self, Store};
 use super::{Nats, headers, subjects};
-use crate::{BusError, DeadLetter, QueueOptions, QueueStatus, WorkMessage, envelope};
+use crate::{BusError, QueueOptions, QueueStatus, WorkMessage, envelope};
 
 /// How long the broker remembers message ids. Longer than a few redeliveries; its memory is rate times window.
 const DEDUP_WINDOW: Duration = Duration::from_secs(15);
@@ -30,28 +31,41 @@ const LAPSE_SLACK: Duration = Duration::from_secs(5);
 /// Deadlines further away than this are none; the broker refuses absurd ones.
 const LONGEST_LAPSE: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How long dead letters are kept, and how many.
-const DEAD_LETTER_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
-const DEAD_LETTERS_KEPT: i64 = 10_000;
-
 impl Nats {
-    /// Makes or updates the stream of a model version and the consumer its workers share.
+    /// Makes or updates the streams of a model version, one for each priority level, and the consumers its workers share.
     pub(super) async fn declare(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
+        let limits = options.level_limits();
+        self.levels.lock().insert(model.clone(), limits.iter().map(|(level, _)| *level).collect());
+        for (level, max_messages) in limits {
+            self.declare_level(model, level, max_messages, options).await?;
+        }
+        Ok(())
+    }
+
+    async fn declare_level(
+        &self,
+        model: &ModelKey,
+        level: u32,
+        max_messages: u64,
+        options: &QueueOptions,
+    ) -> Result<(), BusError> {
         let storage = match options.file_storage {
             true => stream::StorageType::File,
             false => stream::StorageType::Memory,
         };
-        let name = subjects::work_stream(model);
+        let name = subjects::work_stream(model, level);
         let config = stream::Config {
             name: name.clone(),
             description: Some(format!("work for {model}")),
-            subjects: vec![subjects::work_all(model)],
+            subjects: vec![subjects::work(model, level)],
             retention: stream::RetentionPolicy::WorkQueue,
             discard: stream::DiscardPolicy::New,
-            max_messages: i64::try_from(options.max_messages).unwrap_or(i64::MAX),
+            max_messages: i64::try_from(max_messages).unwrap_or(i64::MAX),
             max_bytes: i64::try_from(options.max_bytes).unwrap_or(i64::MAX),
             duplicate_window: DEDUP_WINDOW,
             allow_message_ttl: true,
+            // For a look at what waits.
+            allow_direct: true,
             num_replicas: options.replicas,
             storage,
             ..Default::default()
@@ -88,7 +102,7 @@ impl Nats {
             });
         };
         let body = envelope::encode_work(message)?;
-        let subject = subjects::work(model, message.priority);
+        let subject = subjects::work(model, message.level());
         let mut headers = headers::write_work(message)?;
         // The broker keeps a message that was delivered for the last time. Nobody would remove one whose workers all
         // died of it, and a message past its deadline is of no use to anybody.
@@ -96,38 +110,35 @@ impl Nats {
         if lapse < LONGEST_LAPSE {
             headers.insert(async_nats::header::NATS_MESSAGE_TTL, lapse.as_secs().to_string());
         }
-        self.publish_confirmed(model, subject, headers, body).await
+        let claim = (Store::Claims, subjects::escape_token(&message.message_id()), Some(lapse.min(LONGEST_LAPSE)));
+        self.publish_body(model, subject, headers, body, claim).await
     }
 
-    /// Puts a message into the dead-letter stream, which is made when first needed.
-    pub(super) async fn publish_dead(&self, letter: DeadLetter) -> Result<(), BusError> {
-        let Some(model) = letter.message.queue() else { return Ok(()) };
-        let config = stream::Config {
-            name: subjects::DEAD_STREAM.to_owned(),
-            description: Some("messages that were given up".to_owned()),
-            subjects: vec![subjects::DEAD_SUBJECTS.to_owned()],
-            max_age: DEAD_LETTER_AGE,
-            max_messages: DEAD_LETTERS_KEPT,
-            ..Default::default()
-        };
-        let made = self.jetstream.get_or_create_stream(config).await;
-        made.map_err(|error| stream_failure("making the dead-letter stream", subjects::DEAD_STREAM, &error))?;
-        let mut headers = headers::write_work(&letter.message)?;
-        // Header values are one line; control characters in a message would be refused.
-        let reason: String = letter.reason.message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        headers.insert(headers::DEAD_REASON, reason);
-        headers.insert(headers::DEAD_ATTEMPTS, letter.attempts.to_string());
-        let body = envelope::encode_work(&letter.message)?;
-        self.publish_confirmed(model, subjects::dead(model), headers, body).await
-    }
-
-    async fn publish_confirmed(
+    /// Publishes a body, by claim where it is too large to travel itself.
+    pub(super) async fn publish_body(
         &self,
         model: &ModelKey,
         subject: String,
-        headers: async_nats::HeaderMap,
-        body: Bytes,
+        mut headers: HeaderMap,
+        mut body: Bytes,
+        claim: (Store, String, Option<Duration>),
     ) -> Result<(), BusError> {
+        if claims::wire_size(&headers) + body.len() > self.max_payload() {
+            let (store, name, lapse) = claim;
+            let claim = self.lay_down(store, name, &body, lapse).await?;
+            headers::write_claim(&mut headers, &claim);
+            body = Bytes::new();
+        }
+        self.send_confirmed(subject, headers, body).await.map_err(|error| self.publish_error(model, &error))
+    }
+
+    /// Sends a message until the broker confirms it.
+    pub(super) async fn send_confirmed(
+        &self,
+        subject: String,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<(), PublishError> {
         let mut attempt = 1;
         loop {
             let confirmed = tokio::time::timeout(CONFIRM_TIMEOUT, async {
@@ -137,34 +148,41 @@ impl Nats {
             let confirmed = confirmed.await.unwrap_or_else(|_| Err(PublishErrorKind::TimedOut.into()));
             let Err(error) = confirmed else { return Ok(()) };
             let unconfirmed = matches!(error.kind(), PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe);
-            if unconfirmed && attempt < PUBLISH_ATTEMPTS {
-                attempt += 1;
-                continue;
+            if !unconfirmed || attempt == PUBLISH_ATTEMPTS {
+                return Err(error);
             }
-            return Err(self.publish_error(model, body.len(), &error));
+            attempt += 1;
         }
     }
 
-    fn publish_error(&self, model: &ModelKey, size: usize, error: &PublishError) -> BusError {
-        let answer = jetstream_error(error).map(jetstream::Error::error_code);
+    fn publish_error(&self, model: &ModelKey, error: &PublishError) -> BusError {
         match error.kind() {
             PublishErrorKind::StreamNotFound => BusError::NoQueue { model: model.clone() },
-            PublishErrorKind::MaxPayloadExceeded => {
-                BusError::TooLarge { model: model.to_string(), size, limit: self.max_payload() }
-            }
             PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe | PublishErrorKind::MaxAckPending => {
                 BusError::Unreachable(chain(error))
             }
-            _ if answer == Some(jetstream::ErrorCode::STREAM_STORE_FAILED) => BusError::Full { model: model.clone() },
+            _ if is_full(error) => BusError::Full { model: model.clone() },
             _ => BusError::Refused { action: "publishing", reason: chain(error) },
         }
     }
 }
 
-/// How full a model version's stream is. Whatever consumers it has, what they have not in hand waits.
-pub async fn queue_status(nats: &Nats, model: &ModelKey) -> Result<QueueStatus, BusError> {
+/// How full the streams of a model version's levels are together. Whatever consumers they have, what those have not in
+/// hand waits.
+pub async fn queue_status(nats: &Nats, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
+    let mut all = QueueStatus::default();
+    for &level in levels {
+        let status = level_status(nats, model, level).await?;
+        all.waiting += status.waiting;
+        all.delivered += status.delivered;
+        all.oldest = all.oldest.max(status.oldest);
+    }
+    Ok(all)
+}
+
+async fn level_status(nats: &Nats, model: &ModelKey, level: u32) -> Result<QueueStatus, BusError> {
     const ACTION: &str = "looking at a work queue";
-    let name = subjects::work_stream(model);
+    let name = subjects::work_stream(model, level);
     let stream = nats.jetstream.get_stream(&name).await.map_err(|error| match error.kind() {
         GetStreamErrorKind::JetStream(answer) if answer.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND => {
             BusError::NoQueue { model: model.clone() }
@@ -190,8 +208,13 @@ pub fn failure(action: &'static str, error: &(dyn Error + 'static)) -> BusError 
     }
 }
 
+/// Whether the broker refused because the stream holds as much as it may.
+pub fn is_full(error: &PublishError) -> bool {
+    jetstream_error(error).map(jetstream::Error::error_code) == Some(jetstream::ErrorCode::STREAM_STORE_FAILED)
+}
+
 /// As [`failure`], for a stream: the client keeps the broker's answer in the error's kind.
-fn stream_failure(action: &'static str, name: &str, error: &CreateStreamError) -> BusError {
+pub fn stream_failure(action: &'static str, name: &str, error: &CreateStreamError) -> BusError {
     match error.kind() {
         CreateStreamErrorKind::JetStream(answer) => BusError::Refused {
             action,

@@ -25,7 +25,13 @@ pub struct Vector {
     /// What it shows.
     pub about: &'static str,
     pub message: Message,
+    /// Whether it is published where [`CLAIM_ABOVE`] makes it travel by claim; the body is then what the parts give together.
+    pub claimed: bool,
 }
+
+/// The `max_payload` of the broker that claimed vectors are published to, and the size of a part there.
+pub const CLAIM_ABOVE: usize = 4096;
+pub const PART_BYTES: usize = CLAIM_ABOVE - 256;
 
 /// Either of the contract's messages.
 #[derive(Debug, PartialEq)]
@@ -40,7 +46,7 @@ pub fn folder() -> PathBuf {
 }
 
 pub fn all() -> Vec<Vector> {
-    let vector = |name, about, message| Vector { name, about, message };
+    let vector = |name, about, message| Vector { name, about, message, claimed: false };
     let output = Output {
         tensors: vec![numbers("embedding", &[1, 2], &[0.25, -1.5])],
         parameters: Parameters::from([("truncated".to_owned(), ParameterValue::Bool(false))]),
@@ -65,6 +71,10 @@ pub fn all() -> Vec<Vector> {
             "the third part of an answer, and the last one, on its way through the steps that are left",
             Message::Work(WorkMessage { answer: Answer::Part(Part { sequence: 2, last: true }), ..ensemble() }),
         ),
+        Vector {
+            claimed: true,
+            ..vector("work-claimed", "a body above the broker's max_payload of 4096 bytes, in two parts", Message::Work(large()))
+        },
         vector("reply-result", "the one reply to a request, with its result", Message::Reply(ensemble().reply(Ok(output)))),
         vector(
             "reply-partial",
@@ -95,6 +105,7 @@ fn single() -> WorkMessage {
         inputs: vec![input("input_ids", "input_ids")],
         outputs: vec![output("last_hidden_state", "last_hidden_state")],
         dead: vec![],
+        level: 0,
     };
     WorkMessage {
         request_id: "r1".to_owned(),
@@ -122,12 +133,14 @@ fn ensemble() -> WorkMessage {
         ],
         outputs: vec![output("last_hidden_state", "hidden")],
         dead: vec!["ids".to_owned()],
+        level: 1,
     };
     let pool = Step {
         model: key("mean pool", 1),
         inputs: vec![input("hidden", "hidden"), input("mask", "mask")],
         outputs: vec![output("pooled", "embedding")],
         dead: vec!["mask".to_owned(), "hidden".to_owned()],
+        level: 0,
     };
     let hop = Hop {
         model: "tokenizer".to_owned(),
@@ -186,6 +199,12 @@ fn datatypes() -> WorkMessage {
     WorkMessage { request_id: "r3".to_owned(), tensors, ..single() }
 }
 
+fn large() -> WorkMessage {
+    let ids: Vec<i64> = (0..520).collect();
+    let tensor = Tensor::from_values("input_ids", [2, 260], ids).expect("520 numbers");
+    WorkMessage { request_id: "r4".to_owned(), tensors: vec![tensor], ..single() }
+}
+
 fn key(name: &str, version: i64) -> ModelKey {
     ModelKey { name: name.to_owned(), version }
 }
@@ -242,10 +261,10 @@ impl Message {
     /// Where it is published.
     pub fn subject(&self) -> String {
         match self {
-            Message::Work(WorkMessage { route, priority, .. }) => {
-                let model = &route.current().expect("the vectors have a step left").model;
+            Message::Work(message) => {
+                let step = message.route.current().expect("the vectors have a step left");
                 // Of the names in use here, only the space has to be escaped.
-                format!("trireme.work.{}.{}.{priority}", model.name.replace(' ', "=20"), model.version)
+                format!("trireme.work.{}.{}.{}", step.model.name.replace(' ', "=20"), step.model.version, step.level)
             }
             Message::Reply(reply) => format!("trireme.reply.{}.{}", reply.gateway, reply.request_id),
         }
@@ -326,16 +345,46 @@ impl Message {
 // === impl Vector ===
 
 impl Vector {
+    /// Its headers.
+    pub fn headers(&self) -> Vec<(&'static str, String)> {
+        let mut headers = self.message.headers();
+        if self.claimed {
+            let size = self.message.encode().expect("the vectors can be encoded").len();
+            headers.push(("Trireme-Claim", "r4=2F0".to_owned()));
+            headers.push(("Trireme-Claim-Bytes", size.to_string()));
+            headers.push(("Trireme-Claim-Parts", self.parts().len().to_string()));
+        }
+        headers
+    }
+
+    /// Where the parts of a claimed body lie, and what they hold.
+    pub fn parts(&self) -> Vec<(String, Bytes)> {
+        if !self.claimed {
+            return Vec::new();
+        }
+        let body = self.message.encode().expect("the vectors can be encoded");
+        let part = |number: usize| body.slice(number * PART_BYTES..body.len().min((number + 1) * PART_BYTES));
+        (0..body.len().div_ceil(PART_BYTES)).map(|n| (format!("trireme.claim.r4=2F0.{n}"), part(n))).collect()
+    }
+
     /// The text of its JSON file.
     pub fn describe(&self) -> String {
         let headers: Map<String, Value> =
-            self.message.headers().into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
-        let description = json!({
+            self.headers().into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
+        let mut description = json!({
             "about": self.about,
             "subject": self.message.subject(),
             "headers": headers,
             "body": self.message.body(),
         });
+        let parts: Vec<_> = self
+            .parts()
+            .into_iter()
+            .map(|(subject, bytes)| json!({"subject": subject, "bytes": bytes.len()}))
+            .collect();
+        if !parts.is_empty() {
+            description["parts"] = parts.into();
+        }
         serde_json::to_string_pretty(&description).expect("JSON of maps with text keys") + "\n"
     }
 }

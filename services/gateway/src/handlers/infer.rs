@@ -7,8 +7,10 @@ use trireme_bus::{Answer, Reply, WorkMessage};
 use trireme_inference::{InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, UnixMicros};
 
 use super::{Handlers, Labels};
+use crate::cache::Key;
 use crate::dispatch::Exchange;
 use crate::registry::ServedModel;
+use crate::rows;
 use crate::statistics::CountedRequest;
 
 /// A request with what its transport said about tracing.
@@ -45,8 +47,18 @@ struct Running {
     outputs: Vec<RequestedOutput>,
     batched: bool,
     labels: Arc<Labels>,
+    /// The most rows of a message, where the request may travel as several.
+    rows_per_message: Option<u32>,
     counted: CountedRequest,
     span: tracing::Span,
+}
+
+/// A request on its way into the pipeline.
+struct Prepared {
+    request: Running,
+    message: WorkMessage,
+    /// Its place in the response cache, where its model has one.
+    key: Option<Key>,
 }
 
 impl Handlers {
@@ -57,19 +69,29 @@ impl Handlers {
 
     /// Runs a request through the pipeline. Dropping the future cancels the request in every stage.
     pub async fn infer(&self, traced: Traced) -> Result<InferResponse, InferError> {
-        let (mut request, mut exchange) = self.start(traced, Answer::Whole)?;
+        let Prepared { mut request, message, key } = self.prepare(traced, Answer::Whole)?;
         let span = request.span.clone();
-        self.next(&mut request, &mut exchange)
-            .instrument(span)
-            .await
-            .unwrap_or_else(|| Err(no_answer()))
-            .map(|next| next.response)
+        let Some((cache, key)) = self.cache.as_ref().zip(key) else {
+            return self.compute(&mut request, message).instrument(span).await;
+        };
+        let patience = message.deadline.remaining(UnixMicros::now()).unwrap_or_default();
+        match cache.answer(key, patience, self.compute(&mut request, message)).instrument(span).await {
+            Ok((answer, lookup)) => {
+                request.counted.looked_up(lookup);
+                Ok(InferResponse { id: request.id, ..answer })
+            }
+            Err(error) => {
+                request.counted.failed(&error);
+                Err(with_id(error, &request.id))
+            }
+        }
     }
 
     /// Sends a request into the pipeline whose responses are taken as they come: one of a model that is not decoupled, any
     /// number of one that is. Dropping them cancels the request in every stage. An error is one from before the pipeline.
     pub fn infer_stream(self: &Arc<Self>, traced: Traced) -> Result<Responses, InferError> {
-        let (request, exchange) = self.start(traced, Answer::InParts)?;
+        let Prepared { mut request, message, .. } = self.prepare(traced, Answer::InParts)?;
+        let exchange = self.begin(&mut request, message)?;
         Ok(Responses { handlers: self.clone(), request, exchange })
     }
 
@@ -87,8 +109,8 @@ impl Handlers {
         (span, traceparent)
     }
 
-    /// Checks a request and takes it into the pipeline.
-    fn start(&self, traced: Traced, answer: Answer) -> Result<(Running, Exchange), InferError> {
+    /// Checks a request and makes the message of it that goes into the pipeline.
+    fn prepare(&self, traced: Traced, answer: Answer) -> Result<Prepared, InferError> {
         let (span, traceparent) = self.span(&traced);
         let _entered = span.enter();
         let request = traced.request;
@@ -101,8 +123,16 @@ impl Handlers {
         let outputs: Vec<&str> = request.outputs.iter().map(|output| output.name.as_str()).collect();
         let resolve = |model: &str, version| catalog.find(model, version).map(|(version, _)| version);
         let route = served.plan.route(version, &outputs, &inputs, resolve)?;
+        let level = |step: &ModelKey| {
+            let found = catalog.find(&step.name, Some(step.version));
+            found.map_or(0, |(_, served)| served.config.priority_level(request.priority))
+        };
+        let route = route.at_levels(level);
 
-        let mut counted = CountedRequest::begin(self.collector.own(), route.model(), &served.config, &tensors);
+        let model = ModelKey { name: request.model, version };
+        let cached = self.cache.is_some() && served.config.response_cache;
+        let key = cached.then(|| Key::new(&model, &tensors, &request.outputs, &request.parameters));
+        let counted = CountedRequest::begin(self.collector.own(), route.model(), &served.config, &tensors);
         let now = UnixMicros::now();
         let message = WorkMessage {
             request_id: self.dispatcher.request_id(),
@@ -118,20 +148,43 @@ impl Handlers {
             ledger: Ledger::default(),
             answer: if served.config.decoupled { answer } else { Answer::Whole },
         };
-        let exchange = self.dispatcher.start(message).map_err(|error| {
-            counted.failed(&error);
-            with_id(error, &request.id)
-        })?;
+        let in_parts = served.config.max_rows_per_message.filter(|_| !served.config.decoupled);
+        let rows_per_message = in_parts.map(|rows| match served.config.max_batch_size {
+            0 => rows,
+            largest => rows.min(largest),
+        });
         let running = Running {
             id: request.id,
-            model: ModelKey { name: request.model, version },
+            model,
             outputs: request.outputs,
             batched: served.config.max_batch_size > 0,
             labels: catalog.labels().clone(),
+            rows_per_message,
             span: span.clone(),
             counted,
         };
-        Ok((running, exchange))
+        Ok(Prepared { request: running, message, key })
+    }
+
+    /// Takes a request into the pipeline: as one message, or as several where it may be split and has to be.
+    fn begin(&self, request: &mut Running, message: WorkMessage) -> Result<Exchange, InferError> {
+        let rows = request.rows_per_message;
+        let parts = rows.and_then(|rows| rows::split(&message.tensors, rows as usize, self.dispatcher.message_bytes()));
+        let exchange = match parts {
+            Some(parts) => Ok(self.dispatcher.start_parts(message, parts)),
+            None => self.dispatcher.start(message),
+        };
+        exchange.map_err(|error| {
+            request.counted.failed(&error);
+            with_id(error, &request.id)
+        })
+    }
+
+    /// The one response that the pipeline makes to a request.
+    async fn compute(&self, request: &mut Running, message: WorkMessage) -> Result<InferResponse, InferError> {
+        let mut exchange = self.begin(request, message)?;
+        let next = self.next(request, &mut exchange).await;
+        next.unwrap_or_else(|| Err(no_answer())).map(|next| next.response)
     }
 
     /// The next response of a request in the pipeline.

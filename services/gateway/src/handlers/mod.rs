@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use trireme_runtime::Health;
 
+use crate::cache::ResponseCache;
 use crate::dispatch::Dispatcher;
 use crate::models::ModelControl;
 use crate::registry::Registry;
@@ -51,6 +52,8 @@ pub struct Handlers {
     pub(crate) access: Access,
     /// Time a request may take when it does not say.
     pub(crate) default_timeout: Duration,
+    /// Answers of models with `response_cache`, where there is a cache.
+    pub(crate) cache: Option<ResponseCache>,
 }
 
 /// How listeners hold the operations.

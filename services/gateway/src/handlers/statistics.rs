@@ -31,7 +31,9 @@ impl Handlers {
 
     /// How full the queue of a model version is.
     pub async fn queue_status(&self, key: &ModelKey) -> Result<QueueStatus, BusError> {
-        self.dispatcher.queue_status(key).await
+        let levels =
+            self.registry.catalog().find(&key.name, Some(key.version)).map(|(_, served)| served.config.queue_levels());
+        self.dispatcher.queue_status(key, &levels.unwrap_or_else(|_| vec![0])).await
     }
 
     fn keys(&self, model: Option<&str>, version: Option<i64>) -> Result<Vec<ModelKey>, InferError> {

@@ -42,6 +42,10 @@ pub struct HttpArgs {
     #[arg(long, env = "TRIREME_OIP_HEALTH_BODIES")]
     pub oip_health_bodies: bool,
 
+    /// Status that answers a request which found a queue full: Triton's 503, or 429 with Retry-After
+    #[arg(long, env = "TRIREME_FULL_QUEUE_STATUS", value_name = "STATUS", default_value = "503", value_parser = ["503", "429"])]
+    pub full_queue_status: String,
+
     /// Regular expression of the request headers that models get as parameters; upper and lower case are the same to it
     #[arg(long, env = "TRIREME_HTTP_HEADER_FORWARD_PATTERN", value_name = "REGEX")]
     pub http_header_forward_pattern: Option<String>,
@@ -66,6 +70,8 @@ pub struct HttpOptions {
     pub idle_timeout: Duration,
     /// Whether health checks have bodies.
     pub oip_health_bodies: bool,
+    /// Whether a full queue is 429, with a hint when to come again.
+    pub full_queue_is_429: bool,
     /// Which headers models get as parameters.
     pub header_forward: Option<Regex>,
     /// Speaks TLS, where it is there.
@@ -88,6 +94,7 @@ impl HttpArgs {
             max_input_size: self.http_max_input_size,
             idle_timeout: Duration::from_secs(self.http_idle_timeout_secs),
             oip_health_bodies: self.oip_health_bodies,
+            full_queue_is_429: self.full_queue_status == "429",
             header_forward,
             tls,
         })

@@ -6,11 +6,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use axum::body::Body;
-use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, RETRY_AFTER as RETRY_AFTER_NAME};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use trireme_inference::{InferError, Ledger};
+use trireme_bus::QUEUE_FULL;
+use trireme_inference::{ErrorCode, InferError, Ledger};
 use trireme_protocol::infer::{EncodedResponse, HEADER_LENGTH};
 use trireme_protocol::{metadata, status};
 
@@ -25,6 +26,22 @@ const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 pub struct HttpError {
     error: InferError,
     plain: bool,
+}
+
+/// Marks the answer to a request that found a queue full.
+#[derive(Clone, Copy, Debug)]
+struct QueueFull;
+
+/// How long a client shall wait that found a queue full, in seconds: queues are emptied within that.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+/// Answers 429 where a queue was full, instead of Triton's 503.
+pub async fn full_queue_as_429(mut response: Response) -> Response {
+    if response.extensions().get::<QueueFull>().is_some() {
+        *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+        response.headers_mut().insert(RETRY_AFTER_NAME, RETRY_AFTER);
+    }
+    response
 }
 
 /// A body of several pieces that are sent one after the other, as they are.
@@ -92,10 +109,14 @@ impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
         let status = status::http_status(self.error.code);
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        match self.plain {
+        let mut response = match self.plain {
             true => plain_error(status, &self.error.message),
             false => error(status, &self.error.message),
+        };
+        if self.error.code == ErrorCode::Unavailable && self.error.message.ends_with(QUEUE_FULL) {
+            response.extensions_mut().insert(QueueFull);
         }
+        response
     }
 }
 

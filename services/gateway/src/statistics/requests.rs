@@ -10,6 +10,8 @@ use trireme_inference::{
 use trireme_model_repository::ModelConfig;
 use trireme_runtime::{ModelStatistics, Statistics};
 
+use crate::cache::Lookup;
+
 /// A request that is under way. Dropped before it has ended, its client went away.
 pub struct CountedRequest {
     statistics: Arc<ModelStatistics>,
@@ -67,8 +69,26 @@ impl CountedRequest {
         });
     }
 
-    /// This gateway ends it, with an error of its own.
+    /// What became of it in the response cache. What was there is not executed, and no worker counts it.
+    pub fn looked_up(&mut self, lookup: Lookup) {
+        let took = self.started.elapsed();
+        match lookup {
+            Lookup::Hit(duration) => {
+                self.ended = true;
+                self.statistics.record(|counters| {
+                    counters.answered.record(took);
+                    counters.hit(duration, took, UnixMicros::now());
+                });
+            }
+            Lookup::Miss(duration) => self.statistics.record(|counters| counters.cache_miss.record(duration)),
+        }
+    }
+
+    /// This gateway ends it, with an error of its own, unless it has ended already.
     pub fn failed(&mut self, error: &InferError) {
+        if self.ended {
+            return;
+        }
         self.end(match error.code {
             // Too many were in flight, a queue was full, or time ran out in one.
             ErrorCode::Unavailable => FailureReason::Rejected,

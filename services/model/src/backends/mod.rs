@@ -1,6 +1,7 @@
 //! The backends of this service, keyed by `backend` in config.pbtxt. A new one is a module here and a line in
 //! [`backends`]; `conformance` says what it has to do.
 
+mod generation;
 mod identity;
 mod onnxruntime;
 mod repeat;
@@ -9,13 +10,19 @@ use std::sync::Arc;
 
 use trireme_runtime::Backend;
 
+pub use generation::Generation;
 pub use identity::Identity;
 pub use onnxruntime::{OnnxRuntime, OnnxRuntimeOptions, default_cost_model_cache};
 pub use repeat::Repeat;
 
 /// Every backend of this service.
 pub fn backends(runtime: OnnxRuntimeOptions) -> Vec<Arc<dyn Backend>> {
-    vec![Arc::new(Identity), Arc::new(Repeat), Arc::new(OnnxRuntime::new(runtime))]
+    vec![
+        Arc::new(Identity),
+        Arc::new(Repeat),
+        Arc::new(Generation::new(runtime.clone())),
+        Arc::new(OnnxRuntime::new(runtime)),
+    ]
 }
 
 #[cfg(test)]

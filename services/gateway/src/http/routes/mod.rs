@@ -40,7 +40,12 @@ pub fn router(state: HttpState) -> Router {
         let rules = (category, state.handlers.clone());
         all.merge(routes.route_layer(middleware::from_fn_with_state(rules, access::admit)))
     });
-    routes.fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(state)
+    let full_queue_is_429 = state.options.full_queue_is_429;
+    let routes = routes.fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(state);
+    match full_queue_is_429 {
+        true => routes.layer(middleware::map_response(response::full_queue_as_429)),
+        false => routes,
+    }
 }
 
 /// A GET route. HEAD is refused, as Triton refuses it.

@@ -86,7 +86,7 @@ fn files_beside(model_file: &Path) -> String {
 }
 
 /// The machine's kind: a cache may be on a disk that several share.
-fn processor() -> String {
+pub fn processor() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':')).map(|(_, name)| name);
     name.unwrap_or(std::env::consts::ARCH).trim().to_owned()

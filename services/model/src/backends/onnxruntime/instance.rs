@@ -1,13 +1,16 @@
 //! One session and what its thread does with it: gather a batch, run it, hand out the results.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Instant;
 
 use ort::session::{OutputSelector, RunOptions, Session, SessionInputValue};
+use parking_lot::Mutex;
 use trireme_inference::{ErrorCode, InferError, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
 use trireme_runtime::{Description, ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance};
 
+use super::layouts::{Layout, Layouts, Turn};
 use super::reshape::Reshape;
 use super::schema::Schema;
 use super::values;
@@ -18,6 +21,8 @@ use crate::batcher::merge::{self, Cut};
 pub struct OnnxInstance {
     model: String,
     session: Session,
+    /// The session that it shares with the model's other instances, where layouts go by load.
+    wide: Option<Arc<Wide>>,
     batch: Batching,
     /// What may be padded, where requests of differing lengths share a batch.
     padding: Option<Padding>,
@@ -28,6 +33,13 @@ pub struct OnnxInstance {
     output_reshapes: Vec<(String, Reshape)>,
     /// Devices whose arena is shrunk after each run.
     arena_shrinkage: Option<String>,
+}
+
+/// The layout with all CPUs, and whose turn it is.
+pub struct Wide {
+    layouts: Layouts,
+    /// Locked by the one whose turn it is: never waited for.
+    session: Mutex<Session>,
 }
 
 /// What the first dimension is.
@@ -54,6 +66,15 @@ struct Batch {
     ran: Instant,
 }
 
+// === impl Wide ===
+
+impl Wide {
+    /// A wide layout with `session`.
+    pub fn new(session: Session) -> Wide {
+        Wide { layouts: Layouts::default(), session: Mutex::new(session) }
+    }
+}
+
 // === impl OnnxInstance ===
 
 impl OnnxInstance {
@@ -77,6 +98,7 @@ impl OnnxInstance {
         OnnxInstance {
             model: config.name.clone(),
             session,
+            wide: None,
             batch: match (batches, &padding) {
                 (true, _) => Batching::Implied,
                 (false, Some(_)) => Batching::Declared,
@@ -88,6 +110,11 @@ impl OnnxInstance {
             output_reshapes: output_reshapes.collect(),
             arena_shrinkage,
         }
+    }
+
+    /// From now on it runs on `wide` when it runs alone.
+    pub fn share(&mut self, wide: Arc<Wide>) {
+        self.wide = Some(wide);
     }
 
     /// Runs `requests` as one batch; an error is every request's.
@@ -115,11 +142,13 @@ impl OnnxInstance {
         let inputs = merge::join(&inputs, padded).map_err(|error| in_model(&self.model, error))?;
         let values = self.input_values(&inputs).map_err(|error| run_error(&self.model, &error))?;
         let gathered = Instant::now();
-        let results =
-            self.session.run_with_options(values, &options).map_err(|error| run_error(&self.model, &error))?;
-        let ran = Instant::now();
-        let outputs = results.into_iter().map(|(name, value)| values::output_tensor(name, &value));
-        let outputs = outputs.collect::<Result<_, _>>().map_err(|error| in_model(&self.model, error))?;
+        let turn = self.wide.as_ref().map(|wide| (wide, wide.layouts.enter()));
+        let (outputs, ran) = match &turn {
+            Some((wide, Turn { layout: Layout::Wide, .. })) => {
+                run_session(&self.model, &mut wide.session.lock(), values, &options)
+            }
+            _ => run_session(&self.model, &mut self.session, values, &options),
+        }?;
         Ok(Batch { outputs, rows, lengths, started, gathered, ran })
     }
 
@@ -209,6 +238,19 @@ impl ModelInstance for OnnxInstance {
             _ => requests.iter().flat_map(|request| self.execute(std::slice::from_ref(request))).collect(),
         }
     }
+}
+
+/// One run: its outputs, and when they were there.
+fn run_session(
+    model: &str,
+    session: &mut Session,
+    values: Vec<(Cow<'_, str>, SessionInputValue<'_>)>,
+    options: &RunOptions<ort::session::HasSelectedOutputs>,
+) -> Result<(Vec<Tensor>, Instant), InferError> {
+    let results = session.run_with_options(values, options).map_err(|error| run_error(model, &error))?;
+    let ran = Instant::now();
+    let outputs = results.into_iter().map(|(name, value)| values::output_tensor(name, &value));
+    Ok((outputs.collect::<Result<_, _>>().map_err(|error| in_model(model, error))?, ran))
 }
 
 /// The shape of a scalar, where the model's tensor is one: declared as one element, because no dimensions cannot be.

@@ -11,7 +11,7 @@ use ort::environment::Environment;
 use ort::logging::LogLevel;
 use parking_lot::Mutex;
 
-use super::settings;
+use super::providers;
 
 /// Where the setup script puts the library, relative to the checkout.
 const SETUP_PATH: &str = ".tools/onnxruntime/libonnxruntime.so";
@@ -52,6 +52,11 @@ pub fn environment(explicit: Option<&Path>) -> Result<Environment, LibraryError>
     Ok(slot.insert(environment).clone())
 }
 
+/// A file that the setup scripts put under the checkout, if it is there.
+pub fn beside_setup(file: &str) -> Option<PathBuf> {
+    Surroundings::of_this_process().beside_setup(file).into_iter().find(|path| path.is_file())
+}
+
 /// What the search depends on.
 struct Surroundings {
     variable: Option<OsString>,
@@ -76,10 +81,17 @@ impl Surroundings {
         if let Some(named) = explicit.or(self.variable.as_deref().map(Path::new)) {
             return vec![directory.join(named)];
         }
-        let ancestors = self.executable.iter().flat_map(|executable| executable.ancestors().skip(1));
-        let mut places: Vec<_> = std::iter::once(directory).chain(ancestors).map(|dir| dir.join(SETUP_PATH)).collect();
-        places.dedup();
+        let mut places = self.beside_setup(SETUP_PATH);
         places.push(PathBuf::from(SYSTEM_NAME));
+        places
+    }
+
+    /// Where the setup script may have put a file: in the working directory's checkout, or the executable's.
+    fn beside_setup(&self, file: &str) -> Vec<PathBuf> {
+        let directory = self.directory.as_deref().unwrap_or(Path::new(""));
+        let ancestors = self.executable.iter().flat_map(|executable| executable.ancestors().skip(1));
+        let mut places: Vec<_> = std::iter::once(directory).chain(ancestors).map(|dir| dir.join(file)).collect();
+        places.dedup();
         places
     }
 }
@@ -108,7 +120,7 @@ fn load(path: &Path) -> Result<Environment, LibraryError> {
         .build()
         .map_err(|error| LibraryError::Unusable { reason: error.to_string() })?;
     // Sessions are given this device and no other; without it the library would choose one itself.
-    if !environment.devices().any(|device| settings::is_plain_cpu(&device)) {
+    if !environment.devices().any(|device| providers::is_plain_cpu(&device)) {
         return Err(LibraryError::Unusable { reason: format!("{} offers no CPU device", path.display()) });
     }
     // With a logger of our own the environment starts at its most verbose level, which formats several lines per run.

@@ -1,35 +1,45 @@
-//! `backend: "onnxruntime"`: ONNX models through the ONNX Runtime library, on the CPU.
+//! `backend: "onnxruntime"`: ONNX models through the ONNX Runtime library, on the CPU or with the accelerators that the
+//! configuration names.
 //!
-//! Loading makes one session per instance; sessions share nothing but the process's environment. The library itself is
-//! loaded with the first model that needs it, so a process without ONNX models needs none. Models that declare their
-//! inputs as paddable ([`batcher::Declaration`]) are batched by length, with costs measured here.
+//! Loading makes one session per instance ([`sessions`]), checks an accelerated one against the plain model
+//! ([`precision`]), and runs the warm-up. The library itself is loaded with the first model that needs it, so a process
+//! without ONNX models needs none. Models that declare their inputs as paddable ([`batcher::Declaration`]) are batched by
+//! length, with costs measured here.
 
+mod accelerators;
 mod cost_cache;
 mod costs;
+mod graph_cache;
+mod graphs;
 mod instance;
+mod layouts;
 mod library;
 mod measure;
+mod precision;
 mod probe;
+mod providers;
 mod reshape;
 mod schema;
+mod sessions;
 mod settings;
 mod values;
+mod weights;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use ort::environment::Environment;
-use ort::session::Session;
 use trireme_runtime::{Backend, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource};
 
 use self::cost_cache::Entry;
-use self::instance::OnnxInstance;
+use self::instance::{OnnxInstance, Wide};
 use self::schema::Schema;
+use self::sessions::Sessions;
 use self::settings::Settings;
-use crate::batcher::{self, Declaration, LengthBatcher};
+use crate::batcher::{self, Declaration, LengthBatcher, Padding};
 use crate::{cpus, warmup};
 
 pub use self::cost_cache::default_directory as default_cost_model_cache;
+pub use self::graphs::GraphSessions;
 
 /// File name of a model where the configuration names none, also inside a directory that it names.
 const MODEL_FILE: &str = "model.onnx";
@@ -39,6 +49,10 @@ const MODEL_FILE: &str = "model.onnx";
 pub struct OnnxRuntimeOptions {
     /// The ONNX Runtime library; `None`: `ORT_DYLIB_PATH`, then where the setup script puts it, then the system's.
     pub library: Option<PathBuf>,
+    /// The plugin with OpenVINO's execution provider; `None`: where the setup script puts it.
+    pub openvino_library: Option<PathBuf>,
+    /// Directory that keeps optimised models; `None`: they are optimised at each load.
+    pub model_cache: Option<PathBuf>,
     /// Threads within an operator for models that do not say; `None`: the CPUs of the process over the model's instances.
     pub intra_threads: Option<usize>,
     /// Threads between operators for models that do not say; `None`: as many as within one.
@@ -59,6 +73,8 @@ impl Default for OnnxRuntimeOptions {
     fn default() -> Self {
         OnnxRuntimeOptions {
             library: None,
+            openvino_library: None,
+            model_cache: None,
             intra_threads: None,
             inter_threads: None,
             cost_model_cache: None,
@@ -84,15 +100,14 @@ impl Backend for OnnxRuntime {
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
         let mut config = source.config.clone();
         let refused = |reason: String| LoadError::Backend { model: source.config.name.clone(), reason };
-        let instances = source.cpu_instances()?;
-        let settings = Settings::new(&config, &self.options, cpus::per_instance(cpus::available(), instances))?;
+        let settings = Settings::new(&config, &self.options, cpus::available())?;
         let path = model_file(source)?;
         let environment =
             library::environment(self.options.library.as_deref()).map_err(|error| refused(error.to_string()))?;
-        let new_session =
-            || session(&environment, &settings, &path).map_err(|error| refused(one_line(error.message())));
+        let sessions = Sessions::prepare(&source.config.name, &environment, &settings, &self.options, &path);
 
-        let first = new_session()?;
+        let place = settings.places[0];
+        let first = sessions.make(place, settings.intra_threads).map_err(refused)?;
         let schema = Schema::new(&config.name, first.inputs(), first.outputs())?;
         if source.auto_complete {
             let found = schema.auto_complete(self.options.default_max_batch_size);
@@ -101,37 +116,47 @@ impl Backend for OnnxRuntime {
         schema.check(&config)?;
         let declaration = Declaration::parse(&config)?;
         let padding = declaration.as_ref().map(|declaration| &declaration.padding);
+        let new_instance = |session, padding: Option<&Padding>| {
+            OnnxInstance::new(&config, &schema, session, padding.cloned(), settings.arena_shrinkage.clone())
+        };
 
-        let mut sessions = vec![first];
-        for _ in 1..instances {
-            sessions.push(new_session()?);
+        let mut loaded = vec![new_instance(first, padding)];
+        for place in &settings.places[1..] {
+            let session = sessions.make(*place, settings.intra_threads).map_err(refused)?;
+            loaded.push(new_instance(session, padding));
         }
-        let mut loaded: Vec<Box<dyn ModelInstance>> = Vec::new();
-        for session in sessions {
-            let mut instance =
-                OnnxInstance::new(&config, &schema, session, padding.cloned(), settings.arena_shrinkage.clone());
-            warmup::run(&config, source.model_path, &mut instance)?;
-            if let Some(declaration) = declaration.as_ref().filter(|_| loaded.is_empty()) {
-                probe::check(&config, declaration, &mut instance)?;
-            }
-            loaded.push(Box::new(instance));
+        if let Some(check) = settings.precision {
+            // The instances are alike, but for where they run; the plain session goes when the check is over.
+            let samples = warmup::samples(&config, source.model_path)?.into_iter().map(|(_, request)| request);
+            let mut plain = new_instance(sessions.make_plain().map_err(refused)?, padding);
+            let provider = sessions.provider(place);
+            precision::check(&config, check, samples.collect(), provider, &mut loaded[0], &mut plain)?;
         }
-        let policy: Box<dyn BatchPolicy> = match (&declaration, loaded.first_mut()) {
-            (Some(declaration), Some(instance)) => {
-                let circumstances = format!("{settings:?} instances={instances} {declaration:?} {}", ort::info());
+        for instance in &mut loaded {
+            warmup::run(&config, source.model_path, instance)?;
+        }
+        if let Some(declaration) = &declaration {
+            probe::check(&config, declaration, &mut loaded[0])?;
+        }
+        let policy: Box<dyn BatchPolicy> = match &declaration {
+            Some(declaration) => {
+                let circumstances = format!("{settings:?} {declaration:?} {}", ort::info());
                 let directory = self.options.cost_model_cache.as_deref();
                 let kept = directory.map(|directory| Entry::new(directory, &config.name, &path, &circumstances));
-                let fit = costs::find(&config, declaration, kept, instance.as_mut());
+                let fit = costs::find(&config, declaration, kept, &mut loaded[0]);
                 Box::new(LengthBatcher::new(declaration, config.dynamic_batching.as_ref(), fit.as_ref()))
             }
-            _ => batcher::policy(&config),
+            None => batcher::policy(&config),
         };
-        Ok(LoadedModel { config: Arc::new(config), instances: loaded.into_iter().map(Into::into).collect(), policy })
+        if let Some(threads) = settings.wide_threads {
+            // Last: what was measured is what runs cost beside others.
+            let wide = Arc::new(Wide::new(sessions.make(place, threads).map_err(refused)?));
+            loaded.iter_mut().for_each(|instance| instance.share(wide.clone()));
+            warmup::run(&config, source.model_path, &mut loaded[0])?;
+        }
+        let instances = loaded.into_iter().map(|instance| (Box::new(instance) as Box<dyn ModelInstance>).into());
+        Ok(LoadedModel { config: Arc::new(config), instances: instances.collect(), policy })
     }
-}
-
-fn session(environment: &Environment, settings: &Settings, path: &Path) -> ort::Result<Session> {
-    settings.builder(environment)?.commit_from_file(path)
 }
 
 /// The version's model file: the one that the configuration names, or the one in the directory that it names (where
@@ -152,7 +177,7 @@ fn model_file(source: &ModelSource<'_>) -> Result<PathBuf, LoadError> {
 }
 
 /// The library's messages span lines and may quote whole tensors.
-fn one_line(message: &str) -> String {
+pub(super) fn one_line(message: &str) -> String {
     const LONGEST: usize = 600;
     let mut line = message.split_whitespace().collect::<Vec<_>>().join(" ");
     if let Some((end, _)) = line.char_indices().nth(LONGEST) {
@@ -160,6 +185,12 @@ fn one_line(message: &str) -> String {
         line.push('…');
     }
     line
+}
+
+/// Loads the library for tests that make values without a session.
+#[cfg(test)]
+pub(super) fn for_tests() {
+    library::environment(None).unwrap();
 }
 
 #[cfg(test)]

@@ -2,18 +2,32 @@
 
 use std::collections::BTreeMap;
 
-use ort::device::Device;
-use ort::ep;
+use ort::environment::Environment;
 use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use trireme_model_repository::ModelConfig;
 use trireme_runtime::LoadError;
 
 use super::OnnxRuntimeOptions;
+use super::accelerators::{self, Accelerators, Place};
+use super::providers::RECORD_ASSIGNMENT;
+use crate::cpus;
 
 /// How the sessions of a model are made.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
+    /// A place for each instance.
+    pub places: Vec<Place>,
+    /// The providers they run with.
+    pub accelerators: Accelerators,
+    /// What to compare with the plain result before the model serves.
+    pub precision: Option<PrecisionCheck>,
+    /// Threads of the session that a lone request takes, where layouts go by load.
+    pub wide_threads: Option<usize>,
+    /// Whether sessions share their weights.
+    pub share_weights: bool,
+    /// Session settings passed on as they are.
+    pub entries: BTreeMap<String, String>,
     /// Threads within an operator.
     pub intra_threads: usize,
     /// Threads between operators; they matter in parallel execution only.
@@ -32,62 +46,108 @@ pub struct Settings {
     pub device_initializers: bool,
 }
 
+/// How near to the plain result a model's outputs have to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PrecisionCheck {
+    /// The lowest cosine that is good enough.
+    pub min_cosine: f64,
+    /// Whether a lower one fails the load; else it is a warning.
+    pub refuse: bool,
+}
+
+/// The cosine that is asked for unless told otherwise.
+const MIN_COSINE: f64 = 0.9999;
+
+/// Beginnings of parameters that are ONNX Runtime's own session settings.
+const PASSED_ON: [&str; 4] = ["session.", "optimization.", "mlas.", "ep."];
+
 // === impl Settings ===
 
 impl Settings {
-    /// Reads `config`; `share` is the CPUs there are for each instance. Errors on values that make no sense, and on
-    /// accelerators that this build lacks.
-    pub fn new(config: &ModelConfig, options: &OnnxRuntimeOptions, share: usize) -> Result<Settings, LoadError> {
-        refuse_missing_accelerators(config)?;
+    /// Reads `config`, for a process of `cpus` CPUs. Errors on values that make no sense.
+    pub fn new(config: &ModelConfig, options: &OnnxRuntimeOptions, cpus: usize) -> Result<Settings, LoadError> {
+        let mut places = accelerators::places(config);
+        let accelerators = Accelerators::parse(config, &places)?;
         let parameters = Parameters { model: &config.name, values: &config.parameters };
         let fixed_shapes = config.max_batch_size == 0
             && !config.inputs.is_empty()
             && config.inputs.iter().all(|input| !input.dims.contains(&-1));
-        let threads = |name, default: Option<usize>| match parameters.count(name) {
-            // Triton's 0 is "the library's default", which is the whole machine.
-            Ok(None | Some(0)) => Ok(default.unwrap_or(share)),
-            Ok(Some(count)) => Ok(count),
-            Err(error) => Err(error),
+        // Triton's 0 is "the library's default", which is the whole machine.
+        let threads = |name| Ok(parameters.count(name)?.filter(|&count| count > 0));
+        let told = threads("intra_op_thread_count")?.or(options.intra_threads);
+        let on_cpu = places.iter().all(|place| *place == Place::Cpu);
+        let by_load = parameters.choice("layouts", ["fixed", "by_load"])? == Some(1) && on_cpu;
+        let (intra_threads, wide_threads) = if by_load {
+            let narrow = told.unwrap_or(1).min(cpus);
+            places = vec![Place::Cpu; (cpus / narrow).max(1)];
+            // With a single instance there is no other layout.
+            (narrow, (places.len() > 1).then_some(cpus))
+        } else {
+            (told.unwrap_or_else(|| cpus::per_instance(cpus, places.len())), None)
         };
+        let own = ["session.use_device_allocator_for_initializers"];
+        let entries: BTreeMap<_, _> = (config.parameters.iter())
+            .filter(|(key, _)| PASSED_ON.iter().any(|prefix| key.starts_with(prefix)) && !own.contains(&key.as_str()))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        let plain = accelerators == Accelerators::default();
+        let exact = plain && entries.keys().all(|key| key.starts_with("session."));
+        let precision = match parameters.choice("precision_check", ["refuse", "warn", "off"])? {
+            Some(2) => None,
+            None if exact => None,
+            how => Some(PrecisionCheck {
+                min_cosine: parameters.share("precision_min_cosine")?.unwrap_or(MIN_COSINE),
+                refuse: how != Some(1),
+            }),
+        };
+        parameters.share("precision_min_cosine")?;
         Ok(Settings {
-            intra_threads: threads("intra_op_thread_count", options.intra_threads)?,
-            inter_threads: threads("inter_op_thread_count", options.inter_threads)?,
+            inter_threads: threads("inter_op_thread_count")?.or(options.inter_threads).unwrap_or(intra_threads),
             parallel: parameters.switch("execution_mode")?.unwrap_or(false),
             graph_level: config.optimization.graph_level,
             memory_arena: parameters.switch("enable_mem_arena")?.unwrap_or(true),
             memory_pattern: parameters.switch("enable_mem_pattern")?.unwrap_or(fixed_shapes),
             arena_shrinkage: config.parameters.get("memory.enable_memory_arena_shrinkage").cloned(),
             device_initializers: parameters.switch("session.use_device_allocator_for_initializers")?.unwrap_or(false),
+            share_weights: parameters.switch("share_weights")?.unwrap_or(by_load) && plain,
+            places,
+            accelerators,
+            precision,
+            wide_threads,
+            entries,
+            intra_threads,
         })
     }
 
-    /// A session builder with these settings.
-    pub fn builder(&self, environment: &ort::environment::Environment) -> ort::Result<SessionBuilder> {
+    /// Triton's number for a graph that is left as it is.
+    pub const NO_OPTIMISATION: i32 = 2;
+
+    /// The settings of the session that others are compared with: this model on the plain CPU provider.
+    pub fn plain(&self) -> Settings {
+        Settings { accelerators: Accelerators::default(), entries: BTreeMap::new(), ..self.clone() }
+    }
+
+    /// A session builder with these settings, but for the providers.
+    pub fn builder(&self, environment: &Environment, threads: usize) -> ort::Result<SessionBuilder> {
+        let (record, on) = RECORD_ASSIGNMENT;
         let mut builder = Session::builder(environment)?
-            .with_execution_providers([ep::CPU::default()
-                .with_arena_allocator(self.memory_arena)
-                .build()
-                .error_on_failure()])?
-            // Left to choose, the library takes whatever provider a plugin registered, also for sessions that never asked.
-            .with_devices(environment.devices().filter(is_plain_cpu), None)?
             .with_optimization_level(optimization_level(self.graph_level))?
-            .with_intra_threads(self.intra_threads)?
+            .with_intra_threads(threads)?
             .with_inter_threads(self.inter_threads)?
             // Idle threads that spin burn the CPU that the other stages and instances need.
             .with_intra_op_spinning(false)?
             .with_inter_op_spinning(false)?
             .with_parallel_execution(self.parallel)?
-            .with_memory_pattern(self.memory_pattern)?;
+            .with_memory_pattern(self.memory_pattern)?
+            .with_config_entry(record, on)?;
         if self.device_initializers {
             builder = builder.with_device_allocated_initializers()?;
         }
+        for (key, value) in &self.entries {
+            builder = builder.with_config_entry(key, value)?;
+        }
         Ok(builder)
     }
-}
-
-/// Whether this is the library's own CPU provider.
-pub fn is_plain_cpu(device: &Device<'_>) -> bool {
-    device.ep().is_ok_and(|provider| provider == "CPUExecutionProvider")
 }
 
 /// Triton's numbering: unset is everything, 1 extended, -1 basic, 2 none; it takes other numbers as unset.
@@ -95,22 +155,9 @@ fn optimization_level(graph_level: Option<i32>) -> GraphOptimizationLevel {
     match graph_level {
         Some(1) => GraphOptimizationLevel::Level2,
         Some(-1) => GraphOptimizationLevel::Level1,
-        Some(2) => GraphOptimizationLevel::Disable,
+        Some(Settings::NO_OPTIMISATION) => GraphOptimizationLevel::Disable,
         _ => GraphOptimizationLevel::All,
     }
-}
-
-fn refuse_missing_accelerators(config: &ModelConfig) -> Result<(), LoadError> {
-    let name = &config.name;
-    let optimization = &config.optimization;
-    let mut accelerators = optimization.gpu_accelerators.iter().chain(&optimization.cpu_accelerators);
-    if let Some((accelerator, _)) = accelerators.find(|(accelerator, _)| accelerator != "none") {
-        return Err(LoadError::Config(format!(
-            "model '{name}': execution accelerator '{accelerator}' is not available in this build; remove it from \
-             optimization.execution_accelerators"
-        )));
-    }
-    Ok(())
 }
 
 /// `parameters` of config.pbtxt, which are strings.
@@ -134,6 +181,18 @@ impl Parameters<'_> {
             "1" | "true" => Some(true),
             _ => None,
         })
+    }
+
+    /// One of a few words, as its index.
+    fn choice<const N: usize>(&self, name: &str, words: [&str; N]) -> Result<Option<usize>, LoadError> {
+        let (last, others) = words.split_last().expect("there is something to choose from");
+        let want = format!("{} or {last}", others.join(", "));
+        self.read(name, &want, |text| words.iter().position(|word| *word == text))
+    }
+
+    /// A number from 0 to 1.
+    fn share(&self, name: &str) -> Result<Option<f64>, LoadError> {
+        self.read(name, "a number from 0 to 1", |text| text.parse().ok().filter(|share| (0.0..=1.0).contains(share)))
     }
 
     fn read<T>(&self, name: &str, want: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>, LoadError> {
@@ -160,11 +219,11 @@ mod tests {
     #[test]
     fn threads_are_the_instances_share_unless_told_otherwise() {
         let shared = settings("").unwrap();
-        assert_eq!((shared.intra_threads, shared.inter_threads, shared.parallel), (8, 8, false));
+        assert_eq!((shared.intra_threads, shared.inter_threads, shared.parallel), (4, 4, false));
         let told = parameter("intra_op_thread_count", "1") + &parameter("execution_mode", "1");
         let told = settings(&told).unwrap();
-        assert_eq!((told.intra_threads, told.inter_threads, told.parallel), (1, 8, true));
-        assert_eq!(settings(&parameter("intra_op_thread_count", "0")).unwrap().intra_threads, 8);
+        assert_eq!((told.intra_threads, told.inter_threads, told.parallel), (1, 1, true));
+        assert_eq!(settings(&parameter("intra_op_thread_count", "0")).unwrap().intra_threads, 4);
     }
 
     #[test]
@@ -194,14 +253,44 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_never_replaced_in_silence() {
-        let accelerator =
+    fn entries_of_the_library_are_passed_on() {
+        let entry = parameter("session.intra_op.allow_spinning", "1") + &parameter("mlas.something", "2");
+        let own = parameter("session.use_device_allocator_for_initializers", "1") + &parameter("other.thing", "3");
+        let entries = settings(&(entry + &own)).unwrap().entries;
+        assert_eq!(entries.into_keys().collect::<Vec<_>>(), ["mlas.something", "session.intra_op.allow_spinning"]);
+    }
+
+    #[test]
+    fn precision_is_checked_where_it_could_suffer() {
+        let check = |text: &str| settings(text).map(|settings| settings.precision);
+        let accelerated =
             "optimization { execution_accelerators { cpu_execution_accelerator: [{ name: 'openvino' }] } }";
-        let accelerator = settings(accelerator).unwrap_err();
+        let refuse = |min_cosine| Some(PrecisionCheck { min_cosine, refuse: true });
+        assert_eq!(check("").unwrap(), None);
+        assert_eq!(check(accelerated).unwrap(), refuse(0.9999));
+        assert_eq!(check(&parameter("mlas.something", "1")).unwrap(), refuse(0.9999));
+        assert_eq!(check(&parameter("session.intra_op.allow_spinning", "1")).unwrap(), None);
+        assert_eq!(check(&parameter("precision_check", "refuse")).unwrap(), refuse(0.9999));
+        let told = accelerated.to_owned() + &parameter("precision_min_cosine", "0.99");
+        assert_eq!(check(&told).unwrap(), refuse(0.99));
+        let warn = told.clone() + &parameter("precision_check", "warn");
+        assert_eq!(check(&warn).unwrap(), Some(PrecisionCheck { min_cosine: 0.99, refuse: false }));
+        assert_eq!(check(&(told + &parameter("precision_check", "off"))).unwrap(), None);
         assert!(
-            accelerator.starts_with("model 'm': execution accelerator 'openvino' is not available"),
-            "{accelerator}"
+            check(&parameter("precision_check", "maybe")).unwrap_err().contains("refuse, warn or off, found 'maybe'")
         );
+        assert!(check(&parameter("precision_min_cosine", "1.5")).unwrap_err().contains("from 0 to 1, found '1.5'"));
+    }
+
+    #[test]
+    fn layouts_by_load_have_an_instance_for_each_cpu() {
+        let by_load = settings(&parameter("layouts", "by_load")).unwrap();
+        assert_eq!((by_load.intra_threads, by_load.places.len(), by_load.wide_threads), (1, 8, Some(8)));
+        let pairs = settings(&(parameter("layouts", "by_load") + &parameter("intra_op_thread_count", "2"))).unwrap();
+        assert_eq!((pairs.intra_threads, pairs.places.len(), pairs.wide_threads), (2, 4, Some(8)));
+        let fixed = settings("instance_group [{ count: 2 kind: KIND_CPU }]").unwrap();
+        assert_eq!((fixed.intra_threads, fixed.places.len(), fixed.wide_threads), (4, 2, None));
+        assert!(settings(&parameter("layouts", "both")).unwrap_err().contains("fixed or by_load, found 'both'"));
     }
 
     #[test]

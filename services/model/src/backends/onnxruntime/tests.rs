@@ -1,5 +1,6 @@
 //! The backend on small models, with the real library: these tests fail where it is missing.
 
+mod accelerated;
 mod padding;
 
 use std::path::{Path, PathBuf};

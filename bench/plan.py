@@ -1,0 +1,178 @@
+"""What is measured: deployments of Trireme, raw ONNX Runtime beside them, and the rounds in which all take turns."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from servers import BenchError, Deployment, Process, load
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = "sentence_embedding"
+CONCURRENCY = [1, 16, 64]
+BUDGETS = [512, 1024, 2048, 4096]
+WORKERS = [1, 2, 4, 8, 16, 32]
+DELAY_SECONDS = 0.05  # as bench/repositories/simulated says
+NATS_CONFIG = "host: 127.0.0.1\nport: {port}\nmax_payload: 8MB\njetstream {{ store_dir: \"{store}\", max_mem: 2GB }}\n"
+OPENVINO = """
+optimization {{ execution_accelerators {{ cpu_execution_accelerator: [ {{ name: "openvino" {parameters} }} ] }} }}
+"""
+
+
+class Bench:
+    def __init__(self, options, work):
+        self.options, self.work = options, work
+        self.binaries = Path(options.binaries)
+        self.logs = work / "logs"
+        self.logs.mkdir()
+        self.deployments, self.raw = {}, {}
+        self.nats = None
+        self.results = {}
+        self.quiet = {"RUST_LOG": "warn"}
+
+    # === Deployments ===
+
+    def repository(self, name, extra=""):
+        target = self.work / name
+        subprocess.run([ROOT / "scripts/assemble-repository.sh", self.options.model, target], check=True)
+        with open(target / "minilm/config.pbtxt", "a") as config:
+            config.write(extra)
+        return target
+
+    def all_in_one(self, name, repository, model):
+        deployment = Deployment(name, self.logs)
+        deployment.start("serve", [
+            self.binaries / "trireme", "serve", "--model-repository", repository, "--http-address", "127.0.0.1",
+            "--http-port", deployment.port, "--allow-grpc=false",
+        ])
+        self.deployments[name] = deployment
+        deployment.wait_ready(model)
+
+    def services(self, name, repository, model, stages):
+        deployment = Deployment(name, self.logs)
+        url, store = self.start_nats(deployment)
+        on_bus = ["--nats-url", url, "--model-repository", repository]
+        deployment.start("gateway", [
+            self.binaries / "trireme-gateway", *on_bus, "--http-address", "127.0.0.1", "--http-port", deployment.port,
+            "--allow-grpc=false",
+        ])
+        self.deployments[name] = deployment
+        for stage, argv in stages:
+            deployment.start(stage, [self.binaries / argv[0], *argv[1:], *on_bus])
+        deployment.wait_ready(model)
+        return on_bus
+
+    def start_nats(self, deployment):
+        from servers import free_port
+        port, store = free_port(), self.work / f"nats-{deployment.name}"
+        config = self.work / f"nats-{deployment.name}.conf"
+        config.write_text(NATS_CONFIG.format(port=port, store=store))
+        deployment.start("nats-server", [self.options.nats_server, "--config", config])
+        return f"nats://127.0.0.1:{port}", store
+
+    def start(self):
+        fp32 = self.repository("plain")
+        self.start_raw("raw", [])
+        self.all_in_one("all in one", fp32, MODEL)
+        self.services("services", fp32, MODEL, [
+            ("tokenizer", ["trireme-tokenizer"]),
+            ("model", ["trireme", "worker", "--stages", "model,postprocess"]),
+        ])
+        identity = ROOT / "bench/repositories/identity"
+        self.all_in_one("identity", identity, "identity_chain")
+        self.services("identity services", identity, "identity_chain", [("model", ["trireme-model"])])
+        if self.options.openvino:
+            properties = {"INFERENCE_PRECISION_HINT": self.options.openvino_precision} if self.options.openvino_precision else {}
+            listed = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in properties.items())
+            accelerated = self.repository("accelerated", OPENVINO.format(parameters=listed))
+            os.environ["TRIREME_OPENVINO_LIBRARY"] = self.options.openvino
+            self.start_raw("raw openvino", ["--openvino", self.options.openvino, "--properties", json.dumps(properties)])
+            self.all_in_one("openvino", accelerated, MODEL)
+
+    def stop(self):
+        for deployment in self.deployments.values():
+            deployment.stop()
+        for process in self.raw.values():
+            process.stdin.close()
+            process.wait()
+
+    # === Raw ONNX Runtime ===
+
+    def start_raw(self, name, extra):
+        argv = [sys.executable, ROOT / "bench/raw.py", "--model", self.options.model, "--texts", self.options.texts, *extra]
+        log = open(self.logs / f"{name.replace(' ', '-')}.log", "w")
+        process = subprocess.Popen(list(map(str, argv)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        self.raw[name] = process
+        self.answer(name)
+
+    def ask(self, name, **request):
+        self.raw[name].stdin.write(json.dumps(request) + "\n")
+        self.raw[name].stdin.flush()
+        return self.answer(name)
+
+    def answer(self, name):
+        line = self.raw[name].stdout.readline()
+        if not line:
+            raise BenchError(f"{name} ended: see {self.logs}")
+        return json.loads(line)
+
+    # === Measuring ===
+
+    def keep(self, key, value):
+        self.results.setdefault(key, []).append(value)
+
+    def round(self, number):
+        seconds, texts, many = self.options.seconds, self.options.texts, self.options.batch_texts
+        for name in self.raw:
+            for layout in ("narrow", "wide"):
+                for budget in BUDGETS:
+                    measured = self.ask(name, what="offline", budget=budget, layout=layout, seconds=seconds / 4)
+                    self.keep(f"{name} / {layout}, {budget} tokens", measured)
+            self.keep(f"{name} / lone", self.ask(name, what="lone", seconds=seconds / 2))
+        for name in ("all in one", "services", "openvino"):
+            if name not in self.deployments:
+                continue
+            for concurrency in CONCURRENCY:
+                measured = load(self.binaries / "trireme", self.deployments[name], MODEL, seconds, concurrency, texts)
+                self.keep(f"{name} / {concurrency}", measured)
+            measured = load(self.binaries / "trireme", self.deployments[name], MODEL, seconds, 1, texts, many)
+            self.keep(f"{name} / 1 request of {many}", measured)
+        for name in ("identity", "identity services"):
+            measured = load(self.binaries / "trireme", self.deployments[name], "identity_chain", seconds, 64)
+            self.keep(f"{name} / 64", measured)
+        print(f"    round {number} of {self.options.rounds}", flush=True)
+
+    def simulated(self):
+        """Throughput of a model that only waits, with more and more workers on one queue."""
+        repository = ROOT / "bench/repositories/simulated"
+        on_bus = self.services("simulated", repository, "simulated", [("worker-1", ["trireme-model"])])
+        deployment = self.deployments["simulated"]
+        for count in WORKERS:
+            for number in range(len(deployment.processes) - 1, count + 1):
+                deployment.start(f"worker-{number}", [self.binaries / "trireme-model", *on_bus])
+            # Workers announce themselves when they are ready; the load's warm-up is for what is left.
+            for process in deployment.processes:
+                wait_for_line(process, "ready")
+            # Four requests for each worker: one it executes and some that wait, or the queue would run dry.
+            measured = load(self.binaries / "trireme", deployment, "simulated", self.options.seconds, 4 * count)
+            measured["ideal"] = count / DELAY_SECONDS
+            self.keep(f"simulated / {count} workers", measured)
+
+    def cosine(self):
+        """The lowest cosine of embeddings by raw OpenVINO and raw plain ONNX Runtime."""
+        plain, fast = (self.ask(name, what="embed", count=100)["vectors"] for name in ("raw", "raw openvino"))
+        dots = [sum(l * r for l, r in zip(left, right)) for left, right in zip(plain, fast)]
+        self.results["openvino / lowest cosine"] = [{"cosine": min(dots)}]
+
+
+def wait_for_line(process, word):
+    import time
+    for _ in range(600):
+        process.check()
+        log = process.log.read_text(errors="replace")
+        if process.stage in ("nats-server", "gateway") or word in log:
+            return
+        time.sleep(0.1)
+    raise BenchError(f"{process.name} is not ready after 60 s: see {process.log}")

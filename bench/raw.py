@@ -1,0 +1,141 @@
+"""Raw ONNX Runtime: what the model itself can do on these CPUs, without a server.
+
+A process of its own that reads one JSON object a line (what to measure) and answers with one. `offline` runs texts sorted
+by length in batches of about so many tokens; `lone` tokenizes, runs and pools one text at a time.
+"""
+
+import argparse
+import json
+import os
+import queue
+import statistics
+import sys
+import threading
+import time
+
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+MAX_LENGTH = 256
+
+
+def read_texts(path):
+    with open(path) as file:
+        lines = [line.rstrip("\n") for line in file if line.strip()]
+    return [json.loads(line)["text"] if line.startswith('{"') else line for line in lines]
+
+
+class Raw:
+    def __init__(self, options):
+        self.tokenizer = Tokenizer.from_file(f"{options.model}/tokenizer.json")
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(MAX_LENGTH)
+        self.texts = read_texts(options.texts)
+        self.tokens = sorted((self.tokenizer.encode(text).ids for text in self.texts), key=len)
+        self.path, self.plugin = f"{options.model}/model.onnx", options.openvino
+        self.properties = json.loads(options.properties)
+        self.cpus = options.cpus
+        if self.plugin:
+            onnxruntime.register_execution_provider_library("OpenVINOExecutionProvider", self.plugin)
+        self.narrow = [self.session(1) for _ in range(self.cpus)]
+        self.wide = self.session(self.cpus)
+        self.inputs = [one.name for one in self.wide.get_inputs()]
+
+    def session(self, threads):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.enable_mem_pattern = False
+        wanted = "OpenVINOExecutionProvider" if self.plugin else "CPUExecutionProvider"
+        devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == wanted]
+        properties = {"INFERENCE_NUM_THREADS": str(threads), "NUM_STREAMS": "1", **self.properties}
+        settings = {"load_config": json.dumps({"CPU": properties})} if self.plugin else {}
+        options.add_provider_for_devices(devices[:1], settings)
+        return onnxruntime.InferenceSession(self.path, options)
+
+    def feed(self, rows):
+        length = max(map(len, rows))
+        ids = np.zeros((len(rows), length), np.int64)
+        mask = np.zeros_like(ids)
+        for row, tokens in enumerate(rows):
+            ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
+        everything = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        return {name: everything[name] for name in self.inputs}
+
+    def offline(self, budget, layout, seconds):
+        batches, batch = [], []
+        for tokens in self.tokens:
+            if batch and (len(batch) + 1) * len(tokens) > budget:
+                batches.append(batch)
+                batch = []
+            batch.append(tokens)
+        feeds = [(len(batch), self.feed(batch)) for batch in [*batches, batch]]
+        work, done = queue.SimpleQueue(), []
+        sessions = self.narrow if layout == "narrow" else [self.wide]
+        until = time.perf_counter() + seconds
+
+        def run(session):
+            while (item := work.get()) is not None:
+                session.run(None, item[1])
+                done.append(item[0])
+
+        threads = [threading.Thread(target=run, args=(session,)) for session in sessions]
+        started, cpu = time.perf_counter(), time.process_time()
+        for thread in threads:
+            thread.start()
+        passes = 0
+        # Whole passes only: short and long texts have their share. Nobody waits between them.
+        while passes == 0 or time.perf_counter() < until:
+            for item in reversed(feeds):
+                work.put(item)
+            passes += 1
+            while work.qsize() > len(sessions):
+                time.sleep(0.002)
+        while len(done) < passes * len(feeds):
+            time.sleep(0.0005)
+        elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
+        for _ in threads:
+            work.put(None)
+        texts = sum(done)
+        return {"texts_per_second": texts / elapsed, "cpu_us": 1e6 * cpu / texts}
+
+    def lone(self, seconds):
+        latencies, until, index = [], time.perf_counter() + seconds, 0
+        while time.perf_counter() < until:
+            started = time.perf_counter()
+            feed = self.feed([self.tokenizer.encode(self.texts[index % len(self.texts)]).ids])
+            states = self.wide.run(None, feed)[0]
+            mask = feed["attention_mask"][:, :, None].astype(np.float32)
+            pooled = (states * mask).sum(1) / mask.sum(1)
+            pooled /= np.linalg.norm(pooled, axis=1, keepdims=True)
+            latencies.append(time.perf_counter() - started)
+            index += 1
+        return {"p50_ms": 1e3 * statistics.median(latencies)}
+
+    def embed(self, count):
+        """Embeddings of the first texts, to compare two providers by."""
+        vectors = []
+        for text in self.texts[:count]:
+            feed = self.feed([self.tokenizer.encode(text).ids])
+            pooled = self.wide.run(None, feed)[0][0].mean(0)
+            vectors.append((pooled / np.linalg.norm(pooled)).tolist())
+        return {"vectors": vectors}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--texts", required=True)
+    parser.add_argument("--cpus", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--openvino", help="the plugin's library: run on OpenVINO")
+    parser.add_argument("--properties", default="{}", help="OpenVINO's properties as JSON")
+    raw = Raw(parser.parse_args())
+    print(json.dumps({"ready": onnxruntime.__version__}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps(getattr(raw, request.pop("what"))(**request)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

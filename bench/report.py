@@ -1,0 +1,135 @@
+"""The table, its JSON and its plot, from what was measured in rounds."""
+
+import json
+import statistics
+
+from plan import BUDGETS, CONCURRENCY, WORKERS
+
+
+def spread(values):
+    """Median, lowest, highest."""
+    return statistics.median(values), min(values), max(values)
+
+
+def show(values, digits=1):
+    middle, low, high = spread(values)
+    return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
+
+
+class Report:
+    def __init__(self, results, facts):
+        self.results, self.facts = results, facts
+
+    def values(self, key, field, factor=1):
+        return [factor * one[field] for one in self.results[key]]
+
+    def median(self, key, field):
+        return statistics.median(self.values(key, field))
+
+    def best(self, raw):
+        """The settings with which raw ONNX Runtime is fastest."""
+        keys = [f"{raw} / {layout}, {budget} tokens" for layout in ("narrow", "wide") for budget in BUDGETS]
+        return max(keys, key=lambda key: self.median(key, "texts_per_second"))
+
+    def bars(self):
+        """(measured, value, bar, whether it holds): each from medians of this one run."""
+        rate = lambda name: self.median(f"{name} / 64", "requests_per_second")
+        best = self.median(self.best("raw"), "texts_per_second")
+        lone = lambda name: self.median(f"{name} / 1", "p50_ms") - self.median("raw / lone", "p50_ms")
+        most = self.results[f"simulated / {WORKERS[-1]} workers"]
+        ideal = statistics.median(one["requests_per_second"] / one["ideal"] for one in most)
+        bars = [
+            ("texts/s at 64, all in one / raw best", rate("all in one") / best, ">=", 0.93),
+            ("texts/s at 64, services / raw best", rate("services") / best, ">=", 0.85),
+            ("p50 at 1, all in one - raw, ms", lone("all in one"), "<=", 0.15),
+            ("p50 at 1, services - raw, ms", lone("services"), "<=", 0.8),
+            ("identity ensemble at 64, all in one, req/s", rate("identity"), ">=", 15000),
+            ("identity ensemble at 64, services, req/s", rate("identity services"), ">=", 6000),
+            (f"simulated model, {WORKERS[-1]} workers / ideal", ideal, ">=", 0.95),
+        ]
+        if "openvino / 64" in self.results:
+            accelerated = self.median(self.best("raw openvino"), "texts_per_second")
+            cosine = self.results["openvino / lowest cosine"][0]["cosine"]
+            bars += [
+                ("texts/s at 64, openvino / its raw best", rate("openvino") / accelerated, ">=", 0.80),
+                ("texts/s at 64, openvino / raw best of the CPU provider", rate("openvino") / best, ">=", 3.0),
+                ("lowest cosine, openvino to plain", cosine, ">=", 0.9999),
+            ]
+        holds = {">=": lambda value, bar: value >= bar, "<=": lambda value, bar: value <= bar}
+        return [(text, value, f"{how} {bar:,}", holds[how](value, bar)) for text, value, how, bar in bars]
+
+    def markdown(self):
+        lines = ["# Benchmark", "", *(f"- {name}: {value}" for name, value in self.facts.items()), ""]
+        lines += ["Medians of the rounds, with the lowest and the highest. All in one run, taking turns.", ""]
+        lines += ["| against its bar | measured | bar | |", "|---|---|---|---|"]
+        for text, value, bar, holds in self.bars():
+            lines.append(f"| {text} | {value:,.4g} | {bar} | {'holds' if holds else 'missed'} |")
+        lines += ["", "| | texts/s | p50 ms | p99 ms | client CPU us/request |", "|---|---|---|---|---|"]
+        for raw in ("raw", "raw openvino"):
+            if f"{raw} / lone" not in self.results:
+                continue
+            for layout in ("narrow", "wide"):
+                for budget in BUDGETS:
+                    key = f"{raw} / {layout}, {budget} tokens"
+                    mark = " **best**" if key == self.best(raw) else ""
+                    lines.append(f"| {key}{mark} | {show(self.values(key, 'texts_per_second'))} | | | |")
+            lines.append(f"| {raw} / lone | | {show(self.values(f'{raw} / lone', 'p50_ms'), 3)} | | |")
+        for key, rounds in self.results.items():
+            if "requests_per_second" not in rounds[0]:
+                continue
+            texts = int(key.rsplit(" of ", 1)[1]) if " / 1 request of " in key else 1
+            cells = [
+                show(self.values(key, "requests_per_second", texts)), show(self.values(key, "p50_ms"), 3),
+                show(self.values(key, "p99_ms"), 3), show(self.values(key, "client_cpu_us")),
+            ]
+            lines.append(f"| {key} | {' | '.join(cells)} |")
+        lines += ["", "CPU time per request at 64, in microseconds, by process (services) and thread (all in one; the thread"]
+        lines += ["`trireme` is the async runtime and the threads that ONNX Runtime made):", ""]
+        lines += ["| | where | CPU us/request |", "|---|---|---|"]
+        best_cpu = self.median(self.best("raw"), "cpu_us")
+        for key in ("all in one / 64", "services / 64", "identity / 64", "identity services / 64"):
+            field = "cpu_us" if "services" in key else "thread_cpu_us"
+            for where in self.results[key][0][field]:
+                cpu = statistics.median(one[field].get(where, 0) for one in self.results[key])
+                if cpu >= 0.5:
+                    lines.append(f"| {key} | {where} | {cpu:,.1f} |")
+        for key in ("all in one / 64", "services / 64"):
+            total = statistics.median(sum(one["cpu_us"].values()) for one in self.results[key])
+            lines.append(f"| {key} | all, less raw ONNX Runtime's {best_cpu:,.0f} per text | {total - best_cpu:,.1f} |")
+        return "\n".join(lines) + "\n"
+
+    def write(self, directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        bars = [{"what": text, "value": value, "bar": bar, "holds": holds} for text, value, bar, holds in self.bars()]
+        everything = {"facts": self.facts, "bars": bars, "rounds": self.results}
+        (directory / "bench.json").write_text(json.dumps(everything, indent=1) + "\n")
+        (directory / "bench.md").write_text(self.markdown())
+        self.plot(directory / "bench.svg")
+
+    def plot(self, path):
+        import matplotlib
+        matplotlib.use("svg")
+        import matplotlib.pyplot as plt
+        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+        served = [name for name in ("all in one", "services", "openvino") if f"{name} / 64" in self.results]
+        for offset, name in enumerate(served):
+            points = [spread(self.values(f"{name} / {c}", "requests_per_second")) for c in CONCURRENCY]
+            middles = [point[0] for point in points]
+            errors = [[m - low for m, low, _ in points], [high - m for m, _, high in points]]
+            places = [index + 0.25 * (offset - 1) for index in range(len(CONCURRENCY))]
+            left.bar(places, middles, 0.25, yerr=errors, label=name, capsize=2)
+        for raw, style in (("raw", "--"), ("raw openvino", ":")):
+            if f"{raw} / lone" in self.results:
+                best = self.median(self.best(raw), "texts_per_second")
+                left.axhline(best, color="black", linestyle=style, linewidth=1, label=f"{raw}, offline best")
+        left.set_xticks(range(len(CONCURRENCY)), [str(c) for c in CONCURRENCY])
+        left.set(xlabel="concurrent requests of one text", ylabel="texts/s")
+        left.legend(fontsize=8)
+        rates = [self.median(f"simulated / {count} workers", "requests_per_second") for count in WORKERS]
+        ideal = [self.median(f"simulated / {count} workers", "ideal") for count in WORKERS]
+        right.plot(WORKERS, ideal, "--", color="black", linewidth=1, label="ideal")
+        right.plot(WORKERS, rates, "o-", label="measured")
+        right.set(xlabel="workers of a simulated model", ylabel="requests/s")
+        right.legend(fontsize=8)
+        figure.tight_layout()
+        figure.savefig(path)

@@ -1,0 +1,131 @@
+"""Processes under test: start them, wait until they serve, add up their CPU time, stop them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+READY_SECONDS = 120
+STOP_SECONDS = 40
+TICKS = os.sysconf("SC_CLK_TCK")
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class BenchError(Exception):
+    """Something the reader can act on."""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Process:
+    """One process with a log."""
+
+    def __init__(self, name, argv, logs, environment=None):
+        self.name = name
+        self.log = logs / f"{name}.log"
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                [str(word) for word in argv], stdout=log, stderr=log, env={**os.environ, **(environment or {})}
+            )
+
+    def check(self):
+        if self.process.poll() is not None:
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+            raise BenchError(f"{self.name} ended with {self.process.returncode}; the end of {self.log}:\n{tail}")
+
+    def cpu_seconds(self):
+        """User and system time of all threads so far."""
+        with open(f"/proc/{self.process.pid}/stat") as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def cpu_by_thread(self):
+        """The same by the names of threads, numbers at their ends left out."""
+        seconds = {}
+        for task in os.listdir(f"/proc/{self.process.pid}/task"):
+            try:
+                with open(f"/proc/{self.process.pid}/task/{task}/stat") as stat:
+                    name, fields = stat.read().split("(", 1)[1].rsplit(")", 1)
+            except OSError:
+                continue
+            name, fields = name.rstrip("-0123456789"), fields.split()
+            seconds[name] = seconds.get(name, 0) + (int(fields[11]) + int(fields[12])) / TICKS
+        return seconds
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Deployment:
+    """Processes that serve together, with the port that clients use."""
+
+    def __init__(self, name, logs):
+        self.name, self.logs = name, logs
+        self.processes = []
+        self.port = free_port()
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, name, argv, environment=None):
+        process = Process(f"{self.name}-{name}", argv, self.logs, environment)
+        process.stage = name
+        self.processes.append(process)
+
+    def wait_ready(self, model):
+        until = time.monotonic() + READY_SECONDS
+        while True:
+            for process in self.processes:
+                process.check()
+            try:
+                with DIRECT.open(f"http://{self.address}/v2/models/{model}/ready", timeout=2) as answer:
+                    if answer.status == 200:
+                        return
+            except (urllib.error.URLError, OSError):
+                pass
+            if time.monotonic() > until:
+                raise BenchError(f"{self.name} does not serve {model} after {READY_SECONDS} s: see {self.logs}")
+            time.sleep(0.1)
+
+    def cpu(self):
+        return {process.stage: process.cpu_seconds() for process in self.processes}
+
+    def stop(self):
+        for process in reversed(self.processes):
+            process.stop()
+        self.processes = []
+
+
+def load(trireme, deployment, model, seconds, concurrency, texts=None, dimension=1):
+    """One measurement with `trireme bench`; CPU time of each process comes along."""
+    argv = [trireme, "bench", deployment.address, "--model", model, "--json", "--seconds", seconds]
+    argv += ["--concurrency", concurrency, "--warmup-seconds", min(1, seconds / 4), "--dimension", dimension]
+    argv += ["--texts", texts] if texts else []
+    before, threads = deployment.cpu(), deployment.processes[0].cpu_by_thread()
+    done = subprocess.run([str(word) for word in argv], capture_output=True, text=True)
+    if done.returncode:
+        raise BenchError(f"trireme bench failed on {deployment.name}: {done.stderr.strip()}")
+    result = json.loads(done.stdout)
+    after, threads_after = deployment.cpu(), deployment.processes[0].cpu_by_thread()
+    # The warm-up's requests are in the CPU time as well: scale by the whole time under load.
+    requests = result["requests_per_second"] * (seconds + min(1, seconds / 4))
+    per_request = lambda seconds: 1e6 * seconds / max(requests, 1)
+    result["cpu_us"] = {stage: per_request(after[stage] - before[stage]) for stage in after}
+    result["thread_cpu_us"] = {
+        name: per_request(seconds - threads.get(name, 0)) for name, seconds in threads_after.items()
+    }
+    return result

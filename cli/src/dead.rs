@@ -1,0 +1,280 @@
+//! `trireme dead`: looks at messages that were given up, and sends them again.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use trireme_bus::{Bus, Reply, StoredLetter, WorkMessage};
+use trireme_inference::{Tensor, UnixMicros};
+use trireme_runtime::service::{self, NatsArgs};
+
+/// Flags of `trireme dead`.
+#[derive(Args)]
+pub struct DeadArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// List the messages that were given up, oldest first
+    List(ListArgs),
+    /// Show one of them
+    Show(ShowArgs),
+    /// Send one of them again, to the step that failed, under a new deadline; it is removed once its queue has it
+    Replay(ReplayArgs),
+}
+
+/// Flags of `trireme dead list`.
+#[derive(Args)]
+struct ListArgs {
+    /// Only those of this model's queues
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+
+    /// Print a JSON object a line
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    nats: NatsArgs,
+}
+
+/// Flags of `trireme dead show`.
+#[derive(Args)]
+struct ShowArgs {
+    /// Its number, from `trireme dead list`
+    #[arg(value_name = "NUMBER")]
+    number: u64,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    nats: NatsArgs,
+}
+
+/// Flags of `trireme dead replay`.
+#[derive(Args)]
+struct ReplayArgs {
+    /// Its number, from `trireme dead list`
+    #[arg(value_name = "NUMBER")]
+    number: u64,
+
+    /// Wait for the answer and print it; without this it goes nowhere
+    #[arg(long)]
+    wait: bool,
+
+    /// Milliseconds that the request may take
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 60_000)]
+    timeout_ms: u64,
+
+    /// Keep it among the messages that were given up
+    #[arg(long)]
+    keep: bool,
+
+    /// Print the answer as JSON
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    nats: NatsArgs,
+}
+
+/// Runs `trireme dead`. An answer that is an error is one for the process too.
+pub fn run(args: &DeadArgs) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let outcome = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
+        runtime.block_on(async {
+            match &args.action {
+                Action::List(args) => list(args).await,
+                Action::Show(args) => show(args).await,
+                Action::Replay(args) => replay(args).await,
+            }
+        })
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("trireme dead: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn connect(nats: &NatsArgs) -> anyhow::Result<(String, Arc<dyn Bus>)> {
+    let name = service::process_name("dead");
+    let bus = nats.connect("admin", &name).await?;
+    Ok((name, bus))
+}
+
+async fn list(args: &ListArgs) -> anyhow::Result<()> {
+    let (_, bus) = connect(&args.nats).await?;
+    if !args.json {
+        println!("{:>8}  {:>8}  {:<28} {:>8}  REASON", "NUMBER", "AGE", "STAGE", "ATTEMPTS");
+    }
+    let mut last = 0;
+    while let Some(stored) = bus.dead_letter_after(last).await? {
+        last = stored.number;
+        let queue = stored.letter.message.queue();
+        if args.model.as_ref().is_some_and(|name| queue.is_none_or(|queue| queue.name != *name)) {
+            continue;
+        }
+        match args.json {
+            true => println!("{}", describe(&stored)),
+            false => println!(
+                "{:>8}  {:>8}  {:<28} {:>8}  {}",
+                stored.number,
+                age(stored.at),
+                stage(&stored),
+                stored.letter.attempts,
+                stored.letter.reason
+            ),
+        }
+    }
+    Ok(())
+}
+
+async fn show(args: &ShowArgs) -> anyhow::Result<()> {
+    let (_, bus) = connect(&args.nats).await?;
+    let stored = find(bus.as_ref(), args.number).await?;
+    if args.json {
+        println!("{}", describe(&stored));
+        return Ok(());
+    }
+    let StoredLetter { letter, at, .. } = &stored;
+    let message = &letter.message;
+    println!("number    {}", stored.number);
+    println!("age       {}", age(*at));
+    println!("stage     {}", stage(&stored));
+    println!("worker    {}", letter.reason.worker.as_deref().unwrap_or("unknown"));
+    println!("attempts  {}", letter.attempts);
+    println!("reason    {}", letter.reason);
+    println!("model     {}", message.route.model());
+    println!("request   {} (client's id '{}')", message.request_id, message.client_id);
+    let steps: Vec<_> = message.route.remaining().iter().map(|step| step.model.to_string()).collect();
+    println!("steps     {}", steps.join(", "));
+    for tensor in &message.tensors {
+        println!(
+            "tensor    {} {} {} ({} bytes)",
+            tensor.name(),
+            tensor.datatype(),
+            tensor.shape(),
+            tensor.data().len()
+        );
+    }
+    for hop in &message.ledger.0 {
+        println!("done      {} by {}", hop.model, hop.worker);
+    }
+    Ok(())
+}
+
+async fn replay(args: &ReplayArgs) -> anyhow::Result<()> {
+    let (gateway, bus) = connect(&args.nats).await?;
+    let stored = find(bus.as_ref(), args.number).await?;
+    let timeout = Duration::from_millis(args.timeout_ms);
+    let now = UnixMicros::now();
+    // A request of its own: under its old name the broker might take it for a repetition.
+    let message = WorkMessage {
+        request_id: format!("{gateway}-{}", args.number),
+        deadline: now.after(timeout),
+        sent_at: now,
+        gateway,
+        ..stored.letter.message
+    };
+    let inbox = bus.open_inbox(&message.gateway).await?;
+    let mut replies = inbox.expect(&message.request_id);
+    bus.publish(&message).await?;
+    if !args.keep {
+        bus.remove_dead_letter(args.number).await?;
+    }
+    if !args.wait {
+        println!("sent again as request {}", message.request_id);
+        bus.close().await;
+        return Ok(());
+    }
+    let waited = tokio::time::timeout(timeout, replies.next()).await;
+    let reply = waited.map_err(|_| anyhow::anyhow!("no answer within {} ms", args.timeout_ms))?;
+    print_outcome(reply, args.json)
+}
+
+fn print_outcome(reply: Reply, as_json: bool) -> anyhow::Result<()> {
+    let output = match reply.outcome {
+        Ok(output) => output,
+        Err(error) => {
+            if as_json {
+                println!("{}", json!({"error": error}));
+            }
+            let stage = error.stage.as_deref().unwrap_or("unknown");
+            bail!("it failed again, at {stage}: {error}");
+        }
+    };
+    match as_json {
+        true => println!("{}", json!({"outputs": shapes(&output.tensors), "ledger": reply.ledger})),
+        false => {
+            for tensor in &output.tensors {
+                println!("{} {} {}", tensor.name(), tensor.datatype(), tensor.shape());
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn find(bus: &dyn Bus, number: u64) -> anyhow::Result<StoredLetter> {
+    let found = bus.dead_letter_after(number.saturating_sub(1)).await?;
+    found
+        .filter(|stored| stored.number == number)
+        .with_context(|| format!("there is no dead letter of number {number}"))
+}
+
+/// The step that failed: the first that is left.
+fn stage(stored: &StoredLetter) -> String {
+    stored.letter.message.queue().map_or_else(|| "none".to_owned(), ToString::to_string)
+}
+
+fn describe(stored: &StoredLetter) -> Value {
+    let StoredLetter { number, at, letter } = stored;
+    let message = &letter.message;
+    json!({
+        "number": number,
+        "at": at,
+        "age_seconds": UnixMicros::now().since(*at).as_secs(),
+        "stage": stage(stored),
+        "worker": letter.reason.worker,
+        "attempts": letter.attempts,
+        "code": letter.reason.code,
+        "reason": letter.reason.message,
+        "model": message.route.model(),
+        "request": message.request_id,
+        "client_id": message.client_id,
+        "steps": message.route.remaining(),
+        "tensors": shapes(&message.tensors),
+        "ledger": message.ledger,
+    })
+}
+
+fn shapes(tensors: &[Tensor]) -> Vec<Value> {
+    let shape = |tensor: &Tensor| {
+        json!({
+            "name": tensor.name(),
+            "datatype": tensor.datatype(),
+            "shape": tensor.shape(),
+            "bytes": tensor.data().len(),
+        })
+    };
+    tensors.iter().map(shape).collect()
+}
+
+fn age(at: UnixMicros) -> String {
+    let seconds = UnixMicros::now().since(at).as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h{}m", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{}d{}h", seconds / 86_400, seconds % 86_400 / 3600),
+    }
+}

@@ -1,0 +1,226 @@
+//! Claim checks: a body above the broker's `max_payload` is laid down in parts in a stream of its own, and the message
+//! that it belongs to carries a claim instead. Whoever has read and acknowledged the message discards it; what nobody
+//! discards lapses with the request's deadline.
+//!
+//! A claim has the name of its message, so that a message that is published again lays down the same parts again, and
+//! one that was kept while its parts were lost finds them. Nothing is allocated before the bytes are there.
+
+use std::time::Duration;
+
+use async_nats::HeaderMap;
+use async_nats::jetstream::context::{PublishError, PublishErrorKind};
+use async_nats::jetstream::stream::{self, DirectGetErrorKind};
+use async_nats::jetstream::{self, AckKind};
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt};
+
+use super::work::{chain, failure, is_full, stream_failure};
+use super::{Nats, subjects};
+use crate::BusError;
+
+/// The largest body that travels by claim.
+pub const MAX_CLAIM_BYTES: usize = 128 << 20;
+
+/// Bytes of claims that the broker keeps at a time, unless an operator made the stream with another limit.
+const STORE_BYTES: i64 = 256 << 20;
+
+/// How long a claim without a deadline is kept.
+const STORE_AGE: Duration = Duration::from_secs(24 * 3600);
+
+/// Largest part; large enough that its confirmation costs little, small enough that nothing else waits behind it.
+const MAX_PART_BYTES: usize = 1 << 20;
+
+/// What the headers of a part take at most.
+const PART_HEADER_BYTES: usize = 256;
+
+/// Parts on their way at the same time.
+const PARTS_AT_ONCE: usize = 4;
+
+/// What a message carries in place of its body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The claim's name: one subject token.
+    pub name: String,
+    /// Bytes of the body.
+    pub bytes: usize,
+    /// Parts that it is laid down in, all of one size but the last.
+    pub parts: usize,
+}
+
+/// Which stream a claim is laid down in.
+#[derive(Clone, Copy, Debug)]
+pub enum Store {
+    /// Of messages on their way.
+    Claims,
+    /// Of dead letters, among the letters.
+    Dead,
+}
+
+/// Why a claim could not be redeemed.
+#[derive(Debug, thiserror::Error)]
+pub enum RedeemError {
+    /// A part is not there: it was discarded, has lapsed, or the broker lost it.
+    #[error("part {part} of claim '{name}' is not there")]
+    Gone { name: String, part: usize },
+    /// The parts are not what the claim says.
+    #[error("claim '{name}' of {expected} bytes has parts of {found} bytes or more")]
+    Malformed { name: String, expected: usize, found: usize },
+    /// The broker did not answer.
+    #[error("claim '{name}' cannot be read: {reason}")]
+    Unreachable { name: String, reason: String },
+}
+
+// === impl Store ===
+
+impl Store {
+    fn stream(self) -> &'static str {
+        match self {
+            Store::Claims => subjects::CLAIM_STREAM,
+            Store::Dead => subjects::DEAD_STREAM,
+        }
+    }
+
+    fn parts(self, name: &str) -> String {
+        match self {
+            Store::Claims => subjects::claim_all(name),
+            Store::Dead => subjects::dead_claim_all(name),
+        }
+    }
+
+    fn part(self, name: &str, part: usize) -> String {
+        match self {
+            Store::Claims => subjects::claim(name, part),
+            Store::Dead => subjects::dead_claim(name, part),
+        }
+    }
+}
+
+impl Nats {
+    /// Lays `body` down under `name`; the broker may drop it after `lapse`. Laying it down again replaces it.
+    pub(super) async fn lay_down(
+        &self,
+        store: Store,
+        name: String,
+        body: &Bytes,
+        lapse: Option<Duration>,
+    ) -> Result<Claim, BusError> {
+        if body.len() > MAX_CLAIM_BYTES {
+            return Err(BusError::TooLarge { size: body.len(), limit: MAX_CLAIM_BYTES });
+        }
+        let size = self.max_payload().saturating_sub(PART_HEADER_BYTES).clamp(1, MAX_PART_BYTES);
+        let claim = Claim { name, bytes: body.len(), parts: body.len().div_ceil(size) };
+        let mut headers = HeaderMap::new();
+        if let Some(lapse) = lapse {
+            headers.insert(async_nats::header::NATS_MESSAGE_TTL, lapse.as_secs().max(1).to_string());
+        }
+        let first =
+            || self.send_confirmed(store.part(&claim.name, 0), headers.clone(), body.slice(..size.min(body.len())));
+        let mut sent = first().await;
+        if sent.as_ref().is_err_and(|error| error.kind() == PublishErrorKind::StreamNotFound) {
+            self.make_store().await?;
+            sent = first().await;
+        }
+        sent.map_err(|error| not_laid_down(&claim, &error))?;
+        let rest = (1..claim.parts).map(|part| {
+            let bytes = body.slice(part * size..body.len().min((part + 1) * size));
+            self.send_confirmed(store.part(&claim.name, part), headers.clone(), bytes)
+        });
+        let rest = futures_util::stream::iter(rest).buffer_unordered(PARTS_AT_ONCE).try_collect::<()>().await;
+        if let Err(error) = rest {
+            self.discard(store, claim.name.clone());
+            return Err(not_laid_down(&claim, &error));
+        }
+        Ok(claim)
+    }
+
+    /// Reads a claim's bytes, with a sign of progress on the delivery `held` for each part.
+    pub(super) async fn redeem(
+        &self,
+        store: Store,
+        claim: &Claim,
+        held: Option<&jetstream::Message>,
+    ) -> Result<Bytes, RedeemError> {
+        let malformed = |found| RedeemError::Malformed { name: claim.name.clone(), expected: claim.bytes, found };
+        if claim.bytes > MAX_CLAIM_BYTES || claim.parts > claim.bytes {
+            return Err(malformed(claim.parts));
+        }
+        let parts = (0..claim.parts).map(|part| read_part(self.clone(), store, claim.name.clone(), part));
+        let mut parts = futures_util::stream::iter(parts).buffered(PARTS_AT_ONCE);
+        let (mut read, mut found) = (Vec::new(), 0usize);
+        while let Some(part) = parts.next().await {
+            let part = part?;
+            found += part.len();
+            if found > claim.bytes {
+                return Err(malformed(found));
+            }
+            read.push(part);
+            if let Some(held) = held {
+                let _ = held.ack_with(AckKind::Progress).await;
+            }
+        }
+        match found == claim.bytes {
+            true => Ok(read.concat().into()),
+            false => Err(malformed(found)),
+        }
+    }
+
+    /// Forgets a claim, some time soon. What cannot be reached now lapses.
+    pub(super) fn discard(&self, store: Store, name: String) {
+        let nats = self.clone();
+        crate::spawn("nats claim", async move {
+            let Ok(stream) = nats.jetstream.get_stream_no_info(store.stream()).await else { return };
+            if let Err(error) = stream.purge().filter(store.parts(&name)).await {
+                tracing::debug!(name, %error, "a claim could not be discarded; it lapses");
+            }
+        });
+    }
+
+    async fn make_store(&self) -> Result<(), BusError> {
+        let config = stream::Config {
+            name: subjects::CLAIM_STREAM.to_owned(),
+            description: Some("bodies of messages above max_payload".to_owned()),
+            subjects: vec![subjects::CLAIM_SUBJECTS.to_owned()],
+            discard: stream::DiscardPolicy::New,
+            // A part that is laid down again replaces the one before.
+            max_messages_per_subject: 1,
+            max_bytes: STORE_BYTES,
+            max_age: STORE_AGE,
+            allow_message_ttl: true,
+            allow_direct: true,
+            storage: stream::StorageType::Memory,
+            ..Default::default()
+        };
+        let made = self.jetstream.get_or_create_stream(config).await;
+        made.map(drop).map_err(|error| stream_failure("making the stream of claims", subjects::CLAIM_STREAM, &error))
+    }
+}
+
+async fn read_part(nats: Nats, store: Store, name: String, part: usize) -> Result<Bytes, RedeemError> {
+    let stream = match nats.jetstream.get_stream_no_info(store.stream()).await {
+        Ok(stream) => stream,
+        Err(error) => return Err(RedeemError::Unreachable { name, reason: error.to_string() }),
+    };
+    let read = stream.direct_get_last_for_subject(store.part(&name, part)).await;
+    read.map(|message| message.payload).map_err(|error| match error.kind() {
+        DirectGetErrorKind::NotFound => RedeemError::Gone { name, part },
+        // Nobody answers for a stream that is not there.
+        _ if chain(&error).contains("no responders") => RedeemError::Gone { name, part },
+        _ => RedeemError::Unreachable { name, reason: chain(&error) },
+    })
+}
+
+fn not_laid_down(claim: &Claim, error: &PublishError) -> BusError {
+    match is_full(error) {
+        true => BusError::ClaimsFull { size: claim.bytes },
+        false => failure("laying down a claim", error),
+    }
+}
+
+/// Bytes that headers take on the wire.
+pub fn wire_size(headers: &HeaderMap) -> usize {
+    let lines = headers.iter().flat_map(|(name, values)| {
+        let name = name.to_string().len();
+        values.iter().map(move |value| name + value.as_str().len() + ": \r\n".len())
+    });
+    "NATS/1.0\r\n\r\n".len() + lines.sum::<usize>()
+}

@@ -1,0 +1,321 @@
+//! What `optimization.execution_accelerators` asks for, in the options of ONNX Runtime's execution providers.
+//!
+//! Pure: names and parameters are Triton's, unknown ones are errors, and an accelerator that could not apply to any
+//! instance is one too. Whether the library has the provider is seen in [`super::providers`], when sessions are made.
+
+use std::collections::BTreeMap;
+
+use trireme_model_repository::{InstanceKind, ModelConfig};
+use trireme_runtime::LoadError;
+
+/// A provider with options as ONNX Runtime takes them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Accelerator {
+    /// Which one.
+    pub kind: AcceleratorKind,
+    /// Its options.
+    pub options: BTreeMap<String, String>,
+}
+
+/// The providers there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "their names say it")]
+pub enum AcceleratorKind {
+    OpenVino,
+    Cuda,
+    TensorRt,
+}
+
+/// Where an instance runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On the CPU.
+    Cpu,
+    /// On the GPU of this number.
+    Gpu(i32),
+}
+
+/// What the instances of a model run with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Accelerators {
+    /// For instances on the CPU, first choice first.
+    pub cpu: Vec<Accelerator>,
+    /// For instances on GPUs; CUDA is always the last.
+    pub gpu: Vec<Accelerator>,
+}
+
+/// A place for each instance that the configuration asks for.
+pub fn places(config: &ModelConfig) -> Vec<Place> {
+    let mut places = Vec::new();
+    for group in &config.instance_groups {
+        let count = group.count as usize;
+        match (group.kind, &group.gpus[..]) {
+            (InstanceKind::Gpu, []) => places.extend(std::iter::repeat_n(Place::Gpu(0), count)),
+            (InstanceKind::Gpu, gpus) => {
+                places.extend(gpus.iter().flat_map(|&gpu| std::iter::repeat_n(Place::Gpu(gpu), count)));
+            }
+            _ => places.extend(std::iter::repeat_n(Place::Cpu, count)),
+        }
+    }
+    if places.is_empty() {
+        places.push(Place::Cpu);
+    }
+    places
+}
+
+// === impl AcceleratorKind ===
+
+impl AcceleratorKind {
+    /// The provider's name in ONNX Runtime.
+    pub fn provider(self) -> &'static str {
+        match self {
+            AcceleratorKind::OpenVino => "OpenVINOExecutionProvider",
+            AcceleratorKind::Cuda => "CUDAExecutionProvider",
+            AcceleratorKind::TensorRt => "TensorrtExecutionProvider",
+        }
+    }
+
+    /// Its name in config.pbtxt.
+    pub fn name(self) -> &'static str {
+        match self {
+            AcceleratorKind::OpenVino => "openvino",
+            AcceleratorKind::Cuda => "cuda",
+            AcceleratorKind::TensorRt => "tensorrt",
+        }
+    }
+}
+
+// === impl Accelerators ===
+
+impl Accelerators {
+    /// Reads `config`, whose instances are at `places`.
+    pub fn parse(config: &ModelConfig, places: &[Place]) -> Result<Accelerators, LoadError> {
+        let refused = |reason: String| LoadError::Config(format!("model '{}': {reason}", config.name));
+        let wanted = |list: &[(String, BTreeMap<String, String>)]| {
+            list.iter().filter(|(name, _)| name != "none").cloned().collect::<Vec<_>>()
+        };
+        let optimization = &config.optimization;
+        let (cpu, gpu) = (wanted(&optimization.cpu_accelerators), wanted(&optimization.gpu_accelerators));
+        let on_cpu = places.contains(&Place::Cpu);
+        let on_gpu = places.iter().any(|place| matches!(place, Place::Gpu(_)));
+        let mut accelerators = Accelerators::default();
+        for (name, parameters) in cpu {
+            if !on_cpu {
+                return Err(refused(format!(
+                    "cpu_execution_accelerator '{name}' needs an instance group of KIND_CPU, and there is none"
+                )));
+            }
+            let options = match name.as_str() {
+                "openvino" => openvino(&parameters),
+                _ => Err(unknown(&name)),
+            };
+            accelerators.cpu.push(Accelerator { kind: AcceleratorKind::OpenVino, options: options.map_err(refused)? });
+        }
+        for (name, parameters) in gpu {
+            if !on_gpu {
+                return Err(refused(format!(
+                    "gpu_execution_accelerator '{name}' needs an instance group of KIND_GPU, and there is none"
+                )));
+            }
+            let (kind, options) = match name.as_str() {
+                "tensorrt" => (AcceleratorKind::TensorRt, tensorrt(&parameters)),
+                "cuda" => (AcceleratorKind::Cuda, Ok(parameters)),
+                _ => return Err(refused(unknown(&name))),
+            };
+            accelerators.gpu.push(Accelerator { kind, options: options.map_err(refused)? });
+        }
+        if on_gpu {
+            // What TensorRT does not take runs on CUDA, and KIND_GPU alone means CUDA.
+            let given = accelerators.gpu.iter().position(|a| a.kind == AcceleratorKind::Cuda);
+            let mut cuda = given.map_or_else(
+                || Accelerator { kind: AcceleratorKind::Cuda, options: BTreeMap::new() },
+                |at| accelerators.gpu.remove(at),
+            );
+            cuda.options.extend(cuda_parameters(&config.parameters).map_err(refused)?);
+            accelerators.gpu.push(cuda);
+        }
+        Ok(accelerators)
+    }
+
+    /// Those of an instance at `place`.
+    pub fn at(&self, place: Place) -> &[Accelerator] {
+        match place {
+            Place::Cpu => &self.cpu,
+            Place::Gpu(_) => &self.gpu,
+        }
+    }
+}
+
+fn unknown(name: &str) -> String {
+    format!(
+        "unknown Execution Accelerator '{name}' is requested; there are openvino for the CPU, tensorrt and cuda for GPUs"
+    )
+}
+
+/// OpenVINO's properties: ours in lower case, its own in capitals as they are.
+fn openvino(parameters: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, String> {
+    let mut options = BTreeMap::new();
+    for (key, value) in parameters {
+        let (property, value) = match key.as_str() {
+            "precision" => {
+                let hint = match value.to_ascii_uppercase().as_str() {
+                    "FP32" => "f32",
+                    "FP16" => "f16",
+                    "BF16" => "bf16",
+                    _ => {
+                        return Err(format!(
+                            "parameter 'precision' of accelerator 'openvino' has to be FP32, FP16 or BF16, found '{value}'"
+                        ));
+                    }
+                };
+                ("INFERENCE_PRECISION_HINT", hint.to_owned())
+            }
+            "num_threads" => ("INFERENCE_NUM_THREADS", whole_number(key, value)?),
+            "num_streams" => ("NUM_STREAMS", whole_number(key, value)?),
+            "cache_dir" => ("CACHE_DIR", value.clone()),
+            key if !key.is_empty() && key.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_') => {
+                (key, value.clone())
+            }
+            _ => {
+                return Err(format!(
+                    "unknown parameter '{key}' is provided for openvino Execution Accelerator; there are precision, \
+                     num_threads, num_streams, cache_dir, and OpenVINO's own properties in capitals"
+                ));
+            }
+        };
+        options.insert(property.to_owned(), value);
+    }
+    Ok(options)
+}
+
+/// Triton's names for TensorRT's options; `trt_…` are the provider's own.
+fn tensorrt(parameters: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, String> {
+    let mut options = BTreeMap::new();
+    for (key, value) in parameters {
+        match (key.as_str(), value.as_str()) {
+            ("precision_mode", "FP32") => {}
+            ("precision_mode", "FP16") => drop(options.insert("trt_fp16_enable".to_owned(), "1".to_owned())),
+            ("precision_mode", "INT8") => drop(options.insert("trt_int8_enable".to_owned(), "1".to_owned())),
+            ("precision_mode", other) => return Err(format!("unsupported precision mode '{other}' is requested")),
+            ("max_workspace_size_bytes", size) => {
+                options.insert("trt_max_workspace_size".to_owned(), whole_number(key, size)?);
+            }
+            ("int8_calibration_table_name", table) => {
+                options.insert("trt_int8_calibration_table_name".to_owned(), table.to_owned());
+            }
+            ("int8_use_native_calibration_table", switch) => {
+                options.insert("trt_int8_use_native_calibration_table".to_owned(), switch.to_owned());
+            }
+            (own, value) if own.starts_with("trt_") => drop(options.insert(own.to_owned(), value.to_owned())),
+            _ => return Err(format!("unknown parameter '{key}' is provided for TensorRT Execution Accelerator")),
+        }
+    }
+    Ok(options)
+}
+
+/// Options of CUDA that Triton takes from the model's `parameters`.
+fn cuda_parameters(parameters: &BTreeMap<String, String>) -> Result<Vec<(String, String)>, String> {
+    let mut options = Vec::new();
+    let choices = |key: &str, names: &[&str]| match parameters.get(key) {
+        None => Ok(None),
+        Some(value) => match value.parse::<usize>().ok().and_then(|index| names.get(index)) {
+            Some(name) => Ok(Some((key.to_owned(), (*name).to_owned()))),
+            None => Err(format!("parameter '{key}' has to be a number from 0 to {}, found '{value}'", names.len() - 1)),
+        },
+    };
+    options.extend(choices("cudnn_conv_algo_search", &["EXHAUSTIVE", "HEURISTIC", "DEFAULT"])?);
+    options.extend(choices("arena_extend_strategy", &["kNextPowerOfTwo", "kSameAsRequested"])?);
+    options.extend(choices("do_copy_in_default_stream", &["0", "1"])?);
+    if let Some(limit) = parameters.get("gpu_mem_limit") {
+        options.push(("gpu_mem_limit".to_owned(), whole_number("gpu_mem_limit", limit)?));
+    }
+    Ok(options)
+}
+
+fn whole_number(key: &str, value: &str) -> Result<String, String> {
+    match value.trim().parse::<u64>() {
+        Ok(number) if number > 0 => Ok(number.to_string()),
+        _ => Err(format!("parameter '{key}' has to be a whole number from 1, found '{value}'")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Accelerators, String> {
+        let config = ModelConfig::parse(&format!("backend: 'onnxruntime' {text}"), "m").unwrap();
+        Accelerators::parse(&config, &places(&config)).map_err(|error| error.to_string())
+    }
+
+    fn accelerators(which: &str, list: &str) -> String {
+        format!(" optimization {{ execution_accelerators {{ {which}_execution_accelerator: [{list}] }} }}")
+    }
+
+    fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    const GPU: &str = "instance_group [{ kind: KIND_GPU gpus: [1, 2] count: 2 }, { kind: KIND_CPU count: 1 }]";
+
+    #[test]
+    fn a_group_has_its_count_on_each_of_its_gpus() {
+        let config = ModelConfig::parse(&format!("backend: 'onnxruntime' {GPU}"), "m").unwrap();
+        let expected = [Place::Gpu(1), Place::Gpu(1), Place::Gpu(2), Place::Gpu(2), Place::Cpu];
+        assert_eq!(places(&config), expected);
+    }
+
+    #[test]
+    fn openvino_takes_its_parameters_and_properties() {
+        let text = "{ name: 'openvino' parameters { key: 'precision' value: 'fp16' } parameters { key: 'num_streams' \
+                    value: '2' } parameters { key: 'PERFORMANCE_HINT' value: 'LATENCY' } }";
+        let parsed = parse(&accelerators("cpu", text)).unwrap();
+        let expected =
+            map(&[("INFERENCE_PRECISION_HINT", "f16"), ("NUM_STREAMS", "2"), ("PERFORMANCE_HINT", "LATENCY")]);
+        assert_eq!(parsed.cpu, [Accelerator { kind: AcceleratorKind::OpenVino, options: expected }]);
+        assert!(parsed.gpu.is_empty());
+        assert_eq!(parse(&accelerators("cpu", "{ name: 'none' }")).unwrap(), Accelerators::default());
+    }
+
+    #[test]
+    fn tensorrt_comes_before_cuda_with_tritons_options() {
+        let text = "{ name: 'cuda' parameters { key: 'use_tf32' value: '0' } }, { name: 'tensorrt' \
+                    parameters { key: 'precision_mode' value: 'FP16' } parameters { key: 'max_workspace_size_bytes' \
+                    value: '1073741824' } parameters { key: 'trt_engine_cache_enable' value: '1' } }";
+        let limit = " parameters { key: 'gpu_mem_limit' value { string_value: '64' } }
+                      parameters { key: 'arena_extend_strategy' value { string_value: '1' } }";
+        let parsed = parse(&format!("{GPU} {} {limit}", accelerators("gpu", text))).unwrap();
+        assert_eq!(parsed.gpu[0].kind, AcceleratorKind::TensorRt);
+        let tensorrt = map(&[
+            ("trt_engine_cache_enable", "1"),
+            ("trt_fp16_enable", "1"),
+            ("trt_max_workspace_size", "1073741824"),
+        ]);
+        assert_eq!(parsed.gpu[0].options, tensorrt);
+        let cuda = map(&[("arena_extend_strategy", "kSameAsRequested"), ("gpu_mem_limit", "64"), ("use_tf32", "0")]);
+        assert_eq!(parsed.gpu[1], Accelerator { kind: AcceleratorKind::Cuda, options: cuda });
+        assert_eq!(parse(GPU).unwrap().gpu[0].kind, AcceleratorKind::Cuda, "KIND_GPU alone means CUDA");
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let parameter = |key: &str, value: &str| {
+            let text = format!("{{ name: 'tensorrt' parameters {{ key: '{key}' value: '{value}' }} }}");
+            parse(&format!("{GPU} {}", accelerators("gpu", &text))).unwrap_err()
+        };
+        assert_eq!(parameter("precision_mode", "FP8"), "model 'm': unsupported precision mode 'FP8' is requested");
+        assert!(
+            parameter("speed", "1")
+                .ends_with("unknown parameter 'speed' is provided for TensorRT Execution Accelerator")
+        );
+        assert!(parameter("max_workspace_size_bytes", "-1").contains("has to be a whole number from 1, found '-1'"));
+        let unknown = parse(&accelerators("cpu", "{ name: 'magic' }")).unwrap_err();
+        assert!(unknown.starts_with("model 'm': unknown Execution Accelerator 'magic' is requested"), "{unknown}");
+        let nowhere = parse(&accelerators("gpu", "{ name: 'tensorrt' }")).unwrap_err();
+        assert!(nowhere.contains("'tensorrt' needs an instance group of KIND_GPU"), "{nowhere}");
+        let typo = "{ name: 'openvino' parameters { key: 'presicion' value: 'FP16' } }";
+        assert!(parse(&accelerators("cpu", typo)).unwrap_err().contains("unknown parameter 'presicion'"));
+        let fast = "{ name: 'openvino' parameters { key: 'precision' value: 'fast' } }";
+        assert!(parse(&accelerators("cpu", fast)).unwrap_err().contains("FP32, FP16 or BF16, found 'fast'"));
+    }
+}

@@ -1,0 +1,181 @@
+//! Optimised models on disk: optimising a graph is most of the time that a large model takes to load.
+//!
+//! An entry is a folder with the optimised model and a text file of its key and checksum. It is written beside its place
+//! and renamed into it, so that processes may share a directory. An entry that does not fit its checksum is made anew, and
+//! one that cannot be written is a warning: the cache only saves time. Nothing is ever removed but damaged entries.
+
+use std::hash::{DefaultHasher, Hasher};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// First line of an entry's key; another layout gets another number.
+const HEADER: &str = "trireme optimised model 1";
+const MODEL: &str = "model.onnx";
+const KEY: &str = "key";
+
+/// One model's place in the cache.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    path: PathBuf,
+    key: String,
+}
+
+// === impl Entry ===
+
+impl Entry {
+    /// The entry of `model`, whose file is at `model_file`, in `directory`. `circumstances` is what else decides what its
+    /// optimised graph looks like: library, processor, provider, options.
+    pub fn new(directory: &Path, model: &str, model_file: &Path, circumstances: &str) -> std::io::Result<Entry> {
+        let key = format!("{HEADER} {:016x} {circumstances}", hash_of_all_beside(model_file)?);
+        let key = key.split_whitespace().collect::<Vec<_>>().join(" ");
+        let mut hasher = DefaultHasher::new();
+        hasher.write(key.as_bytes());
+        let readable: String =
+            model.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).take(64).collect();
+        Ok(Entry { path: directory.join(format!("{readable}-{:016x}", hasher.finish())), key })
+    }
+
+    /// A directory of the entry's own for what a provider keeps.
+    pub fn provider_directory(&self) -> PathBuf {
+        self.path.with_extension("provider")
+    }
+
+    /// The optimised model: the one that is kept, else what `make` writes to the path it is given. An error says why there
+    /// is none.
+    pub fn get_or_make(&self, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
+        match self.check() {
+            Ok(model) => return Ok(model),
+            Err(None) => {}
+            Err(Some(fault)) => {
+                tracing::warn!(entry = %self.path.display(), fault, "a damaged optimised model is made anew");
+                let _ = std::fs::remove_dir_all(&self.path);
+            }
+        }
+        let unfinished = self.path.with_extension(format!("{}.tmp", std::process::id()));
+        let made = self.make(&unfinished, make);
+        let _ = std::fs::remove_dir_all(&unfinished);
+        made?;
+        self.check().map_err(|fault| fault.unwrap_or_else(|| format!("{} is not there", self.path.display())))
+    }
+
+    fn make(&self, unfinished: &Path, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), String> {
+        let failed = |error: std::io::Error| format!("{}: {error}", unfinished.display());
+        let _ = std::fs::remove_dir_all(unfinished);
+        std::fs::create_dir_all(unfinished).map_err(failed)?;
+        let model = unfinished.join(MODEL);
+        make(&model)?;
+        let checksum = hash_of(&model).map_err(failed)?;
+        std::fs::write(unfinished.join(KEY), format!("{}\n{checksum:016x}\n", self.key)).map_err(failed)?;
+        match std::fs::rename(unfinished, &self.path) {
+            // Another process was faster, with the same content.
+            Err(_) if self.path.is_dir() => Ok(()),
+            renamed => renamed.map_err(failed),
+        }
+    }
+
+    /// The entry's model, if it is whole. An error without text: there is none.
+    fn check(&self) -> Result<PathBuf, Option<String>> {
+        if !self.path.is_dir() {
+            return Err(None);
+        }
+        let fault = |what: &str| Some(what.to_owned());
+        let text = std::fs::read_to_string(self.path.join(KEY)).map_err(|_| fault("its key cannot be read"))?;
+        let (key, checksum) = text.trim_end().split_once('\n').ok_or_else(|| fault("its key is cut off"))?;
+        if key != self.key {
+            return Err(fault("its key is another model's"));
+        }
+        let model = self.path.join(MODEL);
+        match hash_of(&model) {
+            Ok(found) if format!("{found:016x}") == checksum => Ok(model),
+            Ok(_) => Err(fault("its checksum is wrong")),
+            Err(_) => Err(fault("its model cannot be read")),
+        }
+    }
+}
+
+/// Of the model's file and those beside it, which may hold its weights.
+fn hash_of_all_beside(model_file: &Path) -> std::io::Result<u64> {
+    let directory = model_file.parent().unwrap_or(Path::new("."));
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort_unstable();
+    let mut hasher = DefaultHasher::new();
+    for file in files {
+        hasher.write(file.file_name().unwrap_or_default().as_encoded_bytes());
+        hasher.write_u64(hash_of(&file)?);
+    }
+    Ok(hasher.finish())
+}
+
+fn hash_of(file: &Path) -> std::io::Result<u64> {
+    let mut file = std::fs::File::open(file)?;
+    let (mut hasher, mut buffer) = (DefaultHasher::new(), vec![0u8; 1 << 18]);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hasher.finish()),
+            count => hasher.write(&buffer[..count]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(content: &'static str) -> impl FnOnce(&Path) -> Result<(), String> {
+        move |path| std::fs::write(path, content).map_err(|error| error.to_string())
+    }
+
+    fn never(_: &Path) -> Result<(), String> {
+        Err("it need not be made".to_owned())
+    }
+
+    #[test]
+    fn an_entry_is_made_once_for_each_model_and_circumstance() {
+        let directory = tempfile::tempdir().unwrap();
+        let (cache, file) = (directory.path().join("cache"), directory.path().join("model.onnx"));
+        std::fs::write(&file, "one").unwrap();
+        let entry = |circumstances: &str| Entry::new(&cache, "my/model", &file, circumstances).unwrap();
+        let made = entry("level 99").get_or_make(write("optimised")).unwrap();
+        assert_eq!(std::fs::read_to_string(&made).unwrap(), "optimised");
+        assert_eq!(entry("level 99").get_or_make(never).unwrap(), made);
+        assert!(entry("level 1").get_or_make(never).is_err());
+        std::fs::write(&file, "two").unwrap();
+        assert_eq!(entry("level 99").get_or_make(never).unwrap_err(), "it need not be made", "the model changed");
+        assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 1, "nothing unfinished stays behind");
+    }
+
+    #[test]
+    fn a_damaged_entry_is_made_anew() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("model.onnx");
+        std::fs::write(&file, "one").unwrap();
+        let entry = Entry::new(&directory.path().join("cache"), "m", &file, "").unwrap();
+        let path = entry.get_or_make(write("optimised")).unwrap();
+        let damages: [&dyn Fn(); 4] = [
+            &|| std::fs::write(&path, "optimisef").unwrap(),
+            &|| std::fs::remove_file(&path).unwrap(),
+            &|| std::fs::write(path.with_file_name(KEY), "x").unwrap(),
+            &|| std::fs::remove_file(path.with_file_name(KEY)).unwrap(),
+        ];
+        for damage in damages {
+            damage();
+            assert_eq!(entry.get_or_make(write("again")).unwrap(), path);
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "again");
+        }
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_is_an_error_not_a_panic() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("model.onnx");
+        std::fs::write(&file, "one").unwrap();
+        let entry = Entry::new(Path::new("/proc/nowhere"), "m", &file, "").unwrap();
+        assert!(entry.get_or_make(write("x")).unwrap_err().starts_with("/proc/nowhere"));
+    }
+}

@@ -1,0 +1,125 @@
+//! Two layouts of one model, chosen by load.
+//!
+//! A lone request is fastest on all CPUs; when many wait, each CPU for itself gives the most. So instances own a *narrow*
+//! session each and share a *wide* one. The rule: a run that starts while no other does is wide; one that starts beside
+//! others is narrow, and waits for a wide one to end. So the threads that run are never more than the CPUs there are, and
+//! under load, where some run is always going on, all runs are narrow.
+
+use parking_lot::{Condvar, Mutex};
+
+/// Which session a run takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// The shared session with all CPUs.
+    Wide,
+    /// The instance's own.
+    Narrow,
+}
+
+/// Who runs now.
+#[derive(Debug, Default)]
+pub struct Layouts {
+    running: Mutex<Running>,
+    wide_ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Running {
+    wide: bool,
+    /// Those that wait for the wide run to end are counted: the next run has to be narrow, too.
+    narrow: usize,
+}
+
+/// The right to run, until it is dropped.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    layouts: &'a Layouts,
+    /// The session to run.
+    pub layout: Layout,
+}
+
+// === impl Layouts ===
+
+impl Layouts {
+    /// Waits for this run's turn: no longer than the wide run that goes on, if there is one.
+    pub fn enter(&self) -> Turn<'_> {
+        let mut running = self.running.lock();
+        if !running.wide && running.narrow == 0 {
+            running.wide = true;
+            return Turn { layouts: self, layout: Layout::Wide };
+        }
+        running.narrow += 1;
+        while running.wide {
+            self.wide_ended.wait(&mut running);
+        }
+        Turn { layouts: self, layout: Layout::Narrow }
+    }
+}
+
+// === impl Turn ===
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut running = self.layouts.running.lock();
+        match self.layout {
+            Layout::Wide => {
+                running.wide = false;
+                self.layouts.wide_ended.notify_all();
+            }
+            Layout::Narrow => running.narrow -= 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_lone_run_is_wide_and_runs_beside_others_are_narrow() {
+        let layouts = Arc::new(Layouts::default());
+        for _ in 0..2 {
+            assert_eq!(layouts.enter().layout, Layout::Wide);
+        }
+        let wide = layouts.enter();
+        let second = thread::spawn({
+            let layouts = layouts.clone();
+            move || {
+                let turn = layouts.enter();
+                let beside = layouts.enter().layout;
+                (turn.layout, beside)
+            }
+        });
+        thread::sleep(Duration::from_millis(20));
+        assert!(!second.is_finished(), "it waits for the wide run");
+        drop(wide);
+        assert_eq!(second.join().unwrap(), (Layout::Narrow, Layout::Narrow));
+        assert_eq!(layouts.enter().layout, Layout::Wide);
+    }
+
+    #[test]
+    fn threads_never_exceed_the_cpus() {
+        const CPUS: usize = 4;
+        let (layouts, busy, most) = (Layouts::default(), AtomicUsize::new(0), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            for instance in 0..CPUS as u64 {
+                let (layouts, busy, most) = (&layouts, &busy, &most);
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        let turn = layouts.enter();
+                        let threads = if turn.layout == Layout::Wide { CPUS } else { 1 };
+                        most.fetch_max(busy.fetch_add(threads, Ordering::SeqCst) + threads, Ordering::SeqCst);
+                        thread::sleep(Duration::from_micros((round * instance) % 7));
+                        busy.fetch_sub(threads, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert_eq!(most.into_inner(), CPUS);
+    }
+}

@@ -1,0 +1,252 @@
+//! Execution providers of a session: put in as asked for, and looked at afterwards.
+//!
+//! ONNX Runtime falls back to the CPU where a provider takes nothing, and may choose a registered plugin for a session
+//! that never asked. So every session names its devices, and [`assigned`] tells which providers its graph went to.
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::path::{Path, PathBuf};
+
+use ort::AsPointer;
+use ort::device::Device;
+use ort::environment::Environment;
+use ort::ep::{self, ArbitrarilyConfigurableExecutionProvider, ExecutionProvider, ExecutionProviderDispatch};
+use ort::memory::DeviceType;
+use ort::session::Session;
+use ort::session::builder::SessionBuilder;
+use parking_lot::Mutex;
+
+use super::accelerators::{Accelerator, AcceleratorKind, Place};
+use super::library;
+
+/// The library's own CPU provider.
+const CPU: &str = "CPUExecutionProvider";
+
+/// Where the setup script puts the OpenVINO plugin, relative to the checkout.
+const OPENVINO_SETUP_PATH: &str = ".tools/openvino/libonnxruntime_providers_openvino_plugin.so";
+const OPENVINO_HOW_TO_GET: &str =
+    "get it with scripts/fetch-openvino.sh, and name it with --openvino-library or TRIREME_OPENVINO_LIBRARY";
+
+/// Plugins are registered once per process, like the environment they belong to.
+static OPENVINO: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+/// Graph nodes by the provider that runs them.
+pub type Assignment = BTreeMap<String, usize>;
+
+/// Whether this is the library's own CPU provider.
+pub fn is_plain_cpu(device: &Device<'_>) -> bool {
+    device.ep().is_ok_and(|provider| provider == CPU)
+}
+
+/// Gives `builder` the providers of `accelerators`, with the CPU behind them for what they do not take; without any, the
+/// CPU alone. `threads` is for those that run on the CPU.
+pub fn apply(
+    builder: SessionBuilder,
+    environment: &Environment,
+    accelerators: &[Accelerator],
+    place: Place,
+    threads: usize,
+    arena: bool,
+    openvino_library: Option<&Path>,
+) -> Result<SessionBuilder, String> {
+    let message = |error: ort::Error<SessionBuilder>| super::one_line(error.message());
+    let cpu = || ep::CPU::default().with_arena_allocator(arena).build().error_on_failure();
+    let mut dispatches: Vec<ExecutionProviderDispatch> = Vec::new();
+    let mut plugin_options: Option<Vec<(String, String)>> = None;
+    for accelerator in accelerators {
+        let missing = || {
+            format!(
+                "execution accelerator '{}' is not available: this ONNX Runtime ({}) has no {}",
+                accelerator.kind.name(),
+                ort::info(),
+                accelerator.kind.provider()
+            )
+        };
+        let available = |found: ort::Result<bool>| match found {
+            Ok(true) => Ok(()),
+            _ => Err(missing()),
+        };
+        match accelerator.kind {
+            AcceleratorKind::OpenVino => {
+                let config = openvino_config(&accelerator.options, threads);
+                if openvino_plugin(environment, openvino_library)? {
+                    let provider = accelerator.kind.provider();
+                    plugin_options = Some(vec![(format!("{provider}.load_config"), config)]);
+                } else {
+                    available(ep::OpenVINO::is_available())
+                        .map_err(|missing| format!("{missing}, and there is no plugin: {OPENVINO_HOW_TO_GET}"))?;
+                    let provider = ep::OpenVINO::default().with_device_type("CPU");
+                    let provider = provider.with_arbitrary_config("load_config", config);
+                    dispatches.push(provider.build().error_on_failure());
+                }
+            }
+            AcceleratorKind::TensorRt => {
+                available(ep::TensorRT::is_available())?;
+                let provider = ep::TensorRT::default().with_device_id(gpu(place));
+                dispatches.push(with_options(provider, &accelerator.options).build().error_on_failure());
+            }
+            AcceleratorKind::Cuda => {
+                available(ep::CUDA::is_available())?;
+                let provider = ep::CUDA::default().with_device_id(gpu(place));
+                dispatches.push(with_options(provider, &accelerator.options).build().error_on_failure());
+            }
+        }
+    }
+    // Left to choose, the library takes whatever provider a plugin registered, also for sessions that never asked.
+    let wanted = |device: &Device<'_>| {
+        plugin_options.is_some()
+            && device.ep().is_ok_and(|provider| provider == AcceleratorKind::OpenVino.provider())
+            && device.hardware_device().ty() == DeviceType::CPU
+    };
+    let plugins: Vec<_> = environment.devices().filter(wanted).collect();
+    if plugin_options.is_some() && plugins.is_empty() {
+        return Err(
+            "execution accelerator 'openvino' is not available: its plugin offers no CPU device here".to_owned()
+        );
+    }
+    dispatches.push(cpu());
+    let Some(options) = plugin_options else {
+        let builder = builder.with_execution_providers(dispatches).map_err(message)?;
+        return builder.with_devices(environment.devices().filter(is_plain_cpu), None).map_err(message);
+    };
+    // First come those named first: the plugin before the CPU.
+    let devices = plugins.into_iter().chain(environment.devices().filter(is_plain_cpu));
+    let builder = builder.with_devices(devices, Some(&options)).map_err(message)?;
+    builder.with_execution_providers(dispatches).map_err(message)
+}
+
+fn with_options<P: ArbitrarilyConfigurableExecutionProvider>(provider: P, options: &BTreeMap<String, String>) -> P {
+    options.iter().fold(provider, |provider, (key, value)| provider.with_arbitrary_config(key, value))
+}
+
+fn gpu(place: Place) -> i32 {
+    match place {
+        Place::Gpu(index) => index,
+        Place::Cpu => 0,
+    }
+}
+
+/// OpenVINO's properties as the JSON that its provider reads. Properties count only under their device's name.
+fn openvino_config(options: &BTreeMap<String, String>, threads: usize) -> String {
+    let mut properties: serde_json::Map<String, serde_json::Value> = serde_json::Map::new();
+    // One stream: a session runs one request at a time, and has to keep to its instance's share of the CPUs.
+    properties.insert("NUM_STREAMS".to_owned(), "1".into());
+    properties.insert("INFERENCE_NUM_THREADS".to_owned(), threads.to_string().into());
+    properties.extend(options.iter().map(|(key, value)| (key.clone(), value.as_str().into())));
+    serde_json::json!({ "CPU": properties }).to_string()
+}
+
+/// Registers the OpenVINO plugin, once: the one at `explicit`, else the setup script's. `false`: there is none.
+fn openvino_plugin(environment: &Environment, explicit: Option<&Path>) -> Result<bool, String> {
+    let mut registered = OPENVINO.lock();
+    if registered.is_some() {
+        return Ok(true);
+    }
+    let found = match explicit {
+        Some(path) if !path.is_file() => {
+            return Err(format!(
+                "cannot read the OpenVINO plugin {}: no such file; {OPENVINO_HOW_TO_GET}",
+                path.display()
+            ));
+        }
+        Some(path) => Some(path.to_owned()),
+        None => library::beside_setup(OPENVINO_SETUP_PATH),
+    };
+    let Some(path) = found else { return Ok(false) };
+    // The loader takes a path with a slash as it is, and its neighbours from there.
+    let path = std::path::absolute(&path).unwrap_or(path);
+    environment.register_ep_library(AcceleratorKind::OpenVino.provider(), &path).map_err(|error| {
+        format!("cannot load the OpenVINO plugin {}: {}", path.display(), super::one_line(error.message()))
+    })?;
+    tracing::info!(path = %path.display(), "registered the OpenVINO plugin");
+    *registered = Some(path);
+    Ok(true)
+}
+
+/// What the session's graph was given to. The session has to be made with [`RECORD_ASSIGNMENT`].
+#[allow(unsafe_code, reason = "ort has no safe function for it")]
+pub fn assigned(session: &Session) -> ort::Result<Assignment> {
+    let api = ort::api();
+    let mut assignment = Assignment::new();
+    // SAFETY: the session is alive for the whole call and owns the subgraphs, their names and nodes, which are only read;
+    // each function writes a pointer and its count, and the slice is made of just those.
+    unsafe {
+        let (mut subgraphs, mut count) = (std::ptr::null(), 0usize);
+        let status = (api.Session_GetEpGraphAssignmentInfo)(session.ptr(), &mut subgraphs, &mut count);
+        ort::Error::result_from_status(status)?;
+        let subgraphs = if count == 0 { &[][..] } else { std::slice::from_raw_parts(subgraphs, count) };
+        for &subgraph in subgraphs {
+            let mut name = std::ptr::null();
+            ort::Error::result_from_status((api.EpAssignedSubgraph_GetEpName)(subgraph, &mut name))?;
+            let (mut nodes, mut count) = (std::ptr::null(), 0usize);
+            ort::Error::result_from_status((api.EpAssignedSubgraph_GetNodes)(subgraph, &mut nodes, &mut count))?;
+            *assignment.entry(CStr::from_ptr(name).to_string_lossy().into_owned()).or_default() += count;
+        }
+    }
+    Ok(assignment)
+}
+
+/// Session setting that makes [`assigned`] work.
+pub const RECORD_ASSIGNMENT: (&str, &str) = ("session.record_ep_graph_assignment_info", "1");
+
+/// Whether `assignment` is what `accelerators` asked for: each takes part (CUDA behind TensorRT may have nothing left to
+/// do), and nothing else but the CPU does.
+pub fn check_assignment(assignment: &Assignment, accelerators: &[Accelerator]) -> Result<(), String> {
+    let asked: Vec<_> = accelerators.iter().map(|accelerator| accelerator.kind.provider()).collect();
+    if let Some(first) = accelerators.first()
+        && !assignment.contains_key(first.kind.provider())
+    {
+        return Err(format!(
+            "execution accelerator '{}' took none of the model's nodes: they went to {}",
+            first.kind.name(),
+            describe(assignment)
+        ));
+    }
+    match assignment.keys().find(|provider| *provider != CPU && !asked.contains(&provider.as_str())) {
+        Some(uninvited) => Err(format!("{uninvited} took part of the model, and nobody asked for it")),
+        None => Ok(()),
+    }
+}
+
+/// In words, for the log.
+pub fn describe(assignment: &Assignment) -> String {
+    assignment.iter().map(|(provider, nodes)| format!("{provider} {nodes}")).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn assignment(pairs: &[(&str, usize)]) -> Assignment {
+        pairs.iter().map(|(provider, nodes)| ((*provider).to_owned(), *nodes)).collect()
+    }
+
+    #[test]
+    fn a_provider_that_runs_nothing_or_was_not_asked_for_is_an_error() {
+        let openvino = [Accelerator { kind: AcceleratorKind::OpenVino, options: BTreeMap::new() }];
+        let both = assignment(&[("CPUExecutionProvider", 3), ("OpenVINOExecutionProvider", 200)]);
+        assert_eq!(check_assignment(&both, &openvino), Ok(()));
+        assert_eq!(
+            check_assignment(&both, &[]).unwrap_err(),
+            "OpenVINOExecutionProvider took part of the model, and nobody asked for it"
+        );
+        let none = assignment(&[("CPUExecutionProvider", 3)]);
+        assert_eq!(check_assignment(&none, &[]), Ok(()));
+        assert_eq!(
+            check_assignment(&none, &openvino).unwrap_err(),
+            "execution accelerator 'openvino' took none of the model's nodes: they went to CPUExecutionProvider 3"
+        );
+    }
+
+    #[test]
+    fn openvino_keeps_to_the_instances_threads_unless_told_otherwise() {
+        let read = |options: &BTreeMap<String, String>| {
+            serde_json::from_str::<serde_json::Value>(&openvino_config(options, 3)).unwrap()
+        };
+        let own = read(&BTreeMap::new());
+        assert_eq!(own["CPU"]["INFERENCE_NUM_THREADS"], "3");
+        assert_eq!(own["CPU"]["NUM_STREAMS"], "1");
+        let told = BTreeMap::from([("INFERENCE_NUM_THREADS".to_owned(), "5".to_owned())]);
+        assert_eq!(read(&told)["CPU"]["INFERENCE_NUM_THREADS"], "5");
+    }
+}

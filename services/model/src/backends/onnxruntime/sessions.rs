@@ -1,0 +1,158 @@
+//! Making the sessions of a model: from its file, or from its optimised graph where that is kept or its weights are shared.
+
+use std::path::{Path, PathBuf};
+
+use ort::environment::Environment;
+use ort::session::Session;
+use ort::session::builder::SessionBuilder;
+use tempfile::TempDir;
+
+use super::accelerators::{Accelerator, AcceleratorKind, Place};
+use super::cost_cache::processor;
+use super::graph_cache::Entry;
+use super::settings::Settings;
+use super::weights::SharedWeights;
+use super::{OnnxRuntimeOptions, providers};
+
+/// How the sessions of a model are made.
+pub struct Sessions<'a> {
+    model: &'a str,
+    environment: &'a Environment,
+    settings: Settings,
+    options: &'a OnnxRuntimeOptions,
+    path: &'a Path,
+    optimised: Option<Optimised>,
+}
+
+/// The model after optimisation, for sessions on the plain CPU provider.
+struct Optimised {
+    path: PathBuf,
+    weights: Option<SharedWeights>,
+    /// Removed with the value, where nothing keeps the file.
+    _directory: Option<TempDir>,
+}
+
+// === impl Sessions ===
+
+impl<'a> Sessions<'a> {
+    /// Sets up the sessions of the model at `path`: optimises it, where that is of use to more than one session.
+    pub fn prepare(
+        model: &'a str,
+        environment: &'a Environment,
+        settings: &Settings,
+        options: &'a OnnxRuntimeOptions,
+        path: &'a Path,
+    ) -> Sessions<'a> {
+        let mut sessions = Sessions { model, environment, settings: settings.clone(), options, path, optimised: None };
+        let entry = options.model_cache.as_deref().and_then(|directory| sessions.entry(directory));
+        if let Some(entry) = &entry {
+            sessions.keep_with_providers(entry);
+        }
+        let of_use = entry.is_some() || settings.share_weights;
+        if of_use && settings.accelerators.at(Place::Cpu).is_empty() && settings.places.contains(&Place::Cpu) {
+            match sessions.optimise(entry.as_ref()) {
+                Ok(optimised) => sessions.optimised = Some(optimised),
+                Err(reason) => {
+                    tracing::warn!(model, reason, "no optimised model is kept or shared: each session makes its own");
+                }
+            }
+        }
+        sessions
+    }
+
+    fn entry(&self, directory: &Path) -> Option<Entry> {
+        let circumstances = format!("{:?} {} {}", self.settings, processor(), ort::info());
+        Entry::new(directory, self.model, self.path, &circumstances)
+            .inspect_err(|error| tracing::warn!(model = self.model, %error, "the model cannot be kept optimised"))
+            .ok()
+    }
+
+    /// Providers that compile the model keep what they made themselves.
+    fn keep_with_providers(&mut self, entry: &Entry) {
+        let directory = entry.provider_directory();
+        let accelerators = &mut self.settings.accelerators;
+        for accelerator in accelerators.cpu.iter_mut().chain(&mut accelerators.gpu) {
+            let (switch, key) = match accelerator.kind {
+                AcceleratorKind::OpenVino => (None, "CACHE_DIR"),
+                AcceleratorKind::TensorRt => (Some("trt_engine_cache_enable"), "trt_engine_cache_path"),
+                AcceleratorKind::Cuda => continue,
+            };
+            if let Err(error) = std::fs::create_dir_all(&directory) {
+                tracing::warn!(model = self.model, %error, directory = %directory.display(), "cannot keep compiled models");
+                return;
+            }
+            let options = &mut accelerator.options;
+            options.entry(key.to_owned()).or_insert_with(|| directory.display().to_string());
+            if let Some(switch) = switch {
+                options.entry(switch.to_owned()).or_insert_with(|| "1".to_owned());
+            }
+        }
+    }
+
+    fn optimise(&self, entry: Option<&Entry>) -> Result<Optimised, String> {
+        let write = |path: &Path| {
+            let builder = self.builder(&self.settings, Place::Cpu, 1)?.with_optimized_model_path(path);
+            builder.map_err(message)?.commit_from_file(self.path).map(drop).map_err(message)
+        };
+        let (path, directory) = match entry {
+            Some(entry) => (entry.get_or_make(write)?, None),
+            None => {
+                let directory = TempDir::with_prefix("trireme-").map_err(|error| error.to_string())?;
+                let path = directory.path().join("model.onnx");
+                write(&path)?;
+                (path, Some(directory))
+            }
+        };
+        let weights = self.settings.share_weights.then(|| SharedWeights::read(&path)).transpose()?;
+        Ok(Optimised { path, weights, _directory: directory })
+    }
+
+    /// A session for an instance at `place`, with so many threads. Its providers are those that were asked for, or it is
+    /// an error.
+    pub fn make(&self, place: Place, threads: usize) -> Result<Session, String> {
+        let accelerators = self.settings.accelerators.at(place);
+        let session = match (&self.optimised, place) {
+            (Some(optimised), Place::Cpu) => {
+                // Its graph is what optimisation made of it: there is nothing left to do.
+                let settings = Settings { graph_level: Some(Settings::NO_OPTIMISATION), ..self.settings.clone() };
+                let mut builder = self.builder(&settings, place, threads)?;
+                if let Some(weights) = &optimised.weights {
+                    builder = weights.give(builder).map_err(message)?;
+                }
+                builder.commit_from_file(&optimised.path)
+            }
+            _ => self.builder(&self.settings, place, threads)?.commit_from_file(self.path),
+        };
+        self.verify(session.map_err(message)?, accelerators)
+    }
+
+    /// A session on the plain CPU provider, without anything that trades precision for speed.
+    pub fn make_plain(&self) -> Result<Session, String> {
+        let settings = self.settings.plain();
+        let session = self.builder(&settings, Place::Cpu, crate::cpus::available())?.commit_from_file(self.path);
+        self.verify(session.map_err(message)?, &[])
+    }
+
+    /// The name of the first provider that sessions at `place` have.
+    pub fn provider(&self, place: Place) -> &'static str {
+        self.settings.accelerators.at(place).first().map_or("CPUExecutionProvider", |first| first.kind.provider())
+    }
+
+    fn builder(&self, settings: &Settings, place: Place, threads: usize) -> Result<SessionBuilder, String> {
+        let builder = settings.builder(self.environment, threads).map_err(message)?;
+        let accelerators = settings.accelerators.at(place);
+        let openvino = self.options.openvino_library.as_deref();
+        providers::apply(builder, self.environment, accelerators, place, threads, settings.memory_arena, openvino)
+    }
+
+    fn verify(&self, session: Session, accelerators: &[Accelerator]) -> Result<Session, String> {
+        let assignment = providers::assigned(&session).map_err(message)?;
+        providers::check_assignment(&assignment, accelerators)?;
+        tracing::info!(model = self.model, nodes = providers::describe(&assignment), "session made");
+        Ok(session)
+    }
+}
+
+fn message<T>(error: ort::Error<T>) -> String {
+    super::one_line(error.message())
+}

@@ -1,0 +1,58 @@
+//! Messages that were given up: `trireme dead` finds them and sends them again.
+
+use serde_json::{Value, json};
+use trireme_e2e::{Mode, ModelFolder, Sandbox, Setup, Stage, product};
+
+fn dead(sandbox: &Sandbox, arguments: &[&str]) -> (bool, String, String) {
+    let url = sandbox.nats.as_ref().expect("this mode has a broker").url();
+    let output = product("trireme").arg("dead").args(arguments).args(["--nats-url", &url]).output();
+    let output = output.expect("the binary runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.success(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn what_killed_its_workers_can_be_looked_at_and_sent_again() {
+    let models = ModelFolder::new().slow("poison", 3_600_000);
+    let mut sandbox = Setup::new(Mode::Services)
+        .repository(models.path())
+        .replicas(Stage::Tokenizer, 0)
+        .replicas(Stage::Postprocess, 0)
+        .worker_arguments(&["--max-deliver", "1", "--ack-wait-ms", "300"])
+        .start();
+    assert_eq!(dead(&sandbox, &["list", "--json"]).1, "", "nothing was given up yet");
+    let address = sandbox.address;
+    let body =
+        json!({"id": "mine", "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [3], "data": [1, 2, 3]}]});
+    let waiting = std::thread::spawn(move || trireme_e2e::Request::infer("poison", &body).send(address));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    sandbox.worker(Stage::Model, 0).kill();
+    let models = models.slow("poison", 0);
+    sandbox.start_worker(Stage::Model);
+    let response = waiting.join().expect("no panic").expect("an answer");
+    assert_eq!(response.status, 500, "{}", response.text());
+
+    let (listed, lines, errors) = dead(&sandbox, &["list", "--json"]);
+    assert!(listed, "{errors}");
+    let letter: Value = serde_json::from_str(lines.trim()).unwrap_or_else(|error| panic!("{error}: {lines}"));
+    assert_eq!(
+        (&letter["stage"], &letter["attempts"], &letter["client_id"]),
+        (&json!("poison:1"), &json!(2), &json!("mine"))
+    );
+    assert_eq!(letter["code"], json!("INTERNAL"));
+    assert!(letter["reason"].as_str().is_some_and(|reason| reason.contains("given up after 1 attempts")), "{letter}");
+    assert_eq!(letter["tensors"], json!([{"name": "INPUT0", "datatype": "FP32", "shape": [3], "bytes": 12}]));
+    let number = letter["number"].to_string();
+    assert!(dead(&sandbox, &["list", "--model", "other"]).1.lines().count() == 1, "the heading alone");
+    let (_, shown, _) = dead(&sandbox, &["show", &number]);
+    assert!(shown.contains("tensor    INPUT0 FP32 [3] (12 bytes)"), "{shown}");
+
+    let (replayed, outcome, errors) = dead(&sandbox, &["replay", &number, "--wait", "--json"]);
+    assert!(replayed, "{errors}");
+    let outcome: Value = serde_json::from_str(outcome.trim()).unwrap_or_else(|error| panic!("{error}: {outcome}"));
+    assert_eq!(outcome["outputs"], json!([{"name": "OUTPUT0", "datatype": "FP32", "shape": [3], "bytes": 12}]));
+    assert_eq!(dead(&sandbox, &["list", "--json"]).1, "", "it is done with");
+    let (found, _, errors) = dead(&sandbox, &["replay", &number]);
+    assert!(!found && errors.contains(&format!("there is no dead letter of number {number}")), "{errors}");
+    drop(models);
+}

@@ -1,0 +1,161 @@
+//! Queue policy: how many requests may wait, for how long, and in which order.
+
+use std::net::SocketAddr;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use trireme_e2e::{Mode, ModelFolder, Request, Response, Sandbox, Setup, Stage, in_every_mode};
+
+in_every_mode!(
+    as_many_wait_as_the_policy_says_and_no_more,
+    a_full_queue_is_429_where_that_is_asked_for,
+    what_waits_too_long_is_refused_in_time,
+    higher_priorities_go_first,
+);
+
+/// How long the models here take for a request.
+const RUN: Duration = Duration::from_millis(800);
+
+/// A model that executes one request at a time, under a queue policy.
+fn queueing(batching: &str) -> ModelFolder {
+    let config = format!(
+        "backend: 'identity' dynamic_batching {{ {batching} }} instance_group [{{ count: 1 kind: KIND_CPU }}]
+         input [{{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }}]
+         output [{{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }}]
+         parameters {{ key: 'execute_delay_ms' value {{ string_value: '{}' }} }}",
+        RUN.as_millis()
+    );
+    ModelFolder::new().model("queue", &config)
+}
+
+fn setup(mode: Mode, models: &ModelFolder) -> Setup {
+    Setup::new(mode).repository(models.path()).replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0)
+}
+
+fn number(value: usize, parameters: Value) -> Value {
+    json!({"parameters": parameters, "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [value]}]})
+}
+
+/// Sends a request; gives the answer and how long it took.
+fn ask(address: SocketAddr, value: usize, parameters: Value) -> JoinHandle<(Response, Duration)> {
+    std::thread::spawn(move || {
+        let started = Instant::now();
+        let response = Request::infer("queue", &number(value, parameters)).send(address).expect("an answer");
+        (response, started.elapsed())
+    })
+}
+
+/// Requests are told apart by a pause that is long for a publish and short for a run.
+fn pause() {
+    std::thread::sleep(Duration::from_millis(40));
+}
+
+/// One executes, one is taken in, three wait: the next is refused.
+fn fill(sandbox: &Sandbox) -> Vec<JoinHandle<(Response, Duration)>> {
+    // The limits follow the worker's registry entry.
+    std::thread::sleep(Duration::from_millis(500));
+    (0..5)
+        .map(|n| {
+            let waiting = ask(sandbox.address, n, json!({}));
+            pause();
+            waiting
+        })
+        .collect()
+}
+
+fn as_many_wait_as_the_policy_says_and_no_more(mode: Mode) {
+    let models = queueing("default_queue_policy { max_queue_size: 3 }");
+    let sandbox = setup(mode, &models).start();
+    let waiting = fill(&sandbox);
+    for n in 0..3 {
+        let (refused, took) = ask(sandbox.address, n, json!({})).join().expect("no panic");
+        assert_eq!(
+            (refused.status, refused.error().as_str()),
+            (503, "[request id: <id_unknown>] Exceeds maximum queue size")
+        );
+        assert!(took < RUN, "refused at once, not after {took:?}");
+    }
+    for (n, request) in waiting.into_iter().enumerate() {
+        let (response, _) = request.join().expect("no panic");
+        assert_eq!(response.numbers("OUTPUT0"), [n as f32], "what was taken is answered");
+    }
+    assert_eq!(sandbox.infer("queue", &number(7, json!({}))).status, 200, "there is room again");
+}
+
+fn a_full_queue_is_429_where_that_is_asked_for(mode: Mode) {
+    let models = queueing("default_queue_policy { max_queue_size: 3 }");
+    let sandbox = setup(mode, &models).gateway_arguments(&["--full-queue-status", "429"]).start();
+    let waiting = fill(&sandbox);
+    let (refused, _) = ask(sandbox.address, 9, json!({})).join().expect("no panic");
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
+    assert!(refused.error().ends_with("Exceeds maximum queue size"), "{}", refused.error());
+    for request in waiting {
+        assert_eq!(request.join().expect("no panic").0.status, 200);
+    }
+}
+
+fn what_waits_too_long_is_refused_in_time(mode: Mode) {
+    let models = queueing("default_queue_policy { default_timeout_microseconds: 300000 }");
+    let sandbox = setup(mode, &models).start();
+    // More than a worker takes in: some wait in the shared queue.
+    let running = ask(sandbox.address, 0, json!({}));
+    pause();
+    let waiting: Vec<_> = (1..30).map(|n| ask(sandbox.address, n, json!({}))).collect();
+    for request in waiting {
+        let (refused, took) = request.join().expect("no panic");
+        assert_eq!(
+            (refused.status, refused.error().as_str()),
+            (503, "[request id: <id_unknown>] Request timeout expired")
+        );
+        assert!(took >= Duration::from_millis(290), "not before its time: {took:?}");
+        // Not by the run that it waited for: the first run ends after 800 ms, and each look takes one from the broker.
+        assert!(took < Duration::from_secs(3), "after {took:?}");
+    }
+    assert_eq!(running.join().expect("no panic").0.status, 200);
+}
+
+/// An execution that takes longer than it may: the worker ends with an error, a peer does the work.
+#[test]
+fn a_worker_that_hangs_is_noticed_and_replaced() {
+    let models = ModelFolder::new().slow("queue", 3_600_000);
+    let mut sandbox = setup(Mode::Services, &models).worker_arguments(&["--execution-limit-secs", "2"]).start();
+    let waiting = ask(sandbox.address, 5, json!({}));
+    let mut hung = sandbox.take_worker(Stage::Model, 0);
+    let status = hung.wait_exit(Duration::from_secs(20));
+    assert_eq!(status.code(), Some(1), "{}", hung.log_tail());
+    // What replaces it serves a model that does not hang.
+    let _models = models.slow("queue", 0);
+    sandbox.start_worker(Stage::Model);
+    assert_eq!(waiting.join().expect("no panic").0.numbers("OUTPUT0"), [5.0]);
+}
+
+fn higher_priorities_go_first(mode: Mode) {
+    let models = queueing("priority_levels: 3 default_priority_level: 2");
+    let sandbox = setup(mode, &models).start();
+    let running = ask(sandbox.address, 0, json!({}));
+    pause();
+    // In order of arrival: low, default (none, 0, unknown), high.
+    let asked: Vec<_> = [json!({"priority": 3}), json!({}), json!({"priority": 9}), json!({"priority": 1})]
+        .into_iter()
+        .map(|parameters| {
+            let started = Instant::now();
+            let request = ask(sandbox.address, 1, parameters);
+            pause();
+            (started, request)
+        })
+        .collect();
+    let mut order: Vec<_> = asked
+        .into_iter()
+        .enumerate()
+        .map(|(n, (started, request))| {
+            let (response, took) = request.join().expect("no panic");
+            assert_eq!(response.status, 200, "{}", response.text());
+            (started + took, n)
+        })
+        .collect();
+    order.sort_unstable();
+    let order: Vec<usize> = order.into_iter().map(|(_, n)| n).collect();
+    assert_eq!(order, [3, 1, 2, 0], "by level, then in order of arrival");
+    assert_eq!(running.join().expect("no panic").0.status, 200);
+}
