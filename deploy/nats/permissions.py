@@ -58,7 +58,7 @@ def worker(models):
     return (
         [
             *("trireme.work.>", "trireme.reply.>", "trireme.dead.>", "$KV.trireme_registry.>"),
-            # What a worker that leaves has counted, and what it is to serve.
+            # What a worker that leaves has counted; what was loaded by request, asked at start.
             *("trireme.control.statistics_told", "trireme.control.recall"),
             *(JETSTREAM + CLAIMS + REGISTRY_READ + queues),
         ],

@@ -46,14 +46,14 @@ pub(crate) struct HostedModel {
     pub statistics: Arc<ModelStatistics>,
     /// Whether the first dimension of its inputs is a batch; otherwise a request is one row.
     pub batched: bool,
+    /// Cancelled when nothing is in hand for it and nothing will be: another has taken its place, or it is unloaded.
+    pub gone: CancellationToken,
     /// Cancelled when it shall take no more work from the bus.
     pub intake: CancellationToken,
     /// What its instances execute.
     pub executions: Executions,
     /// How many requests all its workers take in together, once that is known.
     pub taken_in: Mutex<Option<u64>>,
-    /// Cancelled when it was unloaded or replaced and has done its work.
-    pub gone: CancellationToken,
 }
 
 /// A request in this worker's hands.

@@ -12,7 +12,7 @@ use crate::queue_policy::{self, WorkerRooms};
 /// Keeps the limits of a model's queue: what its levels may hold besides what all of its workers take in.
 pub(crate) async fn follow(model: Arc<HostedModel>) {
     let shared = model.worker.clone();
-    let stopping = model.gone.clone();
+    let stopping = shared.tasks.stopping().clone();
     let mut rooms = WorkerRooms::default();
     loop {
         let mut events = match shared.bus.watch_registry().await {
@@ -38,9 +38,6 @@ pub(crate) async fn follow(model: Arc<HostedModel>) {
                 () = tokio::time::sleep(WorkerEntry::TIME_TO_LIVE / 3) => if events.is_none() { break },
                 () = stopping.cancelled() => return,
             }
-            if !shared.serves(&model) {
-                return;
-            }
             let room = rooms.of(&model.key, Instant::now());
             // This worker's own entry comes with the others'.
             if room == 0 || *model.taken_in.lock() == Some(room) {
@@ -57,7 +54,7 @@ pub(crate) async fn follow(model: Arc<HostedModel>) {
 
 /// Refuses or delays what waits in this worker beyond its timeout.
 pub(crate) async fn watch_timeouts(model: Arc<HostedModel>) {
-    let stopping = model.gone.clone();
+    let stopping = model.worker.tasks.stopping().clone();
     let mut ticks = tokio::time::interval(queue_policy::look_every(&model.config));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {

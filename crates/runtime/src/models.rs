@@ -7,6 +7,7 @@
 //! Not here: who decides what is to be served (`worker` at the start, `steward` later), queues and batches (`hosted`).
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -22,11 +23,12 @@ use trireme_model_repository::RepositoryModel;
 use crate::backend::{Backend, Instance, LoadError, LoadedModel};
 use crate::batching::BatchPolicy;
 use crate::hosted::HostedModel;
+use crate::limits;
 use crate::load::{backend_of, load_version, stage};
 use crate::queue::WorkQueue;
-use crate::watchdog::Executions;
+use crate::queue_policy;
+use crate::watchdog::{self, Executions};
 use crate::worker::{Current, Shared, WorkerOptions, pull};
-use crate::{limits, queue_policy, watchdog};
 
 /// How long no work may come for a version that is unloaded before its worker stops to pull: requests whose earlier steps
 /// still run find it until then.
@@ -219,17 +221,20 @@ impl Models {
     ) -> Result<(), BusError> {
         let key = ModelKey { name: model.name.clone(), version };
         let LoadedModel { config, instances, policy } = loaded;
+        let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
         let in_hand = match queue_policy::is_limited(&config) {
             true => queue_policy::taken_in(instances.len().max(1), policy.max_rows()),
             false => in_hand(policy.as_ref(), &instances),
         };
-        let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
         let queue = WorkQueue::new(policy, in_hand);
         let statistics = self.shared.statistics.model(&key);
         let observed = Arc::downgrade(&queue);
         let load = move || observed.upgrade().map(|queue| queue.load()).unwrap_or_default();
         statistics.host(stage(&config.backend), took, load);
         let entry = self.entry(&key, ModelState::Ready, config.to_json(), queue.capacity());
+        // Where another is replaced its puller stays, and with it what stops that.
+        let running = self.versions.lock().get(&key).and_then(|known| Some(known.running.as_ref()?.pull.stop.clone()));
+        let intake = running.unwrap_or_else(|| self.pulling.child_token());
         let hosted = Arc::new(HostedModel {
             key: key.clone(),
             config,
@@ -238,10 +243,10 @@ impl Models {
             admitted: AtomicU64::new(0),
             statistics,
             batched,
-            intake: self.intake(&key),
+            gone: CancellationToken::new(),
+            intake: intake.clone(),
             executions: Executions::default(),
             taken_in: Mutex::default(),
-            gone: self.shared.tasks.stopping().child_token(),
         });
         let mut threads = Vec::new();
         for (index, instance) in instances.into_iter().enumerate() {
@@ -256,7 +261,7 @@ impl Models {
         self.shared.bus.declare_queue(&key, &hosted.queue_options()).await?;
         self.shared.bus.announce(&entry).await?;
         self.shared.remember(&hosted);
-        self.watch_over(&hosted);
+        self.look_after(&hosted);
         let instances = Instances { model: hosted.clone(), threads };
         let fingerprint = model.fingerprint(version);
         let replaced = {
@@ -267,7 +272,7 @@ impl Models {
                     *pull.current.write() = hosted;
                     (pull, Some(instances))
                 }
-                None => (self.start_pull(hosted), None),
+                None => (self.start_pull(hosted, intake), None),
             };
             let running = Some(Running { instances, pull });
             versions.insert(key, Version { entry, fingerprint, failed: false, running });
@@ -279,30 +284,32 @@ impl Models {
         Ok(())
     }
 
-    /// What ends the pulling for a version, whichever instances are behind it.
-    fn intake(&self, key: &ModelKey) -> CancellationToken {
-        let versions = self.versions.lock();
-        let running = versions.get(key).and_then(|version| version.running.as_ref());
-        running.map_or_else(|| self.pulling.child_token(), |running| running.pull.stop.clone())
-    }
-
-    /// Starts what looks after a loaded version until it is gone.
-    fn watch_over(&self, model: &Arc<HostedModel>) {
+    /// Starts the tasks that a version's configuration calls for; they end with it.
+    fn look_after(&self, model: &Arc<HostedModel>) {
         let tasks = &self.shared.tasks;
+        let spawn = |name, task: Pin<Box<dyn Future<Output = ()> + Send>>| {
+            let gone = model.gone.clone();
+            tasks.spawn(name, async move {
+                tokio::select! {
+                    () = task => {}
+                    () = gone.cancelled() => {}
+                }
+            });
+        };
         if let Some(limit) = self.options.execution_limit {
-            tasks.spawn("watchdog", watchdog::watch(model.clone(), limit));
+            spawn("watchdog", Box::pin(watchdog::watch(model.clone(), limit)));
         }
         if queue_policy::is_limited(&model.config) {
-            tasks.spawn("queue limits", limits::follow(model.clone()));
+            spawn("queue limits", Box::pin(limits::follow(model.clone())));
         }
         if queue_policy::has_timeouts(&model.config) {
-            tasks.spawn("queue timeouts", limits::watch_timeouts(model.clone()));
+            spawn("queue timeouts", Box::pin(limits::watch_timeouts(model.clone())));
         }
     }
 
-    fn start_pull(&self, model: Arc<HostedModel>) -> Pull {
-        let (stop, stopped) = (model.intake.clone(), CancellationToken::new());
+    fn start_pull(&self, model: Arc<HostedModel>, stop: CancellationToken) -> Pull {
         let current = Arc::new(RwLock::new(model));
+        let stopped = CancellationToken::new();
         let (task, ended) = (pull(current.clone(), stop.clone()), stopped.clone().drop_guard());
         self.shared.tasks.spawn("pull", async move {
             task.await;
@@ -407,6 +414,7 @@ fn in_hand(policy: &dyn BatchPolicy, instances: &[Instance]) -> usize {
 
 /// Waits until nothing is in hand for a version that takes no more, or the worker ends; then its threads end.
 async fn let_go(shared: &Shared, model: &Arc<HostedModel>) {
+    let _gone = model.gone.clone().drop_guard();
     shared.forget(model);
     while !model.queue.close_if_idle() {
         if shared.tasks.stopping().is_cancelled() {
@@ -414,5 +422,4 @@ async fn let_go(shared: &Shared, model: &Arc<HostedModel>) {
         }
         tokio::time::sleep(TICK).await;
     }
-    model.gone.cancel();
 }

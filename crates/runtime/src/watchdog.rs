@@ -78,7 +78,7 @@ impl Drop for Execution<'_> {
 
 /// Looks at a model's executions for as long as its worker runs.
 pub(crate) async fn watch(model: Arc<HostedModel>, limit: Duration) {
-    let stopping = model.gone.clone();
+    let stopping = model.worker.tasks.stopping().clone();
     let mut looks = tokio::time::interval((limit / 10).clamp(Duration::from_millis(1), LOOKS_LONGEST));
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {

@@ -253,8 +253,10 @@ pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
         let error = match shared.bus.pull(&key).await {
             Err(error) => error,
             Ok(mut puller) => loop {
-                let model = current.read().clone();
-                let next = limits::next(&model, puller.as_mut());
+                let next = async {
+                    let model = current.read().clone();
+                    limits::next(&model, puller.as_mut()).await
+                };
                 let next = tokio::select! {
                     next = next => next,
                     () = pulling.cancelled() => return puller.stop().await,
@@ -302,11 +304,6 @@ impl Shared {
     /// Whether requests can be handed over to a model version.
     pub fn hosts(&self, model: &ModelKey) -> bool {
         self.hosted.read().contains_key(model)
-    }
-
-    /// Whether it is these instances that serve the version, not some that took their place.
-    pub fn serves(&self, model: &Arc<HostedModel>) -> bool {
-        self.hosted.read().get(&model.key).is_some_and(|known| Arc::ptr_eq(known, model))
     }
 
     /// Hands nothing over to this model version any more; one that took its place stays.

@@ -46,9 +46,9 @@ struct Running {
     model: ModelKey,
     outputs: Vec<RequestedOutput>,
     batched: bool,
+    labels: Arc<Labels>,
     /// The most rows of a message, where the request may travel as several.
     rows_per_message: Option<u32>,
-    labels: Arc<Labels>,
     counted: CountedRequest,
     span: tracing::Span,
 }
@@ -158,8 +158,8 @@ impl Handlers {
             model,
             outputs: request.outputs,
             batched: served.config.max_batch_size > 0,
-            rows_per_message,
             labels: catalog.labels().clone(),
+            rows_per_message,
             span: span.clone(),
             counted,
         };
