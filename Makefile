@@ -20,6 +20,10 @@ help: ## Lists these commands
 demo: setup-demo build ## Serves three sentences from a real model and shows where the time went (KEEP=1 keeps the server)
 	@scripts/demo.py $(if $(KEEP),--keep)
 
+.PHONY: demo-translation
+demo-translation: setup-demo build ## Serves a small translation model: number words, English to Swahili and back (KEEP=1 keeps the server)
+	@scripts/demo-translation.py $(if $(KEEP),--keep)
+
 .PHONY: test
 test: setup lint ## Everything that has to hold before a change lands
 	@echo "==> cargo build (the first one takes some minutes); the end-to-end tests run these binaries"

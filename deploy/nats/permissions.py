@@ -41,9 +41,10 @@ def streams(model):
 
 
 def gateway():
-    """Sends work, gets answers, follows the registry. Reads no queue and writes no registry entry."""
+    """Sends work, gets answers, follows the registry, counts what waits. Reads no queue and writes no registry entry."""
+    states = ["$JS.API.STREAM.INFO.*", "$JS.API.CONSUMER.LIST.*"]
     return (
-        ["trireme.work.>", "trireme.cancel", "trireme.control.>", *JETSTREAM, *CLAIMS, *REGISTRY_READ],
+        ["trireme.work.>", "trireme.cancel", "trireme.control.>", *JETSTREAM, *CLAIMS, *REGISTRY_READ, *states],
         ["trireme.reply.>", *QUESTIONS],
     )
 

@@ -216,9 +216,12 @@ impl Worker {
             let mut ticks = tokio::time::interval(WorkerEntry::TIME_TO_LIVE / 3);
             ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             ticks.tick().await;
+            let mut connection = shared.bus.connection();
             loop {
                 tokio::select! {
                     _ = ticks.tick() => {}
+                    // A broker that was away may have forgotten everything.
+                    Ok(()) = connection.changed() => {}
                     () = pulling.cancelled() => return,
                     () = shared.tasks.stopping().cancelled() => return,
                 }

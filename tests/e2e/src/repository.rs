@@ -71,6 +71,13 @@ impl ModelFolder {
         folder
     }
 
+    /// A copy of a model repository.
+    pub fn copy_of(repository: &Path) -> ModelFolder {
+        let folder = ModelFolder::new();
+        copy(repository, folder.path());
+        folder
+    }
+
     /// Adds a model with this configuration and an empty version 1; replaces the configuration of one that is there.
     pub fn model(self, name: &str, config: &str) -> ModelFolder {
         fs::create_dir_all(self.path().join(name).join("1")).expect("the temporary folder can be written");

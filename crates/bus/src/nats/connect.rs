@@ -17,6 +17,9 @@ pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a question to the broker may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The longest pause between attempts to connect again. Requests wait meanwhile.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
+
 /// A peer that is silently gone is noticed within two of these.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -96,6 +99,7 @@ impl Nats {
             .name(&options.name)
             .custom_inbox_prefix(format!("_INBOX.{}", super::escape_token(&options.service)))
             .ping_interval(PING_INTERVAL)
+            .reconnect_delay_callback(|attempts| RECONNECT_PAUSE.min(Duration::from_millis(1 << attempts.min(16))))
             .request_timeout(Some(REQUEST_TIMEOUT))
             .event_callback(move |event| {
                 on_event(&state, &event);
