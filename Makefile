@@ -88,6 +88,11 @@ check: ## One crate alone, with its own features: make check CRATE=trireme-bus
 kubernetes-test: ## Renders deploy/kubernetes and checks every object against its schema
 	@scripts/kubernetes-test.sh
 
+.PHONY: observability-test
+observability-test: setup ## Traces, the dashboard and its rules; with a real Prometheus, where it is installed (or PROMETHEUS names it)
+	cargo build --workspace
+	cargo test -p trireme-e2e --test traces --test observability -- --nocapture
+
 .PHONY: compose-test
 compose-test: ## Builds the images, brings docker-compose.yml up, scales it, kills containers under load (needs docker)
 	@if command -v docker >/dev/null; then scripts/setup-python.sh; fi

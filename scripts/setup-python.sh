@@ -8,7 +8,7 @@ REQUIREMENTS=$ROOT/tests/clients/requirements.txt
 STAMP=$TARGET/requirements.txt
 
 imports() {
-    "$PYTHON" -c 'import numpy, onnxruntime, tokenizers, tritonclient.grpc.aio, tritonclient.http' 2>&1
+    "$PYTHON" -c 'import numpy, onnxruntime, opentelemetry.proto, tokenizers, tritonclient.grpc.aio, tritonclient.http' 2>&1
 }
 
 if cmp --silent "$REQUIREMENTS" "$STAMP" && imports >/dev/null; then

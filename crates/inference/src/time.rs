@@ -39,6 +39,13 @@ impl UnixMicros {
     }
 }
 
+impl From<UnixMicros> for SystemTime {
+    /// A time that the clock cannot have becomes its beginning.
+    fn from(time: UnixMicros) -> SystemTime {
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(time.0)).unwrap_or(SystemTime::UNIX_EPOCH)
+    }
+}
+
 impl fmt::Display for UnixMicros {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

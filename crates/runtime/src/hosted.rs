@@ -17,6 +17,7 @@ use trireme_inference::{
     Completed, DropReason, ErrorCode, FailureReason, Hop, InferError, ModelKey, Tensor, UnixMicros,
 };
 use trireme_model_repository::ModelConfig;
+use trireme_telemetry::steps::{Computed, Step, StepSpan, ran_together};
 use trireme_telemetry::trace_id;
 
 use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, ModelInstance};
@@ -67,12 +68,18 @@ pub(crate) struct Work {
 pub(crate) struct Pending {
     pub message: WorkMessage,
     pub delivery: Claim,
-    pub permit: Permit<Work>,
+    pub stay: Stay,
     pub received_at: UnixMicros,
     /// How long it has waited in this worker's queue.
     pub queued: Duration,
     /// What its inputs are like; `rows` is what it counts as.
     pub description: Description,
+}
+
+/// What lasts as long as a request is in this worker's hands.
+pub(crate) struct Stay {
+    _permit: Permit<Work>,
+    pub span: StepSpan,
 }
 
 /// The delivery that brought a request into this process. With a hand-over it goes along: acknowledging it says that the
@@ -114,8 +121,7 @@ impl HostedModel {
         let received_at = UnixMicros::now();
         let cancelled = self.worker.cancellations.enter(&message.request_id);
         let checked = self.check(&message, &delivery, received_at);
-        let description = Description::exact(&[]);
-        let mut pending = Pending { message, delivery, permit, received_at, queued: Duration::ZERO, description };
+        let mut pending = self.pending(message, delivery, permit, received_at);
         let inputs = match checked {
             _ if cancelled.is_cancelled() => {
                 let error = InferError::cancelled("cancelled by the client");
@@ -144,6 +150,22 @@ impl HostedModel {
         let rows = if self.batched { description.rows } else { 1 };
         pending.description = Description { rows, ..description };
         self.queue.push(candidate, Work { request, pending, arrived });
+    }
+
+    /// A request that has just been received.
+    fn pending(&self, message: WorkMessage, delivery: Claim, permit: Permit<Work>, received_at: UnixMicros) -> Pending {
+        let step = Step {
+            model: &self.key.name,
+            version: self.key.version,
+            worker: &self.worker.name,
+            request_id: &message.request_id,
+            attempt: delivery.attempt,
+            sent_at: message.sent_at.into(),
+            received_at: received_at.into(),
+        };
+        let span = StepSpan::start(message.traceparent.as_deref(), &step);
+        let stay = Stay { _permit: permit, span };
+        Pending { message, delivery, stay, received_at, queued: Duration::ZERO, description: Description::exact(&[]) }
     }
 
     fn check(&self, message: &WorkMessage, delivery: &Claim, now: UnixMicros) -> Result<Vec<Tensor>, InferError> {
@@ -194,8 +216,7 @@ impl HostedModel {
         let claim = Claim { acker: self.worker.held.hold(delivery.acker), attempt: delivery.attempt, sequence };
         let (message, permit) = (delivery.message, self.queue.permit());
         let received_at = UnixMicros::now();
-        let description = Description::exact(&[]);
-        let pending = Pending { message, delivery: claim, permit, received_at, queued: Duration::ZERO, description };
+        let pending = self.pending(message, claim, permit, received_at);
         self.fail(pending, refused(), FailureReason::Rejected);
     }
 
@@ -229,13 +250,14 @@ impl HostedModel {
             return None;
         }
         pending.queued = started.duration_since(arrived);
+        pending.stay.span.begin();
         Some((request, pending))
     }
 
     fn run_batch(self: &Arc<Self>, instance: &mut dyn ModelInstance, batch: Vec<Work>) {
         let started = Instant::now();
         let wanted = batch.into_iter().filter_map(|work| self.begin(work, started));
-        let (requests, waiting): (Vec<_>, Vec<_>) = wanted.unzip();
+        let (requests, mut waiting): (Vec<_>, Vec<_>) = wanted.unzip();
         if requests.is_empty() {
             return;
         }
@@ -248,6 +270,7 @@ impl HostedModel {
         });
         // An instance that answers fewer requests than it was given must not leave the others waiting.
         results.resize_with(requests.len(), || Err(InferError::internal("model instance gave no result")));
+        ran_together(waiting.iter_mut().map(|pending| &mut pending.stay.span), requests.len());
         // Whatever is answered has been counted before.
         let timings = results.iter().map(|result| result.as_ref().ok().map(|response| response.timing));
         self.count(&Runs::of(waiting.iter().map(|pending| pending.description).zip(timings)));
@@ -302,27 +325,30 @@ impl HostedModel {
     }
 
     /// A step is done: records the hop, applies the output map, sends the request on.
-    fn finish(self: &Arc<Self>, pending: Pending, response: ExecuteResponse) {
+    fn finish(self: &Arc<Self>, mut pending: Pending, response: ExecuteResponse) {
         self.worker.cancellations.leave(&pending.message.request_id);
+        pending.stay.span.computed(computed(&response.timing));
         self.count_completed(&pending, &response.timing, true);
         let hop = self.hop(&pending, &response.timing);
-        let Pending { mut message, delivery, permit, .. } = pending;
+        let Pending { mut message, delivery, stay, .. } = pending;
         advance(&mut message, hop, response.outputs);
 
         if message.route.current().is_some() {
             let Some((message, delivery)) = self.worker.hand_over(message, delivery) else { return };
             let this = self.clone();
-            self.settle(async move { this.publish(message, delivery, permit).await });
+            self.settle(async move { this.publish(message, delivery, stay).await });
         } else {
             let output = Output { tensors: std::mem::take(&mut message.tensors), parameters: Default::default() };
             let reply = message.reply(Ok(output));
             let this = self.clone();
             self.settle(async move {
-                let _permit = permit;
+                let mut stay = stay;
                 match this.worker.bus.reply(reply).await {
                     Ok(()) => this.report(&message, delivery.acker.ack().await),
                     Err(error) => {
-                        this.settle_error(message, delivery, bus_error(&error), FailureReason::Other).await;
+                        let error = bus_error(&error);
+                        stay.span.fail(&error.message);
+                        this.settle_error(message, delivery, error, FailureReason::Other).await;
                     }
                 }
             });
@@ -345,11 +371,12 @@ impl HostedModel {
 
     /// A step failed.
     pub(crate) fn fail(self: &Arc<Self>, pending: Pending, error: InferError, reason: FailureReason) {
-        let Pending { message, delivery, permit, .. } = pending;
+        let Pending { message, delivery, mut stay, .. } = pending;
         self.worker.cancellations.leave(&message.request_id);
+        stay.span.fail(&error.message);
         let this = self.clone();
         self.settle(async move {
-            let _permit = permit;
+            let _stay = stay;
             this.settle_error(message, delivery, error, reason).await;
         });
     }
@@ -363,11 +390,13 @@ impl HostedModel {
         }
     }
 
-    async fn publish(self: Arc<Self>, message: WorkMessage, delivery: Claim, permit: Permit<Work>) {
-        let _permit = permit;
+    async fn publish(self: Arc<Self>, message: WorkMessage, delivery: Claim, mut stay: Stay) {
         match self.publish_when_there_is_a_queue(&message).await {
             Ok(()) => self.report(&message, delivery.acker.ack().await),
-            Err(error) => self.settle_unpublished(message, delivery, error).await,
+            Err(error) => {
+                stay.span.fail(&error.to_string());
+                self.settle_unpublished(message, delivery, error).await;
+            }
         }
     }
 
@@ -412,6 +441,7 @@ impl HostedModel {
         let max_deliver = self.worker.queue_options.max_deliver;
         let remaining = message.deadline.remaining(UnixMicros::now());
         let Claim { acker, attempt, sequence } = delivery;
+        let (request_id, traceparent) = (message.request_id.clone(), message.traceparent.clone());
         if reason == FailureReason::Rejected {
             // Trying again would only make it later.
             self.count_failure(&message, reason);
@@ -437,7 +467,6 @@ impl HostedModel {
                 self.statistics.record(|counters| counters.dead_letters += 1);
                 self.answer(&message, sequence, error.clone()).await;
                 let reason = error.message.clone();
-                let (request_id, traceparent) = (message.request_id.clone(), message.traceparent.clone());
                 let reason_there = error.at(&self.key, &self.worker.name);
                 let letter = DeadLetter { message, reason: reason_there, attempts: attempt };
                 if let Err(error) = self.worker.bus.dead_letter(letter).await {
@@ -454,7 +483,11 @@ impl HostedModel {
             }
         };
         if let Err(error) = settled {
-            tracing::debug!(model = %self.key, %error, "delivery could not be settled; the bus delivers it again");
+            let trace_id = trace_id(traceparent.as_deref());
+            tracing::debug!(
+                request_id, trace_id, model = %self.key, %error,
+                "delivery could not be settled; the bus delivers it again"
+            );
         }
     }
 
@@ -530,6 +563,16 @@ fn refused() -> InferError {
 
 pub(crate) fn bus_error(error: &BusError) -> InferError {
     InferError::new(error.code(), error.to_string())
+}
+
+/// What a response's span says of its batch.
+pub(crate) fn computed(timing: &ExecuteTiming) -> Computed {
+    Computed {
+        batch_size: timing.batch_size,
+        input: timing.compute_input,
+        infer: timing.compute_infer,
+        output: timing.compute_output,
+    }
 }
 
 fn micros(duration: Duration) -> u64 {

@@ -11,7 +11,7 @@ use trireme_bus::{Answer, BusError, Output, Part, WorkMessage};
 use trireme_inference::{FailureReason, InferError, UnixMicros};
 
 use crate::backend::{ExecuteResponse, ExecuteTiming};
-use crate::hosted::{Claim, HostedModel, Pending, advance};
+use crate::hosted::{Claim, HostedModel, Pending, advance, computed};
 
 /// Parts of one request that wait to be sent before its instance waits, too.
 const BACKLOG: usize = 64;
@@ -58,7 +58,7 @@ impl Parts {
     }
 }
 
-async fn forward(model: Arc<HostedModel>, pending: Pending, mut made: mpsc::Receiver<Made>) {
+async fn forward(model: Arc<HostedModel>, mut pending: Pending, mut made: mpsc::Receiver<Made>) {
     let mut sequence = 0;
     let outcome = loop {
         let (part, last) = match made.recv().await {
@@ -67,20 +67,31 @@ async fn forward(model: Arc<HostedModel>, pending: Pending, mut made: mpsc::Rece
             Some(Made::End(Err(error))) => break Err(Failure::Step(error)),
             None => break Err(Failure::Step(InferError::internal("model instance gave no result"))),
         };
-        match send(&model, &pending, Part { sequence, last }, part).await {
+        if last {
+            pending.stay.span.computed(computed(&part.timing));
+        }
+        let sent = send(&model, &pending, Part { sequence, last }, part).await;
+        pending.stay.span.part(sequence);
+        match sent {
             Ok(()) if last => break Ok(()),
             Ok(()) => sequence += 1,
             Err(error) => break Err(Failure::Bus(error)),
         }
     };
     model.worker.cancellations.leave(&pending.message.request_id);
-    let Pending { message, delivery, permit: _permit, .. } = pending;
+    let Pending { message, delivery, mut stay, .. } = pending;
     // An error comes after all parts that were made before.
     let delivery = Claim { sequence, ..delivery };
     match outcome {
         Ok(()) => model.report(&message, delivery.acker.ack().await),
-        Err(Failure::Step(error)) => model.settle_error(message, delivery, error, FailureReason::Backend).await,
-        Err(Failure::Bus(error)) => model.settle_unpublished(message, delivery, error).await,
+        Err(Failure::Step(error)) => {
+            stay.span.fail(&error.message);
+            model.settle_error(message, delivery, error, FailureReason::Backend).await;
+        }
+        Err(Failure::Bus(error)) => {
+            stay.span.fail(&error.to_string());
+            model.settle_unpublished(message, delivery, error).await;
+        }
     }
 }
 

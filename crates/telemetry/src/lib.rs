@@ -2,10 +2,11 @@
 //!
 //! Logs go to standard error through `tracing`. With `--otlp-endpoint` spans are exported over OTLP (gRPC), and
 //! [`traceparent`] and [`set_parent`] carry the W3C trace context in and out of messages, so that a request is one trace
-//! across all processes. Without an endpoint no span is recorded and a client's `traceparent` is passed on as it came.
+//! across all processes; [`steps`] records what workers do for it. Without an endpoint no span is recorded and a client's `traceparent` is passed on as it came.
 
 mod levels;
 pub mod metrics;
+pub mod steps;
 mod trace;
 
 use std::io::IsTerminal;
@@ -18,7 +19,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
 pub use levels::{LogLevels, log_levels, set_log_levels};
-pub use trace::{exports_spans, not_sampled, set_parent, trace_id, traceparent};
+pub use trace::{exports_spans, not_sampled, set_attributes, set_error, set_parent, trace_id, traceparent};
 
 /// Flags about logs and traces.
 #[derive(Args, Clone, Debug)]
@@ -94,7 +95,8 @@ pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telem
         LogFormat::Text => logs.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed(),
         LogFormat::Json => logs.json().flatten_event(true).with_current_span(false).with_span_list(true).boxed(),
     };
-    let provider = match &args.otlp_endpoint {
+    // Compose files have no way to leave a variable out: an empty one says the same.
+    let provider = match args.otlp_endpoint.as_deref().filter(|endpoint| !endpoint.is_empty()) {
         Some(endpoint) => Some(trace::provider(service, endpoint, args.trace_ratio)?),
         None => None,
     };

@@ -1,15 +1,20 @@
 //! Spans over OTLP, and W3C trace context in and out of messages.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use anyhow::Context;
 use opentelemetry::propagation::TextMapPropagator;
-use opentelemetry::trace::{TraceContextExt, TracerProvider};
+use opentelemetry::trace::{Link, SpanKind, Status, TraceContextExt, TraceId, TraceState, TracerProvider};
+use opentelemetry::{Context as TraceContext, KeyValue};
 use opentelemetry_otlp::WithExportConfig;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
-use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, Sampler, SdkTracerProvider};
+use opentelemetry_sdk::trace::{
+    BatchConfigBuilder, BatchSpanProcessor, IdGenerator, RandomIdGenerator, Sampler, SamplingDecision, SamplingResult,
+    SdkTracerProvider, ShouldSample,
+};
 use tracing::{Span, Subscriber};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::filter::FilterFn;
@@ -18,8 +23,22 @@ use tracing_subscriber::{Layer, filter};
 
 const TRACEPARENT: &str = "traceparent";
 
-/// Whether this process exports spans.
-static EXPORTING: AtomicBool = AtomicBool::new(false);
+/// Spans that wait for their export at most; more are dropped. Several seconds of a busy worker, some 10 MB.
+const MAX_WAITING_SPANS: usize = 16 * 1024;
+
+/// How long a span waits for its export at most. A process that is killed takes those of this time along.
+const EXPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Requests of a batch that its run links to.
+const MAX_LINKS: u32 = 1024;
+
+/// What exports this process' spans, if it does.
+static EXPORTING: OnceLock<SdkTracerProvider> = OnceLock::new();
+
+/// What is recorded: what a parent says, or the sampler; and of what has no parent, that which belongs to something that
+/// is recorded.
+#[derive(Clone, Debug)]
+pub(crate) struct Sampling(pub Sampler);
 
 /// Exports spans to an OTLP endpoint, in batches.
 pub fn provider(service: &'static str, endpoint: &str, ratio: f64) -> anyhow::Result<SdkTracerProvider> {
@@ -28,27 +47,45 @@ pub fn provider(service: &'static str, endpoint: &str, ratio: f64) -> anyhow::Re
         .with_endpoint(endpoint)
         .build()
         .with_context(|| format!("--otlp-endpoint '{endpoint}' cannot be used"))?;
-    EXPORTING.store(true, Ordering::Relaxed);
-    let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio)));
-    Ok(SdkTracerProvider::builder()
-        .with_batch_exporter(exporter)
-        .with_sampler(sampler)
+    let waiting =
+        BatchConfigBuilder::default().with_max_queue_size(MAX_WAITING_SPANS).with_scheduled_delay(EXPORT_INTERVAL);
+    let processor = BatchSpanProcessor::builder(exporter).with_batch_config(waiting.build()).build();
+    let provider = SdkTracerProvider::builder()
+        .with_span_processor(processor)
+        .with_sampler(Sampling(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio)))))
+        .with_max_links_per_span(MAX_LINKS)
         .with_resource(Resource::builder().with_service_name(service).build())
-        .build())
+        .build();
+    // A process has one: the first stays.
+    Ok(EXPORTING.get_or_init(|| provider).clone())
 }
 
-/// The layer that turns our own spans (not those of libraries) into exported ones.
+/// The layer that turns our own spans (not those of libraries) into exported ones. Those below the level of information
+/// are for log lines: they belong to tasks, not to requests.
 pub fn layer<S>(provider: &SdkTracerProvider) -> impl Layer<S> + use<S>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
-    let ours: FilterFn = filter::filter_fn(|metadata| metadata.target().starts_with("trireme"));
-    tracing_opentelemetry::layer().with_tracer(provider.tracer("trireme")).with_filter(ours)
+    let ours: FilterFn = filter::filter_fn(|metadata| {
+        metadata.target().starts_with("trireme") && *metadata.level() <= tracing::Level::INFO
+    });
+    tracing_opentelemetry::layer()
+        .with_tracer(provider.tracer("trireme"))
+        .with_location(false)
+        .with_threads(false)
+        .with_target(false)
+        .with_tracked_inactivity(false)
+        .with_filter(ours)
 }
 
 /// Whether this process exports spans.
 pub fn exports_spans() -> bool {
-    EXPORTING.load(Ordering::Relaxed)
+    exporting().is_some()
+}
+
+/// What exports this process' spans, if it does.
+pub(crate) fn exporting() -> Option<&'static SdkTracerProvider> {
+    EXPORTING.get()
 }
 
 /// A W3C `traceparent` that says not to trace what it goes along with.
@@ -75,10 +112,48 @@ pub fn trace_id(traceparent: Option<&str>) -> Option<&str> {
 
 /// Makes `span` a child of the span that a `traceparent` names. Text that is no `traceparent` changes nothing.
 pub fn set_parent(span: &Span, traceparent: &str) {
-    let carrier = HashMap::from([(TRACEPARENT.to_owned(), traceparent.to_owned())]);
-    let context = TraceContextPropagator::new().extract(&carrier);
     // An error says that the span is not recorded: then there is nothing to link.
-    let _ = span.set_parent(context);
+    let _ = span.set_parent(extract(traceparent));
+}
+
+/// Tells the exported span more; its log lines stay as they are.
+pub fn set_attributes(span: &Span, attributes: impl IntoIterator<Item = (&'static str, String)>) {
+    for (name, value) in attributes {
+        span.set_attribute(name, value);
+    }
+}
+
+/// What `span` stands for has failed, with this code.
+pub fn set_error(span: &Span, code: String, message: &str) {
+    span.set_attribute("error.type", code);
+    span.set_status(Status::error(message.to_owned()));
+}
+
+/// What a `traceparent` says; of text that is none, nothing.
+pub(crate) fn extract(traceparent: &str) -> TraceContext {
+    let carrier = HashMap::from([(TRACEPARENT.to_owned(), traceparent.to_owned())]);
+    TraceContextPropagator::new().extract_with_context(&TraceContext::new(), &carrier)
+}
+
+// === impl Sampling ===
+
+impl ShouldSample for Sampling {
+    fn should_sample(
+        &self,
+        parent: Option<&TraceContext>,
+        trace_id: TraceId,
+        name: &str,
+        kind: &SpanKind,
+        attributes: &[KeyValue],
+        links: &[Link],
+    ) -> SamplingResult {
+        let has_parent = parent.is_some_and(|parent| parent.span().span_context().is_valid());
+        if !has_parent && links.iter().any(|link| link.span_context.is_sampled()) {
+            let (decision, trace_state) = (SamplingDecision::RecordAndSample, TraceState::default());
+            return SamplingResult { decision, attributes: Vec::new(), trace_state };
+        }
+        self.0.should_sample(parent, trace_id, name, kind, attributes, links)
+    }
 }
 
 #[cfg(test)]

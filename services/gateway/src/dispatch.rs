@@ -281,11 +281,12 @@ impl Flight {
 
     fn cancel(&self) {
         let bus = self.bus.clone();
+        let trace_id = trace_id(self.message.traceparent.as_deref()).map(str::to_owned);
         let ids: Vec<_> = (0..=self.again).map(|time| self.message.id_when_sent_again(time)).collect();
         self.tasks.spawn("cancel", async move {
             for request_id in ids {
                 if let Err(error) = bus.cancel(&request_id).await {
-                    tracing::debug!(request_id, %error, "cancellation could not be sent");
+                    tracing::debug!(request_id, trace_id, %error, "cancellation could not be sent");
                 }
             }
         });

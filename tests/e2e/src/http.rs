@@ -122,11 +122,14 @@ impl Response {
             .filter_map(|line| line.split_once(':'))
             .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
             .collect();
-        let length = headers.iter().find(|(name, _)| name == "content-length").and_then(|(_, n)| n.parse().ok());
-        let length: usize = length.ok_or_else(|| invalid("the answer has no Content-Length"))?;
+        let header = |wanted: &str| headers.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str());
+        let body = match (header("transfer-encoding"), header("content-length").and_then(|n| n.parse().ok())) {
+            (Some("chunked"), _) => join_chunks(&received[end + 4..]),
+            (_, Some(length)) => received[end + 4..].get(..length).map(<[u8]>::to_vec),
+            _ => return Err(invalid("the answer has no Content-Length")),
+        };
         let status = status.ok_or_else(|| invalid("the answer has no status"))?;
-        let body = received[end + 4..].get(..length);
-        Ok(body.map(|body| Response { status, headers, body: body.to_vec() }))
+        Ok(body.map(|body| Response { status, headers, body }))
     }
 
     /// The value of a header.
@@ -186,5 +189,21 @@ impl Response {
         let output = self.output(name);
         let data = output["data"].as_array().unwrap_or_else(|| panic!("output '{name}' has no data: {output}"));
         data.iter().map(|number| number.as_f64().expect("the output holds numbers") as f32).collect()
+    }
+}
+
+/// A body that was sent in chunks, if all of them are there: each is its length in hexadecimal digits, a line end, that
+/// many bytes, and a line end; the last one is empty.
+fn join_chunks(mut rest: &[u8]) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let line = rest.windows(2).position(|window| window == b"\r\n")?;
+        let length = usize::from_str_radix(std::str::from_utf8(&rest[..line]).ok()?, 16).ok()?;
+        let chunk = rest.get(line + 2..line + 2 + length)?;
+        rest = rest.get(line + 2 + length + 2..)?;
+        if chunk.is_empty() {
+            return Some(body);
+        }
+        body.extend_from_slice(chunk);
     }
 }

@@ -9,8 +9,7 @@ use trireme_protocol::grpc::wire::ModelInferRequest;
 use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
 
 use super::deadline::Deadline;
-use crate::handlers::forward;
-use crate::handlers::{Handlers, Responses, SharedHandlers, Traced};
+use crate::handlers::{Handlers, Responses, SharedHandlers, Traced, Via, forward};
 
 /// What a call's metadata says.
 #[derive(Clone, Debug)]
@@ -47,7 +46,7 @@ impl Call {
                 "ModelInfer RPC doesn't support models with decoupled transaction policy",
             ));
         }
-        handlers.infer(self.decode(message, &served.inputs)?).await
+        handlers.infer(self.decode(message, &served.inputs, "ModelInfer")?).await
     }
 
     /// Decodes a request of a stream and takes it into the pipeline; says whether its model is decoupled. Dropping the
@@ -59,14 +58,20 @@ impl Call {
     ) -> Result<(Responses, bool), InferError> {
         let version = parse_model_version(&message.model_version)?;
         let (_, served) = handlers.find_model(&message.model_name, version)?;
-        Ok((handlers.infer_stream(self.decode(message, &served.inputs)?)?, served.config.decoupled))
+        let request = self.decode(message, &served.inputs, "ModelStreamInfer")?;
+        Ok((handlers.infer_stream(request)?, served.config.decoupled))
     }
 
-    fn decode(&self, message: ModelInferRequest, inputs: &[TensorSpec]) -> Result<Traced, InferError> {
+    fn decode(
+        &self,
+        message: ModelInferRequest,
+        inputs: &[TensorSpec],
+        method: &'static str,
+    ) -> Result<Traced, InferError> {
         let request = decode_infer_request(message, inputs)?;
         let mut request = InferRequest { timeout: self.limit(request.timeout), ..request };
         request.parameters.extend(self.forwarded.clone()?);
-        Ok(Traced { request, traceparent: self.traceparent.clone() })
+        Ok(Traced { request, traceparent: self.traceparent.clone(), via: Via::Grpc(method) })
     }
 
     /// The time for a request: its own, lowered to what the call has left.

@@ -20,6 +20,17 @@ pub struct Traced {
     pub request: InferRequest,
     /// The client's W3C `traceparent`.
     pub traceparent: Option<String>,
+    /// How it came in.
+    pub via: Via,
+}
+
+/// How a request came in.
+#[derive(Clone, Copy, Debug)]
+pub enum Via {
+    /// Over HTTP, at this route.
+    Http(&'static str),
+    /// Over gRPC, by this method.
+    Grpc(&'static str),
 }
 
 /// The responses to one request.
@@ -82,6 +93,7 @@ impl Handlers {
             }
             Err(error) => {
                 request.counted.failed(&error);
+                set_error(&request.span, &error);
                 Err(with_id(error, &request.id))
             }
         }
@@ -101,7 +113,8 @@ impl Handlers {
             // Said to the stages too, which would begin a trace of their own.
             return (tracing::Span::none(), Some(trireme_telemetry::not_sampled()));
         }
-        let span = tracing::info_span!("infer", model = traced.request.model, id = traced.request.id);
+        let request = &traced.request;
+        let span = tracing::info_span!("infer", otel.kind = "server", model = request.model, id = request.id);
         if let Some(traceparent) = &traced.traceparent {
             trireme_telemetry::set_parent(&span, traceparent);
         }
@@ -109,11 +122,25 @@ impl Handlers {
         (span, traceparent)
     }
 
-    /// Checks a request and makes the message of it that goes into the pipeline.
+    /// Prepares a request, within its span.
     fn prepare(&self, traced: Traced, answer: Answer) -> Result<Prepared, InferError> {
         let (span, traceparent) = self.span(&traced);
-        let _entered = span.enter();
-        let request = traced.request;
+        trireme_telemetry::set_attributes(&span, traced.via.attributes());
+        let prepared = span.in_scope(|| self.admit(traced.request, answer, traceparent, &span));
+        if let Err(error) = &prepared {
+            set_error(&span, error);
+        }
+        prepared
+    }
+
+    /// Checks a request and makes the message of it that goes into the pipeline.
+    fn admit(
+        &self,
+        request: InferRequest,
+        answer: Answer,
+        traceparent: Option<String>,
+        span: &tracing::Span,
+    ) -> Result<Prepared, InferError> {
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
         served.config.check_outputs(&request.outputs, &request.id)?;
@@ -176,6 +203,7 @@ impl Handlers {
         };
         exchange.map_err(|error| {
             request.counted.failed(&error);
+            set_error(&request.span, &error);
             with_id(error, &request.id)
         })
     }
@@ -195,7 +223,12 @@ impl Handlers {
             Err(error) => request.counted.failed(error),
         }
         let reply = reply.map_err(|error| with_id(error, &request.id));
-        Some(reply.and_then(|reply| self.respond(request, reply)))
+        let span = reply_span(request, &reply);
+        let response = span.in_scope(|| reply.and_then(|reply| self.respond(request, reply)));
+        if let Err(error) = &response {
+            set_error(&request.span, error);
+        }
+        Some(response)
     }
 
     fn respond(&self, request: &Running, reply: Reply) -> Result<Next, InferError> {
@@ -217,6 +250,22 @@ impl Handlers {
     }
 }
 
+// === impl Via ===
+
+impl Via {
+    /// What OpenTelemetry's conventions call it.
+    fn attributes(self) -> Vec<(&'static str, String)> {
+        match self {
+            Via::Http(route) => vec![("http.request.method", "POST".to_owned()), ("http.route", route.to_owned())],
+            Via::Grpc(method) => vec![
+                ("rpc.system", "grpc".to_owned()),
+                ("rpc.service", "inference.GRPCInferenceService".to_owned()),
+                ("rpc.method", method.to_owned()),
+            ],
+        }
+    }
+}
+
 // === impl Responses ===
 
 impl Responses {
@@ -225,6 +274,21 @@ impl Responses {
         let span = self.request.span.clone();
         self.handlers.next(&mut self.request, &mut self.exchange).instrument(span).await
     }
+}
+
+/// The span of a reply that has come in, until it is the client's response.
+fn reply_span(request: &Running, reply: &Result<Reply, InferError>) -> tracing::Span {
+    match reply {
+        // Without a request's span it would begin a trace of its own.
+        Ok(reply) if !request.span.is_disabled() => {
+            tracing::info_span!(parent: &request.span, "reply", sequence = reply.sequence, last = reply.last)
+        }
+        _ => tracing::Span::none(),
+    }
+}
+
+fn set_error(span: &tracing::Span, error: &InferError) {
+    trireme_telemetry::set_error(span, format!("{:?}", error.code), &error.message);
 }
 
 fn no_answer() -> InferError {

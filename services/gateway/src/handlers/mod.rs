@@ -26,7 +26,7 @@ use crate::statistics::Collector;
 
 pub use access::{Access, AccessArgs, Category, Denied, Restriction, Secret};
 pub use classification::Labels;
-pub use infer::{Responses, Traced};
+pub use infer::{Responses, Traced, Via};
 pub use shared_memory::SharedMemory;
 pub use timing::server_timing;
 pub use trace::Tracing;

@@ -17,8 +17,7 @@ use trireme_protocol::generate::{decode_generate_request, encode_generate_respon
 use trireme_protocol::metadata;
 
 use super::{ModelPath, post};
-use crate::handlers::forward;
-use crate::handlers::{Responses, Traced};
+use crate::handlers::{Responses, Traced, Via, forward};
 use crate::http::HttpState;
 use crate::http::body;
 use crate::http::compression::Coding;
@@ -33,7 +32,7 @@ pub fn routes() -> Router<HttpState> {
 }
 
 async fn generate(State(http): State<HttpState>, path: ModelPath, request: Request) -> Result<Response, HttpError> {
-    let response = http.handlers.infer(read(&http, path, request).await?).await?;
+    let response = http.handlers.infer(read(&http, path, "/v2/models/{model}/generate", request).await?).await?;
     Ok(response::json(encode_generate_response(&response)?))
 }
 
@@ -42,7 +41,8 @@ async fn generate_stream(
     path: ModelPath,
     request: Request,
 ) -> Result<Response, HttpError> {
-    let mut responses = http.handlers.infer_stream(read(&http, path, request).await?)?;
+    let request = read(&http, path, "/v2/models/{model}/generate_stream", request).await?;
+    let mut responses = http.handlers.infer_stream(request)?;
     // Its status is up to the first response.
     let first = next_event(&mut responses).await.transpose()?;
     let rest = stream::unfold((first, Some(responses)), |(first, responses)| async {
@@ -79,7 +79,7 @@ fn event(json: &[u8]) -> Bytes {
 }
 
 /// Reads a request.
-async fn read(http: &HttpState, path: ModelPath, request: Request) -> Result<Traced, HttpError> {
+async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: Request) -> Result<Traced, HttpError> {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
     let (_, served) = http.handlers.find_model(&path.model, path.version)?;
@@ -91,5 +91,5 @@ async fn read(http: &HttpState, path: ModelPath, request: Request) -> Result<Tra
     request.version = path.version;
     forward::headers(headers, http.options.header_forward.as_ref(), &mut request.parameters)?;
     let traceparent = body::text(headers, "traceparent").map(str::to_owned);
-    Ok(Traced { request, traceparent })
+    Ok(Traced { request, traceparent, via: Via::Http(route) })
 }

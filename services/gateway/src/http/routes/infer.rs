@@ -9,8 +9,7 @@ use trireme_inference::InferError;
 use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
 
 use super::{ModelPath, post};
-use crate::handlers::Traced;
-use crate::handlers::forward;
+use crate::handlers::{Traced, Via, forward};
 use crate::http::HttpState;
 use crate::http::body;
 use crate::http::compression::Coding;
@@ -61,7 +60,8 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     decoded.request.version = path.version;
     forward::headers(headers, http.options.header_forward.as_ref(), &mut decoded.request.parameters)?;
     let traceparent = body::text(headers, "traceparent").map(str::to_owned);
-    let response = http.handlers.infer(Traced { request: decoded.request, traceparent }).await?;
+    let via = Via::Http("/v2/models/{model}/infer");
+    let response = http.handlers.infer(Traced { request: decoded.request, traceparent, via }).await?;
     let encoded = infer::encode_infer_response(&response, &decoded.output_format)?;
     Ok(response::infer(encoded, &response.ledger, Coding::of_response(headers)).await?)
 }

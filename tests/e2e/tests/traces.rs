@@ -1,0 +1,294 @@
+//! Traces: a receiver that speaks OTLP gets one complete trace for each request, from every process, whatever happens to
+//! workers meanwhile.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use trireme_e2e::{
+    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, golden, in_every_mode, load, python, wait_until,
+    workspace,
+};
+
+in_every_mode!(every_request_is_one_complete_trace);
+
+/// Processes export their spans every second; more than that on a busy machine.
+const EXPORTED: Duration = Duration::from_secs(20);
+
+const PIPELINE: [&str; 3] = ["step tiny_tokenizer", "step tiny_encoder", "step tiny_pool"];
+
+/// What takes the place of a collector.
+struct Receiver {
+    process: Process,
+    _folder: TempDir,
+}
+
+impl Receiver {
+    fn start() -> (Receiver, String) {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let script = workspace().join("tests/clients/otlp_receiver.py");
+        let process = Process::start("otlp-receiver", Command::new(python()).arg(script), folder.path());
+        let endpoint = wait_until("the receiver listens", EXPORTED, || {
+            let events = process.events();
+            events.iter().find(|event| event["message"] == "listening")?["endpoint"].as_str().map(str::to_owned)
+        });
+        (Receiver { process, _folder: folder }, endpoint)
+    }
+
+    fn traces(&self) -> BTreeMap<String, Trace> {
+        let mut traces: BTreeMap<String, Trace> = BTreeMap::new();
+        for span in self.process.events().into_iter().filter(|event| event["message"] == "span") {
+            traces.entry(text(&span, "trace")).or_default().0.push(span);
+        }
+        traces
+    }
+}
+
+/// The spans of a trace that have come in.
+#[derive(Debug, Default)]
+struct Trace(Vec<Value>);
+
+impl Trace {
+    fn named(&self, name: &str) -> Vec<&Value> {
+        self.0.iter().filter(|span| span["name"] == name).collect()
+    }
+
+    fn children(&self, parent: &Value) -> Vec<&Value> {
+        self.0.iter().filter(|span| span["parent"] == parent["id"]).collect()
+    }
+
+    fn request(&self) -> Option<&Value> {
+        self.named("infer").first().copied()
+    }
+
+    fn has(&self, steps: &[&str]) -> bool {
+        self.request().is_some() && steps.iter().all(|step| !self.named(step).is_empty())
+    }
+
+    /// Every span hangs together with the request's, and what a step is made of lies within it and in order.
+    #[track_caller]
+    fn assert_whole(&self) {
+        let request = self.request().expect("a trace has a request");
+        let ids: BTreeSet<_> = self.0.iter().map(|span| text(span, "id")).collect();
+        for span in &self.0 {
+            if span != request {
+                assert!(ids.contains(&text(span, "parent")), "no parent of {span}: {:#?}", self.0);
+            }
+        }
+        for step in self.0.iter().filter(|span| text(span, "name").starts_with("step ")) {
+            assert_eq!(step["parent"], request["id"], "{step}");
+            let parts = self.children(step);
+            let names: BTreeSet<_> = parts.iter().map(|part| text(part, "name")).collect();
+            assert_eq!(names.len(), parts.len(), "{parts:#?}");
+            let part = |name: &str| *parts.iter().find(|part| part["name"] == name).expect(name);
+            let (transit, queue, execute) = (part("transit"), part("queue"), part("execute"));
+            assert_eq!((&transit["end"], &queue["start"]), (&step["start"], &step["start"]));
+            assert_eq!(queue["end"], execute["start"]);
+            assert!(number(execute, "end") <= number(step, "end"), "{step} {execute}");
+            for attribute in ["model", "version", "worker", "request_id", "attempt", "batch_size", "compute_infer_ms"] {
+                assert!(!execute["attributes"][attribute].is_null(), "no {attribute}: {execute}");
+            }
+        }
+    }
+}
+
+fn text(span: &Value, field: &str) -> String {
+    span[field].as_str().expect("a text").to_owned()
+}
+
+fn number(span: &Value, field: &str) -> u64 {
+    span[field].as_u64().expect("a number")
+}
+
+/// A `traceparent` of the test's own, and its trace.
+fn parent(number: usize) -> (String, String) {
+    let trace = format!("{:032x}", 0xabc0_0000 + number);
+    (format!("00-{trace}-00f067aa0ba902b7-01"), trace)
+}
+
+/// A request for the pipeline of three stages, or for the model that batches.
+fn request(number: usize, batched: bool) -> Request {
+    let (traceparent, _) = parent(number);
+    let request = if batched {
+        let ones = vec![1; 16];
+        let input = |name: &str| json!({"name": name, "datatype": "INT32", "shape": [1, 16], "data": ones});
+        Request::infer("simple", &json!({"inputs": [input("INPUT0"), input("INPUT1")]}))
+    } else {
+        let golden = golden();
+        let data = [&golden[number % golden.len()].text];
+        Request::infer(
+            "tiny_embedding",
+            &json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": data}]}),
+        )
+    };
+    request.header("traceparent", &traceparent)
+}
+
+fn models() -> ModelFolder {
+    let models = ModelFolder::basic(&["tiny_embedding", "tiny_tokenizer", "tiny_encoder", "tiny_pool", "simple"]);
+    let config = std::fs::read_to_string(models.path().join("simple/config.pbtxt")).expect("the model has one");
+    let patient = config.replace("dynamic_batching { }", "dynamic_batching { max_queue_delay_microseconds: 100000 }");
+    assert_ne!(config, patient);
+    models.file("simple/config.pbtxt", patient)
+}
+
+fn start(mode: Mode, models: &ModelFolder, endpoint: &str) -> Sandbox {
+    let export = ["--otlp-endpoint", endpoint];
+    let setup = Setup::new(mode).repository(models.path()).replicas(Stage::Model, 2).gateway_arguments(&export);
+    match mode {
+        Mode::AllInOne => setup.start(),
+        Mode::Services => setup.worker_arguments(&export).start(),
+    }
+}
+
+fn every_request_is_one_complete_trace(mode: Mode) {
+    const REQUESTS: usize = 50;
+    let (receiver, endpoint) = Receiver::start();
+    let models = models();
+    let sandbox = start(mode, &models, &endpoint);
+    let ask = |number: usize| {
+        let response = sandbox.send(&request(number, number >= 30));
+        assert_eq!(response.status, 200, "{}", response.text());
+    };
+    load(REQUESTS, 8, ask, || {}).assert_all_right(REQUESTS);
+
+    let steps = |number: usize| if number >= 30 { &["step simple"][..] } else { &PIPELINE };
+    let traces = wait_until("every trace", EXPORTED, || {
+        let traces = receiver.traces();
+        let all = (0..REQUESTS).all(|n| traces.get(&parent(n).1).is_some_and(|trace| trace.has(steps(n))));
+        // The last parts of a step come after it.
+        let complete = |trace: &Trace| {
+            trace.named("execute").len()
+                >= trace.0.iter().filter(|span| text(span, "name").starts_with("step ")).count()
+        };
+        (all && traces.values().all(complete)).then_some(traces)
+    });
+    for number in 0..REQUESTS {
+        let trace = &traces[&parent(number).1];
+        trace.assert_whole();
+        assert_eq!(trace.named("infer").len(), 1);
+        for step in steps(number) {
+            assert_eq!(trace.named(step).len(), 1, "{step}");
+        }
+        let request = trace.request().expect("it is there");
+        assert_eq!(request["parent"], "00f067aa0ba902b7", "the client's span");
+        assert_eq!(request["attributes"]["http.route"], "/v2/models/{model}/infer", "{request}");
+        assert_eq!(trace.named("reply").len(), 1, "{:#?}", trace.0);
+    }
+    // A batch is a trace of its own: linked to the steps in it, as they are to it.
+    let runs: Vec<_> = traces.values().filter_map(|trace| trace.named("run").first().copied().cloned()).collect();
+    assert!(runs.iter().any(|run| run["attributes"]["model"] == "simple"), "no batch of several: {runs:?}");
+    for run in &runs {
+        let links = run["links"].as_array().expect("a list");
+        assert_eq!(json!(links.len()), run["attributes"]["requests"], "{run}");
+        for link in links {
+            let trace = &traces[&text(link, "trace")];
+            let step = trace.0.iter().find(|span| span["id"] == link["id"]).expect("the step was recorded");
+            let execute = trace.children(step).into_iter().find(|span| span["name"] == "execute").expect("it ran");
+            assert_eq!(execute["links"], json!([{"trace": run["trace"], "id": run["id"]}]));
+        }
+    }
+    // Without the client's word nothing else has begun a trace.
+    let asked: BTreeSet<_> = (0..REQUESTS).map(|number| parent(number).1).collect();
+    let others = traces.iter().filter(|(trace, _)| !asked.contains(*trace)).flat_map(|(_, trace)| &trace.0);
+    for span in others {
+        assert_eq!(span["name"], "run", "a trace of nobody's request: {span}");
+    }
+}
+
+#[test]
+fn an_answer_in_parts_is_one_step() {
+    let (receiver, endpoint) = Receiver::start();
+    let repeat = "backend: 'repeat' model_transaction_policy { decoupled: true }
+        input [{ name: 'IN' data_type: TYPE_INT32 dims: [-1] }, { name: 'DELAY' data_type: TYPE_UINT32 dims: [-1] }]
+        output [{ name: 'OUT' data_type: TYPE_INT32 dims: [1] }, { name: 'IDX' data_type: TYPE_UINT32 dims: [1] }]
+        instance_group [{ count: 1 kind: KIND_CPU }]";
+    let models = models().model("repeat", repeat);
+    let sandbox = start(Mode::Services, &models, &endpoint);
+    let body = json!({"IN": [4, 5, 6], "DELAY": [1, 1, 1]}).to_string();
+    let stream = Request::post("/v2/models/repeat/generate_stream", body).header("traceparent", &parent(0).0);
+    let response = sandbox.send(&stream);
+    assert_eq!((response.status, response.text().matches("data: ").count()), (200, 3), "{}", response.text());
+
+    let trace = wait_until("the trace", EXPORTED, || {
+        let trace = receiver.traces().remove(&parent(0).1)?;
+        (trace.has(&["step repeat"]) && !trace.named("execute").is_empty()).then_some(trace)
+    });
+    trace.assert_whole();
+    let request = trace.request().expect("it is there");
+    assert_eq!(request["attributes"]["http.route"], "/v2/models/{model}/generate_stream");
+    let [step] = trace.named("step repeat")[..] else { panic!("one step: {:#?}", trace.0) };
+    let parts = step["events"].as_array().expect("a list");
+    assert!(parts.len() >= 3 && parts.iter().all(|event| event == "part"), "{step}");
+    assert_eq!(trace.named("reply").len(), parts.len(), "each part is a reply: {:#?}", trace.0);
+}
+
+#[test]
+fn a_request_that_is_not_sampled_leaves_no_span() {
+    let (receiver, endpoint) = Receiver::start();
+    let models = models();
+    let sandbox = start(Mode::Services, &models, &endpoint);
+    let body = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["quiet"]}]});
+    let (sampled, _) = parent(1);
+    let unsampled = Request::infer("tiny_embedding", &body).header("traceparent", &format!("{}00", &sampled[..53]));
+    assert_eq!(sandbox.send(&unsampled).status, 200);
+    // Spans are exported in order: when those of a later request are there, there are none of the first.
+    assert_eq!(sandbox.send(&request(2, false)).status, 200);
+    let traces = wait_until("the second trace", EXPORTED, || {
+        let traces = receiver.traces();
+        traces.get(&parent(2).1).is_some_and(|trace| trace.has(&PIPELINE)).then_some(traces)
+    });
+    assert!(!traces.contains_key(&parent(1).1), "{traces:#?}");
+}
+
+#[test]
+fn a_killed_worker_breaks_no_trace() {
+    const REQUESTS: usize = 200;
+    let (receiver, endpoint) = Receiver::start();
+    let models = models().slow("slow", 20);
+    let mut sandbox = start(Mode::Services, &models, &endpoint);
+    let address = sandbox.address;
+    let ask = |number: usize| {
+        let request = match number % 4 {
+            // Both workers always have some of these in hand.
+            0 | 2 => {
+                let body = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1.0]}]});
+                Request::infer("slow", &body).header("traceparent", &parent(number).0)
+            }
+            1 => request(number, true),
+            _ => request(number, false),
+        };
+        let response = request.send(address).expect("an answer");
+        assert_eq!(response.status, 200, "{}", response.text());
+    };
+    load(REQUESTS, 16, ask, || sandbox.worker(Stage::Model, 0).kill()).assert_all_right(REQUESTS);
+
+    let again = |traces: &BTreeMap<String, Trace>| {
+        let steps = traces.values().flat_map(|trace| trace.named("step slow"));
+        steps.filter(|step| step["attributes"]["attempt"].as_u64() > Some(1)).count()
+    };
+    wait_until("every request and what was delivered again", EXPORTED, || {
+        let traces = receiver.traces();
+        let all = (0..REQUESTS).all(|n| traces.get(&parent(n).1).is_some_and(|trace| trace.request().is_some()));
+        (all && again(&traces) > 0).then_some(())
+    });
+    // What the killed worker had not exported is missing; of what is there, everything hangs together.
+    std::thread::sleep(Duration::from_secs(2));
+    let traces = receiver.traces();
+    for number in 0..REQUESTS {
+        let trace = &traces[&parent(number).1];
+        let request = trace.request().expect("it is there");
+        for span in trace.0.iter().filter(|span| *span != request) {
+            assert!(trace.0.iter().any(|other| other["id"] == span["parent"]), "no parent of {span}");
+        }
+        for step in trace.0.iter().filter(|span| text(span, "name").starts_with("step ")) {
+            assert_eq!(step["parent"], request["id"], "a repetition is one more step of the same request");
+        }
+        // Whoever answered lives and has told: the redelivered ones are whole.
+        if trace.0.iter().any(|span| span["attributes"]["attempt"].as_u64() > Some(1)) {
+            trace.assert_whole();
+        }
+    }
+}
