@@ -32,6 +32,7 @@ pub mod service;
 pub mod statistics;
 mod stepwise;
 mod steward;
+pub mod tap;
 mod task_set;
 mod watchdog;
 mod worker;
