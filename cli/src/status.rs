@@ -93,16 +93,39 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
             self::model(model, since)
         })
         .collect();
-    let heading =
-        ["model", "state", ">workers", ">queued", ">in work", ">oldest", ">done", ">failed", ">per s", ">p50", ">p99", ">queue p50", ">compute p50"];
+    let heading = [
+        "model",
+        "state",
+        ">workers",
+        ">queued",
+        ">in work",
+        ">oldest",
+        ">done",
+        ">failed",
+        ">per s",
+        ">p50",
+        ">p99",
+        ">queue p50",
+        ">compute p50",
+    ];
     table(&mut out, &heading, &lines, colours);
     for model in list(&now["models"]) {
         if let Some(steps) = model["steps"].as_array() {
             let steps: Vec<_> = steps.iter().map(|step| text(&step["model"])).collect();
-            let _ = write!(out, "\n  {} = {}", paint(text(&model["name"]), Style::Plain, colours), paint(&steps.join(" → "), Style::Plain, colours));
+            let _ = write!(
+                out,
+                "\n  {} = {}",
+                paint(text(&model["name"]), Style::Plain, colours),
+                paint(&steps.join(" → "), Style::Plain, colours)
+            );
         }
         if let Some(reason) = model["reason"].as_str() {
-            let _ = write!(out, "\n  {}: {}", paint(&key(model), Style::Plain, colours), paint(reason, Style::Bad, colours));
+            let _ = write!(
+                out,
+                "\n  {}: {}",
+                paint(&key(model), Style::Plain, colours),
+                paint(reason, Style::Bad, colours)
+            );
         }
     }
     out.push('\n');
@@ -222,7 +245,10 @@ mod tests {
     fn rates_come_from_two_readings() {
         let alone = render(&document(10.0, 100), None, false);
         let row = |text: &str| text.lines().find(|line| line.trim_start().starts_with("m:1")).unwrap().to_owned();
-        assert_eq!(row(&alone).split_whitespace().collect::<Vec<_>>()[..11], ["m:1", "ready", "1", "3", "4", "0.2", "s", "100", "3", "-", "1.50"]);
+        assert_eq!(
+            row(&alone).split_whitespace().collect::<Vec<_>>()[..11],
+            ["m:1", "ready", "1", "3", "4", "0.2", "s", "100", "3", "-", "1.50"]
+        );
         let later = render(&document(12.0, 150), Some(&document(10.0, 100)), false);
         assert!(row(&later).contains(" 25.0 "), "{later}");
         assert!(later.contains("m → n") && later.contains("no worker serves it") && later.contains("2 h"), "{later}");

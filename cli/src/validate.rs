@@ -10,7 +10,9 @@ use clap::Args;
 use serde_json::json;
 use trireme_inference::ErrorCode;
 use trireme_model::{OnnxRuntimeArgs, OnnxRuntimeOptions};
-use trireme_model_repository::{EnsembleError, ModelConfig, Repository, RepositoryError, RepositoryModel, compile_ensemble};
+use trireme_model_repository::{
+    EnsembleError, ModelConfig, Repository, RepositoryError, RepositoryModel, compile_ensemble,
+};
 use trireme_postprocess::PostprocessBackend;
 use trireme_runtime::{Backend, ModelSource};
 use trireme_tokenizer::TokenizerBackend;
@@ -69,7 +71,8 @@ pub fn run(args: &ValidateArgs) -> ExitCode {
 
 fn report(args: &ValidateArgs, models: &BTreeMap<String, RepositoryModel>, faults: &[Fault]) -> String {
     if args.json {
-        let models: Vec<_> = models.values().map(|model| json!({"name": model.name, "versions": model.versions})).collect();
+        let models: Vec<_> =
+            models.values().map(|model| json!({"name": model.name, "versions": model.versions})).collect();
         let faults: Vec<_> = faults
             .iter()
             .map(|fault| json!({"model": fault.model, "code": fault.code, "message": fault.message}))
@@ -96,7 +99,9 @@ fn read(paths: &[PathBuf], faults: &mut Vec<Fault>) -> (BTreeMap<String, Reposit
         Err(found) => found,
     };
     faults.extend(found.iter().map(|fault| Fault { model: None, code: fault.code(), message: fault.to_string() }));
-    let duplicate = |name: &str| found.iter().any(|fault| matches!(fault, RepositoryError::Duplicate { model, .. } if model == name));
+    let duplicate = |name: &str| {
+        found.iter().any(|fault| matches!(fault, RepositoryError::Duplicate { model, .. } if model == name))
+    };
     let entries = paths.iter().filter_map(|path| std::fs::read_dir(path).ok()).flatten().flatten();
     let directories = entries.map(|entry| entry.path()).filter(|path| path.is_dir());
     let (mut models, mut unreadable) = (BTreeMap::new(), BTreeSet::new());
@@ -183,7 +188,9 @@ fn link(
     for ensemble in models.values().filter(|model| model.config.is_ensemble()) {
         let error = match compile_ensemble(&ensemble.config, &lookup) {
             Ok(_) => continue,
-            Err(EnsembleError::ModelsUnavailable { models, .. }) if models.iter().all(|name| faulty.contains(name)) => continue,
+            Err(EnsembleError::ModelsUnavailable { models, .. }) if models.iter().all(|name| faulty.contains(name)) => {
+                continue;
+            }
             Err(error) => error,
         };
         faults.push(Fault { model: Some(ensemble.name.clone()), code: error.code(), message: error.to_string() });

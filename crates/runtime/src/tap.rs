@@ -370,6 +370,9 @@ mod tests {
         let model = ModelKey { name: "m".to_owned(), version: 1 };
         let filter = |stage: Option<&str>| TapFilter { stage: stage.map(str::to_owned), request_id: None };
         let hosts = |stage| filter(stage).hosts(&model, "tokenizer");
-        assert_eq!([hosts(None), hosts(Some("m")), hosts(Some("tokenizer")), hosts(Some("x"))], [true, true, true, false]);
+        assert_eq!(
+            [hosts(None), hosts(Some("m")), hosts(Some("tokenizer")), hosts(Some("x"))],
+            [true, true, true, false]
+        );
     }
 }

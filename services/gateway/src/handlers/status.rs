@@ -142,9 +142,7 @@ fn models(
 /// What a model that is ready takes, gives, and is made of.
 fn describe(served: &ServedModel, model: &mut Map<String, Value>) {
     let tensors = |specs: &[TensorSpec]| -> Vec<Value> {
-        let tensor = |spec: &TensorSpec| {
-            json!({"name": spec.name, "datatype": spec.datatype.name(), "shape": &spec.shape[..], "optional": spec.optional})
-        };
+        let tensor = |spec: &TensorSpec| json!({"name": spec.name, "datatype": spec.datatype.name(), "shape": &spec.shape[..], "optional": spec.optional});
         specs.iter().map(tensor).collect()
     };
     model.insert("platform".to_owned(), json!(served.platform()));
@@ -204,8 +202,7 @@ fn latencies(now: &Counters, before: &Counters) -> Value {
         let (all, lately) = (of(now), of(now).since(of(before)));
         let quantile = |share| lately.quantile(share).map(seconds);
         let sum = Duration::from_nanos(all.ns);
-        let described =
-            json!({"count": all.count, "sum_seconds": seconds(sum), "p50_seconds": quantile(0.5), "p99_seconds": quantile(0.99)});
+        let described = json!({"count": all.count, "sum_seconds": seconds(sum), "p50_seconds": quantile(0.5), "p99_seconds": quantile(0.99)});
         (name.to_owned(), described)
     };
     Value::Object(stages.into_iter().map(stage).collect())

@@ -136,7 +136,13 @@ mod tests {
             load_duration: Duration::from_secs(1),
             stage: "model".to_owned(),
         };
-        Snapshot { process: process.to_owned(), started: UnixMicros(started), number, models: vec![model], in_flight: None }
+        Snapshot {
+            process: process.to_owned(),
+            started: UnixMicros(started),
+            number,
+            models: vec![model],
+            in_flight: None,
+        }
     }
 
     fn inferences(sources: &Sources, now: Instant) -> u64 {
