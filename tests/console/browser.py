@@ -87,6 +87,7 @@ class Browser:
 
     def open(self, url):
         self.call("Page.navigate", url=url)
+        self.wait(f"loading {url}", f"location.href === {url!r} && document.readyState === 'complete' && document.body !== null")
 
     def evaluate(self, expression):
         """The value of a JavaScript expression in the page."""
@@ -103,7 +104,7 @@ class Browser:
             if value:
                 return value
             if time.monotonic() > give_up:
-                raise AssertionError(f"{what}: not within {limit} s; the page says:\n{self.evaluate('document.body.innerText')}")
+                raise AssertionError(f"{what}: not within {limit} s; the page says:\n{self.evaluate('document.body?.innerText')}")
             time.sleep(0.1)
 
     def press(self, key, code, number, modifiers=0, text=None):

@@ -138,7 +138,7 @@ function showWorkers(now) {
   for (const [name, cells] of show.there ?? []) if (!there.has(name) && !gone.has(name)) gone.set(name, { cells, at: time });
   for (const [name, { at }] of gone) if (there.has(name) || time - at > GONE_FOR) gone.delete(name);
   show.there = there;
-  const line = ([name, service, host, up, models], ...classes) => row([name, service, host, classes.length ? "gone" : age(up), cut(models, 160)], ...classes);
+  const line = ([name, service, host, up, models], ...classes) => row([name, service, host, classes.length ? "gone" : age(up), make("td", models, "long")], ...classes);
   find("workers").replaceChildren(
     ...[...there.values()].map((cells) => line(cells)),
     ...[...gone.values()].map(({ cells }) => line(cells, "gone")),
