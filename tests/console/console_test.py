@@ -154,14 +154,17 @@ def rates_move(browser, server, stop):
     return thread
 
 
-def screenshot(browser, path):
+def screenshot(browser, server, path):
+    browser.open(f"{server.url}/ui")
+    browser.wait("rates", "/[1-9].* per s/.test(document.getElementById('graph').textContent)")
     choose(browser, "model", "tiny_embedding:1")
     browser.wait("its input", f"document.querySelectorAll('#inputs textarea').length === 1")
     browser.evaluate("document.getElementById('input-0').focus()")
     browser.type("a boat")
     browser.press("Enter", "Enter", 13, modifiers=2)
     browser.wait("the answer", has("answer", "embedding  FP32"))
-    browser.evaluate("document.activeElement.blur()")
+    browser.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    browser.wait("latencies", "/run [0-9]/.test(document.getElementById('graph').textContent)")
     browser.screenshot(path)
     print(f"        {path}: {Path(path).stat().st_size} bytes")
 
@@ -198,12 +201,20 @@ def main():
             it_shows_what_runs(browser, server)
             it_asks_by_keyboard(browser)
             thread = rates_move(browser, server, stop)
-            try:
-                if args.screenshot:
-                    screenshot(browser, args.screenshot)
-            finally:
-                stop.set()
-                thread.join()
+            stop.set()
+            thread.join()
+        if args.screenshot:
+            for model in ("tiny_tokenizer", "tiny_encoder", "tiny_pool", "tiny_embedding"):
+                shutil.copytree(basic / model, folder / "few" / model)
+            stop.clear()
+            with Server(args.binary, [folder / "few"]) as server:
+                browser.open(f"{server.url}/ui")
+                thread = rates_move(browser, server, stop)
+                try:
+                    screenshot(browser, server, args.screenshot)
+                finally:
+                    stop.set()
+                    thread.join()
         with Server(args.binary, [basic, folder / "hostile"]) as server:
             browser.open(f"{server.url}/ui")
             hostile_names_stay_text(browser)
