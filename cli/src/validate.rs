@@ -10,11 +10,11 @@ use clap::Args;
 use serde_json::json;
 use trireme_inference::ErrorCode;
 use trireme_model::{OnnxRuntimeArgs, OnnxRuntimeOptions};
-use trireme_model_repository::{
-    EnsembleError, ModelConfig, Repository, RepositoryError, RepositoryModel, compile_ensemble,
-};
+use trireme_model_repository::{EnsembleError, ModelConfig, Repository, compile_ensemble};
 use trireme_postprocess::PostprocessBackend;
-use trireme_runtime::{Backend, ModelSource};
+use trireme_runtime::service;
+use trireme_runtime::{Backend, LoadError, backend_of, load_version};
+use trireme_telemetry::TelemetryArgs;
 use trireme_tokenizer::TokenizerBackend;
 
 use crate::style::{Style, colours, harmless, paint};
@@ -40,6 +40,8 @@ pub struct ValidateArgs {
 
     #[command(flatten)]
     onnxruntime: OnnxRuntimeArgs,
+    #[command(flatten)]
+    telemetry: TelemetryArgs,
 }
 
 /// Something wrong.
@@ -51,28 +53,57 @@ struct Fault {
     message: String,
 }
 
+// === impl Fault ===
+
+impl Fault {
+    fn of(model: &str, code: ErrorCode, message: String) -> Fault {
+        Fault { model: Some(model.to_owned()), code, message }
+    }
+}
+
 /// Configurations by name and version.
 type Configs = BTreeMap<String, BTreeMap<i64, Arc<ModelConfig>>>;
 
 /// Looks and prints; exit code 1 says that there are faults.
 pub fn run(args: &ValidateArgs) -> ExitCode {
-    let mut faults = Vec::new();
-    let (models, unreadable) = read(&args.repositories, &mut faults);
+    let mut code = ExitCode::FAILURE;
+    let ran = service::block_on("validate", &args.telemetry, async {
+        let (repository, faults) = check(args).await;
+        let written = crate::write_out(report(args, &repository, &faults).as_bytes());
+        if faults.is_empty() {
+            code = written;
+        }
+        Ok(())
+    });
+    if ran == ExitCode::SUCCESS { code } else { ran }
+}
+
+async fn check(args: &ValidateArgs) -> (Repository, Vec<Fault>) {
+    let repository = match Repository::read(&args.repositories, &[]) {
+        Ok(repository) => repository,
+        Err(faults) => {
+            let faults =
+                faults.iter().map(|fault| Fault { model: None, code: fault.code(), message: fault.to_string() });
+            return (Repository::default(), faults.collect());
+        }
+    };
+    let broken = repository.broken();
+    let mut faults: Vec<_> =
+        broken.map(|(name, broken)| Fault::of(name, broken.fault.code(), broken.fault.to_string())).collect();
     if !args.no_load {
         let mut backends = trireme_model::backends(OnnxRuntimeOptions::from(&args.onnxruntime));
         backends.push(Arc::new(TokenizerBackend) as Arc<dyn Backend>);
         backends.push(Arc::new(PostprocessBackend));
-        let configs = load(&models, &backends, !args.disable_auto_complete_config, &mut faults);
-        link(&models, &configs, unreadable, &mut faults);
+        let configs = load(&repository, &backends, !args.disable_auto_complete_config, &mut faults).await;
+        link(&repository, &configs, &mut faults);
     }
-    let written = crate::write_out(report(args, &models, &faults).as_bytes());
-    if faults.is_empty() { written } else { ExitCode::FAILURE }
+    (repository, faults)
 }
 
-fn report(args: &ValidateArgs, models: &BTreeMap<String, RepositoryModel>, faults: &[Fault]) -> String {
+fn report(args: &ValidateArgs, repository: &Repository, faults: &[Fault]) -> String {
     if args.json {
         let models: Vec<_> =
-            models.values().map(|model| json!({"name": model.name, "versions": model.versions})).collect();
+            repository.models().map(|model| json!({"name": model.name, "versions": model.versions})).collect();
         let faults: Vec<_> = faults
             .iter()
             .map(|fault| json!({"model": fault.model, "code": fault.code, "message": fault.message}))
@@ -83,84 +114,38 @@ fn report(args: &ValidateArgs, models: &BTreeMap<String, RepositoryModel>, fault
         faults.iter().map(|fault| format!("{}\n", paint(&harmless(&fault.message), Style::Bad, colours()))).collect();
     if faults.is_empty() {
         let what = if args.no_load { "can be read" } else { "load" };
-        out.push_str(&format!("{}\n", paint(&format!("all {} models {what}", models.len()), Style::Good, colours())));
+        out.push_str(&format!(
+            "{}\n",
+            paint(&format!("all {} models {what}", repository.models().count()), Style::Good, colours())
+        ));
     }
     out
 }
 
-/// The models that can be read, and the names of those that cannot. What [`Repository::open`] finds wrong is a fault; the
-/// others are still worth a look.
-fn read(paths: &[PathBuf], faults: &mut Vec<Fault>) -> (BTreeMap<String, RepositoryModel>, BTreeSet<String>) {
-    let found = match Repository::open(paths) {
-        Ok(repository) => {
-            let models = repository.models().map(|model| (model.name.clone(), model.clone()));
-            return (models.collect(), BTreeSet::new());
-        }
-        Err(found) => found,
-    };
-    faults.extend(found.iter().map(|fault| Fault { model: None, code: fault.code(), message: fault.to_string() }));
-    let duplicate = |name: &str| {
-        found.iter().any(|fault| matches!(fault, RepositoryError::Duplicate { model, .. } if model == name))
-    };
-    let entries = paths.iter().filter_map(|path| std::fs::read_dir(path).ok()).flatten().flatten();
-    let directories = entries.map(|entry| entry.path()).filter(|path| path.is_dir());
-    let (mut models, mut unreadable) = (BTreeMap::new(), BTreeSet::new());
-    for path in directories {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if name.starts_with('.') {
-            continue;
-        }
-        match RepositoryModel::open(&name, &path, &[]) {
-            Ok(model) if !duplicate(&name) => {
-                models.insert(name, model);
-            }
-            _ => {
-                unreadable.insert(name);
-            }
-        }
-    }
-    (models, unreadable)
-}
-
 /// Loads every version of every model, one after the other, and keeps only what its configuration became.
-fn load(
-    models: &BTreeMap<String, RepositoryModel>,
+async fn load(
+    repository: &Repository,
     backends: &[Arc<dyn Backend>],
     auto_complete: bool,
     faults: &mut Vec<Fault>,
 ) -> Configs {
     let mut configs = Configs::new();
-    for model in models.values().filter(|model| !model.config.is_ensemble()) {
-        let mut fault = |code, message| faults.push(Fault { model: Some(model.name.clone()), code, message });
-        if model.config.sequence_batching {
-            fault(ErrorCode::InvalidArg, format!("model '{}': 'sequence_batching' is not supported", model.name));
-            continue;
-        }
-        let Some(backend) = backends.iter().find(|backend| backend.name() == model.config.backend) else {
-            let known: Vec<_> = backends.iter().map(|backend| backend.name()).collect();
-            let message = format!(
-                "model '{}': unable to find backend library for backend '{}'; backends here are {}",
-                model.name,
-                model.config.backend,
-                known.join(", ")
-            );
-            fault(ErrorCode::InvalidArg, message);
-            continue;
+    for model in repository.models() {
+        let mut fault = |error: LoadError| faults.push(Fault::of(&model.name, error.code(), error.to_string()));
+        let backend = match backend_of(model, backends) {
+            Ok(Some(backend)) => backend,
+            Ok(None) => continue,
+            Err(error) => {
+                fault(error);
+                continue;
+            }
         };
         for &version in &model.versions {
-            let version_path = model.version_path(version);
-            let source = ModelSource {
-                config: &model.config,
-                version,
-                model_path: &model.path,
-                version_path: &version_path,
-                auto_complete,
-            };
-            match backend.load(&source) {
-                Ok(loaded) => {
+            match load_version(model, version, backend.clone(), auto_complete).await {
+                Ok((loaded, _)) => {
                     configs.entry(model.name.clone()).or_default().insert(version, loaded.config.clone());
                 }
-                Err(error) => fault(ErrorCode::InvalidArg, error.to_string()),
+                Err(error) => fault(error),
             }
         }
     }
@@ -168,13 +153,8 @@ fn load(
 }
 
 /// Links ensembles to their models. One whose models are there but faulty has no fault of its own.
-fn link(
-    models: &BTreeMap<String, RepositoryModel>,
-    configs: &Configs,
-    unreadable: BTreeSet<String>,
-    faults: &mut Vec<Fault>,
-) {
-    let lookup = |name: &str, version: Option<i64>| match models.get(name) {
+fn link(repository: &Repository, configs: &Configs, faults: &mut Vec<Fault>) {
+    let lookup = |name: &str, version: Option<i64>| match repository.model(name) {
         Some(model) if model.config.is_ensemble() => Some(model.config.clone()),
         _ => {
             let versions = configs.get(name)?;
@@ -184,8 +164,8 @@ fn link(
             }
         }
     };
-    let faulty: BTreeSet<String> = faults.iter().filter_map(|fault| fault.model.clone()).chain(unreadable).collect();
-    for ensemble in models.values().filter(|model| model.config.is_ensemble()) {
+    let faulty: BTreeSet<String> = faults.iter().filter_map(|fault| fault.model.clone()).collect();
+    for ensemble in repository.models().filter(|model| model.config.is_ensemble()) {
         let error = match compile_ensemble(&ensemble.config, &lookup) {
             Ok(_) => continue,
             Err(EnsembleError::ModelsUnavailable { models, .. }) if models.iter().all(|name| faulty.contains(name)) => {
@@ -193,6 +173,6 @@ fn link(
             }
             Err(error) => error,
         };
-        faults.push(Fault { model: Some(ensemble.name.clone()), code: error.code(), message: error.to_string() });
+        faults.push(Fault::of(&ensemble.name, error.code(), error.to_string()));
     }
 }

@@ -46,6 +46,7 @@ pub use batching::{BatchPolicy, Candidate, Decision, Description, OneAtATime};
 pub use cancel::{CancelFlag, Cancellations};
 pub use control_mode::{ControlArgs, ControlMode, ControlOptions};
 pub use disposition::{Disposition, disposition};
+pub use load::{backend_of, load_version};
 pub use parts::one_response;
 pub use statistics::{ModelSnapshot, ModelStatistics, QueueLoad, Snapshot, Statistics};
 pub use task_set::TaskSet;

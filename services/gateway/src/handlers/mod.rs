@@ -10,8 +10,8 @@ mod metadata;
 mod repository;
 mod shared_memory;
 mod statistics;
-mod timing;
 mod status;
+mod timing;
 mod trace;
 
 use std::sync::Arc;
@@ -29,9 +29,9 @@ pub use access::{Access, AccessArgs, Category, Denied, Restriction, Secret};
 pub use classification::Labels;
 pub use infer::{Responses, Traced};
 pub use shared_memory::SharedMemory;
-pub use timing::server_timing;
 pub use statistics::Queues;
 pub use status::LastStatus;
+pub use timing::server_timing;
 pub use trace::Tracing;
 
 /// What the operations work with. One per gateway, shared by all its listeners.

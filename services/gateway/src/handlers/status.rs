@@ -9,6 +9,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use trireme_bus::{ModelState, QueueStatus, WorkerEntry};
 use trireme_inference::{Counters, DropReason, FailureReason, Latencies, ModelKey, PlanStep, TensorSpec, UnixMicros};
+use trireme_protocol::repository::IndexState;
 
 use super::{Handlers, Queues};
 use crate::metrics::Windows;
@@ -133,7 +134,8 @@ fn models(
     let index = catalog.index().into_iter();
     index
         .map(|entry| {
-            let version = entry.version.map(|version| (version.version, version.ready, version.reason));
+            let version =
+                entry.version.map(|version| (version.version, version.state == IndexState::Ready, version.reason));
             model(entry.name, version)
         })
         .collect()
