@@ -156,7 +156,7 @@ def rates_move(browser, server, stop):
 
 def screenshot(browser, server, path):
     browser.open(f"{server.url}/ui")
-    browser.wait("rates", "/[1-9].* per s/.test(document.getElementById('graph').textContent)")
+    browser.wait("rates", "/[1-9][0-9.]* per s/.test(document.getElementById('graph').textContent)")
     choose(browser, "model", "tiny_embedding:1")
     browser.wait("its input", f"document.querySelectorAll('#inputs textarea').length === 1")
     browser.evaluate("document.getElementById('input-0').focus()")
@@ -191,7 +191,7 @@ def main():
         return
     basic = ROOT / "tests/repositories/basic"
     folder = Path(tempfile.mkdtemp(prefix="trireme-console-"))
-    browser = Browser(path)
+    browser = Browser(path, height=940)
     stop = threading.Event()
     try:
         (folder / "hostile" / HOSTILE_NAME / "1").mkdir(parents=True)

@@ -10,6 +10,7 @@ const find = (id) => document.getElementById(id);
 let headers = {};
 let before = null;
 let shown = null;
+let rates = new Map();
 const gone = new Map();
 
 // === Making elements ===
@@ -82,9 +83,9 @@ function state(text, kind) {
 function show(now) {
   const unready = now.models.filter((model) => !model.ready).length;
   state(now.ready ? "ready" : `not ready: ${unready} of ${now.models.length} models are missing`, now.ready ? "good" : "bad");
-  const rates = new Map();
   const elapsed = before ? now.time - before.time : 0;
   if (elapsed > 0) {
+    rates = new Map();
     const earlier = new Map(before.models.map((model) => [key(model), model]));
     for (const model of now.models) {
       const was = earlier.get(key(model));
@@ -232,7 +233,7 @@ function box(node, x, y, whole, now, rates) {
   return [
     frame(model?.ready ? "ready" : "unready"),
     text(0, cut(step.model, 24), "name"),
-    text(1, `${model?.workers ?? 0} workers, ${rate === undefined ? "–" : rate.toFixed(1)} per s`, ""),
+    text(1, `${model?.workers ?? 0} ${model?.workers === 1 ? "worker" : "workers"}, ${rate === undefined ? "–" : rate.toFixed(1)} per s`, ""),
     text(2, queue ? `${queue.waiting} queued, ${queue.delivered} in work` : "no queue", ""),
     text(3, `wait ${millis(model?.latencies?.worker_queue.p50_seconds)} run ${millis(model?.latencies?.compute.p50_seconds)}`, "faint"),
   ];
@@ -307,7 +308,7 @@ find("try").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) find("try").requestSubmit();
 });
 find("model").addEventListener("change", () => shown && showInputs(shown));
-find("pipeline").addEventListener("change", () => shown && showGraph(shown, new Map()));
+find("pipeline").addEventListener("change", () => shown && showGraph(shown, rates));
 find("access").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = find("key").value.trim();

@@ -193,14 +193,15 @@ fn counters(counters: &Counters) -> Value {
 
 /// What `now` counts more than `before`, which is what was counted a minute ago.
 fn latencies(now: &Counters, before: &Counters) -> Value {
-    let stages: [(&str, fn(&Counters) -> &Latencies); 5] = [
+    type Of = fn(&Counters) -> &Latencies;
+    let stages: [(&str, Of); 5] = [
         ("request", |counters| &counters.request),
         ("transit", |counters| &counters.transit),
         ("worker_queue", |counters| &counters.worker_queue),
         ("compute", |counters| &counters.compute),
         ("first_response", |counters| &counters.first_response),
     ];
-    let stage = |(name, of): (&str, fn(&Counters) -> &Latencies)| {
+    let stage = |(name, of): (&str, Of)| {
         let (all, lately) = (of(now), of(now).since(of(before)));
         let quantile = |share| lately.quantile(share).map(seconds);
         let sum = Duration::from_nanos(all.ns);
