@@ -118,6 +118,15 @@ def it_asks_by_keyboard(browser):
     check("the answer is right, with the time of each step", browser.evaluate(has("answer", "-0.42925")) and browser.evaluate(has("answer", "tiny_pool")))
 
 
+def it_is_light_or_dark(browser):
+    colours = []
+    for scheme in ("light", "dark"):
+        browser.scheme(scheme)
+        colours.append(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
+    browser.scheme("light")
+    check("it is light or dark as its user likes", colours[0] != colours[1])
+
+
 def hostile_names_stay_text(browser):
     browser.wait("the hostile model", has("models", HOSTILE_NAME))
     check("a model's name is no markup", browser.evaluate("document.images.length") == 0)
@@ -200,6 +209,7 @@ def main():
             the_page_is_locked_up(server)
             it_shows_what_runs(browser, server)
             it_asks_by_keyboard(browser)
+            it_is_light_or_dark(browser)
             thread = rates_move(browser, server, stop)
             stop.set()
             thread.join()
