@@ -98,6 +98,10 @@ compose-test: ## Builds the images, brings docker-compose.yml up, scales it, kil
 	@if command -v docker >/dev/null; then scripts/setup-python.sh; fi
 	@if [[ -x "$(TRIREME_PYTHON)" ]]; then "$(TRIREME_PYTHON)" tests/compose/compose_test.py; else echo "==> skipped: docker is not installed"; fi
 
+.PHONY: console-test
+console-test: setup-demo build ## The console in a real browser; renews docs/console.png (needs chromium)
+	@python3 tests/console/console_test.py --binary target/release/trireme --screenshot docs/console.png
+
 .PHONY: setup
 setup: setup-demo ## Fetches into .tools what tests need: ONNX Runtime, OpenVINO, nats-server, the demo's model, a Python environment
 	@scripts/fetch-openvino.sh

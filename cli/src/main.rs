@@ -1,9 +1,14 @@
 //! The `trireme` command: `serve` runs everything in one process; each subcommand is a file here.
 
 mod bench;
+mod client;
 mod dead;
 mod infer;
 mod serve;
+mod status;
+mod style;
+mod tap;
+mod validate;
 mod worker;
 
 use std::process::ExitCode;
@@ -30,6 +35,12 @@ enum Command {
     Dead(dead::DeadArgs),
     /// Ask a model: text in, answer out
     Infer(infer::InferArgs),
+    /// Show what runs: workers, models, queues, rates, latencies
+    Status(status::StatusArgs),
+    /// Show messages as workers take them in, decoded, without touching them; over NATS only
+    Tap(tap::TapArgs),
+    /// Find every fault of model repositories: read, load and link all models without serving them
+    Validate(validate::ValidateArgs),
     /// Print the completion script of a shell; for bash: source <(trireme completions bash)
     Completions {
         /// The shell
@@ -44,6 +55,9 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Dead(args) => dead::run(&args),
         Command::Infer(args) => infer::run(&args),
+        Command::Status(args) => status::run(&args),
+        Command::Tap(args) => tap::run(&args),
+        Command::Validate(args) => validate::run(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "trireme", &mut script);

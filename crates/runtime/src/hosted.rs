@@ -119,6 +119,7 @@ impl HostedModel {
     fn admit(self: &Arc<Self>, message: WorkMessage, delivery: Claim, permit: Permit<Work>) {
         self.admitted.fetch_add(1, Ordering::Relaxed);
         let received_at = UnixMicros::now();
+        self.worker.taps.see(&self.key, &self.config.backend, &message, delivery.attempt);
         let cancelled = self.worker.cancellations.enter(&message.request_id);
         let checked = self.check(&message, &delivery, received_at);
         let mut pending = self.pending(message, delivery, permit, received_at);

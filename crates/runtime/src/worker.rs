@@ -24,6 +24,7 @@ use crate::models::Models;
 use crate::statistics::Statistics;
 use crate::statistics::report::follow_log_levels;
 use crate::steward::Steward;
+use crate::tap::Taps;
 use crate::task_set::TaskSet;
 
 /// Pause before a queue that broke is opened again.
@@ -67,6 +68,7 @@ pub(crate) struct Shared {
     pub queue_options: QueueOptions,
     pub held: Held,
     pub cancellations: Cancellations,
+    pub taps: Arc<Taps>,
     pub statistics: Statistics,
     hosted: RwLock<HashMap<ModelKey, Arc<HostedModel>>>,
 }
@@ -112,6 +114,7 @@ impl Worker {
             queue_options: options.queue.clone(),
             held: Held::default(),
             cancellations: Cancellations::default(),
+            taps: Arc::default(),
             statistics: options.statistics.clone(),
             hosted: RwLock::default(),
         });
@@ -121,6 +124,7 @@ impl Worker {
         };
         shared.held.keep_alive(options.queue.ack_wait, &tasks);
         shared.follow_cancellations().await?;
+        shared.serve_taps().await?;
         shared.statistics.report(&shared.bus, &tasks).await?;
         follow_log_levels(shared.bus.as_ref(), &tasks).await?;
         worker.keep_announced();
@@ -320,6 +324,15 @@ impl Shared {
     /// Hands nothing over any more.
     pub fn forget_all(&self) {
         self.hosted.write().clear();
+    }
+
+    async fn serve_taps(self: &Arc<Self>) -> Result<(), BusError> {
+        let shared = Arc::downgrade(self);
+        let hosted = move || {
+            let Some(shared) = shared.upgrade() else { return Vec::new() };
+            shared.hosted.read().values().map(|model| (model.key.clone(), model.config.backend.clone())).collect()
+        };
+        self.taps.serve(self.name.clone(), self.bus.as_ref(), &self.tasks, hosted).await
     }
 
     async fn follow_cancellations(self: &Arc<Self>) -> Result<(), BusError> {

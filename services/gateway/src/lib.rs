@@ -189,6 +189,9 @@ impl Gateway {
         let health = Health::default();
         health.set_ready(true);
         let default_timeout = Duration::from_millis(args.default_timeout_ms);
+        let dispatcher = Arc::new(dispatcher);
+        let observed = Arc::downgrade(&dispatcher);
+        collector.own().gateway(move || observed.upgrade().map_or(0, |dispatcher| dispatcher.in_flight() as u64));
         let handlers = Arc::new(Handlers {
             registry,
             dispatcher,
@@ -199,6 +202,7 @@ impl Gateway {
             log_format: Mutex::new("default"),
             tracing: Tracing::new(trireme_telemetry::exports_spans()),
             collector,
+            last_status: Default::default(),
             access,
             default_timeout,
             cache: args.cache_config.map(|config| ResponseCache::new(config, args.coalesce_requests)),

@@ -31,6 +31,8 @@ struct Shared {
     snapshots: AtomicU64,
     /// Whether somebody answers questions for this process already.
     reporting: AtomicBool,
+    /// Says how many requests a gateway in this process has in flight.
+    in_flight: RwLock<Option<Box<dyn Fn() -> u64 + Send + Sync>>>,
 }
 
 /// The statistics of a model version in this process.
@@ -68,6 +70,9 @@ pub struct Snapshot {
     pub number: u64,
     /// Its model versions.
     pub models: Vec<ModelSnapshot>,
+    /// Requests in flight, where a gateway is in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_flight: Option<u64>,
 }
 
 /// A model version in a [`Snapshot`].
@@ -96,6 +101,7 @@ impl Statistics {
             models: RwLock::default(),
             snapshots: AtomicU64::new(0),
             reporting: AtomicBool::new(false),
+            in_flight: RwLock::default(),
         }))
     }
 
@@ -112,11 +118,17 @@ impl Statistics {
         self.0.models.write().entry(key.clone()).or_default().clone()
     }
 
+    /// A gateway is in this process from now on. `in_flight` says how many requests it has.
+    pub fn gateway(&self, in_flight: impl Fn() -> u64 + Send + Sync + 'static) {
+        *self.0.in_flight.write() = Some(Box::new(in_flight));
+    }
+
     /// Everything as it is now.
     pub fn snapshot(&self) -> Snapshot {
         let number = self.0.snapshots.fetch_add(1, Ordering::Relaxed);
         let models = self.0.models.read().iter().map(|(key, model)| model.snapshot(key)).collect();
-        Snapshot { process: self.0.process.clone(), started: self.0.started, number, models }
+        let in_flight = self.0.in_flight.read().as_ref().map(|in_flight| in_flight());
+        Snapshot { process: self.0.process.clone(), started: self.0.started, number, models, in_flight }
     }
 }
 

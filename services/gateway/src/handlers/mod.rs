@@ -10,6 +10,7 @@ mod metadata;
 mod repository;
 mod shared_memory;
 mod statistics;
+mod status;
 mod timing;
 mod trace;
 
@@ -28,13 +29,15 @@ pub use access::{Access, AccessArgs, Category, Denied, Restriction, Secret};
 pub use classification::Labels;
 pub use infer::{Responses, Traced, Via};
 pub use shared_memory::SharedMemory;
+pub use statistics::Queues;
+pub use status::LastStatus;
 pub use timing::server_timing;
 pub use trace::Tracing;
 
 /// What the operations work with. One per gateway, shared by all its listeners.
 pub struct Handlers {
     pub(crate) registry: Registry,
-    pub(crate) dispatcher: Dispatcher,
+    pub(crate) dispatcher: Arc<Dispatcher>,
     pub(crate) health: Health,
     /// The server's name in its metadata.
     pub(crate) id: String,
@@ -48,6 +51,8 @@ pub struct Handlers {
     pub(crate) tracing: Tracing,
     /// What everybody has done.
     pub(crate) collector: Collector,
+    /// What was last told of the whole system.
+    pub(crate) last_status: tokio::sync::Mutex<LastStatus>,
     /// Who may ask.
     pub(crate) access: Access,
     /// Time a request may take when it does not say.

@@ -1,10 +1,20 @@
 //! The statistics extension, and the sums that metrics are made of.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::future::join_all;
 use trireme_bus::{BusError, QueueStatus};
 use trireme_inference::{Counters, InferError, ModelKey};
 
 use super::Handlers;
 use crate::statistics::Totals;
+
+/// How long the bus may take to tell of all queues.
+const QUEUES_LIMIT: Duration = Duration::from_millis(500);
+
+/// How full the queues are, by model version.
+pub type Queues = BTreeMap<ModelKey, QueueStatus>;
 
 impl Handlers {
     /// What the whole system has done so far, by model version.
@@ -30,10 +40,25 @@ impl Handlers {
     }
 
     /// How full the queue of a model version is.
-    pub async fn queue_status(&self, key: &ModelKey) -> Result<QueueStatus, BusError> {
+    async fn queue_status(&self, key: &ModelKey) -> Result<QueueStatus, BusError> {
         let levels =
             self.registry.catalog().find(&key.name, Some(key.version)).map(|(_, served)| served.config.queue_levels());
         self.dispatcher.queue_status(key, &levels.unwrap_or_else(|_| vec![0])).await
+    }
+
+    /// How full every queue is. Models that have none, as ensembles, are left out; so are those the bus says nothing of.
+    pub async fn queues(&self) -> Queues {
+        let ask = async |key: ModelKey| match self.queue_status(&key).await {
+            Ok(status) => Some((key, status)),
+            Err(BusError::NoQueue { .. }) => None,
+            Err(error) => {
+                tracing::debug!(model = %key, %error, "the bus does not tell of a queue");
+                None
+            }
+        };
+        let keys = self.registry.catalog().known();
+        let asked = tokio::time::timeout(QUEUES_LIMIT, join_all(keys.into_iter().map(ask)));
+        asked.await.unwrap_or_default().into_iter().flatten().collect()
     }
 
     fn keys(&self, model: Option<&str>, version: Option<i64>) -> Result<Vec<ModelKey>, InferError> {

@@ -46,6 +46,12 @@ pub struct HttpArgs {
     #[arg(long, env = "TRIREME_FULL_QUEUE_STATUS", value_name = "STATUS", default_value = "503", value_parser = ["503", "429"])]
     pub full_queue_status: String,
 
+    /// Whether to show the console, a page for people, at /ui
+    #[arg(long, env = "TRIREME_UI", value_name = "BOOL", default_value = "true")]
+    #[arg(value_parser = BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
+    #[arg(action = ArgAction::Set)]
+    pub ui: bool,
+
     /// Regular expression of the request headers that models get as parameters; upper and lower case are the same to it
     #[arg(long, env = "TRIREME_HTTP_HEADER_FORWARD_PATTERN", value_name = "REGEX")]
     pub http_header_forward_pattern: Option<String>,
@@ -72,6 +78,8 @@ pub struct HttpOptions {
     pub oip_health_bodies: bool,
     /// Whether a full queue is 429, with a hint when to come again.
     pub full_queue_is_429: bool,
+    /// Whether the console is shown.
+    pub ui: bool,
     /// Which headers models get as parameters.
     pub header_forward: Option<Regex>,
     /// Speaks TLS, where it is there.
@@ -95,6 +103,7 @@ impl HttpArgs {
             idle_timeout: Duration::from_secs(self.http_idle_timeout_secs),
             oip_health_bodies: self.oip_health_bodies,
             full_queue_is_429: self.full_queue_status == "429",
+            ui: self.ui,
             header_forward,
             tls,
         })

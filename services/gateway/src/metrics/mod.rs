@@ -19,17 +19,16 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use trireme_bus::{BusError, QueueStatus};
+use trireme_bus::QueueStatus;
 use trireme_inference::ModelKey;
 use trireme_runtime::TaskSet;
 use trireme_runtime::statistics::export;
 use trireme_telemetry::metrics::{self, Exposition, Metric, Samples};
 
-use crate::handlers::{Handlers, SharedHandlers};
+use crate::handlers::{Handlers, Queues, SharedHandlers};
 use crate::http::{Connections, HttpArgs};
 use crate::statistics::Totals;
 
@@ -37,16 +36,10 @@ pub use args::MetricsArgs;
 use args::MetricsOptions;
 use host::Cpus;
 use triton::Model;
-use windows::Windows;
+pub use windows::Windows;
 
 /// Longest silence on a connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// How long the bus may take to tell of all queues.
-const QUEUES_LIMIT: Duration = Duration::from_millis(500);
-
-/// How full the queues are, by model version.
-type Queues = BTreeMap<ModelKey, QueueStatus>;
 
 /// A bound listener, not yet serving.
 pub struct MetricsListener {
@@ -120,25 +113,14 @@ impl Metrics {
         out.into_text()
     }
 
-    /// How full every queue is. Models that have none, as ensembles, are left out; so are those the bus says nothing of.
+    /// How full every queue is, looked at once in an interval.
     async fn queues(&self) -> Queues {
         if let Some((at, queues)) = &self.seen.lock().queues
             && at.elapsed() < self.options.interval
         {
             return queues.clone();
         }
-        let handlers = &self.handlers;
-        let keys = handlers.registry.catalog().known();
-        let ask = async |key: ModelKey| match handlers.queue_status(&key).await {
-            Ok(status) => Some((key, status)),
-            Err(BusError::NoQueue { .. }) => None,
-            Err(error) => {
-                tracing::debug!(model = %key, %error, "the bus does not tell of a queue");
-                None
-            }
-        };
-        let asked = tokio::time::timeout(QUEUES_LIMIT, join_all(keys.into_iter().map(ask)));
-        let queues: Queues = asked.await.unwrap_or_default().into_iter().flatten().collect();
+        let queues = self.handlers.queues().await;
         self.seen.lock().queues = Some((Instant::now(), queues.clone()));
         queues
     }

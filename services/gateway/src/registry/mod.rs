@@ -157,6 +157,12 @@ impl Registry {
         state.entries.values().map(|live| (live.entry.worker.clone(), live.entry.model.clone())).collect()
     }
 
+    /// Every worker's entry for each model version it serves, and how long ago it was renewed.
+    pub fn entries(&self) -> Vec<(WorkerEntry, Duration)> {
+        let state = self.0.state.lock();
+        state.entries.values().map(|live| (live.entry.clone(), live.renewed.elapsed())).collect()
+    }
+
     /// Waits until every model is ready, for `timeout` at most. Otherwise says which are not, and why.
     pub async fn until_ready(&self, timeout: Duration) -> Result<(), String> {
         let mut changed = self.0.changed.subscribe();

@@ -20,7 +20,7 @@ use trireme_telemetry::LogLevels;
 
 pub use requests::CountedRequest;
 use sources::Sources;
-pub use sources::{Total, Totals};
+pub use sources::{Process, Total, Totals};
 
 /// How long processes may take to answer a question.
 const ANSWER_LIMIT: Duration = Duration::from_millis(250);
@@ -57,6 +57,13 @@ impl Collector {
     /// The statistics of this process.
     pub fn own(&self) -> &Statistics {
         &self.own
+    }
+
+    /// The processes that have spoken lately, in order of name.
+    pub fn processes(&self) -> Vec<Process> {
+        let mut processes = self.sources.lock().processes(Instant::now());
+        processes.sort_by(|left, right| left.name.cmp(&right.name));
+        processes
     }
 
     /// The last word of this process.

@@ -28,6 +28,17 @@ struct Source {
     heard: Instant,
 }
 
+/// A process that has spoken lately.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Process {
+    /// Its name.
+    pub name: String,
+    /// When it started.
+    pub started: UnixMicros,
+    /// Requests in flight, where it is a gateway.
+    pub in_flight: Option<u64>,
+}
+
 /// Everything, by model version.
 pub type Totals = BTreeMap<ModelKey, Total>;
 
@@ -74,6 +85,18 @@ impl Sources {
         self.sources.values().filter(lately).map(|source| source.snapshot.process.as_str())
     }
 
+    /// When each process that has spoken lately started, and the requests in flight of those that are gateways.
+    pub fn processes(&self, now: Instant) -> Vec<Process> {
+        let there = self.sources.values().filter(|source| now.saturating_duration_since(source.heard) < GONE_AFTER);
+        there
+            .map(|Source { snapshot, .. }| Process {
+                name: snapshot.process.clone(),
+                started: snapshot.started,
+                in_flight: snapshot.in_flight,
+            })
+            .collect()
+    }
+
     /// The sum of all.
     pub fn totals(&self, now: Instant) -> Totals {
         let retired = self.retired.iter();
@@ -113,7 +136,13 @@ mod tests {
             load_duration: Duration::from_secs(1),
             stage: "model".to_owned(),
         };
-        Snapshot { process: process.to_owned(), started: UnixMicros(started), number, models: vec![model] }
+        Snapshot {
+            process: process.to_owned(),
+            started: UnixMicros(started),
+            number,
+            models: vec![model],
+            in_flight: None,
+        }
     }
 
     fn inferences(sources: &Sources, now: Instant) -> u64 {

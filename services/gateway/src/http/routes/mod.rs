@@ -9,7 +9,9 @@ mod metadata;
 mod repository;
 mod shared_memory;
 mod statistics;
+mod status;
 mod trace;
+mod ui;
 
 use axum::Router;
 use axum::http::{StatusCode, Uri};
@@ -27,6 +29,7 @@ pub fn router(state: HttpState) -> Router {
     let table = [
         (Category::Health, health::routes()),
         (Category::Metadata, metadata::routes()),
+        (Category::Metadata, status::routes()),
         (Category::ModelConfig, config::routes()),
         (Category::Inference, infer::routes()),
         (Category::Inference, generate::routes()),
@@ -36,7 +39,9 @@ pub fn router(state: HttpState) -> Router {
         (Category::Trace, trace::routes()),
         (Category::SharedMemory, shared_memory::routes()),
     ];
-    let routes = table.into_iter().fold(Router::new(), |all, (category, routes)| {
+    // The page itself says nothing; what it shows it asks for like any client.
+    let open = if state.options.ui { ui::routes() } else { Router::new() };
+    let routes = table.into_iter().fold(open, |all, (category, routes)| {
         let rules = (category, state.handlers.clone());
         all.merge(routes.route_layer(middleware::from_fn_with_state(rules, access::admit)))
     });

@@ -1,0 +1,257 @@
+//! `trireme status`: what runs, as a gateway knows it, from its document at `/v2/trireme/status`.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::Value;
+
+use crate::client::{Client, ServerArgs};
+use crate::style::{Cell, Style, cell, colours, paint, table};
+
+/// Where the document is.
+const PATH: &str = "/v2/trireme/status";
+
+/// Clears the terminal and what scrolled off it.
+const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
+
+/// Flags of `trireme status`.
+#[derive(Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+
+    /// Print the gateway's document as it is
+    #[arg(long)]
+    json: bool,
+
+    /// Go on, and show what changes; every two seconds unless another number of seconds is given
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
+    watch: Option<u64>,
+}
+
+/// Asks and prints, once or for ever.
+pub fn run(args: &StatusArgs) -> ExitCode {
+    match show(args) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("status: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn show(args: &StatusArgs) -> anyhow::Result<ExitCode> {
+    let client = Client::new(&args.server)?;
+    let mut before: Option<Value> = None;
+    let clear = if args.watch.is_some() && std::io::stdout().is_terminal() && !args.json { CLEAR } else { "" };
+    loop {
+        let now = client.get(PATH);
+        let text = match (&now, args.watch) {
+            (Ok(now), _) if args.json => format!("{now}\n"),
+            (Ok(now), _) => format!("{clear}{}", render(now, before.as_ref(), colours())),
+            (Err(_), None) => return now.context("no status").map(|_| ExitCode::FAILURE),
+            // A gateway that restarts is worth waiting for.
+            (Err(error), Some(_)) => format!("{clear}{}\n", paint(&format!("{error:#}"), Style::Bad, colours())),
+        };
+        let written = crate::write_out(text.as_bytes());
+        let Some(seconds) = args.watch else { return Ok(written) };
+        if written != ExitCode::SUCCESS {
+            return Ok(written);
+        }
+        before = now.ok().or(before);
+        std::thread::sleep(Duration::from_secs(seconds));
+    }
+}
+
+/// The tables; with an earlier document, rates since then.
+fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
+    let mut out = String::new();
+    let ready = match now["ready"].as_bool() {
+        Some(true) => paint("ready", Style::Good, colours),
+        _ => paint("not ready", Style::Bad, colours),
+    };
+    let name = paint(text(&now["name"]), Style::Strong, colours);
+    let _ = writeln!(out, "{name} {} is {ready}\n", text(&now["version"]));
+    let lines: Vec<_> = list(&now["gateways"]).map(gateway).collect();
+    table(&mut out, &["gateway", ">up", ">in flight"], &lines, colours);
+    out.push('\n');
+    let lines: Vec<_> = list(&now["workers"]).flat_map(worker).collect();
+    table(&mut out, &["worker", "service", "host", ">up", "model", "state", ">capacity", ">seen"], &lines, colours);
+    out.push('\n');
+    let earlier: HashMap<String, &Value> =
+        before.into_iter().flat_map(|before| list(&before["models"])).map(|model| (key(model), model)).collect();
+    let elapsed = before.map(|before| number(&now["time"]) - number(&before["time"])).filter(|elapsed| *elapsed > 0.0);
+    let lines: Vec<_> = list(&now["models"])
+        .map(|model| {
+            let since = elapsed.and_then(|elapsed| Some((*earlier.get(&key(model))?, elapsed)));
+            self::model(model, since)
+        })
+        .collect();
+    let heading = [
+        "model",
+        "state",
+        ">workers",
+        ">queued",
+        ">in work",
+        ">oldest",
+        ">done",
+        ">failed",
+        ">per s",
+        ">p50",
+        ">p99",
+        ">queue p50",
+        ">compute p50",
+    ];
+    table(&mut out, &heading, &lines, colours);
+    for model in list(&now["models"]) {
+        if let Some(steps) = model["steps"].as_array() {
+            let steps: Vec<_> = steps.iter().map(|step| text(&step["model"])).collect();
+            let _ = write!(
+                out,
+                "\n  {} = {}",
+                paint(text(&model["name"]), Style::Plain, colours),
+                paint(&steps.join(" → "), Style::Plain, colours)
+            );
+        }
+        if let Some(reason) = model["reason"].as_str() {
+            let _ = write!(
+                out,
+                "\n  {}: {}",
+                paint(&key(model), Style::Plain, colours),
+                paint(reason, Style::Bad, colours)
+            );
+        }
+    }
+    out.push('\n');
+    out
+}
+
+fn gateway(gateway: &Value) -> Vec<Cell> {
+    vec![cell(text(&gateway["name"])), cell(age(&gateway["uptime_seconds"])), cell(&gateway["in_flight"])]
+}
+
+fn worker(worker: &Value) -> Vec<Vec<Cell>> {
+    let line = |(i, hosted): (usize, &Value)| {
+        let own = |value: String| if i == 0 { cell(value) } else { cell("") };
+        let state = text(&hosted["state"]);
+        vec![
+            own(text(&worker["name"]).to_owned()),
+            own(text(&worker["service"]).to_owned()),
+            own(text(&worker["host"]).to_owned()),
+            own(age(&worker["uptime_seconds"])),
+            cell(format!("{}:{}", text(&hosted["model"]), hosted["version"])),
+            (state.to_lowercase(), if state == "READY" { Style::Good } else { Style::Bad }),
+            cell(&hosted["capacity"]),
+            cell(age(&hosted["age_seconds"])),
+        ]
+    };
+    list(&worker["models"]).enumerate().map(line).collect()
+}
+
+/// A model's line; `since` is the same model earlier, and the seconds that have passed.
+fn model(model: &Value, since: Option<(&Value, f64)>) -> Vec<Cell> {
+    let ready = model["ready"].as_bool() == Some(true);
+    let (queue, counters, latencies) = (&model["queue"], &model["counters"], &model["latencies"]);
+    let rate = since.map(|(before, elapsed)| {
+        (number(&counters["requests"]) - number(&before["counters"]["requests"])).max(0.0) / elapsed
+    });
+    let of_queue = |field: &str| if queue.is_null() { cell("-") } else { cell(&queue[field]) };
+    let failed = failures(counters);
+    vec![
+        cell(key(model)),
+        if ready { ("ready".to_owned(), Style::Good) } else { ("not ready".to_owned(), Style::Bad) },
+        cell(&model["workers"]),
+        of_queue("waiting"),
+        of_queue("delivered"),
+        if queue.is_null() { cell("-") } else { cell(age(&queue["oldest_seconds"])) },
+        cell(number(&counters["requests"])),
+        (failed.to_string(), if failed > 0.0 { Style::Bad } else { Style::Plain }),
+        cell(rate.map_or("-".to_owned(), |rate| format!("{rate:.1}"))),
+        cell(millis(&latencies["request"]["p50_seconds"])),
+        cell(millis(&latencies["request"]["p99_seconds"])),
+        cell(millis(&latencies["worker_queue"]["p50_seconds"])),
+        cell(millis(&latencies["compute"]["p50_seconds"])),
+    ]
+}
+
+fn failures(counters: &Value) -> f64 {
+    counters["failures"].as_object().into_iter().flat_map(|reasons| reasons.values()).map(number).sum()
+}
+
+fn key(model: &Value) -> String {
+    match model["version"].as_i64() {
+        Some(version) => format!("{}:{version}", text(&model["name"])),
+        None => text(&model["name"]).to_owned(),
+    }
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or("-")
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_default()
+}
+
+/// A span of time as a person says it.
+fn age(seconds: &Value) -> String {
+    match seconds.as_f64() {
+        None => "-".to_owned(),
+        Some(seconds) if seconds < 60.0 => format!("{seconds:.1} s"),
+        Some(seconds) if seconds < 3600.0 => format!("{:.0} min", seconds / 60.0),
+        Some(seconds) if seconds < 172_800.0 => format!("{:.0} h", seconds / 3600.0),
+        Some(seconds) => format!("{:.0} d", seconds / 86_400.0),
+    }
+}
+
+fn millis(seconds: &Value) -> String {
+    seconds.as_f64().map_or("-".to_owned(), |seconds| format!("{:.2} ms", seconds * 1e3))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn document(time: f64, requests: u64) -> Value {
+        json!({
+            "name": "triton", "version": "1", "ready": false, "time": time,
+            "gateways": [{"name": "g", "uptime_seconds": 30.0, "in_flight": 2}],
+            "workers": [{"name": "w", "service": "model", "host": "h", "uptime_seconds": 7200.0, "models": [
+                {"model": "m", "version": 1, "state": "READY", "capacity": 4, "age_seconds": 0.5},
+                {"model": "n", "version": 1, "state": "UNAVAILABLE", "reason": "x", "capacity": 4, "age_seconds": 0.5}]}],
+            "models": [
+                {"name": "m", "version": 1, "ready": true, "workers": 1,
+                 "queue": {"waiting": 3, "delivered": 4, "oldest_seconds": 0.25},
+                 "counters": {"requests": requests, "failures": {"OTHER": 1, "BACKEND": 2}},
+                 "latencies": {"request": {"p50_seconds": 0.0015, "p99_seconds": null}}},
+                {"name": "e\u{1b}[2J", "version": 1, "ready": false, "reason": "no worker serves it", "workers": 0, "queue": null,
+                 "steps": [{"model": "m"}, {"model": "n"}]}]
+        })
+    }
+
+    #[test]
+    fn rates_come_from_two_readings() {
+        let alone = render(&document(10.0, 100), None, false);
+        let row = |text: &str| text.lines().find(|line| line.trim_start().starts_with("m:1")).unwrap().to_owned();
+        assert_eq!(
+            row(&alone).split_whitespace().collect::<Vec<_>>()[..11],
+            ["m:1", "ready", "1", "3", "4", "0.2", "s", "100", "3", "-", "1.50"]
+        );
+        let later = render(&document(12.0, 150), Some(&document(10.0, 100)), false);
+        assert!(row(&later).contains(" 25.0 "), "{later}");
+        assert!(later.contains("m → n") && later.contains("no worker serves it") && later.contains("2 h"), "{later}");
+        assert!(!later.contains('\u{1b}'), "names from elsewhere do not command the terminal");
+    }
+}

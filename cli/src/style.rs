@@ -1,0 +1,88 @@
+//! How tools write for a person: tables, colours on a terminal only, and names from elsewhere without control characters.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+
+/// How a text is to stand out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// As it is.
+    Plain,
+    /// A heading.
+    Strong,
+    /// All is well.
+    Good,
+    /// Something is missing.
+    Bad,
+    /// Of less interest.
+    Faint,
+}
+
+/// Whether standard output shows colours: on a terminal whose user does not object (`NO_COLOR`).
+pub fn colours() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// A cell of a table.
+pub type Cell = (String, Style);
+
+/// A cell as it is.
+pub fn cell(text: impl ToString) -> Cell {
+    (text.to_string(), Style::Plain)
+}
+
+/// Text without what a terminal would obey.
+pub fn harmless(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// Writes lines of cells in columns; the first line is the heading. Columns named with a `>` in front are flush right.
+pub fn table(out: &mut String, heading: &[&str], lines: &[Vec<Cell>], colours: bool) {
+    let right: Vec<bool> = heading.iter().map(|name| name.starts_with('>')).collect();
+    let names = heading.iter().map(|name| (name.trim_start_matches('>').to_owned(), Style::Faint)).collect();
+    let lines: Vec<Vec<Cell>> = std::iter::once(names).chain(lines.iter().cloned()).collect();
+    let widths: Vec<usize> =
+        (0..heading.len()).map(|i| lines.iter().map(|line| line[i].0.chars().count()).max().unwrap_or(0)).collect();
+    for line in &lines {
+        let mut text = String::from("  ");
+        for (i, (content, style)) in line.iter().enumerate() {
+            let padding = " ".repeat(widths[i] - content.chars().count());
+            let content = paint(content, *style, colours);
+            let last = i + 1 == line.len();
+            let _ = match (right[i], last) {
+                (true, _) => write!(text, "{padding}{content}  "),
+                (false, true) => write!(text, "{content}"),
+                (false, false) => write!(text, "{content}{padding}  "),
+            };
+        }
+        let _ = writeln!(out, "{}", text.trim_end());
+    }
+}
+
+/// The text in its colour.
+pub fn paint(text: &str, style: Style, colours: bool) -> String {
+    let text = harmless(text);
+    let code = match style {
+        _ if !colours => return text,
+        Style::Plain => return text,
+        Style::Strong => "1",
+        Style::Good => "32",
+        Style::Bad => "31",
+        Style::Faint => "2",
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_control_characters_are_shown_as_none() {
+        let mut out = String::new();
+        let lines = [vec![cell("a\x1b[31m"), cell(7)], vec![("long name".to_owned(), Style::Bad), cell(1234)]];
+        table(&mut out, &["name", ">n"], &lines, false);
+        assert_eq!(out, "  name          n\n  a\u{fffd}[31m        7\n  long name  1234\n");
+        assert_eq!(paint("x", Style::Good, true), "\x1b[32mx\x1b[0m");
+    }
+}

@@ -1,0 +1,178 @@
+//! `trireme validate`: every fault of model repositories at once. Reads them, loads each model with its backend, and links
+//! ensembles to the configurations that loading has completed; serves nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Args;
+use serde_json::json;
+use trireme_inference::ErrorCode;
+use trireme_model::{OnnxRuntimeArgs, OnnxRuntimeOptions};
+use trireme_model_repository::{EnsembleError, ModelConfig, Repository, compile_ensemble};
+use trireme_postprocess::PostprocessBackend;
+use trireme_runtime::service;
+use trireme_runtime::{Backend, LoadError, backend_of, load_version};
+use trireme_telemetry::TelemetryArgs;
+use trireme_tokenizer::TokenizerBackend;
+
+use crate::style::{Style, colours, harmless, paint};
+
+/// Flags of `trireme validate`.
+#[derive(Args)]
+pub struct ValidateArgs {
+    /// Model repositories, as they are served together
+    #[arg(value_name = "DIR", required = true)]
+    repositories: Vec<PathBuf>,
+
+    /// Read configurations only: load no model and link no ensemble, which need complete configurations
+    #[arg(long)]
+    no_load: bool,
+
+    /// Take configurations as they are: do not fill in inputs and outputs from the model file
+    #[arg(long)]
+    disable_auto_complete_config: bool,
+
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    onnxruntime: OnnxRuntimeArgs,
+    #[command(flatten)]
+    telemetry: TelemetryArgs,
+}
+
+/// Something wrong.
+#[derive(Debug)]
+struct Fault {
+    /// The model, where it is one's.
+    model: Option<String>,
+    code: ErrorCode,
+    message: String,
+}
+
+// === impl Fault ===
+
+impl Fault {
+    fn of(model: &str, code: ErrorCode, message: String) -> Fault {
+        Fault { model: Some(model.to_owned()), code, message }
+    }
+}
+
+/// Configurations by name and version.
+type Configs = BTreeMap<String, BTreeMap<i64, Arc<ModelConfig>>>;
+
+/// Looks and prints; exit code 1 says that there are faults.
+pub fn run(args: &ValidateArgs) -> ExitCode {
+    let mut code = ExitCode::FAILURE;
+    let ran = service::block_on("validate", &args.telemetry, async {
+        let (repository, faults) = check(args).await;
+        let written = crate::write_out(report(args, &repository, &faults).as_bytes());
+        if faults.is_empty() {
+            code = written;
+        }
+        Ok(())
+    });
+    if ran == ExitCode::SUCCESS { code } else { ran }
+}
+
+async fn check(args: &ValidateArgs) -> (Repository, Vec<Fault>) {
+    let repository = match Repository::read(&args.repositories, &[]) {
+        Ok(repository) => repository,
+        Err(faults) => {
+            let faults =
+                faults.iter().map(|fault| Fault { model: None, code: fault.code(), message: fault.to_string() });
+            return (Repository::default(), faults.collect());
+        }
+    };
+    let broken = repository.broken();
+    let mut faults: Vec<_> =
+        broken.map(|(name, broken)| Fault::of(name, broken.fault.code(), broken.fault.to_string())).collect();
+    if !args.no_load {
+        let mut backends = trireme_model::backends(OnnxRuntimeOptions::from(&args.onnxruntime));
+        backends.push(Arc::new(TokenizerBackend) as Arc<dyn Backend>);
+        backends.push(Arc::new(PostprocessBackend));
+        let configs = load(&repository, &backends, !args.disable_auto_complete_config, &mut faults).await;
+        link(&repository, &configs, &mut faults);
+    }
+    (repository, faults)
+}
+
+fn report(args: &ValidateArgs, repository: &Repository, faults: &[Fault]) -> String {
+    if args.json {
+        let models: Vec<_> =
+            repository.models().map(|model| json!({"name": model.name, "versions": model.versions})).collect();
+        let faults: Vec<_> = faults
+            .iter()
+            .map(|fault| json!({"model": fault.model, "code": fault.code, "message": fault.message}))
+            .collect();
+        return format!("{}\n", json!({"models": models, "faults": faults}));
+    }
+    let mut out: String =
+        faults.iter().map(|fault| format!("{}\n", paint(&harmless(&fault.message), Style::Bad, colours()))).collect();
+    if faults.is_empty() {
+        let what = if args.no_load { "can be read" } else { "load" };
+        out.push_str(&format!(
+            "{}\n",
+            paint(&format!("all {} models {what}", repository.models().count()), Style::Good, colours())
+        ));
+    }
+    out
+}
+
+/// Loads every version of every model, one after the other, and keeps only what its configuration became.
+async fn load(
+    repository: &Repository,
+    backends: &[Arc<dyn Backend>],
+    auto_complete: bool,
+    faults: &mut Vec<Fault>,
+) -> Configs {
+    let mut configs = Configs::new();
+    for model in repository.models() {
+        let mut fault = |error: LoadError| faults.push(Fault::of(&model.name, error.code(), error.to_string()));
+        let backend = match backend_of(model, backends) {
+            Ok(Some(backend)) => backend,
+            Ok(None) => continue,
+            Err(error) => {
+                fault(error);
+                continue;
+            }
+        };
+        for &version in &model.versions {
+            match load_version(model, version, backend.clone(), auto_complete).await {
+                Ok((loaded, _)) => {
+                    configs.entry(model.name.clone()).or_default().insert(version, loaded.config.clone());
+                }
+                Err(error) => fault(error),
+            }
+        }
+    }
+    configs
+}
+
+/// Links ensembles to their models. One whose models are there but faulty has no fault of its own.
+fn link(repository: &Repository, configs: &Configs, faults: &mut Vec<Fault>) {
+    let lookup = |name: &str, version: Option<i64>| match repository.model(name) {
+        Some(model) if model.config.is_ensemble() => Some(model.config.clone()),
+        _ => {
+            let versions = configs.get(name)?;
+            match version {
+                Some(version) => versions.get(&version).cloned(),
+                None => versions.values().next_back().cloned(),
+            }
+        }
+    };
+    let faulty: BTreeSet<String> = faults.iter().filter_map(|fault| fault.model.clone()).collect();
+    for ensemble in repository.models().filter(|model| model.config.is_ensemble()) {
+        let error = match compile_ensemble(&ensemble.config, &lookup) {
+            Ok(_) => continue,
+            Err(EnsembleError::ModelsUnavailable { models, .. }) if models.iter().all(|name| faulty.contains(name)) => {
+                continue;
+            }
+            Err(error) => error,
+        };
+        faults.push(Fault::of(&ensemble.name, error.code(), error.to_string()));
+    }
+}

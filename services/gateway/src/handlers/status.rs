@@ -1,0 +1,260 @@
+//! The whole system in one document: what `trireme status` and the console show.
+//!
+//! Its fields are documented in docs/status.md. Counters only grow, so that rates come from two readings.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use serde_json::{Map, Value, json};
+use trireme_bus::{ModelState, QueueStatus, WorkerEntry};
+use trireme_inference::{Counters, DropReason, FailureReason, Latencies, ModelKey, PlanStep, TensorSpec, UnixMicros};
+use trireme_protocol::repository::IndexState;
+
+use super::{Handlers, Queues};
+use crate::metrics::Windows;
+use crate::registry::{Catalog, ServedModel};
+use crate::statistics::{Process, Totals};
+
+/// How long a document serves everybody who asks: however many look, the system is asked twice a second.
+const FRESH: Duration = Duration::from_millis(500);
+
+/// What was last told.
+#[derive(Default)]
+pub struct LastStatus {
+    told: Option<(Instant, Bytes)>,
+    windows: Windows,
+}
+
+impl Handlers {
+    /// The system as it is now, as JSON.
+    pub async fn status(&self) -> Bytes {
+        let mut last = self.last_status.lock().await;
+        if let Some((at, told)) = &last.told
+            && at.elapsed() < FRESH
+        {
+            return told.clone();
+        }
+        let (totals, queues) = tokio::join!(self.totals(), self.queues());
+        last.windows.advance(Instant::now(), &totals);
+        let catalog = self.registry.catalog();
+        let (entries, processes) = (self.registry.entries(), self.collector.processes());
+        let now = UnixMicros::now();
+        let document = json!({
+            "name": self.id,
+            "version": env!("CARGO_PKG_VERSION"),
+            "gateway": self.dispatcher.gateway(),
+            "ready": self.server_ready().unwrap_or(false),
+            "time": seconds(now.since(UnixMicros(0))),
+            "gateways": gateways(&processes, now),
+            "workers": workers(&entries, &processes, now),
+            "models": models(&catalog, &entries, &queues, &totals, &last.windows),
+        });
+        let told = Bytes::from(document.to_string());
+        last.told = Some((Instant::now(), told.clone()));
+        told
+    }
+}
+
+fn gateways(processes: &[Process], now: UnixMicros) -> Vec<Value> {
+    let gateways = processes.iter().filter_map(|process| Some((process, process.in_flight?)));
+    gateways
+        .map(|(process, in_flight)| {
+            let uptime = seconds(now.since(process.started));
+            json!({"name": process.name, "uptime_seconds": uptime, "in_flight": in_flight})
+        })
+        .collect()
+}
+
+fn workers(entries: &[(WorkerEntry, Duration)], processes: &[Process], now: UnixMicros) -> Vec<Value> {
+    let mut workers: BTreeMap<&str, Vec<&(WorkerEntry, Duration)>> = BTreeMap::new();
+    entries.iter().for_each(|entry| workers.entry(&entry.0.worker).or_default().push(entry));
+    let worker = |(name, mut entries): (&str, Vec<&(WorkerEntry, Duration)>)| {
+        entries.sort_by(|left, right| left.0.model.cmp(&right.0.model));
+        let first = &entries.first()?.0;
+        let started = processes.iter().find(|process| process.name == name).map(|process| process.started);
+        let models: Vec<_> = entries.iter().map(|(entry, age)| hosted(entry, *age)).collect();
+        Some(json!({
+            "name": name,
+            "service": first.service,
+            "host": first.host,
+            "uptime_seconds": started.map(|started| seconds(now.since(started))),
+            "models": models,
+        }))
+    };
+    workers.into_iter().filter_map(worker).collect()
+}
+
+fn hosted(entry: &WorkerEntry, age: Duration) -> Value {
+    let (state, reason) = match &entry.state {
+        ModelState::Ready => ("READY", None),
+        ModelState::Unloading => ("UNLOADING", None),
+        ModelState::Unavailable(reason) => ("UNAVAILABLE", Some(reason)),
+    };
+    json!({
+        "model": entry.model.name,
+        "version": entry.model.version,
+        "state": state,
+        "reason": reason,
+        "capacity": entry.capacity,
+        "age_seconds": seconds(age),
+    })
+}
+
+fn models(
+    catalog: &Catalog,
+    entries: &[(WorkerEntry, Duration)],
+    queues: &Queues,
+    totals: &Totals,
+    windows: &Windows,
+) -> Vec<Value> {
+    let none = Counters::default();
+    let model = |name: String, version: Option<(i64, bool, String)>| {
+        let Some((version, ready, reason)) = version else {
+            return json!({"name": name, "version": null, "ready": false, "reason": "no version of it is known"});
+        };
+        let key = ModelKey { name, version };
+        let mut model = Map::new();
+        model.insert("name".to_owned(), json!(key.name));
+        model.insert("version".to_owned(), json!(version));
+        model.insert("ready".to_owned(), json!(ready));
+        model.insert("reason".to_owned(), json!(Some(reason).filter(|reason| !reason.is_empty())));
+        if let Ok((_, served)) = catalog.find(&key.name, Some(version)) {
+            describe(served, &mut model);
+        }
+        let hosts = entries.iter().filter(|(entry, _)| entry.model == key && entry.state == ModelState::Ready);
+        model.insert("workers".to_owned(), json!(hosts.count()));
+        model.insert("queue".to_owned(), json!(queues.get(&key).map(queue)));
+        let total = totals.get(&key).map_or(&none, |total| &total.counters);
+        let before = windows.before(Instant::now(), &key).unwrap_or(&none);
+        model.insert("counters".to_owned(), counters(total));
+        model.insert("latencies".to_owned(), latencies(total, before));
+        Value::Object(model)
+    };
+    let index = catalog.index().into_iter();
+    index
+        .map(|entry| {
+            let version =
+                entry.version.map(|version| (version.version, version.state == IndexState::Ready, version.reason));
+            model(entry.name, version)
+        })
+        .collect()
+}
+
+/// What a model that is ready takes, gives, and is made of.
+fn describe(served: &ServedModel, model: &mut Map<String, Value>) {
+    let tensors = |specs: &[TensorSpec]| -> Vec<Value> {
+        let tensor = |spec: &TensorSpec| json!({"name": spec.name, "datatype": spec.datatype.name(), "shape": &spec.shape[..], "optional": spec.optional});
+        specs.iter().map(tensor).collect()
+    };
+    model.insert("platform".to_owned(), json!(served.platform()));
+    model.insert("decoupled".to_owned(), json!(served.config.decoupled));
+    model.insert("inputs".to_owned(), json!(tensors(&served.inputs)));
+    model.insert("outputs".to_owned(), json!(tensors(&served.outputs)));
+    if served.config.is_ensemble() {
+        model.insert("steps".to_owned(), json!(served.plan.steps.iter().map(step).collect::<Vec<_>>()));
+    }
+}
+
+fn step(step: &PlanStep) -> Value {
+    let inputs = step.inputs.iter().map(|input| json!({"name": input.name, "tensor": input.tensor}));
+    let outputs = step.outputs.iter().map(|output| json!({"name": output.name, "tensor": output.tensor}));
+    json!({
+        "model": step.model,
+        "version": step.version,
+        "inputs": inputs.collect::<Vec<_>>(),
+        "outputs": outputs.collect::<Vec<_>>(),
+    })
+}
+
+fn queue(status: &QueueStatus) -> Value {
+    let QueueStatus { waiting, delivered, oldest } = *status;
+    json!({"waiting": waiting, "delivered": delivered, "oldest_seconds": seconds(oldest)})
+}
+
+fn counters(counters: &Counters) -> Value {
+    let failures = FailureReason::ALL.iter().zip(counters.failures);
+    let failures: Map<_, _> = failures.map(|((_, label), count)| ((*label).to_owned(), json!(count))).collect();
+    let dropped = DropReason::ALL.iter().zip(counters.dropped);
+    let dropped: Map<_, _> = dropped.map(|((_, label), count)| ((*label).to_owned(), json!(count))).collect();
+    json!({
+        "requests": counters.request.count,
+        "inferences": counters.inferences,
+        "executions": counters.executions,
+        "failures": failures,
+        "dropped": dropped,
+        "redeliveries": counters.redeliveries,
+        "dead_letters": counters.dead_letters,
+        "tokens": counters.tokens,
+        "padding_tokens": counters.padding_tokens,
+        "answered": counters.answered.count,
+    })
+}
+
+/// What `now` counts more than `before`, which is what was counted a minute ago.
+fn latencies(now: &Counters, before: &Counters) -> Value {
+    type Of = fn(&Counters) -> &Latencies;
+    let stages: [(&str, Of); 5] = [
+        ("request", |counters| &counters.request),
+        ("transit", |counters| &counters.transit),
+        ("worker_queue", |counters| &counters.worker_queue),
+        ("compute", |counters| &counters.compute),
+        ("first_response", |counters| &counters.first_response),
+    ];
+    let stage = |(name, of): (&str, Of)| {
+        let (all, lately) = (of(now), of(now).since(of(before)));
+        let quantile = |share| lately.quantile(share).map(seconds);
+        let sum = Duration::from_nanos(all.ns);
+        let described = json!({"count": all.count, "sum_seconds": seconds(sum), "p50_seconds": quantile(0.5), "p99_seconds": quantile(0.99)});
+        (name.to_owned(), described)
+    };
+    Value::Object(stages.into_iter().map(stage).collect())
+}
+
+/// Seconds, to the microsecond.
+fn seconds(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_of_lately_and_sums_of_ever() {
+        let mut before = Counters::default();
+        before.compute.record(Duration::from_secs(10));
+        let mut now = before.clone();
+        (0..9).for_each(|_| now.compute.record(Duration::from_millis(10)));
+        let compute = &latencies(&now, &before)["compute"];
+        assert_eq!(compute["count"], 10);
+        assert_eq!(compute["sum_seconds"], 10.09);
+        assert!(compute["p99_seconds"].as_f64().unwrap() <= 0.01, "{compute}");
+        assert_eq!(latencies(&now, &before)["request"]["p50_seconds"], Value::Null);
+    }
+
+    #[test]
+    fn workers_are_listed_with_all_they_host() {
+        let entry = |worker: &str, model: &str| {
+            let entry = WorkerEntry {
+                worker: worker.to_owned(),
+                service: "model".to_owned(),
+                host: "h".to_owned(),
+                model: ModelKey { name: model.to_owned(), version: 1 },
+                state: ModelState::Unavailable("broken".to_owned()),
+                config: String::new(),
+                capacity: 4,
+            };
+            (entry, Duration::from_millis(1500))
+        };
+        let process = |name: &str, in_flight| Process { name: name.to_owned(), started: UnixMicros(0), in_flight };
+        let processes = [process("a", None), process("g", Some(3))];
+        let now = UnixMicros(2_000_000);
+        let workers = workers(&[entry("b", "y"), entry("a", "y"), entry("a", "x")], &processes, now);
+        assert_eq!(workers[0]["uptime_seconds"], 2.0);
+        assert_eq!(workers[0]["models"][0]["model"], "x");
+        assert_eq!(workers[0]["models"][1]["reason"], "broken");
+        assert_eq!((&workers[1]["name"], &workers[1]["uptime_seconds"]), (&json!("b"), &Value::Null));
+        assert_eq!(gateways(&processes, now), [json!({"name": "g", "uptime_seconds": 2.0, "in_flight": 3})]);
+    }
+}

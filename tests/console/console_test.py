@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""The console in a real browser: it shows what runs and draws the pipeline, a model answers, keyboard alone will do, and
+hostile names and answers stay text. With --screenshot it also makes the picture that the README shows."""
+
+import argparse
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from browser import Browser, installed
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+READY_LIMIT = 90
+# The server is on this machine, whatever proxy the environment names.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+HOSTILE_NAME = "<img src=x onerror='document.title=1'>"
+HOSTILE_TEXT = "<script>document.title=2</script>"
+CONFIG = """
+backend: "identity"
+input [ { name: "INPUT0" data_type: TYPE_STRING dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_STRING dims: [ -1 ] } ]
+"""
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Server:
+    """`trireme serve` of some repositories, killed at the end."""
+
+    def __init__(self, binary, repositories, *arguments):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [binary, "serve", "--http-port", self.port, "--http-address", "127.0.0.1", "--allow-grpc=false", "--allow-metrics=false"]
+        for repository in repositories:
+            command += ["--model-repository", repository]
+        self.process = subprocess.Popen([str(word) for word in [*command, *arguments]], stderr=subprocess.DEVNULL)
+
+    def __enter__(self):
+        give_up = time.monotonic() + READY_LIMIT
+        while time.monotonic() < give_up:
+            if self.process.poll() is not None:
+                raise SystemExit(f"the server has ended with code {self.process.returncode}")
+            try:
+                if DIRECT.open(f"{self.url}/v2/health/ready", timeout=5).status == 200:
+                    return self
+            except OSError:
+                time.sleep(0.2)
+        raise SystemExit(f"the server is not ready after {READY_LIMIT} s")
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout=40)
+
+
+def check(name, holds):
+    print(f"{'ok    ' if holds else 'FAILED'}  {name}", flush=True)
+    if not holds:
+        raise SystemExit(1)
+
+
+def text_of(element):
+    return f"document.getElementById('{element}').textContent"
+
+
+def has(element, text):
+    return f"{text_of(element)}.includes({text!r})"
+
+
+def choose(browser, element, value):
+    browser.evaluate(f"(() => {{ const s = document.getElementById('{element}'); s.value = {value!r}; s.dispatchEvent(new Event('change')); }})()")
+
+
+def the_page_is_locked_up(server):
+    answer = DIRECT.open(f"{server.url}/ui")
+    policy = answer.headers["content-security-policy"]
+    check("the policy allows nothing from elsewhere and nothing inline", "default-src 'none'" in policy and "unsafe" not in policy)
+    page = answer.read().decode()
+    check("the page names no other host", "http:" not in page and "https:" not in page and "//" not in page)
+
+
+def it_shows_what_runs(browser, server):
+    browser.open(f"{server.url}/ui")
+    browser.wait("readiness", f"{text_of('state')} === 'ready'")
+    for model in ("tiny_embedding:1", "tiny_encoder:1", "tiny_pool:1"):
+        browser.wait(f"the model {model}", has("models", model))
+    browser.wait("the gateway", has("workers", "gateway"))
+    browser.wait("the worker", has("workers", "tiny_tokenizer:1"))
+    check("models, the gateway and the worker are shown", True)
+    browser.wait("the pipelines", "document.getElementById('pipeline').options.length > 1")
+    choose(browser, "pipeline", "tiny_embedding:1")
+    boxes = browser.evaluate("[...document.querySelectorAll('#graph text.name')].map((name) => name.textContent)")
+    check("the pipeline is drawn in order", boxes == ["request", "tiny_tokenizer", "tiny_encoder", "tiny_pool", "answer"])
+    edges = browser.evaluate("document.querySelectorAll('#graph path.edge').length")
+    check("with an edge for every way that tensors take", edges == 5)
+
+
+def it_asks_by_keyboard(browser):
+    choose(browser, "model", "tiny_embedding:1")
+    browser.evaluate("document.getElementById('model').focus()")
+    browser.press("Tab", "Tab", 9)
+    check("Tab leads from the model to its input", browser.evaluate("document.activeElement.id") == "input-0")
+    browser.type("a boat")
+    browser.press("Enter", "Enter", 13, modifiers=2)
+    browser.wait("the answer", has("answer", "embedding  FP32[1, 8]"))
+    check("the answer is right, with the time of each step", browser.evaluate(has("answer", "-0.42925")) and browser.evaluate(has("answer", "tiny_pool")))
+
+
+def it_is_light_or_dark(browser):
+    colours = []
+    for scheme in ("light", "dark"):
+        browser.scheme(scheme)
+        colours.append(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
+    browser.scheme("light")
+    check("it is light or dark as its user likes", colours[0] != colours[1])
+
+
+def hostile_names_stay_text(browser):
+    browser.wait("the hostile model", has("models", HOSTILE_NAME))
+    check("a model's name is no markup", browser.evaluate("document.images.length") == 0)
+    choose(browser, "model", "identity_bytes:1")
+    browser.wait("its input", "document.getElementById('input-0') !== null")
+    browser.evaluate("document.getElementById('input-0').focus()")
+    browser.type(HOSTILE_TEXT)
+    browser.press("Enter", "Enter", 13, modifiers=2)
+    browser.wait("the echo", has("answer", HOSTILE_TEXT))
+    check("nor is an answer", browser.evaluate("document.querySelectorAll('script').length") == 1)
+    check("nothing of it ran", browser.evaluate("document.title") == "Trireme")
+    choose(browser, "model", "simple:1")
+    browser.wait("its inputs", "document.getElementById('input-1') !== null")
+    browser.evaluate("document.getElementById('input-0').focus()")
+    browser.type("[1, 2")
+    browser.press("Enter", "Enter", 13, modifiers=2)
+    browser.wait("the reason", has("answer", "INPUT0: "))
+    check("input that is no JSON is explained", True)
+
+
+def rates_move(browser, server, stop):
+    body = b'{"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["the oars"]}]}'
+
+    def load():
+        while not stop.is_set():
+            DIRECT.open(f"{server.url}/v2/models/tiny_embedding/infer", data=body).read()
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    rate = "[...document.querySelectorAll('#models tr')].find((line) => line.cells[0].textContent === 'tiny_embedding:1').cells[3].textContent"
+    browser.wait("a rate", f"parseFloat({rate}) > 1")
+    check("rates are live", True)
+    return thread
+
+
+def screenshot(browser, server, path):
+    browser.open(f"{server.url}/ui")
+    browser.wait("rates", "/[1-9][0-9.]* per s/.test(document.getElementById('graph').textContent)")
+    choose(browser, "model", "tiny_embedding:1")
+    browser.wait("its input", f"document.querySelectorAll('#inputs textarea').length === 1")
+    browser.evaluate("document.getElementById('input-0').focus()")
+    browser.type("a boat")
+    browser.press("Enter", "Enter", 13, modifiers=2)
+    browser.wait("the answer", has("answer", "embedding  FP32"))
+    browser.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    browser.wait("latencies", "/run [0-9]/.test(document.getElementById('graph').textContent)")
+    browser.screenshot(path)
+    print(f"        {path}: {Path(path).stat().st_size} bytes")
+
+
+def keys_are_asked_for(browser, server):
+    browser.open(f"{server.url}/ui")
+    browser.wait("the question for a key", "!document.getElementById('access').hidden")
+    check("without a key nothing is shown", browser.evaluate(text_of("models")) == "")
+    browser.evaluate("document.getElementById('key').focus()")
+    browser.type("open sesame")
+    browser.press("Enter", "Enter", 13, text="\r")
+    browser.wait("the models", has("models", "tiny_encoder:1"))
+    check("with it everything is", True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--binary", type=Path, default=ROOT / "target/release/trireme")
+    parser.add_argument("--screenshot", type=Path)
+    args = parser.parse_args()
+    path = installed()
+    if path is None:
+        print("==> skipped: no chromium is installed (Debian: apt-get install chromium)")
+        return
+    basic = ROOT / "tests/repositories/basic"
+    folder = Path(tempfile.mkdtemp(prefix="trireme-console-"))
+    browser = Browser(path, height=940)
+    stop = threading.Event()
+    try:
+        (folder / "hostile" / HOSTILE_NAME / "1").mkdir(parents=True)
+        (folder / "hostile" / HOSTILE_NAME / "config.pbtxt").write_text(CONFIG)
+        with Server(args.binary, [basic]) as server:
+            the_page_is_locked_up(server)
+            it_shows_what_runs(browser, server)
+            it_asks_by_keyboard(browser)
+            it_is_light_or_dark(browser)
+            thread = rates_move(browser, server, stop)
+            stop.set()
+            thread.join()
+        if args.screenshot:
+            for model in ("tiny_tokenizer", "tiny_encoder", "tiny_pool", "tiny_embedding"):
+                shutil.copytree(basic / model, folder / "few" / model)
+            stop.clear()
+            with Server(args.binary, [folder / "few"]) as server:
+                browser.open(f"{server.url}/ui")
+                thread = rates_move(browser, server, stop)
+                try:
+                    screenshot(browser, server, args.screenshot)
+                finally:
+                    stop.set()
+                    thread.join()
+        with Server(args.binary, [basic, folder / "hostile"]) as server:
+            browser.open(f"{server.url}/ui")
+            hostile_names_stay_text(browser)
+        with Server(args.binary, [basic], "--api-key", "open sesame") as server:
+            keys_are_asked_for(browser, server)
+        with Server(args.binary, [basic], "--ui=false") as server:
+            try:
+                status = DIRECT.open(f"{server.url}/ui").status
+            except urllib.error.HTTPError as error:
+                status = error.code
+            check("--ui=false leaves no page", status == 404)
+        check(f"the page broke no rule and threw nothing {browser.errors or ''}", not browser.errors)
+    finally:
+        browser.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+//! A person's tools: `trireme status`, `trireme tap`, `trireme validate`, and the document and page behind them.
+
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use trireme_e2e::{
+    Mode, ModelFolder, Request, Response, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, product,
+    wait_until,
+};
+
+in_every_mode!(the_status_tells_of_everything, the_console_is_shown_unless_it_is_turned_off, access_rules_hold);
+
+/// How soon a change is seen at the latest.
+const SOON: Duration = Duration::from_secs(20);
+
+fn text() -> Value {
+    json!({"id": "mine", "inputs":
+        [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [golden()[0].text]}]})
+}
+
+#[track_caller]
+fn status(sandbox: &Sandbox) -> Value {
+    let response = sandbox.get("/v2/trireme/status");
+    assert_eq!(response.status, 200, "{}", response.text());
+    response.json()
+}
+
+#[track_caller]
+fn model<'a>(status: &'a Value, name: &str) -> &'a Value {
+    let models = status["models"].as_array().expect("an array");
+    models.iter().find(|model| model["name"] == name).unwrap_or_else(|| panic!("no {name} in {status}"))
+}
+
+fn header<'a>(response: &'a Response, name: &str) -> Option<&'a str> {
+    response.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+}
+
+#[track_caller]
+fn run(command: &mut Command) -> Output {
+    command.stdin(Stdio::null()).output().expect("the command runs")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn the_status_tells_of_everything(mode: Mode) {
+    let sandbox = Sandbox::start(mode);
+    for _ in 0..3 {
+        assert_eq!(sandbox.infer("tiny_embedding", &text()).status, 200);
+    }
+    let status = wait_until("the requests are counted", SOON, || {
+        let status = status(&sandbox);
+        (model(&status, "tiny_embedding")["counters"]["requests"] == 3).then_some(status)
+    });
+    assert_eq!(status["ready"], true);
+    assert_eq!(status["gateways"].as_array().map(Vec::len), Some(1), "{status}");
+    assert_eq!(status["gateways"][0]["name"], status["gateway"]);
+    let workers = status["workers"].as_array().expect("an array");
+    assert_eq!(workers.len(), if mode == Mode::AllInOne { 1 } else { 3 }, "{status}");
+    let hosted = workers.iter().flat_map(|worker| worker["models"].as_array().expect("an array"));
+    assert!(hosted.clone().any(|hosted| hosted["model"] == "tiny_encoder"));
+    assert!(hosted.clone().all(|hosted| hosted["state"] == "READY" && hosted["capacity"].as_u64() > Some(0)));
+
+    let ensemble = model(&status, "tiny_embedding");
+    let steps: Vec<_> = ensemble["steps"].as_array().expect("steps").iter().map(|step| &step["model"]).collect();
+    assert_eq!(steps, ["tiny_tokenizer", "tiny_encoder", "tiny_pool"]);
+    let outputs = ensemble["steps"][0]["outputs"].as_array().expect("outputs");
+    assert!(outputs.contains(&json!({"name": "input_ids", "tensor": "ids"})), "{outputs:?}");
+    assert_eq!((&ensemble["queue"], &ensemble["workers"]), (&Value::Null, &json!(0)));
+    let encoder = model(&status, "tiny_encoder");
+    assert_eq!((&encoder["ready"], &encoder["workers"]), (&json!(true), &json!(1)));
+    assert_eq!(encoder["queue"], json!({"waiting": 0, "delivered": 0, "oldest_seconds": 0.0}));
+    assert_eq!(encoder["counters"]["requests"], 3);
+    let compute = &encoder["latencies"]["compute"];
+    assert_eq!(compute["count"], 3);
+    assert!(compute["p99_seconds"].as_f64() >= compute["p50_seconds"].as_f64(), "{compute}");
+    assert!(compute["sum_seconds"].as_f64() > Some(0.0), "{compute}");
+
+    let server = sandbox.address.to_string();
+    let shown = run(product("trireme").args(["status", "--server", &server]));
+    let table = said(&shown);
+    assert!(shown.status.success() && !table.contains('\u{1b}'), "no colours where no terminal is: {table}");
+    let line = table.lines().find(|line| line.contains("tiny_encoder:1") && line.contains(" ms")).expect("a line");
+    assert!(line.contains("ready"), "{line}");
+    assert!(table.contains("tiny_embedding = tiny_tokenizer → tiny_encoder → tiny_pool"), "{table}");
+    let json = run(product("trireme").args(["status", "--json", "--server", &server]));
+    assert_eq!(serde_json::from_str::<Value>(&said(&json)).expect("JSON")["ready"], true);
+}
+
+#[test]
+fn the_status_says_why_a_model_is_not_ready() {
+    let mut sandbox = Sandbox::start(Mode::Services);
+    sandbox.worker(Stage::Postprocess, 0).kill();
+    let status = wait_until("its worker is gone", SOON, || {
+        let status = status(&sandbox);
+        (model(&status, "tiny_pool")["ready"] == false).then_some(status)
+    });
+    assert_eq!(status["ready"], false);
+    assert_eq!(status["workers"].as_array().map(Vec::len), Some(2), "{status}");
+    assert_eq!(model(&status, "tiny_pool")["reason"], "no worker serves it");
+    let reason = model(&status, "tiny_embedding")["reason"].as_str().expect("a reason");
+    assert!(reason.contains("tiny_pool"), "{reason}");
+}
+
+fn the_console_is_shown_unless_it_is_turned_off(mode: Mode) {
+    let sandbox = Sandbox::start(mode);
+    for (path, kind) in [("/ui", "text/html"), ("/ui/console.css", "text/css"), ("/ui/console.js", "text/javascript")] {
+        let response = sandbox.get(path);
+        assert_eq!(response.status, 200, "{path}");
+        assert!(header(&response, "content-type").is_some_and(|value| value.starts_with(kind)), "{path}");
+        let policy = header(&response, "content-security-policy").expect("a policy");
+        assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+    }
+    drop(sandbox);
+    let sandbox = Setup::new(mode).gateway_arguments(&["--ui=false"]).start();
+    assert_eq!(sandbox.get("/ui").status, 404);
+    assert_eq!(sandbox.get("/v2/trireme/status").status, 200);
+}
+
+fn access_rules_hold(mode: Mode) {
+    let sandbox = Setup::new(mode).gateway_arguments(&["--api-key", "sesame"]).start();
+    assert_eq!(sandbox.get("/v2/trireme/status").status, 401);
+    assert_eq!(sandbox.get("/ui").status, 200, "the page says nothing by itself");
+    let server = sandbox.address.to_string();
+    let refused = run(product("trireme").args(["status", "--server", &server]));
+    assert!(!refused.status.success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("401"), "{refused:?}");
+    let shown = run(product("trireme").args(["status", "--server", &server, "--header", "X-API-Key: sesame"]));
+    assert!(shown.status.success() && said(&shown).contains("tiny_pool:1"), "{shown:?}");
+}
+
+// === Tap ===
+
+/// Taps while requests are sent, until it has what it was to show.
+#[track_caller]
+fn tap(sandbox: &Sandbox, arguments: &[&str], mut ask: impl FnMut()) -> Vec<Value> {
+    let url = sandbox.nats.as_ref().expect("a broker").url();
+    let mut command = product("trireme");
+    command.args(["tap", "--json", "--seconds", "30", "--nats-url", &url]).args(arguments);
+    let mut tap = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("the command runs");
+    wait_until("the tap has seen enough", Duration::from_secs(40), || {
+        ask();
+        tap.try_wait().expect("a child can be asked")
+    });
+    let output = tap.wait_with_output().expect("a child can be waited for");
+    assert!(output.status.success(), "{output:?}");
+    said(&output).lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+}
+
+#[test]
+fn a_tap_shows_copies_and_changes_nothing() {
+    let sandbox = Sandbox::start(Mode::Services);
+    let mut sent = 0;
+    let mut ask = |sandbox: &Sandbox| {
+        assert_eq!(sandbox.infer("tiny_embedding", &text()).status, 200);
+        sent += 1;
+    };
+    let seen = tap(&sandbox, &["--stage", "tiny_encoder", "--count", "2"], || ask(&sandbox));
+    assert_eq!(seen.len(), 2);
+    for message in &seen {
+        assert_eq!(message["model"], "tiny_encoder:1");
+        assert_eq!(
+            (&message["client_id"], &message["step"], &message["attempt"]),
+            (&json!("mine"), &json!(1), &json!(1))
+        );
+        assert_eq!(message["route"], json!(["tiny_encoder:1", "tiny_pool:1"]));
+        assert_eq!(message["ledger"][0]["model"], "tiny_tokenizer");
+        let ids = &message["tensors"][0];
+        assert_eq!((&ids["name"], &ids["datatype"]), (&json!("ids"), &json!("INT64")));
+        assert_eq!(ids["first"].as_array().map(Vec::len), ids["shape"][1].as_u64().map(|n| n.min(8) as usize), "{ids}");
+    }
+    // By the request's id, at a whole stage.
+    let arguments = ["--stage", "tokenizer", "--request-id", "mine", "--count", "1"];
+    let seen = tap(&sandbox, &arguments, || ask(&sandbox));
+    assert_eq!(seen[0]["tensors"][0]["first"][0], golden()[0].text);
+
+    let status = wait_until("all are counted", SOON, || {
+        let status = status(&sandbox);
+        (model(&status, "tiny_encoder")["counters"]["requests"] == sent).then_some(status)
+    });
+    let counters = &model(&status, "tiny_encoder")["counters"];
+    assert_eq!((&counters["executions"], &counters["redeliveries"]), (&json!(sent), &json!(0)), "each was run once");
+}
+
+#[test]
+fn a_tap_outlives_its_first_question_and_tells_when_nobody_listens() {
+    let sandbox = Sandbox::start(Mode::Services);
+    // Longer than a tap lasts that is not renewed.
+    let mut rest = std::time::Instant::now();
+    let seen = tap(&sandbox, &["--stage", "identity_fp32", "--count", "4"], || {
+        if rest.elapsed() > Duration::from_secs(3) {
+            rest = std::time::Instant::now();
+            let body = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [0.5, 2]}]});
+            assert_eq!(Request::infer("identity_fp32", &body).send(sandbox.address).expect("an answer").status, 200);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    });
+    assert!(seen.iter().all(|message| message["tensors"][0]["first"] == json!([0.5, 2.0])), "{seen:?}");
+
+    let url = sandbox.nats.as_ref().expect("a broker").url();
+    let nobody = run(product("trireme").args(["tap", "--stage", "nothing", "--nats-url", &url]));
+    assert!(!nobody.status.success());
+    let text = String::from_utf8_lossy(&nobody.stderr).into_owned();
+    assert!(text.contains("no worker on this bus hosts 'nothing'"), "{text}");
+}
+
+// === Validate ===
+
+#[test]
+fn a_right_repository_has_no_faults() {
+    let checked = run(product("trireme").arg("validate").arg(basic_repository()));
+    assert!(checked.status.success(), "{}", said(&checked));
+    assert!(said(&checked).starts_with("all ") && said(&checked).trim_end().ends_with("models load"), "{checked:?}");
+}
+
+#[test]
+fn all_faults_are_found_at_once() {
+    let tensor = |datatype: &str| format!("{{ data_type: {datatype} dims: [ 1 ] name:");
+    let identity = |input: &str, output: &str| {
+        format!(
+            "backend: \"identity\"\ninput [ {} \"INPUT0\" }} ]\noutput [ {} \"OUTPUT0\" }} ]\n",
+            tensor(input),
+            tensor(output)
+        )
+    };
+    let ensemble = |step: &str, output: &str| {
+        format!(
+            "platform: \"ensemble\"\ninput [ {} \"X\" }} ]\noutput [ {} \"Y\" }} ]\nensemble_scheduling {{ step [ {{\
+             model_name: \"{step}\" model_version: -1 input_map {{ key: \"INPUT0\" value: \"X\" }} output_map {{ key: \"OUTPUT0\" value: \"Y\" }} }} ] }}",
+            tensor("TYPE_FP32"),
+            tensor(output)
+        )
+    };
+    let folder = ModelFolder::new()
+        .model("good", &identity("TYPE_FP32", "TYPE_FP32"))
+        .model("unreadable", "input [ {")
+        .model("strange", "backend: \"strange\"")
+        .model("no_file", "backend: \"onnxruntime\"")
+        .model("fits", &ensemble("good", "TYPE_FP32"))
+        .model("mistyped", &ensemble("good", "TYPE_INT32"))
+        .model("dangling", &ensemble("absent", "TYPE_FP32"))
+        .model("consequence", &ensemble("unreadable", "TYPE_FP32"));
+    let checked = run(product("trireme").args(["validate", "--json"]).arg(folder.path()));
+    assert_eq!(checked.status.code(), Some(1));
+    let report: Value = serde_json::from_str(&said(&checked)).expect("JSON");
+    let faults: Vec<_> =
+        report["faults"].as_array().expect("faults").iter().map(|f| f["message"].as_str().expect("text")).collect();
+    assert_eq!(faults.len(), 5, "{faults:#?}");
+    for what in ["unreadable/config.pbtxt", "'strange'", "no_file", "mistyped", "absent"] {
+        assert!(faults.iter().any(|fault| fault.contains(what)), "no fault tells of {what}: {faults:#?}");
+    }
+    let lines = run(product("trireme").arg("validate").arg(folder.path()));
+    assert_eq!((lines.status.code(), said(&lines).lines().count()), (Some(1), 5), "{}", said(&lines));
+    let read_only = run(product("trireme").args(["validate", "--no-load"]).arg(folder.path()));
+    assert_eq!((read_only.status.code(), said(&read_only).lines().count()), (Some(1), 1), "{}", said(&read_only));
+}
