@@ -115,7 +115,7 @@ fn a_translation_comes_piece_by_piece(mode: Mode) {
 /// and none comes twice.
 #[test]
 fn a_worker_that_is_killed_in_the_middle_is_not_noticed() {
-    const REQUESTS: usize = 120;
+    const REQUESTS: usize = 400;
     let models = in_parts();
     let mut sandbox = Setup::new(Mode::Services)
         .repository(models.path())
@@ -127,7 +127,7 @@ fn a_worker_that_is_killed_in_the_middle_is_not_noticed() {
         let (english, swahili) = NUMBERS[number % NUMBERS.len()];
         assert_eq!(pieces(&sandbox, english).concat(), swahili);
     };
-    let outcome = load(REQUESTS, 8, ask, || killed.kill());
+    let outcome = load(REQUESTS, 32, ask, || killed.kill());
     outcome.assert_all_right(REQUESTS);
     let slowest = outcome.slowest;
     assert!(slowest > Duration::from_millis(250), "nothing was run again: the slowest took {slowest:?}");
