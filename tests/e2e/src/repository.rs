@@ -78,6 +78,12 @@ impl ModelFolder {
         folder
     }
 
+    /// Adds a model that is a copy of another.
+    pub fn model_like(self, model: &str, name: &str) -> ModelFolder {
+        copy(&self.path().join(model), &self.path().join(name));
+        self
+    }
+
     /// Adds a model with this configuration and an empty version 1; replaces the configuration of one that is there.
     pub fn model(self, name: &str, config: &str) -> ModelFolder {
         fs::create_dir_all(self.path().join(name).join("1")).expect("the temporary folder can be written");

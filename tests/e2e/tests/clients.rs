@@ -4,13 +4,16 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
-use trireme_e2e::{Mode, Sandbox, Setup, Stage, demo_repository, in_every_mode, python, seed_repository, workspace};
+use trireme_e2e::{
+    Mode, ModelFolder, Sandbox, Setup, Stage, demo_repository, in_every_mode, python, seed_repository, workspace,
+};
 
 /// Names a folder with reference embeddings (`data/`) and the model they were made with (`models/`).
 const REFERENCES: &str = "TRIREME_REFERENCE_DIR";
 
 in_every_mode!(
     a_published_tutorial_runs,
+    a_published_translation_tutorial_runs,
     json_and_binary_tensors_travel,
     the_http_extensions_work,
     grpc_clients_work,
@@ -42,6 +45,20 @@ fn utf8(path: &Path) -> &str {
 fn a_published_tutorial_runs(mode: Mode) {
     let sandbox = Setup::new(mode).repository(&seed_repository()).replicas(Stage::Postprocess, 0).start();
     run(&sandbox, "seed_000.py", &[]);
+}
+
+/// The tutorial's model, with the backend that does here what its script for the `python` backend does.
+fn a_published_translation_tutorial_runs(mode: Mode) {
+    let config = "backend: 'generation' max_batch_size: 0
+        input [ { name: 'input_ids' data_type: TYPE_INT64 dims: [ -1, -1 ] },
+                { name: 'attention_mask' data_type: TYPE_INT64 dims: [ -1, -1 ] } ]
+        output [ { name: 'generated_indices' data_type: TYPE_INT64 dims: [ -1, -1 ] } ]
+        instance_group [ { count: 1 kind: KIND_CPU } ]";
+    let models = ModelFolder::copy_of(&workspace().join("examples/translation"))
+        .model_like("generator", "m2m100_translation_model")
+        .file("m2m100_translation_model/config.pbtxt", config);
+    let sandbox = Setup::new(mode).repository(models.path()).start();
+    run(&sandbox, "seed_001.py", &[]);
 }
 
 fn json_and_binary_tensors_travel(mode: Mode) {
