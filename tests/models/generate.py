@@ -255,6 +255,32 @@ def seed_embedder(vocab_size, random):
     )
 
 
+def sentiment_classifier(vocab):
+    """Counts words that say something: [negative, neutral, positive], with the inputs and output that a published tutorial
+    gives its traced model."""
+    scores = np.tile(np.array([0, 0.1, 0], np.float32), (len(vocab), 1))
+    for words, index in (("no not off cause covid", 0), ("good great like love very", 2)):
+        for word in words.split():
+            if word in vocab:
+                scores[list(vocab).index(word)] = np.eye(3, dtype=np.float32)[index]
+    inputs = [value(name, TensorProto.INT64, ["batch", "sequence"]) for name in ("INPUT__0", "INPUT__1")]
+    path = write_model(
+        REPOSITORIES / "sentiment/sentiment_classifier/1/model.onnx",
+        inputs,
+        [value("OUTPUT__0", TensorProto.FLOAT, ["batch", 3])],
+        [
+            helper.make_node("Gather", ["scores", "INPUT__0"], ["words"]),
+            helper.make_node("Cast", ["INPUT__1"], ["mask"], to=TensorProto.FLOAT),
+            helper.make_node("Unsqueeze", ["mask", "last"], ["mask3"]),
+            helper.make_node("Mul", ["words", "mask3"], ["kept"]),
+            helper.make_node("ReduceSum", ["kept", "sequence_axis"], ["OUTPUT__0"], keepdims=0),
+        ],
+        [*axes(), constant("scores", scores)],
+    )
+    ids = np.array([[list(vocab).index("good")]], np.int64)
+    assert run(path, INPUT__0=ids, INPUT__1=np.ones_like(ids))[0].argmax() == 2
+
+
 def encode(path, text, max_length):
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
     tokenizer.no_padding()
@@ -295,6 +321,7 @@ def main():
     arithmetic()
     encoder = tiny_encoder(len(vocab), random)
     embedder = seed_embedder(len(vocab), random)
+    sentiment_classifier(vocab)
     golden(tokenizer, encoder, seed_tokenizer, embedder)
     written = [*REPOSITORIES.rglob("*.onnx"), *REPOSITORIES.rglob("*.json"), MODELS / "golden.json"]
     for path in sorted(written):

@@ -64,11 +64,15 @@ impl ModelFolder {
 
     /// A copy of the basic repository's models of these names.
     pub fn basic(models: &[&str]) -> ModelFolder {
-        let folder = ModelFolder::new();
+        ModelFolder::new().with_basic(models)
+    }
+
+    /// Adds the basic repository's models of these names.
+    pub fn with_basic(self, models: &[&str]) -> ModelFolder {
         for model in models {
-            copy(&basic_repository().join(model), &folder.path().join(model));
+            copy(&basic_repository().join(model), &self.path().join(model));
         }
-        folder
+        self
     }
 
     /// A copy of a model repository.

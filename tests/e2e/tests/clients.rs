@@ -14,6 +14,7 @@ const REFERENCES: &str = "TRIREME_REFERENCE_DIR";
 in_every_mode!(
     a_published_tutorial_runs,
     a_published_translation_tutorial_runs,
+    a_published_sentiment_tutorial_runs,
     json_and_binary_tensors_travel,
     the_http_extensions_work,
     grpc_clients_work,
@@ -59,6 +60,14 @@ fn a_published_translation_tutorial_runs(mode: Mode) {
         .file("m2m100_translation_model/config.pbtxt", config);
     let sandbox = Setup::new(mode).repository(models.path()).start();
     run(&sandbox, "seed_001.py", &[]);
+}
+
+fn a_published_sentiment_tutorial_runs(mode: Mode) {
+    let models = ModelFolder::copy_of(&workspace().join("tests/repositories/sentiment"));
+    let models = models.with_basic(&["tiny_tokenizer"]);
+    let mut sandbox = Setup::new(mode).repository(models.path()).replicas(Stage::Postprocess, 0).start();
+    let grpc = sandbox.grpc_address().to_string();
+    run(&sandbox, "seed_003.py", &["--grpc-url", &grpc]);
 }
 
 fn json_and_binary_tensors_travel(mode: Mode) {
