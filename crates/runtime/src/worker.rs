@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
-use trireme_bus::{Bus, BusError, ModelState, QueueOptions, WorkMessage, WorkerEntry};
+use trireme_bus::{Bus, BusError, Connection, ModelState, QueueOptions, WorkMessage, WorkerEntry};
 use trireme_inference::ModelKey;
 use trireme_model_repository::RepositoryError;
 
@@ -225,7 +225,7 @@ impl Worker {
                 tokio::select! {
                     _ = ticks.tick() => {}
                     // A broker that was away may have forgotten everything.
-                    Ok(()) = connection.changed() => {}
+                    Ok(()) = connection.changed() => if *connection.borrow_and_update() == Connection::Down { continue },
                     () = pulling.cancelled() => return,
                     () = shared.tasks.stopping().cancelled() => return,
                 }
