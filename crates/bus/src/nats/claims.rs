@@ -5,6 +5,7 @@
 //! A claim has the name of its message, so that a message that is published again lays down the same parts again, and
 //! one that was kept while its parts were lost finds them. Nothing is allocated before the bytes are there.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_nats::HeaderMap;
@@ -12,7 +13,7 @@ use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::stream::{self, DirectGetErrorKind};
 use async_nats::jetstream::{self, AckKind};
 use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::StreamExt;
 
 use super::work::{chain, failure, is_full, stream_failure};
 use super::{Nats, subjects};
@@ -121,16 +122,31 @@ impl Nats {
             sent = first().await;
         }
         sent.map_err(|error| not_laid_down(&claim, &error))?;
-        let rest = (1..claim.parts).map(|part| {
-            let bytes = body.slice(part * size..body.len().min((part + 1) * size));
-            self.send_confirmed(store.part(&claim.name, part), headers.clone(), bytes)
-        });
-        let rest = futures_util::stream::iter(rest).buffer_unordered(PARTS_AT_ONCE).try_collect::<()>().await;
-        if let Err(error) = rest {
-            self.discard(store, claim.name.clone());
-            return Err(not_laid_down(&claim, &error));
+        // After an error no more parts are sent, but those under way are waited for: one that the broker took after the
+        // claim was discarded would stay.
+        let failed = AtomicBool::new(false);
+        let parts = futures_util::stream::iter(1..claim.parts)
+            .take_while(|_| std::future::ready(!failed.load(Ordering::Relaxed)))
+            .map(|part| {
+                let bytes = body.slice(part * size..body.len().min((part + 1) * size));
+                self.send_confirmed(store.part(&claim.name, part), headers.clone(), bytes)
+            });
+        let mut parts = Box::pin(parts.buffer_unordered(PARTS_AT_ONCE));
+        let mut first_error = None;
+        while let Some(sent) = parts.next().await {
+            if let Err(error) = sent {
+                failed.store(true, Ordering::Relaxed);
+                first_error.get_or_insert(error);
+            }
         }
-        Ok(claim)
+        drop(parts);
+        match first_error {
+            Some(error) => {
+                self.discard(store, claim.name.clone());
+                Err(not_laid_down(&claim, &error))
+            }
+            None => Ok(claim),
+        }
     }
 
     /// Reads a claim's bytes, with a sign of progress on the delivery `held` for each part.
