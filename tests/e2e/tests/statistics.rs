@@ -184,7 +184,12 @@ fn metrics_say_what_statistics_say(mode: Mode) {
     for number in 0..5 {
         assert_eq!(sandbox.infer("tiny_embedding", &text(number)).status, 200);
     }
-    let scraped = scrape(&sandbox.gateway, "metrics listener");
+    // An answer is sent before its message is acknowledged: gauges of what is under way come to rest a moment later.
+    let pending = |name: &str| name.starts_with("nv_inference_pending") || name.starts_with("trireme_queue");
+    let scraped = wait_until("nothing is pending", Duration::from_secs(10), || {
+        let scraped = scrape(&sandbox.gateway, "metrics listener");
+        scraped.samples.iter().all(|(name, value)| !pending(name) || *value == 0.0).then_some(scraped)
+    });
     let value = |name: &str| *scraped.samples.get(name).unwrap_or_else(|| panic!("no {name}: {:#?}", scraped.samples));
     for model in ["tiny_embedding", "tiny_tokenizer", "tiny_encoder", "tiny_pool"] {
         let labels = format!(r#"model="{model}",version="1""#);
