@@ -4,9 +4,9 @@
 Run it after a change here and commit what it writes; the tests themselves generate nothing. It needs an environment of
 its own:
 
-    python3 -m venv /tmp/generation
-    /tmp/generation/bin/pip install -r tests/models/requirements-generation.txt
-    /tmp/generation/bin/python tests/models/generation.py
+    python3 -m venv .venv
+    .venv/bin/pip install -r tests/models/requirements-generation.txt
+    .venv/bin/python tests/models/generation.py
 
 For each architecture it makes a model of the real class with random weights, exports it in the layout of Hugging Face's
 ONNX export, and keeps what `generate()` of the PyTorch model answers: greedy and with four beams for 200 inputs, and

@@ -29,6 +29,7 @@ mod parts;
 mod queue;
 mod queue_policy;
 pub mod service;
+mod settle;
 pub mod statistics;
 mod stepwise;
 mod steward;

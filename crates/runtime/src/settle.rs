@@ -1,0 +1,168 @@
+//! How a step ends: its result goes to the next queue, or an error to the gateway, and only then is the delivery settled.
+//!
+//! Not here: what leads up to it (`hosted`), and which error does what to a delivery (`disposition`, the one table).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use trireme_bus::{BusError, DeadLetter, Reply, WorkMessage};
+use trireme_inference::{DropReason, ErrorCode, FailureReason, InferError, UnixMicros};
+use trireme_telemetry::trace_id;
+
+use crate::disposition::{Disposition, disposition};
+use crate::hosted::{Claim, HostedModel, Stay};
+
+/// Pause before a result is offered again to a queue that its workers have to make anew.
+const QUEUE_PAUSE: Duration = Duration::from_millis(50);
+
+// === impl HostedModel ===
+
+impl HostedModel {
+    /// Runs the sending on of a result. In process it completes on the spot, on the instance's own thread; where the
+    /// broker's confirmation has to be awaited, it becomes a task. Permits bound how many there are.
+    pub(crate) fn settle(&self, sending: impl Future<Output = ()> + Send + 'static) {
+        let mut sending = Box::pin(sending);
+        if sending.as_mut().now_or_never().is_none() {
+            self.worker.tasks.spawn("forward", sending);
+        }
+    }
+
+    pub(crate) async fn publish(self: Arc<Self>, message: WorkMessage, delivery: Claim, mut stay: Stay) {
+        match self.publish_when_there_is_a_queue(&message).await {
+            Ok(()) => self.report(&message, delivery.acker.ack().await),
+            Err(error) => {
+                stay.span.fail(&error.to_string());
+                self.settle_unpublished(message, delivery, error).await;
+            }
+        }
+    }
+
+    /// The next step's queue did not take the request.
+    pub(crate) async fn settle_unpublished(&self, message: WorkMessage, delivery: Claim, error: BusError) {
+        match error {
+            BusError::Full { .. } => {
+                // Running the step again would not empty the next one's queue: the request is refused, at once.
+                if let Some(next) = message.queue() {
+                    let took = UnixMicros::now().since(message.sent_at);
+                    let next = self.worker.statistics.model(next);
+                    next.record(|counters| counters.fail(FailureReason::Rejected, took));
+                }
+                self.answer(&message, delivery.sequence, bus_error(&error)).await;
+                self.report(&message, delivery.acker.ack().await);
+            }
+            error => self.settle_error(message, delivery, bus_error(&error), FailureReason::Other).await,
+        }
+    }
+
+    /// A broker that restarts loses its queues, and each worker makes its own anew: between the two, results wait here,
+    /// because running their step again would not bring the next one's queue back.
+    pub(crate) async fn publish_when_there_is_a_queue(&self, message: &WorkMessage) -> Result<(), BusError> {
+        loop {
+            let published = self.worker.bus.publish(message).await;
+            let waits = matches!(published, Err(BusError::NoQueue { .. })) && message.deadline > UnixMicros::now();
+            if !waits {
+                return published;
+            }
+            tokio::time::sleep(QUEUE_PAUSE).await;
+        }
+    }
+
+    /// A request has failed, for this reason. What becomes of it depends on the error.
+    pub(crate) async fn settle_error(
+        &self,
+        message: WorkMessage,
+        delivery: Claim,
+        error: InferError,
+        reason: FailureReason,
+    ) {
+        let max_deliver = self.worker.queue_options.max_deliver;
+        let remaining = message.deadline.remaining(UnixMicros::now());
+        let Claim { acker, attempt, sequence } = delivery;
+        let (request_id, traceparent) = (message.request_id.clone(), message.traceparent.clone());
+        if reason == FailureReason::Rejected {
+            // Trying again would only make it later.
+            self.count_failure(&message, reason);
+            self.answer(&message, sequence, error).await;
+            return self.report(&message, acker.ack().await);
+        }
+        let settled = match disposition(error.code, attempt, max_deliver, remaining) {
+            Disposition::Answer => {
+                self.count_failure(&message, reason);
+                self.answer(&message, sequence, error).await;
+                acker.ack().await
+            }
+            Disposition::Retry(delay) => {
+                let (request_id, id, trace_id) = ids(&message);
+                tracing::warn!(
+                    request_id, id, trace_id, model = %self.key, attempt, %error,
+                    "step failed; it will be tried again"
+                );
+                acker.nak(delay).await
+            }
+            Disposition::GiveUp => {
+                self.count_failure(&message, reason);
+                self.statistics.record(|counters| counters.dead_letters += 1);
+                self.answer(&message, sequence, error.clone()).await;
+                let reason = error.message.clone();
+                let reason_there = error.at(&self.key, &self.worker.name);
+                let letter = DeadLetter { message, reason: reason_there, attempts: attempt };
+                if let Err(error) = self.worker.bus.dead_letter(letter).await {
+                    let trace_id = trace_id(traceparent.as_deref());
+                    tracing::error!(request_id, trace_id, %error, "a message that was given up could not be set aside");
+                }
+                acker.term(&reason).await
+            }
+            Disposition::Drop => {
+                let late = message.deadline <= UnixMicros::now();
+                let reason = if late { DropReason::Deadline } else { DropReason::Cancelled };
+                self.statistics.record(|counters| counters.drop_request(reason));
+                acker.ack().await
+            }
+        };
+        if let Err(error) = settled {
+            let trace_id = trace_id(traceparent.as_deref());
+            tracing::debug!(
+                request_id, trace_id, model = %self.key, %error,
+                "delivery could not be settled; the bus delivers it again"
+            );
+        }
+    }
+
+    /// A request is answered with an error: counted here, once, however often it was tried.
+    pub(crate) fn count_failure(&self, message: &WorkMessage, reason: FailureReason) {
+        let took = UnixMicros::now().since(message.sent_at);
+        self.statistics.record(|counters| counters.fail(reason, took));
+    }
+
+    pub(crate) async fn answer(&self, message: &WorkMessage, sequence: u32, error: InferError) {
+        let error = message.route.describe(error).at(&self.key, &self.worker.name);
+        let (request_id, id, trace_id) = ids(message);
+        match error.code {
+            ErrorCode::InvalidArg | ErrorCode::NotFound | ErrorCode::Unsupported => {
+                tracing::debug!(request_id, id, trace_id, model = %self.key, %error, "request refused");
+            }
+            _ => tracing::warn!(request_id, id, trace_id, model = %self.key, %error, "request failed"),
+        }
+        let reply = Reply { sequence, ..message.reply(Err(error)) };
+        if let Err(error) = self.worker.bus.reply(reply).await {
+            tracing::warn!(request_id, id, trace_id, %error, "an error could not be sent to its gateway");
+        }
+    }
+
+    pub(crate) fn report(&self, message: &WorkMessage, acknowledged: Result<(), BusError>) {
+        if let Err(error) = acknowledged {
+            let (request_id, id, trace_id) = ids(message);
+            tracing::debug!(request_id, id, trace_id, %error, "not acknowledged; the bus delivers it again");
+        }
+    }
+}
+
+/// What log lines call a request: our id, the client's, and the trace it belongs to.
+pub(crate) fn ids(message: &WorkMessage) -> (&str, &str, Option<&str>) {
+    (&message.request_id, &message.client_id, trace_id(message.traceparent.as_deref()))
+}
+
+pub(crate) fn bus_error(error: &BusError) -> InferError {
+    InferError::new(error.code(), error.to_string())
+}
