@@ -35,7 +35,7 @@ test: setup lint ## Everything that has to hold before a change lands
 .PHONY: chaos
 chaos: setup ## The whole system under load while everything in it fails at random (FAULTS=500 REQUESTS=100000 SEED=1)
 	cargo build --release --workspace
-	cargo run --release -p trireme-e2e --bin chaos -- --faults $(or $(FAULTS),60) --requests $(or $(REQUESTS),10000) --seed $(or $(SEED),1)
+	cargo run --release -p trireme-e2e --bin chaos -- --faults $(or $(FAULTS),60) --requests $(or $(REQUESTS),10000) --seed $(or $(SEED),1) $(if $(DISK),--disk)
 
 .PHONY: soak
 soak: setup ## Half an hour of steady load, to see that nothing grows (MINUTES=30)
@@ -88,6 +88,12 @@ check: ## One crate alone, with its own features: make check CRATE=trireme-bus
 kubernetes-test: ## Renders deploy/kubernetes and checks every object against its schema
 	@scripts/kubernetes-test.sh
 
+.PHONY: perf-analyzer
+perf-analyzer: setup ## NVIDIA's perf_analyzer measures an ensemble over HTTP, gRPC and streams, in one process and as services
+	@scripts/setup-perf-analyzer.sh
+	cargo build --workspace
+	cargo test -p trireme-e2e --test perf_analyzer -- --test-threads 1 --nocapture
+
 .PHONY: observability-test
 observability-test: setup ## Traces, the dashboard and its rules; with a real Prometheus, where it is installed (or PROMETHEUS names it)
 	cargo build --workspace
@@ -99,8 +105,9 @@ compose-test: ## Builds the images, brings docker-compose.yml up, scales it, kil
 	@if [[ -x "$(TRIREME_PYTHON)" ]]; then "$(TRIREME_PYTHON)" tests/compose/compose_test.py; else echo "==> skipped: docker is not installed"; fi
 
 .PHONY: console-test
-console-test: setup-demo build ## The console in a real browser; renews docs/console.png (needs chromium)
-	@python3 tests/console/console_test.py --binary target/release/trireme --screenshot docs/console.png
+console-test: setup-demo ## The console in a real browser (needs chromium; SCREENSHOT=1 renews docs/console.png with a release build)
+	@if [[ -n "$(SCREENSHOT)" ]]; then $(MAKE) --no-print-directory build; else cargo build --workspace; fi
+	@python3 tests/console/console_test.py --binary target/$(if $(SCREENSHOT),release,debug)/trireme $(if $(SCREENSHOT),--screenshot docs/console.png)
 
 .PHONY: setup
 setup: setup-demo ## Fetches into .tools what tests need: ONNX Runtime, OpenVINO, nats-server, the demo's model, a Python environment
@@ -120,8 +127,8 @@ fuzz: ## Changed inputs for everything that parses outside bytes, SECONDS for ea
 	cargo run --release -p trireme-fuzz -- --seconds $(or $(SECONDS),60) $(TARGETS)
 
 .PHONY: fuzz-http
-fuzz-http: ## N changed HTTP requests and gRPC calls (10000 of each) for a gateway that runs: HTTP=host:port GRPC=host:port
-	@$(TRIREME_PYTHON) scripts/fuzz-server.py --http $(or $(HTTP),127.0.0.1:8000) --grpc $(or $(GRPC),127.0.0.1:8001) --count $(or $(N),10000)
+fuzz-http: ## N changed HTTP requests and gRPC calls (10000 of each) for a gateway that runs: HTTP=host:port GRPC=host:port PID=its-process
+	@$(TRIREME_PYTHON) scripts/fuzz-server.py --http $(or $(HTTP),127.0.0.1:8000) --grpc $(or $(GRPC),127.0.0.1:8001) --count $(or $(N),10000) $(addprefix --pid ,$(PID)) $(addprefix --log ,$(LOG))
 
 .PHONY: clean
 clean: ## Removes what was built and fetched

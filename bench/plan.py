@@ -12,6 +12,7 @@ from servers import BenchError, Deployment, Process, load
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "sentence_embedding"
 CONCURRENCY = [1, 16, 64]
+LONE_TURNS = 4
 BUDGETS = [512, 1024, 2048, 4096]
 WORKERS = [1, 2, 4, 8, 16, 32]
 DELAY_SECONDS = 0.05  # as bench/repositories/simulated says
@@ -45,7 +46,7 @@ class Bench:
         deployment = Deployment(name, self.logs)
         deployment.start("serve", [
             self.binaries / "trireme", "serve", "--model-repository", repository, "--http-address", "127.0.0.1",
-            "--http-port", deployment.port, "--allow-grpc=false",
+            "--http-port", deployment.port, "--allow-grpc=false", "--allow-metrics=false",
         ])
         self.deployments[name] = deployment
         deployment.wait_ready(model)
@@ -56,7 +57,7 @@ class Bench:
         on_bus = ["--nats-url", url, "--model-repository", repository]
         deployment.start("gateway", [
             self.binaries / "trireme-gateway", *on_bus, "--http-address", "127.0.0.1", "--http-port", deployment.port,
-            "--allow-grpc=false",
+            "--allow-grpc=false", "--allow-metrics=false",
         ])
         self.deployments[name] = deployment
         for stage, argv in stages:
@@ -131,6 +132,7 @@ class Bench:
                     measured = self.ask(name, what="offline", budget=budget, layout=layout, seconds=seconds / 4)
                     self.keep(f"{name} / {layout}, {budget} tokens", measured)
             self.keep(f"{name} / lone", self.ask(name, what="lone", seconds=seconds / 2))
+        self.lone_turns()
         for name in ("all in one", "services", "openvino"):
             if name not in self.deployments:
                 continue
@@ -143,6 +145,16 @@ class Bench:
             measured = load(self.binaries / "trireme", self.deployments[name], "identity_chain", seconds, 64)
             self.keep(f"{name} / 64", measured)
         print(f"    round {number} of {self.options.rounds}", flush=True)
+
+    def lone_turns(self):
+        """One text at a time, raw and served in quick turns: their difference is smaller than what a machine drifts."""
+        for _ in range(LONE_TURNS):
+            turn = {"raw": self.ask("raw", what="lone", seconds=1)["p50_ms"]}
+            for name in ("all in one", "services"):
+                measured = load(self.binaries / "trireme", self.deployments[name], MODEL, 1, 1, self.options.texts)
+                turn[name] = measured["p50_ms"]
+            for name in ("all in one", "services"):
+                self.keep(f"{name} / lone, less raw", {"p50_ms": turn[name] - turn["raw"]})
 
     def simulated(self):
         """Throughput of a model that only waits, with more and more workers on one queue."""

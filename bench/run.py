@@ -22,6 +22,12 @@ from servers import BenchError
 PLUGIN = ROOT / ".tools/openvino/libonnxruntime_providers_openvino_plugin.so"
 
 
+def find_plugin():
+    """OpenVINO's plugin where it is fetched and serves this processor: it takes Intel's only."""
+    with open("/proc/cpuinfo") as info:
+        return str(PLUGIN) if PLUGIN.is_file() and "GenuineIntel" in info.read() else ""
+
+
 def options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=ROOT / ".tools/demo-model", help="folder of model.onnx and tokenizer files")
@@ -31,7 +37,7 @@ def options():
     parser.add_argument("--batch-texts", type=int, default=256, help="texts of the one large request")
     parser.add_argument("--binaries", default=ROOT / "target/release")
     parser.add_argument("--nats-server", default=os.environ.get("TRIREME_NATS_SERVER", ROOT / ".tools/nats-server/nats-server"))
-    parser.add_argument("--openvino", default=str(PLUGIN) if PLUGIN.is_file() else "", help="the plugin; empty leaves it out")
+    parser.add_argument("--openvino", default=find_plugin(), help="the plugin; empty leaves it out")
     parser.add_argument("--openvino-precision", default="", help="f32, f16, bf16: asked of OpenVINO, raw and served")
     parser.add_argument("--results", type=Path, default=ROOT / "bench/results")
     return parser.parse_args()

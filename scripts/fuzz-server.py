@@ -1,25 +1,30 @@
 #!/usr/bin/env python3
-"""Sends changed HTTP requests and gRPC calls to a gateway: each has to be answered, and the server has to live on.
+"""Sends changed HTTP requests and gRPC calls to a server: each has to be answered, and the server has to live on.
 
-    fuzz-server.py --http HOST:PORT --grpc HOST:PORT [--count N] [--threads N] [--seed N]
+    fuzz-server.py --http HOST:PORT --grpc HOST:PORT [--count N] [--pid PID]... [--log FILE]... [--seed N]
 
 The server may serve any models; the requests name those of tests/repositories/basic. Begins with the examples in fuzz/corpus.
-Exits with 1 at the first request that is not answered in time, or whose connection ends without an answer; the request is
-written to fuzz/crashes. Needs grpcio, which .tools/python has.
+A known-good request goes along now and then, and its answer may not change. Of each --pid it watches the memory, and of each
+--log that nothing panics. Exits with 1 at the first request that is not answered in time or whose connection ends without an
+answer, and when the server ends, panics, grows beyond --max-growth-mib or answers the known-good request differently; the
+request is written to fuzz/crashes. Needs grpcio, which .tools/python has.
 """
 
 import argparse
+import asyncio
+import collections
 import random
-import socket
+import re
 import sys
-import threading
 import time
 from pathlib import Path
 
 import grpc
 
 FUZZ = Path(__file__).resolve().parent.parent / "fuzz"
-PATIENCE_S = 20
+WATCH_S = 1
+# The memory that a server needs for its work is in use after so many requests.
+WARM = 2000
 HTTP_CORPUS = ["infer-json", "infer-binary", "generate", "control-json"]
 PATHS = [
     "/v2/models/simple/infer",
@@ -45,12 +50,35 @@ HEADERS = [
     b"Expect: 100-continue",
     b"Content-Type: application/x-www-form-urlencoded",
 ]
-CALLS = ["ModelInfer", "ModelMetadata", "ModelConfig", "RepositoryIndex", "RepositoryModelLoad", "TraceSetting", "LogSettings"]
+# Valid messages of each call: those of the corpus and these. ModelInfer is called as often as all others together.
+TEXT_INFER = (
+    b'\n\x0etiny_embedding\x1a\x017"\x07\n\x01x\x12\x02\x10\x01*\x10\n\x04TEXT\x12\x05BYTES\x1a\x01\x02'
+    b"2\x0b\n\tembedding:\x16\x06\x00\x00\x00a boat\x08\x00\x00\x00the oars"
+)
+CALLS = {
+    "ModelInfer": [TEXT_INFER],
+    "ModelMetadata": [b"\n\x06simple\x12\x011"],
+    "ModelConfig": [b"\n\x0etiny_embedding\x12\x011"],
+    "ModelStatistics": [b"\n\x06simple\x12\x011"],
+    "RepositoryIndex": [b"\x10\x01"],
+    "RepositoryModelLoad": [b'\x12\x06simple\x1a\x18\n\x11file:1/model.onnx\x12\x03"\x01x\x1a\x1d\n\x06config\x12\x13\x1a\x11{"name":"simple"}'],
+    "TraceSetting": [b"\n\x13\n\ntrace_rate\x12\x05\n\x03100\x12\x06simple"],
+    "LogSettings": [b"\n\x17\n\x11log_verbose_level\x12\x02\x10\x00"],
+}
 EDGES = b"\x00\x01\x7f\x80\xff\"{}[]\\-09e,:"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: fuzz\r\n\r\n"
+KNOWN = b'{"inputs":[{"name":"TEXT","datatype":"BYTES","shape":[1],"data":["the rowers pull"]}]}'
+KNOWN_GOOD = b"POST /v2/models/tiny_embedding/infer HTTP/1.1\r\nHost: fuzz\r\nContent-Length: %d\r\n\r\n%s" % (len(KNOWN), KNOWN)
+# What a gRPC client says when the server did not answer but went away.
+LOST = re.compile("Socket closed|failed to connect|Connection re|Stream removed|RST_STREAM|GOAWAY|Broken pipe", re.IGNORECASE)
 
 
-class Unanswered(Exception):
-    """A request without an answer."""
+class Fault(Exception):
+    """What must not happen; with the request that led to it, if one did."""
+
+    def __init__(self, reason, sent=b""):
+        super().__init__(reason)
+        self.sent = sent
 
 
 def main():
@@ -58,51 +86,144 @@ def main():
     parser.add_argument("--http", required=True, metavar="HOST:PORT")
     parser.add_argument("--grpc", required=True, metavar="HOST:PORT")
     parser.add_argument("--count", type=int, default=10_000, help="requests over HTTP, and as many calls over gRPC")
-    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--connections", type=int, default=8, help="of each kind")
+    parser.add_argument("--pid", type=int, action="append", default=[], help="a process of the server, to watch its memory")
+    parser.add_argument("--log", type=Path, action="append", default=[], help="a log of the server, to watch for panics")
+    parser.add_argument("--max-growth-mib", type=float, default=256, help="how much larger a process may become once warm")
+    parser.add_argument("--patience", type=float, default=20, metavar="SECONDS", help="how long an answer may take")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    host, port = arguments.http.rsplit(":", 1)
-    http = examples(HTTP_CORPUS)
-    protobuf = examples(["infer-grpc"])
-    statuses, failures, lock = {}, [], threading.Lock()
-
-    def work(number):
-        chance = random.Random(arguments.seed * 1000 + number)
-        channel = grpc.insecure_channel(arguments.grpc)
-        calls = [channel.unary_unary(f"/inference.GRPCInferenceService/{name}") for name in CALLS]
-        share = arguments.count // arguments.threads
-        for _ in range(share):
-            if failures:
-                return
-            request = http_request(chance, http)
-            call, message = chance.choice(calls), change(chance, chance.choice(protobuf))
-            for ask, sent in ((lambda: over_http((host, int(port)), request), request), (lambda: over_grpc(call, message), message)):
-                try:
-                    status = ask()
-                except (Unanswered, OSError) as error:
-                    failures.append((str(error) or type(error).__name__, sent))
-                    return
-                with lock:
-                    statuses[status] = statuses.get(status, 0) + 1
-        channel.close()
-
-    began = time.monotonic()
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(arguments.threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for status, count in sorted(statuses.items(), key=lambda item: str(item[0])):
+    run = Run(arguments)
+    fault = asyncio.run(run.all())
+    for status, count in sorted(run.statuses.items()):
         print(f"{status}: {count}")
-    if not failures and "200" not in over_http((host, int(port)), b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"):
-        failures.append(("the server is no longer live", b""))
-    for reason, sent in failures[:1]:
-        (FUZZ / "crashes").mkdir(exist_ok=True)
-        path = FUZZ / "crashes" / f"server-{len(sent)}"
-        path.write_bytes(sent)
-        print(f"FAILED: {reason}; the request is in {path}")
-    print(f"{sum(statuses.values())} requests in {time.monotonic() - began:.0f} s")
-    return 1 if failures else 0
+    if fault:
+        print(f"FAILED: {fault}{keep(fault.sent)}")
+    seconds = time.monotonic() - run.began
+    print(f"{run.sent()} requests in {seconds:.0f} s, {run.sent() / seconds:.0f} a second; known-good ones: {run.known_good}")
+    for pid, watched in ((pid, watched) for pid, watched in run.memory.items() if watched):
+        print(f"process {pid}: {watched[0]:.0f} MiB at first, {max(watched):.0f} at most, {watched[-1]:.0f} at last")
+    return 1 if fault else 0
+
+
+def keep(sent):
+    """Keeps a request for whoever looks into it."""
+    if not sent:
+        return ""
+    (FUZZ / "crashes").mkdir(exist_ok=True)
+    path = FUZZ / "crashes" / f"server-{len(sent)}"
+    path.write_bytes(sent)
+    return f"; the request is in {path}"
+
+
+class Run:
+    """One run: its clients, and whoever watches the server meanwhile."""
+
+    def __init__(self, arguments):
+        self.arguments = arguments
+        host, port = arguments.http.rsplit(":", 1)
+        self.http = (host, int(port))
+        self.statuses = collections.Counter()
+        self.known_good = 0
+        self.expected = None
+        self.memory = {pid: [] for pid in arguments.pid}
+        self.warm = {}
+        self.logs = {log: 0 for log in arguments.log}
+        self.began = time.monotonic()
+
+    def sent(self):
+        return sum(self.statuses.values())
+
+    async def all(self):
+        """Runs until everything is sent or something is wrong; the fault, if there is one."""
+        try:
+            await self.look()
+            watch = asyncio.create_task(self.watch())
+            share = [self.arguments.count // self.arguments.connections] * self.arguments.connections
+            share[0] += self.arguments.count % self.arguments.connections
+            clients = [asyncio.create_task(client(number, count)) for number, count in enumerate(share) for client in (self.over_http, self.over_grpc)]
+            done, left = set(), set(clients)
+            while left and not any(task.exception() for task in done):
+                done, left = await asyncio.wait({watch, *left}, return_when=asyncio.FIRST_COMPLETED)
+                left.discard(watch)
+            for task in {watch, *left}:
+                task.cancel()
+            await asyncio.gather(watch, *left, return_exceptions=True)
+            for task in done:
+                await task
+            await self.look()
+        except Fault as fault:
+            return fault
+        except OSError as error:
+            return Fault(f"the server cannot be reached: {error}")
+        return None
+
+    async def over_http(self, number, count):
+        chance, bodies = random.Random(self.arguments.seed * 1000 + number), [KNOWN, *examples(HTTP_CORPUS)]
+        connection = Http(self.http, self.arguments.patience)
+        for _ in range(count):
+            request = http_request(chance, bodies)
+            self.statuses[f"HTTP {(await connection.ask(request))[0]}"] += 1
+        connection.close()
+
+    async def over_grpc(self, number, count):
+        chance = random.Random(self.arguments.seed * 1000 + number + 500)
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(self.arguments.grpc, options=options) as channel:
+            calls = [(channel.unary_unary(f"/inference.GRPCInferenceService/{name}"), messages) for name, messages in CALLS.items()]
+            # The corpus knows a model 'm'; there is one called so nowhere.
+            infer = [message.replace(b"\n\x01m", b"\n\x06simple", 1) for message in examples(["infer-grpc"])]
+            calls += [(calls[0][0], calls[0][1] + infer)] * (len(calls) - 2)
+            for _ in range(count):
+                call, messages = chance.choice(calls)
+                message = change(chance, chance.choice(messages))
+                self.statuses[f"gRPC {await grpc_status(call, message, self.arguments.patience)}"] += 1
+
+    async def watch(self):
+        told = time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            await self.look()
+            if time.monotonic() - told > 30:
+                told = time.monotonic()
+                print(f"{self.sent()} requests, {self.sent() / (told - self.began):.0f} a second", flush=True)
+
+    async def look(self):
+        """Whether the server lives, does its work, keeps within its memory and has not panicked."""
+        connection = Http(self.http, self.arguments.patience)
+        if (await connection.ask(LIVE))[0] != 200:
+            raise Fault("the server is no longer live")
+        status, body = await connection.ask(KNOWN_GOOD)
+        connection.close()
+        self.expected = self.expected or (status, body)
+        if status != 200 or (status, body) != self.expected:
+            raise Fault(f"the known-good request was answered with {status} {body[:200]}, before with {self.expected[0]}")
+        self.known_good += 1
+        for pid, watched in self.memory.items():
+            watched.append(resident_mib(pid))
+            if self.sent() >= WARM:
+                grown = watched[-1] - self.warm.setdefault(pid, watched[-1])
+                if grown > self.arguments.max_growth_mib:
+                    raise Fault(f"process {pid} has grown by {grown:.0f} MiB to {watched[-1]:.0f} MiB")
+        for log, read in self.logs.items():
+            with log.open("rb") as file:
+                file.seek(read)
+                text = file.read()
+            self.logs[log] += len(text)
+            if panic := re.search(rb".*panicked.*", text):
+                raise Fault(f"{log}: {panic.group().decode(errors='replace')}")
+
+
+def resident_mib(pid):
+    """The memory of a process, in MiB."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        raise Fault(f"process {pid} has ended") from None
+    found = re.search(r"VmRSS:\s*(\d+) kB", status)
+    if not found:
+        raise Fault(f"process {pid} has ended")
+    return int(found[1]) / 1024
 
 
 def examples(targets):
@@ -112,9 +233,10 @@ def examples(targets):
 def change(chance, example):
     """Some bytes changed, left out, put in, or repeated."""
     data = bytearray(example)
-    for _ in range(chance.randint(0, 6)):
+    for _ in range(chance.choice([0, 1, 1, 1, 2, 3, 6])):
         at = chance.randint(0, len(data))
-        match chance.randint(0, 4):
+        # Mostly such that lengths stay what others say they are: what contradicts itself is refused at once.
+        match chance.choice([0, 0, 0, 1, 1, 1, 2, 3, 4]):
             case 0 if at < len(data):
                 data[at] ^= 1 << chance.randint(0, 7)
             case 1 if at < len(data):
@@ -129,47 +251,87 @@ def change(chance, example):
 
 
 def http_request(chance, bodies):
-    """A request whose body is as long as it says; its head is changed now and then."""
+    """A request whose body is as long as it says; its head is changed now and then, and then it is the connection's last."""
     body = change(chance, chance.choice(bodies))
-    method = chance.choice(["POST"] * 8 + ["GET", "PUT", "HEAD", "OPTIONS"])
-    lines = [f"{method} {chance.choice(PATHS)} HTTP/1.1".encode(), b"Host: fuzz", b"Connection: close"]
+    method = chance.choice(["POST"] * 12 + ["GET", "GET", "PUT", "HEAD", "OPTIONS"])
+    lines = [f"{method} {chance.choice(PATHS)} HTTP/1.1".encode(), b"Host: fuzz"]
     lines += chance.sample(HEADERS, chance.randint(0, 2))
     if chance.random() < 0.1:
+        lines.append(b"Connection: close")
         number = chance.randrange(len(lines))
         lines[number] = change(chance, lines[number]).replace(b"\n", b"").replace(b"\r", b"")
     lines.append(b"Content-Length: %d" % len(body))
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
-def over_http(address, request):
-    """The status line of the last answer."""
-    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+class Http:
+    """A connection that is used until one side closes it."""
+
+    def __init__(self, address, patience):
+        self.address, self.patience, self.reader, self.writer = address, patience, None, None
+
+    async def ask(self, request):
+        """The status and the body of the answer."""
+        used = self.writer is not None
         try:
-            connection.sendall(request)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # it was answered before it was read
-        answer = b""
-        while b"\r\n" not in answer or answer.startswith(b"HTTP/1.1 100"):
-            try:
-                piece = connection.recv(65536)
-            except TimeoutError:
-                raise Unanswered(f"no answer within {PATIENCE_S} s") from None
-            if not piece:
-                raise Unanswered("the connection ended without an answer")
-            answer += piece
-            if answer.startswith(b"HTTP/1.1 100") and b"\r\n\r\n" in answer:
-                answer = answer.split(b"\r\n\r\n", 1)[1]
-        return " ".join(answer.split(b"\r\n", 1)[0].decode("latin-1").split()[:2])
+            async with asyncio.timeout(self.patience):
+                return await self.exchange(request)
+        except TimeoutError:
+            raise Fault(f"no answer within {self.patience:g} s", request) from None
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            self.close()
+            # A server may close a connection that is not in use; the next request then comes too late, and goes another way.
+            if used and not getattr(error, "partial", b""):
+                return await self.ask(request)
+            raise Fault("the connection ended without an answer", request) from None
+        except (ValueError, IndexError, asyncio.LimitOverrunError) as error:
+            raise Fault(f"the answer cannot be read: {error}", request) from None
+
+    async def exchange(self, request):
+        if self.writer is None:
+            self.reader, self.writer = await asyncio.open_connection(*self.address)
+        self.writer.write(request)
+        status, headers = await self.head()
+        bodiless = request.startswith(b"HEAD ") or status in (204, 304)
+        body = b"" if bodiless else await self.body(headers)
+        if b"\r\nconnection: close" in headers or b"\r\nConnection: close\r\n" in request:
+            self.close()
+        return status, body
+
+    async def head(self):
+        """The status and the headers of the answer, in lower case; of the last one, where others go before it."""
+        while True:
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            status = int(head.split(b" ", 2)[1])
+            if status >= 200:
+                return status, head.lower()
+
+    async def body(self, headers):
+        if length := re.search(rb"\r\ncontent-length: *(\d+)", headers):
+            return await self.reader.readexactly(int(length[1]))
+        if b"\r\ntransfer-encoding: chunked" not in headers:
+            return await self.reader.read(-1)
+        body = b""
+        while size := int(await self.reader.readuntil(b"\r\n"), 16):
+            body += (await self.reader.readexactly(size + 2))[:-2]
+        await self.reader.readuntil(b"\r\n")
+        return body
+
+    def close(self):
+        if self.writer:
+            self.writer.close()
+        self.reader = self.writer = None
 
 
-def over_grpc(call, message):
+async def grpc_status(call, message, patience):
+    """The status of the answer."""
     try:
-        call(message, timeout=PATIENCE_S)
-        return "gRPC OK"
+        await call(message, timeout=patience)
+        return "OK"
     except grpc.RpcError as error:
-        if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN):
-            raise Unanswered(f"gRPC {error.code()}: {error.details()}") from None
-        return f"gRPC {error.code().name}"
+        if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN) or LOST.search(error.details() or ""):
+            raise Fault(f"gRPC {error.code().name}: {error.details()}", message) from None
+        return error.code().name
 
 
 if __name__ == "__main__":

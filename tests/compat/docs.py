@@ -38,6 +38,15 @@ The recorded Triton is not the newest. Where its sources have changed since, the
 
 {missing}
 
+## perf_analyzer
+
+`make perf-analyzer` fetches NVIDIA's perf_analyzer (2.60) and lets it measure both modes: an ensemble of tokenizer, encoder and
+pooling that takes texts, a chain of three models, and a batching model; over HTTP, gRPC, gRPC asynchronous and gRPC streams, in
+binary and in JSON, by concurrency and by request rate, with `--collect-metrics`. It has to exit with 0 and without an error, to
+report a throughput for each load, and for the ensemble and each of its steps the requests, queue and compute times that it read
+from the server's statistics. Three things it cannot do, whatever the server: its JSON writes FP32 tensors with too few elements,
+`--shared-memory` needs CUDA's libraries even for system memory, and of GPU metrics, which Trireme does not have, it warns.
+
 ## Running it
 
 `cargo test -p trireme-e2e --test compat` does, in both modes. Against a server that runs already, one that serves

@@ -21,6 +21,7 @@ import json
 import urllib.request
 from pathlib import Path
 
+import memory
 import scenarios
 from servers import DEFAULT, SERVERS, servers_at
 from triton import Triton
@@ -66,11 +67,12 @@ def record(url, grpc, only, server, triton=None):
         version = json.load(response)["version"]
     for theme in (theme for theme in scenarios.load() if theme.server == server and any(only in s.id for s in theme.scenarios)):
         answers = {}
-        for scenario in theme.scenarios:
-            chosen = only in scenario.id and scenario.protocol in servers
-            answer = ask(servers, scenario, triton) if chosen else scenario.recorded
-            if answer:
-                answers[scenario.id] = answer.to_json()
+        with memory.objects([theme]):
+            for scenario in theme.scenarios:
+                chosen = only in scenario.id and scenario.protocol in servers
+                answer = ask(servers, scenario, triton) if chosen else scenario.recorded
+                if answer:
+                    answers[scenario.id] = answer.to_json()
         lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(answer)}" for name, answer in answers.items())
         text = f'{{\n  "triton": {json.dumps(version)},\n  "answers": {{\n{lines}\n  }}\n}}\n'
         scenarios.recorded_path(theme.name).write_text(text)

@@ -19,6 +19,7 @@ import http.client
 import sys
 
 import docs
+import memory
 import scenarios
 from compare import against_expectation, differences
 from servers import DEFAULT, SERVERS, servers_at
@@ -41,9 +42,10 @@ def main():
     if arguments.check:
         return report(check(themes), "consistent")
     servers = servers_at(arguments.url, arguments.grpc)
-    chosen = [s for theme in themes if theme.server == arguments.server
-              for s in theme.scenarios if arguments.only in s.id and s.protocol in servers]
-    results = [(scenario.id, verdict(servers, scenario)) for scenario in chosen]
+    themes = [theme for theme in themes if theme.server == arguments.server]
+    chosen = [s for theme in themes for s in theme.scenarios if arguments.only in s.id and s.protocol in servers]
+    with memory.objects(themes):
+        results = [(scenario.id, verdict(servers, scenario)) for scenario in chosen]
     return report(results, "passed", {scenario.id for scenario in chosen if scenario.expected_failure})
 
 

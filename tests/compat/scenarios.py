@@ -57,6 +57,8 @@ class Theme:
     scenarios: list
     # Which of servers.SERVERS answers them, in their order.
     server: str
+    # The memory objects they use: names, each with the parts of its bytes.
+    objects: dict
     # The version of the recorded Triton.
     triton: str | None = None
 
@@ -99,7 +101,8 @@ def load_theme(path):
     scenarios = [load_scenario(path.stem, entry, recorded.pop(entry["id"], None)) for entry in document["scenarios"]]
     if recorded:
         raise DataError(f"{recordings.name}: there is no scenario {', '.join(recorded)}")
-    return Theme(path.stem, document["title"], document["about"], scenarios, document.get("server", DEFAULT), recording["triton"])
+    server, objects = document.get("server", DEFAULT), document.get("objects", {})
+    return Theme(path.stem, document["title"], document["about"], scenarios, server, objects, recording["triton"])
 
 
 def load_scenario(theme, entry, recorded):

@@ -8,6 +8,8 @@ import exchange
 DEFAULT = "default"
 SERVERS = {
     DEFAULT: ("repository", []),
+    # Regions can be registered: in the recorded release always, in Trireme and in newer ones with --allow-client-shm.
+    "shared memory": ("repository", []),
     "explicit": ("control", ["--model-control-mode=explicit", "--load-model=c"]),
 }
 

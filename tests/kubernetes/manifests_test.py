@@ -3,7 +3,7 @@
 
 Every object against Kubernetes' published schema (strictly: an unknown field is an error), KEDA's against what its
 documentation asks for, and that names fit together: selectors, ports, volumes, secrets, queues, and environment variables
-against docs/configuration.md.
+against docs/configuration.md; that Prometheus finds every service's metrics.
 """
 
 import pathlib
@@ -92,6 +92,28 @@ def check_pod(where, template, have, variables, claims):
             check(not name.startswith("TRIREME_") or name in variables, f"{where}: {name} is not in docs/configuration.md")
 
 
+def scraped_ports():
+    """The port that Prometheus asks each service at under docker compose."""
+    configuration = yaml.safe_load((ROOT / "deploy" / "observability" / "prometheus.yml").read_text())
+    return {job["job_name"]: job["dns_sd_configs"][0]["port"] for job in configuration["scrape_configs"]}
+
+
+def check_scraping(where, service, template, policies):
+    """A pod's annotations name the port of its metrics, and a policy lets Prometheus reach it."""
+    port = scraped_ports()[service]
+    expected = {"prometheus.io/scrape": "true", "prometheus.io/port": str(port), "prometheus.io/path": "/metrics"}
+    check(template["metadata"].get("annotations") == expected, f"{where}: annotations for Prometheus, expected {expected}")
+    check(port in {p["containerPort"] for c in template["spec"]["containers"] for p in c["ports"]}, f"{where}: has no port {port}")
+    reached = {
+        rule_port["port"]
+        for policy in policies
+        if matches(policy["spec"]["podSelector"], template["metadata"]["labels"])
+        for rule in policy["spec"].get("ingress", [])
+        for rule_port in rule["ports"]
+    }
+    check(port in reached, f"{where}: no policy lets anybody reach its metrics on port {port}")
+
+
 def check_overlay(overlay):
     """Everything about one overlay; returns how many objects it has, or None."""
     objects = render(overlay)
@@ -120,6 +142,8 @@ def check_overlay(overlay):
         check(matches(workload["spec"]["selector"], labels), f"{overlay}: {name} does not select its own pods")
         claims = {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
         check_pod(f"{overlay}: {name}", pods[name], have, variables, claims)
+        if name != "nats":
+            check_scraping(f"{overlay}: {name}", name, pods[name], [t for t in objects if t["kind"] == "NetworkPolicy"])
     for thing in objects:
         where, spec = f"{overlay}: {thing['kind']} {thing['metadata']['name']}", thing.get("spec", {})
         if thing["kind"] == "Service":

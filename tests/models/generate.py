@@ -192,6 +192,33 @@ def arithmetic():
     assert (run(path, x=x)[0] == 2 * x).all()
 
 
+def countdown():
+    """`countdown`: takes as many steps, one after the other, as the largest number of the batch says: a run that lasts."""
+    steps = lambda name: value(name, TensorProto.INT64, ["batch", 1])
+    running = lambda name: value(name, TensorProto.BOOL, [])
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["running"], ["go_on"]),
+            helper.make_node("Add", ["so_far", "one"], ["so_far_and_one"]),
+        ],
+        "step",
+        [value("number", TensorProto.INT64, []), running("running"), steps("so_far")],
+        [running("go_on"), steps("so_far_and_one")],
+        [constant("one", np.array([[1]]))],
+    )
+    path = write_model(
+        REPOSITORIES / "lasting/countdown/1/model.onnx",
+        [steps("COUNT")],
+        [steps("STEPS")],
+        [
+            helper.make_node("ReduceMax", ["COUNT"], ["most"], keepdims=0),
+            helper.make_node("Sub", ["COUNT", "COUNT"], ["nothing"]),
+            helper.make_node("Loop", ["most", "", "nothing"], ["STEPS"], body=body),
+        ],
+    )
+    assert (run(path, COUNT=np.array([[3], [2]]))[0] == 3).all()
+
+
 def ids_inputs():
     return [value(name, TensorProto.INT64, ["batch", "sequence"]) for name in ("input_ids", "attention_mask")]
 
@@ -319,6 +346,7 @@ def main():
     tokenizer = write_tokenizer(REPOSITORIES / "basic/tiny_tokenizer/1", vocab, MAX_LENGTH["tiny"])
     seed_tokenizer = write_tokenizer(REPOSITORIES / "seed/tokenizer/1", vocab, MAX_LENGTH["seed"])
     arithmetic()
+    countdown()
     encoder = tiny_encoder(len(vocab), random)
     embedder = seed_embedder(len(vocab), random)
     sentiment_classifier(vocab)

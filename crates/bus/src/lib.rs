@@ -182,8 +182,9 @@ pub trait Bus: Send + Sync + 'static {
 /// A worker's hold on a queue.
 #[async_trait]
 pub trait Puller: Send {
-    /// Waits for work: at least one delivery, at most `room`. Never takes more from the queue than the caller has room
-    /// for, so that idle peers get the rest. Cancel safe.
+    /// Waits for work: at least one delivery, at most `room`. Never asks for more from the queue than the caller has room
+    /// for, so that idle peers get the rest. With a room of 0 it asks for nothing, and only what was asked for before comes.
+    /// Cancel safe.
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError>;
 
     /// What has waited at `level` for longer than `age` while this worker had no room: at most a few, so that they can be

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::{HeaderMap, jetstream};
+use bytes::Bytes;
 use futures_util::StreamExt;
 use trireme_bus::conformance::fixtures::{
     LARGE, full_message, heavy_message, message, model, number, options, take, within,
@@ -234,6 +235,23 @@ async fn claims_end_with_what_they_are_for() {
     bus.reply(reply.clone()).await.unwrap();
     assert_eq!(within("the reply", waiting.next()).await, reply);
     no_claims_left(&server).await;
+}
+
+#[tokio::test]
+async fn questions_and_answers_of_any_size_arrive() {
+    let server = NatsServer::start_with_max_payload(4096);
+    let (asker, listener) = (connect(&server).await, connect(&server).await);
+    let mut questions = listener.questions("sizes").await.unwrap();
+    for size in [0, 4000, 4096, 100_000] {
+        let body = Bytes::from(vec![7; size]);
+        let mut answers = asker.ask("sizes", body.clone()).await.unwrap();
+        let question = within("the question", questions.recv()).await.expect("the bus is there");
+        assert_eq!(question.body, body);
+        question.answer(body.clone()).await.unwrap();
+        assert_eq!(within("the answer", answers.recv()).await.expect("the listener is there"), body);
+    }
+    let asked = asker.ask("sizes", Bytes::from(vec![0; (128 << 20) + 1])).await;
+    assert!(matches!(asked, Err(BusError::TooLarge { limit, .. }) if limit == 128 << 20));
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! What a client asks and what it gets, free of any protocol.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
@@ -35,6 +36,28 @@ pub struct InferRequest {
     pub inputs: Vec<UncheckedTensor>,
     /// Outputs asked for; empty means all.
     pub outputs: Vec<RequestedOutput>,
+    /// Which of its tensors lie in shared memory.
+    pub shared: SharedTensors,
+}
+
+/// A part of a region of memory that the gateway and its client have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedMemoryPart {
+    /// The name that the region is registered by.
+    pub region: String,
+    /// Where the part begins in the region, in bytes.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub byte_size: u64,
+}
+
+/// The tensors of a request that lie in shared memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SharedTensors {
+    /// Inputs, by their place in [`InferRequest::inputs`]; there they have no bytes until these are read.
+    pub inputs: Vec<(usize, SharedMemoryPart)>,
+    /// Where outputs are to be written, by their names.
+    pub outputs: BTreeMap<String, SharedMemoryPart>,
 }
 
 /// An output asked for.
@@ -57,6 +80,8 @@ pub struct InferResponse {
     pub parameters: Parameters,
     /// Output tensors, in the order the route makes them.
     pub outputs: Vec<Tensor>,
+    /// The outputs that were written to shared memory: their bytes do not travel.
+    pub shared: BTreeSet<String>,
     /// Where the time went.
     pub ledger: Ledger,
 }

@@ -5,11 +5,14 @@
 //! requested output needs pruned, and for each step the tensors that die after it. The route travels in the message,
 //! so workers hold no ensemble state. A request for a single model is a route of one step.
 
+mod branches;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::branches::{Branch, Branches};
 use crate::{InferError, ModelKey, Tensor};
 
 /// A compiled ensemble or single model, before a request narrows it. Steps are in an order in which each one's inputs
@@ -81,6 +84,21 @@ fn is_zero(level: &u32) -> bool {
     *level == 0
 }
 
+/// Says of each step which tensors die with it: those that no later step takes, unless they stay to the end. `live` are
+/// there before the first step.
+fn let_die(steps: &mut [Step], live: &[&str], stays: impl Fn(&str) -> bool) {
+    let mut live: Vec<String> = live.iter().map(|&tensor| tensor.to_owned()).collect();
+    for index in 0..steps.len() {
+        let (before, later) = steps.split_at_mut(index + 1);
+        let step = &mut before[index];
+        live.extend(step.outputs.iter().map(|output| output.tensor.clone()));
+        let needed = |tensor: &String| {
+            stays(tensor) || later.iter().any(|step| step.inputs.iter().any(|input| input.tensor == *tensor))
+        };
+        (live, step.dead) = live.into_iter().partition(needed);
+    }
+}
+
 /// The steps a request still has to make. Cloning shares the steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
@@ -141,16 +159,8 @@ impl RoutePlan {
         }
         kept.reverse();
 
-        // Forward: a tensor dies at the last step that takes it, or, when none does, at the first step.
         let mut steps = Vec::with_capacity(kept.len());
-        let mut live: Vec<&str> = inputs.to_vec();
-        for (index, (step, outputs)) in kept.iter().enumerate() {
-            live.extend(outputs.iter().map(|o| o.tensor.as_str()));
-            let (stay, die): (Vec<&str>, Vec<&str>) = live.iter().partition(|tensor| {
-                let taken_later = kept[index + 1..].iter().any(|(s, _)| s.inputs.iter().any(|i| i.tensor == **tensor));
-                taken_later || last_needed.contains(*tensor)
-            });
-            live = stay;
+        for (step, outputs) in kept {
             let version = match step.model == self.model {
                 true if !self.ensemble => version,
                 _ => resolve(&step.model, step.version)?,
@@ -158,11 +168,12 @@ impl RoutePlan {
             steps.push(Step {
                 model: ModelKey { name: step.model.clone(), version },
                 inputs: step.inputs.clone(),
-                outputs: outputs.clone(),
-                dead: die.into_iter().map(str::to_owned).collect(),
+                outputs,
+                dead: Vec::new(),
                 level: 0,
             });
         }
+        let_die(&mut steps, inputs, |tensor| last_needed.contains(tensor));
         let model = ModelKey { name: self.model.clone(), version };
         Ok(Route { model, ensemble: self.ensemble, steps: steps.into(), cursor: 0, offset: 0 })
     }

@@ -86,9 +86,9 @@ pub struct Counters {
     /// The same by reason, in the order of [`FailureReason::ALL`].
     pub failures: [u64; 4],
     /// Answers from a cache.
-    pub cache_hit: Timed,
+    pub cache_hit: Latencies,
     /// Answers that a cache did not have.
-    pub cache_miss: Timed,
+    pub cache_miss: Latencies,
     /// Rows of requests that succeeded.
     pub inferences: u64,
     /// Runs.
@@ -245,11 +245,11 @@ impl Counters {
             (&mut self.compute_output, &other.compute_output),
             (&mut self.first_response, &other.first_response),
             (&mut self.answered, &other.answered),
+            (&mut self.cache_hit, &other.cache_hit),
+            (&mut self.cache_miss, &other.cache_miss),
         ];
         latencies.into_iter().for_each(|(sum, more)| sum.add(more));
         self.fail.add(other.fail);
-        self.cache_hit.add(other.cache_hit);
-        self.cache_miss.add(other.cache_miss);
         self.failures.iter_mut().zip(other.failures).for_each(|(sum, more)| *sum += more);
         self.dropped.iter_mut().zip(other.dropped).for_each(|(sum, more)| *sum += more);
         self.inferences += other.inferences;

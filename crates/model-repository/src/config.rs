@@ -47,6 +47,8 @@ pub struct ModelConfig {
     pub parameters: BTreeMap<String, String>,
     /// `metric_tags`: labels that the model's metrics carry.
     pub metric_tags: BTreeMap<String, String>,
+    /// `model_metrics`: the bounds of histograms, in their units, by the metric's name.
+    pub histogram_bounds: BTreeMap<String, Vec<f64>>,
     /// `model_transaction_policy.decoupled`: a request may have any number of responses.
     pub decoupled: bool,
     /// `response_cache.enable`: answers may come from a cache.

@@ -38,6 +38,7 @@ pub(crate) fn validate(message: &ModelConfig, directory: Option<&str>) -> Result
         Some(SchedulingChoice::EnsembleScheduling(_)) | None => {}
     }
     validate_response_cache(message)?;
+    validate_metrics(message)?;
     validate_instance_groups(message)?;
     validate_tensors(message).map_err(|fault| format!("{fault} for {name}"))?;
     validate_warmup(message)
@@ -145,6 +146,17 @@ fn validate_response_cache(message: &ModelConfig) -> Result<(), String> {
             "Response Cache does not currently support model {name} with 'decoupled' transaction policy. Please \
              disable the response cache."
         ));
+    }
+    Ok(())
+}
+
+/// The bounds of a histogram go upwards; the last one may be infinity.
+fn validate_metrics(message: &ModelConfig) -> Result<(), String> {
+    for (family, bounds) in crate::view::histogram_bounds(message) {
+        if bounds.is_empty() || !bounds.is_sorted_by(|lower, upper| lower < upper) || bounds[0].is_nan() {
+            let name = &message.name;
+            return Err(format!("buckets of metric '{family}' must increase, found {bounds:?}, for {name}"));
+        }
     }
     Ok(())
 }

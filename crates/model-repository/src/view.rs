@@ -9,6 +9,7 @@ use crate::normalize::{Surroundings, normalize};
 use crate::proto::model_config::SchedulingChoice;
 use crate::proto::model_ensembling::Step;
 use crate::proto::model_instance_group::Kind;
+use crate::proto::model_metrics::metric_control::MetricOptions;
 use crate::proto::model_optimization_policy::execution_accelerators::Accelerator;
 use crate::proto::model_queue_policy::TimeoutAction;
 use crate::proto::model_version_policy::PolicyChoice;
@@ -71,10 +72,21 @@ fn read(message: proto::ModelConfig) -> Result<ModelConfig, String> {
         max_rows_per_message: max_rows_per_message(&message)?,
         parameters: message.parameters.iter().map(|(key, p)| (key.clone(), p.string_value.clone())).collect(),
         metric_tags: message.metric_tags.clone(),
+        histogram_bounds: histogram_bounds(&message),
         decoupled: message.model_transaction_policy.is_some_and(|policy| policy.decoupled),
         response_cache: message.response_cache.is_some_and(|cache| cache.enable),
         message,
     })
+}
+
+/// The bounds that `model_metrics` sets, by the metric's name.
+pub(crate) fn histogram_bounds(message: &proto::ModelConfig) -> BTreeMap<String, Vec<f64>> {
+    let bounds = |control: &proto::model_metrics::MetricControl| {
+        let family = control.metric_identifier.as_ref()?.family.clone();
+        let Some(MetricOptions::HistogramOptions(options)) = &control.metric_options else { return None };
+        Some((family, options.buckets.clone()))
+    };
+    message.model_metrics.iter().flat_map(|metrics| &metrics.metric_control).filter_map(bounds).collect()
 }
 
 fn unsigned(value: i32) -> u32 {

@@ -221,6 +221,7 @@ mod tests {
                 Tensor::from_values("n", [2, 1], vec![1i64, 2]).unwrap(),
                 Tensor::from_values::<f32>("none", [0], vec![]).unwrap(),
             ],
+            shared: Default::default(),
             ledger: Ledger::default(),
         };
         let expected = r#"{"model_name":"m","model_version":"2","id":"7","p":true,"text":"a\nb","n":[1,2],"none":[]}"#;

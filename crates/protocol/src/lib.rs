@@ -17,6 +17,7 @@ pub mod json;
 pub mod logging;
 pub mod metadata;
 pub mod repository;
+pub mod shared_memory;
 pub mod statistics;
 pub mod status;
 pub mod tracing;

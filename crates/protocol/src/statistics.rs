@@ -23,8 +23,8 @@ pub(crate) fn parts(counters: &Counters) -> [(&'static str, Timed); 8] {
         ("compute_input", Timed::from(&counters.compute_input)),
         ("compute_infer", Timed::from(&counters.compute_infer)),
         ("compute_output", Timed::from(&counters.compute_output)),
-        ("cache_hit", counters.cache_hit),
-        ("cache_miss", counters.cache_miss),
+        ("cache_hit", Timed::from(&counters.cache_hit)),
+        ("cache_miss", Timed::from(&counters.cache_miss)),
     ]
 }
 

@@ -53,6 +53,7 @@ fn echo(outputs: Vec<Tensor>, format: &OutputFormat) -> Vec<Tensor> {
         model: ModelKey { name: "m".to_owned(), version: 1 },
         parameters: Parameters::new(),
         outputs,
+        shared: Default::default(),
         ledger: Ledger::default(),
     };
     let encoded = encode_infer_response(&response, format).expect("what the test made is valid");

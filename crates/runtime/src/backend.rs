@@ -10,6 +10,7 @@ use std::time::Duration;
 use trireme_inference::{InferError, Parameters, Tensor, UnixMicros};
 use trireme_model_repository::{InstanceKind, ModelConfig};
 
+use crate::hosted::unwanted;
 use crate::{BatchPolicy, CancelFlag};
 
 /// Loads model versions of one kind; keyed by `backend` in config.pbtxt.
@@ -62,6 +63,8 @@ pub struct LoadedModel {
     pub instances: Vec<Instance>,
     /// Which waiting requests run together. To stepwise instances it gives their order only.
     pub policy: Box<dyn BatchPolicy>,
+    /// A request that has been executed while it was loaded, for the canary; `None`: one is made up.
+    pub canary: Option<ExecuteRequest>,
 }
 
 /// One copy of a model, by the way it works.
@@ -109,6 +112,19 @@ pub trait ModelInstance: Send {
     /// Executes requests that the model's policy put together. Returns one result per request, in their order; one
     /// request's failure must not fail its neighbours.
     fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>>;
+
+    /// What stops its executions from another thread; `None` where that is not possible.
+    fn stop(&self) -> Option<Arc<dyn Stop>> {
+        None
+    }
+}
+
+/// Stops executions of one [`ModelInstance`] from another thread.
+pub trait Stop: Send + Sync {
+    /// Nobody waits for the requests of the execution under way any more: it may end at once, with any error. Does not
+    /// wait. May be called when the execution has only just begun, so the instance has a look at its requests
+    /// ([`ExecuteRequest::unwanted`]) once it can be stopped.
+    fn stop(&self);
 }
 
 /// One request to execute.
@@ -128,6 +144,15 @@ pub struct ExecuteRequest {
     pub cancelled: CancelFlag,
     /// Whether the caller takes the answer in parts, as they come. Otherwise it gets one.
     pub in_parts: bool,
+}
+
+// === impl ExecuteRequest ===
+
+impl ExecuteRequest {
+    /// Why nobody waits for the answer any more, if so.
+    pub fn unwanted(&self) -> Option<InferError> {
+        unwanted(&self.cancelled, self.deadline)
+    }
 }
 
 /// What executing a request gave.

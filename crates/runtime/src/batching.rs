@@ -5,12 +5,15 @@
 //! batcher.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use trireme_inference::Tensor;
 
-/// Requests that an instance has in hand at least, so that a fast stage does not idle between pulls.
+/// Requests that a worker may have in hand at least for each instance, so that a fast stage does not idle between pulls.
 const MIN_REQUESTS_PER_INSTANCE: usize = 8;
+
+/// How far ahead work is taken where there is nothing to choose from: what fetching it takes, with slack.
+const FETCH_TIME: Duration = Duration::from_millis(20);
 
 /// What a policy knows of a waiting request.
 #[derive(Clone, Debug)]
@@ -33,6 +36,15 @@ pub struct Description {
     pub length: u32,
     /// Requests of equal signature may share a batch.
     pub signature: u64,
+}
+
+/// How much a policy wants to have waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Appetite {
+    /// Requests that fill a run, at least 1.
+    pub batch: usize,
+    /// Requests that can begin within this time are worth having here.
+    pub look_ahead: Duration,
 }
 
 /// What an idle instance shall do.
@@ -59,8 +71,18 @@ pub trait BatchPolicy: Send + Sync {
     /// The most rows that one execution takes.
     fn max_rows(&self) -> u32;
 
-    /// Requests that a worker with this many instances has in hand, waiting and being executed: enough to choose from and
-    /// to leave no instance idle between pulls, and no more, because what one worker holds no other can take.
+    /// How much is worth taking from a queue that others share.
+    fn appetite(&self) -> Appetite {
+        Appetite { batch: self.max_rows() as usize, look_ahead: FETCH_TIME }
+    }
+
+    /// What running these together costs; above 0. Only ratios matter. By default every run costs the same.
+    fn cost(&self, _members: &[Description]) -> f64 {
+        1.0
+    }
+
+    /// The most requests that a worker with this many instances has in hand, waiting and being executed, however fast it
+    /// is.
     fn in_hand(&self, instances: usize) -> usize {
         instances * (2 * self.max_rows() as usize).max(MIN_REQUESTS_PER_INSTANCE)
     }

@@ -16,8 +16,9 @@ use trireme_inference::{Completed, FailureReason, Hop, InferError, ModelKey, Ten
 use trireme_model_repository::ModelConfig;
 use trireme_telemetry::steps::{Computed, Step, StepSpan, ran_together};
 
-use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, ModelInstance};
+use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, ModelInstance, Stop};
 use crate::batching::{Candidate, Description};
+use crate::canary::Canary;
 use crate::cancel::CancelFlag;
 use crate::held::HeldAcker;
 use crate::queue::{Permit, WorkQueue};
@@ -26,7 +27,7 @@ use crate::settle::bus_error;
 use crate::statistics::ModelStatistics;
 use crate::statistics::runs::{Runs, executed};
 use crate::stepwise::Stepper;
-use crate::watchdog::Executions;
+use crate::watchdog::{Abort, Executions};
 use crate::worker::Shared;
 
 /// A model version with its queue.
@@ -44,6 +45,8 @@ pub(crate) struct HostedModel {
     pub gone: CancellationToken,
     /// Cancelled when it shall take no more work from the bus.
     pub intake: CancellationToken,
+    /// What idle instances execute now and then.
+    pub canary: Option<Canary>,
     /// What its instances execute.
     pub executions: Executions,
     /// How many requests all its workers take in together, once that is known.
@@ -227,15 +230,19 @@ impl HostedModel {
 
     /// Takes a batch, executes it, sends the results on.
     fn run_batches(self: Arc<Self>, mut instance: Box<dyn ModelInstance>) {
-        while let Some(batch) = self.queue.take(usize::MAX) {
-            self.run_batch(instance.as_mut(), batch);
+        let (stop, mut calls) = (instance.stop(), 0);
+        while let Some((batch, mut run)) = self.queue.take_run(&mut calls) {
+            match batch.is_empty() {
+                true => self.run_canary(instance.as_mut()),
+                false => run.executed = self.run_batch(instance.as_mut(), stop.as_ref(), batch),
+            }
         }
     }
 
     /// A request that is about to be executed, unless nobody waits for it any more.
     pub(crate) fn begin(self: &Arc<Self>, work: Work, started: Instant) -> Option<(ExecuteRequest, Pending)> {
         let Work { request, mut pending, arrived } = work;
-        if let Some(error) = unwanted(&request.cancelled, request.deadline) {
+        if let Some(error) = request.unwanted() {
             self.fail(pending, error, FailureReason::Other);
             return None;
         }
@@ -248,14 +255,23 @@ impl HostedModel {
         Some((request, pending))
     }
 
-    fn run_batch(self: &Arc<Self>, instance: &mut dyn ModelInstance, batch: Vec<Work>) {
+    /// Executes those of a batch that somebody waits for, and says how many those were.
+    fn run_batch(
+        self: &Arc<Self>,
+        instance: &mut dyn ModelInstance,
+        stop: Option<&Arc<dyn Stop>>,
+        batch: Vec<Work>,
+    ) -> usize {
         let started = Instant::now();
         let wanted = batch.into_iter().filter_map(|work| self.begin(work, started));
         let (requests, mut waiting): (Vec<_>, Vec<_>) = wanted.unzip();
         if requests.is_empty() {
-            return;
+            return 0;
         }
-        let execution = self.executions.begin(waiting.iter().map(|pending| pending.delivery.acker.slot()).collect());
+        let slots = waiting.iter().map(|pending| pending.delivery.acker.slot()).collect();
+        let callers = || requests.iter().map(|request| (request.cancelled.clone(), request.deadline)).collect();
+        let abort = stop.map(|stop| Abort { callers: callers(), stop: stop.clone() });
+        let execution = self.executions.begin(slots, abort);
         let executed = std::panic::catch_unwind(AssertUnwindSafe(|| instance.execute(&requests)));
         drop(execution);
         let mut results = executed.unwrap_or_else(|_| {
@@ -268,9 +284,14 @@ impl HostedModel {
         // Whatever is answered has been counted before.
         let timings = results.iter().map(|result| result.as_ref().ok().map(|response| response.timing));
         self.count(&Runs::of(waiting.iter().map(|pending| pending.description).zip(timings)));
-        for (pending, result) in waiting.into_iter().zip(results) {
-            self.conclude(pending, result);
+        for ((request, pending), result) in requests.iter().zip(waiting).zip(results) {
+            match result.is_err().then(|| request.unwanted()).flatten() {
+                // It may have been stopped for that.
+                Some(error) => self.fail(pending, error, FailureReason::Other),
+                None => self.conclude(pending, result),
+            }
         }
+        requests.len()
     }
 
     /// A step has ended, with its result or without one.

@@ -15,12 +15,14 @@ mod admin;
 mod admin_args;
 mod backend;
 mod batching;
+mod canary;
 mod cancel;
 pub mod control;
 mod control_mode;
 mod disposition;
 mod held;
 mod hosted;
+mod intake;
 mod limits;
 mod load;
 mod models;
@@ -41,12 +43,13 @@ mod worker;
 pub use admin::{Admin, Health};
 pub use backend::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
-    ModelSource, Progress, StepwiseInstance, Ticket,
+    ModelSource, Progress, StepwiseInstance, Stop, Ticket,
 };
-pub use batching::{BatchPolicy, Candidate, Decision, Description, OneAtATime};
+pub use batching::{Appetite, BatchPolicy, Candidate, Decision, Description, OneAtATime};
 pub use cancel::{CancelFlag, Cancellations};
 pub use control_mode::{ControlArgs, ControlMode, ControlOptions};
 pub use disposition::{Disposition, disposition};
+pub use intake::{Intake, Room, RunId};
 pub use load::{backend_of, load_version};
 pub use parts::one_response;
 pub use statistics::{ModelSnapshot, ModelStatistics, QueueLoad, Snapshot, Statistics};

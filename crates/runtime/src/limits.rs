@@ -2,9 +2,10 @@
 //! and refuse what waits too long, here and in the shared queue. What the policy says is `queue_policy`'s business.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use trireme_bus::{BusError, Delivery, Puller, WorkerEntry};
+use trireme_inference::UnixMicros;
 
 use crate::hosted::HostedModel;
 use crate::queue_policy::{self, WorkerRooms};
@@ -65,23 +66,54 @@ pub(crate) async fn watch_timeouts(model: Arc<HostedModel>) {
     }
 }
 
-/// The next deliveries to execute, once there is room. Meanwhile refuses what waits too long in the shared queue. Cancel
-/// safe.
+/// The next deliveries to execute, as far as there is room. What was asked for while there was more room is taken in all the
+/// same: nobody else would report progress on it. Meanwhile refuses what waits too long in the shared queue. Cancel safe.
 pub(crate) async fn next(model: &Arc<HostedModel>, puller: &mut dyn Puller) -> Result<Vec<Delivery>, BusError> {
     let refusing = queue_policy::refusing_levels(&model.config);
     let every = queue_policy::look_every(&model.config);
+    let mut look = Instant::now() + every;
+    let (mut room, mut since) = (0, Instant::now());
     loop {
-        if refusing.is_empty() {
-            let room = model.queue.room().await;
-            return puller.next(room).await;
-        }
-        if let Ok(room) = tokio::time::timeout(every, model.queue.room()).await {
-            return puller.next(room).await;
-        }
-        for (level, timeout) in &refusing {
-            for delivery in puller.overdue(*level, *timeout).await? {
-                model.refuse(delivery);
+        tokio::select! {
+            deliveries = puller.next(room) => {
+                let deliveries = deliveries?;
+                let (now, waited) = (UnixMicros::now(), since.elapsed());
+                let was_there = |delivery: &Delivery| now.since(delivery.message.sent_at) > waited;
+                if room > 0 && deliveries.iter().any(was_there) {
+                    model.queue.fetched(since);
+                }
+                return Ok(deliveries);
+            }
+            other = model.queue.room_beyond(room) => {
+                if room == 0 || other.0 == 0 {
+                    since = other.1;
+                }
+                room = other.0;
+            }
+            () = tokio::time::sleep_until(look.into()), if room == 0 && !refusing.is_empty() => {
+                refuse_overdue(model, puller, &refusing, Instant::now() + every).await?;
+                look = Instant::now() + every;
             }
         }
     }
+}
+
+/// Refuses what waits too long in the shared queue, as many as time allows: most of what waits is there.
+async fn refuse_overdue(
+    model: &Arc<HostedModel>,
+    puller: &mut dyn Puller,
+    refusing: &[(u32, Duration)],
+    until: Instant,
+) -> Result<(), BusError> {
+    for (level, timeout) in refusing {
+        loop {
+            let overdue = puller.overdue(*level, *timeout).await?;
+            let none = overdue.is_empty();
+            overdue.into_iter().for_each(|delivery| model.refuse(delivery));
+            if none || Instant::now() >= until {
+                break;
+            }
+        }
+    }
+    Ok(())
 }

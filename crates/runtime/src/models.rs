@@ -20,9 +20,10 @@ use trireme_bus::{BusError, ModelState, WorkerEntry};
 use trireme_inference::ModelKey;
 use trireme_model_repository::RepositoryModel;
 
-use crate::backend::{Backend, Instance, LoadError, LoadedModel};
-use crate::batching::BatchPolicy;
+use crate::backend::{Backend, LoadError, LoadedModel};
+use crate::canary::{self, Canary};
 use crate::hosted::HostedModel;
+use crate::intake;
 use crate::limits;
 use crate::load::{backend_of, load_version, stage};
 use crate::queue::WorkQueue;
@@ -220,13 +221,14 @@ impl Models {
         (loaded, took): (LoadedModel, Duration),
     ) -> Result<(), BusError> {
         let key = ModelKey { name: model.name.clone(), version };
-        let LoadedModel { config, instances, policy } = loaded;
+        let LoadedModel { config, instances, policy, canary } = loaded;
         let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
         let in_hand = match queue_policy::is_limited(&config) {
             true => queue_policy::taken_in(instances.len().max(1), policy.max_rows()),
-            false => in_hand(policy.as_ref(), &instances),
+            false => intake::most_in_hand(policy.as_ref(), &instances),
         };
-        let queue = WorkQueue::new(policy, in_hand);
+        let intake = intake::of(policy.as_ref(), &instances, &config);
+        let queue = WorkQueue::new(policy, in_hand, intake);
         let statistics = self.shared.statistics.model(&key);
         let observed = Arc::downgrade(&queue);
         let load = move || observed.upgrade().map(|queue| queue.load()).unwrap_or_default();
@@ -235,6 +237,7 @@ impl Models {
         // Where another is replaced its puller stays, and with it what stops that.
         let running = self.versions.lock().get(&key).and_then(|known| Some(known.running.as_ref()?.pull.stop.clone()));
         let intake = running.unwrap_or_else(|| self.pulling.child_token());
+        let canary = self.options.canary.and_then(|_| Canary::new(canary, &config));
         let hosted = Arc::new(HostedModel {
             key: key.clone(),
             config,
@@ -245,6 +248,7 @@ impl Models {
             batched,
             gone: CancellationToken::new(),
             intake: intake.clone(),
+            canary,
             executions: Executions::default(),
             taken_in: Mutex::default(),
         });
@@ -298,6 +302,9 @@ impl Models {
         };
         if let Some(limit) = self.options.execution_limit {
             spawn("watchdog", Box::pin(watchdog::watch(model.clone(), limit)));
+        }
+        if let Some(pause) = self.options.canary.filter(|_| model.canary.is_some()) {
+            spawn("canary", Box::pin(canary::watch(model.clone(), pause)));
         }
         if queue_policy::is_limited(&model.config) {
             spawn("queue limits", Box::pin(limits::follow(model.clone())));
@@ -393,22 +400,6 @@ impl Models {
             config,
             capacity,
         }
-    }
-}
-
-/// Requests that this worker has in hand for a model, waiting and being executed. Instances that work step by step say
-/// themselves how many they take; one more each waits, so that no place stays empty between pulls.
-fn in_hand(policy: &dyn BatchPolicy, instances: &[Instance]) -> usize {
-    let batches = instances.iter().filter(|instance| matches!(instance, Instance::Batch(_))).count();
-    let stepwise = instances.iter().filter_map(|instance| match instance {
-        Instance::Batch(_) => None,
-        Instance::Stepwise(instance) => Some(instance.room() + 1),
-    });
-    let stepwise: usize = stepwise.sum();
-    match (batches, stepwise) {
-        (0, 0) => policy.in_hand(1),
-        (0, stepwise) => stepwise,
-        (batches, stepwise) => policy.in_hand(batches) + stepwise,
     }
 }
 

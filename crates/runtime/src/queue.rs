@@ -1,6 +1,7 @@
 //! A model's queue in this worker: between the async side, which admits work, and the instance threads, which take
 //! batches. What makes a batch is the policy's decision; this file is the lock, the waiting and the counting.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,6 +11,7 @@ use trireme_inference::Tensor;
 
 use crate::QueueLoad;
 use crate::batching::{BatchPolicy, Candidate, Decision, Description};
+use crate::intake::{Intake, Room, RunId};
 
 /// The queue. `T` is whatever belongs to a waiting request.
 pub struct WorkQueue<T> {
@@ -18,15 +20,21 @@ pub struct WorkQueue<T> {
     state: Mutex<State<T>>,
     /// Work arrived, or the queue was closed.
     arrived: Condvar,
-    /// A permit was given back.
-    room_freed: Notify,
+    /// There may be more room, or less: a permit was given back, a run began or ended.
+    room_changed: Notify,
 }
 
 struct State<T> {
     /// Parallel to `items`: what the policy sees.
     candidates: Vec<Candidate>,
-    items: Vec<T>,
+    items: VecDeque<T>,
+    /// How much to take from the shared queue; `None`: as much as there are permits for.
+    intake: Option<Intake>,
+    /// For how many the shared queue was last asked: whoever asks sleeps until that is wrong.
+    asked: usize,
     permits_out: usize,
+    /// How often the idle were called.
+    calls: u64,
     closed: bool,
 }
 
@@ -35,17 +43,35 @@ pub struct Permit<T> {
     queue: Arc<WorkQueue<T>>,
 }
 
+/// A batch under way, from being taken until its results are sent on.
+pub struct Run<T> {
+    queue: Arc<WorkQueue<T>>,
+    id: Option<RunId>,
+    /// Requests that were executed.
+    pub executed: usize,
+}
+
 // === impl WorkQueue ===
 
 impl<T> WorkQueue<T> {
-    /// A queue that holds at most `capacity` requests, those being executed included.
-    pub fn new(policy: Box<dyn BatchPolicy>, capacity: usize) -> Arc<WorkQueue<T>> {
+    /// A queue that holds at most `capacity` requests, those being executed included, and of those in the shared queue no
+    /// more than `intake` says.
+    pub fn new(policy: Box<dyn BatchPolicy>, capacity: usize, intake: Option<Intake>) -> Arc<WorkQueue<T>> {
+        let state = State {
+            candidates: Vec::new(),
+            items: VecDeque::new(),
+            intake,
+            asked: 0,
+            permits_out: 0,
+            calls: 0,
+            closed: false,
+        };
         Arc::new(WorkQueue {
             policy,
             capacity,
-            state: Mutex::new(State { candidates: Vec::new(), items: Vec::new(), permits_out: 0, closed: false }),
+            state: Mutex::new(state),
             arrived: Condvar::new(),
-            room_freed: Notify::new(),
+            room_changed: Notify::new(),
         })
     }
 
@@ -65,15 +91,40 @@ impl<T> WorkQueue<T> {
         QueueLoad { waiting: state.items.len() as u64, in_hand: state.permits_out as u64 }
     }
 
-    /// Waits until there is room, and tells how much.
-    pub async fn room(&self) -> usize {
+    /// Waits until there is room for fewer than `asked` requests from the shared queue, or for twice as many; with 0, for
+    /// any. Tells for how many, and since when.
+    pub async fn room_beyond(&self, asked: usize) -> (usize, Instant) {
+        let mut since = None;
         loop {
-            let freed = self.room_freed.notified();
-            let room = self.capacity.saturating_sub(self.in_hand());
-            if room > 0 {
-                return room;
+            let changed = self.room_changed.notified();
+            let now = Instant::now();
+            let room = {
+                let mut state = self.state.lock();
+                state.asked = asked;
+                state.room(self.capacity, now)
+            };
+            let (room, later) = match room {
+                Room::Now(room) => (room, None),
+                Room::At(time) => (0, Some(time)),
+                Room::None => (0, None),
+            };
+            if is_beyond(room, asked) {
+                return (room, since.map_or(now, |since| now.min(since)));
             }
-            freed.await;
+            match later {
+                Some(time) => {
+                    since = Some(time);
+                    let _ = tokio::time::timeout_at(time.into(), changed).await;
+                }
+                None => changed.await,
+            }
+        }
+    }
+
+    /// Work came that had waited for room since then.
+    pub fn fetched(&self, since: Instant) {
+        if let Some(intake) = &mut self.state.lock().intake {
+            intake.fetched(since.elapsed());
         }
     }
 
@@ -114,19 +165,50 @@ impl<T> WorkQueue<T> {
     pub fn push(&self, candidate: Candidate, item: T) {
         let mut state = self.state.lock();
         state.candidates.push(candidate);
-        state.items.push(item);
+        state.items.push_back(item);
         drop(state);
         self.arrived.notify_one();
     }
 
-    /// Waits for a batch to execute, at most `limit` requests, in the order the policy gave. `None` once the queue is closed
-    /// and empty.
-    pub fn take(&self, limit: usize) -> Option<Vec<T>> {
+    /// Waits for a batch to execute, in the order the policy gave; the run ends when it is dropped. `None` once the queue is
+    /// closed and empty. Where nothing waits and [`WorkQueue::call_idle`] was called more than `calls` times, gives an empty
+    /// batch and counts it there.
+    pub fn take_run(self: &Arc<Self>, calls: &mut u64) -> Option<(Vec<T>, Run<T>)> {
+        let begin = |state: &mut State<T>, members: &[Description]| {
+            let (cost, now) = (self.policy.cost(members), Instant::now());
+            let id = state.intake.as_mut().map(|intake| intake.begin(cost, now));
+            // What waits is less now, and an instance is busy.
+            (id, state.is_asked_wrongly(self.capacity, now))
+        };
+        let (batch, (id, wrong)) = self.take_with(usize::MAX, calls, begin)?;
+        if wrong {
+            self.room_changed.notify_one();
+        }
+        Some((batch, Run { queue: self.clone(), id, executed: 0 }))
+    }
+
+    /// As [`WorkQueue::take_run`], at most `limit` requests, for instances that do not work in runs.
+    pub fn take(&self, limit: usize, calls: &mut u64) -> Option<Vec<T>> {
+        self.take_with(limit, calls, |_, _| ()).map(|(batch, ())| batch)
+    }
+
+    /// Waits for a batch, and tells what is in it before the queue is unlocked.
+    fn take_with<R>(
+        &self,
+        limit: usize,
+        calls: &mut u64,
+        tell: impl Fn(&mut State<T>, &[Description]) -> R,
+    ) -> Option<(Vec<T>, R)> {
         let mut state = self.state.lock();
         loop {
             if state.items.is_empty() {
                 if state.closed {
                     return None;
+                }
+                if *calls < state.calls {
+                    *calls = state.calls;
+                    let told = tell(&mut state, &[]);
+                    return Some((Vec::new(), told));
                 }
                 self.arrived.wait(&mut state);
                 continue;
@@ -134,12 +216,14 @@ impl<T> WorkQueue<T> {
             match self.policy.decide(&state.candidates, Instant::now()) {
                 Decision::Run(mut indices) => {
                     indices.truncate(limit);
+                    let members: Vec<_> = indices.iter().map(|&index| state.candidates[index].description).collect();
                     let batch = state.remove(&indices);
+                    let told = tell(&mut state, &members);
                     if !state.items.is_empty() {
                         // What stays may be a batch for another instance, whose wake-up was spent on this one.
                         self.arrived.notify_one();
                     }
-                    return Some(batch);
+                    return Some((batch, told));
                 }
                 Decision::WaitUntil(time) => {
                     self.arrived.wait_until(&mut state, time);
@@ -183,6 +267,12 @@ impl<T> WorkQueue<T> {
         }
     }
 
+    /// Gives everybody who waits for a batch an empty one.
+    pub fn call_idle(&self) {
+        self.state.lock().calls += 1;
+        self.arrived.notify_all();
+    }
+
     /// No more work will come: instance threads end when the queue is empty.
     pub fn close(&self) {
         self.state.lock().closed = true;
@@ -193,10 +283,37 @@ impl<T> WorkQueue<T> {
 // === impl State ===
 
 impl<T> State<T> {
+    /// How many requests there is room for, of at most `capacity`.
+    fn room(&self, capacity: usize, now: Instant) -> Room {
+        match (capacity.saturating_sub(self.permits_out), &self.intake) {
+            (0, _) => Room::None,
+            (free, None) => Room::Now(free),
+            (free, Some(intake)) => match intake.room(self.items.len(), now) {
+                Room::Now(room) => Room::Now(room.min(free)),
+                later => later,
+            },
+        }
+    }
+
+    /// Whether whoever asks the shared queue has to know of a change. A task that is woken for each run would cost more than
+    /// many a run.
+    fn is_asked_wrongly(&self, capacity: usize, now: Instant) -> bool {
+        self.asked == 0
+            || match self.room(capacity, now) {
+                Room::Now(room) => is_beyond(room, self.asked),
+                Room::At(_) | Room::None => true,
+            }
+    }
+
     fn remove(&mut self, indices: &[usize]) -> Vec<T> {
         if let [index] = *indices {
             self.candidates.remove(index);
-            return vec![self.items.remove(index)];
+            return self.items.remove(index).into_iter().collect();
+        }
+        // The oldest ones, as most policies take: nothing else has to move.
+        if indices.iter().copied().eq(0..indices.len()) {
+            self.candidates.drain(..indices.len());
+            return self.items.drain(..indices.len()).collect();
         }
         let mut taken: Vec<Option<T>> = indices.iter().map(|_| None).collect();
         let place = |index: usize| indices.iter().position(|&i| i == index);
@@ -206,7 +323,7 @@ impl<T> State<T> {
                 Some(place) => taken[place] = Some(item),
                 None => {
                     self.candidates.push(candidate);
-                    self.items.push(item);
+                    self.items.push_back(item);
                 }
             }
         }
@@ -214,19 +331,46 @@ impl<T> State<T> {
     }
 }
 
+/// Whether `asked` is too much for this room, or far too little.
+fn is_beyond(room: usize, asked: usize) -> bool {
+    room < asked || room >= (2 * asked).max(1)
+}
+
 // === impl Permit ===
 
 impl<T> Drop for Permit<T> {
     fn drop(&mut self) {
-        self.queue.state.lock().permits_out -= 1;
-        self.queue.room_freed.notify_one();
+        let mut state = self.queue.state.lock();
+        state.permits_out -= 1;
+        let wrong = state.is_asked_wrongly(self.queue.capacity, Instant::now());
+        drop(state);
+        if wrong {
+            self.queue.room_changed.notify_one();
+        }
+    }
+}
+
+// === impl Run ===
+
+impl<T> Drop for Run<T> {
+    fn drop(&mut self) {
+        let mut state = self.queue.state.lock();
+        let now = Instant::now();
+        if let (Some(intake), Some(id)) = (&mut state.intake, self.id) {
+            intake.end(id, self.executed, now);
+        }
+        let wrong = state.is_asked_wrongly(self.queue.capacity, now);
+        drop(state);
+        if wrong {
+            self.queue.room_changed.notify_one();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::OneAtATime;
+    use crate::{Appetite, OneAtATime};
     use std::time::Duration;
 
     /// Takes pairs, newest first, and waits for a second one for a while.
@@ -253,45 +397,57 @@ mod tests {
 
     #[test]
     fn batches_come_in_the_order_of_the_decision() {
-        let queue = WorkQueue::new(Box::new(Pairs), 8);
+        let queue = WorkQueue::new(Box::new(Pairs), 8, None);
         for item in 0..5 {
             queue.push(candidate(), item);
         }
-        assert_eq!(queue.take(usize::MAX), Some(vec![4, 0]));
-        assert_eq!(queue.take(usize::MAX), Some(vec![3, 1]));
-        assert_eq!(queue.take(usize::MAX), Some(vec![2]), "after its patience has run out");
+        assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![4, 0]));
+        assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![3, 1]));
+        assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![2]), "after its patience has run out");
         queue.close();
-        assert_eq!(queue.take(usize::MAX), None);
+        assert_eq!(queue.take(usize::MAX, &mut 0), None);
     }
 
     #[test]
     fn no_more_is_taken_than_the_limit() {
-        let queue = WorkQueue::new(Box::new(Pairs), 8);
+        let queue = WorkQueue::new(Box::new(Pairs), 8, None);
         assert_eq!(queue.try_take(1), None);
         for item in 0..3 {
             queue.push(candidate(), item);
         }
-        assert_eq!((queue.take(1), queue.try_take(2)), (Some(vec![2]), Some(vec![1, 0])));
+        assert_eq!((queue.take(1, &mut 0), queue.try_take(2)), (Some(vec![2]), Some(vec![1, 0])));
         queue.push(candidate(), 3);
         assert_eq!(queue.try_take(2), None, "the policy would wait for a second one");
     }
 
     #[test]
     fn a_closed_queue_is_emptied_first() {
-        let queue = WorkQueue::new(Box::new(OneAtATime), 8);
+        let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
         queue.push(candidate(), "last");
         queue.close();
-        assert_eq!(queue.take(usize::MAX), Some(vec!["last"]));
-        assert_eq!(queue.take(usize::MAX), None);
+        assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec!["last"]));
+        assert_eq!(queue.take(usize::MAX, &mut 0), None);
+    }
+
+    #[test]
+    fn who_is_idle_is_called_once_and_after_all_work() {
+        let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
+        queue.push(candidate(), "work");
+        queue.call_idle();
+        let (mut one, mut other) = (0, 0);
+        assert_eq!(queue.take(1, &mut one), Some(vec!["work"]));
+        assert_eq!((queue.take(1, &mut one), queue.take(1, &mut other)), (Some(vec![]), Some(vec![])));
+        queue.close();
+        assert_eq!((queue.take(1, &mut one), queue.take(1, &mut other)), (None, None));
     }
 
     #[test]
     fn work_wakes_idle_instances() {
-        let queue = WorkQueue::new(Box::new(OneAtATime), 8);
+        let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
         let takers: Vec<_> = (0..3)
             .map(|_| {
                 let queue = queue.clone();
-                std::thread::spawn(move || queue.take(usize::MAX))
+                std::thread::spawn(move || queue.take(usize::MAX, &mut 0))
             })
             .collect();
         std::thread::sleep(Duration::from_millis(20));
@@ -304,14 +460,32 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn room_opens_shortly_before_the_instance_is_free() {
+        let appetite = Appetite { batch: 1, look_ahead: Duration::from_millis(20) };
+        let queue = WorkQueue::new(Box::new(OneAtATime), 8, Some(Intake::new(1, appetite)));
+        assert_eq!(queue.room_beyond(0).await.0, 1, "it is free");
+        queue.push(candidate(), ());
+        let (_, mut run) = queue.take_run(&mut 0).unwrap();
+        let waiting = tokio::time::timeout(Duration::from_millis(100), queue.room_beyond(0)).await;
+        assert!(waiting.is_err(), "nobody knows how long this takes");
+        run.executed = 1;
+        drop(run);
+        queue.push(candidate(), ());
+        let begun = Instant::now();
+        let _run = queue.take_run(&mut 0).unwrap();
+        assert_eq!(queue.room_beyond(0).await.0, 1);
+        assert!(begun.elapsed() >= Duration::from_millis(80), "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test]
     async fn room_follows_permits() {
-        let queue: Arc<WorkQueue<()>> = WorkQueue::new(Box::new(OneAtATime), 2);
+        let queue: Arc<WorkQueue<()>> = WorkQueue::new(Box::new(OneAtATime), 2, None);
         let first = queue.try_permit().unwrap();
         let _second = queue.permit();
         assert!(queue.try_permit().is_none());
-        let waiting = tokio::time::timeout(Duration::from_millis(20), queue.room()).await;
+        let waiting = tokio::time::timeout(Duration::from_millis(20), queue.room_beyond(0)).await;
         assert!(waiting.is_err(), "no room while all permits are out");
         drop(first);
-        assert_eq!(queue.room().await, 1);
+        assert_eq!(queue.room_beyond(0).await.0, 1);
     }
 }

@@ -2,8 +2,9 @@
 //! priority level may hold, and how long a request may wait. Pure, but for [`WorkerRooms`], which is a sum.
 //!
 //! The exact rule for `max_queue_size`: a level refuses a request when as many as `max_queue_size` wait besides those that
-//! the model's workers have taken in. Workers count because the broker cannot tell what they have begun to execute; a
-//! worker of such a model takes in one batch for each instance and one more, as Triton's scheduler does.
+//! the model's workers may take in. Workers count because the broker cannot tell what they have begun to execute; a
+//! worker of such a model takes in one batch for each instance and one more, as Triton's scheduler does. What it leaves in
+//! the shared queue meanwhile, because it cannot begin it soon, counts all the same: so the sum is the same whoever holds it.
 //!
 //! Not here: enforcing the limits (the bus), answering requests that waited too long (`hosted`).
 
@@ -37,7 +38,7 @@ pub fn is_limited(config: &ModelConfig) -> bool {
     config.dynamic_batching.as_ref().is_some_and(|batching| policies(batching).any(|policy| policy.max_queue_size > 0))
 }
 
-/// Requests that a worker of a limited model takes in.
+/// The most requests that a worker of a limited model takes in.
 pub fn taken_in(instances: usize, max_rows: u32) -> usize {
     (instances + 1) * max_rows.max(1) as usize
 }

@@ -74,6 +74,11 @@ pub struct WorkerArgs {
     #[arg(long, env = "TRIREME_EXECUTION_LIMIT_SECS", value_name = "SECONDS", default_value_t = 120)]
     pub execution_limit_secs: u64,
 
+    /// Seconds without requests for a model after which its idle instances execute its first `model_warmup` sample, or a
+    /// made-up request; a worker in which that fails, or passes the execution limit, ends; 0 is never
+    #[arg(long, env = "TRIREME_CANARY_SECS", value_name = "SECONDS", default_value_t = 0)]
+    pub canary_secs: u64,
+
     /// Seconds to finish work in hand when told to stop
     #[arg(long, env = "TRIREME_EXIT_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 30)]
     pub exit_timeout_secs: u64,
@@ -123,6 +128,7 @@ impl WorkerArgs {
             auto_complete: !(self.disable_auto_complete_config || self.strict_model_config),
             control: self.control.options()?,
             execution_limit: (self.execution_limit_secs > 0).then(|| Duration::from_secs(self.execution_limit_secs)),
+            canary: (self.canary_secs > 0).then(|| Duration::from_secs(self.canary_secs)),
             queue: QueueOptions {
                 levels: Default::default(),
                 max_messages: self.queue_max_messages,

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use trireme_inference::{InferError, UnixMicros};
 
-use crate::backend::{ExecuteResponse, ExecuteTiming, Progress, StepwiseInstance, Ticket};
+use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Progress, StepwiseInstance, Ticket};
 use crate::cancel::CancelFlag;
 use crate::hosted::{HostedModel, Pending, Work, panicked, unwanted};
 use crate::parts::{self, Parts};
@@ -21,11 +21,15 @@ pub(crate) struct Stepper {
     instance: Box<dyn StepwiseInstance>,
     in_hand: BTreeMap<Ticket, InHand>,
     next: Ticket,
+    /// Calls by the queue that were followed.
+    calls: u64,
 }
 
 /// A request within the instance.
 struct InHand {
     exit: Exit,
+    /// The place of its delivery among those held, if it came in one.
+    slot: Option<usize>,
     joined: Instant,
     cancelled: CancelFlag,
     deadline: UnixMicros,
@@ -37,13 +41,15 @@ enum Exit {
     Whole(Box<Pending>),
     /// To the task that sends parts.
     InParts(Parts),
+    /// Nowhere: it is the canary request.
+    Canary,
 }
 
 // === impl Stepper ===
 
 impl Stepper {
     pub fn new(model: Arc<HostedModel>, instance: Box<dyn StepwiseInstance>) -> Stepper {
-        Stepper { model, instance, in_hand: BTreeMap::new(), next: 0 }
+        Stepper { model, instance, in_hand: BTreeMap::new(), next: 0, calls: 0 }
     }
 
     /// Works until the queue is closed and nothing is in hand.
@@ -60,8 +66,11 @@ impl Stepper {
     /// will come any more.
     fn take_in(&mut self) -> bool {
         if self.in_hand.is_empty() {
-            let Some(first) = self.model.queue.take(1) else { return false };
-            self.join(first);
+            let Some(first) = self.model.queue.take(1, &mut self.calls) else { return false };
+            match (first.is_empty(), self.model.canary_request().cloned()) {
+                (true, Some(canary)) => self.enter(canary, Exit::Canary, None, Instant::now()),
+                _ => self.join(first),
+            }
         }
         loop {
             let room = self.call(|instance| instance.room()).unwrap_or(0);
@@ -77,18 +86,23 @@ impl Stepper {
         let joined = Instant::now();
         for work in work {
             let Some((request, pending)) = self.model.begin(work, joined) else { continue };
-            let ticket = self.next;
-            self.next += 1;
-            let (cancelled, deadline) = (request.cancelled.clone(), request.deadline);
+            let slot = pending.delivery.acker.slot();
             let exit = match request.in_parts {
                 true => Exit::InParts(parts::start(&self.model, pending)),
                 false => Exit::Whole(Box::new(pending)),
             };
-            self.in_hand.insert(ticket, InHand { exit, joined, cancelled, deadline });
-            // After a panic it is no longer in hand.
-            if let Some(Err(error)) = self.call(|instance| instance.join(ticket, request)) {
-                self.conclude(ticket, Err(error));
-            }
+            self.enter(request, exit, Some(slot), joined);
+        }
+    }
+
+    fn enter(&mut self, request: ExecuteRequest, exit: Exit, slot: Option<usize>, joined: Instant) {
+        let ticket = self.next;
+        self.next += 1;
+        let (cancelled, deadline) = (request.cancelled.clone(), request.deadline);
+        self.in_hand.insert(ticket, InHand { exit, slot, joined, cancelled, deadline });
+        // After a panic it is no longer in hand.
+        if let Some(Err(error)) = self.call(|instance| instance.join(ticket, request)) {
+            self.conclude(ticket, Err(error));
         }
     }
 
@@ -112,6 +126,7 @@ impl Stepper {
                     let Some(request) = self.in_hand.get(&ticket) else { continue };
                     let timing = request.timing(ExecuteTiming::default());
                     let sent = match &request.exit {
+                        Exit::Canary => true,
                         Exit::InParts(parts) => parts.send(ExecuteResponse { outputs, timing }),
                         // Somebody takes one answer, and this is not it.
                         Exit::Whole(_) => {
@@ -139,19 +154,25 @@ impl Stepper {
             let timing = request.timing(response.timing);
             ExecuteResponse { timing, ..response }
         });
-        if let Ok(response) = &result {
+        if let (Ok(response), Exit::Whole(_) | Exit::InParts(_)) = (&result, &request.exit) {
             self.model.count_step(&response.timing);
         }
         match request.exit {
             Exit::Whole(pending) => self.model.conclude(*pending, result),
             Exit::InParts(parts) => parts.end(result),
+            Exit::Canary => self.model.judge_canary(result.map(drop)),
         }
     }
 
     /// Calls the instance. A panic fails every request within it: what state they are in is anybody's guess.
     fn call<T>(&mut self, call: impl FnOnce(&mut dyn StepwiseInstance) -> T) -> Option<T> {
         let instance = &mut self.instance;
-        if let Ok(result) = std::panic::catch_unwind(AssertUnwindSafe(|| call(instance.as_mut()))) {
+        // Each call is an execution of all: one that does not end holds up every request within.
+        let slots = self.in_hand.values().filter_map(|request| request.slot).collect();
+        let execution = self.model.executions.begin(slots, None);
+        let result = std::panic::catch_unwind(AssertUnwindSafe(|| call(instance.as_mut())));
+        drop(execution);
+        if let Ok(result) = result {
             return Some(result);
         }
         tracing::error!(model = %self.model.key, "model instance panicked");

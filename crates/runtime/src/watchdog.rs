@@ -1,5 +1,6 @@
-//! Notices executions that do not end. Their deliveries are let go, so that other workers get them, and the worker fails:
-//! its process ends and is replaced, because a thread that hangs in a model cannot be stopped.
+//! Looks after executions under way: stops those that nobody waits for any more, where their instance can be stopped, and
+//! notices those that do not end. The deliveries of the latter are let go, so that other workers get them, and the worker
+//! fails: its process ends and is replaced, because a thread that hangs in a model cannot be stopped.
 //!
 //! Not here: executions that end too late for their requests (`hosted` drops those).
 
@@ -9,8 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use trireme_inference::UnixMicros;
 
-use crate::hosted::HostedModel;
+use crate::backend::Stop;
+use crate::cancel::CancelFlag;
+use crate::hosted::{HostedModel, unwanted};
 
 /// The longest time between two looks.
 const LOOKS_LONGEST: Duration = Duration::from_secs(1);
@@ -25,14 +29,28 @@ const FAILURE: &str = "execution that does not end";
 #[derive(Default)]
 pub struct Executions {
     running: Mutex<Running>,
-    hung: AtomicBool,
+    broken: AtomicBool,
 }
 
 #[derive(Default)]
 struct Running {
     next: u64,
-    /// When each began, and the places of its deliveries among those held.
-    by_number: HashMap<u64, (Instant, Vec<usize>)>,
+    by_number: HashMap<u64, Begun>,
+}
+
+struct Begun {
+    since: Instant,
+    /// The places of its deliveries among those held.
+    slots: Vec<usize>,
+    abort: Option<Abort>,
+}
+
+/// What stops an execution, and who has to be gone for that.
+pub struct Abort {
+    /// Flag and deadline of each of its requests.
+    pub callers: Vec<(CancelFlag, UnixMicros)>,
+    /// Stops it.
+    pub stop: Arc<dyn Stop>,
 }
 
 /// An execution under way, until it is dropped.
@@ -45,17 +63,32 @@ pub struct Execution<'a> {
 
 impl Executions {
     /// An execution begins, of deliveries that are held at `slots`.
-    pub fn begin(&self, slots: Vec<usize>) -> Execution<'_> {
+    pub fn begin(&self, slots: Vec<usize>, abort: Option<Abort>) -> Execution<'_> {
         let mut running = self.running.lock();
         let number = running.next;
         running.next += 1;
-        running.by_number.insert(number, (Instant::now(), slots));
+        running.by_number.insert(number, Begun { since: Instant::now(), slots, abort });
         Execution { executions: self, number }
     }
 
-    /// Whether one of them did not end.
-    pub fn hung(&self) -> bool {
-        self.hung.load(Ordering::Acquire)
+    /// Stops those that nobody waits for any more.
+    pub fn stop_unwanted(&self) {
+        // Under the lock: none of them ends meanwhile, so that what is stopped is the one that was meant.
+        for Abort { callers, stop } in self.running.lock().by_number.values().filter_map(|begun| begun.abort.as_ref()) {
+            if callers.iter().all(|(cancelled, deadline)| unwanted(cancelled, *deadline).is_some()) {
+                stop.stop();
+            }
+        }
+    }
+
+    /// Whether the instances can no longer be relied on: an execution did not end, or the canary request failed.
+    pub fn broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
+    /// From now on they cannot.
+    pub fn set_broken(&self) {
+        self.broken.store(true, Ordering::Release);
     }
 
     /// The deliveries of executions that began more than `limit` ago; told once. `None` when there are none.
@@ -63,8 +96,8 @@ impl Executions {
         let mut running = self.running.lock();
         let is_over = |since: &Instant| now.saturating_duration_since(*since) > limit;
         let over: Vec<u64> =
-            running.by_number.iter().filter(|(_, (since, _))| is_over(since)).map(|(number, _)| *number).collect();
-        let slots = over.iter().filter_map(|number| running.by_number.remove(number)).flat_map(|(_, slots)| slots);
+            running.by_number.iter().filter(|(_, begun)| is_over(&begun.since)).map(|(number, _)| *number).collect();
+        let slots = over.iter().filter_map(|number| running.by_number.remove(number)).flat_map(|begun| begun.slots);
         let slots: Vec<usize> = slots.collect();
         (!over.is_empty()).then_some(slots)
     }
@@ -86,12 +119,13 @@ pub(crate) async fn watch(model: Arc<HostedModel>, limit: Duration) {
             _ = looks.tick() => {}
             () = stopping.cancelled() => return,
         }
+        model.executions.stop_unwanted();
         let Some(slots) = model.executions.overdue(limit, Instant::now()) else { continue };
         tracing::error!(
             model = %model.key, requests = slots.len(),
             "an execution has not ended for {} s: this worker gives its work back and ends", limit.as_secs_f32()
         );
-        model.executions.hung.store(true, Ordering::Release);
+        model.executions.set_broken();
         // Otherwise this worker would get it again.
         model.intake.cancel();
         tokio::time::sleep(INTAKE_ENDS).await;
@@ -107,8 +141,8 @@ mod tests {
     #[test]
     fn an_execution_that_does_not_end_is_told_once() {
         let executions = Executions::default();
-        let ended = executions.begin(vec![1]);
-        let hanging = executions.begin(vec![2, 3]);
+        let ended = executions.begin(vec![1], None);
+        let hanging = executions.begin(vec![2, 3], None);
         let (limit, now) = (Duration::from_secs(5), Instant::now());
         assert_eq!(executions.overdue(limit, now), None);
         drop(ended);
@@ -116,5 +150,30 @@ mod tests {
         assert_eq!(executions.overdue(limit, now + limit * 2), None);
         drop(hanging);
         assert!(executions.running.lock().by_number.is_empty());
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_stopped_and_nothing_else() {
+        #[derive(Default)]
+        struct Stopped(AtomicBool);
+        impl Stop for Stopped {
+            fn stop(&self) {
+                self.0.store(true, Ordering::SeqCst);
+            }
+        }
+        let (executions, stopped) = (Executions::default(), Arc::new(Stopped::default()));
+        let (one, other) = (CancelFlag::default(), CancelFlag::default());
+        let late = (CancelFlag::default(), UnixMicros::now());
+        let callers = vec![(one.clone(), UnixMicros::NEVER), (other.clone(), UnixMicros::NEVER), late];
+        let execution = executions.begin(Vec::new(), Some(Abort { callers, stop: stopped.clone() }));
+        one.cancel();
+        executions.stop_unwanted();
+        assert!(!stopped.0.load(Ordering::SeqCst), "somebody waits");
+        other.cancel();
+        executions.stop_unwanted();
+        assert!(stopped.0.swap(false, Ordering::SeqCst));
+        drop(execution);
+        executions.stop_unwanted();
+        assert!(!stopped.0.load(Ordering::SeqCst), "it has ended");
     }
 }

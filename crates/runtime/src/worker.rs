@@ -52,6 +52,8 @@ pub struct WorkerOptions {
     pub statistics: Statistics,
     /// How long one execution may take before the worker counts as hung; `None` is for ever.
     pub execution_limit: Option<Duration>,
+    /// How long a model has no traffic before its instances execute its canary request; `None` is never.
+    pub canary: Option<Duration>,
 }
 
 /// A running worker.
@@ -165,16 +167,17 @@ impl Worker {
         let unfinished = self.finish(timeout).await;
         self.shared.statistics.tell(self.shared.bus.as_ref()).await;
 
-        let hung = self.shared.hosted.read().values().any(|model| model.executions.hung());
+        let broken = self.shared.hosted.read().values().any(|model| model.executions.broken());
         let threads = self.models.close();
         for entry in &entries {
             let _ = self.shared.bus.withdraw(entry).await;
         }
-        if unfinished == 0 && !hung {
-            let _ = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join()))).await;
+        let join = || tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join())));
+        // One of them may have a canary request in hand.
+        if unfinished == 0 && !broken && tokio::time::timeout(timeout, join()).await.is_ok() {
             self.shared.tasks.join().await;
         } else {
-            // A hung instance cannot be waited for; its thread ends with the process.
+            // An instance that may hang cannot be waited for; its thread ends with the process.
             self.shared.tasks.stop();
         }
         unfinished
@@ -184,8 +187,9 @@ impl Worker {
         let until = Instant::now() + timeout;
         let mut report = Instant::now() + DRAIN_REPORT;
         loop {
-            let hung: Vec<_> = self.shared.hosted.read().values().filter(|m| m.executions.hung()).cloned().collect();
-            for model in hung {
+            let broken: Vec<_> =
+                self.shared.hosted.read().values().filter(|m| m.executions.broken()).cloned().collect();
+            for model in broken {
                 // Nobody will execute it here.
                 model.hand_back().await;
             }
@@ -326,6 +330,12 @@ impl Shared {
         self.hosted.write().clear();
     }
 
+    /// Nobody waits for a request any more.
+    fn cancel(&self, request_id: String) {
+        self.cancellations.cancel(request_id);
+        self.hosted.read().values().for_each(|model| model.executions.stop_unwanted());
+    }
+
     async fn serve_taps(self: &Arc<Self>) -> Result<(), BusError> {
         let shared = Arc::downgrade(self);
         let hosted = move || {
@@ -337,13 +347,16 @@ impl Shared {
 
     async fn follow_cancellations(self: &Arc<Self>) -> Result<(), BusError> {
         let mut cancelled = self.bus.cancellations().await?;
-        let cancellations = self.cancellations.clone();
+        let shared = Arc::downgrade(self);
         let stopping = self.tasks.stopping().clone();
         self.tasks.spawn("cancellations", async move {
             loop {
                 tokio::select! {
                     request_id = cancelled.recv() => match request_id {
-                        Some(request_id) => cancellations.cancel(request_id),
+                        Some(request_id) => match shared.upgrade() {
+                            Some(shared) => shared.cancel(request_id),
+                            None => return,
+                        },
                         None => return,
                     },
                     () = stopping.cancelled() => return,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use trireme_bus::{Answer, Bus, InProcess, Inbox, PendingReplies, QueueOptions, WorkMessage};
@@ -30,12 +30,17 @@ const REFUSE: i64 = -1;
 const PANIC_ONCE: i64 = -2;
 const FAIL_AFTER_TWO: i64 = -3;
 const FOREVER: i64 = -4;
+const HANG_ONCE: i64 = -5;
+
+/// Longer than any step here that ends.
+const EXECUTION_LIMIT: Duration = Duration::from_millis(1500);
 
 #[derive(Default)]
 struct Watch {
     most: AtomicUsize,
     now: AtomicUsize,
     panics: AtomicUsize,
+    hung: AtomicBool,
 }
 
 impl StepwiseInstance for Counter {
@@ -64,6 +69,9 @@ impl StepwiseInstance for Counter {
         let mut made = Vec::new();
         for (&ticket, (count, goal, in_parts)) in &mut self.requests {
             assert!(*goal != PANIC_ONCE || self.watch.panics.fetch_add(1, Ordering::SeqCst) > 0, "as told");
+            if *goal == HANG_ONCE && !self.watch.hung.swap(true, Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_secs(3600));
+            }
             let number = |n| vec![Tensor::from_values("OUTPUT0", [1], vec![n]).expect("a number is a tensor")];
             let done = |outputs| Progress::Done(Ok(ExecuteResponse { outputs, ..ExecuteResponse::default() }));
             made.push(match (*count == *goal, *in_parts) {
@@ -117,7 +125,12 @@ impl Backend for Fake {
             true => vec![Instance::Stepwise(Box::new(Counter { watch: self.0.clone(), requests: BTreeMap::new() }))],
             false => (0..4).map(|_| Instance::Batch(Box::new(Echo))).collect(),
         };
-        Ok(LoadedModel { config: Arc::new(source.config.clone()), instances, policy: Box::new(OneAtATime) })
+        Ok(LoadedModel {
+            config: Arc::new(source.config.clone()),
+            instances,
+            policy: Box::new(OneAtATime),
+            canary: None,
+        })
     }
 }
 
@@ -132,6 +145,10 @@ struct Stage {
 impl Stage {
     /// A worker with the models `count` and `echo`.
     async fn start() -> Stage {
+        Stage::start_on(Arc::default(), "gateway", Arc::default()).await
+    }
+
+    async fn start_on(bus: Arc<InProcess>, gateway: &str, watch: Arc<Watch>) -> Stage {
         let repository = tempfile::tempdir().expect("a temporary directory");
         write_model(repository.path(), "count", "model_transaction_policy { decoupled: true }");
         write_model(repository.path(), "echo", "");
@@ -139,16 +156,16 @@ impl Stage {
             name: "worker".to_owned(),
             service: "test".to_owned(),
             model_repository: vec![repository.path().to_owned()],
-            execution_limit: None,
+            execution_limit: Some(EXECUTION_LIMIT),
+            canary: None,
             auto_complete: true,
             control: trireme_runtime::ControlOptions::default(),
             queue: QueueOptions::default(),
             statistics: Statistics::new("worker"),
         };
-        let (bus, watch) = (Arc::new(InProcess::default()), Arc::new(Watch::default()));
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(Fake(watch.clone()))];
         let worker = Worker::start(bus.clone(), &backends, &options).await.expect("in process nothing refuses");
-        let inbox = bus.open_inbox("gateway").await.expect("in process nothing refuses");
+        let inbox = bus.open_inbox(gateway).await.expect("in process nothing refuses");
         Stage { bus, inbox, watch, worker, _repository: repository }
     }
 
@@ -293,6 +310,22 @@ async fn cancelled_and_late_requests_leave() {
     stage.bus.cancel("cancelled").await.unwrap();
     stage.idle().await;
     assert_eq!(stage.worker.drain(PATIENCE).await, 0, "every delivery is settled");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_does_not_end_is_noticed_and_its_requests_given_back() {
+    let stage = Stage::start().await;
+    let mut hanging = stage.send(&request("hanging", &["count"], HANG_ONCE, Answer::InParts)).await;
+    let mut within = stage.send(&request("within", &["count"], 40, Answer::Whole)).await;
+    let failed = tokio::time::timeout(PATIENCE, stage.worker.failed()).await.expect("the worker notices");
+    assert_eq!(failed, "execution that does not end");
+    let drained = tokio::time::timeout(PATIENCE, stage.worker.drain(Duration::from_secs(60))).await;
+    assert_eq!(drained.expect("nobody waits for it"), 0, "all work was given back");
+    // Another worker does what the first one had.
+    let _peer = Stage::start_on(stage.bus.clone(), "other gateway", stage.watch.clone()).await;
+    tokio::time::timeout(PATIENCE, hanging.next()).await.expect("an answer").outcome.unwrap();
+    assert_eq!(all(&mut within).await.unwrap(), [Some(40)]);
+    stage.bus.cancel("hanging").await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use trireme_bus::{Answer, Bus, InProcess, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage};
 use trireme_inference::{
     ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
 use trireme_runtime::statistics::report::{STATISTICS, STATISTICS_TOLD};
 use trireme_runtime::{
-    Backend, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource,
-    OneAtATime, Snapshot, Statistics, Worker, WorkerOptions,
+    Backend, CancelFlag, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance,
+    ModelSource, OneAtATime, Snapshot, Statistics, Stop, Worker, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -20,17 +21,39 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Longer than any execution here that ends.
 const EXECUTION_LIMIT: Duration = Duration::from_millis(1500);
 
+/// The id of canary requests here.
+const CANARY_ID: &str = "canary";
+
 /// Whether an instance hangs already: once is enough.
 static HUNG: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+/// Without traffic for so long, canary requests are executed.
+const CANARY: Duration = Duration::from_millis(50);
 
 /// Does what the text in its input says.
 #[derive(Default)]
 struct Obedient {
     executions: Arc<AtomicUsize>,
+    /// What its canary requests say; there are none where it is empty.
+    canary: Arc<Mutex<&'static str>>,
+    /// Whether it brings a canary request.
+    declared: bool,
 }
 
 struct Instance {
     executions: Arc<AtomicUsize>,
+    canary: Arc<Mutex<&'static str>>,
+    calls: Arc<Calls>,
+}
+
+/// Executions that were called off.
+#[derive(Default)]
+struct Calls(AtomicUsize);
+
+impl Stop for Calls {
+    fn stop(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 impl Backend for Obedient {
@@ -39,11 +62,24 @@ impl Backend for Obedient {
     }
 
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
-        let instance = || Box::new(Instance { executions: self.executions.clone() }) as Box<dyn ModelInstance>;
+        let instance = || {
+            let (executions, canary) = (self.executions.clone(), self.canary.clone());
+            Box::new(Instance { executions, canary, calls: Arc::default() }) as Box<dyn ModelInstance>
+        };
+        let canary = ExecuteRequest {
+            request_id: CANARY_ID.to_owned(),
+            inputs: vec![Tensor::from_bytes_elements("INPUT0", [1], &["echo"]).expect("one element")],
+            outputs: Vec::new(),
+            parameters: Arc::default(),
+            deadline: UnixMicros::NEVER,
+            cancelled: CancelFlag::default(),
+            in_parts: false,
+        };
         Ok(LoadedModel {
             config: Arc::new(source.config.clone()),
             instances: (0..source.cpu_instances()?).map(|_| instance().into()).collect(),
             policy: Box::new(OneAtATime),
+            canary: self.declared.then_some(canary),
         })
     }
 }
@@ -51,7 +87,32 @@ impl Backend for Obedient {
 impl ModelInstance for Instance {
     fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
         self.executions.fetch_add(1, Ordering::SeqCst);
-        requests.iter().map(obey).collect()
+        match requests {
+            [canary] if canary.request_id == CANARY_ID => {
+                let order = *self.canary.lock();
+                let inputs = vec![Tensor::from_bytes_elements("INPUT0", [1], &[order]).expect("one element")];
+                vec![obey(&ExecuteRequest { inputs, ..canary.clone() })]
+            }
+            _ => requests.iter().map(|request| self.obey(request)).collect(),
+        }
+    }
+
+    fn stop(&self) -> Option<Arc<dyn Stop>> {
+        Some(self.calls.clone())
+    }
+}
+
+impl Instance {
+    fn obey(&self, request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
+        if request.inputs[0].bytes_elements()?.next() == Some(b"last") {
+            let (started, before) = (std::time::Instant::now(), self.calls.0.load(Ordering::SeqCst));
+            while self.calls.0.load(Ordering::SeqCst) == before {
+                assert!(started.elapsed() < PATIENCE, "nobody calls it off");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            return Err(InferError::internal("was stopped"));
+        }
+        obey(request)
     }
 }
 
@@ -85,16 +146,43 @@ impl Stage {
 
     async fn start_on(bus: Arc<InProcess>, gateway: &str, models: &[&str], queue: QueueOptions) -> Stage {
         let repository = tempfile::tempdir().expect("a temporary directory");
+        Stage::start_backend(bus, gateway, models, queue, Obedient::default(), repository).await
+    }
+
+    /// A worker whose canary requests say `canary` from now on; they are made up where none is declared.
+    async fn start_with_canary(canary: &Arc<Mutex<&'static str>>, declared: bool) -> Stage {
+        let repository = tempfile::tempdir().expect("a temporary directory");
+        let backend = Obedient { canary: canary.clone(), declared, ..Obedient::default() };
+        Stage::start_backend(Arc::default(), "gateway", &["a"], three_attempts(), backend, repository).await
+    }
+
+    async fn wait_for_executions(&self, count: usize) {
+        let executed = async {
+            while self.executions() < count {
+                tokio::time::sleep(CANARY / 5).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, executed).await.expect("that many executions");
+    }
+
+    async fn start_backend(
+        bus: Arc<InProcess>,
+        gateway: &str,
+        models: &[&str],
+        queue: QueueOptions,
+        backend: Obedient,
+        repository: tempfile::TempDir,
+    ) -> Stage {
         for model in models {
             write_model(repository.path(), model);
         }
-        let backend = Obedient::default();
         let executions = backend.executions.clone();
         let options = WorkerOptions {
             name: "worker".to_owned(),
             service: "test".to_owned(),
             model_repository: vec![repository.path().to_owned()],
             execution_limit: Some(EXECUTION_LIMIT),
+            canary: (!backend.canary.lock().is_empty()).then_some(CANARY),
             auto_complete: true,
             control: ControlOptions::default(),
             queue,
@@ -250,6 +338,59 @@ async fn a_worker_that_hangs_gives_its_work_back_and_fails() {
     for answer in &mut answers {
         tokio::time::timeout(PATIENCE, answer.next()).await.expect("an answer").outcome.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_execution_is_stopped_when_nobody_waits_for_it() {
+    let stage = Stage::start(&["a"], three_attempts()).await;
+    stage.bus.publish(&request("gone", &["a"], "last")).await.unwrap();
+    while stage.executions() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    stage.bus.cancel("gone").await.unwrap();
+    stage.ask(&request("after", &["a"], "echo")).await.outcome.unwrap();
+    assert_eq!(stage.executions(), 2, "it is not tried again");
+    assert!(stage.bus.dead_letters().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn canary_requests_are_executed_without_traffic_and_count_nowhere() {
+    for declared in [true, false] {
+        let canary = Arc::new(Mutex::new("echo"));
+        let stage = Stage::start_with_canary(&canary, declared).await;
+        stage.wait_for_executions(3).await;
+        let counters = stage.statistics.snapshot().models.remove(0).counters;
+        assert_eq!((counters.executions, counters.request.count, counters.fail.count), (0, 0, 0));
+        stage.ask(&request("1", &["a"], "echo")).await.outcome.unwrap();
+        let counters = stage.statistics.snapshot().models.remove(0).counters;
+        assert_eq!((counters.executions, counters.request.count, counters.fail.count), (1, 1, 0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_ends_whose_canary_request_fails() {
+    for (order, declared) in [("fail", true), ("panic", true), ("fail", false)] {
+        let canary = Arc::new(Mutex::new("echo"));
+        let stage = Stage::start_with_canary(&canary, declared).await;
+        stage.wait_for_executions(1).await;
+        *canary.lock() = order;
+        let failed = tokio::time::timeout(PATIENCE, stage.worker.failed()).await.expect("the worker notices");
+        assert_eq!(failed, "canary request");
+        // What comes now is not for this worker.
+        stage.bus.publish(&request(order, &["a"], "echo")).await.unwrap();
+        assert_eq!(stage.worker.drain(PATIENCE).await, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_made_up_canary_request_that_the_model_does_not_take_is_given_up() {
+    let canary = Arc::new(Mutex::new("refuse"));
+    let stage = Stage::start_with_canary(&canary, false).await;
+    stage.wait_for_executions(1).await;
+    let ended = tokio::time::timeout(CANARY * 6, stage.worker.failed()).await;
+    assert!(ended.is_err(), "the worker goes on");
+    assert_eq!(stage.executions(), 1, "it is not tried again");
+    stage.ask(&request("1", &["a"], "echo")).await.outcome.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -63,6 +63,12 @@ metrics! {
     ComputeInferSummary = "nv_inference_compute_infer_summary_us" Summary "Summary of compute inference duration in microseconds (does not include cached requests)";
     ComputeOutputSummary = "nv_inference_compute_output_summary_us" Summary "Summary of inference compute output duration in microseconds (does not include cached requests)";
     FirstResponse = "nv_inference_first_response_histogram_ms" Histogram "Duration from request to first response in milliseconds";
+    CacheHits = "nv_cache_num_hits_per_model" Counter "Number of cache hits per model";
+    CacheMisses = "nv_cache_num_misses_per_model" Counter "Number of cache misses per model";
+    CacheHitDuration = "nv_cache_hit_duration_per_model" Counter "Total cache hit duration per model, in microseconds";
+    CacheMissDuration = "nv_cache_miss_duration_per_model" Counter "Total cache miss duration per model, in microseconds";
+    CacheHitSummary = "nv_cache_hit_summary_per_model" Summary "Summary of cache hit duration per model, in microseconds";
+    CacheMissSummary = "nv_cache_miss_summary_per_model" Summary "Summary of cache miss duration per model, in microseconds";
     Pending = "nv_inference_pending_request_count" Gauge "Instantaneous number of pending requests awaiting execution per-model.";
     LoadDuration = "nv_model_load_duration_secs" Gauge "Model load time in seconds";
     CpuUtilization = "nv_cpu_utilization" Gauge "CPU utilization rate [0.0 - 1.0]";

@@ -70,13 +70,26 @@ impl NatsServer {
     /// # Panics
     /// As [`NatsServer::start`].
     pub fn start_with_files(files: &[(&str, &str)]) -> NatsServer {
+        NatsServer::start_in(files, None)
+    }
+
+    /// Starts a server that keeps its streams in the folder `store`.
+    ///
+    /// # Panics
+    /// As [`NatsServer::start`].
+    pub fn start_with_store(store: &Path) -> NatsServer {
+        NatsServer::start_in(&[("nats.conf", &format!("{CONFIG}{JETSTREAM}"))], Some(store))
+    }
+
+    fn start_in(files: &[(&str, &str)], store: Option<&Path>) -> NatsServer {
         let folder = tempfile::Builder::new().prefix("trireme-nats-").tempdir().expect("a temporary folder");
+        let store = store.map_or_else(|| folder.path().join("store"), Path::to_owned);
         fs::create_dir(folder.path().join("ports")).expect("the temporary folder can be written");
         for (name, content) in files {
             let path = folder.path().join(name);
             let parent = path.parent().expect("a file is in a folder");
             fs::create_dir_all(parent).expect("the temporary folder can be written");
-            let content = content.replace("STORE", &folder.path().join("store").display().to_string());
+            let content = content.replace("STORE", &store.display().to_string());
             fs::write(path, content).expect("the temporary folder can be written");
         }
         let mut server = NatsServer { folder, binary: binary(), port: 0, process: None };

@@ -102,6 +102,7 @@ fn kept(answer: &InferResponse) -> Arc<InferResponse> {
         model: answer.model.clone(),
         outputs: answer.outputs.iter().map(own).collect(),
         parameters: answer.parameters.clone(),
+        shared: Default::default(),
         ledger: Ledger::default(),
     })
 }
@@ -194,6 +195,7 @@ mod tests {
             model: model(),
             parameters: Parameters::default(),
             outputs: vec![tensor("y", values)],
+            shared: Default::default(),
             ledger: Ledger::default(),
         }
     }

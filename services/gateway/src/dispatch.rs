@@ -1,25 +1,24 @@
 //! Requests in flight: each is published, held until it is answered, published again when the broker was away, and ended
 //! by its deadline. A caller that goes away cancels its request everywhere.
 
+mod join;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use futures_util::{StreamExt, TryStreamExt};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use trireme_bus::{
-    Answer, Bus, BusError, Connection, Inbox, Output, PendingReplies, QUEUE_FULL, QueueStatus, Reply, WorkMessage,
+    Answer, Bus, BusError, Connection, Inbox, PendingReplies, QUEUE_FULL, QueueStatus, Reply, WorkMessage,
 };
-use trireme_inference::{InferError, ModelKey, Parameters, Tensor, UnixMicros};
+use trireme_inference::{InferError, ModelKey, UnixMicros};
 use trireme_runtime::TaskSet;
 use trireme_telemetry::trace_id;
 
+use self::join::{Fork, Parts, Pieces, join};
 use crate::rows;
-
-/// Parts of one request on their way at a time.
-const PARTS_AT_ONCE: usize = 64;
 
 /// Pause before a message is offered again to a queue that its workers have to make anew.
 const QUEUE_PAUSE: Duration = Duration::from_millis(50);
@@ -43,8 +42,8 @@ pub struct Dispatcher {
 pub enum Exchange {
     /// As one message.
     Whole(Box<Flight>),
-    /// In parts whose answers are joined; `None` once that has happened.
-    Parts(Option<BoxFuture<'static, Result<Reply, InferError>>>),
+    /// As several, whose answers are joined; `None` once that has happened.
+    Joined(Option<BoxFuture<'static, Result<Reply, InferError>>>),
 }
 
 /// A message in flight.
@@ -120,49 +119,45 @@ impl Dispatcher {
 
     /// Takes a request into the pipeline. Nothing is sent before its replies are asked for.
     pub fn start(&self, message: WorkMessage) -> Result<Exchange, InferError> {
-        Ok(Exchange::Whole(Box::new(self.flight(message)?)))
+        self.admit(&message)?;
+        Ok(self.exchange(message))
     }
 
-    /// Takes a request into the pipeline as several requests named `id.part`, some at a time, whose answers are joined in
-    /// order. One part's error is the request's: the other parts are cancelled. The ledger is that of the part answered
-    /// last, which the request waited for.
-    pub fn start_parts(&self, message: WorkMessage, parts: Vec<Vec<Tensor>>) -> Exchange {
-        Exchange::Parts(Some(Box::pin(self.clone().send_parts(message, parts))))
+    /// Takes a request into the pipeline as several requests, one for each part of its rows.
+    pub fn start_parts(&self, message: WorkMessage, parts: rows::Parts) -> Result<Exchange, InferError> {
+        self.admit(&message)?;
+        Ok(self.joined(Parts::new(message, parts)))
     }
 
-    async fn send_parts(self, message: WorkMessage, parts: Vec<Vec<Tensor>>) -> Result<Reply, InferError> {
-        let mut outputs: Vec<Option<Output>> = vec![None; parts.len()];
-        let message = WorkMessage { tensors: Vec::new(), ..message };
-        let sending = parts.into_iter().enumerate().map(|(number, tensors)| {
-            let request_id = format!("{}.{number}", message.request_id);
-            let (this, part) = (self.clone(), WorkMessage { request_id, tensors, ..message.clone() });
-            async move {
-                let reply = this.flight(part)?.next().await;
-                reply.unwrap_or_else(|| Err(InferError::internal("no answer"))).map(|reply| (number, reply))
-            }
-        });
-        let mut answers = futures_util::stream::iter(sending).buffer_unordered(PARTS_AT_ONCE);
-        let mut joined = message.reply(Ok(Output::default()));
-        while let Some((number, reply)) = answers.try_next().await? {
-            outputs[number] = Some(reply.outcome?);
-            joined.ledger = reply.ledger;
+    /// Refuses a request when too many are in flight. One that was admitted is not refused half way, as several messages.
+    fn admit(&self, message: &WorkMessage) -> Result<(), InferError> {
+        if self.in_flight() < self.max_in_flight {
+            return Ok(());
         }
-        let (mut tensors, mut parameters) = (Vec::with_capacity(outputs.len()), Parameters::default());
-        for output in outputs.into_iter().flatten() {
-            tensors.push(output.tensors);
-            parameters.extend(output.parameters);
-        }
-        joined.outcome = Ok(Output { tensors: rows::join(tensors)?, parameters });
-        Ok(joined)
+        let error = InferError::unavailable(QUEUE_FULL);
+        log_failure(message, &error);
+        Err(error)
     }
 
-    fn flight(&self, message: WorkMessage) -> Result<Flight, InferError> {
-        if self.in_flight() >= self.max_in_flight {
-            let error = InferError::unavailable(QUEUE_FULL);
-            log_failure(&message, &error);
-            return Err(error);
+    /// An admitted request, or a message of one: in branches when its route forks. An answer in parts keeps to one message,
+    /// in whose order the parts come.
+    fn exchange(&self, message: WorkMessage) -> Exchange {
+        let branches = match message.answer {
+            Answer::Whole => message.route.branches(&message.tensors),
+            Answer::InParts | Answer::Part(_) => None,
+        };
+        match branches {
+            Some(branches) => self.joined(Fork::new(message, branches)),
+            None => Exchange::Whole(Box::new(self.flight(message))),
         }
-        Ok(Flight {
+    }
+
+    fn joined(&self, pieces: impl Pieces) -> Exchange {
+        Exchange::Joined(Some(Box::pin(join(self.clone(), pieces))))
+    }
+
+    fn flight(&self, message: WorkMessage) -> Flight {
+        Flight {
             bus: self.bus.clone(),
             tasks: self.tasks.clone(),
             replies: self.inbox.expect(&message.request_id),
@@ -171,7 +166,7 @@ impl Dispatcher {
             again: 0,
             open: true,
             message,
-        })
+        }
     }
 }
 
@@ -182,9 +177,9 @@ impl Exchange {
     pub async fn next(&mut self) -> Option<Result<Reply, InferError>> {
         match self {
             Exchange::Whole(flight) => flight.next().await,
-            Exchange::Parts(parts) => {
-                let reply = parts.as_mut()?.await;
-                *parts = None;
+            Exchange::Joined(joined) => {
+                let reply = joined.as_mut()?.await;
+                *joined = None;
                 Some(reply)
             }
         }

@@ -18,6 +18,7 @@ mod metrics;
 mod models;
 mod registry;
 mod rows;
+mod shared_memory;
 mod statistics;
 mod triton_flags;
 
@@ -45,6 +46,7 @@ use http::HttpListener;
 use metrics::MetricsListener;
 use models::ModelControl;
 use registry::Registry;
+use shared_memory::SharedMemory;
 use statistics::Collector;
 
 pub use cache::CacheConfig;
@@ -103,6 +105,13 @@ pub struct GatewayArgs {
     /// --cache-config
     #[arg(long, env = "TRIREME_COALESCE_REQUESTS", value_parser = clap::builder::FalseyValueParser::new())]
     pub coalesce_requests: bool,
+
+    /// Whether clients on this host may have tensors in shared memory. They then name any object of /dev/shm that this process
+    /// may open, so they have to be trusted as it is
+    #[arg(long, env = "TRIREME_ALLOW_CLIENT_SHM", value_name = "BOOL", default_value = "false")]
+    #[arg(value_parser = BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
+    #[arg(action = ArgAction::Set)]
+    pub allow_client_shm: bool,
 }
 
 /// Flags of the gateway service.
@@ -205,6 +214,8 @@ impl Gateway {
             last_status: Default::default(),
             access,
             default_timeout,
+            shared_memory: SharedMemory::default(),
+            allow_client_shm: args.allow_client_shm,
             cache: args.cache_config.map(|config| ResponseCache::new(config, args.coalesce_requests)),
         });
 

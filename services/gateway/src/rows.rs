@@ -3,41 +3,132 @@
 //! Who may do that is the model's configuration's decision (`max_rows_per_message`): rows are the first dimension of every
 //! tensor, and no row's result depends on another row.
 
-use trireme_inference::{InferError, Shape, Tensor};
+use std::cmp::Reverse;
+
+use trireme_inference::{DataType, InferError, Shape, Tensor};
+
+/// A request's tensors, cut by rows.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    /// The tensors of each part.
+    pub tensors: Vec<Vec<Tensor>>,
+    /// Which rows they are.
+    pub order: RowOrder,
+}
+
+/// The order of a request's rows in its parts.
+#[derive(Clone, Debug)]
+pub struct RowOrder {
+    rows: usize,
+    /// For each row of the parts, one part after the other, its number in the request; `None` where that is the same.
+    sorted: Option<Vec<usize>>,
+}
 
 /// Tensors cut into parts of at most `max_rows` rows, and of at most `max_bytes` bytes where more than one row is in a part.
-/// `None` when one part holds everything, or the tensors do not agree on the number of rows. Bytes are shared.
-pub fn split(tensors: &[Tensor], max_rows: usize, max_bytes: usize) -> Option<Vec<Vec<Tensor>>> {
+/// `None` when one part holds everything, or the tensors do not agree on the number of rows.
+///
+/// Rows of texts are ordered by their bytes first, the longest before all others: a part is padded to its longest text, and
+/// what takes longest had better begin first. Rows that stay in order share their bytes with the request.
+pub fn split(tensors: &[Tensor], max_rows: usize, max_bytes: usize) -> Option<Parts> {
     let rows = tensors.first().and_then(row_count)?;
     if tensors.iter().any(|tensor| row_count(tensor) != Some(rows)) {
         return None;
     }
-    let starts: Vec<Vec<usize>> = tensors.iter().map(|tensor| row_starts(tensor, rows)).collect::<Option<_>>()?;
-    let bytes = |from: usize, to: usize| starts.iter().map(|starts| starts[to] - starts[from]).sum::<usize>();
-    let (mut parts, mut from) = (Vec::new(), 0);
-    while from < rows {
-        let mut to = from + 1;
-        while to < rows && to - from < max_rows && bytes(from, to + 1) <= max_bytes {
-            to += 1;
-        }
-        parts.push((from, to));
-        from = to;
-    }
-    if parts.len() < 2 {
+    let mut starts: Vec<Vec<usize>> = tensors.iter().map(|tensor| row_starts(tensor, rows)).collect::<Option<_>>()?;
+    if rows < 2 || (rows <= max_rows && bytes(&starts, 0, rows) <= max_bytes) {
         return None;
     }
-    let cut = |tensor: &Tensor, starts: &[usize], (from, to): (usize, usize)| {
-        let data = tensor.data().slice(starts[from]..starts[to]);
-        Tensor::new(tensor.name(), tensor.datatype(), with_rows(tensor.shape(), to - from), data).ok()
-    };
-    let part = |range| tensors.iter().zip(&starts).map(|(tensor, starts)| cut(tensor, starts, range)).collect();
-    parts.into_iter().map(part).collect()
+    let order = RowOrder { rows, sorted: by_length(tensors, &starts, rows) };
+    let mut ordered = tensors.to_vec();
+    if let Some(sorted) = &order.sorted {
+        for (tensor, starts) in ordered.iter_mut().zip(&mut starts) {
+            *tensor = gather(tensor, starts, sorted)?;
+            *starts = row_starts(tensor, rows)?;
+        }
+    }
+    let ranges = ranges(&starts, rows, max_rows, max_bytes);
+    let part = |range: &_| ordered.iter().zip(&starts).map(|(tensor, starts)| cut(tensor, starts, *range)).collect();
+    let tensors = ranges.iter().map(part).collect::<Option<_>>()?;
+    Some(Parts { tensors, order })
 }
 
-/// The outputs of all parts, in their order, as those of one request.
-pub fn join(parts: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>, InferError> {
+/// The outputs of all parts as those of one request, with its rows in its order.
+pub fn join(parts: Vec<Vec<Tensor>>, order: &RowOrder) -> Result<Vec<Tensor>, InferError> {
     let Some(first) = parts.first() else { return Ok(Vec::new()) };
-    first.iter().map(|tensor| join_output(tensor, &parts)).collect()
+    first.iter().map(|tensor| order.restore(join_output(tensor, &parts)?)).collect()
+}
+
+// === impl RowOrder ===
+
+impl RowOrder {
+    /// An output of all parts with its rows in the request's order.
+    fn restore(&self, output: Tensor) -> Result<Tensor, InferError> {
+        let rows = row_count(&output).unwrap_or_default();
+        if rows != self.rows {
+            return Err(InferError::internal(format!(
+                "output '{}' of a request of {} rows sent in parts has {rows} rows: parameter 'max_rows_per_message' needs \
+                 outputs whose first dimension is that of the inputs",
+                output.name(),
+                self.rows
+            )));
+        }
+        let Some(sorted) = &self.sorted else { return Ok(output) };
+        let mut places = vec![0; rows];
+        for (place, &row) in sorted.iter().enumerate() {
+            places[row] = place;
+        }
+        let restored = row_starts(&output, rows).and_then(|starts| gather(&output, &starts, &places));
+        restored.ok_or_else(|| {
+            InferError::internal(format!(
+                "rows of output '{}' of a request sent in parts cannot be told",
+                output.name()
+            ))
+        })
+    }
+}
+
+/// The rows by their bytes, where there are texts among them and their order is another.
+fn by_length(tensors: &[Tensor], starts: &[Vec<usize>], rows: usize) -> Option<Vec<usize>> {
+    if tensors.iter().all(|tensor| tensor.datatype() != DataType::Bytes) {
+        return None;
+    }
+    let mut order: Vec<usize> = (0..rows).collect();
+    // Stable: equal rows stay as they are.
+    order.sort_by_key(|&row| Reverse(bytes(starts, row, row + 1)));
+    (!order.is_sorted()).then_some(order)
+}
+
+/// The bytes of some rows of all tensors.
+fn bytes(starts: &[Vec<usize>], from: usize, to: usize) -> usize {
+    starts.iter().map(|starts| starts[to] - starts[from]).sum()
+}
+
+/// The rows of each part, from the first up to the one behind the last.
+fn ranges(starts: &[Vec<usize>], rows: usize, max_rows: usize, max_bytes: usize) -> Vec<(usize, usize)> {
+    let (mut ranges, mut from) = (Vec::new(), 0);
+    while from < rows {
+        let mut to = from + 1;
+        while to < rows && to - from < max_rows && bytes(starts, from, to + 1) <= max_bytes {
+            to += 1;
+        }
+        ranges.push((from, to));
+        from = to;
+    }
+    ranges
+}
+
+fn cut(tensor: &Tensor, starts: &[usize], (from, to): (usize, usize)) -> Option<Tensor> {
+    let data = tensor.data().slice(starts[from]..starts[to]);
+    Tensor::new(tensor.name(), tensor.datatype(), with_rows(tensor.shape(), to - from), data).ok()
+}
+
+/// A tensor with its rows in another order.
+fn gather(tensor: &Tensor, starts: &[usize], order: &[usize]) -> Option<Tensor> {
+    let mut data = Vec::with_capacity(tensor.data().len());
+    for &row in order {
+        data.extend_from_slice(&tensor.data()[starts[row]..starts[row + 1]]);
+    }
+    Tensor::new(tensor.name(), tensor.datatype(), tensor.shape().clone(), data.into()).ok()
 }
 
 fn join_output(first: &Tensor, parts: &[Vec<Tensor>]) -> Result<Tensor, InferError> {
@@ -100,73 +191,4 @@ fn with_rows(shape: &Shape, rows: usize) -> Shape {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const NO_LIMIT: usize = usize::MAX;
-
-    fn tensors(rows: i64) -> Vec<Tensor> {
-        let numbers: Vec<f32> = (0..rows * 2).map(|n| n as f32).collect();
-        let texts: Vec<String> = (0..rows).map(|n| "x".repeat(n as usize)).collect();
-        vec![
-            Tensor::from_values("numbers", [rows, 2], numbers).unwrap(),
-            Tensor::from_bytes_elements("texts", [rows], &texts).unwrap(),
-        ]
-    }
-
-    #[test]
-    fn what_was_split_is_joined_to_the_same() {
-        for rows in 1..20 {
-            let whole = tensors(rows);
-            for max_rows in 1..=rows as usize + 1 {
-                let Some(parts) = split(&whole, max_rows, NO_LIMIT) else {
-                    assert!(max_rows >= rows as usize, "{rows} rows in parts of {max_rows}");
-                    continue;
-                };
-                assert_eq!(parts.len(), (rows as usize).div_ceil(max_rows));
-                assert!(parts.iter().all(|part| part.iter().all(|t| row_count(t).unwrap() <= max_rows)));
-                assert_eq!(join(parts).unwrap(), whole);
-            }
-        }
-    }
-
-    #[test]
-    fn parts_are_no_larger_than_allowed_where_rows_are_not() {
-        let whole = tensors(10);
-        // A row is 8 bytes of numbers, 4 of length prefix, and as many letters as its number.
-        let parts = split(&whole, 100, 30).unwrap();
-        let sizes: Vec<usize> = parts.iter().map(|part| part.iter().map(|t| t.data().len()).sum()).collect();
-        assert_eq!(sizes, [25, 29, 16, 17, 18, 19, 20, 21], "0+1, 2+3, then one by one");
-        assert_eq!(join(parts).unwrap(), whole);
-        assert_eq!(split(&whole, 100, 1).unwrap().len(), 10, "a row is never cut");
-    }
-
-    #[test]
-    fn rows_that_do_not_agree_are_not_split() {
-        let mut tensors = tensors(4);
-        tensors.push(Tensor::from_values("scalar", [], vec![1f32]).unwrap());
-        assert!(split(&tensors, 1, NO_LIMIT).is_none());
-        assert!(split(&[], 1, NO_LIMIT).is_none());
-        let nothing = Tensor::from_values::<f32>("none", [0, 4], vec![]).unwrap();
-        assert!(split(&[nothing], 1, NO_LIMIT).is_none());
-        let empty_rows = Tensor::from_bytes_elements::<&str>("empty", [3, 0], &[]).unwrap();
-        let parts = split(std::slice::from_ref(&empty_rows), 1, NO_LIMIT).unwrap();
-        assert_eq!(join(parts).unwrap(), [empty_rows]);
-    }
-
-    #[test]
-    fn outputs_that_do_not_fit_together_are_named() {
-        let part = |shape: [i64; 2]| {
-            vec![Tensor::from_values("y", shape, vec![0f32; (shape[0] * shape[1]) as usize]).unwrap()]
-        };
-        let error = join(vec![part([2, 3]), part([2, 4])]).unwrap_err().message;
-        assert!(
-            error.starts_with(
-                "output 'y' of a request sent in parts is FP32 of shape [2,3] in part 0 and FP32 of shape [2,4]"
-            ),
-            "{error}"
-        );
-        let error = join(vec![part([2, 3]), vec![]]).unwrap_err().message;
-        assert_eq!(error, "output 'y' is missing in part 1 of a request sent in parts");
-    }
-}
+mod tests;

@@ -28,7 +28,6 @@ const OTLP: &str = "spans are exported with --otlp-endpoint, and /v2/trace/setti
 
 /// Every such flag. One that a process knows as its own is not taken from here.
 const TABLE: &[(&str, Treatment)] = &[
-    ("allow-client-shm", IgnoredUnless("false", "the gateway has no memory in common with its clients")),
     ("allow-gpu-metrics", Ignored(NO_GPU_METRICS)),
     ("allow-sagemaker", IgnoredUnless("false", NO_VENDOR)),
     ("allow-vertex-ai", IgnoredUnless("false", NO_VENDOR)),

@@ -14,7 +14,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use trireme_bus::{InProcess, QueueOptions};
 use trireme_gateway::{Gateway, GatewayArgs, ModelOptions};
-use trireme_inference::InferError;
+use trireme_inference::{InferError, Tensor};
 use trireme_protocol::grpc::health::health_check_response::ServingStatus;
 use trireme_protocol::grpc::health::{HealthCheckRequest, health_client::HealthClient};
 use trireme_protocol::grpc::wire::grpc_inference_service_client::GrpcInferenceServiceClient;
@@ -32,7 +32,7 @@ const INSTANCES: usize = 4;
 
 type Client = GrpcInferenceServiceClient<Channel>;
 
-/// Does what the text in its input says, and echoes it.
+/// Does what the text in its input says, and echoes it, or shows the parameter that it names.
 #[derive(Default)]
 struct Obedient {
     executions: Arc<AtomicUsize>,
@@ -49,6 +49,7 @@ impl Backend for Obedient {
             config: Arc::new(source.config.clone()),
             instances: (0..source.cpu_instances()?).map(|_| instance().into()).collect(),
             policy: Box::new(OneAtATime),
+            canary: None,
         })
     }
 }
@@ -67,6 +68,12 @@ impl Instance {
         match request.inputs[0].bytes_elements()?.next() {
             Some(b"refuse") => return Err(InferError::invalid_arg("refused")),
             Some(b"slow") => std::thread::sleep(SLOW),
+            Some(text) if text.starts_with(b"show ") => {
+                let name = String::from_utf8_lossy(&text[5..]);
+                let found = request.parameters.get(&*name).map_or("none".to_owned(), |value| format!("{value:?}"));
+                let output = Tensor::from_bytes_elements("OUTPUT0", [1], &[found])?;
+                return Ok(ExecuteResponse { outputs: vec![output], ..ExecuteResponse::default() });
+            }
             _ => {}
         }
         Ok(ExecuteResponse {
@@ -103,6 +110,7 @@ impl Server {
             service: "test".to_owned(),
             model_repository: vec![repository.path().to_owned()],
             execution_limit: None,
+            canary: None,
             auto_complete: true,
             control: ControlOptions::default(),
             queue: QueueOptions::default(),
@@ -292,6 +300,62 @@ async fn shared_memory_has_a_status_and_no_regions() {
     for outcome in controls {
         assert_status(outcome, Code::Unimplemented, "Client shared memory is disabled. Start the server with");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn regions_are_registered_where_that_is_allowed() {
+    let Server { mut client, .. } = Server::start(&["--allow-client-shm"]).await;
+    let none =
+        SystemSharedMemoryRegisterRequest { name: "r".to_owned(), key: "/none".to_owned(), ..Default::default() };
+    let text = "Unable to open shared memory region: '/none'";
+    assert_status(client.system_shared_memory_register(none).await, Code::Internal, text);
+    client.system_shared_memory_unregister(SystemSharedMemoryUnregisterRequest::default()).await.unwrap();
+    let none = CudaSharedMemoryRegisterRequest { name: "c".to_owned(), ..Default::default() };
+    let text = "failed to register CUDA shared memory region: 'c', GPUs not supported";
+    assert_status(client.cuda_shared_memory_register(none).await, Code::InvalidArgument, text);
+    let metadata = client.server_metadata(ServerMetadataRequest {}).await.unwrap().into_inner();
+    assert!(metadata.extensions.iter().any(|extension| extension == "system_shared_memory"));
+}
+
+/// What the model says that it got as this parameter.
+async fn shown(client: &mut Client, parameter: &str, metadata: &[(&'static str, &str)]) -> Result<String, Status> {
+    let mut call = Request::new(request("1", &format!("show {parameter}")));
+    for (name, value) in metadata {
+        call.metadata_mut().insert(*name, value.parse().expect("an ASCII value"));
+    }
+    let response = client.model_infer(call).await?.into_inner();
+    Ok(String::from_utf8_lossy(&response.raw_output_contents[0][4..]).into_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_that_matches_reaches_models_as_parameters() {
+    let Server { mut client, .. } = Server::start(&["--grpc-header-forward-pattern=^X-.*"]).await;
+    let given = [("x-tenant", "7"), ("tenant", "8")];
+    assert_eq!(shown(&mut client, "x-tenant", &given).await.unwrap(), r#"String("7")"#);
+    assert_eq!(shown(&mut client, "tenant", &given).await.unwrap(), "none");
+
+    let mut call = Request::new(stream::iter([request("1", "show x-tenant")]));
+    call.metadata_mut().insert("x-tenant", "9".parse().unwrap());
+    let mut replies = client.model_stream_infer(call).await.unwrap().into_inner();
+    let reply = replies.next().await.expect("an answer").unwrap().infer_response.expect("a response");
+    assert_eq!(reply.raw_output_contents[0][4..], *br#"String("9")"#);
+
+    let Server { mut client, .. } = Server::start(&[]).await;
+    assert_eq!(shown(&mut client, "x-tenant", &given).await.unwrap(), "none");
+    let Server { mut client, .. } = Server::start(&["--grpc-header-forward-pattern=.*"]).await;
+    let text = "Header 'timeout' is reserved for Triton usage and cannot be forwarded.";
+    assert_status(shown(&mut client, "x", &[("timeout", "1")]).await, Code::InvalidArgument, text);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_calls_metadata_says_where_the_time_went() {
+    let Server { mut client, .. } = Server::start(&[]).await;
+    let response = client.model_infer(request("1", "text")).await.unwrap();
+    let timing = response.metadata().get("server-timing").expect("the ledger comes back").to_str().unwrap();
+    let (head, rest) = timing.split_once("dur=").expect("a duration");
+    assert_eq!(head, "echo;", "{timing}");
+    rest.split(';').next().unwrap().parse::<f64>().expect("milliseconds");
+    assert!(rest.contains("queue=") && rest.contains("transit="), "{timing}");
 }
 
 /// Settings with their values.

@@ -69,6 +69,11 @@ pub fn samples<'c>(
     samples.map(read).collect()
 }
 
+/// The first of the samples, for the canary.
+pub fn first(config: &ModelConfig, model_path: &Path) -> Result<Option<ExecuteRequest>, LoadError> {
+    Ok(samples(config, model_path)?.into_iter().next().map(|(_, request)| request))
+}
+
 fn failed(config: &ModelConfig, sample: &ModelWarmup, reason: String) -> LoadError {
     let reason = format!("failed to run warmup sample '{}': {reason}", sample.name);
     LoadError::Backend { model: config.name.clone(), reason }

@@ -46,6 +46,7 @@ impl Backend for PostprocessBackend {
             config: Arc::new(source.config.clone()),
             instances: std::iter::repeat_with(instance).take(instances).collect(),
             policy: Box::new(OneAtATime),
+            canary: None,
         })
     }
 }

@@ -56,6 +56,7 @@ impl Backend for TokenizerBackend {
             config: Arc::new(config),
             instances: std::iter::repeat_with(instance).take(instances).collect(),
             policy: Box::new(OneAtATime),
+            canary: None,
         })
     }
 }

@@ -19,6 +19,7 @@ mod process;
 mod repository;
 mod sandbox;
 mod tools;
+mod wire;
 
 pub use http::{Request, Response};
 pub use load::{Outcome, load};
@@ -27,6 +28,7 @@ pub use process::Process;
 pub use repository::{Golden, ModelFolder, basic_repository, golden, seed_repository};
 pub use sandbox::{Mode, Sandbox, Setup, Stage};
 pub use tools::{demo_repository, onnxruntime_library, product, python, wait_until, workspace};
+pub use wire::{Wire, WireMessage};
 
 /// Makes each of the functions, which take a [`Mode`], a test in every mode: `all_in_one::NAME` and `services::NAME`.
 #[macro_export]

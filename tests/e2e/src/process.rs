@@ -91,6 +91,11 @@ impl Process {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
+    /// The file that what it says goes to.
+    pub fn log_path(&self) -> &Path {
+        &self.log
+    }
+
     /// The end of what it has said.
     pub fn log_tail(&self) -> String {
         let log = self.log();
@@ -112,6 +117,14 @@ impl Process {
     pub fn last_words(&self) -> Vec<String> {
         let is_event = |line: &str| serde_json::from_str::<Value>(line).is_ok_and(|value| value.is_object());
         self.log().lines().filter(|line| !is_event(line)).map(str::to_owned).collect()
+    }
+
+    /// The memory it occupies right now, in bytes; 0 when it is gone.
+    pub fn resident_bytes(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kibibytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        kibibytes.unwrap_or(0) << 10
     }
 
     /// Its process id.

@@ -105,6 +105,13 @@ impl ModelFolder {
         self.model(name, &config)
     }
 
+    /// Adds to the configuration of a model that is there.
+    pub fn with_setting(self, model: &str, setting: &str) -> ModelFolder {
+        let path = format!("{model}/config.pbtxt");
+        let config = fs::read_to_string(self.path().join(&path)).expect("the model has a configuration");
+        self.file(&path, format!("{config}\n{setting}\n"))
+    }
+
     /// Writes a file, by its path in the repository.
     pub fn file(self, path: &str, content: impl AsRef<[u8]>) -> ModelFolder {
         fs::write(self.path().join(path), content).expect("the temporary folder can be written");

@@ -277,18 +277,26 @@ impl Sandbox {
         })
     }
 
+    /// Every process: the gateway first, then the workers.
+    pub fn processes(&self) -> impl Iterator<Item = &Process> {
+        std::iter::once(&self.gateway).chain(self.workers.iter().map(|(_, worker)| worker))
+    }
+
     /// # Panics
     /// When one of the processes has logged this message.
     #[track_caller]
     pub fn assert_never_logged(&self, message: &str) {
-        for process in std::iter::once(&self.gateway).chain(self.workers.iter().map(|(_, worker)| worker)) {
+        for process in self.processes() {
             assert_eq!(process.count(message), 0, "{}:\n{}", process.name(), process.log_tail());
         }
     }
 
     /// A process that failed will not get ready any more. One that was killed is meant to be gone.
+    ///
+    /// # Panics
+    /// When a process has ended with an error.
     #[track_caller]
-    fn check_running(&mut self) {
+    pub fn check_running(&mut self) {
         let processes = std::iter::once(&mut self.gateway).chain(self.workers.iter_mut().map(|(_, worker)| worker));
         for process in processes {
             if let Some(code) = process.exited().and_then(|status| status.code()).filter(|code| *code != 0) {

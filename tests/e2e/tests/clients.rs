@@ -18,6 +18,8 @@ in_every_mode!(
     json_and_binary_tensors_travel,
     the_http_extensions_work,
     grpc_clients_work,
+    shared_memory_works,
+    curl_works,
     the_demo_gives_what_python_computes,
     real_texts_give_the_reference_embeddings,
 );
@@ -81,6 +83,26 @@ fn the_http_extensions_work(mode: Mode) {
 fn grpc_clients_work(mode: Mode) {
     let mut sandbox = Sandbox::start(mode);
     run_at(sandbox.grpc_address(), "grpc_infer.py", &[]);
+}
+
+fn shared_memory_works(mode: Mode) {
+    let mut sandbox = Setup::new(mode).gateway_arguments(&["--allow-client-shm"]).start();
+    let grpc = sandbox.grpc_address().to_string();
+    run(&sandbox, "shared_memory.py", &["--grpc-url", &grpc]);
+}
+
+fn curl_works(mode: Mode) {
+    if Command::new("curl").arg("--version").output().is_err() {
+        println!("left out: there is no curl on this machine");
+        return;
+    }
+    let sandbox = Sandbox::start(mode);
+    let script = workspace().join("tests/clients/curl.sh");
+    let output = Command::new("bash").arg(script).arg(format!("http://{}", sandbox.address)).output();
+    let output = output.expect("bash runs");
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    println!("{said}");
+    assert!(output.status.success(), "curl.sh found:\n{said}{errors}");
 }
 
 fn the_demo_gives_what_python_computes(mode: Mode) {

@@ -38,6 +38,15 @@ fn models_are_controlled_as_expected(mode: Mode) {
     run(&["--url", &http, "--grpc", &grpc, "--server", "explicit"]);
 }
 
+/// Shared memory is the gateway's alone, so one mode will do; the object that the scenarios name is there once.
+#[test]
+fn shared_memory_is_used_as_expected() {
+    let setup = Setup::new(Mode::AllInOne).repository(&compat().join("models/repository"));
+    let mut sandbox = setup.gateway_arguments(&["--allow-client-shm"]).start();
+    let (http, grpc) = (format!("http://{}", sandbox.address), sandbox.grpc_address().to_string());
+    run(&["--url", &http, "--grpc", &grpc, "--server", "shared memory"]);
+}
+
 /// Recordings, expectations, divergences and docs/compatibility.md fit each other.
 #[test]
 fn what_is_written_down_is_consistent() {

@@ -17,9 +17,7 @@ fn number(value: f32) -> Value {
 }
 
 fn cached_model() -> ModelFolder {
-    let slow = ModelFolder::new().slow("slow", DELAY_MS);
-    let config = std::fs::read_to_string(slow.path().join("slow/config.pbtxt")).expect("it was just written");
-    slow.model("slow", &format!("{config} response_cache {{ enable: true }}"))
+    ModelFolder::new().slow("slow", DELAY_MS).with_setting("slow", "response_cache { enable: true }")
 }
 
 fn start(mode: Mode, models: &ModelFolder, arguments: &[&str]) -> Sandbox {

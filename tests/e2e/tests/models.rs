@@ -156,7 +156,7 @@ fn models_are_loaded_and_unloaded_by_request(mode: Mode) {
 
 fn a_load_brings_its_configuration_and_files(mode: Mode) {
     let models = models();
-    let sandbox = explicit(mode, &models).start();
+    let mut sandbox = explicit(mode, &models).start();
     assert_eq!(load(&sandbox, "a", json!({ "config": identity_json("a", 7).to_string() })).status, 200);
     assert_eq!(max_batch_size(&sandbox, "a"), 7);
     assert_eq!(infer(&sandbox, "a").status, 200);
@@ -179,6 +179,17 @@ fn a_load_brings_its_configuration_and_files(mode: Mode) {
     let fresh = json!({ "config": identity_json("fresh", 5).to_string(), "file:1/note.txt": "" });
     assert_eq!(load(&sandbox, "fresh", fresh).status, 200);
     assert_eq!(infer(&sandbox, "fresh").status, 200, "a model that is in no repository");
+
+    // Over NATS it is more than one message holds, and so is what is told to those who start later.
+    let large = json!({ "config": identity_json("large", 5).to_string(), "file:1/note.txt": "AAAA".repeat(3 << 20) });
+    let loaded = load(&sandbox, "large", large);
+    assert_eq!(loaded.status, 200, "{}", loaded.text());
+    assert_eq!(infer(&sandbox, "large").status, 200);
+    if mode == Mode::Services {
+        sandbox.worker(Stage::Model, 0).kill();
+        sandbox.start_worker(Stage::Model);
+        wait_for("a new worker serves what was loaded", || infer(&sandbox, "large").status == 200);
+    }
 
     for (parameters, status, text) in [
         (json!({ "file:2/note.txt": "" }), 500, "failed to load 'a', failed to poll from model repository"),

@@ -9,7 +9,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, Process, Request, Sandbox, Setup, Stage, golden, in_every_mode, load, wait_until, workspace};
+use trireme_e2e::{
+    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load,
+    wait_until, workspace,
+};
 
 in_every_mode!(prometheus_has_every_series);
 
@@ -150,9 +153,14 @@ fn prometheus_has_every_series(mode: Mode) {
     };
     check(workspace().join("deploy/observability/prometheus.yml"));
 
-    let summaries = ["--metrics-config", "summary_latencies=true", "--metrics-config", "histogram_latencies=true"];
+    let mut everything =
+        vec!["--metrics-config", "summary_latencies=true", "--metrics-config", "histogram_latencies=true"];
+    everything.extend(["--cache-config", "local,size=1000000"]);
+    let cached = "response_cache { enable: true }";
+    let models = ModelFolder::copy_of(&basic_repository()).with_setting("identity_fp32", cached);
     let mut sandbox = Setup::new(mode)
-        .gateway_arguments(&summaries)
+        .repository(models.path())
+        .gateway_arguments(&everything)
         .worker_arguments(if mode == Mode::Services { &["--admin-address", "127.0.0.1:0"] } else { &[] })
         .start();
     let mut targets = Vec::new();

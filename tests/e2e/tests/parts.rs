@@ -1,9 +1,12 @@
 //! Requests that are too large for one message: they travel in parts, or by claim.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Request, Setup, Stage, basic_repository, golden, in_every_mode};
+use trireme_e2e::{
+    Mode, ModelFolder, Process, Request, Setup, Stage, basic_repository, golden, in_every_mode, wait_until,
+};
 use trireme_testkit::assert_close;
 
 in_every_mode!(
@@ -74,6 +77,36 @@ fn rows_above_the_largest_batch_travel_in_parts_where_that_is_declared(mode: Mod
         assert_eq!(response.output("OUTPUT0")["shape"], json!([count, 1]));
         assert_eq!(response.numbers("OUTPUT0"), (0..count).map(|n| n as f32).collect::<Vec<_>>());
     }
+}
+
+/// Requests of `model` that a worker has executed, as its own metrics say.
+fn executed(worker: &Process, model: &str) -> f64 {
+    let address: SocketAddr = wait_until("the admin listener", Duration::from_secs(20), || {
+        let listening = worker.events().into_iter().find(|event| event["message"] == "admin listener")?;
+        listening["address"].as_str()?.parse().ok()
+    });
+    let metrics = Request::get("/metrics").send(address).expect("an answer").text();
+    let name = format!("trireme_stage_compute_seconds_count{{model=\"{model}\",stage=\"model\",version=\"1\"}} ");
+    metrics.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok()).unwrap_or(0.0)
+}
+
+/// Texts of mixed length, cut by length: every replica works on the one request, and the rows come back in its order.
+#[test]
+fn one_request_of_many_texts_keeps_every_replica_busy() {
+    const ROWS: usize = 1000;
+    let models = embedding_in_parts();
+    let admin = ["--admin-address", "127.0.0.1:0"];
+    let setup = Setup::new(Mode::Services).repository(models.path()).replicas(Stage::Model, 2).worker_arguments(&admin);
+    let mut sandbox = setup.start();
+    let golden = golden();
+    let texts: Vec<&str> = golden.iter().map(|g| g.text.as_str()).cycle().take(ROWS).collect();
+    let body = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [ROWS], "data": texts}]});
+    let response = sandbox.infer("tiny_embedding", &body);
+    let expected: Vec<f32> = golden.iter().cycle().take(ROWS).flat_map(|g| g.embedding.clone()).collect();
+    assert_close(&response.numbers("embedding"), &expected, 1e-5);
+    let parts = [0, 1].map(|number| executed(sandbox.worker(Stage::Model, number), "tiny_encoder"));
+    assert_eq!(parts.iter().sum::<f64>(), 63.0, "1000 rows in parts of 16: {parts:?}");
+    assert!(parts.iter().all(|&parts| parts > 0.0), "both workers have made some: {parts:?}");
 }
 
 fn one_bad_part_is_the_requests_error(mode: Mode) {

@@ -1,16 +1,23 @@
 //! Statistics and metrics: the identities that clients rely on hold across workers that come and go, and docs/metrics.md
 //! names what there is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, Process, Request, Sandbox, Setup, Stage, golden, in_every_mode, load, wait_until, workspace};
+use trireme_e2e::{
+    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load,
+    wait_until, workspace,
+};
 
-in_every_mode!(every_request_is_counted_once_at_every_step, metrics_say_what_statistics_say);
+in_every_mode!(
+    every_request_is_counted_once_at_every_step,
+    metrics_say_what_statistics_say,
+    the_cache_and_a_models_own_bounds_show,
+);
 
 /// How soon a change is seen at the latest.
 const SOON: Duration = Duration::from_secs(10);
@@ -212,13 +219,68 @@ fn metrics_say_what_statistics_say(mode: Mode) {
     assert!(value("nv_cpu_memory_total_bytes") > 1e8);
 }
 
+/// The basic repository with a cache for one model, which sets bounds of its own, too.
+fn cached() -> ModelFolder {
+    let family = "nv_inference_first_response_histogram_ms";
+    let bounds = format!(
+        "response_cache {{ enable: true }} model_metrics {{ metric_control {{
+           metric_identifier {{ family: '{family}' }} histogram_options {{ buckets: [0.5, 20000] }} }} }}"
+    );
+    ModelFolder::copy_of(&basic_repository()).with_setting("identity_fp32", &bounds)
+}
+
+/// Arguments of a gateway with a cache and with all metrics that there are.
+const EVERYTHING: [&str; 6] = [
+    "--cache-config",
+    "local,size=1000000",
+    "--metrics-config",
+    "summary_latencies=true",
+    "--metrics-config",
+    "histogram_latencies=true",
+];
+
+#[track_caller]
+fn ask_cached(sandbox: &Sandbox) {
+    let input = json!({"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]});
+    assert_eq!(sandbox.infer("identity_fp32", &json!({"inputs": [input]})).numbers("OUTPUT0"), [1.0, 2.0]);
+}
+
+fn the_cache_and_a_models_own_bounds_show(mode: Mode) {
+    let models = cached();
+    let sandbox = Setup::new(mode).repository(models.path()).gateway_arguments(&EVERYTHING).start();
+    (0..3).for_each(|_| ask_cached(&sandbox));
+    assert_eq!(sandbox.infer("tiny_embedding", &text(0)).status, 200);
+    let scraped = scrape(&sandbox.gateway, "metrics listener").samples;
+    let labels = r#"model="identity_fp32",version="1""#;
+    let value = |name: &str| *scraped.get(name).unwrap_or_else(|| panic!("no {name}: {scraped:#?}"));
+    let inference = statistics(&sandbox, "identity_fp32")["inference_stats"].clone();
+    for (kind, count) in [("hit", 2.0), ("miss", 1.0)] {
+        let number = if kind == "hit" { "hits" } else { "misses" };
+        assert_eq!(value(&format!("nv_cache_num_{number}_per_model{{{labels}}}")), count);
+        assert_eq!(value(&format!("nv_cache_{kind}_summary_per_model_count{{{labels}}}")), count);
+        let told = inference[format!("cache_{kind}")]["ns"].as_u64().expect("a number") / 1000;
+        assert_eq!(value(&format!("nv_cache_{kind}_duration_per_model{{{labels}}}")), told as f64);
+    }
+    let others = |name: &&String| name.starts_with("nv_cache") && !name.contains("identity_fp32");
+    assert_eq!(scraped.keys().find(others), None, "only models with a cache have its metrics");
+
+    let buckets = |model: &str| {
+        let start = format!(r#"nv_inference_first_response_histogram_ms_bucket{{model="{model}""#);
+        let of_model = scraped.keys().filter(|name| name.starts_with(&start));
+        of_model.filter_map(|name| name.split("le=\"").nth(1)?.split('"').next().map(str::to_owned)).collect()
+    };
+    let (own, usual): (BTreeSet<String>, BTreeSet<String>) = (buckets("identity_fp32"), buckets("tiny_embedding"));
+    assert_eq!(own, BTreeSet::from(["0.5", "20000", "+Inf"].map(str::to_owned)));
+    assert_eq!(usual, BTreeSet::from(["100", "500", "2000", "5000", "+Inf"].map(str::to_owned)));
+}
+
 /// The table of the page is made of what processes export; `UPDATE_DOCS=1` renews it.
 #[test]
 fn the_page_names_what_is_exported() {
-    let everything =
-        ["summary_latencies=true", "histogram_latencies=true"].map(|setting| ["--metrics-config", setting]);
+    let models = cached();
     let mut sandbox = Setup::new(Mode::Services)
-        .gateway_arguments(everything.as_flattened())
+        .repository(models.path())
+        .gateway_arguments(&EVERYTHING)
         .worker_arguments(&["--admin-address", "127.0.0.1:0"])
         .start();
     assert_eq!(sandbox.infer("tiny_embedding", &text(0)).status, 200);
@@ -232,7 +294,7 @@ fn the_page_names_what_is_exported() {
     }
 
     let mut table = String::from("| metric | kind | from | labels | what it says |\n|---|---|---|---|---|\n");
-    let names: std::collections::BTreeSet<_> = gateway.families.keys().chain(worker.families.keys()).collect();
+    let names: BTreeSet<_> = gateway.families.keys().chain(worker.families.keys()).collect();
     for name in names {
         let from = match (gateway.families.contains_key(name), worker.families.contains_key(name)) {
             (true, true) => "all",
@@ -259,7 +321,7 @@ fn the_page_names_what_is_exported() {
 
 /// The labels of a family, apart from those that its kind brings.
 fn labels<'a>(family: &str, samples: impl Iterator<Item = &'a String>) -> String {
-    let mut labels = std::collections::BTreeSet::new();
+    let mut labels = BTreeSet::new();
     for sample in samples {
         let (name, rest) = sample.split_once('{').unwrap_or((sample, ""));
         let suffix = name.strip_prefix(family).filter(|suffix| ["", "_sum", "_count", "_bucket"].contains(suffix));

@@ -12,7 +12,7 @@ use trireme_e2e::{
     workspace,
 };
 
-in_every_mode!(every_request_is_one_complete_trace);
+in_every_mode!(every_request_is_one_complete_trace, branches_are_steps_of_one_request);
 
 /// Processes export their spans every second; more than that on a busy machine.
 const EXPORTED: Duration = Duration::from_secs(20);
@@ -196,6 +196,42 @@ fn every_request_is_one_complete_trace(mode: Mode) {
     for span in others {
         assert_eq!(span["name"], "run", "a trace of nobody's request: {span}");
     }
+}
+
+/// Steps of branches lie side by side below the request.
+fn branches_are_steps_of_one_request(mode: Mode) {
+    let (receiver, endpoint) = Receiver::start();
+    let step = |model: &str, output: &str| {
+        format!(
+            "step {{ model_name: '{model}' model_version: -1 input_map {{ key: 'INPUT0' value: 'X' }}
+                     output_map {{ key: 'OUTPUT0' value: '{output}' }} }}"
+        )
+    };
+    let tensor = |name: &str| format!("{{ name: '{name}' data_type: TYPE_FP32 dims: [-1] }}");
+    let fork = format!(
+        "platform: 'ensemble' input [{}] output [{}, {}] ensemble_scheduling {{ {} {} }}",
+        tensor("X"),
+        tensor("L"),
+        tensor("R"),
+        step("left", "L"),
+        step("right", "R")
+    );
+    let models = models().slow("left", 500).slow("right", 500).model("fork", &fork);
+    let sandbox = start(mode, &models, &endpoint);
+    let body = json!({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1], "data": [1.5]}]});
+    let response = sandbox.send(&Request::infer("fork", &body).header("traceparent", &parent(0).0));
+    assert_eq!((response.numbers("L"), response.numbers("R")), (vec![1.5], vec![1.5]));
+
+    let trace = wait_until("the trace", EXPORTED, || {
+        let trace = receiver.traces().remove(&parent(0).1)?;
+        (trace.has(&["step left", "step right"]) && trace.named("execute").len() == 2).then_some(trace)
+    });
+    trace.assert_whole();
+    let span = |name: &str| trace.named(name)[0];
+    let (left, right) = (span("step left"), span("step right"));
+    assert!(number(left, "start") < number(right, "end"), "{left} {right}");
+    assert!(number(right, "start") < number(left, "end"), "{left} {right}");
+    assert_ne!(left["attributes"]["request_id"], right["attributes"]["request_id"], "a message each");
 }
 
 #[test]

@@ -1,28 +1,39 @@
 //! Questions over core NATS: one subject per topic, answers to an inbox of the question's own.
+//!
+//! What is above `max_payload`, as a command with a model's files is, travels by claim. Nobody knows who reads a question
+//! last, so these claims are not discarded: they lapse.
 
+use std::time::Duration;
+
+use async_nats::{HeaderMap, Message, Subject};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
-use super::{Nats, WATCH_BACKLOG, subjects};
+use super::claims::Store;
+use super::{Nats, WATCH_BACKLOG, headers, subjects};
 use crate::BusError;
 use crate::control::{AnswerHandle, Question};
 
+/// How long a claim is there to be read: longer than whoever listens can be busy with the questions before.
+const LAPSE: Duration = Duration::from_secs(60);
+
 /// The way back to an asker: its inbox.
 struct Answers {
-    client: async_nats::Client,
-    inbox: async_nats::Subject,
+    nats: Nats,
+    inbox: Subject,
 }
 
 /// Publishes the question. The answers end when the receiver is dropped, or at once when nobody listens.
 pub async fn ask(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
-    let size = body.len();
     let inbox = nats.client.new_inbox();
     let mut answers = nats.subscribe(inbox.clone()).await?;
-    let asked = nats.client.publish_with_reply(subjects::control(topic), inbox, body).await;
-    asked.map_err(|error| refused(&error, size, nats.max_payload()))?;
+    let (headers, body) = pack(nats, body).await?;
+    let asked = nats.client.publish_with_reply_and_headers(subjects::control(topic), inbox, headers, body).await;
+    asked.map_err(|error| BusError::Unreachable(error.to_string()))?;
     let (sender, receiver) = mpsc::channel(WATCH_BACKLOG);
+    let nats = nats.clone();
     crate::spawn("nats answers", async move {
         loop {
             let answer = tokio::select! {
@@ -31,7 +42,11 @@ pub async fn ask(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver
             };
             let Some(answer) = answer else { return };
             let nobody_listens = answer.status == Some(async_nats::StatusCode::NO_RESPONDERS);
-            if nobody_listens || sender.send(answer.payload).await.is_err() {
+            if nobody_listens {
+                return;
+            }
+            let Some(answer) = unpack(&nats, answer).await else { continue };
+            if sender.send(answer).await.is_err() {
                 return;
             }
         }
@@ -43,7 +58,7 @@ pub async fn ask(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver
 pub async fn questions(nats: &Nats, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
     let mut messages = nats.subscribe_at_once(subjects::control(topic)).await?;
     let (sender, receiver) = mpsc::channel(WATCH_BACKLOG);
-    let client = nats.client.clone();
+    let nats = nats.clone();
     crate::spawn("nats questions", async move {
         loop {
             let message = tokio::select! {
@@ -52,8 +67,9 @@ pub async fn questions(nats: &Nats, topic: &str) -> Result<mpsc::Receiver<Questi
             };
             let Some(message) = message else { return };
             // Without a way back it is no question.
-            let Some(inbox) = message.reply else { continue };
-            let question = Question::new(message.payload, Answers { client: client.clone(), inbox });
+            let Some(inbox) = message.reply.clone() else { continue };
+            let Some(body) = unpack(&nats, message).await else { continue };
+            let question = Question::new(body, Answers { nats: nats.clone(), inbox });
             if sender.send(question).await.is_err() {
                 return;
             }
@@ -65,15 +81,39 @@ pub async fn questions(nats: &Nats, topic: &str) -> Result<mpsc::Receiver<Questi
 #[async_trait]
 impl AnswerHandle for Answers {
     async fn answer(&self, body: Bytes) -> Result<(), BusError> {
-        let size = body.len();
-        let sent = self.client.publish(self.inbox.clone(), body).await;
-        sent.map_err(|error| refused(&error, size, self.client.server_info().max_payload))
+        let (headers, body) = pack(&self.nats, body).await?;
+        let sent = self.nats.client.publish_with_headers(self.inbox.clone(), headers, body).await;
+        sent.map_err(|error| BusError::Unreachable(error.to_string()))
     }
 }
 
-fn refused(error: &async_nats::PublishError, size: usize, limit: usize) -> BusError {
-    match error.kind() {
-        async_nats::PublishErrorKind::MaxPayloadExceeded => BusError::TooLarge { size, limit },
-        _ => BusError::Unreachable(error.to_string()),
+/// What a message carries: the body, or a claim for it where it is too large.
+async fn pack(nats: &Nats, body: Bytes) -> Result<(HeaderMap, Bytes), BusError> {
+    let mut headers = HeaderMap::new();
+    if super::claims::wire_size(&headers) + body.len() <= nats.max_payload() {
+        return Ok((headers, body));
+    }
+    let name = subjects::escape_token(&nats.client.new_inbox());
+    let claim = nats.lay_down(Store::Claims, name, &body, Some(LAPSE)).await?;
+    headers::write_claim(&mut headers, &claim);
+    Ok((headers, Bytes::new()))
+}
+
+/// What a message carried, if it can be read. What cannot is as good as lost, which messages of this kind may be.
+async fn unpack(nats: &Nats, message: Message) -> Option<Bytes> {
+    let claim = match headers::read_claim(&message) {
+        Ok(Some(claim)) => claim,
+        Ok(None) => return Some(message.payload),
+        Err(error) => {
+            tracing::warn!(%error, "ignored a malformed question or answer");
+            return None;
+        }
+    };
+    match nats.redeem(Store::Claims, &claim, None).await {
+        Ok(body) => Some(body),
+        Err(error) => {
+            tracing::warn!(%error, "a question or answer could not be read");
+            None
+        }
     }
 }

@@ -32,7 +32,10 @@ impl LevelPuller {
 #[async_trait]
 impl Puller for LevelPuller {
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError> {
-        let room = room.max(1);
+        if room == 0 && self.gathered.is_empty() {
+            let (deliveries, _, _) = select_all(self.levels.iter_mut().map(|(_, puller)| puller.next(0))).await;
+            return deliveries;
+        }
         loop {
             for index in 0..self.levels.len() {
                 let free = room.saturating_sub(self.gathered.len());

@@ -44,6 +44,9 @@ use crate::{
 /// Changes of the registry and cancellations that a reader may be behind before the bus waits for it.
 const WATCH_BACKLOG: usize = 4096;
 
+/// Bytes of the longest request id that a cancellation may name: workers remember many of them for a while.
+const MAX_REQUEST_ID: usize = 256;
+
 /// Bodies of replies that are fetched at the same time.
 const FETCHES_AT_ONCE: usize = 16;
 
@@ -150,7 +153,12 @@ impl Bus for Nats {
         let (sender, receiver) = mpsc::channel(WATCH_BACKLOG);
         crate::spawn("nats cancellations", async move {
             while let Some(message) = messages.next().await {
-                let Ok(request_id) = std::str::from_utf8(&message.payload) else { continue };
+                let request_id = std::str::from_utf8(&message.payload).ok().filter(|id| id.len() <= MAX_REQUEST_ID);
+                let Some(request_id) = request_id else {
+                    let bytes = message.payload.len();
+                    tracing::warn!(bytes, "ignored a malformed cancellation");
+                    continue;
+                };
                 if sender.send(request_id.to_owned()).await.is_err() {
                     return;
                 }

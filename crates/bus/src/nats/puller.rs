@@ -127,18 +127,17 @@ impl NatsPuller {
         if missing == 0 || down || self.paused_until.is_some() {
             return Ok(());
         }
-        let number = self.pulls.ask(missing, now);
-        let reply = format!("{}.{number}", self.inbox);
-        let request = format!(r#"{{"batch":{missing},"expires":{}}}"#, PULL_EXPIRES.as_nanos());
-        self.send(number, reply, request).await
+        self.send(missing, &format!(r#""expires":{}"#, PULL_EXPIRES.as_nanos()), now).await.map(drop)
     }
 
-    async fn send(&mut self, number: u64, reply: String, request: String) -> Result<(), BusError> {
+    /// Sends a request for `count` messages and notes it. Gives its number.
+    async fn send(&mut self, count: usize, until: &str, now: Instant) -> Result<u64, BusError> {
+        let reply = format!("{}.{}", self.inbox, self.pulls.upcoming());
+        let request = format!(r#"{{"batch":{count},{until}}}"#);
         let sent = self.nats.client.publish_with_reply(self.next_subject.clone(), reply, request.into()).await;
-        sent.map_err(|error| {
-            self.pulls.ended(number, None);
-            BusError::Unreachable(error.to_string())
-        })
+        sent.map_err(|error| BusError::Unreachable(error.to_string()))?;
+        // Not before: whoever stops to wait meanwhile has not asked.
+        Ok(self.pulls.ask(count, now))
     }
 
     /// How many messages may still come, bodies that are being fetched included.
@@ -154,9 +153,7 @@ impl NatsPuller {
         if room == 0 || down || self.paused_until.is_some() {
             return Ok(());
         }
-        let number = self.pulls.ask(room, now);
-        let reply = format!("{}.{number}", self.inbox);
-        self.send(number, reply, format!(r#"{{"batch":{room},"no_wait":true}}"#)).await?;
+        let number = self.send(room, r#""no_wait":true"#, now).await?;
         // The broker answers at once; an answer that got lost must not hold up the other levels.
         let mut left = room;
         while left > 0 && self.pulls.is_open(number) {
@@ -310,7 +307,6 @@ impl NatsPuller {
 #[async_trait]
 impl Puller for NatsPuller {
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError> {
-        let room = room.max(1);
         loop {
             let now = Instant::now();
             self.see_to_connection(now);

@@ -42,6 +42,11 @@ impl Pulls {
         }
     }
 
+    /// The number of the request that is made next.
+    pub fn upcoming(&self) -> u64 {
+        self.made + 1
+    }
+
     /// Notes a request for `count` messages, made now. Returns its number.
     pub fn ask(&mut self, count: usize, now: Instant) -> u64 {
         self.made += 1;

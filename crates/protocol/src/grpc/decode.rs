@@ -6,7 +6,9 @@
 use std::collections::HashSet;
 
 use bytes::Bytes;
-use trireme_inference::{DataType, InferError, InferRequest, RequestedOutput, Shape, TensorSpec, UncheckedTensor};
+use trireme_inference::{
+    DataType, InferError, InferRequest, RequestedOutput, Shape, SharedMemoryPart, TensorSpec, UncheckedTensor,
+};
 
 use super::wire::ModelInferRequest;
 use super::wire::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
@@ -29,12 +31,17 @@ pub fn decode_infer_request(message: ModelInferRequest, declared: &[TensorSpec])
 
     let mut raw =
         RawContents { any: !message.raw_input_contents.is_empty(), rest: message.raw_input_contents.into_iter() };
-    let inputs = message.inputs.into_iter().map(|input| {
+    for input in message.inputs {
         check_datatype(&request, &input, declared)?;
-        decode_input(&request.model, input, &mut raw)
-    });
-    request.inputs = inputs.collect::<Result<_, _>>()?;
-    request.outputs = message.outputs.into_iter().map(decode_output).collect::<Result<_, _>>()?;
+        let (input, part) = decode_input(&request.model, input, &mut raw)?;
+        request.shared.inputs.extend(part.map(|part| (request.inputs.len(), part)));
+        request.inputs.push(input);
+    }
+    for output in message.outputs {
+        let (output, part) = decode_output(output)?;
+        request.shared.outputs.extend(part.map(|part| (output.name.clone(), part)));
+        request.outputs.push(output);
+    }
     Ok(request)
 }
 
@@ -68,13 +75,24 @@ struct RawContents {
     rest: std::vec::IntoIter<Bytes>,
 }
 
-fn decode_input(model: &str, input: InferInputTensor, raw: &mut RawContents) -> Result<UncheckedTensor, InferError> {
+fn decode_input(
+    model: &str,
+    input: InferInputTensor,
+    raw: &mut RawContents,
+) -> Result<(UncheckedTensor, Option<SharedMemoryPart>), InferError> {
     let InferInputTensor { name, datatype, shape, parameters, contents } = input;
     let Ok(datatype) = datatype.parse::<DataType>() else {
         return Err(InferError::invalid_arg(format!("invalid datatype for input {name}")));
     };
-    parameters::refuse_shared_memory(&name, &parameters)?;
+    let part = parameters::decode_part(&name, &parameters)?;
     let data = match contents {
+        Some(_) if part.is_some() => {
+            return Err(InferError::invalid_arg(format!(
+                "unexpected 'content' provided when using shared memory for input tensor '{name}' for model '{model}'"
+            )));
+        }
+        // Raw contents are those of the other inputs.
+        None if part.is_some() => Bytes::new(),
         Some(_) if raw.any => {
             return Err(InferError::invalid_arg(format!(
                 "contents field must not be specified when using raw_input_contents for '{name}' for model '{model}'"
@@ -87,11 +105,16 @@ fn decode_input(model: &str, input: InferInputTensor, raw: &mut RawContents) -> 
             ))
         })?,
     };
-    Ok(UncheckedTensor { name, datatype, shape: Shape::from(shape), data })
+    Ok((UncheckedTensor { name, datatype, shape: Shape::from(shape), data }, part))
 }
 
-fn decode_output(output: InferRequestedOutputTensor) -> Result<RequestedOutput, InferError> {
-    parameters::refuse_shared_memory(&output.name, &output.parameters)?;
+fn decode_output(
+    output: InferRequestedOutputTensor,
+) -> Result<(RequestedOutput, Option<SharedMemoryPart>), InferError> {
+    let part = parameters::decode_part(&output.name, &output.parameters)?;
     let classification = parameters::decode_classification(&output.parameters)?;
-    Ok(RequestedOutput { name: output.name, classification })
+    if part.is_some() && classification > 0 {
+        return Err(InferError::invalid_arg("output can't set both 'shared_memory_region' and 'classification'"));
+    }
+    Ok((RequestedOutput { name: output.name, classification }, part))
 }

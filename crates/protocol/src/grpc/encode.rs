@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use trireme_inference::{InferError, InferResponse, ParameterValue, Tensor};
 
 use super::wire::infer_parameter::ParameterChoice;
@@ -37,15 +38,19 @@ impl Named {
     }
 }
 
-/// Encodes a response. Outputs always travel as raw bytes, one entry for each, and share their tensors' memory; the id is
-/// echoed even when it is empty.
+/// Encodes a response. Outputs always travel as raw bytes, one entry for each, and share their tensors' memory; the entry of
+/// one in shared memory is empty. The id is echoed even when it is empty.
 pub fn encode_infer_response(response: InferResponse) -> ModelInferResponse {
+    let raw = |output: &Tensor| match response.shared.contains(output.name()) {
+        true => Bytes::new(),
+        false => output.data().clone(),
+    };
     ModelInferResponse {
         model_name: response.model.name,
         model_version: response.model.version.to_string(),
         id: response.id,
         parameters: response.parameters.into_iter().map(|(name, value)| (name, parameter(value))).collect(),
-        raw_output_contents: response.outputs.iter().map(|output| output.data().clone()).collect(),
+        raw_output_contents: response.outputs.iter().map(raw).collect(),
         outputs: response.outputs.iter().map(describe).collect(),
     }
 }

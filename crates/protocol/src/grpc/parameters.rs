@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use trireme_inference::{InferError, InferRequest, ParameterValue};
+use trireme_inference::{InferError, InferRequest, ParameterValue, SharedMemoryPart};
 
 use super::wire::infer_parameter::ParameterChoice;
 use super::wire::{InferParameter, ModelInferRequest};
@@ -83,20 +83,40 @@ pub(super) fn decode_classification(parameters: &BTreeMap<String, InferParameter
     Ok(u32::try_from(count).unwrap_or(u32::MAX))
 }
 
-/// Refuses a tensor in shared memory: no region can be registered, so none is ever found.
-pub(super) fn refuse_shared_memory(
+/// Where a tensor lies, if its parameters name a region of shared memory. Of negative numbers Triton makes the large ones
+/// that they are without a sign: no region is that long.
+pub(super) fn decode_part(
     tensor: &str,
     parameters: &BTreeMap<String, InferParameter>,
-) -> Result<(), InferError> {
-    match parameters.get("shared_memory_region").map(|parameter| &parameter.parameter_choice) {
-        None => Ok(()),
-        Some(Some(ParameterChoice::StringParam(region))) => {
-            Err(InferError::not_found(format!("Unable to find shared memory region: '{region}'")))
-        }
-        Some(_) => Err(InferError::invalid_arg(format!(
-            "invalid value type for 'shared_memory_region' parameter for tensor '{tensor}', expected string_param."
+) -> Result<Option<SharedMemoryPart>, InferError> {
+    const REGION: &str = "shared_memory_region";
+    let choice = |name| parameters.get(name).map(|parameter| parameter.parameter_choice.as_ref());
+    let wrong_type = |name, expected| {
+        InferError::invalid_arg(format!(
+            "invalid value type for '{name}' parameter for tensor '{tensor}', expected {expected}."
+        ))
+    };
+    let region = match choice(REGION) {
+        None => None,
+        Some(Some(ParameterChoice::StringParam(region))) => Some(region.clone()),
+        Some(_) => return Err(wrong_type(REGION, "string_param")),
+    };
+    let number = |name| match (choice(name), &region) {
+        (None, _) => Ok(None),
+        (Some(_), None) => Err(InferError::invalid_arg(format!(
+            "'{name}' can not be specified without '{REGION}' parameter for tensor '{tensor}'"
         ))),
-    }
+        (Some(Some(ParameterChoice::Int64Param(value))), _) => Ok(Some(*value as u64)),
+        (Some(_), _) => Err(wrong_type(name, "int64_param")),
+    };
+    let (offset, byte_size) = (number("shared_memory_offset")?, number("shared_memory_byte_size")?);
+    let Some(region) = region else { return Ok(None) };
+    let byte_size = byte_size.ok_or_else(|| {
+        InferError::invalid_arg(format!(
+            "'shared_memory_byte_size' must be specified along with '{REGION}' parameter for tensor '{tensor}'"
+        ))
+    })?;
+    Ok(Some(SharedMemoryPart { region, offset: offset.unwrap_or(0), byte_size }))
 }
 
 fn wrong_type(name: &str, expected: &str) -> InferError {

@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use prost::Message;
 use trireme_inference::{
     DataType, ErrorCode, InferError, InferRequest, InferResponse, Ledger, ModelKey, ParameterValue, Parameters,
-    RequestedOutput, Shape, Tensor, TensorSpec,
+    RequestedOutput, Shape, SharedMemoryPart, Tensor, TensorSpec,
 };
 
 use super::wire::infer_parameter::ParameterChoice::{
@@ -165,20 +165,71 @@ fn names_and_datatypes_are_checked() {
 }
 
 #[test]
-fn no_shared_memory_region_is_ever_found() {
-    let region = [("shared_memory_region", text("r")), ("shared_memory_byte_size", Int64Param(1))];
-    let in_input = ModelInferRequest {
-        inputs: vec![InferInputTensor { parameters: parameters(&region), ..input("x", "INT8", &[1]) }],
-        ..message()
+fn tensors_in_shared_memory_are_named_and_take_no_bytes() {
+    let region = |at| {
+        [
+            ("shared_memory_region", text("r")),
+            ("shared_memory_byte_size", Int64Param(4)),
+            ("shared_memory_offset", Int64Param(at)),
+        ]
     };
-    let not_found = "Unable to find shared memory region: 'r'";
-    assert_refused(decode_infer_request(in_input, &[]), ErrorCode::NotFound, not_found);
-    let in_output = ModelInferRequest { outputs: vec![output(&region)], ..message() };
-    assert_refused(decode_infer_request(in_output, &[]), ErrorCode::NotFound, not_found);
-    let odd = ModelInferRequest { outputs: vec![output(&[("shared_memory_region", BoolParam(true))])], ..message() };
+    let shared = InferInputTensor { parameters: parameters(&region(8)), ..input("x", "INT8", &[4]) };
+    let decoded = decode_infer_request(
+        ModelInferRequest {
+            inputs: vec![shared, input("y", "INT8", &[1])],
+            outputs: vec![output(&region(-1))],
+            raw_input_contents: vec![Bytes::from_static(b"y")],
+            ..message()
+        },
+        &[],
+    )
+    .unwrap();
+    let part = |offset| SharedMemoryPart { region: "r".to_owned(), offset, byte_size: 4 };
+    assert_eq!(decoded.shared.inputs, [(0, part(8))]);
+    assert_eq!(decoded.shared.outputs, [("o".to_owned(), part(u64::MAX))].into());
+    assert_eq!((&decoded.inputs[0].data[..], &decoded.inputs[1].data[..]), (&b""[..], &b"y"[..]));
+}
+
+#[test]
+fn faulty_places_in_shared_memory_are_refused_in_tritons_words() {
+    let (region, size, offset) = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset");
+    let whole = [(region, text("r")), (size, Int64Param(4))];
+    let table: &[(&[(&str, ParameterChoice)], &str)] = &[
+        (
+            &[(region, BoolParam(true))],
+            "invalid value type for 'shared_memory_region' parameter for tensor 'o', expected string_param.",
+        ),
+        (
+            &[(region, text("r")), (size, text("4"))],
+            "invalid value type for 'shared_memory_byte_size' parameter for tensor 'o', expected int64_param.",
+        ),
+        (
+            &[(region, text("r"))],
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor 'o'",
+        ),
+        (
+            &[(size, Int64Param(4))],
+            "'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for tensor 'o'",
+        ),
+        (
+            &[(offset, Int64Param(4))],
+            "'shared_memory_offset' can not be specified without 'shared_memory_region' parameter for tensor 'o'",
+        ),
+        (
+            &[whole[0].clone(), whole[1].clone(), ("classification", Int64Param(1))],
+            "output can't set both 'shared_memory_region' and 'classification'",
+        ),
+    ];
+    for (parameters, text) in table {
+        let faulty = ModelInferRequest { outputs: vec![output(parameters)], ..message() };
+        assert_invalid(decode_infer_request(faulty, &[]), text);
+    }
+    let contents = InferTensorContents { int_contents: vec![1], ..Default::default() };
+    let twice =
+        InferInputTensor { parameters: parameters(&whole), contents: Some(contents), ..input("x", "INT32", &[1]) };
     assert_invalid(
-        decode_infer_request(odd, &[]),
-        "invalid value type for 'shared_memory_region' parameter for tensor 'o', expected string_param.",
+        decode_infer_request(ModelInferRequest { inputs: vec![twice], ..message() }, &[]),
+        "unexpected 'content' provided when using shared memory for input tensor 'x' for model 'm'",
     );
 }
 
@@ -275,6 +326,7 @@ fn response() -> InferResponse {
             Tensor::from_values("b", [2, 1], vec![1.0f32, 2.0]).unwrap(),
             Tensor::from_values::<i64>("a", [0], vec![]).unwrap(),
         ],
+        shared: Default::default(),
         ledger: Ledger::default(),
     }
 }

@@ -7,10 +7,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::num::IntErrorKind;
 
 use bytes::Bytes;
-use trireme_inference::{DataType, InferError, InferRequest, RequestedOutput, Shape, UncheckedTensor};
+use trireme_inference::{
+    DataType, InferError, InferRequest, RequestedOutput, Shape, SharedMemoryPart, UncheckedTensor,
+};
 
 use super::{HttpInferRequest, OutputFormat, RequestContext, TensorFormat, data, parameters, raw, request_prefix};
 use crate::json::{self, JsonError, Value};
+use crate::shared_memory;
 
 /// Decodes the body of an infer request. `header_length` is the value of [`super::HEADER_LENGTH`]: without it the whole
 /// body is JSON, and 0 says that the body is the one input's bytes, as is an empty body. Binary inputs share `body`'s memory.
@@ -51,11 +54,14 @@ pub fn decode_infer_request(
         max_json_size: context.max_json_size,
         id: &request.id,
         names: HashSet::new(),
+        shared: Vec::new(),
         binary: body.slice(header_length..),
     };
-    request.inputs = decoder.inputs(inputs)?;
+    let inputs = decoder.inputs(inputs)?;
+    request.shared.inputs = decoder.shared;
+    request.inputs = inputs;
     if let Some(outputs) = outputs {
-        (request.outputs, output_format.listed) = decode_outputs(&request.id, &outputs)?;
+        output_format.listed = decode_outputs(&outputs, &mut request)?;
     }
     Ok(HttpInferRequest { request, output_format })
 }
@@ -87,6 +93,8 @@ struct InputDecoder<'a> {
     id: &'a str,
     /// The names of the inputs so far.
     names: HashSet<String>,
+    /// Those of them that lie in shared memory.
+    shared: Vec<(usize, SharedMemoryPart)>,
     /// What the inputs so far have left of the bytes behind the JSON.
     binary: Bytes,
 }
@@ -105,8 +113,8 @@ impl InputDecoder<'_> {
 
     fn input(&mut self, input: &Value<'_>) -> Result<UncheckedTensor, InferError> {
         let [name, datatype, shape, parameters, data] = input.pick(["name", "datatype", "shape", "parameters", "data"]);
-        let [binary_size, shared_memory] = pick(&parameters, ["binary_data_size", "shared_memory_region"]);
-        check_one_source(data.is_some(), binary_size.is_some(), shared_memory.is_some())?;
+        let [binary_size, region] = pick(&parameters, ["binary_data_size", "shared_memory_region"]);
+        check_one_source(data.is_some(), binary_size.is_some(), region.is_some())?;
 
         let name = text(&required(name, "name")?, "name")?;
         let datatype = text(&required(datatype, "datatype")?, "datatype")?;
@@ -121,8 +129,9 @@ impl InputDecoder<'_> {
         let data = if let Some(size) = binary_size {
             let size = size.as_u64().map_err(unable_to_parse("binary_data_size"))?;
             self.take_binary(&name, size)?
-        } else if let Some(region) = shared_memory {
-            return Err(unknown_region(&region));
+        } else if let Some(part) = shared_memory::decode_part(parameters.as_ref())? {
+            self.shared.push((self.names.len() - 1, part));
+            Bytes::new()
         } else {
             self.check_claim(&name, datatype, &shape)?;
             data::from_json(&name, datatype, &shape, data)?
@@ -176,29 +185,34 @@ fn decode_shape(shape: &Value<'_>) -> Result<Shape, InferError> {
     Ok(Shape::from(dimensions.map_err(unable_to_parse("shape"))?))
 }
 
-type Outputs = (Vec<RequestedOutput>, BTreeMap<String, TensorFormat>);
-
-fn decode_outputs(id: &str, outputs: &Value<'_>) -> Result<Outputs, InferError> {
+/// Puts the outputs asked for into `request`; returns how each is to travel.
+fn decode_outputs(
+    outputs: &Value<'_>,
+    request: &mut InferRequest,
+) -> Result<BTreeMap<String, TensorFormat>, InferError> {
     let outputs = outputs.as_array().map_err(unable_to_parse("outputs"))?;
-    let mut requested = Vec::new();
     let mut listed = BTreeMap::new();
     for output in outputs.iter() {
-        let (output, format) = decode_output(&output)?;
+        let (output, format, part) = decode_output(&output)?;
         if listed.insert(output.name.clone(), format).is_some() {
-            return Err(already_exists(id, "output", &output.name));
+            return Err(already_exists(&request.id, "output", &output.name));
         }
-        requested.push(output);
+        if let Some(part) = part {
+            request.shared.outputs.insert(output.name.clone(), part);
+        }
+        request.outputs.push(output);
     }
-    Ok((requested, listed))
+    Ok(listed)
 }
 
-fn decode_output(output: &Value<'_>) -> Result<(RequestedOutput, TensorFormat), InferError> {
+type Output = (RequestedOutput, TensorFormat, Option<SharedMemoryPart>);
+
+fn decode_output(output: &Value<'_>) -> Result<Output, InferError> {
     let [name, parameters] = output.pick(["name", "parameters"]);
-    let [binary, classification, shared_memory] =
-        pick(&parameters, ["binary_data", "classification", "shared_memory_region"]);
+    let [binary, classification, region] = pick(&parameters, ["binary_data", "classification", "shared_memory_region"]);
     let conflict =
         |field| InferError::invalid_arg(format!("Output can't set both 'shared_memory_region' and '{field}'"));
-    if shared_memory.is_some() {
+    if region.is_some() {
         if classification.is_some() {
             return Err(conflict("classification"));
         }
@@ -213,23 +227,13 @@ fn decode_output(output: &Value<'_>) -> Result<(RequestedOutput, TensorFormat), 
         Some(classes) => classes.as_u64().map_err(|error| error.context("Unable to set 'classification'"))?,
         None => 0,
     };
-    if let Some(region) = shared_memory {
-        return Err(unknown_region(&region));
-    }
+    let part = shared_memory::decode_part(parameters.as_ref())?;
     let format = match binary {
         Some(binary) if binary.as_bool().map_err(unable_to_parse("binary_data"))? => TensorFormat::Binary,
         _ => TensorFormat::Json,
     };
     let classification = u32::try_from(classes).unwrap_or(u32::MAX);
-    Ok((RequestedOutput { name, classification }, format))
-}
-
-/// No region can be registered, so none is ever found.
-fn unknown_region(region: &Value<'_>) -> InferError {
-    match text(region, "shared_memory_region") {
-        Ok(region) => InferError::not_found(format!("Unable to find shared memory region: '{region}'")),
-        Err(error) => error,
-    }
+    Ok((RequestedOutput { name, classification }, format, part))
 }
 
 fn already_exists(id: &str, what: &str, name: &str) -> InferError {
@@ -250,6 +254,6 @@ fn text(value: &Value<'_>, name: &str) -> Result<String, InferError> {
 }
 
 /// Places an error at the field `name`.
-pub(super) fn unable_to_parse(name: &str) -> impl FnOnce(JsonError) -> InferError {
+pub(crate) fn unable_to_parse(name: &str) -> impl FnOnce(JsonError) -> InferError {
     move |error| error.context(format_args!("Unable to parse '{name}'"))
 }

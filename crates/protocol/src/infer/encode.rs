@@ -10,7 +10,7 @@ use crate::json::Writer;
 pub fn encode_infer_response(response: &InferResponse, format: &OutputFormat) -> Result<EncodedResponse, InferError> {
     let mut binary = Vec::new();
     let mut capacity = 256;
-    for output in &response.outputs {
+    for output in response.outputs.iter().filter(|output| !response.shared.contains(output.name())) {
         capacity += 128 + output.name().len();
         match format.of(output.name()) {
             TensorFormat::Json => {
@@ -31,21 +31,28 @@ pub fn encode_infer_response(response: &InferResponse, format: &OutputFormat) ->
         if !response.parameters.is_empty() {
             w.name("parameters").object(|w| response.parameters.iter().for_each(|(k, v)| w.name(k).parameter(v)));
         }
-        w.name("outputs").array(|w| response.outputs.iter().for_each(|output| write_output(output, format, w)));
+        w.name("outputs").array(|w| {
+            for output in &response.outputs {
+                let place = (!response.shared.contains(output.name())).then(|| format.of(output.name()));
+                write_output(output, place, w);
+            }
+        });
     });
     let json = w.into_bytes();
     let header_length = (!binary.is_empty()).then_some(json.len());
     Ok(EncodedResponse { json, binary, header_length })
 }
 
-fn write_output(output: &Tensor, format: &OutputFormat, w: &mut Writer) {
+/// Writes an output; one without a format is in shared memory.
+fn write_output(output: &Tensor, format: Option<TensorFormat>, w: &mut Writer) {
     w.object(|w| {
         w.name("name").string(output.name());
         w.name("datatype").string(output.datatype().name());
         w.name("shape").array(|w| output.shape().iter().for_each(|&dimension| w.integer(dimension)));
-        match format.of(output.name()) {
-            TensorFormat::Json => data::write(output, w.name("data")),
-            TensorFormat::Binary => {
+        match format {
+            None => {}
+            Some(TensorFormat::Json) => data::write(output, w.name("data")),
+            Some(TensorFormat::Binary) => {
                 w.name("parameters").object(|w| w.name("binary_data_size").integer(output.data().len()));
             }
         }

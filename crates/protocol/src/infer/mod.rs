@@ -4,7 +4,7 @@
 //! for [`trireme_inference::UncheckedTensor::check`] and the gateway.
 
 pub(crate) mod data;
-mod decode;
+pub(crate) mod decode;
 mod encode;
 pub(crate) mod parameters;
 mod raw;

@@ -1,7 +1,7 @@
 use bytes::Bytes;
 use trireme_inference::{
-    DataType, ErrorCode, InferError, InferResponse, Ledger, ModelKey, ParameterValue, Parameters, Shape, Tensor,
-    TensorSpec, UncheckedTensor,
+    DataType, ErrorCode, InferError, InferResponse, Ledger, ModelKey, ParameterValue, Parameters, Shape,
+    SharedMemoryPart, Tensor, TensorSpec, UncheckedTensor,
 };
 
 use super::*;
@@ -297,16 +297,44 @@ fn invalid_utf8_in_strings_reaches_the_tensor_as_it_is() {
 // --- shared memory ---
 
 #[test]
-fn no_shared_memory_region_is_ever_found() {
-    let region = r#""parameters":{"shared_memory_region":"r","shared_memory_byte_size":4}"#;
-    let message = "Unable to find shared memory region: 'r'";
-    assert_refused(decode_input(&format!(r#""datatype":"INT8","shape":[4],{region}"#)), ErrorCode::NotFound, message);
-    assert_refused(decode_outputs(&format!(r#"[{{"name":"o",{region}}}]"#)), ErrorCode::NotFound, message);
-    assert_refused(
-        decode_outputs(r#"[{"name":"o","parameters":{"shared_memory_region":5}}]"#),
-        ErrorCode::Internal,
-        "Unable to parse 'shared_memory_region': attempt to access JSON non-string as string",
-    );
+fn tensors_in_shared_memory_are_named_and_take_no_bytes() {
+    let part = |offset, byte_size| SharedMemoryPart { region: "r".to_owned(), offset, byte_size };
+    let decoded = decode(
+        r#"{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1]},
+                      {"name":"y","datatype":"INT8","shape":[4],
+                       "parameters":{"shared_memory_region":"r","shared_memory_byte_size":4,"shared_memory_offset":8}}],
+            "outputs":[{"name":"o","parameters":{"shared_memory_region":"r","binary_data":false}},{"name":"p"}]}"#,
+    )
+    .unwrap();
+    let request = decoded.request;
+    assert_eq!(request.shared.inputs, [(1, part(8, 4))]);
+    assert_eq!(request.inputs[1].data, b""[..]);
+    // Without a size it has none.
+    assert_eq!(request.shared.outputs, [("o".to_owned(), part(0, 0))].into());
+}
+
+#[test]
+fn faulty_places_in_shared_memory_are_refused_in_tritons_words() {
+    let unsigned = "attempt to access JSON non-unsigned-integer as unsigned-integer";
+    for (parameters, message) in [
+        (
+            r#"{"shared_memory_region":5}"#,
+            "Unable to parse 'shared_memory_region': attempt to access JSON non-string as string".to_owned(),
+        ),
+        (
+            r#"{"shared_memory_region":"r","shared_memory_offset":-1}"#,
+            format!("Unable to parse 'shared_memory_offset': {unsigned}"),
+        ),
+        (
+            r#"{"shared_memory_region":"r","shared_memory_byte_size":"x"}"#,
+            format!("Unable to parse 'shared_memory_byte_size': {unsigned}"),
+        ),
+    ] {
+        let input = decode_input(&format!(r#""datatype":"INT8","shape":[4],"parameters":{parameters}"#));
+        assert_refused(input, ErrorCode::Internal, &message);
+        let output = decode_outputs(&format!(r#"[{{"name":"o","parameters":{parameters}}}]"#));
+        assert_refused(output, ErrorCode::Internal, &message);
+    }
 }
 
 // --- outputs and parameters ---
@@ -471,6 +499,7 @@ fn response(outputs: Vec<Tensor>) -> InferResponse {
         model: ModelKey { name: "m".to_owned(), version: 3 },
         parameters: Parameters::new(),
         outputs,
+        shared: Default::default(),
         ledger: Ledger::default(),
     }
 }
@@ -481,6 +510,21 @@ fn json_format() -> OutputFormat {
 
 fn binary_format() -> OutputFormat {
     OutputFormat { unlisted: TensorFormat::Binary, ..OutputFormat::default() }
+}
+
+#[test]
+fn outputs_in_shared_memory_are_described_and_left_out() {
+    let outputs = ["in", "out"].map(|name| Tensor::from_values(name, [2], vec![1i32, 2]).unwrap());
+    // FP16 has no form in JSON, and needs none there.
+    let half = Tensor::new("half", DataType::Fp16, [1], Bytes::from_static(&[0, 0])).unwrap();
+    let shared = ["in", "half"].map(str::to_owned).into();
+    let response = InferResponse { shared, ..response([&outputs[..], &[half]].concat()) };
+    let described = r#"{"model_name":"m","model_version":"3","outputs":[{"name":"in","datatype":"INT32","shape":[2]},"#;
+    let half = r#"{"name":"half","datatype":"FP16","shape":[1]}]}"#;
+    let json = encode_infer_response(&response, &json_format()).unwrap();
+    assert_eq!(json.json, format!(r#"{described}{{"name":"out","datatype":"INT32","shape":[2],"data":[1,2]}},{half}"#));
+    let binary = encode_infer_response(&response, &binary_format()).unwrap();
+    assert_eq!(binary.binary, [outputs[1].data().clone()]);
 }
 
 #[test]

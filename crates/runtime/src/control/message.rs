@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use trireme_bus::WorkerEntry;
 use trireme_inference::UnixMicros;
 
+/// How deep arrays and maps may lie in one another, as in every body: rubbish of more would take more stack than there is.
+const MAX_DEPTH: usize = 32;
+
 /// What replaces the contents of a model's directory; see [`trireme_model_repository::Replacement`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Override {
@@ -126,5 +129,7 @@ fn encode(value: &impl Serialize) -> Bytes {
 }
 
 fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, rmp_serde::decode::Error> {
-    rmp_serde::from_slice(body)
+    let mut reader = rmp_serde::Deserializer::from_read_ref(body);
+    reader.set_max_depth(MAX_DEPTH);
+    T::deserialize(&mut reader)
 }

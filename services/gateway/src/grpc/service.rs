@@ -11,7 +11,7 @@ use trireme_protocol::grpc::{self, encode_infer_response, parse_model_version};
 use super::call::Call;
 use super::deadline::{self, Deadline};
 use super::{settings, stream};
-use crate::handlers::{SharedHandlers, SharedMemory, server_timing};
+use crate::handlers::{SharedHandlers, server_timing};
 
 /// Answers calls.
 pub struct InferenceService {
@@ -71,7 +71,7 @@ impl GrpcInferenceService for InferenceService {
 
     async fn server_metadata(&self, _: Request<ServerMetadataRequest>) -> Reply<ServerMetadataResponse> {
         let (version, extensions) = self.handlers.server_metadata();
-        reply(Ok(grpc::server_metadata(self.handlers.server_name(), version, extensions)))
+        reply(Ok(grpc::server_metadata(self.handlers.server_name(), version, &extensions)))
     }
 
     async fn model_metadata(&self, request: Request<ModelMetadataRequest>) -> Reply<ModelMetadataResponse> {
@@ -139,44 +139,44 @@ impl GrpcInferenceService for InferenceService {
         &self,
         request: Request<SystemSharedMemoryStatusRequest>,
     ) -> Reply<SystemSharedMemoryStatusResponse> {
-        let region = named(&request.get_ref().name);
-        empty(self.handlers.shared_memory_status(SharedMemory::System, region))
+        let regions = self.handlers.system_regions(named(&request.get_ref().name));
+        reply(regions.map(|regions| grpc::encode_regions(regions.into_iter())))
     }
 
     async fn system_shared_memory_register(
         &self,
-        _: Request<SystemSharedMemoryRegisterRequest>,
+        request: Request<SystemSharedMemoryRegisterRequest>,
     ) -> Reply<SystemSharedMemoryRegisterResponse> {
-        empty(self.handlers.shared_memory_control())
+        let (name, region) = grpc::decode_region(request.into_inner());
+        empty(self.handlers.register_system_region(&name, region))
     }
 
     async fn system_shared_memory_unregister(
         &self,
-        _: Request<SystemSharedMemoryUnregisterRequest>,
+        request: Request<SystemSharedMemoryUnregisterRequest>,
     ) -> Reply<SystemSharedMemoryUnregisterResponse> {
-        empty(self.handlers.shared_memory_control())
+        empty(self.handlers.unregister_system_regions(named(&request.get_ref().name)))
     }
 
     async fn cuda_shared_memory_status(
         &self,
         request: Request<CudaSharedMemoryStatusRequest>,
     ) -> Reply<CudaSharedMemoryStatusResponse> {
-        let region = named(&request.get_ref().name);
-        empty(self.handlers.shared_memory_status(SharedMemory::Cuda, region))
+        empty(self.handlers.cuda_regions(named(&request.get_ref().name)))
     }
 
     async fn cuda_shared_memory_register(
         &self,
-        _: Request<CudaSharedMemoryRegisterRequest>,
+        request: Request<CudaSharedMemoryRegisterRequest>,
     ) -> Reply<CudaSharedMemoryRegisterResponse> {
-        empty(self.handlers.shared_memory_control())
+        empty(self.handlers.register_cuda_region(&request.get_ref().name))
     }
 
     async fn cuda_shared_memory_unregister(
         &self,
         _: Request<CudaSharedMemoryUnregisterRequest>,
     ) -> Reply<CudaSharedMemoryUnregisterResponse> {
-        empty(self.handlers.shared_memory_control())
+        empty(self.handlers.unregister_cuda_regions())
     }
 
     async fn trace_setting(&self, request: Request<TraceSettingRequest>) -> Reply<TraceSettingResponse> {

@@ -1,11 +1,13 @@
 //! Inference: from a decoded request to its response.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tracing::Instrument;
 use trireme_bus::{Answer, Reply, WorkMessage};
 use trireme_inference::{InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, UnixMicros};
 
+use super::shared_memory::OutputParts;
 use super::{Handlers, Labels};
 use crate::cache::Key;
 use crate::dispatch::Exchange;
@@ -38,6 +40,7 @@ pub struct Responses {
     handlers: Arc<Handlers>,
     request: Running,
     exchange: Exchange,
+    outputs: OutputParts,
 }
 
 /// A response of several.
@@ -78,8 +81,16 @@ impl Handlers {
         self.registry.catalog().find(model, version).map(|(version, served)| (version, served.clone()))
     }
 
-    /// Runs a request through the pipeline. Dropping the future cancels the request in every stage.
-    pub async fn infer(&self, traced: Traced) -> Result<InferResponse, InferError> {
+    /// Runs a request through the pipeline, with what of it lies in shared memory. Dropping the future cancels the request in
+    /// every stage; nothing is written then.
+    pub async fn infer(&self, mut traced: Traced) -> Result<InferResponse, InferError> {
+        let outputs = self.read_shared(&mut traced.request)?;
+        let mut response = self.run(traced).await?;
+        outputs.write(&mut response)?;
+        Ok(response)
+    }
+
+    async fn run(&self, traced: Traced) -> Result<InferResponse, InferError> {
         let Prepared { mut request, message, key } = self.prepare(traced, Answer::Whole)?;
         let span = request.span.clone();
         let Some((cache, key)) = self.cache.as_ref().zip(key) else {
@@ -101,10 +112,11 @@ impl Handlers {
 
     /// Sends a request into the pipeline whose responses are taken as they come: one of a model that is not decoupled, any
     /// number of one that is. Dropping them cancels the request in every stage. An error is one from before the pipeline.
-    pub fn infer_stream(self: &Arc<Self>, traced: Traced) -> Result<Responses, InferError> {
+    pub fn infer_stream(self: &Arc<Self>, mut traced: Traced) -> Result<Responses, InferError> {
+        let outputs = self.read_shared(&mut traced.request)?;
         let Prepared { mut request, message, .. } = self.prepare(traced, Answer::InParts)?;
         let exchange = self.begin(&mut request, message)?;
-        Ok(Responses { handlers: self.clone(), request, exchange })
+        Ok(Responses { handlers: self.clone(), request, exchange, outputs })
     }
 
     /// The span of a request and what the stages are told of it.
@@ -198,7 +210,7 @@ impl Handlers {
         let rows = request.rows_per_message;
         let parts = rows.and_then(|rows| rows::split(&message.tensors, rows as usize, self.dispatcher.message_bytes()));
         let exchange = match parts {
-            Some(parts) => Ok(self.dispatcher.start_parts(message, parts)),
+            Some(parts) => self.dispatcher.start_parts(message, parts),
             None => self.dispatcher.start(message),
         };
         exchange.map_err(|error| {
@@ -244,6 +256,7 @@ impl Handlers {
             model: request.model.clone(),
             parameters: output.parameters,
             outputs: output.tensors,
+            shared: BTreeSet::new(),
             ledger: reply.ledger,
         };
         Ok(Next { response, last, empty })
@@ -272,7 +285,11 @@ impl Responses {
     /// The next response, or why there is none; `None` after the last one.
     pub async fn next(&mut self) -> Option<Result<Next, InferError>> {
         let span = self.request.span.clone();
-        self.handlers.next(&mut self.request, &mut self.exchange).instrument(span).await
+        let next = self.handlers.next(&mut self.request, &mut self.exchange).instrument(span).await?;
+        Some(next.and_then(|mut next| {
+            self.outputs.write(&mut next.response)?;
+            Ok(next)
+        }))
     }
 }
 

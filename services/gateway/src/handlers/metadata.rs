@@ -7,12 +7,16 @@ use trireme_inference::InferError;
 use super::Handlers;
 use crate::registry::ServedModel;
 
+/// The extension that is there only where it is allowed.
+const SYSTEM_SHARED_MEMORY: &str = "system_shared_memory";
+
 /// Protocol extensions that are implemented. Clients look for what they need in here.
 const EXTENSIONS: &[&str] = &[
     "classification",
     "model_repository",
     "model_repository(unload_dependents)",
     "model_configuration",
+    SYSTEM_SHARED_MEMORY,
     "binary_tensor_data",
     "parameters",
     "statistics",
@@ -27,8 +31,9 @@ impl Handlers {
     }
 
     /// The server's version and the protocol extensions that it implements.
-    pub fn server_metadata(&self) -> (&'static str, &'static [&'static str]) {
-        (env!("CARGO_PKG_VERSION"), EXTENSIONS)
+    pub fn server_metadata(&self) -> (&'static str, Vec<&'static str>) {
+        let there = |extension: &&str| self.allow_client_shm || *extension != SYSTEM_SHARED_MEMORY;
+        (env!("CARGO_PKG_VERSION"), EXTENSIONS.iter().copied().filter(there).collect())
     }
 
     /// A model version (the latest by default) and the versions to list: the one asked for, or all that are ready.

@@ -23,12 +23,12 @@ use crate::cache::ResponseCache;
 use crate::dispatch::Dispatcher;
 use crate::models::ModelControl;
 use crate::registry::Registry;
+use crate::shared_memory::SharedMemory;
 use crate::statistics::Collector;
 
 pub use access::{Access, AccessArgs, Category, Denied, Restriction, Secret};
 pub use classification::Labels;
 pub use infer::{Responses, Traced, Via};
-pub use shared_memory::SharedMemory;
 pub use statistics::Queues;
 pub use status::LastStatus;
 pub use timing::server_timing;
@@ -59,6 +59,10 @@ pub struct Handlers {
     pub(crate) default_timeout: Duration,
     /// Answers of models with `response_cache`, where there is a cache.
     pub(crate) cache: Option<ResponseCache>,
+    /// Memory that clients have in common with this process.
+    pub(crate) shared_memory: SharedMemory,
+    /// Whether they may say where it is.
+    pub(crate) allow_client_shm: bool,
 }
 
 /// How listeners hold the operations.

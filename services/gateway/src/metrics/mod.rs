@@ -103,7 +103,7 @@ impl Metrics {
         if self.options.summaries {
             seen.windows.advance(Instant::now(), &totals);
         }
-        triton::export(&models, &seen.windows, &self.options, &mut out);
+        triton::export(&models, self.handlers.cache.is_some(), &seen.windows, &self.options, &mut out);
         if self.options.cpu {
             seen.cpus.export(self.options.interval, &mut out);
         }
@@ -130,13 +130,13 @@ impl Metrics {
 fn models(handlers: &Handlers, totals: &Totals, queues: &Queues) -> Vec<Model> {
     let catalog = handlers.registry.catalog();
     let model = |key: ModelKey| {
-        let served = catalog.find(&key.name, Some(key.version)).ok();
-        let labels = match served {
-            Some((_, served)) => triton::labels(&key, &served.config.metric_tags),
+        let config = catalog.find(&key.name, Some(key.version)).ok().map(|(_, served)| served.config.clone());
+        let labels = match &config {
+            Some(config) => triton::labels(&key, &config.metric_tags),
             None => triton::labels(&key, &BTreeMap::new()),
         };
         let total = totals.get(&key).cloned().unwrap_or_default();
-        Model { labels, total, queued: queues.get(&key).map_or(0, |queue| queue.waiting), key }
+        Model { labels, total, queued: queues.get(&key).map_or(0, |queue| queue.waiting), config, key }
     };
     catalog.known().into_iter().map(model).collect()
 }

@@ -1,17 +1,29 @@
 //! Triton's metrics of models: the same names, labels and units, for the whole system.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use trireme_inference::{Counters, FailureReason, Latencies, ModelKey};
+use trireme_model_repository::ModelConfig;
 use trireme_telemetry::metrics::{Exposition, Metric, Samples};
 
 use super::args::MetricsOptions;
 use super::windows::Windows;
 use crate::statistics::Total;
 
-/// Bounds of the histogram of first responses, in milliseconds.
-const FIRST_RESPONSE_BOUNDS: [u64; 4] = [100, 500, 2000, 5000];
+/// Bounds of the histogram of first responses, in milliseconds, where a model does not set its own.
+const FIRST_RESPONSE_BOUNDS: [f64; 4] = [100.0, 500.0, 2000.0, 5000.0];
+
+/// Metrics of the response cache.
+const CACHE_METRICS: [Metric; 6] = [
+    Metric::CacheHits,
+    Metric::CacheMisses,
+    Metric::CacheHitDuration,
+    Metric::CacheMissDuration,
+    Metric::CacheHitSummary,
+    Metric::CacheMissSummary,
+];
 
 /// A model version with its labels and numbers.
 #[derive(Debug)]
@@ -24,6 +36,8 @@ pub struct Model {
     pub total: Total,
     /// Messages that wait for it on the bus.
     pub queued: u64,
+    /// Its configuration, where it is served.
+    pub config: Option<Arc<ModelConfig>>,
 }
 
 /// Writes a model's samples of a family.
@@ -39,12 +53,30 @@ pub fn labels(key: &ModelKey, tags: &BTreeMap<String, String>) -> Vec<(String, S
     tags.chain(own).collect()
 }
 
-/// Adds the metrics of all models.
-pub fn export(models: &[Model], windows: &Windows, options: &MetricsOptions, out: &mut Exposition) {
+// === impl Model ===
+
+impl Model {
+    fn is_cached(&self) -> bool {
+        self.config.as_ref().is_some_and(|config| config.response_cache)
+    }
+
+    /// Bounds of its histogram of first responses, in milliseconds; all are finite.
+    fn first_response_bounds(&self) -> impl Iterator<Item = f64> {
+        let own = self.config.as_ref().and_then(|config| config.histogram_bounds.get(Metric::FirstResponse.name()));
+        own.map_or(&FIRST_RESPONSE_BOUNDS[..], Vec::as_slice).iter().copied().filter(|bound| bound.is_finite())
+    }
+}
+
+/// Adds the metrics of all models; those of the response cache when there is one, for the models that use it.
+pub fn export(models: &[Model], cache: bool, windows: &Windows, options: &MetricsOptions, out: &mut Exposition) {
     let now = Instant::now();
     let mut each = |metric: Metric, fill: &Fill<'_>| {
+        let of_cache = CACHE_METRICS.contains(&metric);
+        if of_cache && !cache {
+            return;
+        }
         out.family(metric, |samples| {
-            for model in models {
+            for model in models.iter().filter(|model| !of_cache || model.is_cached()) {
                 let labels: Vec<_> = model.labels.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
                 fill(samples, &labels, model);
             }
@@ -65,12 +97,16 @@ pub fn export(models: &[Model], windows: &Windows, options: &MetricsOptions, out
     });
     each(Metric::Inferences, &count(|counters| counters.inferences));
     each(Metric::Executions, &count(|counters| counters.executions));
-    let latencies: [(Metric, Metric, Times); 5] = [
+    each(Metric::CacheHits, &count(|counters| counters.cache_hit.count));
+    each(Metric::CacheMisses, &count(|counters| counters.cache_miss.count));
+    let latencies: [(Metric, Metric, Times); 7] = [
         (Metric::RequestDuration, Metric::RequestSummary, |counters| &counters.request),
         (Metric::QueueDuration, Metric::QueueSummary, |counters| &counters.queue),
         (Metric::ComputeInputDuration, Metric::ComputeInputSummary, |counters| &counters.compute_input),
         (Metric::ComputeInferDuration, Metric::ComputeInferSummary, |counters| &counters.compute_infer),
         (Metric::ComputeOutputDuration, Metric::ComputeOutputSummary, |counters| &counters.compute_output),
+        (Metric::CacheHitDuration, Metric::CacheHitSummary, |counters| &counters.cache_hit),
+        (Metric::CacheMissDuration, Metric::CacheMissSummary, |counters| &counters.cache_miss),
     ];
     for (counter, _, of) in latencies.into_iter().filter(|_| options.counters) {
         each(counter, &|samples, labels, model| samples.value(labels, micros(of(&model.total.counters).ns)));
@@ -90,13 +126,9 @@ pub fn export(models: &[Model], windows: &Windows, options: &MetricsOptions, out
     if options.histograms {
         each(Metric::FirstResponse, &|samples, labels, model| {
             let times = &model.total.counters.first_response;
-            let bucket = |millis: u64| (millis as f64, times.at_most(Duration::from_millis(millis)));
-            samples.histogram(
-                labels,
-                FIRST_RESPONSE_BOUNDS.into_iter().map(bucket),
-                times.count,
-                times.ns as f64 / 1e6,
-            );
+            let bucket = |millis: f64| (millis, times.at_most(milliseconds(millis)));
+            let buckets = model.first_response_bounds().map(bucket);
+            samples.histogram(labels, buckets, times.count, times.ns as f64 / 1e6);
         });
     }
     each(Metric::Pending, &|samples, labels, model| {
@@ -105,6 +137,11 @@ pub fn export(models: &[Model], windows: &Windows, options: &MetricsOptions, out
     each(Metric::LoadDuration, &|samples, labels, model| {
         samples.value(labels, model.total.load_duration.as_secs_f64())
     });
+}
+
+/// What is below zero is zero, and what is too long the longest there is.
+fn milliseconds(millis: f64) -> Duration {
+    Duration::try_from_secs_f64(millis.max(0.0) / 1e3).unwrap_or(Duration::MAX)
 }
 
 /// Whole microseconds, as Triton counts them.
@@ -140,7 +177,8 @@ mod tests {
         let load = QueueLoad { waiting: 3, in_hand: 9 };
         let total = Total { counters, load, load_duration: ms(1500) };
         let mut out = Exposition::default();
-        export(&[Model { key, labels, total, queued: 4 }], &Windows::default(), &options, &mut out);
+        let model = Model { key, labels, total, queued: 4, config: None };
+        export(&[model], false, &Windows::default(), &options, &mut out);
         out.into_text()
     }
 

@@ -65,7 +65,8 @@ impl Backend for Identity {
             warmup::run(config, source.model_path, &mut instance)?;
             instances.push(Instance::Batch(Box::new(instance)));
         }
-        Ok(LoadedModel { config: Arc::new(config.clone()), instances, policy: batcher::policy(config) })
+        let canary = warmup::first(config, source.model_path)?;
+        Ok(LoadedModel { config: Arc::new(config.clone()), instances, policy: batcher::policy(config), canary })
     }
 }
 

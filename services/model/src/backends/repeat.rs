@@ -65,6 +65,7 @@ impl Backend for Repeat {
             config: Arc::new(config.clone()),
             instances: std::iter::repeat_with(instance).take(source.cpu_instances()?).collect(),
             policy: Box::new(OneAtATime),
+            canary: None,
         })
     }
 }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use trireme_inference::Tensor;
 use trireme_model_repository::DynamicBatching;
-use trireme_runtime::{BatchPolicy, Candidate, Decision, Description};
+use trireme_runtime::{Appetite, BatchPolicy, Candidate, Decision, Description};
 
 use super::cost::{CostModel, DEFAULT_TOKEN_BUDGET, Fit};
 use super::declaration::Declaration;
@@ -26,6 +26,13 @@ use super::padding::Padding;
 
 /// Waiting requests that a worker has to choose from: twice as many gain 2 % more.
 const WINDOW: usize = 64;
+
+/// Time for which texts are taken from the shared queue, where that is fewer than the window. Half of it costs a worker
+/// without peers another 3 % of its throughput (docs/adr/0008-room-in-time.md).
+const LOOK_AHEAD: Duration = Duration::from_millis(200);
+
+/// Requests of a run of like lengths among usual texts: what is taken for an instance at least.
+const ALIKE: usize = 8;
 
 /// Tokens of a usual text: tells how many requests an instance executes at once.
 const USUAL_LENGTH: u32 = 32;
@@ -73,6 +80,11 @@ impl LengthBatcher {
             delay: settings.map_or(Duration::ZERO, |settings| settings.max_queue_delay),
             enough_rows: enough_rows.unwrap_or(max_rows),
         }
+    }
+
+    /// Requests of a full run of usual texts.
+    fn usual_batch(&self) -> usize {
+        (self.token_budget / USUAL_LENGTH).clamp(1, self.max_rows) as usize
     }
 
     /// Requests of equal level and signature, in order of arrival, which groups keep too: by their oldest.
@@ -175,9 +187,17 @@ impl BatchPolicy for LengthBatcher {
         self.max_rows
     }
 
+    fn appetite(&self) -> Appetite {
+        Appetite { batch: self.usual_batch().min(ALIKE), look_ahead: LOOK_AHEAD }
+    }
+
+    fn cost(&self, members: &[Description]) -> f64 {
+        let rows = members.iter().fold(0u32, |rows, member| rows.saturating_add(member.rows.max(1)));
+        self.cost.cost(rows, members.iter().map(|member| member.length).max().unwrap_or(0))
+    }
+
     fn in_hand(&self, instances: usize) -> usize {
-        let executing = (self.token_budget / USUAL_LENGTH).clamp(1, self.max_rows) as usize;
-        WINDOW + instances * executing
+        WINDOW + instances * self.usual_batch()
     }
 }
 

@@ -1,11 +1,14 @@
-//! A worker in virtual time: what a policy makes of a trace of arrivals, without threads, models or waiting.
+//! Workers on one queue in virtual time: what a policy makes of a trace of arrivals, without threads, models or waiting.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use trireme_runtime::{BatchPolicy, Candidate, Decision, Description};
+use trireme_runtime::{BatchPolicy, Candidate, Decision, Description, Intake, Room, RunId};
 
 use super::cost::CostModel;
+
+/// How long a message takes from the shared queue to a worker that has room.
+const FETCH: Duration = Duration::from_millis(1);
 
 /// A request of the trace.
 #[derive(Clone, Copy, Debug)]
@@ -18,26 +21,44 @@ pub struct Arrival {
     pub priority: u32,
 }
 
+/// What the trace is played on.
+pub struct Site<'a> {
+    pub policy: &'a dyn BatchPolicy,
+    /// What a run takes, in seconds, at speed 1.
+    pub cost: CostModel,
+    /// The instances and the speed of each worker.
+    pub workers: &'a [(usize, f64)],
+    /// Requests under way at a time: each that is answered makes room for the next, whatever its time of arrival. `None`:
+    /// requests come at their time.
+    pub in_flight: Option<usize>,
+}
+
 /// A run as it happened.
 #[derive(Clone, Debug)]
 pub struct Execution {
     /// When it began.
     pub at: Duration,
+    /// Which worker's it was.
+    pub worker: usize,
     /// Its requests, by index into the trace.
     pub requests: Vec<usize>,
-    /// Those that stayed behind.
+    /// Those that stayed behind in that worker.
     pub left_waiting: Vec<usize>,
 }
 
-/// What happened.
+/// What happened. Lists of times go by index into the trace.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Runs in order of their beginning.
     pub executions: Vec<Execution>,
-    /// When each request came into the worker's hands, by index into the trace.
+    /// When each request came.
+    pub came: Vec<Duration>,
+    /// When each request came into a worker's hands.
     pub received: Vec<Duration>,
-    /// How long each request waited, by index into the trace.
+    /// How long each request waited, in the shared queue and in a worker.
     pub queued: Vec<Duration>,
+    /// When each request was done.
+    pub done: Vec<Duration>,
     /// When the last run ended.
     pub end: Duration,
     /// Tokens of the requests, and tokens computed.
@@ -45,89 +66,216 @@ pub struct Report {
     pub padded_tokens: u64,
 }
 
-/// Plays `trace`, in order of arrival, on `instances` that take as long as `cost` says, in seconds. The worker sees as
-/// many requests at a time as the policy wants in hand.
-pub fn simulate(policy: &dyn BatchPolicy, trace: &[Arrival], cost: &CostModel, instances: usize) -> Report {
-    let start = Instant::now();
-    let mut report = Report {
+struct Worker {
+    intake: Intake,
+    instances: usize,
+    speed: f64,
+    /// Most requests it may hold.
+    capacity: usize,
+    /// On their way to it, with the time at which they are there.
+    coming: VecDeque<(Duration, usize)>,
+    waiting: Vec<(usize, Candidate)>,
+    busy: Vec<Busy>,
+}
+
+struct Busy {
+    id: RunId,
+    until: Duration,
+    requests: usize,
+}
+
+struct Simulation<'a> {
+    site: &'a Site<'a>,
+    trace: &'a [Arrival],
+    start: Instant,
+    now: Duration,
+    /// Not in the shared queue yet.
+    to_come: VecDeque<usize>,
+    shared: VecDeque<usize>,
+    workers: Vec<Worker>,
+    /// Who is asked first.
+    turn: usize,
+    report: Report,
+}
+
+/// Plays `trace`, in order of arrival.
+pub fn simulate(site: &Site<'_>, trace: &[Arrival]) -> Report {
+    let worker = |&(instances, speed): &(usize, f64)| Worker {
+        intake: Intake::new(instances, site.policy.appetite()),
+        instances,
+        speed,
+        capacity: site.policy.in_hand(instances),
+        coming: VecDeque::new(),
+        waiting: Vec::new(),
+        busy: Vec::new(),
+    };
+    let none = vec![Duration::ZERO; trace.len()];
+    let report = Report {
         executions: Vec::new(),
-        received: vec![Duration::ZERO; trace.len()],
-        queued: vec![Duration::ZERO; trace.len()],
+        came: trace.iter().map(|arrival| arrival.at).collect(),
+        received: none.clone(),
+        queued: none.clone(),
+        done: none,
         end: Duration::ZERO,
         useful_tokens: 0,
         padded_tokens: 0,
     };
-    let mut arriving: VecDeque<usize> = (0..trace.len()).collect();
-    let mut waiting: Vec<(usize, Candidate)> = Vec::new();
-    // When each busy instance is free again, and how many requests it holds.
-    let mut busy: Vec<(Duration, usize)> = Vec::new();
-    let mut now = Duration::ZERO;
-    loop {
-        busy.retain(|(free, _)| *free > now);
-        let executing: usize = busy.iter().map(|(_, requests)| requests).sum();
-        let mut room = policy.in_hand(instances).saturating_sub(executing + waiting.len());
-        while room > 0 && arriving.front().is_some_and(|&next| trace[next].at <= now) {
-            let next = arriving.pop_front().expect("there is a first");
-            let Arrival { description, priority, .. } = trace[next];
-            report.received[next] = now;
-            waiting.push((next, Candidate { arrived: start + now, priority, description }));
-            room -= 1;
-        }
-        let mut wake = busy.iter().map(|(free, _)| *free).min();
-        if room > 0 {
-            let next = arriving.front().map(|&next| trace[next].at);
-            wake = wake.into_iter().chain(next).min();
-        }
-        if busy.len() < instances {
-            let candidates: Vec<_> = waiting.iter().map(|(_, candidate)| candidate.clone()).collect();
-            match policy.decide(&candidates, start + now) {
-                Decision::Run(members) => {
-                    let duration = run(&mut report, trace, cost, now, &mut waiting, &members);
-                    busy.push((now + duration, members.len()));
-                    continue;
-                }
-                Decision::WaitUntil(due) => {
-                    let due = due - start;
-                    assert!(due > now, "asked to wait for the past");
-                    wake = wake.into_iter().chain([due]).min();
-                }
-                Decision::Wait => assert!(waiting.is_empty(), "requests wait for nothing"),
-            }
-        }
-        match wake {
-            Some(time) => now = time,
-            None => break,
-        }
+    let mut simulation = Simulation {
+        site,
+        trace,
+        start: Instant::now(),
+        now: Duration::ZERO,
+        to_come: (0..trace.len()).collect(),
+        shared: VecDeque::new(),
+        workers: site.workers.iter().map(worker).collect(),
+        turn: 0,
+        report,
+    };
+    let first = site.in_flight.unwrap_or(0);
+    simulation.release(first);
+    while let Some(next) = simulation.step() {
+        simulation.now = next;
     }
-    report.end = now;
-    report
+    simulation.report.end = simulation.now;
+    simulation.report
 }
 
-fn run(
-    report: &mut Report,
-    trace: &[Arrival],
-    cost: &CostModel,
-    now: Duration,
-    waiting: &mut Vec<(usize, Candidate)>,
-    members: &[usize],
-) -> Duration {
-    assert!(!members.is_empty(), "an empty batch");
-    let requests: Vec<usize> = members.iter().map(|&member| waiting[member].0).collect();
-    let mut index = 0;
-    waiting.retain(|_| {
-        index += 1;
-        !members.contains(&(index - 1))
-    });
-    let described = || requests.iter().map(|&request| trace[request].description);
-    let rows: u32 = described().map(|d| d.rows).sum();
-    let length = described().map(|d| d.length).max().unwrap_or(0);
-    for &request in &requests {
-        report.queued[request] = now.saturating_sub(trace[request].at);
+// === impl Simulation ===
+
+impl Simulation<'_> {
+    /// Does what is due now; says when something is due next.
+    fn step(&mut self) -> Option<Duration> {
+        self.end_runs();
+        if self.site.in_flight.is_none() {
+            while self.to_come.front().is_some_and(|&next| self.trace[next].at <= self.now) {
+                self.shared.extend(self.to_come.pop_front());
+            }
+        }
+        let mut wake: Vec<Duration> = Vec::new();
+        loop {
+            self.hand_out();
+            let begun = (0..self.workers.len()).filter(|&worker| self.begin_runs(worker, &mut wake)).count();
+            if begun == 0 {
+                break;
+            }
+            wake.clear();
+        }
+        if self.site.in_flight.is_none() {
+            wake.extend(self.to_come.front().map(|&next| self.trace[next].at));
+        }
+        for worker in &self.workers {
+            wake.extend(worker.busy.iter().map(|busy| busy.until).chain(worker.coming.front().map(|(at, _)| *at)));
+            match worker.room(self.start + self.now) {
+                Room::At(at) if !self.shared.is_empty() => wake.push(at - self.start),
+                _ => {}
+            }
+        }
+        wake.into_iter().min()
     }
-    report.useful_tokens += described().map(|d| u64::from(d.rows) * u64::from(d.length)).sum::<u64>();
-    report.padded_tokens += u64::from(rows) * u64::from(length);
-    report.executions.push(Execution { at: now, requests, left_waiting: waiting.iter().map(|w| w.0).collect() });
-    Duration::from_secs_f64(cost.cost(rows, length))
+
+    fn end_runs(&mut self) {
+        let (now, mut ended) = (self.now, 0);
+        for Worker { intake, busy, .. } in &mut self.workers {
+            busy.retain(|run| {
+                if run.until <= now {
+                    intake.end(run.id, run.requests, self.start + now);
+                    ended += run.requests;
+                }
+                run.until > now
+            });
+        }
+        if self.site.in_flight.is_some() {
+            self.release(ended);
+        }
+    }
+
+    /// The next requests come.
+    fn release(&mut self, count: usize) {
+        for next in self.to_come.drain(..count.min(self.to_come.len())) {
+            self.report.came[next] = self.now;
+            self.shared.push_back(next);
+        }
+    }
+
+    /// Gives what is in the shared queue to workers that have room, in turn, and what has reached them to their policy.
+    fn hand_out(&mut self) {
+        let count = self.workers.len();
+        while let Some(&next) = self.shared.front() {
+            let free = |worker: &usize| matches!(self.workers[*worker].room(self.start + self.now), Room::Now(_));
+            let Some(taker) = (self.turn..self.turn + count).map(|worker| worker % count).find(free) else { break };
+            self.shared.pop_front();
+            self.workers[taker].coming.push_back((self.now + FETCH, next));
+            self.turn = taker + 1;
+        }
+        for worker in &mut self.workers {
+            while worker.coming.front().is_some_and(|(at, _)| *at <= self.now) {
+                let (_, next) = worker.coming.pop_front().expect("there is a first");
+                let Arrival { description, priority, .. } = self.trace[next];
+                self.report.received[next] = self.now;
+                worker.waiting.push((next, Candidate { arrived: self.start + self.now, priority, description }));
+            }
+        }
+    }
+
+    /// Lets a worker begin a run, if it will. Says whether it did; if not, `wake` says when to ask again.
+    fn begin_runs(&mut self, number: usize, wake: &mut Vec<Duration>) -> bool {
+        let worker = &mut self.workers[number];
+        if worker.busy.len() == worker.instances {
+            return false;
+        }
+        let candidates: Vec<_> = worker.waiting.iter().map(|(_, candidate)| candidate.clone()).collect();
+        match self.site.policy.decide(&candidates, self.start + self.now) {
+            Decision::Run(members) => {
+                self.run(number, &members);
+                return true;
+            }
+            Decision::WaitUntil(due) => {
+                let due = due - self.start;
+                assert!(due > self.now, "asked to wait for the past");
+                wake.push(due);
+            }
+            Decision::Wait => assert!(worker.waiting.is_empty(), "requests wait for nothing"),
+        }
+        false
+    }
+
+    fn run(&mut self, number: usize, members: &[usize]) {
+        assert!(!members.is_empty(), "an empty batch");
+        let (worker, report, now) = (&mut self.workers[number], &mut self.report, self.now);
+        let requests: Vec<usize> = members.iter().map(|&member| worker.waiting[member].0).collect();
+        let mut index = 0;
+        worker.waiting.retain(|_| {
+            index += 1;
+            !members.contains(&(index - 1))
+        });
+        let described: Vec<_> = requests.iter().map(|&request| self.trace[request].description).collect();
+        let rows: u32 = described.iter().map(|d| d.rows).sum();
+        let length = described.iter().map(|d| d.length).max().unwrap_or(0);
+        let until = now + Duration::from_secs_f64(self.site.cost.cost(rows, length) / worker.speed);
+        for &request in &requests {
+            report.queued[request] = now.saturating_sub(report.came[request]);
+            report.done[request] = until;
+        }
+        report.useful_tokens += described.iter().map(|d| u64::from(d.rows) * u64::from(d.length)).sum::<u64>();
+        report.padded_tokens += u64::from(rows) * u64::from(length);
+        let id = worker.intake.begin(self.site.policy.cost(&described), self.start + now);
+        worker.busy.push(Busy { id, until, requests: requests.len() });
+        let left_waiting = worker.waiting.iter().map(|waiting| waiting.0).collect();
+        report.executions.push(Execution { at: now, worker: number, requests, left_waiting });
+    }
+}
+
+// === impl Worker ===
+
+impl Worker {
+    fn room(&self, now: Instant) -> Room {
+        let held = self.coming.len() + self.waiting.len();
+        let executing: usize = self.busy.iter().map(|busy| busy.requests).sum();
+        match self.intake.room(held, now) {
+            Room::Now(_) if held + executing >= self.capacity => Room::None,
+            room => room,
+        }
+    }
 }
 
 // === impl Report ===
@@ -150,10 +298,23 @@ impl Report {
 
     /// The wait that this share of the requests did not exceed.
     pub fn queue_time(&self, share: f64) -> Duration {
-        let mut queued = self.queued.clone();
-        queued.sort_unstable();
-        queued[((queued.len() as f64 * share) as usize).min(queued.len() - 1)]
+        quantile(self.queued.clone(), share)
     }
+
+    /// The time from coming to being done that this share of the requests did not exceed.
+    pub fn latency(&self, share: f64) -> Duration {
+        quantile(self.done.iter().zip(&self.came).map(|(done, came)| *done - *came).collect(), share)
+    }
+
+    /// Requests that a worker executed.
+    pub fn executed_by(&self, worker: usize) -> usize {
+        self.executions.iter().filter(|run| run.worker == worker).map(|run| run.requests.len()).sum()
+    }
+}
+
+fn quantile(mut times: Vec<Duration>, share: f64) -> Duration {
+    times.sort_unstable();
+    times[((times.len() as f64 * share) as usize).min(times.len() - 1)]
 }
 
 /// `count` lengths like those of natural sentences and short paragraphs: log-normal, median 24, mean 35, from 3 to 256. The
@@ -172,3 +333,5 @@ pub fn natural_lengths(count: usize, seed: u64) -> Vec<u32> {
     };
     (0..count).map(|_| length()).collect()
 }
+
+mod tests;

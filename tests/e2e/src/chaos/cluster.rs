@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use trireme_testkit::NatsServer;
 
+use super::disk::SmallDisk;
 use super::proxy::Proxy;
 use crate::{ModelFolder, Process, Request, product};
 
@@ -73,6 +74,8 @@ pub type Doors = Arc<Mutex<Vec<Arc<Door>>>>;
 pub struct Cluster {
     /// The broker.
     pub broker: NatsServer,
+    /// Where it keeps its files, if that is a small disk. Dropped after it.
+    pub disk: Option<SmallDisk>,
     /// Everything else.
     pub members: Vec<Member>,
     /// Where clients go.
@@ -99,13 +102,15 @@ impl Role {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Starts everything and waits until it is ready. With `acknowledge_early` workers' cables acknowledge what passes.
+    /// Starts everything and waits until it is ready. With `acknowledge_early` workers' cables acknowledge what passes; with
+    /// a disk the queues are there.
     ///
     /// # Panics
     /// When it does not get ready.
-    pub fn start(models: ModelFolder, acknowledge_early: bool) -> Cluster {
+    pub fn start(models: ModelFolder, acknowledge_early: bool, disk: Option<SmallDisk>) -> Cluster {
         let mut cluster = Cluster {
-            broker: NatsServer::start(),
+            broker: disk.as_ref().map_or_else(NatsServer::start, |disk| NatsServer::start_with_store(&disk.store())),
+            disk,
             members: Vec::new(),
             doors: Doors::default(),
             models,
@@ -181,6 +186,7 @@ impl Cluster {
                 let deadline = if self.acknowledge_early { SHORT_DEADLINE } else { DEADLINE };
                 command.args(["--default-timeout-ms", &deadline.as_millis().to_string()])
             }
+            _ if self.disk.is_some() => command.args(WORKER_ARGUMENTS).args(["--queue-storage", "file"]),
             _ => command.args(WORKER_ARGUMENTS),
         };
         if self.acknowledge_early && role != Role::Gateway {

@@ -28,9 +28,12 @@ pub enum Fault {
     Unplug(usize, Duration),
     /// SIGKILL to the broker, with everything in its memory, and a restart after a while.
     Broker(Duration),
+    /// The broker's disk gets full and stays so for a while. Then there is room again, and the broker is started again:
+    /// one whose disk was full serves no streams before that.
+    FullDisk(Duration),
 }
 
-/// The kinds, each as often as it is to be drawn.
+/// The kinds that need nothing else, each as often as it is to be drawn.
 const KINDS: [Kind; 25] = {
     use Kind::*;
     [
@@ -50,21 +53,24 @@ enum Kind {
     Reset,
     Unplug,
     Broker,
+    FullDisk,
 }
 
 // === impl Fault ===
 
 impl Fault {
     /// Draws so many faults for so many members: each kind as often as [`KINDS`] has it before any comes again, so that
-    /// short runs see every kind, too.
-    pub fn draw(random: &mut fastrand::Rng, count: usize, members: usize) -> Vec<Fault> {
+    /// short runs see every kind, too. With a small disk that gets full as often as the broker is killed.
+    pub fn draw(random: &mut fastrand::Rng, count: usize, members: usize, disk: bool) -> Vec<Fault> {
         let mut kinds = Vec::with_capacity(count);
         let mut every = KINDS.to_vec();
         every.dedup();
+        every.extend(disk.then_some(Kind::FullDisk));
         while kinds.len() < count {
             random.shuffle(&mut every);
             kinds.append(&mut every);
             every.extend(KINDS);
+            every.extend(disk.then_some(Kind::FullDisk));
         }
         kinds.truncate(count);
         kinds.into_iter().map(|kind| Fault::of_kind(kind, random, members)).collect()
@@ -83,6 +89,7 @@ impl Fault {
             Kind::Reset => Fault::Reset(member),
             Kind::Unplug => Fault::Unplug(member, millis(50, 1500)),
             Kind::Broker => Fault::Broker(millis(100, 2500)),
+            Kind::FullDisk => Fault::FullDisk(millis(500, 3000)),
         }
     }
 
@@ -99,6 +106,7 @@ impl Fault {
             Fault::Reset(member) => format!("reset {}", name(member)),
             Fault::Unplug(member, time) => format!("unplug {} for {} ms", name(member), time.as_millis()),
             Fault::Broker(time) => format!("broker away for {} ms", time.as_millis()),
+            Fault::FullDisk(time) => format!("disk full for {} ms", time.as_millis()),
         }
     }
 
@@ -161,6 +169,14 @@ impl Fault {
                 std::thread::sleep(away);
                 cluster.broker.restart();
             }
+            Fault::FullDisk(full) => {
+                let disk = cluster.disk.as_ref().expect("this fault needs a small disk");
+                disk.fill();
+                std::thread::sleep(full);
+                disk.free();
+                cluster.broker.stop();
+                cluster.broker.restart();
+            }
         }
     }
 }
@@ -178,7 +194,7 @@ mod tests {
 
     #[test]
     fn every_kind_is_drawn_soon_and_a_seed_draws_the_same() {
-        let draw = |seed, count| Fault::draw(&mut fastrand::Rng::with_seed(seed), count, 9);
+        let draw = |seed, count| Fault::draw(&mut fastrand::Rng::with_seed(seed), count, 9, false);
         assert_eq!(draw(1, 500), draw(1, 500));
         assert_ne!(draw(1, 500), draw(2, 500));
         for count in [9, 100] {
@@ -187,5 +203,7 @@ mod tests {
             let kinds: std::collections::HashSet<_> = faults.iter().map(std::mem::discriminant).collect();
             assert_eq!(kinds.len(), 9);
         }
+        let with_disk = Fault::draw(&mut fastrand::Rng::with_seed(1), 10, 9, true);
+        assert!(with_disk.iter().any(|fault| matches!(fault, Fault::FullDisk(_))), "{with_disk:?}");
     }
 }

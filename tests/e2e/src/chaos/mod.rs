@@ -7,6 +7,7 @@
 
 mod clients;
 mod cluster;
+mod disk;
 mod fault;
 mod proxy;
 mod report;
@@ -14,6 +15,7 @@ mod soak;
 
 use std::time::Duration;
 
+pub use disk::SmallDisk;
 pub use fault::Fault;
 pub use report::Report;
 pub use soak::{SoakOptions, SoakReport, soak};
@@ -41,23 +43,29 @@ pub struct Options {
     pub acknowledge_early: bool,
 }
 
-/// Runs it. `progress` hears of each fault as it happens.
+/// Runs it, with a disk on queues in files there, which also gets full. `progress` hears of each fault as it happens.
 ///
 /// # Panics
 /// When the system does not get ready, a process does not end when told to, or one ends that nobody told to.
-pub fn run(options: &Options, progress: impl FnMut(&str)) -> Report {
-    let faults = Fault::draw(&mut fastrand::Rng::with_seed(options.seed), options.faults, cluster::MEMBERS);
-    run_faults(options, faults, progress)
+pub fn run(options: &Options, disk: Option<SmallDisk>, progress: impl FnMut(&str)) -> Report {
+    let mut random = fastrand::Rng::with_seed(options.seed);
+    let faults = Fault::draw(&mut random, options.faults, cluster::MEMBERS, disk.is_some());
+    run_faults(options, disk, faults, progress)
 }
 
-/// As [`run`], with these faults.
+/// As [`run`], with these faults; [`Fault::FullDisk`] needs a disk.
 ///
 /// # Panics
 /// As [`run`].
-pub fn run_faults(options: &Options, faults: Vec<Fault>, mut progress: impl FnMut(&str)) -> Report {
+pub fn run_faults(
+    options: &Options,
+    disk: Option<SmallDisk>,
+    faults: Vec<Fault>,
+    mut progress: impl FnMut(&str),
+) -> Report {
     let mut random = fastrand::Rng::with_seed(options.seed);
     let golden = golden();
-    let mut cluster = Cluster::start(clients::models(), options.acknowledge_early);
+    let mut cluster = Cluster::start(clients::models(), options.acknowledge_early, disk);
     let doors = cluster.doors.clone();
     let clients = Clients::new(&doors, &golden);
     let mut struck = Vec::new();

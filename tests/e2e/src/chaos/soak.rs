@@ -59,7 +59,7 @@ pub struct SoakReport {
 /// When the system does not get ready, or a process ends.
 pub fn soak(options: &SoakOptions, mut progress: impl FnMut(&str)) -> SoakReport {
     let golden = golden();
-    let mut cluster = Cluster::start(clients::models(), false);
+    let mut cluster = Cluster::start(clients::models(), false, None);
     let doors = cluster.doors.clone();
     let capacity = load(&Clients::new(&doors, &golden), options.concurrency, CALIBRATION, || {}) as f64;
     let rate = capacity / CALIBRATION.as_secs_f64() * options.share;

@@ -18,7 +18,7 @@ pub fn routes() -> Router<HttpState> {
 
 async fn server(State(http): State<HttpState>) -> Response {
     let (version, extensions) = http.handlers.server_metadata();
-    response::json(metadata::server_metadata(http.handlers.server_name(), version, extensions))
+    response::json(metadata::server_metadata(http.handlers.server_name(), version, &extensions))
 }
 
 async fn model(State(http): State<HttpState>, path: ModelPath) -> Result<Response, HttpError> {

@@ -17,7 +17,7 @@ const LAST_CHOICE: f32 = -1.0e9;
 pub struct Beams {
     settings: Arc<Settings>,
     running: Vec<Beam>,
-    /// As many as there are beams, best first; at first they are placeholders.
+    /// As many as there are beams, best first; at first none of them is whole.
     finished: Vec<Finished>,
     random: Random,
     /// Whether a running beam may still do better than a finished one; once it may not, it stays so.
@@ -34,7 +34,7 @@ struct Beam {
 #[derive(Clone, Debug)]
 struct Finished {
     beam: Beam,
-    /// Whether it is a whole sequence, and no placeholder.
+    /// Whether it is a whole sequence; one that is not keeps a place for it, with the score of a last choice.
     whole: bool,
 }
 

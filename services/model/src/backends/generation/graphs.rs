@@ -239,7 +239,7 @@ impl Decoder {
         let logits = outputs.remove("logits").ok_or_else(|| missing("logits"))?;
         if keep {
             for (name, slot) in &self.presents {
-                // What comes from the text does not change, and graphs with a switch give a placeholder for it.
+                // What comes from the text does not change, and graphs with a switch give an empty tensor for it.
                 if cached && matches!(slot, Slot::Cross(_)) {
                     continue;
                 }

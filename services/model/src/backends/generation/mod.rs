@@ -84,7 +84,8 @@ impl Backend for Generation {
             loaded.push(Instance::from(generator));
         }
         let policy = batcher::policy(&config);
-        Ok(LoadedModel { config: Arc::new(config), instances: loaded, policy })
+        let canary = warmup::first(&config, source.model_path)?;
+        Ok(LoadedModel { config: Arc::new(config), instances: loaded, policy, canary })
     }
 }
 

@@ -4,15 +4,16 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ort::session::{OutputSelector, RunOptions, Session, SessionInputValue};
+use ort::session::{HasSelectedOutputs, OutputSelector, RunOptions, Session, SessionInputValue};
 use parking_lot::Mutex;
 use trireme_inference::{ErrorCode, InferError, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{Description, ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance};
+use trireme_runtime::{Description, ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Stop};
 
 use super::layouts::{Layout, Layouts, Turn};
 use super::reshape::Reshape;
 use super::schema::Schema;
+use super::stop::Stopper;
 use super::values;
 use crate::batcher::Padding;
 use crate::batcher::merge::{self, Cut};
@@ -33,6 +34,7 @@ pub struct OnnxInstance {
     output_reshapes: Vec<(String, Reshape)>,
     /// Devices whose arena is shrunk after each run.
     arena_shrinkage: Option<String>,
+    stopper: Arc<Stopper>,
 }
 
 /// The layout with all CPUs, and whose turn it is.
@@ -109,6 +111,7 @@ impl OnnxInstance {
             input_reshapes: input_reshapes.collect(),
             output_reshapes: output_reshapes.collect(),
             arena_shrinkage,
+            stopper: Arc::default(),
         }
     }
 
@@ -141,13 +144,19 @@ impl OnnxInstance {
         let padded = padding.filter(|_| lengths.is_some()).map_or(&[][..], |padding| &padding.inputs);
         let inputs = merge::join(&inputs, padded).map_err(|error| in_model(&self.model, error))?;
         let values = self.input_values(&inputs).map_err(|error| run_error(&self.model, &error))?;
+        let stopper = self.stopper.clone();
+        let run = stopper.begin(options);
+        // What was called off before it could be stopped.
+        if let Some(error) = unwanted(requests) {
+            return Err(error);
+        }
         let gathered = Instant::now();
         let turn = self.wide.as_ref().map(|wide| (wide, wide.layouts.enter()));
         let (outputs, ran) = match &turn {
             Some((wide, Turn { layout: Layout::Wide, .. })) => {
-                run_session(&self.model, &mut wide.session.lock(), values, &options)
+                run_session(&self.model, &mut wide.session.lock(), values, run.options())
             }
-            _ => run_session(&self.model, &mut self.session, values, &options),
+            _ => run_session(&self.model, &mut self.session, values, run.options()),
         }?;
         Ok(Batch { outputs, rows, lengths, started, gathered, ran })
     }
@@ -181,7 +190,7 @@ impl OnnxInstance {
         Ok(self.outputs.iter().filter(|name| wanted(name)).cloned().collect())
     }
 
-    fn run_options(&self, selected: &[String]) -> ort::Result<RunOptions<ort::session::HasSelectedOutputs>> {
+    fn run_options(&self, selected: &[String]) -> ort::Result<RunOptions<HasSelectedOutputs>> {
         let mut options = RunOptions::new()?;
         if let Some(devices) = &self.arena_shrinkage {
             options.set("memory.enable_memory_arena_shrinkage", devices)?;
@@ -234,10 +243,21 @@ impl ModelInstance for OnnxInstance {
         match together.then(|| self.execute_together(requests)) {
             Some(Ok(responses)) => responses.into_iter().map(Ok).collect(),
             Some(Err(error)) if requests.len() == 1 => vec![Err(error)],
+            Some(Err(error)) if unwanted(requests).is_some() => vec![Err(error); requests.len()],
             // Whose fault it was shows when each runs alone.
             _ => requests.iter().flat_map(|request| self.execute(std::slice::from_ref(request))).collect(),
         }
     }
+
+    fn stop(&self) -> Option<Arc<dyn Stop>> {
+        Some(self.stopper.clone())
+    }
+}
+
+/// Why nobody waits for any of the requests, if so.
+fn unwanted(requests: &[ExecuteRequest]) -> Option<InferError> {
+    let mut reasons = requests.iter().map(ExecuteRequest::unwanted);
+    reasons.next()?.filter(|_| reasons.all(|reason| reason.is_some()))
 }
 
 /// One run: its outputs, and when they were there.
@@ -245,7 +265,7 @@ fn run_session(
     model: &str,
     session: &mut Session,
     values: Vec<(Cow<'_, str>, SessionInputValue<'_>)>,
-    options: &RunOptions<ort::session::HasSelectedOutputs>,
+    options: &RunOptions<HasSelectedOutputs>,
 ) -> Result<(Vec<Tensor>, Instant), InferError> {
     let results = session.run_with_options(values, options).map_err(|error| run_error(model, &error))?;
     let ran = Instant::now();

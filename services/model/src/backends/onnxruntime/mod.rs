@@ -22,6 +22,7 @@ mod reshape;
 mod schema;
 mod sessions;
 mod settings;
+mod stop;
 mod values;
 mod weights;
 
@@ -155,7 +156,8 @@ impl Backend for OnnxRuntime {
             warmup::run(&config, source.model_path, &mut loaded[0])?;
         }
         let instances = loaded.into_iter().map(|instance| (Box::new(instance) as Box<dyn ModelInstance>).into());
-        Ok(LoadedModel { config: Arc::new(config), instances: instances.collect(), policy })
+        let canary = warmup::first(&config, source.model_path)?;
+        Ok(LoadedModel { config: Arc::new(config), instances: instances.collect(), policy, canary })
     }
 }
 

@@ -38,6 +38,11 @@ pub fn is_plain_cpu(device: &Device<'_>) -> bool {
     device.ep().is_ok_and(|provider| provider == CPU)
 }
 
+fn is_openvino_on_cpu(device: &Device<'_>) -> bool {
+    device.ep().is_ok_and(|provider| provider == AcceleratorKind::OpenVino.provider())
+        && device.hardware_device().ty() == DeviceType::CPU
+}
+
 /// Gives `builder` the providers of `accelerators`, with the CPU behind them for what they do not take; without any, the
 /// CPU alone. `threads` is for those that run on the CPU.
 pub fn apply(
@@ -69,12 +74,16 @@ pub fn apply(
         match accelerator.kind {
             AcceleratorKind::OpenVino => {
                 let config = openvino_config(&accelerator.options, threads);
-                if openvino_plugin(environment, openvino_library)? {
+                let registered = openvino_plugin(environment, openvino_library)?;
+                if environment.devices().any(|device| is_openvino_on_cpu(&device)) {
                     let provider = accelerator.kind.provider();
                     plugin_options = Some(vec![(format!("{provider}.load_config"), config)]);
                 } else {
-                    available(ep::OpenVINO::is_available())
-                        .map_err(|missing| format!("{missing}, and there is no plugin: {OPENVINO_HOW_TO_GET}"))?;
+                    let plugin = match registered {
+                        true => "its plugin offers no CPU device here: it takes processors of Intel only".to_owned(),
+                        false => format!("there is no plugin: {OPENVINO_HOW_TO_GET}"),
+                    };
+                    available(ep::OpenVINO::is_available()).map_err(|missing| format!("{missing}, and {plugin}"))?;
                     let provider = ep::OpenVINO::default().with_device_type("CPU");
                     let provider = provider.with_arbitrary_config("load_config", config);
                     dispatches.push(provider.build().error_on_failure());
@@ -92,25 +101,15 @@ pub fn apply(
             }
         }
     }
-    // Left to choose, the library takes whatever provider a plugin registered, also for sessions that never asked.
-    let wanted = |device: &Device<'_>| {
-        plugin_options.is_some()
-            && device.ep().is_ok_and(|provider| provider == AcceleratorKind::OpenVino.provider())
-            && device.hardware_device().ty() == DeviceType::CPU
-    };
-    let plugins: Vec<_> = environment.devices().filter(wanted).collect();
-    if plugin_options.is_some() && plugins.is_empty() {
-        return Err(
-            "execution accelerator 'openvino' is not available: its plugin offers no CPU device here".to_owned()
-        );
-    }
     dispatches.push(cpu());
     let Some(options) = plugin_options else {
+        // Left to choose, the library takes whatever provider a plugin registered, also for sessions that never asked.
         let builder = builder.with_execution_providers(dispatches).map_err(message)?;
         return builder.with_devices(environment.devices().filter(is_plain_cpu), None).map_err(message);
     };
     // First come those named first: the plugin before the CPU.
-    let devices = plugins.into_iter().chain(environment.devices().filter(is_plain_cpu));
+    let plugins = environment.devices().filter(is_openvino_on_cpu);
+    let devices = plugins.chain(environment.devices().filter(is_plain_cpu));
     let builder = builder.with_devices(devices, Some(&options)).map_err(message)?;
     builder.with_execution_providers(dispatches).map_err(message)
 }

@@ -2,6 +2,7 @@
 
 mod accelerated;
 mod padding;
+mod stopping;
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::super::simulator::{Arrival, Report, natural_lengths, simulate};
+use super::super::simulator::{Arrival, Report, Site, natural_lengths, simulate};
 use super::*;
 
 const MS: Duration = Duration::from_millis(1);
@@ -168,8 +168,13 @@ fn natural_trace(per_second: u32) -> Vec<Arrival> {
     lengths.into_iter().enumerate().map(arrival).collect()
 }
 
+/// One worker at full speed, with requests at their time.
+fn one_worker<'a>(policy: &'a dyn BatchPolicy, workers: &'a [(usize, f64)]) -> Site<'a> {
+    Site { policy, cost: MEASURED, workers, in_flight: None }
+}
+
 fn simulate_natural(policy: &dyn BatchPolicy, per_second: u32) -> Report {
-    simulate(policy, &natural_trace(per_second), &MEASURED, 2)
+    simulate(&one_worker(policy, &[(2, 1.0)]), &natural_trace(per_second))
 }
 
 #[test]
@@ -222,7 +227,7 @@ fn nobody_starves_among_short_ones() {
     trace.iter_mut().enumerate().for_each(|(index, arrival)| {
         arrival.description.length = if index % 40 == 0 { 256 } else { 8 };
     });
-    let report = simulate(&batcher(), &trace, &MEASURED, 1);
+    let report = simulate(&one_worker(&batcher(), &[(1, 1.0)]), &trace);
     let longest = (0..trace.len()).step_by(40).map(|index| report.queued[index]).max().unwrap();
     assert!(longest < 300 * MS, "{longest:?}");
 }
@@ -249,7 +254,7 @@ proptest! {
         let policy = LengthBatcher {
             max_rows, token_budget, max_overtake: overtake * MS, delay: delay * MS, enough_rows: max_rows, ..batcher()
         };
-        let report = simulate(&policy, &trace, &MEASURED, instances);
+        let report = simulate(&one_worker(&policy, &[(instances, 1.0)]), &trace);
         let mut runs = vec![0; trace.len()];
         for execution in &report.executions {
             let of = |request: &usize| trace[*request].description;
@@ -277,4 +282,51 @@ proptest! {
         }
         prop_assert!(runs.iter().all(|&runs| runs == 1), "each request runs once");
     }
+}
+
+/// A worker that takes as much as it may hold.
+struct Hoarding(LengthBatcher);
+
+impl BatchPolicy for Hoarding {
+    fn decide(&self, waiting: &[Candidate], now: Instant) -> Decision {
+        self.0.decide(waiting, now)
+    }
+
+    fn max_rows(&self) -> u32 {
+        self.0.max_rows()
+    }
+
+    fn in_hand(&self, instances: usize) -> usize {
+        self.0.in_hand(instances)
+    }
+
+    fn appetite(&self) -> Appetite {
+        Appetite { look_ahead: Duration::from_secs(3600), ..self.0.appetite() }
+    }
+}
+
+#[test]
+fn what_is_left_to_peers_costs_little_and_pays() {
+    let play = |policy: &dyn BatchPolicy, workers: &[(usize, f64)], in_flight| {
+        let site = Site { policy, cost: MEASURED, workers, in_flight: Some(in_flight) };
+        let report = simulate(&site, &natural_trace(300));
+        println!(
+            "{workers:?}, {in_flight} in flight: {:.0} requests/s, p50 {:?}, p99 {:?}, padding {:.3}",
+            report.throughput(),
+            report.latency(0.5),
+            report.latency(0.99),
+            report.padding_waste(),
+        );
+        (report.throughput(), report.latency(0.99))
+    };
+    let (modest, hoarding) = (batcher(), Hoarding(batcher()));
+    for in_flight in [16, 64, 256] {
+        let (one, _) = play(&modest, &[(2, 1.0)], in_flight);
+        let (most, _) = play(&hoarding, &[(2, 1.0)], in_flight);
+        assert!(one > 0.96 * most, "alone: {one} of {most}");
+    }
+    // A worker that is four times as fast beside it.
+    let (throughput, p99) = play(&modest, &[(2, 1.0), (2, 4.0)], 64);
+    let (held_back, long) = play(&hoarding, &[(2, 1.0), (2, 4.0)], 64);
+    assert!(throughput > 1.8 * held_back && p99 < long, "{throughput} {p99:?} to {held_back} {long:?}");
 }

@@ -1,0 +1,285 @@
+//! A queue within one process: levels, what is delayed, and what is delivered until it is settled.
+
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use trireme_inference::ModelKey;
+
+use crate::{AckHandle, Acker, BusError, Delivery, Puller, QueueOptions, QueueStatus, WorkMessage};
+
+/// The queue of one model version.
+pub(super) struct Queue {
+    max_deliver: u32,
+    max_bytes: u64,
+    state: Mutex<QueueState>,
+    arrived: Notify,
+}
+
+#[derive(Default)]
+struct QueueState {
+    /// By number, the highest level first.
+    levels: BTreeMap<u32, Level>,
+    /// Refused for now; the earliest due on top.
+    delayed: BinaryHeap<Delayed>,
+    /// Names of all unsettled messages, ready, delayed and delivered, and when each was published.
+    unsettled: HashMap<String, Instant>,
+}
+
+#[derive(Default)]
+struct Level {
+    ready: VecDeque<Queued>,
+    max_messages: u64,
+    /// Unsettled messages of this level, and their bytes.
+    messages: u64,
+    bytes: u64,
+}
+
+struct Queued {
+    message: WorkMessage,
+    attempt: u32,
+    /// When it was published.
+    since: Instant,
+}
+
+struct Delayed {
+    due: Instant,
+    queued: Queued,
+}
+
+struct Handle {
+    queue: Arc<Queue>,
+    /// Kept for the next delivery; gone once settled.
+    message: Mutex<Option<Queued>>,
+}
+
+/// Takes messages from a queue.
+pub(super) struct QueuePuller {
+    queue: Arc<Queue>,
+}
+
+// === impl Queue ===
+
+impl Queue {
+    pub fn new(options: &QueueOptions) -> Arc<Queue> {
+        let (max_deliver, max_bytes) = (options.max_deliver, options.max_bytes);
+        Arc::new(Queue { max_deliver, max_bytes, state: Mutex::default(), arrived: Notify::new() })
+    }
+
+    /// Levels that it does not have yet are made.
+    pub fn set_limits(&self, options: &QueueOptions) {
+        let mut state = self.state.lock();
+        for (level, max_messages) in options.level_limits() {
+            state.levels.entry(level).or_default().max_messages = max_messages;
+        }
+    }
+
+    pub fn puller(self: Arc<Self>) -> QueuePuller {
+        QueuePuller { queue: self }
+    }
+
+    pub fn push(&self, model: &ModelKey, message: &WorkMessage) -> Result<(), BusError> {
+        let size = size(message);
+        let mut state = self.state.lock();
+        let name = message.message_id();
+        if state.unsettled.contains_key(&name) {
+            return Ok(());
+        }
+        let Some(level) = state.levels.get_mut(&message.level()) else {
+            return Err(BusError::NoQueue { model: model.clone() });
+        };
+        let fits = level.messages < level.max_messages && level.bytes.saturating_add(size) <= self.max_bytes;
+        if !fits {
+            return Err(BusError::Full { model: model.clone() });
+        }
+        level.messages += 1;
+        level.bytes += size;
+        level.ready.push_back(Queued { message: message.clone(), attempt: 1, since: Instant::now() });
+        state.unsettled.insert(name, Instant::now());
+        drop(state);
+        self.arrived.notify_one();
+        Ok(())
+    }
+
+    pub fn status(&self) -> QueueStatus {
+        let state = self.state.lock();
+        let waiting = state.levels.values().map(|level| level.ready.len()).sum::<usize>() + state.delayed.len();
+        QueueStatus {
+            waiting: waiting as u64,
+            delivered: state.unsettled.len().saturating_sub(waiting) as u64,
+            oldest: state.unsettled.values().min().map_or(Duration::ZERO, Instant::elapsed),
+        }
+    }
+
+    fn settle(&self, queued: &Queued) {
+        let mut state = self.state.lock();
+        if state.unsettled.remove(&queued.message.message_id()).is_some() {
+            let level = state.level(&queued.message);
+            level.messages = level.messages.saturating_sub(1);
+            level.bytes = level.bytes.saturating_sub(size(&queued.message));
+        }
+    }
+
+    /// Delivers again; past the last attempt that gives it up, forgets.
+    fn redeliver(&self, mut queued: Queued, delay: Duration) {
+        queued.attempt += 1;
+        if queued.attempt > self.max_deliver + 1 {
+            return self.settle(&queued);
+        }
+        let mut state = self.state.lock();
+        if delay.is_zero() {
+            state.level(&queued.message).ready.push_front(queued);
+            drop(state);
+            self.arrived.notify_one();
+        } else {
+            state.delayed.push(Delayed { due: Instant::now() + delay, queued });
+            drop(state);
+            // Every puller has to know when it is due: one that alone knew could leave before.
+            self.arrived.notify_waiters();
+        }
+    }
+
+    /// Takes up to `room` messages; when there are none, says when the next delayed one is due.
+    fn take(self: &Arc<Self>, room: usize) -> Result<Vec<Delivery>, Option<Instant>> {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        while state.delayed.peek().is_some_and(|delayed| delayed.due <= now) {
+            let delayed = state.delayed.pop().expect("peeked under the same lock");
+            state.level(&delayed.queued.message).ready.push_back(delayed.queued);
+        }
+        let mut taken = Vec::new();
+        for level in state.levels.values_mut() {
+            let count = (room - taken.len()).min(level.ready.len());
+            taken.extend(level.ready.drain(..count));
+        }
+        if taken.is_empty() {
+            return Err(state.delayed.peek().map(|delayed| delayed.due));
+        }
+        let more = state.levels.values().any(|level| !level.ready.is_empty());
+        drop(state);
+        if more {
+            // One notification may stand for many messages: pass it on to the next puller.
+            self.arrived.notify_one();
+        }
+        Ok(taken.into_iter().map(|queued| self.deliver(queued)).collect())
+    }
+
+    /// Takes what has waited at `level` for longer than `age`.
+    fn overdue(self: &Arc<Self>, level: u32, age: Duration) -> Vec<Delivery> {
+        let mut state = self.state.lock();
+        let Some(level) = state.levels.get_mut(&level) else { return Vec::new() };
+        let overdue = level.ready.iter().take_while(|queued| queued.since.elapsed() > age).count();
+        let taken: Vec<_> = level.ready.drain(..overdue).collect();
+        drop(state);
+        taken.into_iter().map(|queued| self.deliver(queued)).collect()
+    }
+
+    fn deliver(self: &Arc<Self>, queued: Queued) -> Delivery {
+        let Queued { message, attempt, since } = queued;
+        let kept = Queued { message: message.clone(), attempt, since };
+        let handle = Handle { queue: self.clone(), message: Mutex::new(Some(kept)) };
+        Delivery { message, attempt, acker: Acker::new(Arc::new(handle)) }
+    }
+}
+
+// === impl QueueState ===
+
+impl QueueState {
+    /// The level of a message that is in the queue.
+    fn level(&mut self, message: &WorkMessage) -> &mut Level {
+        self.levels.entry(message.level()).or_default()
+    }
+}
+
+fn size(message: &WorkMessage) -> u64 {
+    message.tensors.iter().map(|tensor| tensor.data().len() as u64).sum()
+}
+
+// === impl Handle ===
+
+#[async_trait]
+impl AckHandle for Handle {
+    async fn ack(&self) -> Result<(), BusError> {
+        if let Some(queued) = self.message.lock().take() {
+            self.queue.settle(&queued);
+        }
+        Ok(())
+    }
+
+    async fn nak(&self, delay: Duration) -> Result<(), BusError> {
+        if let Some(queued) = self.message.lock().take() {
+            self.queue.redeliver(queued, delay);
+        }
+        Ok(())
+    }
+
+    async fn term(&self, _reason: &str) -> Result<(), BusError> {
+        self.ack().await
+    }
+
+    async fn in_progress(&self) -> Result<(), BusError> {
+        // No clock runs against a delivery within one process.
+        Ok(())
+    }
+
+    fn abandon(&self) {
+        if let Some(queued) = self.message.lock().take() {
+            tracing::warn!(request_id = queued.message.request_id, "delivery was let go without being settled");
+            self.queue.redeliver(queued, Duration::ZERO);
+        }
+    }
+}
+
+// === impl QueuePuller ===
+
+#[async_trait]
+impl Puller for QueuePuller {
+    async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError> {
+        if room == 0 {
+            // Nothing is on its way here.
+            return std::future::pending().await;
+        }
+        loop {
+            let arrived = self.queue.arrived.notified();
+            match self.queue.take(room) {
+                Ok(deliveries) => return Ok(deliveries),
+                Err(None) => arrived.await,
+                Err(Some(due)) => {
+                    let _ = tokio::time::timeout_at(due.into(), arrived).await;
+                }
+            }
+        }
+    }
+
+    async fn overdue(&mut self, level: u32, age: Duration) -> Result<Vec<Delivery>, BusError> {
+        Ok(self.queue.overdue(level, age))
+    }
+
+    async fn stop(&mut self) {}
+}
+
+// === impl Delayed ===
+
+impl PartialEq for Delayed {
+    fn eq(&self, other: &Self) -> bool {
+        self.due == other.due
+    }
+}
+
+impl Eq for Delayed {}
+
+impl PartialOrd for Delayed {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Delayed {
+    /// The earliest is the greatest, so that it is on top of the heap.
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        other.due.cmp(&self.due)
+    }
+}

@@ -1,0 +1,132 @@
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn intake(instances: usize, batch: usize) -> Intake {
+    Intake::new(instances, Appetite { batch, look_ahead: 20 * MS })
+}
+
+/// An intake whose instances are idle and whose runs took so long, of so many requests each.
+fn paced(instances: usize, batch: usize, took: Duration, requests: usize) -> (Intake, Instant) {
+    let (mut intake, start) = (intake(instances, batch), Instant::now());
+    let id = intake.begin(1.0, start);
+    intake.end(id, requests, start + took);
+    (intake, start + took)
+}
+
+#[test]
+fn idle_instances_want_a_batch_each_whatever_their_pace() {
+    let now = Instant::now();
+    assert_eq!(intake(2, 4).room(0, now), Room::Now(8));
+    assert_eq!(intake(2, 4).room(7, now), Room::Now(1));
+    assert_eq!(intake(2, 4).room(8, now), Room::None);
+    let (slow, now) = paced(2, 4, 1000 * MS, 1);
+    assert_eq!(slow.room(0, now), Room::Now(8), "runs of one say nothing of runs of four");
+}
+
+#[test]
+fn nothing_is_taken_for_an_instance_of_unknown_pace_that_is_busy() {
+    let (mut intake, now) = (intake(2, 4), Instant::now());
+    intake.begin(1.0, now);
+    assert_eq!(intake.room(0, now + 1000 * MS), Room::Now(4), "for the other one");
+    intake.begin(1.0, now);
+    assert_eq!(intake.room(0, now + 1000 * MS), Room::None);
+}
+
+#[test]
+fn a_slow_instance_takes_its_next_batch_shortly_before_it_is_free() {
+    let (mut intake, now) = paced(1, 4, 200 * MS, 4);
+    intake.begin(1.0, now);
+    let Room::At(at) = intake.room(0, now) else { panic!("room comes with time") };
+    assert!(at >= now + 180 * MS && at < now + 181 * MS, "{:?}", at - now);
+    assert_eq!(intake.room(0, at), Room::Now(4));
+    assert_eq!(intake.room(4, at), Room::None, "one batch is enough for it");
+    assert_eq!(intake.room(0, now + 1000 * MS), Room::Now(4), "a run that takes longer than expected");
+}
+
+#[test]
+fn a_fast_instance_takes_what_it_can_begin_within_the_horizon() {
+    let (mut intake, now) = paced(1, 1, MS, 1);
+    assert_eq!(intake.room(0, now), Room::Now(20));
+    intake.begin(1.0, now);
+    assert_eq!(intake.room(0, now), Room::Now(19));
+    let Room::At(at) = intake.room(19, now) else { panic!("room comes with time") };
+    assert!(at > now && intake.room(19, at) == Room::Now(1), "{:?}", at - now);
+}
+
+#[test]
+fn costs_tell_when_a_run_ends() {
+    let (mut intake, now) = paced(1, 1, 100 * MS, 1);
+    intake.begin(3.0, now);
+    let Room::At(at) = intake.room(0, now) else { panic!("room comes with time") };
+    assert!(at >= now + 280 * MS && at < now + 281 * MS, "{:?}", at - now);
+}
+
+#[test]
+fn the_pace_follows_and_what_was_not_executed_does_not_count() {
+    let (mut intake, mut now) = paced(1, 1, 100 * MS, 1);
+    let id = intake.begin(1.0, now);
+    intake.end(id, 0, now + MS);
+    assert_eq!(intake.pace.run(1.0), Some(0.1));
+    for _ in 0..40 {
+        let id = intake.begin(1.0, now);
+        now += 10 * MS;
+        intake.end(id, 1, now);
+    }
+    assert!((intake.pace.run(1.0).unwrap() - 0.01).abs() < 0.001);
+    assert_eq!(intake.room(0, now), Room::Now(1), "21 ms and 10.4 ms each");
+}
+
+#[test]
+fn where_messages_come_late_they_are_asked_for_earlier() {
+    let (mut intake, now) = paced(1, 1, 200 * MS, 1);
+    intake.begin(1.0, now);
+    assert_eq!(intake.room(0, now + 150 * MS), Room::At(now + 180 * MS + TOO_EARLY));
+    intake.fetched(30 * MS);
+    assert_eq!(intake.room(0, now + 150 * MS), Room::Now(1));
+    intake.fetched(Duration::from_secs(3600));
+    assert!(intake.horizon() <= 0.3, "one that took very long is no reason to hoard");
+}
+
+/// Whatever has happened: an idle instance always has room for a batch, nothing beyond the horizon is taken, there is no
+/// room before it is said to come, and who asks when told to does not ask for ever.
+#[test]
+fn its_promises_hold() {
+    let mut state = 7u64;
+    let mut random = move |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    for _ in 0..300 {
+        let (instances, batch) = (1 + random(4) as usize, 1 + random(16) as usize);
+        let (mut intake, mut now, mut running) = (intake(instances, batch), Instant::now(), Vec::new());
+        for _ in 0..60 {
+            now += Duration::from_micros(random(30_000));
+            match random(2) {
+                0 if running.len() < instances => running.push(intake.begin(0.5 + random(8) as f64, now)),
+                _ if !running.is_empty() => {
+                    let ended = running.swap_remove(random(running.len() as u64) as usize);
+                    intake.end(ended, random(batch as u64 + 1) as usize, now);
+                }
+                _ => {}
+            }
+            let (idle, waiting) = (instances - running.len(), random(40) as usize);
+            let most = intake.pace.request().map_or(0.0, |each| instances as f64 * 0.02 / each);
+            match intake.room(waiting, now) {
+                Room::Now(room) => assert!((waiting + room) as f64 <= most.max((instances * batch) as f64)),
+                Room::At(at) => {
+                    assert!(at > now && waiting >= idle * batch);
+                    let before = (at - 2 * TOO_EARLY).max(now);
+                    assert!(!matches!(intake.room(waiting, before), Room::Now(_)), "{intake:?}");
+                    let next = |at: &Room| match at {
+                        Room::At(at) => Some(intake.room(waiting, *at)),
+                        _ => None,
+                    };
+                    let asked = std::iter::successors(Some(Room::At(at)), next).take(20).count();
+                    assert!(asked < 12, "{intake:?}");
+                }
+                Room::None => assert!(waiting >= idle * batch),
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const NO_LIMIT: usize = usize::MAX;
+
+fn tensors(rows: i64) -> Vec<Tensor> {
+    let numbers: Vec<f32> = (0..rows * 2).map(|n| n as f32).collect();
+    let texts: Vec<String> = (0..rows).map(|n| "x".repeat(n as usize)).collect();
+    vec![
+        Tensor::from_values("numbers", [rows, 2], numbers).unwrap(),
+        Tensor::from_bytes_elements("texts", [rows], &texts).unwrap(),
+    ]
+}
+
+#[test]
+fn what_was_split_is_joined_to_the_same() {
+    for rows in 1..20 {
+        let whole = tensors(rows);
+        for max_rows in 1..=rows as usize + 1 {
+            let Some(parts) = split(&whole, max_rows, NO_LIMIT) else {
+                assert!(max_rows >= rows as usize, "{rows} rows in parts of {max_rows}");
+                continue;
+            };
+            let tensors = &parts.tensors;
+            assert_eq!(tensors.len(), (rows as usize).div_ceil(max_rows));
+            assert!(tensors.iter().all(|part| part.iter().all(|t| row_count(t).unwrap() <= max_rows)));
+            assert_eq!(join(parts.tensors, &parts.order).unwrap(), whole);
+        }
+    }
+}
+
+#[test]
+fn parts_are_no_larger_than_allowed_where_rows_are_not() {
+    let whole = tensors(10);
+    // A row is 8 bytes of numbers, 4 of length prefix, and as many letters as its number.
+    let parts = split(&whole, 100, 30).unwrap();
+    let sizes: Vec<usize> = parts.tensors.iter().map(|part| part.iter().map(|t| t.data().len()).sum()).collect();
+    assert_eq!(sizes, [21, 20, 19, 18, 17, 16, 29, 25], "one by one, then 3+2, 1+0");
+    assert_eq!(join(parts.tensors, &parts.order).unwrap(), whole);
+    assert_eq!(split(&whole, 100, 1).unwrap().tensors.len(), 10, "a row is never cut");
+}
+
+#[test]
+fn rows_that_do_not_agree_are_not_split() {
+    let mut tensors = tensors(4);
+    tensors.push(Tensor::from_values("scalar", [], vec![1f32]).unwrap());
+    assert!(split(&tensors, 1, NO_LIMIT).is_none());
+    assert!(split(&[], 1, NO_LIMIT).is_none());
+    let nothing = Tensor::from_values::<f32>("none", [0, 4], vec![]).unwrap();
+    assert!(split(&[nothing], 1, NO_LIMIT).is_none());
+    let empty_rows = Tensor::from_bytes_elements::<&str>("empty", [3, 0], &[]).unwrap();
+    let parts = split(std::slice::from_ref(&empty_rows), 1, NO_LIMIT).unwrap();
+    assert_eq!(join(parts.tensors, &parts.order).unwrap(), [empty_rows]);
+}
+
+/// The order of that many rows as they are.
+fn as_they_are(rows: usize) -> RowOrder {
+    RowOrder { rows, sorted: None }
+}
+
+#[test]
+fn numbers_alone_stay_in_order_and_are_not_copied() {
+    let whole = Tensor::from_values("x", [6, 2], (0..12).map(|n| n as f32).collect::<Vec<_>>()).unwrap();
+    let parts = split(std::slice::from_ref(&whole), 4, NO_LIMIT).unwrap();
+    assert!(parts.order.sorted.is_none());
+    assert_eq!(parts.tensors[0][0].data().as_ptr(), whole.data().as_ptr());
+}
+
+#[test]
+fn outputs_that_do_not_fit_together_are_named() {
+    let part =
+        |shape: [i64; 2]| vec![Tensor::from_values("y", shape, vec![0f32; (shape[0] * shape[1]) as usize]).unwrap()];
+    let error = join(vec![part([2, 3]), part([2, 4])], &as_they_are(4)).unwrap_err().message;
+    assert!(
+        error.starts_with(
+            "output 'y' of a request sent in parts is FP32 of shape [2,3] in part 0 and FP32 of shape [2,4]"
+        ),
+        "{error}"
+    );
+    let error = join(vec![part([2, 3]), vec![]], &as_they_are(4)).unwrap_err().message;
+    assert_eq!(error, "output 'y' is missing in part 1 of a request sent in parts");
+    let error = join(vec![part([2, 3]), part([1, 3])], &as_they_are(4)).unwrap_err().message;
+    assert!(error.starts_with("output 'y' of a request of 4 rows sent in parts has 3 rows"), "{error}");
+}
+
+proptest! {
+    /// Texts of any lengths: each part holds texts of like length, and the answer is in the request's order.
+    #[test]
+    fn texts_are_cut_by_length_and_come_back_in_order(
+        texts in proptest::collection::vec((".{0,12}", ".{0,4}"), 2..60),
+        max_rows in 1usize..20,
+    ) {
+        let rows = texts.len() as i64;
+        let (first, second): (Vec<&str>, Vec<&str>) = texts.iter().map(|(a, b)| (a.as_str(), b.as_str())).unzip();
+        let whole = vec![
+            Tensor::from_values("row", [rows], (0..rows).collect::<Vec<_>>()).unwrap(),
+            Tensor::from_bytes_elements("first", [rows, 1], &first).unwrap(),
+            Tensor::from_bytes_elements("second", [rows], &second).unwrap(),
+        ];
+        let Some(parts) = split(&whole, max_rows, NO_LIMIT) else {
+            prop_assert!(texts.len() <= max_rows);
+            return Ok(());
+        };
+        let lengths = |part: &Vec<Tensor>| -> Vec<usize> {
+            let rows = part[0].values::<i64>().unwrap();
+            rows.iter().map(|&row| first[row as usize].len() + second[row as usize].len()).collect()
+        };
+        let along: Vec<usize> = parts.tensors.iter().flat_map(lengths).collect();
+        prop_assert!(along.is_sorted_by(|a, b| a >= b), "the longest first: {:?}", along);
+        prop_assert!(parts.tensors.iter().all(|part| part.iter().all(|t| row_count(t).unwrap() <= max_rows)));
+        prop_assert_eq!(join(parts.tensors, &parts.order).unwrap(), whole);
+    }
+}

@@ -1,0 +1,340 @@
+//! Rubbish on the broker: messages that follow no contract, on every subject that the system uses. Nothing panics, hangs
+//! or grows, what is malformed is dropped with a line in the log, and answers stay right meanwhile and afterwards.
+//!
+//! Subjects are those seen while the system does everything that it does, and those of `docs/message-contract.md`. Left
+//! alone are the broker's own (`$JS.`): there an empty message is an order, to purge a stream or to acknowledge work.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::json;
+use trireme_e2e::{
+    Golden, Mode, Request, Sandbox, Setup, Stage, Wire, WireMessage, golden, product, wait_until, workspace,
+};
+use trireme_testkit::{NatsServer, assert_close};
+
+/// Small, so that bodies of moderate size travel by claim.
+const MAX_PAYLOAD: usize = 1 << 20;
+
+/// How much larger any process may become. The system's own queues and logs take a part of it.
+const GROWTH: u64 = 80 << 20;
+
+/// A time in which whatever was sent is dealt with.
+const SETTLED: Duration = Duration::from_secs(60);
+
+/// Messages of nearly [`MAX_PAYLOAD`] that say nothing.
+const LARGE_MESSAGES: usize = 128;
+
+/// Subjects that the contract has or NATS prescribes and that normal work need not show.
+const OTHERS: [&str; 16] = [
+    "trireme.work.nosuch.1.0",
+    "trireme.work.identity_a.1.99",
+    "trireme.work.x",
+    "trireme.reply.nobody.nothing",
+    "trireme.control.tap",
+    "trireme.control.logging",
+    "trireme.control.models",
+    "trireme.control.recall",
+    "trireme.control.nosuch",
+    "trireme.dead.identity_a.1",
+    "trireme.dead.=claim.x.0",
+    "trireme.claim.x.0",
+    "$KV.trireme_registry.identity_a.1.nobody",
+    "$KV.trireme_registry.x",
+    "$SRV.PING",
+    "$SRV.INFO.trireme-model",
+];
+
+/// Headers that a broker gives a meaning to, so that a copy of a message would be dropped or kept for a shorter time.
+const BROKERS_HEADERS: &str = "Nats-";
+
+fn text_request(golden: &Golden) -> serde_json::Value {
+    json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [golden.text]}]})
+}
+
+/// What one request gets: the answer that was computed without the product.
+#[track_caller]
+fn ask(sandbox: &Sandbox, golden: &Golden) {
+    let response = sandbox.infer("tiny_embedding", &text_request(golden));
+    assert_close(&response.numbers("embedding"), &golden.embedding, 1e-5);
+}
+
+/// A request that travels by claim.
+#[track_caller]
+fn ask_large(sandbox: &Sandbox) {
+    let length = MAX_PAYLOAD / 2;
+    let large = json!({"name": "INPUT0", "datatype": "FP32", "shape": [length], "data": vec![1; length]});
+    assert_eq!(sandbox.infer("identity_chain", &json!({"inputs": [large]})).status, 200);
+}
+
+fn slow_request() -> Request {
+    let input = json!({"name": "INPUT0", "datatype": "FP32", "shape": [2], "data": [1, 2]});
+    Request::infer("slow_identity", &json!({"inputs": [input]}))
+}
+
+/// The last message to each subject of those that are published until `over`, and where answers were wanted.
+fn listen(mut wire: Wire, over: &AtomicBool) -> BTreeMap<String, WireMessage> {
+    let mut seen = BTreeMap::new();
+    while !over.load(Ordering::Relaxed) {
+        let Some(message) = wire.next(Duration::from_millis(100)) else { continue };
+        if let Some(inbox) = message.reply.clone() {
+            let unseen = WireMessage { subject: inbox.clone(), ..WireMessage::default() };
+            seen.entry(inbox).or_insert(unseen);
+        }
+        seen.insert(message.subject.clone(), message);
+    }
+    // Orders to the broker.
+    seen.retain(|subject, _| !subject.starts_with("$JS."));
+    seen
+}
+
+/// Everything that the system does, once: an ensemble, a body that travels by claim, a client that leaves, statistics,
+/// log levels, a worker that comes. What is sent meanwhile.
+fn record(sandbox: &mut Sandbox, url: &str) -> BTreeMap<String, WireMessage> {
+    // A subscription to everything hides from publishers that a stream is missing: first all of them are made.
+    ask_large(sandbox);
+    let mut wire = Wire::open(url);
+    wire.subscribe(">");
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let heard = scope.spawn(|| listen(wire, &over));
+        let ended = Ended(&over);
+        golden().iter().for_each(|golden| ask(sandbox, golden));
+        ask_large(sandbox);
+        // More than can be answered before their clients go.
+        let waiting: Vec<_> = (0..8).map(|_| slow_request().start(sandbox.address)).collect();
+        std::thread::sleep(Duration::from_millis(100));
+        drop(waiting);
+        assert_eq!(sandbox.get("/v2/models/stats").status, 200);
+        assert_eq!(sandbox.send(&Request::post("/v2/logging", r#"{"log_verbose_level": 0}"#)).status, 200);
+        sandbox.start_worker(Stage::Postprocess);
+        sandbox.wait_ready();
+        // Entries of the registry are put every 2 s.
+        std::thread::sleep(Duration::from_millis(2500));
+        drop(ended);
+        heard.join().expect("the broker is read")
+    })
+}
+
+/// Says that something is over, also when a test fails: whoever waits for it goes on.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What subjects with a name for each request or claim have in common.
+fn kind(subject: &str) -> String {
+    let tokens: Vec<&str> = subject.split('.').collect();
+    let kept = match tokens[..] {
+        ["trireme", "reply" | "claim", ..] => 2,
+        ["_INBOX", ..] => 2,
+        _ => tokens.len(),
+    };
+    tokens[..kept.min(tokens.len())].join(".")
+}
+
+/// Every subject, with a message to it as it should be, if there was one.
+fn targets(seen: BTreeMap<String, WireMessage>) -> Vec<WireMessage> {
+    let mut by_kind: BTreeMap<String, Vec<WireMessage>> = BTreeMap::new();
+    for (subject, message) in seen {
+        by_kind.entry(kind(&subject)).or_default().push(message);
+    }
+    let others = OTHERS.map(|subject| WireMessage { subject: subject.to_owned(), ..WireMessage::default() });
+    // The latest inboxes of each connection: one of them is open.
+    let some = by_kind.into_values().flat_map(|messages| messages.into_iter().rev().take(3));
+    some.chain(others).collect()
+}
+
+/// The subjects in the contract's table begin like this.
+fn contract_subjects() -> Vec<String> {
+    let page = std::fs::read_to_string(workspace().join("docs/message-contract.md")).expect("the contract is there");
+    let subjects = page.lines().filter_map(|line| line.split_once("| subject `")?.1.split(['<', '`']).next());
+    subjects.map(str::to_owned).collect()
+}
+
+/// Bodies that are none.
+fn bodies() -> Vec<Vec<u8>> {
+    const DEEP: usize = 20_000;
+    let mut chance = fastrand::Rng::with_seed(7);
+    let mut random = |length: usize| (0..length).map(|_| chance.u8(..)).collect::<Vec<u8>>();
+    // MessagePack's maps, arrays, binary and text of 4 GiB.
+    let huge = [0xdf, 0xdd, 0xc6, 0xdb].map(|mark| vec![mark, 0xff, 0xff, 0xff, 0xff]);
+    let mut bodies = vec![
+        Vec::new(),
+        vec![0xc1],
+        random(64),
+        random(4096),
+        vec![0x91; DEEP],
+        b"\x81\xa5route".repeat(DEEP / 8),
+        b"[".repeat(DEEP),
+        br#"{"a":"#.repeat(DEEP / 4),
+        b"{\"batch\": -1, \"worker\": 1e999999}".to_vec(),
+        b"\xff\xfe{}".to_vec(),
+    ];
+    bodies.extend(huge.clone());
+    // The same where a map of the contract has its tensors.
+    bodies.extend(huge.map(|huge| [b"\x81\xa7tensors".as_slice(), &huge].concat()));
+    bodies
+}
+
+/// Headers of a message with one of them wrong or missing.
+fn headers(valid: &[(String, String)]) -> Vec<Vec<(String, String)>> {
+    let values = ["", "x", "-1", "99999999999999999999", &"a".repeat(8192), "\u{1f6a3}"];
+    let mut all = Vec::new();
+    for (number, _) in valid.iter().enumerate() {
+        let mut without = valid.to_vec();
+        let (name, _) = without.remove(number);
+        all.extend(values.map(|value| {
+            let mut wrong = without.clone();
+            wrong.push((name.clone(), value.to_owned()));
+            wrong
+        }));
+        all.push(without);
+    }
+    // Claims of bodies that are nowhere, or larger than anything.
+    let claims = [
+        ("nosuch", "18446744073709551615", "4294967295"),
+        ("x", "134217728", "134217728"),
+        ("a.b >", "1", "1"),
+        ("x", "0", "0"),
+    ];
+    all.extend(claims.map(|(name, bytes, parts)| {
+        let claim = [("Trireme-Claim", name), ("Trireme-Claim-Bytes", bytes), ("Trireme-Claim-Parts", parts)];
+        let claim = claim.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        valid.iter().cloned().chain(claim).collect()
+    }));
+    all
+}
+
+/// Rubbish for one subject. Of the first part nothing can be taken for a message; the second part may, in parts.
+fn rubbish(target: &WireMessage) -> (Vec<WireMessage>, Vec<WireMessage>) {
+    let usual = target.headers.iter().filter(|(name, _)| !name.starts_with(BROKERS_HEADERS));
+    let usual: Vec<_> = usual.filter(|(name, _)| !name.starts_with("Trireme-Claim")).cloned().collect();
+    let to = |headers: &[(String, String)], body: &[u8]| WireMessage {
+        subject: target.subject.clone(),
+        headers: headers.to_vec(),
+        body: body.to_vec(),
+        // Where nobody listens: whoever answers everything answers this.
+        reply: (!target.subject.starts_with("trireme.work.")).then(|| "_INBOX.rubbish.1".to_owned()),
+    };
+    let body = &target.body;
+    let cuts = (0..16).map(|part| &body[..body.len() * part / 16]);
+    let mut malformed: Vec<_> = bodies().iter().flat_map(|body| [to(&[], body), to(&usual, body)]).collect();
+    malformed.extend(cuts.map(|cut| to(&usual, cut)));
+    (malformed, headers(&usual).iter().map(|headers| to(headers, body)).collect())
+}
+
+/// Sends all of it and returns how many of the malformed ones are work that a worker has to refuse.
+fn inject(url: &str, targets: &[WireMessage]) -> (usize, usize) {
+    let mut wire = Wire::open(url);
+    let (mut sent, mut refused) = (0, 0);
+    for target in targets {
+        let (malformed, doubtful) = rubbish(target);
+        let hosted = target.subject.starts_with("trireme.work.") && !target.body.is_empty();
+        refused += if hosted { malformed.len() } else { 0 };
+        sent += malformed.len() + doubtful.len();
+        malformed.iter().chain(&doubtful).for_each(|message| wire.publish(message));
+        wire.flush();
+    }
+    (sent, refused)
+}
+
+/// Large messages where a process might keep what it is told: more in all than [`GROWTH`].
+fn flood(url: &str) {
+    let mut wire = Wire::open(url);
+    for number in 0..LARGE_MESSAGES {
+        let mut body = format!("{number:09}").into_bytes();
+        body.resize(MAX_PAYLOAD - 1024, b'a');
+        wire.publish(&WireMessage { subject: "trireme.cancel".to_owned(), body, ..WireMessage::default() });
+        wire.flush();
+    }
+}
+
+/// How often any process has logged this message.
+fn logged(sandbox: &Sandbox, message: &str) -> usize {
+    sandbox.processes().map(|process| process.count(message)).sum()
+}
+
+fn memory(sandbox: &Sandbox) -> Vec<u64> {
+    sandbox.processes().map(trireme_e2e::Process::resident_bytes).collect()
+}
+
+/// Messages in the queues, and in workers' hands.
+fn queued(sandbox: &Sandbox) -> Option<f64> {
+    let events = sandbox.gateway.events();
+    let listening = events.iter().find(|event| event["message"] == "metrics listener")?;
+    let metrics = Request::get("/metrics").send(listening["address"].as_str()?.parse().ok()?).ok()?.text();
+    let waiting = |line: &&str| {
+        ["trireme_queue_waiting_messages{", "trireme_queue_delivered_messages{"]
+            .iter()
+            .any(|name| line.starts_with(name))
+    };
+    metrics.lines().filter(waiting).map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+#[test]
+fn rubbish_on_every_subject_is_dropped_and_work_goes_on() {
+    // So that commands about models are heard.
+    let control = ["--model-control-mode=explicit", "--load-model=*"];
+    let setup = Setup::new(Mode::Services).gateway_arguments(&control).worker_arguments(&control);
+    let mut sandbox = setup.start_on(Some(NatsServer::start_with_max_payload(MAX_PAYLOAD)));
+    let url = sandbox.nats.as_ref().expect("services have a broker").url();
+    let targets = targets(record(&mut sandbox, &url));
+    let reached: Vec<&str> = targets.iter().map(|target| target.subject.as_str()).collect();
+    for subject in contract_subjects() {
+        assert!(
+            reached.iter().any(|reached| reached.starts_with(&subject)),
+            "nothing is sent to {subject}: {reached:#?}"
+        );
+    }
+    assert!(reached.iter().any(|subject| subject.starts_with("_INBOX.")), "{reached:#?}");
+    let before = memory(&sandbox);
+
+    let over = AtomicBool::new(false);
+    let (sent, refused, answered) = std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            let golden = golden();
+            let requests = golden.iter().cycle().take_while(|_| !over.load(Ordering::Relaxed));
+            requests.map(|golden| ask(&sandbox, golden)).count()
+        });
+        let ended = Ended(&over);
+        let (sent, refused) = inject(&url, &targets);
+        flood(&url);
+        drop(ended);
+        (sent, refused, client.join().expect("every answer is right"))
+    });
+    wait_until("every queue is empty", SETTLED, || (queued(&sandbox) == Some(0.0)).then_some(()));
+    println!("{sent} messages to {} subjects, {answered} requests answered meanwhile", targets.len());
+    assert!(answered > 0);
+
+    sandbox.check_running();
+    for process in sandbox.processes() {
+        assert!(!process.log().contains("panicked"), "{}:\n{}", process.name(), process.last_words().join("\n"));
+    }
+    let after = memory(&sandbox);
+    println!("resident bytes before {before:?}, after {after:?}");
+    for ((process, before), after) in sandbox.processes().zip(&before).zip(&after) {
+        assert!(after.saturating_sub(*before) < GROWTH, "{} grew from {before} to {after} bytes", process.name());
+    }
+    let dropped = logged(&sandbox, "refused a malformed message");
+    assert!(dropped >= refused, "{dropped} of {refused} malformed messages were refused with a word about it");
+    for word in [
+        "ignored a malformed reply",
+        "ignored a malformed registry entry",
+        "ignored a malformed cancellation",
+        "ignored a malformed command",
+        "ignored a malformed question",
+        "ignored statistics that cannot be read",
+        "ignored log levels that cannot be read",
+        "ignored a question for a tap that cannot be read",
+    ] {
+        assert!(logged(&sandbox, word) > 0, "nobody logged '{word}'");
+    }
+    golden().iter().for_each(|golden| ask(&sandbox, golden));
+    let listed = product("trireme").args(["dead", "list", "--json", "--nats-url", &url]).output().expect("it runs");
+    assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
+}
