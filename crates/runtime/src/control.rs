@@ -133,7 +133,7 @@ impl Control {
                     }
                 };
                 let Ok(place) = waiting.clone().try_acquire_owned() else {
-                    listener.say(&question, Outcome::Failed("too many commands wait already".to_owned())).await;
+                    listener.say(&question, Outcome::failed("too many commands wait already")).await;
                     continue;
                 };
                 let (listener, stopping) = (listener.clone(), set.stopping().clone());

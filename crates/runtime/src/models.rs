@@ -117,7 +117,8 @@ impl Models {
                     return Ok(Applied::default());
                 }
                 self.refuse(model, version, &fault).await?;
-                return Ok(Applied { mine: true, entries: Vec::new(), faults: vec![(version, fault)] });
+                let (entries, faults) = (self.entries_of(&model.name), vec![(version, fault)]);
+                return Ok(Applied { mine: true, entries, faults });
             }
         };
         let changed: Vec<i64> =
@@ -142,7 +143,7 @@ impl Models {
             true => self.retire(&model.name, &model.versions).await,
             false => Vec::new(),
         };
-        entries.extend(self.entries().into_iter().filter(|entry| entry.model.name == model.name));
+        entries.extend(self.entries_of(&model.name));
         Ok(Applied { mine: true, entries, faults })
     }
 
@@ -174,6 +175,12 @@ impl Models {
     /// What the registry is to say.
     pub fn entries(&self) -> Vec<WorkerEntry> {
         self.versions.lock().values().map(|version| version.entry.clone()).collect()
+    }
+
+    fn entries_of(&self, model: &str) -> Vec<WorkerEntry> {
+        let mut entries = self.entries();
+        entries.retain(|entry| entry.model.name == model);
+        entries
     }
 
     /// All threads there are, taken out: to be joined once the queues are closed.

@@ -70,9 +70,10 @@ impl Steward {
                     .faults
                     .iter()
                     .map(|(version, fault)| format!("version {version} is at UNAVAILABLE state: {};", fault.reason()));
-                Outcome::Failed(faults.collect::<Vec<_>>().join(" "))
+                let why = faults.collect::<Vec<_>>().join(" ");
+                Outcome::Failed { why, entries: applied.entries }
             }
-            Err(error) => Outcome::Failed(format!("model '{model}' is loaded but takes no work: {error}")),
+            Err(error) => Outcome::failed(format!("model '{model}' is loaded but takes no work: {error}")),
         }
     }
 }
@@ -83,7 +84,7 @@ impl Participant for Steward {
         match self.models.find(model, with.replacement()) {
             Ok(None) => Outcome::NotMine,
             Ok(Some(found)) => Steward::outcome(model, self.models.apply(&found, true).await),
-            Err(error @ RepositoryError::NoVersion { .. }) => Outcome::Failed(error.to_string()),
+            Err(error @ RepositoryError::NoVersion { .. }) => Outcome::failed(error.to_string()),
             Err(error) => Outcome::Unreadable(error.to_string()),
         }
     }
@@ -99,7 +100,7 @@ impl Participant for Steward {
         // Mostly this was done when the command came, and there is nothing left to do.
         match wanted {
             Some(with) => {
-                if let outcome @ (Outcome::Failed(_) | Outcome::Unreadable(_)) = self.load(model, with).await {
+                if let outcome @ (Outcome::Failed { .. } | Outcome::Unreadable(_)) = self.load(model, with).await {
                     tracing::error!(model, ?outcome, "a model that other workers have loaded could not be loaded");
                 }
             }

@@ -185,10 +185,8 @@ impl ModelControl {
         let workers = self.0.registry.workers().into_iter().map(|(name, _)| format!("{name}/worker")).collect();
         let answers = control::command(self.0.bus.as_ref(), model, order, &workers).await;
         let answers = answers.map_err(|error| InferError::new(error.code(), error.to_string()))?;
-        for outcome in answers.values() {
-            if let Outcome::Done(entries) = outcome {
-                entries.iter().for_each(|entry| self.0.registry.take(entry.clone()));
-            }
+        for entry in answers.values().flat_map(Outcome::entries) {
+            self.0.registry.take(entry.clone());
         }
         Ok(answers)
     }
@@ -202,7 +200,7 @@ impl ModelControl {
         for outcome in answers.values() {
             match outcome {
                 Outcome::Unreadable(why) => return Err(unpolled(&format!(": {why}"))),
-                Outcome::Failed(why) => drop(failed.insert(why.as_str())),
+                Outcome::Failed { why, .. } => drop(failed.insert(why.as_str())),
                 Outcome::Done(_) | Outcome::NotMine => {}
             }
         }
@@ -264,7 +262,7 @@ impl Participant for ModelControl {
             Ok(Some(found)) if found.config.is_ensemble() => found,
             Ok(_) => return Outcome::NotMine,
             Err(error @ (RepositoryError::NoVersion { .. } | RepositoryError::Ensemble(_))) => {
-                return Outcome::Failed(error.to_string());
+                return Outcome::failed(error.to_string());
             }
             Err(error) => return Outcome::Unreadable(error.to_string()),
         };
@@ -272,7 +270,7 @@ impl Participant for ModelControl {
         loop {
             match self.0.registry.try_ensemble(&found) {
                 Ok(()) => return Outcome::Done(Vec::new()),
-                Err(error) if tokio::time::Instant::now() >= until => return Outcome::Failed(error.to_string()),
+                Err(error) if tokio::time::Instant::now() >= until => return Outcome::failed(error.to_string()),
                 Err(_) => tokio::time::sleep(TICK).await,
             }
         }

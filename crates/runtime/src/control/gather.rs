@@ -115,7 +115,7 @@ impl Roll {
 }
 
 fn lost(participant: &str) -> Outcome {
-    Outcome::Failed(format!("'{participant}' stopped answering"))
+    Outcome::failed(format!("'{participant}' stopped answering"))
 }
 
 #[cfg(test)]
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(roll.wait_until(), None);
         let answers = roll.close();
         assert_eq!(answers.keys().collect::<Vec<_>>(), ["dead"]);
-        assert!(matches!(&answers["dead"], Outcome::Failed(text) if text.contains("stopped answering")));
+        assert!(matches!(&answers["dead"], Outcome::Failed { why, .. } if why.contains("stopped answering")));
     }
 
     #[test]

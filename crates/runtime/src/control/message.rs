@@ -43,14 +43,19 @@ pub struct Change {
 /// How a command ended for one participant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Outcome {
-    /// It is carried out, and these are the registry's entries now: who asked need not wait until it sees them there.
+    /// It is carried out, and these are the registry's entries now.
     Done(Vec<WorkerEntry>),
     /// The model is none of this process's concern.
     NotMine,
     /// The model's directory, or what replaces it, makes no model; why.
     Unreadable(String),
-    /// The model could not be loaded; why, as Triton puts it after `load failed for model 'm': `.
-    Failed(String),
+    /// The model could not be loaded.
+    Failed {
+        /// Why, as Triton puts it after `load failed for model 'm': `.
+        why: String,
+        /// The registry's entries now.
+        entries: Vec<WorkerEntry>,
+    },
 }
 
 /// What a gateway asks.
@@ -84,6 +89,23 @@ impl Override {
         trireme_model_repository::Replacement {
             config: self.config.as_deref(),
             files: Some(&self.files).filter(|files| !files.is_empty()),
+        }
+    }
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    /// A failure of which the registry says nothing.
+    pub fn failed(why: impl Into<String>) -> Outcome {
+        Outcome::Failed { why: why.into(), entries: Vec::new() }
+    }
+
+    /// What the registry says since: who asked need not wait until it sees them there.
+    pub fn entries(&self) -> &[WorkerEntry] {
+        match self {
+            Outcome::Done(entries) | Outcome::Failed { entries, .. } => entries,
+            Outcome::NotMine | Outcome::Unreadable(_) => &[],
         }
     }
 }
