@@ -42,12 +42,12 @@ class Bench:
             config.write(extra)
         return target
 
-    def all_in_one(self, name, repository, model):
+    def all_in_one(self, name, repository, model, environment=None):
         deployment = Deployment(name, self.logs)
         deployment.start("serve", [
             self.binaries / "trireme", "serve", "--model-repository", repository, "--http-address", "127.0.0.1",
             "--http-port", deployment.port, "--allow-grpc=false", "--allow-metrics=false",
-        ])
+        ], environment)
         self.deployments[name] = deployment
         deployment.wait_ready(model)
 
@@ -88,9 +88,13 @@ class Bench:
             properties = {"INFERENCE_PRECISION_HINT": self.options.openvino_precision} if self.options.openvino_precision else {}
             listed = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in properties.items())
             accelerated = self.repository("accelerated", OPENVINO.format(parameters=listed))
-            os.environ["TRIREME_OPENVINO_LIBRARY"] = self.options.openvino
-            self.start_raw("raw openvino", ["--openvino", self.options.openvino, "--properties", json.dumps(properties)])
-            self.all_in_one("openvino", accelerated, MODEL)
+            options = ["--openvino", self.options.openvino, "--properties", json.dumps(properties)]
+            if self.options.openvino.endswith(".so"):
+                python, environment = sys.executable, {"TRIREME_OPENVINO_LIBRARY": self.options.openvino}
+            else:
+                python, environment = self.options.openvino, {"ORT_DYLIB_PATH": library_of(self.options.openvino)}
+            self.start_raw("raw openvino", options, python)
+            self.all_in_one("openvino", accelerated, MODEL, environment)
 
     def stop(self):
         for deployment in self.deployments.values():
@@ -101,8 +105,8 @@ class Bench:
 
     # === Raw ONNX Runtime ===
 
-    def start_raw(self, name, extra):
-        argv = [sys.executable, ROOT / "bench/raw.py", "--model", self.options.model, "--texts", self.options.texts, *extra]
+    def start_raw(self, name, extra, python=sys.executable):
+        argv = [python, ROOT / "bench/raw.py", "--model", self.options.model, "--texts", self.options.texts, *extra]
         log = open(self.logs / f"{name.replace(' ', '-')}.log", "w")
         process = subprocess.Popen(list(map(str, argv)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
         self.raw[name] = process
@@ -177,6 +181,12 @@ class Bench:
         plain, fast = (self.ask(name, what="embed", count=100)["vectors"] for name in ("raw", "raw openvino"))
         dots = [sum(l * r for l, r in zip(left, right)) for left, right in zip(plain, fast)]
         self.results["openvino / lowest cosine"] = [{"cosine": min(dots)}]
+
+
+def library_of(python):
+    """The ONNX Runtime library beside the module of that Python."""
+    where = "import onnxruntime, pathlib; print(*pathlib.Path(onnxruntime.__file__).parent.glob('capi/libonnxruntime.so.*'))"
+    return subprocess.run([python, "-c", where], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def wait_for_line(process, word):

@@ -33,11 +33,12 @@ class Raw:
         self.tokenizer.enable_truncation(MAX_LENGTH)
         self.texts = read_texts(options.texts)
         self.tokens = sorted((self.tokenizer.encode(text).ids for text in self.texts), key=len)
-        self.path, self.plugin = f"{options.model}/model.onnx", options.openvino
+        self.path, self.openvino = f"{options.model}/model.onnx", options.openvino
+        self.plugin = bool(self.openvino) and self.openvino.endswith(".so")
         self.properties = json.loads(options.properties)
         self.cpus = options.cpus
         if self.plugin:
-            onnxruntime.register_execution_provider_library("OpenVINOExecutionProvider", self.plugin)
+            onnxruntime.register_execution_provider_library("OpenVINOExecutionProvider", self.openvino)
         self.narrow = [self.session(1) for _ in range(self.cpus)]
         self.wide = self.session(self.cpus)
         self.inputs = [one.name for one in self.wide.get_inputs()]
@@ -47,10 +48,13 @@ class Raw:
         options.intra_op_num_threads = threads
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.enable_mem_pattern = False
-        wanted = "OpenVINOExecutionProvider" if self.plugin else "CPUExecutionProvider"
-        devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == wanted]
+        wanted = "OpenVINOExecutionProvider" if self.openvino else "CPUExecutionProvider"
         properties = {"INFERENCE_NUM_THREADS": str(threads), "NUM_STREAMS": "1", **self.properties}
-        settings = {"load_config": json.dumps({"CPU": properties})} if self.plugin else {}
+        settings = {"load_config": json.dumps({"CPU": properties})} if self.openvino else {}
+        if self.openvino and not self.plugin:
+            providers = [(wanted, {"device_type": "CPU", **settings})]
+            return onnxruntime.InferenceSession(self.path, options, providers=providers)
+        devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == wanted]
         options.add_provider_for_devices(devices[:1], settings)
         return onnxruntime.InferenceSession(self.path, options)
 
@@ -128,7 +132,7 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--texts", required=True)
     parser.add_argument("--cpus", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--openvino", help="the plugin's library: run on OpenVINO")
+    parser.add_argument("--openvino", help="run on OpenVINO: the plugin's library, or anything else where it is built in")
     parser.add_argument("--properties", default="{}", help="OpenVINO's properties as JSON")
     raw = Raw(parser.parse_args())
     print(json.dumps({"ready": onnxruntime.__version__}), flush=True)

@@ -20,12 +20,14 @@ from report import Report
 from servers import BenchError
 
 PLUGIN = ROOT / ".tools/openvino/libonnxruntime_providers_openvino_plugin.so"
+BUILT_IN = ROOT / ".tools/bench-openvino/bin/python"
 
 
-def find_plugin():
-    """OpenVINO's plugin where it is fetched and serves this processor: it takes Intel's only."""
+def find_openvino():
+    """Where OpenVINO comes from: the plugin on Intel's processors, which are all that it takes; built in on others."""
     with open("/proc/cpuinfo") as info:
-        return str(PLUGIN) if PLUGIN.is_file() and "GenuineIntel" in info.read() else ""
+        found = PLUGIN if "GenuineIntel" in info.read() else BUILT_IN
+    return str(found) if found.is_file() else ""
 
 
 def options():
@@ -37,7 +39,7 @@ def options():
     parser.add_argument("--batch-texts", type=int, default=256, help="texts of the one large request")
     parser.add_argument("--binaries", default=ROOT / "target/release")
     parser.add_argument("--nats-server", default=os.environ.get("TRIREME_NATS_SERVER", ROOT / ".tools/nats-server/nats-server"))
-    parser.add_argument("--openvino", default=find_plugin(), help="the plugin; empty leaves it out")
+    parser.add_argument("--openvino", default=find_openvino(), help="the plugin, or a Python whose ONNX Runtime has it built in; empty leaves it out")
     parser.add_argument("--openvino-precision", default="", help="f32, f16, bf16: asked of OpenVINO, raw and served")
     parser.add_argument("--results", type=Path, default=ROOT / "bench/results")
     return parser.parse_args()

@@ -1,22 +1,30 @@
 #!/usr/bin/env bash
-# Makes .tools/bench-python, the Python environment of `make bench`.
+# Makes .tools/bench-python, the Python environment of `make bench`, and .tools/bench-openvino where OpenVINO has to be
+# built into ONNX Runtime: its plugin takes processors of Intel only.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-TARGET=$TOOLS/bench-python
-REQUIREMENTS=$ROOT/bench/requirements.txt
-STAMP=$TARGET/requirements.txt
+# environment TARGET REQUIREMENTS SIZE: makes the Python environment, unless it is there.
+environment() {
+    local target=$1 requirements=$2 size=$3 stamp=$1/requirements.txt quiet=()
+    if cmp --silent "$requirements" "$stamp"; then
+        say "the benchmark's Python environment is there: ${target#"$ROOT"/}"
+        return
+    fi
+    say "making the benchmark's Python environment ${target#"$ROOT"/} (about $size)"
+    rm -rf "$target"
+    mkdir -p "$TOOLS"
+    python3 -m venv "$target" >/dev/null || fail "python3 cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"
+    [[ -t 1 ]] || quiet=(--quiet)
+    if ! "$target/bin/python" -m pip install "${quiet[@]}" --disable-pip-version-check --only-binary=:all: --requirement "$requirements"; then
+        rm -rf "$target"
+        return 1
+    fi
+    cp "$requirements" "$stamp"
+}
 
-if cmp --silent "$REQUIREMENTS" "$STAMP"; then
-    say "the benchmark's Python environment is there: ${TARGET#"$ROOT"/}"
-    exit 0
+environment "$TOOLS/bench-python" "$ROOT/bench/requirements.txt" "80 MB" ||
+    fail "cannot install bench/requirements.txt: see pip's message above; check the network and pip's configuration, then run this again"
+if [[ $(machine) == x86_64 ]] && ! grep -q GenuineIntel /proc/cpuinfo; then
+    environment "$TOOLS/bench-openvino" "$ROOT/bench/requirements-openvino.txt" "120 MB" ||
+        say "OpenVINO is left out: there is no ONNX Runtime with it for this Python (see pip's message above)"
 fi
-say "making the benchmark's Python environment (about 80 MB)"
-rm -rf "$TARGET"
-mkdir -p "$TOOLS"
-python3 -m venv "$TARGET" >/dev/null || fail "python3 cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"
-quiet=()
-[[ -t 1 ]] || quiet=(--quiet)
-"$TARGET/bin/python" -m pip install "${quiet[@]}" --disable-pip-version-check --only-binary=:all: --requirement "$REQUIREMENTS" ||
-    fail "cannot install ${REQUIREMENTS#"$ROOT"/}: see pip's message above; check the network and pip's configuration, then run this again"
-cp "$REQUIREMENTS" "$STAMP"
-say "the benchmark's Python environment: ${TARGET#"$ROOT"/}"
