@@ -14,7 +14,8 @@ use trireme_model_repository::{ModelConfig, ModelInput};
 
 use crate::CancelFlag;
 use crate::backend::{ExecuteRequest, ModelInstance};
-use crate::hosted::{HostedModel, panicked};
+use crate::execute::panicked;
+use crate::hosted::HostedModel;
 
 /// The most elements of a made-up input: what a model needs more for is no probe.
 const MAX_ELEMENTS: u64 = 1 << 20;

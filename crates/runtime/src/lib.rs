@@ -20,6 +20,7 @@ mod cancel;
 pub mod control;
 mod control_mode;
 mod disposition;
+mod execute;
 mod held;
 mod hosted;
 mod intake;
