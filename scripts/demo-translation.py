@@ -1,21 +1,13 @@
 #!/usr/bin/env python3
 """Serves the translation model of examples/translation and has it translate number words, English to Swahili and back.
 
-The model was trained for this demo (tests/models/translation.py) and knows nothing but the numbers from 0 to 9999. Needs
-nothing but Python's standard library, as a client of the v2 protocol does.
+The model was trained for this demo (tests/models/translation.py) and knows nothing but the numbers from 0 to 9999.
 """
 
-import argparse
 import json
-import signal
-import sys
-import time
-import urllib.error
-import urllib.request
-from pathlib import Path
 
-import demo
-from demo import DIRECT, LOG, ROOT, DemoError, shown
+import demo_server
+from demo_server import ROOT, DemoError, show_timing
 
 MODEL = "translation"
 # (source language, target language): texts and what is right.
@@ -35,17 +27,6 @@ EXAMPLES = {
 }
 
 
-def options():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--server", type=Path, default=ROOT / "target/release/trireme", help="the trireme binary")
-    parser.add_argument("--model-repository", type=Path, default=ROOT / "examples/translation")
-    parser.add_argument("--http-port", type=int, default=8000, help="another one is chosen if it is taken")
-    parser.add_argument("--ready-timeout", type=float, default=60, metavar="SECONDS", help="longest wait for readiness")
-    parser.add_argument("--keep", action="store_true", help="keep the server in the foreground until Ctrl-C")
-    parser.add_argument("server_arguments", nargs="*", metavar="-- ARGUMENT", help="further arguments for `trireme serve`")
-    return parser.parse_args()
-
-
 def body(texts, source, target):
     tensor = {"name": "TEXT", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
     return {"inputs": [tensor], "parameters": {"source_language": source, "target_language": target}}
@@ -53,22 +34,10 @@ def body(texts, source, target):
 
 def translate(url, texts, source, target):
     """Sends `texts`; returns their translations, the Server-Timing header and the time it all took in milliseconds."""
-    request = urllib.request.Request(
-        f"{url}/v2/models/{MODEL}/infer", json.dumps(body(texts, source, target)).encode(), method="POST"
-    )
-    started = time.monotonic()
-    try:
-        with DIRECT.open(request, timeout=60) as response:
-            answer, timing = json.load(response), response.headers.get("Server-Timing", "")
-    except urllib.error.HTTPError as error:
-        raise DemoError(f"the server answered {error.code}: {error.read().decode(errors='replace')}") from error
-    except OSError as error:
-        raise DemoError(f"no answer from the server ({error}); the end of {shown(LOG)}:\n{demo.log_tail()}") from error
-    elapsed = (time.monotonic() - started) * 1e3
-    output = next((output for output in answer["outputs"] if output["name"] == "translation"), None)
-    if output is None or len(output["data"]) != len(texts):
-        raise DemoError(f"expected an output 'translation' of {len(texts)} texts, found {json.dumps(answer)[:300]}")
-    return output["data"], timing, elapsed
+    output, *timing = demo_server.infer(url, MODEL, body(texts, source, target), "translation")
+    if len(output["data"]) != len(texts):
+        raise DemoError(f"expected {len(texts)} translations, found {output['data']}")
+    return output["data"], *timing
 
 
 def show_translations(url):
@@ -90,33 +59,14 @@ def show_call(url):
     print(f"\nCall it yourself (`--keep` keeps the server):\n\n  curl -s {url}/v2/models/{MODEL}/infer -d '{example}'\n")
 
 
-def run(arguments):
-    port = demo.choose_port(arguments.http_port)
-    url = f"http://localhost:{port}"
-    with demo.running_server(arguments, port) as server:
-        seconds = demo.wait_until_ready(server, url, arguments.ready_timeout)
-        print(f"ready after {seconds:.1f} s: {url}")
-        translate(url, ["one"], "en", "sw")  # the first run of a model also fills its memory pools
-        timing, wrong = show_translations(url)
-        demo.show_timing(*timing)
-        show_call(url)
-        if arguments.keep:
-            demo.keep(server)
-        if wrong:
-            raise DemoError(f"{wrong} translations are not the expected ones")
-
-
-def main():
-    # A `kill` of this script unwinds it like Ctrl-C, so that the server never outlives it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        run(options())
-    except DemoError as error:
-        sys.exit(f"demo: {error}")
-    except KeyboardInterrupt:
-        print("\nstopped")
-        sys.exit(130)
+def show(url):
+    translate(url, ["one"], "en", "sw")  # the first run of a model also fills its memory pools
+    timing, wrong = show_translations(url)
+    show_timing(*timing)
+    show_call(url)
+    if wrong:
+        raise DemoError(f"{wrong} translations are not the expected ones")
 
 
 if __name__ == "__main__":
-    main()
+    demo_server.main(__doc__.splitlines()[0], ROOT / "examples/translation", show)

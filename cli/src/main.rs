@@ -5,6 +5,7 @@ mod client;
 mod dead;
 mod infer;
 mod serve;
+mod stages;
 mod status;
 mod style;
 mod tap;

@@ -4,15 +4,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use trireme_bus::{Bus, InProcess};
 use trireme_gateway::{Gateway, GatewayArgs, ModelOptions, TritonFlags};
 use trireme_model::{OnnxRuntimeArgs, OnnxRuntimeOptions};
-use trireme_postprocess::PostprocessBackend;
+use trireme_runtime::Worker;
 use trireme_runtime::service::{self, AdminArgs, WorkerArgs};
-use trireme_runtime::{Backend, Worker};
 use trireme_telemetry::TelemetryArgs;
-use trireme_tokenizer::TokenizerBackend;
+
+use crate::stages::{Stage, backends};
 
 /// How long the registry may take to see models that are loaded: both are in this process.
 const REGISTRY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -42,10 +42,7 @@ pub fn run(args: &ServeArgs) -> ExitCode {
     service::block_on("trireme", &args.telemetry, async {
         args.triton.warn();
         let shutdown = service::shutdown_signal()?;
-        let mut backends = trireme_model::backends(OnnxRuntimeOptions::from(&args.onnxruntime));
-        backends.push(Arc::new(TokenizerBackend) as Arc<dyn Backend>);
-        backends.push(Arc::new(PostprocessBackend));
-
+        let backends = backends(Stage::value_variants(), &OnnxRuntimeOptions::from(&args.onnxruntime));
         let options = args.worker.options("trireme")?;
         let models =
             ModelOptions { model_repository: options.model_repository.clone(), control: options.control.clone() };

@@ -6,17 +6,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::json;
 use trireme_inference::ErrorCode;
 use trireme_model::{OnnxRuntimeArgs, OnnxRuntimeOptions};
 use trireme_model_repository::{EnsembleError, ModelConfig, Repository, compile_ensemble};
-use trireme_postprocess::PostprocessBackend;
 use trireme_runtime::service;
 use trireme_runtime::{Backend, LoadError, backend_of, load_version};
 use trireme_telemetry::TelemetryArgs;
-use trireme_tokenizer::TokenizerBackend;
 
+use crate::stages::{Stage, backends};
 use crate::style::{Style, colours, harmless, paint};
 
 /// Flags of `trireme validate`.
@@ -91,9 +90,7 @@ async fn check(args: &ValidateArgs) -> (Repository, Vec<Fault>) {
     let mut faults: Vec<_> =
         broken.map(|(name, broken)| Fault::of(name, broken.fault.code(), broken.fault.to_string())).collect();
     if !args.no_load {
-        let mut backends = trireme_model::backends(OnnxRuntimeOptions::from(&args.onnxruntime));
-        backends.push(Arc::new(TokenizerBackend) as Arc<dyn Backend>);
-        backends.push(Arc::new(PostprocessBackend));
+        let backends = backends(Stage::value_variants(), &OnnxRuntimeOptions::from(&args.onnxruntime));
         let configs = load(&repository, &backends, !args.disable_auto_complete_config, &mut faults).await;
         link(&repository, &configs, &mut faults);
     }

@@ -4,14 +4,12 @@
 //! side, hidden states never leave the process.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use trireme_model::{OnnxRuntimeArgs, OnnxRuntimeOptions};
-use trireme_postprocess::PostprocessBackend;
-use trireme_runtime::Backend;
 use trireme_runtime::service::{self, ServiceArgs};
-use trireme_tokenizer::TokenizerBackend;
+
+use crate::stages::{Stage, backends};
 
 /// Flags of `trireme worker`.
 #[derive(Args)]
@@ -26,29 +24,11 @@ pub struct WorkerCommand {
     onnxruntime: OnnxRuntimeArgs,
 }
 
-/// A stage of the pipeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Stage {
-    /// Texts to tokens.
-    Tokenizer,
-    /// Executes models.
-    Model,
-    /// Ops on what models give.
-    Postprocess,
-}
-
 /// Works until told to stop.
 pub fn run(command: &WorkerCommand) -> ExitCode {
-    let mut backends: Vec<Arc<dyn Backend>> = Vec::new();
     let mut stages = command.stages.clone();
-    stages.sort_unstable_by_key(|stage| *stage as u8);
+    stages.sort_unstable();
     stages.dedup();
-    for stage in stages {
-        match stage {
-            Stage::Tokenizer => backends.push(Arc::new(TokenizerBackend)),
-            Stage::Model => backends.extend(trireme_model::backends(OnnxRuntimeOptions::from(&command.onnxruntime))),
-            Stage::Postprocess => backends.push(Arc::new(PostprocessBackend)),
-        }
-    }
+    let backends = backends(&stages, &OnnxRuntimeOptions::from(&command.onnxruntime));
     service::run("worker", &command.args, &backends)
 }

@@ -31,7 +31,8 @@ mod message;
 mod nats;
 mod registry;
 
-pub use control::{AnswerHandle, Question};
+pub(crate) use control::AnswerHandle;
+pub use control::Question;
 pub use delivery::{AckHandle, Acker, Delivery};
 pub use envelope::{
     CONTRACT_VERSION, EnvelopeError, ReplyHeaders, WorkHeaders, decode_reply, decode_work, encode_reply, encode_work,
@@ -80,7 +81,7 @@ impl Default for QueueOptions {
 
 impl QueueOptions {
     /// Its levels, the highest first, with the most messages of each.
-    pub fn level_limits(&self) -> Vec<(u32, u64)> {
+    pub(crate) fn level_limits(&self) -> Vec<(u32, u64)> {
         if self.levels.is_empty() {
             return vec![(0, self.max_messages)];
         }

@@ -14,6 +14,7 @@
 //! Not here: loading models (the services do), watching for changes, any I/O besides reading the repository and unpacking
 //! files that came with a request.
 
+mod backends;
 mod check;
 mod complete;
 mod config;
@@ -32,10 +33,11 @@ mod proto {
     include!(concat!(env!("OUT_DIR"), "/inference.rs"));
 }
 
+pub use backends::{BACKENDS, KnownBackend};
 pub use config::{
     AutoComplete, DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, ModelInput, ModelOutput,
     ModelWarmup, Optimization, QueuePolicy, VersionPolicy, WarmupData, WarmupInput,
 };
-pub use ensemble::{CompiledEnsemble, EnsembleError, compile_ensemble, plan_single, validate_ensemble};
+pub use ensemble::{CompiledEnsemble, EnsembleError, compile_ensemble, plan_single};
 pub use error::RepositoryError;
 pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel};

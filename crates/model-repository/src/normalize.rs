@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::backends::{BACKENDS, KnownBackend, ONNXRUNTIME};
 use crate::proto::model_config::SchedulingChoice;
 use crate::proto::model_instance_group::Kind;
 use crate::proto::model_optimization_policy::PinnedMemoryBuffer;
@@ -11,8 +12,6 @@ use crate::proto::{ModelConfig, ModelInstanceGroup, ModelVersionPolicy};
 
 /// The platform of ensembles; they have no backend.
 pub(crate) const ENSEMBLE: &str = "ensemble";
-/// The backend of ONNX models.
-pub(crate) const ONNXRUNTIME: &str = "onnxruntime";
 
 /// How long a sequence may be idle before its slot is free again, unless the configuration says otherwise.
 const SEQUENCE_IDLE_MICROSECONDS: u64 = 1_000_000;
@@ -26,31 +25,6 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) files: BTreeSet<String>,
     /// GPUs of this host that models may use.
     pub(crate) gpus: &'a [i32],
-}
-
-/// A backend that a platform or a file name tells.
-struct KnownBackend {
-    backend: &'static str,
-    /// Empty: no platform means this backend.
-    platform: &'static str,
-    file: &'static str,
-}
-
-/// Also those that nobody here hosts: an error that names the backend says more than one that has no backend at all.
-/// Where a version directory holds several of these files, the first one decides.
-const KNOWN_BACKENDS: [KnownBackend; 6] = [
-    KnownBackend { backend: "tensorrt", platform: "tensorrt_plan", file: "model.plan" },
-    KnownBackend { backend: ONNXRUNTIME, platform: "onnxruntime_onnx", file: "model.onnx" },
-    KnownBackend { backend: "openvino", platform: "", file: "model.xml" },
-    KnownBackend { backend: "pytorch", platform: "pytorch_libtorch", file: "model.pt" },
-    KnownBackend { backend: "python", platform: "", file: "model.py" },
-    // Not one of Triton's: a directory with nothing but a tokenizer is a tokenizer.
-    KnownBackend { backend: "tokenizer", platform: "", file: "tokenizer.json" },
-];
-
-/// The platform that must go with `backend`, where one must.
-pub(crate) fn required_platform(backend: &str) -> Option<&'static str> {
-    KNOWN_BACKENDS.iter().find(|known| known.backend == backend && !known.platform.is_empty()).map(|k| k.platform)
 }
 
 /// Fills `message` in.
@@ -80,22 +54,22 @@ pub(crate) fn normalize(message: &mut ModelConfig, around: &Surroundings<'_>) {
 /// Backend, platform and model file follow from each other, and from the files there are.
 fn fill_backend(message: &mut ModelConfig, files: &BTreeSet<String>) {
     if message.backend.is_empty() {
-        let told = KNOWN_BACKENDS.iter().find(|known| {
-            let by_platform = !known.platform.is_empty() && known.platform == message.platform;
-            by_platform || known.file == message.default_model_filename
+        let told = BACKENDS.iter().find(|known| {
+            known.platform.is_some_and(|platform| platform == message.platform)
+                || known.file.is_some_and(|file| file == message.default_model_filename)
         });
         let nothing_given = message.platform.is_empty() && message.default_model_filename.is_empty();
-        let found = KNOWN_BACKENDS.iter().find(|known| nothing_given && files.contains(known.file));
+        let found = BACKENDS.iter().find(|known| nothing_given && known.file.is_some_and(|file| files.contains(file)));
         if let Some(known) = told.or(found) {
-            message.backend = known.backend.to_owned();
+            message.backend = known.name.to_owned();
         }
     }
-    if let Some(known) = KNOWN_BACKENDS.iter().find(|known| known.backend == message.backend) {
+    if let Some(known) = KnownBackend::named(&message.backend) {
         if message.platform.is_empty() {
-            message.platform = known.platform.to_owned();
+            message.platform = known.platform.unwrap_or_default().to_owned();
         }
         if message.default_model_filename.is_empty() {
-            message.default_model_filename = known.file.to_owned();
+            message.default_model_filename = known.file.unwrap_or_default().to_owned();
         }
     }
 }

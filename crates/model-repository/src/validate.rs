@@ -4,7 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::normalize::{ENSEMBLE, required_platform};
+use crate::backends::KnownBackend;
+use crate::normalize::ENSEMBLE;
 use crate::proto::model_config::SchedulingChoice;
 use crate::proto::model_instance_group::Kind;
 use crate::proto::model_queue_policy::TimeoutAction;
@@ -15,7 +16,7 @@ use crate::proto::{
 
 const TENSORRT: &str = "tensorrt_plan";
 
-/// The first fault of `message`, as text. The data flow of ensembles is [`crate::validate_ensemble`]'s business.
+/// The first fault of `message`, as text. The data flow of ensembles is [`crate::ensemble::validate_ensemble`]'s business.
 pub(crate) fn validate(message: &ModelConfig, directory: Option<&str>) -> Result<(), String> {
     let name = &message.name;
     if name.is_empty() {
@@ -62,7 +63,7 @@ fn validate_backend(message: &ModelConfig) -> Result<(), String> {
     if backend.is_empty() && platform != ENSEMBLE {
         return Err(format!("unexpected platform type '{platform}' for {name}"));
     }
-    match required_platform(backend) {
+    match KnownBackend::named(backend).and_then(|known| known.platform) {
         Some(required) if required != platform => {
             Err(format!("unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"))
         }

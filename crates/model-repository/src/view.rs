@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use trireme_inference::{DataType, Shape};
 
+use crate::ensemble::validate_ensemble;
 use crate::normalize::{Surroundings, normalize};
 use crate::proto::model_config::SchedulingChoice;
 use crate::proto::model_ensembling::Step;
@@ -17,7 +18,7 @@ use crate::proto::model_warmup::input::InputDataType;
 use crate::validate::validate;
 use crate::{
     DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, ModelInput, ModelOutput, ModelWarmup,
-    Optimization, QueuePolicy, RepositoryError, VersionPolicy, WarmupData, WarmupInput, proto, validate_ensemble,
+    Optimization, QueuePolicy, RepositoryError, VersionPolicy, WarmupData, WarmupInput, proto,
 };
 
 // === impl ModelConfig ===

@@ -149,6 +149,23 @@ pub struct ExecuteRequest {
 // === impl ExecuteRequest ===
 
 impl ExecuteRequest {
+    /// A request that no client has sent: without a deadline, never cancelled, answered as a whole.
+    pub fn made_up(
+        request_id: impl Into<String>,
+        inputs: Vec<Tensor>,
+        outputs: impl IntoIterator<Item = impl ToString>,
+    ) -> ExecuteRequest {
+        ExecuteRequest {
+            request_id: request_id.into(),
+            inputs,
+            outputs: outputs.into_iter().map(|name| name.to_string()).collect(),
+            parameters: Arc::default(),
+            deadline: UnixMicros::NEVER,
+            cancelled: CancelFlag::default(),
+            in_parts: false,
+        }
+    }
+
     /// Why nobody waits for the answer any more, if so.
     pub fn unwanted(&self) -> Option<InferError> {
         unwanted(&self.cancelled, self.deadline)
@@ -179,17 +196,16 @@ pub struct ExecuteTiming {
 
 /// Why a model version could not be loaded. Each message says what to do where that is known.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are what the messages show")]
 pub enum LoadError {
     /// A file that the backend needs is missing or unreadable.
     #[error("model '{model}': cannot read {path}: {source}")]
-    #[allow(missing_docs)]
     File { model: String, path: PathBuf, source: std::io::Error },
     /// The configuration does not fit the model or the backend; the text is Triton's where it has one.
     #[error("{0}")]
     Config(String),
     /// The backend's library refused.
     #[error("model '{model}': {reason}")]
-    #[allow(missing_docs)]
     Backend { model: String, reason: String },
 }
 

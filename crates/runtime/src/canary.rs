@@ -9,12 +9,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use trireme_inference::{InferError, Shape, Tensor, UnixMicros};
+use trireme_inference::{InferError, Shape, Tensor};
 use trireme_model_repository::{ModelConfig, ModelInput};
 
-use crate::CancelFlag;
 use crate::backend::{ExecuteRequest, ModelInstance};
-use crate::hosted::{HostedModel, panicked};
+use crate::execute::panicked;
+use crate::hosted::HostedModel;
 
 /// The most elements of a made-up input: what a model needs more for is no probe.
 const MAX_ELEMENTS: u64 = 1 << 20;
@@ -72,16 +72,8 @@ impl Canary {
 fn made_up(config: &ModelConfig) -> Option<ExecuteRequest> {
     let needed = config.inputs.iter().filter(|input| !input.optional);
     let inputs: Vec<Tensor> = needed.map(|input| zeros(input, config.max_batch_size > 0)).collect::<Option<_>>()?;
-    let request = ExecuteRequest {
-        request_id: "canary".to_owned(),
-        inputs,
-        outputs: config.outputs.iter().map(|output| output.name.clone()).collect(),
-        parameters: Arc::default(),
-        deadline: UnixMicros::NEVER,
-        cancelled: CancelFlag::default(),
-        in_parts: false,
-    };
-    (!request.inputs.is_empty()).then_some(request)
+    let outputs = config.outputs.iter().map(|output| &output.name);
+    (!inputs.is_empty()).then(|| ExecuteRequest::made_up("canary", inputs, outputs))
 }
 
 fn zeros(input: &ModelInput, batched: bool) -> Option<Tensor> {

@@ -1,33 +1,29 @@
-//! One model version hosted by this worker: admits its work, executes it, and sends the results on.
+//! One model version hosted by this worker, and how work is admitted to it.
 //!
 //! The path of a request through here: [`HostedModel::admit`] checks it and puts it into the queue; an instance thread
-//! takes it with its batch, executes, and calls [`HostedModel::finish`]; the result goes to the next step in this process
-//! ([`Shared::hand_over`]), to the bus, or back to the gateway, and only then is the delivery acknowledged: `settle`.
+//! takes it with its batch and executes (`execute`); the result goes to the next step in this process, to the bus, or back to
+//! the gateway, and only then is the delivery acknowledged (`settle`).
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
-use trireme_bus::{Answer, Delivery, Output, QueueOptions, WorkMessage, original_id};
-use trireme_inference::{Completed, FailureReason, Hop, InferError, ModelKey, Tensor, UnixMicros};
+use trireme_bus::{Answer, Delivery, QueueOptions, WorkMessage, original_id};
+use trireme_inference::{FailureReason, InferError, ModelKey, Tensor, UnixMicros};
 use trireme_model_repository::ModelConfig;
-use trireme_telemetry::steps::{Computed, Step, StepSpan, ran_together};
+use trireme_telemetry::steps::{Step, StepSpan};
 
-use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, ModelInstance, Stop};
+use crate::backend::ExecuteRequest;
 use crate::batching::{Candidate, Description};
 use crate::canary::Canary;
 use crate::cancel::CancelFlag;
 use crate::held::HeldAcker;
 use crate::queue::{Permit, WorkQueue};
 use crate::queue_policy::{self, Patience};
-use crate::settle::bus_error;
 use crate::statistics::ModelStatistics;
-use crate::statistics::runs::{Runs, executed};
-use crate::stepwise::Stepper;
-use crate::watchdog::{Abort, Executions};
+use crate::watchdog::Executions;
 use crate::worker::Shared;
 
 /// A model version with its queue.
@@ -55,9 +51,9 @@ pub(crate) struct HostedModel {
 
 /// A request in this worker's hands.
 pub(crate) struct Work {
-    request: ExecuteRequest,
-    pending: Pending,
-    arrived: Instant,
+    pub request: ExecuteRequest,
+    pub pending: Pending,
+    pub arrived: Instant,
 }
 
 /// What is left of a request while it is executed, and what settles it afterwards.
@@ -186,7 +182,7 @@ impl HostedModel {
         QueueOptions { levels, ..self.worker.queue_options.clone() }
     }
 
-    fn patience(&self, message: &WorkMessage, now: UnixMicros) -> Patience {
+    pub fn patience(&self, message: &WorkMessage, now: UnixMicros) -> Patience {
         queue_policy::patience(&self.config, message.level(), now.since(message.sent_at))
     }
 
@@ -216,192 +212,6 @@ impl HostedModel {
         let pending = self.pending(message, claim, permit, received_at);
         self.fail(pending, refused(), FailureReason::Rejected);
     }
-
-    /// The life of an instance's thread, until the queue is closed.
-    pub fn run_instance(self: Arc<Self>, instance: Instance) {
-        // Sending results on may need the runtime's timers and channels.
-        let runtime = self.worker.tasks.runtime().clone();
-        let _runtime = runtime.enter();
-        match instance {
-            Instance::Batch(instance) => self.run_batches(instance),
-            Instance::Stepwise(instance) => Stepper::new(self, instance).run(),
-        }
-    }
-
-    /// Takes a batch, executes it, sends the results on.
-    fn run_batches(self: Arc<Self>, mut instance: Box<dyn ModelInstance>) {
-        let (stop, mut calls) = (instance.stop(), 0);
-        while let Some((batch, mut run)) = self.queue.take_run(&mut calls) {
-            match batch.is_empty() {
-                true => self.run_canary(instance.as_mut()),
-                false => run.executed = self.run_batch(instance.as_mut(), stop.as_ref(), batch),
-            }
-        }
-    }
-
-    /// A request that is about to be executed, unless nobody waits for it any more.
-    pub(crate) fn begin(self: &Arc<Self>, work: Work, started: Instant) -> Option<(ExecuteRequest, Pending)> {
-        let Work { request, mut pending, arrived } = work;
-        if let Some(error) = request.unwanted() {
-            self.fail(pending, error, FailureReason::Other);
-            return None;
-        }
-        if self.patience(&pending.message, UnixMicros::now()) == Patience::Over {
-            self.fail(pending, refused(), FailureReason::Rejected);
-            return None;
-        }
-        pending.queued = started.duration_since(arrived);
-        pending.stay.span.begin();
-        Some((request, pending))
-    }
-
-    /// Executes those of a batch that somebody waits for, and says how many those were.
-    fn run_batch(
-        self: &Arc<Self>,
-        instance: &mut dyn ModelInstance,
-        stop: Option<&Arc<dyn Stop>>,
-        batch: Vec<Work>,
-    ) -> usize {
-        let started = Instant::now();
-        let wanted = batch.into_iter().filter_map(|work| self.begin(work, started));
-        let (requests, mut waiting): (Vec<_>, Vec<_>) = wanted.unzip();
-        if requests.is_empty() {
-            return 0;
-        }
-        let slots = waiting.iter().map(|pending| pending.delivery.acker.slot()).collect();
-        let callers = || requests.iter().map(|request| (request.cancelled.clone(), request.deadline)).collect();
-        let abort = stop.map(|stop| Abort { callers: callers(), stop: stop.clone() });
-        let execution = self.executions.begin(slots, abort);
-        let executed = std::panic::catch_unwind(AssertUnwindSafe(|| instance.execute(&requests)));
-        drop(execution);
-        let mut results = executed.unwrap_or_else(|_| {
-            tracing::error!(model = %self.key, "model instance panicked");
-            requests.iter().map(|_| Err(panicked())).collect()
-        });
-        // An instance that answers fewer requests than it was given must not leave the others waiting.
-        results.resize_with(requests.len(), || Err(InferError::internal("model instance gave no result")));
-        ran_together(waiting.iter_mut().map(|pending| &mut pending.stay.span), requests.len());
-        // Whatever is answered has been counted before.
-        let timings = results.iter().map(|result| result.as_ref().ok().map(|response| response.timing));
-        self.count(&Runs::of(waiting.iter().map(|pending| pending.description).zip(timings)));
-        for ((request, pending), result) in requests.iter().zip(waiting).zip(results) {
-            match result.is_err().then(|| request.unwanted()).flatten() {
-                // It may have been stopped for that.
-                Some(error) => self.fail(pending, error, FailureReason::Other),
-                None => self.conclude(pending, result),
-            }
-        }
-        requests.len()
-    }
-
-    /// A step has ended, with its result or without one.
-    pub(crate) fn conclude(self: &Arc<Self>, pending: Pending, result: Result<ExecuteResponse, InferError>) {
-        match result {
-            Ok(response) => self.finish(pending, response),
-            Err(error) => self.fail(pending, error, FailureReason::Backend),
-        }
-    }
-
-    /// Counts what an instance has run.
-    fn count(&self, runs: &Runs) {
-        let (tokens, padding) = runs.tokens();
-        self.statistics.record(|counters| {
-            runs.executed().for_each(|run| counters.execute(&run));
-            counters.tokens += tokens;
-            counters.padding_tokens += padding;
-        });
-    }
-
-    /// Counts what a stepwise instance has done for a request from beginning to end: that is one run.
-    pub(crate) fn count_step(&self, timing: &ExecuteTiming) {
-        self.statistics.record(|counters| counters.execute(&executed(timing)));
-    }
-
-    /// Counts a request whose step is done, before anybody hears of it. `first` is its only response; of several, the first
-    /// was counted before.
-    pub(crate) fn count_completed(&self, pending: &Pending, timing: &ExecuteTiming, first: bool) {
-        let now = UnixMicros::now();
-        let transit = pending.received_at.since(pending.message.sent_at);
-        let completed = Completed {
-            rows: pending.description.rows,
-            transit,
-            worker_queue: pending.queued,
-            compute_input: timing.compute_input,
-            compute_infer: timing.compute_infer,
-            compute_output: timing.compute_output,
-            total: transit + now.since(pending.received_at),
-        };
-        self.statistics.record(|counters| {
-            counters.complete(&completed, now);
-            if first {
-                counters.first_response.record(completed.total);
-            }
-        });
-    }
-
-    /// A step is done: records the hop, applies the output map, sends the request on.
-    fn finish(self: &Arc<Self>, mut pending: Pending, response: ExecuteResponse) {
-        self.worker.cancellations.leave(&pending.message.request_id);
-        pending.stay.span.computed(computed(&response.timing));
-        self.count_completed(&pending, &response.timing, true);
-        let hop = self.hop(&pending, &response.timing);
-        let Pending { mut message, delivery, stay, .. } = pending;
-        advance(&mut message, hop, response.outputs);
-
-        if message.route.current().is_some() {
-            let Some((message, delivery)) = self.worker.hand_over(message, delivery) else { return };
-            let this = self.clone();
-            self.settle(async move { this.publish(message, delivery, stay).await });
-        } else {
-            let output = Output { tensors: std::mem::take(&mut message.tensors), parameters: Default::default() };
-            let reply = message.reply(Ok(output));
-            let this = self.clone();
-            self.settle(async move {
-                let mut stay = stay;
-                match this.worker.bus.reply(reply).await {
-                    Ok(()) => this.report(&message, delivery.acker.ack().await),
-                    Err(error) => {
-                        let error = bus_error(&error);
-                        stay.span.fail(&error.message);
-                        this.settle_error(message, delivery, error, FailureReason::Other).await;
-                    }
-                }
-            });
-        }
-    }
-
-    /// The ledger's entry for a step that was made here.
-    pub(crate) fn hop(&self, pending: &Pending, timing: &ExecuteTiming) -> Hop {
-        Hop {
-            model: self.key.name.clone(),
-            worker: self.worker.name.clone(),
-            transit_us: micros(pending.received_at.since(pending.message.sent_at)),
-            queue_us: micros(pending.queued),
-            compute_input_us: micros(timing.compute_input),
-            compute_infer_us: micros(timing.compute_infer),
-            compute_output_us: micros(timing.compute_output),
-            batch_size: timing.batch_size,
-        }
-    }
-
-    /// A step failed.
-    pub(crate) fn fail(self: &Arc<Self>, pending: Pending, error: InferError, reason: FailureReason) {
-        let Pending { message, delivery, mut stay, .. } = pending;
-        self.worker.cancellations.leave(&message.request_id);
-        stay.span.fail(&error.message);
-        let this = self.clone();
-        self.settle(async move {
-            let _stay = stay;
-            this.settle_error(message, delivery, error, reason).await;
-        });
-    }
-}
-
-/// Moves a message past the step that made `outputs`.
-pub(crate) fn advance(message: &mut WorkMessage, hop: Hop, outputs: Vec<Tensor>) {
-    message.ledger.0.push(hop);
-    message.route.advance(&mut message.tensors, outputs);
-    message.sent_at = UnixMicros::now();
 }
 
 /// Why a request need not be worked on any more, if so.
@@ -415,11 +225,6 @@ pub(crate) fn unwanted(cancelled: &CancelFlag, deadline: UnixMicros) -> Option<I
     }
 }
 
-/// The instance has panicked.
-pub(crate) fn panicked() -> InferError {
-    InferError::internal("model instance panicked while executing")
-}
-
 /// Triton's text.
 const TIMEOUT_EXPIRED: &str = "Request timeout expired";
 
@@ -429,20 +234,6 @@ fn expired() -> InferError {
 }
 
 /// The queue policy refuses a request that waited too long.
-fn refused() -> InferError {
+pub(crate) fn refused() -> InferError {
     InferError::unavailable(TIMEOUT_EXPIRED)
-}
-
-/// What a response's span says of its batch.
-pub(crate) fn computed(timing: &ExecuteTiming) -> Computed {
-    Computed {
-        batch_size: timing.batch_size,
-        input: timing.compute_input,
-        infer: timing.compute_infer,
-        output: timing.compute_output,
-    }
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

@@ -20,6 +20,7 @@ mod cancel;
 pub mod control;
 mod control_mode;
 mod disposition;
+mod execute;
 mod held;
 mod hosted;
 mod intake;
@@ -46,9 +47,8 @@ pub use backend::{
     ModelSource, Progress, StepwiseInstance, Stop, Ticket,
 };
 pub use batching::{Appetite, BatchPolicy, Candidate, Decision, Description, OneAtATime};
-pub use cancel::{CancelFlag, Cancellations};
+pub use cancel::CancelFlag;
 pub use control_mode::{ControlArgs, ControlMode, ControlOptions};
-pub use disposition::{Disposition, disposition};
 pub use intake::{Intake, Room, RunId};
 pub use load::{backend_of, load_version};
 pub use parts::one_response;
@@ -57,7 +57,7 @@ pub use task_set::TaskSet;
 pub use worker::{StartError, Worker, WorkerOptions};
 
 /// This host's name, or `unknown-host`.
-pub fn hostname() -> String {
+pub(crate) fn hostname() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     match name.trim() {
         "" => "unknown-host".to_owned(),

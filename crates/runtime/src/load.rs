@@ -4,23 +4,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use trireme_inference::ErrorCode;
-use trireme_model_repository::RepositoryModel;
+use trireme_model_repository::{BACKENDS, KnownBackend, RepositoryModel};
 
 use crate::backend::{Backend, LoadError, LoadedModel, ModelSource};
 
-/// Every backend there is, with the service that hosts it: a model that names another one can run nowhere.
-const BACKENDS: &[(&str, &str)] = &[
-    ("tokenizer", "tokenizer"),
-    ("onnxruntime", "model"),
-    ("generation", "model"),
-    ("identity", "model"),
-    ("repeat", "model"),
-    ("postprocess", "postprocess"),
-];
-
 /// The stage that executes models of this backend: the service that hosts it.
 pub fn stage(backend: &str) -> &'static str {
-    BACKENDS.iter().find(|(name, _)| *name == backend).map_or("other", |(_, service)| service)
+    service_of(backend).unwrap_or("other")
+}
+
+fn service_of(backend: &str) -> Option<&'static str> {
+    KnownBackend::named(backend)?.service
 }
 
 /// The one of `backends` that executes the model. `None`: another service's does, or it is an ensemble, which nobody has to.
@@ -39,7 +33,7 @@ pub fn backend_of(
     }
     match backends.iter().find(|backend| backend.name() == model.config.backend) {
         Some(backend) => Ok(Some(backend.clone())),
-        None if BACKENDS.iter().any(|(name, _)| *name == model.config.backend) => Ok(None),
+        None if service_of(&model.config.backend).is_some() => Ok(None),
         None => Err(unknown_backend(model)),
     }
 }
@@ -94,11 +88,11 @@ impl LoadError {
 
 fn unknown_backend(model: &RepositoryModel) -> LoadError {
     let backend = &model.config.backend;
-    let known: Vec<_> = BACKENDS.iter().map(|(name, service)| format!("'{name}' ({service} service)")).collect();
+    let hosted = BACKENDS.iter().filter_map(|known| Some(format!("'{}' ({} service)", known.name, known.service?)));
     LoadError::Config(format!(
         "model '{}': unable to find backend library for backend '{backend}', try specifying runtime on the model \
          configuration. Backends here are {}, and 'ensemble' as platform",
         model.name,
-        known.join(", ")
+        hosted.collect::<Vec<_>>().join(", ")
     ))
 }

@@ -11,7 +11,9 @@ use trireme_bus::{Answer, BusError, Output, Part, WorkMessage};
 use trireme_inference::{FailureReason, InferError, UnixMicros};
 
 use crate::backend::{ExecuteResponse, ExecuteTiming};
-use crate::hosted::{Claim, HostedModel, Pending, advance, computed};
+use crate::execute::computed;
+use crate::hosted::{Claim, HostedModel, Pending};
+use crate::settle::advance;
 
 /// Parts of one request that wait to be sent before its instance waits, too.
 const BACKLOG: usize = 64;

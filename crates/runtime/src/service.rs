@@ -24,6 +24,7 @@ pub use crate::nats_args::NatsArgs;
 
 /// Flags of every process that hosts models.
 #[derive(Args, Clone, Debug)]
+#[allow(missing_docs, reason = "flattened groups of flags are documented at their types")]
 pub struct WorkerArgs {
     /// Model repository in Triton's layout; may be given several times
     #[arg(long, alias = "model-store", env = "TRIREME_MODEL_REPOSITORY", value_name = "DIR", required = true)]
@@ -41,7 +42,6 @@ pub struct WorkerArgs {
     pub strict_model_config: bool,
 
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub control: ControlArgs,
 
     /// Most requests in a model version's queue; one more is refused
@@ -99,18 +99,15 @@ pub enum Storage {
 
 /// Flags of a stage service.
 #[derive(Args, Clone, Debug)]
+#[allow(missing_docs, reason = "flattened groups of flags are documented at their types")]
 pub struct ServiceArgs {
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub worker: WorkerArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub nats: NatsArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub telemetry: TelemetryArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub admin: AdminArgs,
 }
 

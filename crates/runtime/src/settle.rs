@@ -1,17 +1,20 @@
 //! How a step ends: its result goes to the next queue, or an error to the gateway, and only then is the delivery settled.
 //!
-//! Not here: what leads up to it (`hosted`), and which error does what to a delivery (`disposition`, the one table).
+//! Not here: what leads up to it (`hosted`, `execute`), and which error does what to a delivery (`disposition`, the one
+//! table).
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use trireme_bus::{BusError, DeadLetter, Reply, WorkMessage};
-use trireme_inference::{DropReason, ErrorCode, FailureReason, InferError, UnixMicros};
+use trireme_bus::{BusError, DeadLetter, Output, Reply, WorkMessage};
+use trireme_inference::{DropReason, ErrorCode, FailureReason, Hop, InferError, Tensor, UnixMicros};
 use trireme_telemetry::trace_id;
 
+use crate::backend::ExecuteResponse;
 use crate::disposition::{Disposition, disposition};
-use crate::hosted::{Claim, HostedModel, Stay};
+use crate::execute::computed;
+use crate::hosted::{Claim, HostedModel, Pending, Stay};
 
 /// Pause before a result is offered again to a queue that its workers have to make anew.
 const QUEUE_PAUSE: Duration = Duration::from_millis(50);
@@ -19,6 +22,49 @@ const QUEUE_PAUSE: Duration = Duration::from_millis(50);
 // === impl HostedModel ===
 
 impl HostedModel {
+    /// A step is done: records the hop, applies the output map, sends the request on.
+    pub(crate) fn finish(self: &Arc<Self>, mut pending: Pending, response: ExecuteResponse) {
+        self.worker.cancellations.leave(&pending.message.request_id);
+        pending.stay.span.computed(computed(&response.timing));
+        self.count_completed(&pending, &response.timing, true);
+        let hop = self.hop(&pending, &response.timing);
+        let Pending { mut message, delivery, stay, .. } = pending;
+        advance(&mut message, hop, response.outputs);
+
+        if message.route.current().is_some() {
+            let Some((message, delivery)) = self.worker.hand_over(message, delivery) else { return };
+            let this = self.clone();
+            self.settle(async move { this.publish(message, delivery, stay).await });
+        } else {
+            let output = Output { tensors: std::mem::take(&mut message.tensors), parameters: Default::default() };
+            let reply = message.reply(Ok(output));
+            let this = self.clone();
+            self.settle(async move {
+                let mut stay = stay;
+                match this.worker.bus.reply(reply).await {
+                    Ok(()) => this.report(&message, delivery.acker.ack().await),
+                    Err(error) => {
+                        let error = bus_error(&error);
+                        stay.span.fail(&error.message);
+                        this.settle_error(message, delivery, error, FailureReason::Other).await;
+                    }
+                }
+            });
+        }
+    }
+
+    /// A step failed.
+    pub(crate) fn fail(self: &Arc<Self>, pending: Pending, error: InferError, reason: FailureReason) {
+        let Pending { message, delivery, mut stay, .. } = pending;
+        self.worker.cancellations.leave(&message.request_id);
+        stay.span.fail(&error.message);
+        let this = self.clone();
+        self.settle(async move {
+            let _stay = stay;
+            this.settle_error(message, delivery, error, reason).await;
+        });
+    }
+
     /// Runs the sending on of a result. In process it completes on the spot, on the instance's own thread; where the
     /// broker's confirmation has to be awaited, it becomes a task. Permits bound how many there are.
     pub(crate) fn settle(&self, sending: impl Future<Output = ()> + Send + 'static) {
@@ -156,6 +202,13 @@ impl HostedModel {
             tracing::debug!(request_id, id, trace_id, %error, "not acknowledged; the bus delivers it again");
         }
     }
+}
+
+/// Moves a message past the step that made `outputs`.
+pub(crate) fn advance(message: &mut WorkMessage, hop: Hop, outputs: Vec<Tensor>) {
+    message.ledger.0.push(hop);
+    message.route.advance(&mut message.tensors, outputs);
+    message.sent_at = UnixMicros::now();
 }
 
 /// What log lines call a request: our id, the client's, and the trace it belongs to.

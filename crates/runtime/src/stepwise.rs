@@ -1,7 +1,7 @@
 //! The thread of an instance that works step by step: between two steps requests join as room allows, those that nobody
 //! waits for leave, and results go out.
 //!
-//! Not here: how a result goes out (`hosted`, and `parts` for answers in parts).
+//! Not here: how a result goes out (`settle`, and `parts` for answers in parts).
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -12,7 +12,8 @@ use trireme_inference::{InferError, UnixMicros};
 
 use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Progress, StepwiseInstance, Ticket};
 use crate::cancel::CancelFlag;
-use crate::hosted::{HostedModel, Pending, Work, panicked, unwanted};
+use crate::execute::panicked;
+use crate::hosted::{HostedModel, Pending, Work, unwanted};
 use crate::parts::{self, Parts};
 
 /// An instance and the requests within it.

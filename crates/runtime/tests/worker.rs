@@ -12,8 +12,8 @@ use trireme_inference::{
 };
 use trireme_runtime::statistics::report::{STATISTICS, STATISTICS_TOLD};
 use trireme_runtime::{
-    Backend, CancelFlag, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance,
-    ModelSource, OneAtATime, Snapshot, Statistics, Stop, Worker, WorkerOptions,
+    Backend, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource,
+    OneAtATime, Snapshot, Statistics, Stop, Worker, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -66,15 +66,11 @@ impl Backend for Obedient {
             let (executions, canary) = (self.executions.clone(), self.canary.clone());
             Box::new(Instance { executions, canary, calls: Arc::default() }) as Box<dyn ModelInstance>
         };
-        let canary = ExecuteRequest {
-            request_id: CANARY_ID.to_owned(),
-            inputs: vec![Tensor::from_bytes_elements("INPUT0", [1], &["echo"]).expect("one element")],
-            outputs: Vec::new(),
-            parameters: Arc::default(),
-            deadline: UnixMicros::NEVER,
-            cancelled: CancelFlag::default(),
-            in_parts: false,
-        };
+        let canary = ExecuteRequest::made_up(
+            CANARY_ID,
+            vec![Tensor::from_bytes_elements("INPUT0", [1], &["echo"]).expect("one element")],
+            [""; 0],
+        );
         Ok(LoadedModel {
             config: Arc::new(source.config.clone()),
             instances: (0..source.cpu_instances()?).map(|_| instance().into()).collect(),

@@ -59,18 +59,15 @@ pub use triton_flags::TritonFlags;
 
 /// Flags about listening and requests; Triton's names where it has them.
 #[derive(Args, Clone, Debug)]
+#[allow(missing_docs, reason = "flattened groups of flags are documented at their types")]
 pub struct GatewayArgs {
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub http: HttpArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub grpc: GrpcArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub metrics: MetricsArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub access: AccessArgs,
 
     /// Name of this server in its metadata; clients tell a Triton by it
@@ -116,9 +113,9 @@ pub struct GatewayArgs {
 
 /// Flags of the gateway service.
 #[derive(Args, Clone, Debug)]
+#[allow(missing_docs, reason = "flattened groups of flags are documented at their types")]
 pub struct GatewayServiceArgs {
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub gateway: GatewayArgs,
 
     /// Model repository to read ensembles from; may be given several times
@@ -126,7 +123,6 @@ pub struct GatewayServiceArgs {
     pub model_repository: Vec<PathBuf>,
 
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub control: ControlArgs,
 
     /// Seconds to finish requests in flight when told to stop
@@ -134,16 +130,12 @@ pub struct GatewayServiceArgs {
     pub exit_timeout_secs: u64,
 
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub admin: AdminArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub nats: NatsArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub telemetry: TelemetryArgs,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub triton: TritonFlags,
 }
 

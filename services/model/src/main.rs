@@ -6,7 +6,7 @@ use clap::Parser;
 use trireme_model::{OnnxRuntimeArgs, OnnxRuntimeOptions, backends};
 use trireme_runtime::service::{self, ServiceArgs};
 
-/// Executes models: hosts those of backend `onnxruntime` and `identity`
+/// Executes models: hosts those of backend `onnxruntime`, `generation`, `identity` and `repeat`
 #[derive(Parser)]
 #[command(name = "trireme-model", version)]
 struct Cli {

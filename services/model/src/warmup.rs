@@ -2,12 +2,11 @@
 //! not pay for lazy allocations and thread starts.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use bytes::Bytes;
-use trireme_inference::{DataType, InferError, Parameters, Shape, Tensor, UnixMicros};
+use trireme_inference::{DataType, InferError, Shape, Tensor};
 use trireme_model_repository::{ModelConfig, ModelWarmup, WarmupData, WarmupInput};
-use trireme_runtime::{CancelFlag, ExecuteRequest, LoadError, ModelInstance, Progress, StepwiseInstance};
+use trireme_runtime::{ExecuteRequest, LoadError, ModelInstance, Progress, StepwiseInstance};
 
 /// The most bytes of one made-up input.
 const MAX_INPUT_BYTES: u64 = 1 << 30;
@@ -88,15 +87,8 @@ fn request(config: &ModelConfig, sample: &ModelWarmup, files: &Path) -> Result<E
         _ => Some(sample.batch_size),
     };
     let inputs = sample.inputs.iter().map(|(name, input)| tensor(name, input, rows, files));
-    Ok(ExecuteRequest {
-        request_id: format!("warmup {}", sample.name),
-        inputs: inputs.collect::<Result<_, _>>()?,
-        outputs: config.outputs.iter().map(|output| output.name.clone()).collect(),
-        parameters: Arc::new(Parameters::default()),
-        deadline: UnixMicros::NEVER,
-        cancelled: CancelFlag::default(),
-        in_parts: false,
-    })
+    let (id, inputs) = (format!("warmup {}", sample.name), inputs.collect::<Result<_, _>>()?);
+    Ok(ExecuteRequest::made_up(id, inputs, config.outputs.iter().map(|output| &output.name)))
 }
 
 fn tensor(name: &str, input: &WarmupInput, rows: Option<u32>, files: &Path) -> Result<Tensor, String> {

@@ -3,13 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up shall fail")]
 
 use std::path::Path;
-use std::sync::Arc;
 
 use half::f16;
-use trireme_inference::{DataType, ErrorCode, InferError, Tensor, UnixMicros};
+use trireme_inference::{DataType, ErrorCode, InferError, Tensor};
 use trireme_model_repository::ModelConfig;
 use trireme_postprocess::PostprocessBackend;
-use trireme_runtime::{Backend, CancelFlag, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelSource};
+use trireme_runtime::{Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelSource};
 
 const HIDDEN: &str = "{ name: 'last_hidden_state' data_type: TYPE_FP32 dims: [ -1, 2 ] }";
 const MASK: &str = "{ name: 'attention_mask' data_type: TYPE_INT64 dims: [ -1 ] }";
@@ -41,15 +40,7 @@ fn fault(text: &str) -> String {
 }
 
 fn request(inputs: Vec<Tensor>, outputs: &[&str]) -> ExecuteRequest {
-    ExecuteRequest {
-        request_id: "r".to_owned(),
-        inputs,
-        outputs: outputs.iter().map(|&name| name.to_owned()).collect(),
-        parameters: Arc::default(),
-        deadline: UnixMicros::NEVER,
-        cancelled: CancelFlag::default(),
-        in_parts: false,
-    }
+    ExecuteRequest::made_up("r", inputs, outputs)
 }
 
 fn execute(model: &mut LoadedModel, inputs: Vec<Tensor>, outputs: &[&str]) -> Result<ExecuteResponse, InferError> {

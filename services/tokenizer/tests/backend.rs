@@ -5,9 +5,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use trireme_inference::{DataType, ErrorCode, InferError, Tensor, UnixMicros};
+use trireme_inference::{DataType, ErrorCode, InferError, Tensor};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{Backend, CancelFlag, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelSource};
+use trireme_runtime::{Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelSource};
 use trireme_tokenizer::TokenizerBackend;
 
 const IO: &str = "input { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] } \
@@ -29,15 +29,7 @@ fn texts(name: &str, shape: &[i64], texts: &[&str]) -> Tensor {
 }
 
 fn request(inputs: Vec<Tensor>) -> ExecuteRequest {
-    ExecuteRequest {
-        request_id: "r".to_owned(),
-        inputs,
-        outputs: ["input_ids", "attention_mask", "token_type_ids"].map(str::to_owned).into(),
-        parameters: Arc::default(),
-        deadline: UnixMicros::NEVER,
-        cancelled: CancelFlag::default(),
-        in_parts: false,
-    }
+    ExecuteRequest::made_up("r", inputs, ["input_ids", "attention_mask", "token_type_ids"])
 }
 
 fn execute(model: &mut LoadedModel, inputs: Vec<Tensor>) -> Result<ExecuteResponse, InferError> {

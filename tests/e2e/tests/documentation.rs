@@ -125,6 +125,24 @@ fn every_function_that_the_architecture_names_is_there() {
 }
 
 #[test]
+fn what_the_architecture_says_is_in_a_file_is_defined_there() {
+    let page = fs::read_to_string(workspace().join("ARCHITECTURE.md")).expect("the page is there");
+    let (mut places, mut misplaced) = (0, Vec::new());
+    for (code, path) in places_of(&page) {
+        places += 1;
+        let name = code.rsplit("::").next().unwrap_or(&code);
+        let heads = ["fn", "struct", "enum", "trait", "const", "static"].map(|kind| format!("{kind} {name}"));
+        let source = fs::read_to_string(workspace().join(&path)).expect("the file is there");
+        let ends = |rest: &str| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+        if !heads.iter().any(|head| source.split(head.as_str()).skip(1).any(ends)) {
+            misplaced.push((code, path));
+        }
+    }
+    assert!(misplaced.is_empty(), "ARCHITECTURE.md places these where they are not: {misplaced:#?}");
+    assert!(places > 10, "found only {places} places");
+}
+
+#[test]
 fn help_is_understood() {
     let help = "\
 Does it
@@ -194,6 +212,8 @@ fn links_and_paths_are_told_from_other_text() {
     assert!(is_path("crates/bus/src/lib.rs") && is_path("docs/adr/"));
     assert_eq!(as_function("Bus::reply"), Some(("Bus", "reply")));
     assert!(as_function("a::b::c").or(as_function("Kind::Name")).is_none());
+    let text = "`A::b` in\n  `cli/src/x.rs`, `c` and `cli/src/y.rs`; `D` in `docs/z.md`";
+    assert_eq!(places_of(text), [("A::b".to_owned(), "cli/src/x.rs".to_owned())]);
     assert!(!is_path("services/*/src") && !is_path("tests/<name>.rs") && !is_path("and/or") && !is_path("cli serve"));
 }
 
@@ -338,6 +358,15 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
 /// What stands in code quotes within the text of a page.
 fn codes(text: &str) -> impl Iterator<Item = &str> {
     prose(text).flat_map(|line| line.split('`').skip(1).step_by(2))
+}
+
+/// What a page says is in which source file: `this` in `that.rs`.
+fn places_of(text: &str) -> Vec<(String, String)> {
+    let text = prose(text).collect::<Vec<_>>().join(" ");
+    let parts: Vec<&str> = text.split('`').skip(1).collect();
+    let triples = parts.windows(3).step_by(2).filter(|triple| triple[1].trim() == "in");
+    let places = triples.filter(|triple| is_path(triple[2]) && triple[2].ends_with(".rs"));
+    places.map(|triple| (triple[0].to_owned(), triple[2].to_owned())).collect()
 }
 
 /// Where the links of a page lead, apart from those to the outside.

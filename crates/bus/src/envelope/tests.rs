@@ -1,3 +1,5 @@
+//! Messages come back as they went in; what is damaged, cut short or made up is refused without harm.
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

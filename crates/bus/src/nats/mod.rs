@@ -2,12 +2,15 @@
 //! key-value bucket. Needs nats-server 2.11 or newer with JetStream enabled.
 //!
 //! The only user of `async-nats`. Each file is one part of the surface: [`connect`], [`work`] (publish and declare),
-//! [`puller`], [`registry`]; names on the wire are in [`subjects`], headers in [`headers`].
+//! [`puller`], [`ack`], [`registry`]; bodies that travel by claim are in [`claims`] and [`fetch`], names on the wire in
+//! [`subjects`], headers in [`headers`].
 
+mod ack;
 mod claims;
 mod connect;
 mod control;
 mod dead;
+mod fetch;
 mod headers;
 mod levels;
 mod micro;

@@ -10,32 +10,24 @@ use std::time::{Duration, Instant};
 use async_nats::jetstream::{self, AckKind};
 use async_nats::{Message, StatusCode, Subscriber};
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use trireme_inference::{InferError, ModelKey, UnixMicros};
+use trireme_inference::{ModelKey, UnixMicros};
 
-use super::claims::{Claim, RedeemError, Store};
+use super::ack::NatsAck;
+use super::claims::Claim;
 use super::connect::CLOSE_TIMEOUT;
+use super::fetch::{Fetch, decode};
 use super::pulls::{PULL_EXPIRES, Pulls};
 use super::{Nats, headers, subjects};
-use crate::{
-    AckHandle, Acker, Answer, Bus, BusError, Connection, Delivery, Puller, Reply, ReplyHeaders, WorkHeaders,
-    WorkMessage, envelope,
-};
+use crate::{Acker, BusError, Connection, Delivery, Puller, WorkHeaders};
 
 /// Pause after a pull request that the broker turned down, so that asking again does not become a storm.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long an answer to "what is there now" is awaited.
 const TAKE_LIMIT: Duration = Duration::from_millis(500);
-
-/// Pause before a body that could not be fetched is fetched again.
-const FETCH_PAUSE: Duration = Duration::from_secs(1);
-
-/// A request whose body is lost for good is told so this long before its deadline.
-const BEFORE_DEADLINE: Duration = Duration::from_secs(1);
 
 pub struct NatsPuller {
     nats: Nats,
@@ -74,23 +66,6 @@ enum Event {
     Fetched(Option<Delivery>),
     /// There is something else to see to.
     Other,
-}
-
-/// A delivery whose body travels by claim.
-struct Fetch {
-    nats: Nats,
-    model: ModelKey,
-    message: jetstream::Message,
-    headers: WorkHeaders,
-    claim: Claim,
-    attempt: u32,
-}
-
-struct NatsAck {
-    nats: Nats,
-    message: jetstream::Message,
-    /// The claim that ends with the delivery.
-    claim: Option<String>,
 }
 
 // === impl NatsPuller ===
@@ -372,111 +347,5 @@ impl Puller for NatsPuller {
             // What cannot be handed back now comes again after ack_wait.
             let _ = acker.nak(Duration::ZERO).await;
         }
-    }
-}
-
-/// A message's body, if it is work for `model`.
-fn decode(model: &ModelKey, headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, String> {
-    let work = envelope::decode_work(headers, body).map_err(|error| error.to_string())?;
-    match work.queue() {
-        Some(queue) if queue == model => Ok(work),
-        Some(other) => Err(format!("its route leads to '{other}'")),
-        None => Err("its route has no step left".to_owned()),
-    }
-}
-
-// === impl Fetch ===
-
-impl Fetch {
-    /// Reads the body. `None` when that is not possible: then the delivery has been dealt with.
-    async fn run(self) -> Option<Delivery> {
-        let reason = match self.nats.redeem(Store::Claims, &self.claim, Some(&self.message)).await {
-            Ok(body) => match decode(&self.model, self.headers.clone(), &body) {
-                Ok(work) => {
-                    let ack = NatsAck { nats: self.nats, message: self.message, claim: Some(self.claim.name) };
-                    return Some(Delivery { message: work, attempt: self.attempt, acker: Acker::new(Arc::new(ack)) });
-                }
-                Err(reason) => reason,
-            },
-            // What the broker lost may be on its way again, under this name or another, so its end is not told before the
-            // request's own.
-            Err(error @ (RedeemError::Gone { .. } | RedeemError::Unreachable { .. })) => match self.try_again_in() {
-                Some(pause) => {
-                    tracing::debug!(model = %self.model, %error, "a message's body could not be fetched yet");
-                    let _ = self.message.ack_with(AckKind::Nak(Some(pause))).await;
-                    return None;
-                }
-                None => error.to_string(),
-            },
-            Err(error) => error.to_string(),
-        };
-        tracing::warn!(model = %self.model, request_id = self.headers.request_id, reason, "refused a message");
-        let error = InferError::unavailable(format!("message was lost: {reason}")).at(&self.model, "");
-        let WorkHeaders { request_id, gateway, answer, .. } = self.headers;
-        let sequence = match answer {
-            Answer::Part(part) => part.sequence,
-            Answer::Whole | Answer::InParts => 0,
-        };
-        let headers = ReplyHeaders { request_id, gateway, sequence, last: true };
-        let _ = self.nats.reply(Reply::failed(headers, error)).await;
-        let _ = self.message.ack_with(AckKind::Term).await;
-        None
-    }
-
-    /// How long to wait before the body is fetched again: a moment, then until shortly before the deadline. `None` when that
-    /// is near, or there is none.
-    fn try_again_in(&self) -> Option<Duration> {
-        let remaining = self.headers.deadline.remaining(UnixMicros::now())?.checked_sub(BEFORE_DEADLINE)?;
-        match self.attempt {
-            1 => Some(FETCH_PAUSE.min(remaining)),
-            _ if self.attempt == 2 && self.headers.deadline != UnixMicros::NEVER => Some(remaining),
-            _ => None,
-        }
-    }
-
-    /// The delivery without its body, to be handed back.
-    fn unread(self) -> Acker {
-        Acker::new(Arc::new(NatsAck { nats: self.nats, message: self.message, claim: None }))
-    }
-}
-
-// === impl NatsAck ===
-
-impl NatsAck {
-    async fn send(&self, kind: AckKind) -> Result<(), BusError> {
-        self.message.ack_with(kind).await.map_err(|error| BusError::Unreachable(error.to_string()))
-    }
-
-    /// The last word about a message. Its claim is kept until the broker has heard it: delivered again, the message needs
-    /// the claim again.
-    async fn end(&self, kind: AckKind) -> Result<(), BusError> {
-        let Some(claim) = &self.claim else { return self.send(kind).await };
-        let heard = self.message.double_ack_with(kind).await;
-        heard.map_err(|error| BusError::Unreachable(error.to_string()))?;
-        self.nats.discard(Store::Claims, claim.clone());
-        Ok(())
-    }
-}
-
-#[async_trait]
-impl AckHandle for NatsAck {
-    async fn ack(&self) -> Result<(), BusError> {
-        self.end(AckKind::Ack).await
-    }
-
-    async fn nak(&self, delay: Duration) -> Result<(), BusError> {
-        self.send(AckKind::Nak((!delay.is_zero()).then_some(delay))).await
-    }
-
-    async fn term(&self, _reason: &str) -> Result<(), BusError> {
-        self.end(AckKind::Term).await
-    }
-
-    async fn in_progress(&self) -> Result<(), BusError> {
-        self.send(AckKind::Progress).await
-    }
-
-    fn abandon(&self) {
-        tracing::warn!("delivery was let go without being settled; the broker delivers it again after ack_wait");
     }
 }

@@ -1,3 +1,5 @@
+//! Requests held against one configuration, with Triton's texts for what is wrong.
+
 use bytes::Bytes;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Faults of ensembles in Triton's words, and the plans of sound ones.
+
 use std::sync::Arc;
 
 use trireme_inference::PlanStep;

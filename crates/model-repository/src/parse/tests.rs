@@ -1,3 +1,5 @@
+//! Configurations as text and as JSON; no text makes the parser panic.
+
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;

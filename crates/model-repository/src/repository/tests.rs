@@ -1,3 +1,5 @@
+//! Repositories made in temporary folders.
+
 use super::*;
 
 /// Makes a repository of these files; names that end in a slash are directories.

@@ -1,3 +1,5 @@
+//! Every fault of a configuration, with Triton's text.
+
 use crate::ModelConfig;
 
 fn input(text: &str) -> String {

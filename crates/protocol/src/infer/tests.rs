@@ -1,3 +1,5 @@
+//! Request bodies and answers byte for byte, and Triton's words for what is no request.
+
 use bytes::Bytes;
 use trireme_inference::{
     DataType, ErrorCode, InferError, InferResponse, Ledger, ModelKey, ParameterValue, Parameters, Shape,

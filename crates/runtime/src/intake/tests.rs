@@ -1,3 +1,5 @@
+//! The room of instances whose pace is known, and of those whose is not.
+
 use super::*;
 
 const MS: Duration = Duration::from_millis(1);

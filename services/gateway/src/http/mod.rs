@@ -15,8 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use axum::extract::Request;
+use bytes::Bytes;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use trireme_inference::InferError;
 use trireme_runtime::TaskSet;
 
 use crate::handlers::SharedHandlers;
@@ -38,6 +41,16 @@ pub struct HttpListener {
     options: HttpOptions,
     /// Where it listens.
     pub address: SocketAddr,
+}
+
+// === impl HttpState ===
+
+impl HttpState {
+    /// The whole body of a request, unless it is larger than allowed.
+    async fn read(&self, request: Request) -> Result<Bytes, InferError> {
+        let (parts, body) = request.into_parts();
+        body::read(&parts.headers, body, self.options.max_input_size).await
+    }
 }
 
 // === impl HttpListener ===

@@ -1,3 +1,5 @@
+//! What was split is joined to the same.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Regions on real files, in a folder that stands for `/dev/shm`.
+
 use std::fs;
 
 use tempfile::TempDir;

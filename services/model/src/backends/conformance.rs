@@ -1,11 +1,10 @@
 //! What every backend has to do, as a function that each backend's tests call with a model of theirs.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use trireme_inference::{Parameters, Tensor, UnixMicros};
+use trireme_inference::Tensor;
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{Backend, CancelFlag, ExecuteRequest, LoadError, LoadedModel, ModelSource};
+use trireme_runtime::{Backend, ExecuteRequest, LoadError, LoadedModel, ModelSource};
 
 /// A batching model's work.
 pub struct Case {
@@ -28,15 +27,7 @@ pub fn load(
 
 /// A request for `outputs` that nobody cancels.
 pub fn request(inputs: &[Tensor], outputs: &[impl ToString]) -> ExecuteRequest {
-    ExecuteRequest {
-        request_id: "test".into(),
-        inputs: inputs.to_vec(),
-        outputs: outputs.iter().map(ToString::to_string).collect(),
-        parameters: Arc::new(Parameters::default()),
-        deadline: UnixMicros::NEVER,
-        cancelled: CancelFlag::default(),
-        in_parts: false,
-    }
+    ExecuteRequest::made_up("test", inputs.to_vec(), outputs.iter().map(ToString::to_string))
 }
 
 /// Panics where `backend`, on the model that `config` and `directory` describe, breaks the contract of

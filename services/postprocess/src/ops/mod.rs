@@ -12,9 +12,10 @@ pub mod top_k;
 use std::cmp::Ordering;
 use std::path::Path;
 
+use ndarray::ArrayD;
 use trireme_inference::{InferError, Tensor};
 
-use crate::{Labels, Signature, Value};
+use crate::{Form, Labels, Signature, Value};
 
 /// A step of a chain. Pure: the same value gives the same result.
 pub trait Op: Send + Sync {
@@ -110,6 +111,9 @@ pub static OPS: &[OpEntry] = &[
     },
 ];
 
+/// An op that takes floats of any shape and changes them in place.
+struct InPlace(fn(&mut ArrayD<f32>));
+
 /// For ops without argument.
 fn no_argument(argument: Option<&str>) -> Result<(), String> {
     argument.map_or(Ok(()), |argument| Err(format!("argument is '{argument}', expected none")))
@@ -130,14 +134,27 @@ fn compare_scores(a: f32, b: f32) -> Ordering {
     a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
 }
 
+// === impl InPlace ===
+
+impl Op for InPlace {
+    fn signature(&self, input: &Signature) -> Result<Signature, String> {
+        input.expect(Form::Floats, 1..=usize::MAX).cloned()
+    }
+
+    fn apply<'a>(&self, value: Value<'a>, _: &Side<'_>) -> Result<Value<'a>, InferError> {
+        let mut array = value.into_floats()?.into_owned();
+        (self.0)(&mut array);
+        Ok(Value::Floats(array.into()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
 
-    use ndarray::{ArrayD, CowArray, IxDyn};
+    use ndarray::{CowArray, IxDyn};
 
     use super::*;
-    use crate::Form;
 
     /// A use of each op, with an input that it takes.
     fn sample(name: &str) -> (Option<&'static str>, Signature) {

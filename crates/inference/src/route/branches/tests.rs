@@ -1,3 +1,5 @@
+//! How graphs are cut, and that their branches give what the linear walk gives.
+
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use proptest::prelude::*;

@@ -1,3 +1,5 @@
+//! Where the reader does as rapidjson and not as the standard.
+
 use super::*;
 use crate::json::SyntaxFault::{self, *};
 

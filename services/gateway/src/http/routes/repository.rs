@@ -9,8 +9,8 @@ use trireme_inference::InferError;
 use trireme_protocol::repository;
 
 use super::post;
+use crate::http::HttpState;
 use crate::http::response::{self, HttpError};
-use crate::http::{HttpState, body};
 
 pub fn routes() -> Router<HttpState> {
     Router::new()
@@ -23,8 +23,7 @@ pub fn routes() -> Router<HttpState> {
 }
 
 async fn index(State(http): State<HttpState>, request: Request) -> Result<Response, HttpError> {
-    let (parts, body) = request.into_parts();
-    let body = body::read(&parts.headers, body, http.options.max_input_size).await?;
+    let body = http.read(request).await?;
     let ready_only = repository::decode_index_request(&body)?;
     Ok(response::json(repository::encode_index(&http.handlers.repository_index(ready_only))))
 }
@@ -34,8 +33,7 @@ async fn load(
     Path(model): Path<String>,
     request: Request,
 ) -> Result<Response, HttpError> {
-    let (parts, body) = request.into_parts();
-    let body = body::read(&parts.headers, body, http.options.max_input_size).await?;
+    let body = http.read(request).await?;
     http.handlers.load_model(&model, repository::decode_load_request(&body)?).await?;
     Ok(response::json(Bytes::new()))
 }
@@ -45,8 +43,7 @@ async fn unload(
     Path(model): Path<String>,
     request: Request,
 ) -> Result<Response, HttpError> {
-    let (parts, body) = request.into_parts();
-    let body = body::read(&parts.headers, body, http.options.max_input_size).await?;
+    let body = http.read(request).await?;
     http.handlers.unload_model(&model, repository::decode_unload_request(&body)).await?;
     Ok(response::json(Bytes::new()))
 }

@@ -9,8 +9,8 @@ use trireme_inference::InferError;
 use trireme_protocol::shared_memory::{decode_register_request, encode_status};
 
 use super::{get, post};
+use crate::http::HttpState;
 use crate::http::response::{self, HttpError};
-use crate::http::{HttpState, body};
 
 pub fn routes() -> Router<HttpState> {
     ["", "/region/{region}"].iter().fold(Router::new(), |routes, region| {
@@ -33,8 +33,7 @@ async fn system_status(State(http): State<HttpState>, uri: Uri) -> Result<Respon
 async fn register_system(State(http): State<HttpState>, uri: Uri, request: Request) -> Result<Response, HttpError> {
     http.handlers.check_client_shm()?;
     let name = to_register(&uri, "system")?;
-    let (parts, body) = request.into_parts();
-    let body = body::read(&parts.headers, body, http.options.max_input_size).await?;
+    let body = http.read(request).await?;
     http.handlers.register_system_region(name, decode_register_request(&body)?)?;
     Ok(done())
 }

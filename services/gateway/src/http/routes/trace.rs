@@ -6,8 +6,8 @@ use axum::response::Response;
 use trireme_protocol::tracing;
 
 use super::{ModelPath, get_and_post};
+use crate::http::HttpState;
 use crate::http::response::{self, HttpError};
-use crate::http::{HttpState, body};
 
 pub fn routes() -> Router<HttpState> {
     Router::new()
@@ -37,8 +37,7 @@ fn show(http: &HttpState, model: Option<&str>) -> Result<Response, HttpError> {
 }
 
 async fn change(http: &HttpState, model: Option<&str>, request: Request) -> Result<Response, HttpError> {
-    let (parts, body) = request.into_parts();
-    let body = body::read(&parts.headers, body, http.options.max_input_size).await?;
+    let body = http.read(request).await?;
     http.handlers.change_trace_settings(model, &tracing::decode_trace_changes(&body)?)?;
     show(http, model)
 }

@@ -22,17 +22,16 @@ const HOW_TO_GET: &str = "get one with `make setup` or from the Python wheel `on
 
 /// Why there is no ONNX Runtime.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are what the messages show")]
 pub enum LibraryError {
     /// No library at the places looked at.
     #[error("no ONNX Runtime library found, looked for {}: {reason}; {HOW_TO_GET}", list(looked_at))]
-    #[allow(missing_docs)]
     NotFound { looked_at: Vec<PathBuf>, reason: String },
     /// There is a file, but it is no ONNX Runtime, or too old a one.
     #[error(
         "cannot use the ONNX Runtime library: {reason}; version 1.{} or newer is needed: {HOW_TO_GET}",
         ort::MINOR_VERSION
     )]
-    #[allow(missing_docs)]
     Unusable { reason: String },
 }
 

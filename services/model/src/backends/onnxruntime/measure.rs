@@ -3,14 +3,13 @@
 //! One instance runs while the model's others are idle, so what they will cost each other (memory bandwidth, shared
 //! caches) is not in the result; the batcher needs ratios between runs, which that changes little.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use trireme_inference::{DataType, Parameters, Shape, Tensor, TensorSpec, UnixMicros};
+use trireme_inference::{DataType, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{CancelFlag, ExecuteRequest, ModelInstance};
+use trireme_runtime::{ExecuteRequest, ModelInstance};
 
 use crate::batcher::Declaration;
 use crate::batcher::cost::{self, Fit, Point};
@@ -109,15 +108,8 @@ pub fn request(
         }
         ones(&spec.name, spec.datatype, shape.into())
     };
-    Ok(ExecuteRequest {
-        request_id: "made up while loading".to_owned(),
-        inputs: config.input_specs().into_iter().map(input).collect::<Result<_, _>>()?,
-        outputs: config.outputs.iter().map(|output| output.name.clone()).collect(),
-        parameters: Arc::new(Parameters::default()),
-        deadline: UnixMicros::NEVER,
-        cancelled: CancelFlag::default(),
-        in_parts: false,
-    })
+    let inputs = config.input_specs().into_iter().map(input).collect::<Result<_, _>>()?;
+    Ok(ExecuteRequest::made_up("made up while loading", inputs, config.outputs.iter().map(|output| &output.name)))
 }
 
 /// Ones: valid as token, mask and segment alike. Strings are empty.

@@ -5,12 +5,10 @@
 //! direction of each row of each floating point output (of the whole output, where rows are short), because that is what
 //! embeddings and scores are used for; the worst row counts.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
-use trireme_inference::{DataType, InferError, Parameters, Tensor, TensorSpec, UnixMicros};
+use trireme_inference::{DataType, InferError, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{CancelFlag, ExecuteRequest, LoadError, ModelInstance};
+use trireme_runtime::{ExecuteRequest, LoadError, ModelInstance};
 
 use super::settings::PrecisionCheck;
 
@@ -117,15 +115,8 @@ fn run(instance: &mut dyn ModelInstance, request: &ExecuteRequest) -> Result<Vec
 fn made_up(config: &ModelConfig, rows: i64, length: i64, vocabulary: u64) -> Result<ExecuteRequest, String> {
     let rows = if config.max_batch_size > 0 { rows.min(config.max_batch_size.into()) } else { rows };
     let inputs = config.input_specs().into_iter().map(|spec| made_up_input(&spec, rows, length, vocabulary));
-    Ok(ExecuteRequest {
-        request_id: "precision check".to_owned(),
-        inputs: inputs.collect::<Result<_, _>>()?,
-        outputs: config.outputs.iter().map(|output| output.name.clone()).collect(),
-        parameters: Arc::new(Parameters::default()),
-        deadline: UnixMicros::NEVER,
-        cancelled: CancelFlag::default(),
-        in_parts: false,
-    })
+    let inputs = inputs.collect::<Result<_, _>>()?;
+    Ok(ExecuteRequest::made_up("precision check", inputs, config.outputs.iter().map(|output| &output.name)))
 }
 
 /// Random tokens, in masks ones, in segments zeros, in positions their order; random floats.

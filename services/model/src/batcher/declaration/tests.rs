@@ -1,3 +1,5 @@
+//! What declarations mean, and all that is told of faulty ones.
+
 use super::*;
 
 const IO: &str = "input [{ name: 'ids' data_type: TYPE_INT64 dims: [-1, -1] },

@@ -1,3 +1,5 @@
+//! Single decisions, and the policy in the simulator beside simpler ones.
+
 use proptest::prelude::*;
 
 use super::super::simulator::{Arrival, Report, Site, natural_lengths, simulate};

@@ -1,3 +1,5 @@
+//! Single decisions, and what holds for any queue.
+
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;

@@ -1,0 +1,58 @@
+//! The stages of the pipeline, each with the backends that its service hosts: the one place that sees them all.
+
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use trireme_model::OnnxRuntimeOptions;
+use trireme_postprocess::PostprocessBackend;
+use trireme_runtime::Backend;
+use trireme_tokenizer::TokenizerBackend;
+
+/// A stage of the pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Stage {
+    /// Texts to tokens.
+    Tokenizer,
+    /// Executes models.
+    Model,
+    /// Ops on what models give.
+    Postprocess,
+}
+
+/// The backends of these stages.
+pub fn backends(stages: &[Stage], onnxruntime: &OnnxRuntimeOptions) -> Vec<Arc<dyn Backend>> {
+    stages.iter().flat_map(|stage| stage.backends(onnxruntime)).collect()
+}
+
+// === impl Stage ===
+
+impl Stage {
+    fn backends(self, onnxruntime: &OnnxRuntimeOptions) -> Vec<Arc<dyn Backend>> {
+        match self {
+            Stage::Tokenizer => vec![Arc::new(TokenizerBackend)],
+            Stage::Model => trireme_model::backends(onnxruntime.clone()),
+            Stage::Postprocess => vec![Arc::new(PostprocessBackend)],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use trireme_model_repository::BACKENDS;
+
+    use super::*;
+
+    #[test]
+    fn services_host_the_backends_that_the_model_repository_knows() {
+        let mut hosted = BTreeSet::new();
+        for stage in Stage::value_variants() {
+            let service = stage.to_possible_value().unwrap().get_name().to_owned();
+            let backends = stage.backends(&OnnxRuntimeOptions::default());
+            hosted.extend(backends.iter().map(|backend| (backend.name(), service.clone())));
+        }
+        let known = BACKENDS.iter().filter_map(|known| Some((known.name, known.service?.to_owned())));
+        assert_eq!(hosted, known.collect());
+    }
+}

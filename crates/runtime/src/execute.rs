@@ -1,0 +1,176 @@
+//! What an instance's thread does: takes what is to run, executes it, counts it, and concludes each request.
+//!
+//! Not here: instances that work step by step (`stepwise`), and what becomes of a result or an error (`settle`).
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use trireme_inference::{Completed, FailureReason, Hop, InferError, UnixMicros};
+use trireme_telemetry::steps::{Computed, ran_together};
+
+use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, ModelInstance, Stop};
+use crate::hosted::{HostedModel, Pending, Work, refused};
+use crate::queue_policy::Patience;
+use crate::statistics::runs::{Runs, executed};
+use crate::stepwise::Stepper;
+use crate::watchdog::Abort;
+
+// === impl HostedModel ===
+
+impl HostedModel {
+    /// The life of an instance's thread, until the queue is closed.
+    pub fn run_instance(self: Arc<Self>, instance: Instance) {
+        // Sending results on may need the runtime's timers and channels.
+        let runtime = self.worker.tasks.runtime().clone();
+        let _runtime = runtime.enter();
+        match instance {
+            Instance::Batch(instance) => self.run_batches(instance),
+            Instance::Stepwise(instance) => Stepper::new(self, instance).run(),
+        }
+    }
+
+    /// Takes a batch, executes it, sends the results on.
+    fn run_batches(self: Arc<Self>, mut instance: Box<dyn ModelInstance>) {
+        let (stop, mut calls) = (instance.stop(), 0);
+        while let Some((batch, mut run)) = self.queue.take_run(&mut calls) {
+            match batch.is_empty() {
+                true => self.run_canary(instance.as_mut()),
+                false => run.executed = self.run_batch(instance.as_mut(), stop.as_ref(), batch),
+            }
+        }
+    }
+
+    /// A request that is about to be executed, unless nobody waits for it any more.
+    pub(crate) fn begin(self: &Arc<Self>, work: Work, started: Instant) -> Option<(ExecuteRequest, Pending)> {
+        let Work { request, mut pending, arrived } = work;
+        if let Some(error) = request.unwanted() {
+            self.fail(pending, error, FailureReason::Other);
+            return None;
+        }
+        if self.patience(&pending.message, UnixMicros::now()) == Patience::Over {
+            self.fail(pending, refused(), FailureReason::Rejected);
+            return None;
+        }
+        pending.queued = started.duration_since(arrived);
+        pending.stay.span.begin();
+        Some((request, pending))
+    }
+
+    /// Executes those of a batch that somebody waits for, and says how many those were.
+    fn run_batch(
+        self: &Arc<Self>,
+        instance: &mut dyn ModelInstance,
+        stop: Option<&Arc<dyn Stop>>,
+        batch: Vec<Work>,
+    ) -> usize {
+        let started = Instant::now();
+        let wanted = batch.into_iter().filter_map(|work| self.begin(work, started));
+        let (requests, mut waiting): (Vec<_>, Vec<_>) = wanted.unzip();
+        if requests.is_empty() {
+            return 0;
+        }
+        let slots = waiting.iter().map(|pending| pending.delivery.acker.slot()).collect();
+        let callers = || requests.iter().map(|request| (request.cancelled.clone(), request.deadline)).collect();
+        let abort = stop.map(|stop| Abort { callers: callers(), stop: stop.clone() });
+        let execution = self.executions.begin(slots, abort);
+        let executed = std::panic::catch_unwind(AssertUnwindSafe(|| instance.execute(&requests)));
+        drop(execution);
+        let mut results = executed.unwrap_or_else(|_| {
+            tracing::error!(model = %self.key, "model instance panicked");
+            requests.iter().map(|_| Err(panicked())).collect()
+        });
+        // An instance that answers fewer requests than it was given must not leave the others waiting.
+        results.resize_with(requests.len(), || Err(InferError::internal("model instance gave no result")));
+        ran_together(waiting.iter_mut().map(|pending| &mut pending.stay.span), requests.len());
+        // Whatever is answered has been counted before.
+        let timings = results.iter().map(|result| result.as_ref().ok().map(|response| response.timing));
+        self.count(&Runs::of(waiting.iter().map(|pending| pending.description).zip(timings)));
+        for ((request, pending), result) in requests.iter().zip(waiting).zip(results) {
+            match result.is_err().then(|| request.unwanted()).flatten() {
+                // It may have been stopped for that.
+                Some(error) => self.fail(pending, error, FailureReason::Other),
+                None => self.conclude(pending, result),
+            }
+        }
+        requests.len()
+    }
+
+    /// A step has ended, with its result or without one.
+    pub(crate) fn conclude(self: &Arc<Self>, pending: Pending, result: Result<ExecuteResponse, InferError>) {
+        match result {
+            Ok(response) => self.finish(pending, response),
+            Err(error) => self.fail(pending, error, FailureReason::Backend),
+        }
+    }
+
+    /// Counts what an instance has run.
+    fn count(&self, runs: &Runs) {
+        let (tokens, padding) = runs.tokens();
+        self.statistics.record(|counters| {
+            runs.executed().for_each(|run| counters.execute(&run));
+            counters.tokens += tokens;
+            counters.padding_tokens += padding;
+        });
+    }
+
+    /// Counts what a stepwise instance has done for a request from beginning to end: that is one run.
+    pub(crate) fn count_step(&self, timing: &ExecuteTiming) {
+        self.statistics.record(|counters| counters.execute(&executed(timing)));
+    }
+
+    /// Counts a request whose step is done, before anybody hears of it. `first` is its only response; of several, the first
+    /// was counted before.
+    pub(crate) fn count_completed(&self, pending: &Pending, timing: &ExecuteTiming, first: bool) {
+        let now = UnixMicros::now();
+        let transit = pending.received_at.since(pending.message.sent_at);
+        let completed = Completed {
+            rows: pending.description.rows,
+            transit,
+            worker_queue: pending.queued,
+            compute_input: timing.compute_input,
+            compute_infer: timing.compute_infer,
+            compute_output: timing.compute_output,
+            total: transit + now.since(pending.received_at),
+        };
+        self.statistics.record(|counters| {
+            counters.complete(&completed, now);
+            if first {
+                counters.first_response.record(completed.total);
+            }
+        });
+    }
+
+    /// The ledger's entry for a step that was made here.
+    pub(crate) fn hop(&self, pending: &Pending, timing: &ExecuteTiming) -> Hop {
+        Hop {
+            model: self.key.name.clone(),
+            worker: self.worker.name.clone(),
+            transit_us: micros(pending.received_at.since(pending.message.sent_at)),
+            queue_us: micros(pending.queued),
+            compute_input_us: micros(timing.compute_input),
+            compute_infer_us: micros(timing.compute_infer),
+            compute_output_us: micros(timing.compute_output),
+            batch_size: timing.batch_size,
+        }
+    }
+}
+
+/// The instance has panicked.
+pub(crate) fn panicked() -> InferError {
+    InferError::internal("model instance panicked while executing")
+}
+
+/// What a response's span says of its batch.
+pub(crate) fn computed(timing: &ExecuteTiming) -> Computed {
+    Computed {
+        batch_size: timing.batch_size,
+        input: timing.compute_input,
+        infer: timing.compute_infer,
+        output: timing.compute_output,
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,199 @@
+//! What the catalog is made from: the repository, what is wanted of it, and what workers say. No tasks, no bus.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Instant;
+
+use trireme_bus::{ModelState, WorkerEntry};
+use trireme_model_repository::{ModelConfig, Repository};
+use trireme_runtime::{ControlMode, ControlOptions};
+
+use super::catalog::{Catalog, Served, Sources, Unready};
+
+/// Where the catalog is made from.
+pub struct State {
+    pub repository: Repository,
+    control: ControlOptions,
+    /// In explicit mode: the models that are to be served.
+    pub wanted: BTreeSet<String>,
+    pub entries: HashMap<String, Live>,
+    /// Parsed configurations, by the text they came as: renewals carry the same text again and again.
+    configs: HashMap<String, Arc<ModelConfig>>,
+    /// Versions of models seen since the start: they are known even when nobody serves them right now.
+    known: BTreeMap<String, BTreeSet<i64>>,
+    /// How each model was served last, where models are kept whose workers have gone.
+    kept: Option<BTreeMap<String, BTreeMap<i64, Arc<ModelConfig>>>>,
+}
+
+/// A worker's entry, and when it last came.
+pub struct Live {
+    pub entry: WorkerEntry,
+    pub renewed: Instant,
+}
+
+// === impl State ===
+
+impl State {
+    /// With `keep_models` a model that was served once counts as served when its workers have gone.
+    pub fn new(repository: Repository, control: &ControlOptions, keep_models: bool) -> State {
+        let mut state = State {
+            repository: Repository::default(),
+            control: control.clone(),
+            wanted: control.initial(&repository),
+            entries: HashMap::new(),
+            configs: HashMap::new(),
+            known: BTreeMap::new(),
+            kept: keep_models.then(BTreeMap::new),
+        };
+        state.replace(repository);
+        state
+    }
+
+    /// Takes a worker's entry. Says whether it tells anything new.
+    pub fn put(&mut self, entry: WorkerEntry) -> bool {
+        if !self.configs.contains_key(&entry.config) {
+            match ModelConfig::from_json(&entry.config) {
+                Ok(config) => self.configs.insert(entry.config.clone(), Arc::new(config)),
+                Err(error) => {
+                    tracing::warn!(worker = entry.worker, model = %entry.model, %error, "ignored a worker's entry");
+                    return false;
+                }
+            };
+        }
+        self.learn(&entry.model.name, [entry.model.version]);
+        let live = Live { entry: entry.clone(), renewed: Instant::now() };
+        match self.entries.insert(entry.key(), live) {
+            Some(before) => {
+                let changed = before.entry != entry;
+                if before.entry.config != entry.config {
+                    self.forget_config(&before.entry.config);
+                }
+                changed
+            }
+            None => true,
+        }
+    }
+
+    /// Configurations that no entry has any more would add up with each reload.
+    fn forget_config(&mut self, config: &str) {
+        if !self.entries.values().any(|live| live.entry.config == config) {
+            self.configs.remove(config);
+        }
+    }
+
+    /// Takes all entries as renewed.
+    pub fn renew(&mut self) {
+        self.entries.values_mut().for_each(|live| live.renewed = Instant::now());
+    }
+
+    /// Removes entries that were not renewed in time. Says whether there were any.
+    pub fn sweep(&mut self) -> bool {
+        let before = self.entries.len();
+        self.entries.retain(|_, live| {
+            let alive = live.renewed.elapsed() <= WorkerEntry::TIME_TO_LIVE;
+            if !alive {
+                tracing::warn!(worker = live.entry.worker, model = %live.entry.model, "worker stopped renewing its entry");
+            }
+            alive
+        });
+        self.entries.len() != before
+    }
+
+    /// Remembers that a model has these versions.
+    pub fn learn(&mut self, model: &str, versions: impl IntoIterator<Item = i64>) {
+        self.known.entry(model.to_owned()).or_default().extend(versions);
+    }
+
+    /// Takes the repository as it is now. Models that are broken in it stay as they were.
+    pub fn replace(&mut self, repository: Repository) {
+        let before = std::mem::replace(&mut self.repository, repository);
+        let broken: Vec<_> = self.repository.broken().map(|(name, _)| name.to_owned()).collect();
+        for name in broken {
+            if let Some(model) = before.model(&name) {
+                self.repository.insert(model.clone());
+            }
+        }
+        let models: Vec<_> = self.repository.models().map(|m| (m.name.clone(), m.versions.clone())).collect();
+        for (name, versions) in models {
+            if self.is_wanted(&name) {
+                self.learn(&name, versions);
+            }
+        }
+    }
+
+    fn is_in_repository(&self, name: &str) -> bool {
+        self.repository.model(name).is_some() || self.repository.broken().any(|(broken, _)| broken == name)
+    }
+
+    /// Whether a model is meant to be served.
+    fn is_wanted(&self, name: &str) -> bool {
+        match self.control.mode {
+            ControlMode::Explicit => self.wanted.contains(name),
+            ControlMode::Poll => self.is_in_repository(name),
+            // Without a repository, what was served once is meant to be.
+            ControlMode::None => self.is_in_repository(name) || self.known.contains_key(name),
+        }
+    }
+
+    /// What workers serve, and with `kept` what they served before they had all gone.
+    pub fn served(&self) -> Served<'_> {
+        let mut served = self.live();
+        for (name, versions) in self.kept.iter().flatten().filter(|(name, _)| self.is_wanted(name)) {
+            served.entry(name).or_insert_with(|| versions.clone());
+        }
+        served
+    }
+
+    fn live(&self) -> Served<'_> {
+        let mut served = Served::new();
+        for Live { entry, .. } in self.entries.values() {
+            if entry.state == ModelState::Ready {
+                let config = self.configs[&entry.config].clone();
+                served.entry(&entry.model.name).or_default().insert(entry.model.version, config);
+            }
+        }
+        served
+    }
+
+    /// Remembers how models are served now, as a whole: versions that were replaced are not among them.
+    pub fn keep(&mut self) {
+        if self.kept.is_some() {
+            let live: Vec<_> = self.live().into_iter().map(|(name, versions)| (name.to_owned(), versions)).collect();
+            self.kept.iter_mut().for_each(|kept| kept.extend(live.iter().cloned()));
+        }
+    }
+
+    /// What is served right now.
+    pub fn catalog(&self) -> Catalog {
+        let absent = |versions: &BTreeSet<i64>| versions.iter().map(|&version| (version, Unready::Absent)).collect();
+        let mut known: BTreeMap<String, BTreeMap<i64, Unready>> =
+            self.known.iter().map(|(name, versions)| (name.clone(), absent(versions))).collect();
+        for model in self.repository.models() {
+            known.entry(model.name.clone()).or_default();
+        }
+        for (name, broken) in self.repository.broken() {
+            let versions = known.entry(name.to_owned()).or_default();
+            if self.is_wanted(name) {
+                let failed = || Unready::Failed(broken.fault.to_string());
+                versions.extend(broken.versions.last().map(|&version| (version, failed())));
+            }
+        }
+        for Live { entry, .. } in self.entries.values() {
+            let state = match &entry.state {
+                ModelState::Ready => continue,
+                ModelState::Unloading => Unready::Unloading,
+                ModelState::Unavailable(reason) => Unready::Failed(reason.clone()),
+            };
+            known.entry(entry.model.name.clone()).or_default().insert(entry.model.version, state);
+        }
+        // Names that were unloaded and are in no repository are history.
+        known.retain(|name, versions| !versions.is_empty() || self.is_in_repository(name) || self.is_wanted(name));
+        Catalog::build(Sources {
+            repository: &self.repository,
+            served: self.served(),
+            known,
+            wanted: &|name| self.is_wanted(name),
+            by_request: self.control.mode == ControlMode::Explicit,
+        })
+    }
+}
