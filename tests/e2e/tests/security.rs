@@ -243,6 +243,26 @@ fn a_stage_whose_models_are_named_reads_no_other_queue() {
     }
 }
 
+#[test]
+fn a_model_that_permissions_do_not_name_is_not_loaded_and_says_so() {
+    let (nats, passwords) = broker(&permissions(&MODELS));
+    let models = ModelFolder::copy_of(&basic_repository());
+    let mut sandbox = start_explicit(&models, passwords.path(), nats, &[]);
+    assert_works(&mut sandbox);
+    load(&sandbox, "simple_identity", json!({}));
+    assert_nothing_refused(&sandbox);
+
+    let brought = json!({"config": identity("fresh", 7).to_string(), "file:1/note.txt": ""});
+    let refused = control(&sandbox, "fresh", "load", brought);
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    let text = refused.error();
+    assert!(text.contains("takes no work") && text.contains("making a work queue"), "{text}");
+    assert!(refusals(&sandbox).iter().all(|line| line.contains("trireme_work_fresh_1")), "{:#?}", refusals(&sandbox));
+    assert_eq!(ask(&sandbox, "fresh", &[1, 1]).status, 404);
+    let input = json!({"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [0.5]});
+    assert_eq!(sandbox.infer("identity_fp32", &json!({"inputs": [input]})).status, 200, "the others serve on");
+}
+
 // === Everything else that services and persons do ===
 
 /// How soon a change is seen at the latest.
