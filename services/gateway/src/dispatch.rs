@@ -113,9 +113,9 @@ impl Dispatcher {
         self.inbox.gateway()
     }
 
-    /// Requests that wait for their answers.
+    /// Requests that wait for their answers, or have them and wait for their turn.
     pub fn in_flight(&self) -> usize {
-        self.inbox.waiting()
+        self.inbox.waiting() + self.order.held()
     }
 
     /// How full the queue of a model version is, all of its levels together.
@@ -179,6 +179,7 @@ impl Dispatcher {
         self.tasks.spawn("answer in order", async move {
             let reply = async {
                 let reply = exchange.next().await.unwrap_or_else(|| Err(no_answer()))?;
+                drop(exchange);
                 if reply.outcome.is_ok() {
                     place.turn().await?;
                 }

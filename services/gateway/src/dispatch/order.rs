@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -16,7 +17,17 @@ type Line = BTreeMap<u64, Arc<Notify>>;
 
 /// The order of the requests of each model version. Clones are the same.
 #[derive(Clone, Default)]
-pub struct Order(Arc<Mutex<HashMap<ModelKey, Line>>>);
+pub struct Order(Arc<Lines>);
+
+#[derive(Default)]
+struct Lines {
+    lines: Mutex<HashMap<ModelKey, Line>>,
+    /// Answers that wait for their turn.
+    held: AtomicUsize,
+}
+
+/// An answer while it waits for its turn.
+struct Held<'a>(&'a AtomicUsize);
 
 /// A request's place. Dropped, it is given up.
 pub struct Place {
@@ -31,10 +42,15 @@ pub struct Place {
 // === impl Order ===
 
 impl Order {
+    /// How many answers wait for their turn.
+    pub fn held(&self) -> usize {
+        self.0.held.load(Ordering::Relaxed)
+    }
+
     /// The place of a request behind all those of its model version that have one.
     pub fn enter(&self, model: &ModelKey, request_id: &str, deadline: UnixMicros) -> Place {
         let first = Arc::new(Notify::new());
-        let mut lines = self.0.lock();
+        let mut lines = self.0.lines.lock();
         let line = lines.entry(model.clone()).or_default();
         let number = line.last_key_value().map_or(0, |(last, _)| last + 1);
         line.insert(number, first.clone());
@@ -50,6 +66,7 @@ impl Place {
     pub async fn turn(&self) -> Result<(), InferError> {
         let remaining = self.deadline.remaining(UnixMicros::now()).unwrap_or_default();
         let turn = async {
+            let _held = Held::new(&self.order.0.held);
             while !self.is_first() {
                 self.first.notified().await;
             }
@@ -63,7 +80,7 @@ impl Place {
     }
 
     fn is_first(&self) -> bool {
-        let lines = self.order.0.lock();
+        let lines = self.order.0.lines.lock();
         let first = lines.get(&self.model).and_then(|line| line.first_key_value());
         first.is_none_or(|(number, _)| *number == self.number)
     }
@@ -71,7 +88,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut lines = self.order.0.lock();
+        let mut lines = self.order.0.lines.lock();
         let Some(line) = lines.get_mut(&self.model) else { return };
         line.remove(&self.number);
         match line.first_key_value() {
@@ -80,6 +97,21 @@ impl Drop for Place {
             Some(_) => {}
             None => drop(lines.remove(&self.model)),
         }
+    }
+}
+
+// === impl Held ===
+
+impl Held<'_> {
+    fn new(held: &AtomicUsize) -> Held<'_> {
+        held.fetch_add(1, Ordering::Relaxed);
+        Held(held)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -108,6 +140,7 @@ mod tests {
         let (mut at_second, mut at_third) = (Box::pin(second.turn()), Box::pin(third.turn()));
         assert!(first.turn().now_or_never().is_some());
         assert!((&mut at_second).now_or_never().is_none() && (&mut at_third).now_or_never().is_none());
+        assert_eq!(order.held(), 2);
         drop(first);
         assert!((&mut at_third).now_or_never().is_none(), "the second is before it");
         assert!((&mut at_second).now_or_never().is_some());
@@ -116,7 +149,8 @@ mod tests {
         assert!((&mut at_third).now_or_never().is_some());
         drop(at_third);
         drop(third);
-        assert!(order.0.lock().is_empty(), "nothing is kept of a model without requests");
+        assert!(order.0.lines.lock().is_empty(), "nothing is kept of a model without requests");
+        assert_eq!(order.held(), 0);
     }
 
     #[tokio::test]
@@ -149,6 +183,7 @@ mod tests {
         let hasty = enter(&order, 1, Duration::from_millis(100));
         let last = enter(&order, 1, Duration::from_secs(60));
         let error = hasty.turn().await.unwrap_err();
+        assert_eq!(order.held(), 0);
         assert_eq!((error.code, &*error.message), (ErrorCode::Unavailable, "Request timeout expired"));
         drop(hasty);
         assert!(last.turn().now_or_never().is_none());
