@@ -12,8 +12,8 @@ FOLDER = Path("/dev/shm")
 
 @contextlib.contextmanager
 def objects(themes):
-    """Makes the objects of these themes; they are there for the length of a `with` block. Others on this host, who have the
-    same ones, wait for it to end."""
+    """Makes the objects of these themes; they are there for the length of a `with` block. Others on this host, who have
+    the same ones, wait for it to end."""
     made = {FOLDER / name: parts for theme in themes for name, parts in theme.objects.items()}
     if not made:
         yield

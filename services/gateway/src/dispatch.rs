@@ -172,8 +172,8 @@ impl Dispatcher {
         self.order.enter(message.route.model(), &message.request_id, message.deadline)
     }
 
-    /// An exchange of one reply that comes in its turn. It goes on by itself: others wait for it, whether or not anybody
-    /// asks for its reply, as the reader of a stream may not for long.
+    /// An exchange of one reply that comes in its turn. It goes on by itself: others wait for it, whether or not
+    /// anybody asks for its reply, as the reader of a stream may not for long.
     pub fn in_turn(&self, mut exchange: Exchange, place: Place) -> Exchange {
         let (mut sender, receiver) = oneshot::channel();
         self.tasks.spawn("answer in order", async move {

@@ -133,7 +133,8 @@ fn what_only_looks_odd_is_accepted() {
         // A histogram's bounds may begin below nothing and end with infinity.
         "backend: 'b' model_metrics { metric_control { metric_identifier { family: 'f' }
          histogram_options { buckets: [-1, 0.5, 1e3, inf] } } }",
-        "backend: 'b' model_metrics { metric_control { metric_identifier { family: 'f' } histogram_options { buckets: 7 } } }",
+        "backend: 'b' model_metrics { metric_control { metric_identifier { family: 'f' }
+         histogram_options { buckets: 7 } } }",
     ] {
         ModelConfig::parse(text, "m").unwrap_or_else(|error| panic!("{text}: {error}"));
     }

@@ -1,8 +1,8 @@
 //! Answers in the order of their requests, for models with `preserve_ordering`.
 //!
 //! A request takes a [`Place`] behind those of its model version that this gateway admitted before it, and its answer
-//! waits until they have left. Dropping a place gives it up, so nobody waits for a request that has ended early. Requests
-//! are computed side by side all the same, and other gateways have an order of their own.
+//! waits until they have left. Dropping a place gives it up, so nobody waits for a request that has ended early.
+//! Requests are computed side by side all the same, and other gateways have an order of their own.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
