@@ -26,6 +26,9 @@ JSON value, where its layout means nothing), tensor bytes, and the headers that 
 
 {divergences}
 
+Not seen in single answers: with `preserve_ordering` they come in the order of their requests, as Triton's documentation
+promises; its newer releases keep the order in which answers are made. It is kept for each gateway by itself.
+
 ## Where the recording is older than the rule
 
 The recorded Triton is not the newest. Where its sources have changed since, the newer behaviour is expected:

@@ -108,6 +108,11 @@ impl NatsServer {
         self.process.as_ref().map(Child::id)
     }
 
+    /// What it has said since it was started last.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
     /// Kills the server as a crash would (SIGKILL). Memory streams are lost; file streams stay.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {

@@ -2,13 +2,14 @@
 //! by its deadline. A caller that goes away cancels its request everywhere.
 
 mod join;
+mod order;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 use trireme_bus::{
     Answer, Bus, BusError, Connection, Inbox, PendingReplies, QUEUE_FULL, QueueStatus, Reply, WorkMessage,
@@ -18,6 +19,8 @@ use trireme_runtime::TaskSet;
 use trireme_telemetry::trace_id;
 
 use self::join::{Fork, Parts, Pieces, join};
+use self::order::Order;
+pub use self::order::Place;
 use crate::rows;
 
 /// Pause before a message is offered again to a queue that its workers have to make anew.
@@ -36,14 +39,16 @@ pub struct Dispatcher {
     max_in_flight: usize,
     /// Numbers this gateway's requests; with the gateway's name that makes them unique.
     next: Arc<AtomicU64>,
+    /// Of requests whose models keep it.
+    order: Order,
 }
 
 /// A request in flight. Dropped before its last reply it is cancelled everywhere.
 pub enum Exchange {
     /// As one message.
     Whole(Box<Flight>),
-    /// As several, whose answers are joined; `None` once that has happened.
-    Joined(Option<BoxFuture<'static, Result<Reply, InferError>>>),
+    /// As several, whose answers are joined, or in its turn: one reply, `None` once it was given.
+    Single(Option<BoxFuture<'static, Result<Reply, InferError>>>),
 }
 
 /// A message in flight.
@@ -71,6 +76,11 @@ enum Publishing {
     Done,
 }
 
+/// A request without a reply: nothing that happens while its exchange is as it should be.
+pub fn no_answer() -> InferError {
+    InferError::internal("request ended without an answer")
+}
+
 /// This gateway itself has failed a request.
 fn log_failure(message: &WorkMessage, error: &InferError) {
     let trace_id = trace_id(message.traceparent.as_deref());
@@ -89,7 +99,8 @@ impl Dispatcher {
         tasks: &TaskSet,
     ) -> Result<Dispatcher, BusError> {
         let inbox = bus.open_inbox(gateway).await?;
-        Ok(Dispatcher { bus, inbox, tasks: tasks.clone(), max_in_flight, next: Arc::new(AtomicU64::new(1)) })
+        let (next, order) = (Arc::new(AtomicU64::new(1)), Order::default());
+        Ok(Dispatcher { bus, inbox, tasks: tasks.clone(), max_in_flight, next, order })
     }
 
     /// An id for a new request that no other request of any gateway has.
@@ -102,9 +113,9 @@ impl Dispatcher {
         self.inbox.gateway()
     }
 
-    /// Requests that wait for their answers.
+    /// Requests that wait for their answers, or have them and wait for their turn.
     pub fn in_flight(&self) -> usize {
-        self.inbox.waiting()
+        self.inbox.waiting() + self.order.held()
     }
 
     /// How full the queue of a model version is, all of its levels together.
@@ -153,7 +164,34 @@ impl Dispatcher {
     }
 
     fn joined(&self, pieces: impl Pieces) -> Exchange {
-        Exchange::Joined(Some(Box::pin(join(self.clone(), pieces))))
+        Exchange::Single(Some(Box::pin(join(self.clone(), pieces))))
+    }
+
+    /// The place of a request among those of its model, whose answers shall leave in this order.
+    pub fn enter(&self, message: &WorkMessage) -> Place {
+        self.order.enter(message.route.model(), &message.request_id, message.deadline)
+    }
+
+    /// An exchange of one reply that comes in its turn. It goes on by itself: others wait for it, whether or not
+    /// anybody asks for its reply, as the reader of a stream may not for long.
+    pub fn in_turn(&self, mut exchange: Exchange, place: Place) -> Exchange {
+        let (mut sender, receiver) = oneshot::channel();
+        self.tasks.spawn("answer in order", async move {
+            let reply = async {
+                let reply = exchange.next().await.unwrap_or_else(|| Err(no_answer()))?;
+                drop(exchange);
+                if reply.outcome.is_ok() {
+                    place.turn().await?;
+                }
+                Ok(reply)
+            };
+            let reply = tokio::select! {
+                reply = reply => reply,
+                () = sender.closed() => return,
+            };
+            let _ = sender.send(reply);
+        });
+        Exchange::Single(Some(Box::pin(async move { receiver.await.unwrap_or_else(|_| Err(no_answer())) })))
     }
 
     fn flight(&self, message: WorkMessage) -> Flight {
@@ -177,9 +215,9 @@ impl Exchange {
     pub async fn next(&mut self) -> Option<Result<Reply, InferError>> {
         match self {
             Exchange::Whole(flight) => flight.next().await,
-            Exchange::Joined(joined) => {
-                let reply = joined.as_mut()?.await;
-                *joined = None;
+            Exchange::Single(single) => {
+                let reply = single.as_mut()?.await;
+                *single = None;
                 Some(reply)
             }
         }

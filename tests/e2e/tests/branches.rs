@@ -10,6 +10,7 @@ in_every_mode!(
     branches_that_nobody_asked_for_do_not_run,
     a_failing_branch_is_the_requests_error_and_cancels_the_others,
     rows_travel_in_parts_and_each_part_forks,
+    a_decoupled_step_between_branches_gives_one_answer_or_an_error,
 );
 
 /// What each of the two branches takes.
@@ -148,6 +149,69 @@ fn rows_travel_in_parts_and_each_part_forks(mode: Mode) {
     assert_eq!(response.status, 200, "{}", response.text());
     assert_eq!((response.numbers("FIRST"), response.numbers("SECOND")), (a, b));
     assert_eq!(executions(&sandbox, "pair"), 3, "three parts");
+}
+
+/// (first, delay) -> repeat -> (left, right) -> pair: a decoupled step between branches, so the whole is decoupled.
+fn decoupled() -> ModelFolder {
+    let tensor =
+        |name: &str, datatype: &str, dims: &str| format!("{{ name: '{name}' data_type: {datatype} dims: [{dims}] }}");
+    let (values, delays) = (tensor("IN", "TYPE_FP32", "-1"), tensor("DELAY", "TYPE_UINT32", "-1"));
+    let repeat = format!(
+        "backend: 'repeat' model_transaction_policy {{ decoupled: true }} input [{values}, {delays}] output [{}, {}]",
+        tensor("OUT", "TYPE_FP32", "1"),
+        tensor("IDX", "TYPE_UINT32", "1")
+    );
+    let delay = format!(
+        "backend: 'identity' input [{}] output [{}]",
+        tensor("INPUT0", "TYPE_UINT32", "-1"),
+        tensor("OUTPUT0", "TYPE_UINT32", "-1")
+    );
+    let steps = [
+        step("first", &[("INPUT0", "IN")], &[("OUTPUT0", "i")]),
+        step("delay", &[("INPUT0", "DELAY")], &[("OUTPUT0", "d")]),
+        step("repeat", &[("IN", "i"), ("DELAY", "d")], &[("OUT", "o")]),
+        step("left", &[("INPUT0", "o")], &[("OUTPUT0", "l")]),
+        step("right", &[("INPUT0", "o")], &[("OUTPUT0", "r")]),
+        step("pair", &[("INPUT0", "l"), ("INPUT1", "r")], &[("OUTPUT0", "FIRST"), ("OUTPUT1", "SECOND")]),
+    ];
+    let ensemble = format!(
+        "platform: 'ensemble' input [{values}, {delays}] output [{}, {}] ensemble_scheduling {{ {} }}",
+        tensor("FIRST", "TYPE_FP32", "-1"),
+        tensor("SECOND", "TYPE_FP32", "-1"),
+        steps.join(" ")
+    );
+    let models = ModelFolder::new().slow("first", 0).slow("left", 0).slow("right", 50).model("delay", &delay);
+    models.model("repeat", &repeat).model("pair", PAIR).model("fork", &ensemble)
+}
+
+/// Where one answer is asked for, the decoupled step has to give exactly one; a stream takes what comes, in its order.
+fn a_decoupled_step_between_branches_gives_one_answer_or_an_error(mode: Mode) {
+    let models = decoupled();
+    let sandbox = only_models(mode, &models).start();
+    let ask = |path: &str, values: &[f32]| {
+        let body = json!({"IN": values, "DELAY": vec![0; values.len()]});
+        sandbox.send(&Request::post(&format!("/v2/models/fork/{path}"), body.to_string()))
+    };
+    let one = ask("generate", &[4.5]);
+    assert_eq!(one.status, 200, "{}", one.text());
+    assert_eq!((&one.json()["FIRST"], &one.json()["SECOND"]), (&json!(4.5), &json!(4.5)));
+    for values in [&[4.5, 5.5, 6.5][..], &[]] {
+        let refused = ask("generate", values);
+        assert_eq!(refused.status, 400, "{}", refused.text());
+        let text = "generate expects model to produce exactly 1 response, use generate stream for model that may \
+                    generate various number of responses";
+        assert!(refused.error().contains("in ensemble 'fork', "), "{}", refused.error());
+        assert!(refused.error().ends_with(text), "{}", refused.error());
+    }
+    let plain = sandbox.infer("fork", &json!({"inputs": []}));
+    assert_eq!(plain.status, 501, "{}", plain.text());
+    assert_eq!(plain.error(), "HTTP end point doesn't support models with decoupled transaction policy");
+
+    let stream = ask("generate_stream", &[4.5, 5.5, 6.5]).text();
+    let events = stream.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events = events.map(|event| serde_json::from_str::<Value>(event).expect("an event is JSON"));
+    let found: Vec<_> = events.map(|event| (event["FIRST"].clone(), event["SECOND"].clone())).collect();
+    assert_eq!(found, [4.5, 5.5, 6.5].map(|value| (json!(value), json!(value))), "{stream}");
 }
 
 #[test]

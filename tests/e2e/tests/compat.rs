@@ -5,7 +5,11 @@ use std::process::Command;
 
 use trireme_e2e::{Mode, Setup, Stage, in_every_mode, python, workspace};
 
-in_every_mode!(every_scenario_is_answered_as_expected, models_are_controlled_as_expected);
+in_every_mode!(
+    every_scenario_is_answered_as_expected,
+    models_are_controlled_as_expected,
+    shared_memory_is_used_as_expected,
+);
 
 /// Runs `tests/compat/run.py`, which prints what it finds.
 #[track_caller]
@@ -38,10 +42,9 @@ fn models_are_controlled_as_expected(mode: Mode) {
     run(&["--url", &http, "--grpc", &grpc, "--server", "explicit"]);
 }
 
-/// Shared memory is the gateway's alone, so one mode will do; the object that the scenarios name is there once.
-#[test]
-fn shared_memory_is_used_as_expected() {
-    let setup = Setup::new(Mode::AllInOne).repository(&compat().join("models/repository"));
+fn shared_memory_is_used_as_expected(mode: Mode) {
+    let setup = Setup::new(mode).repository(&compat().join("models/repository"));
+    let setup = setup.replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0);
     let mut sandbox = setup.gateway_arguments(&["--allow-client-shm"]).start();
     let (http, grpc) = (format!("http://{}", sandbox.address), sandbox.grpc_address().to_string());
     run(&["--url", &http, "--grpc", &grpc, "--server", "shared memory"]);

@@ -5,11 +5,14 @@ use std::fs;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use serde_json::json;
-use trireme_e2e::{Mode, Process, Sandbox, Setup, basic_repository, golden, product, python, workspace};
+use serde_json::{Value, json};
+use trireme_e2e::{
+    Mode, ModelFolder, Process, Request, Response, Sandbox, Setup, Stage, basic_repository, golden, product, python,
+    wait_until, workspace,
+};
 use trireme_testkit::{NatsServer, assert_close};
 
 const USERS: [&str; 5] = ["gateway", "tokenizer", "model", "postprocess", "admin"];
@@ -123,6 +126,12 @@ fn assert_refused(nats: &NatsServer, user: &str, commands: &[String]) {
     }
 }
 
+/// What the broker had to refuse anybody, as its log has it.
+fn refusals(sandbox: &Sandbox) -> Vec<String> {
+    let log = sandbox.nats.as_ref().expect("services have a broker").log();
+    log.lines().filter(|line| line.contains("Violation")).map(str::to_owned).collect()
+}
+
 /// One request through all stages, and nothing that the broker had to refuse a service meanwhile.
 #[track_caller]
 fn assert_works(sandbox: &mut Sandbox) {
@@ -131,6 +140,14 @@ fn assert_works(sandbox: &mut Sandbox) {
         let response = sandbox.infer("tiny_embedding", &json!({"inputs": [text]}));
         assert_close(&response.numbers("embedding"), &golden.embedding, 1e-5);
     }
+    assert_nothing_refused(sandbox);
+}
+
+/// # Panics
+/// When the broker had to refuse anybody anything.
+#[track_caller]
+fn assert_nothing_refused(sandbox: &Sandbox) {
+    assert_eq!(refusals(sandbox), [""; 0]);
     sandbox.assert_never_logged("NATS reported an error");
 }
 
@@ -185,6 +202,7 @@ fn services_do_their_work_as_users_of_their_own_and_nothing_else() {
     }
     assert_allowed(nats, "admin", &gateways);
     assert_allowed(nats, "admin", &[publish("$JS.API.STREAM.NAMES"), "SUB trireme.work.> 1".to_owned()]);
+    assert!(refusals(&sandbox).len() >= nobodys.len(), "the broker's log tells of what it refuses");
     let stranger = say(nats, "stranger", "");
     assert!(stranger.as_ref().is_err_and(|error| error.contains("Authorization Violation")), "{stranger:?}");
 }
@@ -223,6 +241,225 @@ fn a_stage_whose_models_are_named_reads_no_other_queue() {
             }
         }
     }
+}
+
+#[test]
+fn a_model_that_permissions_do_not_name_is_not_loaded_and_says_so() {
+    let (nats, passwords) = broker(&permissions(&MODELS));
+    let models = ModelFolder::copy_of(&basic_repository());
+    let mut sandbox = start_explicit(&models, passwords.path(), nats, &[]);
+    assert_works(&mut sandbox);
+    load(&sandbox, "simple_identity", json!({}));
+    assert_nothing_refused(&sandbox);
+
+    let brought = json!({"config": identity("fresh", 7).to_string(), "file:1/note.txt": ""});
+    let refused = control(&sandbox, "fresh", "load", brought);
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    let text = refused.error();
+    assert!(text.contains("takes no work") && text.contains("making a work queue"), "{text}");
+    assert!(refusals(&sandbox).iter().all(|line| line.contains("trireme_work_fresh_1")), "{:#?}", refusals(&sandbox));
+    assert_eq!(ask(&sandbox, "fresh", &[1, 1]).status, 404);
+    let input = json!({"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [0.5]});
+    assert_eq!(sandbox.infer("identity_fp32", &json!({"inputs": [input]})).status, 200, "the others serve on");
+}
+
+// === Everything else that services and persons do ===
+
+/// How soon a change is seen at the latest.
+const SOON: Duration = Duration::from_secs(30);
+
+/// An identity model on as many numbers as come, of rows up to `max_batch_size`, as JSON.
+fn identity(name: &str, max_batch_size: u32) -> Value {
+    json!({
+        "name": name, "backend": "identity", "max_batch_size": max_batch_size,
+        "input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [-1]}],
+        "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [-1]}],
+        "instance_group": [{"count": 1, "kind": "KIND_CPU"}]
+    })
+}
+
+fn control(sandbox: &Sandbox, model: &str, action: &str, parameters: Value) -> Response {
+    let body = json!({"parameters": parameters}).to_string();
+    sandbox.send(&Request::post(&format!("/v2/repository/models/{model}/{action}"), body))
+}
+
+#[track_caller]
+fn load(sandbox: &Sandbox, model: &str, parameters: Value) {
+    let loaded = control(sandbox, model, "load", parameters);
+    assert_eq!((loaded.status, loaded.text().as_str()), (200, ""), "{model}");
+}
+
+fn ask(sandbox: &Sandbox, model: &str, shape: &[usize]) -> Response {
+    let data = vec![0.5; shape.iter().product()];
+    sandbox.infer(model, &json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": shape, "data": data}]}))
+}
+
+fn state(sandbox: &Sandbox, model: &str) -> Value {
+    let index = sandbox.send(&Request::post("/v2/repository/index", "{}")).json();
+    let line = index.as_array().into_iter().flatten().find(|line| line["name"] == model);
+    line.map(|line| line["state"].clone()).unwrap_or_default()
+}
+
+/// Starts services in explicit mode with users of their own, with more arguments for the workers.
+fn start_explicit(models: &ModelFolder, passwords: &Path, nats: NatsServer, more: &[&str]) -> Sandbox {
+    let flags = ["--model-control-mode=explicit", "--load-model=identity_fp32", "--load-model=tiny_embedding"];
+    let setup = Setup::new(Mode::Services).repository(models.path()).passwords(passwords);
+    setup.gateway_arguments(&flags).worker_arguments(&[&flags[..], more].concat()).start_on(Some(nats))
+}
+
+#[test]
+fn models_are_controlled_by_services_with_users_of_their_own() {
+    let models = ModelFolder::copy_of(&basic_repository()).slow("extra", 0).model("broken", "backend: 'nonsense'");
+    let (nats, passwords) = broker(&permissions(&[]));
+    let mut sandbox = start_explicit(&models, passwords.path(), nats, &[]);
+    assert_works(&mut sandbox);
+    assert_eq!(ask(&sandbox, "extra", &[1]).status, 404);
+
+    load(&sandbox, "extra", json!({}));
+    assert_eq!(ask(&sandbox, "extra", &[1]).numbers("OUTPUT0"), [0.5]);
+    load(&sandbox, "extra", json!({"config": identity("extra", 7).to_string()}));
+    assert_eq!(sandbox.get("/v2/models/extra/config").json()["max_batch_size"], 7);
+    let files = json!({"config": identity("brought", 3).to_string(), "file:2/note.txt": "aGVsbG8="});
+    load(&sandbox, "brought", files);
+    assert_eq!(ask(&sandbox, "brought", &[1, 1]).json()["model_version"], "2");
+    // More than a message holds: it travels by claim.
+    let large = json!({"config": identity("large", 5).to_string(), "file:1/note.txt": "AAAA".repeat(3 << 20)});
+    load(&sandbox, "large", large);
+    assert_eq!(ask(&sandbox, "large", &[5, 2]).status, 200);
+    // A request that does as well.
+    assert_eq!(ask(&sandbox, "large", &[1, 3 << 20]).numbers("OUTPUT0").len(), 3 << 20);
+
+    let failed = control(&sandbox, "broken", "load", json!({}));
+    assert_eq!(failed.status, 400, "{}", failed.text());
+    assert!(failed.error().starts_with("load failed for model 'broken': version 1 is at UNAVAILABLE state"));
+    let absent = control(&sandbox, "absent", "load", json!({}));
+    assert_eq!(absent.status, 500, "{}", absent.text());
+
+    assert_eq!(control(&sandbox, "identity_fp32", "unload", json!({})).status, 200);
+    wait_until("it is unloaded", SOON, || (state(&sandbox, "identity_fp32") == "UNAVAILABLE").then_some(()));
+    for model in ["extra", "brought", "large", "tiny_embedding"] {
+        assert_eq!(state(&sandbox, model), "READY", "{model}");
+    }
+
+    // Who joins later knows what was loaded, also from the claim, and what was not.
+    sandbox.worker(Stage::Model, 0).kill();
+    let number = sandbox.start_worker(Stage::Model);
+    wait_until("the new worker is ready", SOON, || {
+        (sandbox.worker(Stage::Model, number).count("ready") > 0).then_some(())
+    });
+    for (model, shape) in [("extra", &[7, 1][..]), ("brought", &[3, 1]), ("large", &[5, 1])] {
+        wait_until("it serves what was loaded", SOON, || (ask(&sandbox, model, shape).status == 200).then_some(()));
+    }
+    assert_eq!(ask(&sandbox, "identity_fp32", &[1, 1]).status, 404, "what was unloaded stays so");
+
+    // What every process logs, and which requests are traced.
+    let verbose = sandbox.send(&Request::post("/v2/logging", r#"{"log_verbose_level": 1}"#));
+    assert_eq!((verbose.status, &verbose.json()["log_verbose_level"]), (200, &json!(1)), "{}", verbose.text());
+    for stage in [Stage::Tokenizer, Stage::Model, Stage::Postprocess] {
+        let number = if stage == Stage::Model { number } else { 0 };
+        wait_until("each worker hears it", SOON, || {
+            (sandbox.worker(stage, number).count("log levels were changed") > 0).then_some(())
+        });
+    }
+    let settings = json!({"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}).to_string();
+    for path in ["/v2/trace/setting", "/v2/models/tiny_embedding/trace/setting"] {
+        let traced = sandbox.send(&Request::post(path, settings.clone()));
+        assert_eq!((traced.status, &traced.json()["trace_rate"]), (200, &json!("1")), "{}", traced.text());
+    }
+    assert_works(&mut sandbox);
+    for path in ["/v2/models/stats", "/v2/trireme/status"] {
+        assert_eq!(sandbox.get(path).status, 200, "{path}");
+    }
+    // Who leaves says what it has counted.
+    let mut leaving = sandbox.take_worker(Stage::Postprocess, 0);
+    leaving.terminate();
+    assert_eq!(leaving.wait_exit(SOON).code(), Some(0), "{}", leaving.log_tail());
+    assert_nothing_refused(&sandbox);
+}
+
+/// A tool of a person, who is the user `admin`; what it says.
+#[track_caller]
+fn tool(sandbox: &Sandbox, passwords: &Path, arguments: &[&str]) -> String {
+    let output = tool_command(sandbox, passwords, arguments).output().expect("the binary runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn tool_command(sandbox: &Sandbox, passwords: &Path, arguments: &[&str]) -> Command {
+    let url = sandbox.nats.as_ref().expect("services have a broker").url();
+    let mut command = product("trireme");
+    command.args(arguments).args(["--nats-url", &url, "--nats-user", "admin", "--nats-password-file"]);
+    command.arg(passwords.join("admin"));
+    command
+}
+
+#[test]
+fn a_persons_tools_work_as_a_user_of_its_own() {
+    // It has an instance for each of the requests here: both are delivered.
+    let poison = |delay_ms: u32| {
+        let mut config = identity("poison", 0);
+        config["instance_group"][0]["count"] = json!(2);
+        config["parameters"] = json!({"execute_delay_ms": {"string_value": delay_ms.to_string()}});
+        config
+    };
+    let models = ModelFolder::copy_of(&basic_repository());
+    let (nats, passwords) = broker(&permissions(&[]));
+    let mut sandbox = start_explicit(&models, passwords.path(), nats, &["--max-deliver", "1", "--ack-wait-ms", "500"]);
+    let passwords = passwords.path();
+    load(&sandbox, "poison", json!({"config": poison(3_600_000).to_string(), "file:1/note.txt": ""}));
+    assert_eq!(tool(&sandbox, passwords, &["dead", "list", "--json"]), "");
+
+    // Given up: a small letter, and one that is laid down apart.
+    let address = sandbox.address;
+    let numbers =
+        |count: usize| json!([{"name": "INPUT0", "datatype": "FP32", "shape": [count], "data": vec![1; count]}]);
+    let sizes = [3, 3 << 20];
+    let asked = sizes.map(|count| {
+        let body = json!({"inputs": numbers(count)});
+        std::thread::spawn(move || Request::infer("poison", &body).send(address).expect("an answer"))
+    });
+    wait_until("they are with the worker", SOON, || {
+        let status = sandbox.get("/v2/trireme/status").json();
+        let models = status["models"].as_array().cloned().unwrap_or_default();
+        let poison = models.into_iter().find(|model| model["name"] == "poison")?;
+        (poison["queue"]["delivered"] == 2).then_some(())
+    });
+    sandbox.worker(Stage::Model, 0).kill();
+    sandbox.start_worker(Stage::Model);
+    for request in asked {
+        let response = request.join().expect("no panic");
+        assert_eq!(response.status, 500, "{}", response.text());
+    }
+    load(&sandbox, "poison", json!({"config": poison(0).to_string(), "file:1/note.txt": ""}));
+    let lines = tool(&sandbox, passwords, &["dead", "list", "--json"]);
+    let letters: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect();
+    assert_eq!(letters.len(), 2, "{lines}");
+    for letter in letters {
+        let number = letter["number"].to_string();
+        let shown = tool(&sandbox, passwords, &["dead", "show", &number]);
+        assert!(shown.contains("poison:1") && shown.contains("INPUT0 FP32"), "{shown}");
+        let outcome = tool(&sandbox, passwords, &["dead", "replay", &number, "--wait", "--json"]);
+        let outcome: Value = serde_json::from_str(&outcome).unwrap_or_else(|error| panic!("{error}: {outcome}"));
+        assert_eq!(outcome["outputs"][0]["shape"], letter["tensors"][0]["shape"]);
+    }
+    assert_eq!(tool(&sandbox, passwords, &["dead", "list", "--json"]), "", "they are done with");
+
+    let arguments = ["tap", "--json", "--stage", "tiny_encoder", "--count", "1", "--seconds", "60"];
+    let mut command = tool_command(&sandbox, passwords, &arguments);
+    let mut tap = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
+    wait_until("the tap has seen a message", SOON, || {
+        assert_works(&mut sandbox);
+        tap.try_wait().expect("a child can be asked")
+    });
+    let seen = tap.wait_with_output().expect("a child can be waited for");
+    let message: Value = serde_json::from_slice(&seen.stdout).expect("a line of JSON");
+    assert_eq!(message["model"], "tiny_encoder:1");
+
+    let shown = product("trireme").args(["status", "--server", &sandbox.address.to_string()]).output();
+    let shown = shown.expect("the binary runs");
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("poison:1"), "{shown:?}");
+    assert_nothing_refused(&sandbox);
 }
 
 #[test]

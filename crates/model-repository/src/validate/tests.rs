@@ -10,6 +10,12 @@ fn input(text: &str) -> String {
 fn faults_have_triton_texts() {
     let batching = |text: &str| format!("backend: 'b' max_batch_size: 8 dynamic_batching {{ {text} }}");
     let sequences = |text: &str| format!("backend: 'b' max_batch_size: 8 sequence_batching {{ {text} }}");
+    let buckets = |bounds: &str| {
+        format!(
+            "backend: 'b' model_metrics {{ metric_control {{ metric_identifier {{ family: 'f' }}
+             histogram_options {{ buckets: [{bounds}] }} }} }}"
+        )
+    };
     let warmup = |text: &str| {
         format!("backend: 'b' model_warmup {{ name: 'w' batch_size: 1 inputs {{ key: 'x' value {{ {text} }} }} }}")
     };
@@ -106,6 +112,11 @@ fn faults_have_triton_texts() {
             warmup("dims: 1 zero_data: true"),
             "warmup setting expects input 'x' to have data_type set; model 'm', warmup sample 'w'",
         ),
+        (buckets(""), "buckets of metric 'f' must increase, found [], for m"),
+        (buckets("1, 3, 2"), "buckets of metric 'f' must increase, found [1.0, 3.0, 2.0], for m"),
+        (buckets("1, 2.5, 2.5"), "buckets of metric 'f' must increase, found [1.0, 2.5, 2.5], for m"),
+        (buckets("nan"), "buckets of metric 'f' must increase, found [NaN], for m"),
+        (buckets("1, nan, 2"), "buckets of metric 'f' must increase, found [1.0, NaN, 2.0], for m"),
     ];
     for (text, expected) in table {
         assert_eq!(ModelConfig::parse(&text, "m").unwrap_err().to_string(), expected, "{text}");
@@ -121,6 +132,11 @@ fn what_only_looks_odd_is_accepted() {
         "backend: 'b' input { name: 'x' data_type: TYPE_FP32 dims: 1 } output { name: 'x' data_type: TYPE_FP32 dims: 1 }",
         "backend: 'tokenizer' platform: 'anything'",
         "backend: 'b' instance_group { kind: KIND_GPU gpus: 3 }",
+        // A histogram's bounds may begin below nothing and end with infinity.
+        "backend: 'b' model_metrics { metric_control { metric_identifier { family: 'f' }
+         histogram_options { buckets: [-1, 0.5, 1e3, inf] } } }",
+        "backend: 'b' model_metrics { metric_control { metric_identifier { family: 'f' }
+         histogram_options { buckets: 7 } } }",
     ] {
         ModelConfig::parse(text, "m").unwrap_or_else(|error| panic!("{text}: {error}"));
     }

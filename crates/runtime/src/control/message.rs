@@ -155,3 +155,59 @@ fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, rmp_serde::decode::Erro
     reader.set_max_depth(MAX_DEPTH);
     T::deserialize(&mut reader)
 }
+
+#[cfg(test)]
+mod tests {
+    use rmp_serde::decode::Error;
+
+    use super::*;
+
+    /// A short text.
+    fn text(text: &str) -> Vec<u8> {
+        [&[0xa0 | u8::try_from(text.len()).unwrap()], text.as_bytes()].concat()
+    }
+
+    /// A map of what has to be there, and of a member that nobody knows, which is skipped: arrays or maps that deep.
+    fn with_rubbish(known: &str, nesting: u8, depth: usize) -> Vec<u8> {
+        let map = [vec![0x82], text(known), text("name"), text("rubbish")].concat();
+        // An array of one, or a map from nothing to the next one.
+        let nested = match nesting {
+            0x91 => vec![0x91; depth],
+            _ => [0x81, 0xc0].repeat(depth),
+        };
+        [map, nested, vec![0xc0]].concat()
+    }
+
+    fn in_variant(variant: &str, body: Vec<u8>) -> Vec<u8> {
+        [vec![0x81], text(variant), body].concat()
+    }
+
+    #[test]
+    fn rubbish_that_lies_too_deep_is_an_error() {
+        for nesting in [0x91, 0x81] {
+            let recall = |depth| Recall::decode(&with_rubbish("asked_by", nesting, depth)).map(drop);
+            let command =
+                |depth| Command::decode(&in_variant("Unload", with_rubbish("model", nesting, depth))).map(drop);
+            let answer =
+                |depth| Answer::decode(&in_variant("Working", with_rubbish("participant", nesting, depth))).map(drop);
+            for decode in [&recall as &dyn Fn(usize) -> Result<(), Error>, &command, &answer] {
+                decode(MAX_DEPTH / 2).unwrap();
+                // The last one takes more stack than there is where nobody counts.
+                for depth in [MAX_DEPTH, MAX_DEPTH * 2, 4 << 20] {
+                    let error = decode(depth).unwrap_err();
+                    assert!(matches!(error, Error::DepthLimitExceeded), "{depth}: {error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_said_is_understood() {
+        let files = BTreeMap::from([("1/model.onnx".to_owned(), Bytes::from_static(b"\0\xff"))]);
+        let with = Override { config: Some("{}".to_owned()), files };
+        match Command::decode(&Command::Load { model: "m".to_owned(), with: with.clone() }.encode()) {
+            Ok(Command::Load { model, with: read }) => assert_eq!((model.as_str(), read), ("m", with)),
+            other => panic!("{other:?}"),
+        }
+    }
+}

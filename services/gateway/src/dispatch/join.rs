@@ -11,7 +11,7 @@ use futures_util::stream::FuturesUnordered;
 use trireme_bus::{Output, Reply, WorkMessage};
 use trireme_inference::{Branch, Branches, InferError, Ledger, Parameters, Tensor, UnixMicros};
 
-use super::Dispatcher;
+use super::{Dispatcher, no_answer};
 use crate::rows::{self, RowOrder};
 
 /// Messages of one request on their way at a time.
@@ -63,7 +63,7 @@ pub(super) async fn join(dispatcher: Dispatcher, mut pieces: impl Pieces) -> Res
             under_way.push(async move { (number, exchange.next().await) });
         }
         let Some((number, reply)) = under_way.next().await else { return pieces.finish() };
-        let reply = reply.unwrap_or_else(|| Err(InferError::internal("no answer")))?;
+        let reply = reply.unwrap_or_else(|| Err(no_answer()))?;
         match reply.outcome {
             Ok(output) => pieces.answered(number, output, reply.ledger),
             Err(_) => return Ok(reply),

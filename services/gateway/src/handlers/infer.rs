@@ -10,7 +10,7 @@ use trireme_inference::{InferError, InferRequest, InferResponse, Ledger, ModelKe
 use super::shared_memory::OutputParts;
 use super::{Handlers, Labels};
 use crate::cache::Key;
-use crate::dispatch::Exchange;
+use crate::dispatch::{Exchange, Place, no_answer};
 use crate::registry::ServedModel;
 use crate::rows;
 use crate::statistics::CountedRequest;
@@ -73,6 +73,8 @@ struct Prepared {
     message: WorkMessage,
     /// Its place in the response cache, where its model has one.
     key: Option<Key>,
+    /// Its place among the requests of its model, where the model keeps their order.
+    place: Option<Place>,
 }
 
 impl Handlers {
@@ -91,16 +93,32 @@ impl Handlers {
     }
 
     async fn run(&self, traced: Traced) -> Result<InferResponse, InferError> {
-        let Prepared { mut request, message, key } = self.prepare(traced, Answer::Whole)?;
+        let Prepared { mut request, message, key, place } = self.prepare(traced, Answer::Whole)?;
         let span = request.span.clone();
-        let Some((cache, key)) = self.cache.as_ref().zip(key) else {
-            return self.compute(&mut request, message).instrument(span).await;
-        };
+        let response = self.answer(&mut request, message, key).instrument(span.clone()).await?;
+        if let Some(place) = place {
+            // Also where the answer is the response cache's.
+            place.turn().instrument(span).await.map_err(|error| {
+                set_error(&request.span, &error);
+                with_id(error, &request.id)
+            })?;
+        }
+        Ok(response)
+    }
+
+    /// The one response to a request: that of the response cache, or what the pipeline makes.
+    async fn answer(
+        &self,
+        request: &mut Running,
+        message: WorkMessage,
+        key: Option<Key>,
+    ) -> Result<InferResponse, InferError> {
+        let Some((cache, key)) = self.cache.as_ref().zip(key) else { return self.compute(request, message).await };
         let patience = message.deadline.remaining(UnixMicros::now()).unwrap_or_default();
-        match cache.answer(key, patience, self.compute(&mut request, message)).instrument(span).await {
+        match cache.answer(key, patience, self.compute(request, message)).await {
             Ok((answer, lookup)) => {
                 request.counted.looked_up(lookup);
-                Ok(InferResponse { id: request.id, ..answer })
+                Ok(InferResponse { id: request.id.clone(), ..answer })
             }
             Err(error) => {
                 request.counted.failed(&error);
@@ -114,8 +132,12 @@ impl Handlers {
     /// number of one that is. Dropping them cancels the request in every stage. An error is one from before the pipeline.
     pub fn infer_stream(self: &Arc<Self>, mut traced: Traced) -> Result<Responses, InferError> {
         let outputs = self.read_shared(&mut traced.request)?;
-        let Prepared { mut request, message, .. } = self.prepare(traced, Answer::InParts)?;
+        let Prepared { mut request, message, place, .. } = self.prepare(traced, Answer::InParts)?;
         let exchange = self.begin(&mut request, message)?;
+        let exchange = match place {
+            Some(place) => self.dispatcher.in_turn(exchange, place),
+            None => exchange,
+        };
         Ok(Responses { handlers: self.clone(), request, exchange, outputs })
     }
 
@@ -187,6 +209,9 @@ impl Handlers {
             ledger: Ledger::default(),
             answer: if served.config.decoupled { answer } else { Answer::Whole },
         };
+        // What a decoupled model makes comes as it is made.
+        let keeps_order = served.config.dynamic_batching.as_ref().is_some_and(|batching| batching.preserve_ordering);
+        let place = (keeps_order && !served.config.decoupled).then(|| self.dispatcher.enter(&message));
         let in_parts = served.config.max_rows_per_message.filter(|_| !served.config.decoupled);
         let rows_per_message = in_parts.map(|rows| match served.config.max_batch_size {
             0 => rows,
@@ -202,7 +227,7 @@ impl Handlers {
             span: span.clone(),
             counted,
         };
-        Ok(Prepared { request: running, message, key })
+        Ok(Prepared { request: running, message, key, place })
     }
 
     /// Takes a request into the pipeline: as one message, or as several where it may be split and has to be.
@@ -306,10 +331,6 @@ fn reply_span(request: &Running, reply: &Result<Reply, InferError>) -> tracing::
 
 fn set_error(span: &tracing::Span, error: &InferError) {
     trireme_telemetry::set_error(span, format!("{:?}", error.code), &error.message);
-}
-
-fn no_answer() -> InferError {
-    InferError::internal("request ended without an answer")
 }
 
 /// Errors of the core carry the request's id, as Triton's do.

@@ -1,0 +1,193 @@
+//! Answers in the order of their requests, for models with `preserve_ordering`.
+//!
+//! A request takes a [`Place`] behind those of its model version that this gateway admitted before it, and its answer
+//! waits until they have left. Dropping a place gives it up, so nobody waits for a request that has ended early.
+//! Requests are computed side by side all the same, and other gateways have an order of their own.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use trireme_inference::{InferError, ModelKey, UnixMicros};
+
+/// The requests of a model version that have not left, by number, each with what tells it that it is the first one.
+type Line = BTreeMap<u64, Arc<Notify>>;
+
+/// The order of the requests of each model version. Clones are the same.
+#[derive(Clone, Default)]
+pub struct Order(Arc<Lines>);
+
+#[derive(Default)]
+struct Lines {
+    lines: Mutex<HashMap<ModelKey, Line>>,
+    /// Answers that wait for their turn.
+    held: AtomicUsize,
+}
+
+/// An answer while it waits for its turn.
+struct Held<'a>(&'a AtomicUsize);
+
+/// A request's place. Dropped, it is given up.
+pub struct Place {
+    order: Order,
+    model: ModelKey,
+    number: u64,
+    first: Arc<Notify>,
+    request_id: String,
+    deadline: UnixMicros,
+}
+
+// === impl Order ===
+
+impl Order {
+    /// How many answers wait for their turn.
+    pub fn held(&self) -> usize {
+        self.0.held.load(Ordering::Relaxed)
+    }
+
+    /// The place of a request behind all those of its model version that have one.
+    pub fn enter(&self, model: &ModelKey, request_id: &str, deadline: UnixMicros) -> Place {
+        let first = Arc::new(Notify::new());
+        let mut lines = self.0.lines.lock();
+        let line = lines.entry(model.clone()).or_default();
+        let number = line.last_key_value().map_or(0, |(last, _)| last + 1);
+        line.insert(number, first.clone());
+        drop(lines);
+        Place { order: self.clone(), model: model.clone(), number, first, request_id: request_id.to_owned(), deadline }
+    }
+}
+
+// === impl Place ===
+
+impl Place {
+    /// Waits until the requests before this one have left, until its deadline at most.
+    pub async fn turn(&self) -> Result<(), InferError> {
+        let remaining = self.deadline.remaining(UnixMicros::now()).unwrap_or_default();
+        let turn = async {
+            let _held = Held::new(&self.order.0.held);
+            while !self.is_first() {
+                self.first.notified().await;
+            }
+        };
+        tokio::time::timeout(remaining, turn).await.map_err(|_| {
+            let error = InferError::unavailable("Request timeout expired");
+            let (request_id, model) = (&self.request_id, &self.model);
+            tracing::warn!(request_id, %model, %error, "request failed, answered but behind one that is not");
+            error
+        })
+    }
+
+    fn is_first(&self) -> bool {
+        let lines = self.order.0.lines.lock();
+        let first = lines.get(&self.model).and_then(|line| line.first_key_value());
+        first.is_none_or(|(number, _)| *number == self.number)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut lines = self.order.0.lines.lock();
+        let Some(line) = lines.get_mut(&self.model) else { return };
+        line.remove(&self.number);
+        match line.first_key_value() {
+            // Only the one that follows is told: no crowd wakes for each that leaves.
+            Some((number, first)) if *number > self.number => first.notify_one(),
+            Some(_) => {}
+            None => drop(lines.remove(&self.model)),
+        }
+    }
+}
+
+// === impl Held ===
+
+impl Held<'_> {
+    fn new(held: &AtomicUsize) -> Held<'_> {
+        held.fetch_add(1, Ordering::Relaxed);
+        Held(held)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+    use trireme_inference::ErrorCode;
+
+    use super::*;
+
+    fn enter(order: &Order, version: i64, time: Duration) -> Place {
+        let model = ModelKey { name: "m".to_owned(), version };
+        order.enter(&model, "request", UnixMicros::now().after(time))
+    }
+
+    fn places<const COUNT: usize>(order: &Order) -> [Place; COUNT] {
+        std::array::from_fn(|_| enter(order, 1, Duration::from_secs(60)))
+    }
+
+    #[tokio::test]
+    async fn the_turn_comes_when_all_before_have_left() {
+        let order = Order::default();
+        let [first, second, third] = places(&order);
+        let (mut at_second, mut at_third) = (Box::pin(second.turn()), Box::pin(third.turn()));
+        assert!(first.turn().now_or_never().is_some());
+        assert!((&mut at_second).now_or_never().is_none() && (&mut at_third).now_or_never().is_none());
+        assert_eq!(order.held(), 2);
+        drop(first);
+        assert!((&mut at_third).now_or_never().is_none(), "the second is before it");
+        assert!((&mut at_second).now_or_never().is_some());
+        drop(at_second);
+        drop(second);
+        assert!((&mut at_third).now_or_never().is_some());
+        drop(at_third);
+        drop(third);
+        assert!(order.0.lines.lock().is_empty(), "nothing is kept of a model without requests");
+        assert_eq!(order.held(), 0);
+    }
+
+    #[tokio::test]
+    async fn one_that_leaves_early_is_not_waited_for() {
+        let order = Order::default();
+        let [first, second, third, fourth] = places(&order);
+        let mut turn = Box::pin(fourth.turn());
+        drop((third, second));
+        assert!((&mut turn).now_or_never().is_none());
+        drop(first);
+        assert!(turn.now_or_never().is_some());
+        // The number of one that was last and left is another's.
+        let fifth = enter(&order, 1, Duration::from_secs(60));
+        assert!(fifth.turn().now_or_never().is_none());
+        drop(fourth);
+        assert!(fifth.turn().now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn each_version_has_an_order_of_its_own() {
+        let order = Order::default();
+        let _first = enter(&order, 1, Duration::from_secs(60));
+        assert!(enter(&order, 2, Duration::from_secs(60)).turn().now_or_never().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_beyond_the_deadline_and_the_others_keep_their_order() {
+        let order = Order::default();
+        let [first] = places(&order);
+        let hasty = enter(&order, 1, Duration::from_millis(100));
+        let last = enter(&order, 1, Duration::from_secs(60));
+        let error = hasty.turn().await.unwrap_err();
+        assert_eq!(order.held(), 0);
+        assert_eq!((error.code, &*error.message), (ErrorCode::Unavailable, "Request timeout expired"));
+        drop(hasty);
+        assert!(last.turn().now_or_never().is_none());
+        drop(first);
+        last.turn().await.unwrap();
+    }
+}
