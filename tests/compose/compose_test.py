@@ -382,7 +382,8 @@ def main():
         check_docker()
         # Ports are free ones, and names are not those of the images that a user of this machine runs.
         ENVIRONMENT.update({f"TRIREME_{name}_PORT": "0" for name in ("HTTP", "GRPC", "METRICS")})
-        ENVIRONMENT.update({"COMPOSE_PROJECT_NAME": PROJECT, "TRIREME_IMAGE_PREFIX": PROJECT, "CARGO_PROFILE": "unoptimized"})
+        ENVIRONMENT.update({"COMPOSE_PROJECT_NAME": PROJECT, "TRIREME_IMAGE_PREFIX": PROJECT})
+        ENVIRONMENT.setdefault("CARGO_PROFILE", "unoptimized")
         # A busy machine makes docker-compose wait longer than its 60 s; hints are for people.
         ENVIRONMENT.update({"COMPOSE_HTTP_TIMEOUT": "600", "DOCKER_CLI_HINTS": "false"})
         # Docker compose brings BuildKit along where docker has none: two builders would build everything twice.
