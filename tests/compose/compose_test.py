@@ -75,16 +75,22 @@ class Skipped(Exception):
 
 
 def compose(*arguments):
-    """Runs docker compose, or docker-compose where there is no such plugin."""
+    """Runs compose."""
     return run(*COMPOSE, *arguments)
 
 
+def runs(*command):
+    """Whether there is such a command, and it works."""
+    return shutil.which(command[0]) is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def find_compose():
-    """The command, or None."""
-    for command in (["docker", "compose"], ["docker-compose"]):
-        if shutil.which(command[0]) and subprocess.run([*command, "version"], capture_output=True, check=False).returncode == 0:
-            return command
-    return None
+    """The command that COMPOSE names, else docker compose, else docker-compose; or None."""
+    if named := os.environ.get("COMPOSE", "").split():
+        if not runs(*named, "version"):
+            sys.exit(f"COMPOSE={' '.join(named)}: there is no such command, or `version` fails")
+        return named
+    return next((command for command in (["docker", "compose"], ["docker-compose"]) if runs(*command, "version")), None)
 
 
 def base_images():
@@ -376,9 +382,14 @@ def main():
         check_docker()
         # Ports are free ones, and names are not those of the images that a user of this machine runs.
         ENVIRONMENT.update({f"TRIREME_{name}_PORT": "0" for name in ("HTTP", "GRPC", "METRICS")})
-        ENVIRONMENT.update({"COMPOSE_PROJECT_NAME": PROJECT, "TRIREME_IMAGE_PREFIX": PROJECT, "CARGO_PROFILE": "unoptimized"})
+        ENVIRONMENT.update({"COMPOSE_PROJECT_NAME": PROJECT, "TRIREME_IMAGE_PREFIX": PROJECT})
+        ENVIRONMENT.setdefault("CARGO_PROFILE", "unoptimized")
         # A busy machine makes docker-compose wait longer than its 60 s; hints are for people.
         ENVIRONMENT.update({"COMPOSE_HTTP_TIMEOUT": "600", "DOCKER_CLI_HINTS": "false"})
+        # Docker compose brings BuildKit along where docker has none: two builders would build everything twice.
+        if not runs("docker", "buildx", "version"):
+            ENVIRONMENT.setdefault("DOCKER_BUILDKIT", "0")
+        say(f"{' '.join(COMPOSE)} {run(*COMPOSE, 'version', '--short').strip()}")
         with alone():
             ENVIRONMENT.update(base_images())
             check_containers_run()

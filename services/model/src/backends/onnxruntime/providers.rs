@@ -56,7 +56,7 @@ pub fn apply(
 ) -> Result<SessionBuilder, String> {
     let message = |error: ort::Error<SessionBuilder>| super::one_line(error.message());
     let cpu = || ep::CPU::default().with_arena_allocator(arena).build().error_on_failure();
-    let mut dispatches: Vec<ExecutionProviderDispatch> = Vec::new();
+    let mut dispatches: Vec<(AcceleratorKind, ExecutionProviderDispatch)> = Vec::new();
     let mut plugin_options: Option<Vec<(String, String)>> = None;
     for accelerator in accelerators {
         let missing = || {
@@ -86,32 +86,56 @@ pub fn apply(
                     available(ep::OpenVINO::is_available()).map_err(|missing| format!("{missing}, and {plugin}"))?;
                     let provider = ep::OpenVINO::default().with_device_type("CPU");
                     let provider = provider.with_arbitrary_config("load_config", config);
-                    dispatches.push(provider.build().error_on_failure());
+                    dispatches.push((accelerator.kind, provider.build()));
                 }
             }
             AcceleratorKind::TensorRt => {
                 available(ep::TensorRT::is_available())?;
                 let provider = ep::TensorRT::default().with_device_id(gpu(place));
-                dispatches.push(with_options(provider, &accelerator.options).build().error_on_failure());
+                dispatches.push((accelerator.kind, with_options(provider, &accelerator.options).build()));
             }
             AcceleratorKind::Cuda => {
                 available(ep::CUDA::is_available())?;
                 let provider = ep::CUDA::default().with_device_id(gpu(place));
-                dispatches.push(with_options(provider, &accelerator.options).build().error_on_failure());
+                dispatches.push((accelerator.kind, with_options(provider, &accelerator.options).build()));
             }
         }
     }
-    dispatches.push(cpu());
     let Some(options) = plugin_options else {
         // Left to choose, the library takes whatever provider a plugin registered, also for sessions that never asked.
-        let builder = builder.with_execution_providers(dispatches).map_err(message)?;
+        let builder = register(builder, dispatches)?.with_execution_providers([cpu()]).map_err(message)?;
         return builder.with_devices(environment.devices().filter(is_plain_cpu), None).map_err(message);
     };
     // First come those named first: the plugin before the CPU.
     let plugins = environment.devices().filter(is_openvino_on_cpu);
     let devices = plugins.chain(environment.devices().filter(is_plain_cpu));
     let builder = builder.with_devices(devices, Some(&options)).map_err(message)?;
-    builder.with_execution_providers(dispatches).map_err(message)
+    register(builder, dispatches)?.with_execution_providers([cpu()]).map_err(message)
+}
+
+/// Gives `builder` each of the providers. Here their libraries are loaded, and look for their device.
+fn register(
+    builder: SessionBuilder,
+    dispatches: Vec<(AcceleratorKind, ExecutionProviderDispatch)>,
+) -> Result<SessionBuilder, String> {
+    dispatches.into_iter().try_fold(builder, |builder, (kind, dispatch)| {
+        let registered = builder.with_execution_providers([dispatch.error_on_failure()]);
+        registered.map_err(|error| unusable(kind, &super::one_line(error.message())))
+    })
+}
+
+/// An error of the library about the provider, without the places in the library's sources around it.
+fn unusable(kind: AcceleratorKind, message: &str) -> String {
+    // … [ONNXRuntimeError] : number : name : reason ; GPU=number ; hostname=…
+    let reason = message.split_once("[ONNXRuntimeError] : ").and_then(|(_, error)| error.splitn(3, " : ").nth(2));
+    let reason = reason.unwrap_or(message);
+    let reason = reason.split_once(" ; GPU=").map_or(reason, |(reason, _)| reason);
+    let no_driver = ["libcuda.so.1", "CUDA driver", "no CUDA-capable device"].iter().any(|sign| reason.contains(sign));
+    let driver = match no_driver {
+        true => "; the host needs NVIDIA's driver, and a container has to be given the GPU (docker run --gpus all)",
+        false => "",
+    };
+    format!("execution accelerator '{}' cannot be used here: {reason}{driver}", kind.name())
 }
 
 fn with_options<P: ArbitrarilyConfigurableExecutionProvider>(provider: P, options: &BTreeMap<String, String>) -> P {
@@ -234,6 +258,40 @@ mod tests {
         assert_eq!(
             check_assignment(&none, &openvino).unwrap_err(),
             "execution accelerator 'openvino' took none of the model's nodes: they went to CPUExecutionProvider 3"
+        );
+    }
+
+    #[test]
+    fn what_a_provider_misses_is_told() {
+        // The library that tests run with has no CUDA, or this machine has no such GPU.
+        let environment = library::environment(None).unwrap();
+        let builder = Session::builder(&environment).unwrap();
+        let cuda = ep::CUDA::default().with_device_id(1000).build();
+        let error = register(builder, vec![(AcceleratorKind::Cuda, cuda)]).err().expect("there is no GPU 1000");
+        assert!(error.starts_with("execution accelerator 'cuda' cannot be used here: "), "{error}");
+        assert!(!error.contains("onnxruntime_src") && !error.contains("ONNXRuntimeError"), "{error}");
+
+        let message = "/src/provider_bridge_ort.cc:2043 onnxruntime::Provider& Get() [ONNXRuntimeError] : 1 : FAIL : Failed \
+                       to load library libonnxruntime_providers_cuda.so with error: libcuda.so.1: cannot open shared \
+                       object file: No such file or directory";
+        assert_eq!(
+            unusable(AcceleratorKind::Cuda, message),
+            "execution accelerator 'cuda' cannot be used here: Failed to load library \
+             libonnxruntime_providers_cuda.so with error: libcuda.so.1: cannot open shared object file: No such file or \
+             directory; the host needs NVIDIA's driver, and a container has to be given the GPU (docker run --gpus all)"
+        );
+        let message = "/src/info.cc:63 static Info Options() [ONNXRuntimeError] : 1 : FAIL : utils.h:187 Parse Failed to parse \
+                       provider option \"device_id\": CUDA failure 100: no CUDA-capable device is detected ; GPU=-1 ; \
+                       hostname=h ; file=/src/info.cc ; line=70 ; expr=cudaGetDeviceCount(&n);";
+        assert_eq!(
+            unusable(AcceleratorKind::Cuda, message),
+            "execution accelerator 'cuda' cannot be used here: utils.h:187 Parse Failed to parse provider option \
+             \"device_id\": CUDA failure 100: no CUDA-capable device is detected; the host needs NVIDIA's driver, and a \
+             container has to be given the GPU (docker run --gpus all)"
+        );
+        assert_eq!(
+            unusable(AcceleratorKind::TensorRt, "libnvinfer.so.10: cannot open shared object file"),
+            "execution accelerator 'tensorrt' cannot be used here: libnvinfer.so.10: cannot open shared object file"
         );
     }
 
