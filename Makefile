@@ -60,7 +60,7 @@ build: ## Builds target/release/trireme
 	cargo build --release -p trireme
 
 .PHONY: bench
-bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (MODEL=DIR, TEXTS=FILE, ROUNDS=3, SECONDS_EACH=5)
+bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (MODEL=DIR, TEXTS=FILE, ROUNDS=3, SECONDS_EACH=5, BENCH_ARGUMENTS="--only lone")
 	@scripts/fetch-openvino.sh
 	@scripts/fetch-nats-server.sh
 	@scripts/setup-bench.sh

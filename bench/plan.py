@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from raw import read_texts
 from servers import BenchError, Deployment, Process, load
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "sentence_embedding"
+PARTS = ["texts", "lone", "identity", "simulated"]
 CONCURRENCY = [1, 16, 64]
 LONE_TURNS = 4
+LONE_TEXTS = 40
 BUDGETS = [512, 1024, 2048, 4096]
 WORKERS = [1, 2, 4, 8, 16, 32]
 DELAY_SECONDS = 0.05  # as bench/repositories/simulated says
@@ -25,6 +28,7 @@ optimization {{ execution_accelerators {{ cpu_execution_accelerator: [ {{ name: 
 class Bench:
     def __init__(self, options, work):
         self.options, self.work = options, work
+        self.parts = {options.only} if options.only else set(PARTS)
         self.binaries = Path(options.binaries)
         self.logs = work / "logs"
         self.logs.mkdir()
@@ -74,17 +78,20 @@ class Bench:
         return f"nats://127.0.0.1:{port}", store
 
     def start(self):
-        fp32 = self.repository("plain")
-        self.start_raw("raw", [])
-        self.all_in_one("all in one", fp32, MODEL)
-        self.services("services", fp32, MODEL, [
-            ("tokenizer", ["trireme-tokenizer"]),
-            ("model", ["trireme", "worker", "--stages", "model,postprocess"]),
-        ])
-        identity = ROOT / "bench/repositories/identity"
-        self.all_in_one("identity", identity, "identity_chain")
-        self.services("identity services", identity, "identity_chain", [("model", ["trireme-model"])])
-        if self.options.openvino:
+        """Starts what the parts that are wanted need."""
+        if {"texts", "lone"} & self.parts:
+            fp32 = self.repository("plain")
+            self.start_raw("raw", [])
+            self.all_in_one("all in one", fp32, MODEL)
+            self.services("services", fp32, MODEL, [
+                ("tokenizer", ["trireme-tokenizer"]),
+                ("model", ["trireme", "worker", "--stages", "model,postprocess"]),
+            ])
+        if "identity" in self.parts:
+            identity = ROOT / "bench/repositories/identity"
+            self.all_in_one("identity", identity, "identity_chain")
+            self.services("identity services", identity, "identity_chain", [("model", ["trireme-model"])])
+        if self.options.openvino and "texts" in self.parts:
             properties = {"INFERENCE_PRECISION_HINT": self.options.openvino_precision} if self.options.openvino_precision else {}
             listed = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in properties.items())
             accelerated = self.repository("accelerated", OPENVINO.format(parameters=listed))
@@ -129,6 +136,18 @@ class Bench:
         self.results.setdefault(key, []).append(value)
 
     def round(self, number):
+        if "texts" in self.parts:
+            self.texts()
+        if "lone" in self.parts:
+            self.lone_turns()
+        if "identity" in self.parts:
+            for name in ("identity", "identity services"):
+                deployment, seconds = self.deployments[name], self.options.seconds
+                self.keep(f"{name} / 64", load(self.binaries / "trireme", deployment, "identity_chain", seconds, 64))
+        print(f"    round {number} of {self.options.rounds}", flush=True)
+
+    def texts(self):
+        """Texts per second: raw offline, and served to 1, some and many clients, and in one large request."""
         seconds, texts, many = self.options.seconds, self.options.texts, self.options.batch_texts
         for name in self.raw:
             for layout in ("narrow", "wide"):
@@ -136,7 +155,6 @@ class Bench:
                     measured = self.ask(name, what="offline", budget=budget, layout=layout, seconds=seconds / 4)
                     self.keep(f"{name} / {layout}, {budget} tokens", measured)
             self.keep(f"{name} / lone", self.ask(name, what="lone", seconds=seconds / 2))
-        self.lone_turns()
         for name in ("all in one", "services", "openvino"):
             if name not in self.deployments:
                 continue
@@ -145,17 +163,17 @@ class Bench:
                 self.keep(f"{name} / {concurrency}", measured)
             measured = load(self.binaries / "trireme", self.deployments[name], MODEL, seconds, 1, texts, many)
             self.keep(f"{name} / 1 request of {many}", measured)
-        for name in ("identity", "identity services"):
-            measured = load(self.binaries / "trireme", self.deployments[name], "identity_chain", seconds, 64)
-            self.keep(f"{name} / 64", measured)
-        print(f"    round {number} of {self.options.rounds}", flush=True)
 
     def lone_turns(self):
-        """One text at a time, raw and served in quick turns: their difference is smaller than what a machine drifts."""
+        """One text at a time, raw and served in quick turns: their difference is smaller than what a machine drifts.
+        Few texts, so that all go through them several times: who is faster would otherwise have others."""
+        texts = self.work / "lone.txt"
+        chosen = read_texts(self.options.texts)[:LONE_TEXTS]
+        texts.write_text("\n".join(json.dumps({"text": text}) for text in chosen))
         for _ in range(LONE_TURNS):
-            turn = {"raw": self.ask("raw", what="lone", seconds=1)["p50_ms"]}
+            turn = {"raw": self.ask("raw", what="lone", seconds=1, count=LONE_TEXTS)["p50_ms"]}
             for name in ("all in one", "services"):
-                measured = load(self.binaries / "trireme", self.deployments[name], MODEL, 1, 1, self.options.texts)
+                measured = load(self.binaries / "trireme", self.deployments[name], MODEL, 1, 1, texts)
                 turn[name] = measured["p50_ms"]
             for name in ("all in one", "services"):
                 self.keep(f"{name} / lone, less raw", {"p50_ms": turn[name] - turn["raw"]})

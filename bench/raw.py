@@ -104,11 +104,12 @@ class Raw:
         texts = sum(done)
         return {"texts_per_second": texts / elapsed, "cpu_us": 1e6 * cpu / texts}
 
-    def lone(self, seconds):
+    def lone(self, seconds, count=None):
+        texts = self.texts[:count]
         latencies, until, index = [], time.perf_counter() + seconds, 0
         while time.perf_counter() < until:
             started = time.perf_counter()
-            feed = self.feed([self.tokenizer.encode(self.texts[index % len(self.texts)]).ids])
+            feed = self.feed([self.tokenizer.encode(texts[index % len(texts)]).ids])
             states = self.wide.run(None, feed)[0]
             mask = feed["attention_mask"][:, :, None].astype(np.float32)
             pooled = (states * mask).sum(1) / mask.sum(1)

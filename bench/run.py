@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from plan import ROOT, Bench
+from plan import PARTS, ROOT, Bench
 from raw import read_texts
 from report import Report
 from servers import BenchError
@@ -41,6 +41,7 @@ def options():
     parser.add_argument("--nats-server", default=os.environ.get("TRIREME_NATS_SERVER", ROOT / ".tools/nats-server/nats-server"))
     parser.add_argument("--openvino", default=find_openvino(), help="the plugin, or a Python whose ONNX Runtime has it built in; empty leaves it out")
     parser.add_argument("--openvino-precision", default="", help="f32, f16, bf16: asked of OpenVINO, raw and served")
+    parser.add_argument("--only", choices=PARTS, help="one part alone: its table is printed, nothing is written")
     parser.add_argument("--results", type=Path, default=ROOT / "bench/results")
     return parser.parse_args()
 
@@ -64,8 +65,9 @@ def main():
                 bench.round(number)
             if "raw openvino" in bench.raw:
                 bench.cosine()
-            print("==> measuring a simulated model with more and more workers", flush=True)
-            bench.simulated()
+            if "simulated" in bench.parts:
+                print("==> measuring a simulated model with more and more workers", flush=True)
+                bench.simulated()
         finally:
             bench.stop()
     facts = {
@@ -76,9 +78,10 @@ def main():
         "rounds": f"{chosen.rounds} of {chosen.seconds:g} s",
     }
     report = Report(bench.results, facts)
-    report.write(chosen.results)
     print(report.markdown())
-    print(f"==> written to {chosen.results}: bench.md, bench.json, bench.svg")
+    if not chosen.only:
+        report.write(chosen.results)
+        print(f"==> written to {chosen.results}: bench.md, bench.json, bench.svg")
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ impl Measured {
         let (errors, cpu) = (self.errors, self.cpu.as_secs_f64() * 1e6 / count.max(1) as f64);
         if json {
             println!(
-                r#"{{"concurrency":{concurrency},"requests_per_second":{rate:.1},"p50_ms":{p50:.4},"p90_ms":{p90:.4},"p99_ms":{p99:.4},"max_ms":{max:.4},"errors":{errors},"client_cpu_us":{cpu:.1}}}"#
+                r#"{{"concurrency":{concurrency},"requests_per_second":{rate:.3},"p50_ms":{p50:.4},"p90_ms":{p90:.4},"p99_ms":{p99:.4},"max_ms":{max:.4},"errors":{errors},"client_cpu_us":{cpu:.1}}}"#
             );
         } else {
             println!(
