@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use trireme_inference::ModelKey;
+use trireme_inference::{ModelKey, UnixMicros};
 
 /// One worker's word about one model version it hosts. JSON in the bucket, so that a person can read it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,6 +22,9 @@ pub struct WorkerEntry {
     pub config: String,
     /// Requests it takes in at a time.
     pub capacity: usize,
+    /// Since when that holds, by the worker's clock: of two words about the same, the later one counts. Renewals keep it.
+    #[serde(default)]
+    pub since: UnixMicros,
 }
 
 /// The state of a model version at a worker; Triton's words.

@@ -160,15 +160,15 @@ async fn file_storage_survives_the_broker() {
 
 #[tokio::test]
 async fn connecting_to_nobody_gives_up_in_time_and_says_where() {
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed = "127.0.0.1:1";
     let options = NatsOptions { connect_timeout: Duration::from_millis(1500), ..at(&format!("nats://{closed}")) };
     let started = Instant::now();
     let error = within("giving up", Nats::connect(&options)).await.err().expect("nobody is there");
     assert!(started.elapsed() >= Duration::from_millis(1500), "gave up after {:?}", started.elapsed());
-    assert!(started.elapsed() < Duration::from_secs(8), "took {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(30), "took {:?}", started.elapsed());
     assert!(matches!(error, BusError::Unreachable(_)), "{error:?}");
     let text = error.to_string();
-    assert!(text.contains(&closed.to_string()) && text.contains("refused"), "{text}");
+    assert!(text.contains(closed) && text.contains("refused"), "{text}");
 }
 
 #[tokio::test]
@@ -183,7 +183,7 @@ async fn a_message_over_every_limit_is_refused_at_once() {
     assert!(matches!(published, Err(BusError::TooLarge { limit, .. }) if limit == 128 << 20), "{published:?}");
     let replied = bus.reply(large.reply(Ok(Output { tensors: large.tensors.clone(), ..Output::default() }))).await;
     assert!(matches!(replied, Err(BusError::TooLarge { limit, .. }) if limit == 128 << 20), "{replied:?}");
-    assert!(started.elapsed() < Duration::from_secs(10), "took {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(30), "took {:?}", started.elapsed());
 
     bus.publish(&heavy_message(&model, 7 << 20)).await.expect("what is below the limit is taken");
     assert!(claims(&server).await.is_none(), "and is no claim");
@@ -307,7 +307,7 @@ async fn a_claim_that_is_lost_for_good_is_answered() {
     let model = model("lost claim");
     bus.declare_queue(&model, &options()).await.unwrap();
     let inbox = bus.open_inbox("gateway").await.unwrap();
-    let deadline = UnixMicros::now().after(Duration::from_secs(8));
+    let deadline = UnixMicros::now().after(Duration::from_secs(20));
     let large = WorkMessage { gateway: "gateway".to_owned(), deadline, ..heavy_message(&model, LARGE) };
     let mut waiting = inbox.expect(&large.request_id);
     bus.publish(&large).await.unwrap();
@@ -623,6 +623,7 @@ fn entry(name: &str) -> WorkerEntry {
         state: ModelState::Ready,
         config: "{}".to_owned(),
         capacity: 1,
+        since: UnixMicros(1),
     }
 }
 

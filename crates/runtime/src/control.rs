@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use trireme_bus::{Bus, BusError, Connection, Question};
 
@@ -111,7 +111,7 @@ impl Control {
     /// Carries out commands for as long as `tasks` runs.
     pub fn serve(self, participant: Arc<dyn Participant>, tasks: &TaskSet) {
         let Control { name, bus, memory, mut commands, recalls } = self;
-        // One change at a time: two loads of a model must not overtake each other.
+        // One change at a time.
         let turn = Arc::new(tokio::sync::Mutex::new(()));
         let listener = Arc::new(Listener { name, memory, participant, turn });
         tasks.spawn("model control answers", answer(recalls, listener.clone(), tasks.stopping().clone()));
@@ -119,6 +119,8 @@ impl Control {
         let waiting = Arc::new(Semaphore::new(MAX_WAITING));
         let set = tasks.clone();
         tasks.spawn("model control", async move {
+            // Closed when the command before has ended.
+            let mut last = oneshot::channel().1;
             loop {
                 let question = tokio::select! {
                     question = commands.recv() => question,
@@ -137,10 +139,12 @@ impl Control {
                     continue;
                 };
                 let (listener, stopping) = (listener.clone(), set.stopping().clone());
+                let (ended, next) = oneshot::channel::<()>();
+                let before = std::mem::replace(&mut last, next);
                 set.spawn("model command", async move {
-                    let _place = place;
+                    let _held = (place, ended);
                     tokio::select! {
-                        () = listener.hear(question, command) => {}
+                        () = listener.hear(question, command, before) => {}
                         () = stopping.cancelled() => {}
                     }
                 });
@@ -212,14 +216,17 @@ impl Listener {
         let _ = question.answer(Answer::NothingMore.encode()).await;
     }
 
-    async fn hear(&self, question: Question, command: Command) {
+    /// Carries out a command when the one `before` has ended.
+    async fn hear(&self, question: Question, command: Command, before: oneshot::Receiver<()>) {
         let outcome = match &command {
             Command::Settled { model, change } => {
+                let _ = before.await;
                 self.take(model, change).await;
                 return;
             }
             Command::Load { model, with } => {
                 let loading = async {
+                    let _ = before.await;
                     let _turn = self.turn.lock().await;
                     self.participant.load(model, with).await
                 };
@@ -227,6 +234,7 @@ impl Listener {
             }
             Command::Unload { model } => {
                 let unloading = async {
+                    let _ = before.await;
                     let _turn = self.turn.lock().await;
                     self.participant.unload(model).await
                 };

@@ -20,7 +20,7 @@ use futures_util::future::join_all;
 use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
 use trireme_bus::{BusError, ModelState, WorkerEntry};
-use trireme_inference::ModelKey;
+use trireme_inference::{ModelKey, UnixMicros};
 use trireme_model_repository::RepositoryModel;
 
 use crate::backend::{Backend, LoadError, LoadedModel};
@@ -41,7 +41,7 @@ pub(crate) struct Models {
     backends: Vec<Arc<dyn Backend>>,
     /// Raised when the worker takes no more work.
     pub pulling: CancellationToken,
-    versions: Mutex<BTreeMap<ModelKey, Version>>,
+    versions: Arc<Mutex<BTreeMap<ModelKey, Version>>>,
     /// Threads of versions that are gone.
     retired: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -93,7 +93,7 @@ pub(crate) struct Applied {
 
 impl Models {
     pub fn new(shared: Arc<Shared>, options: WorkerOptions, backends: Vec<Arc<dyn Backend>>) -> Models {
-        let (versions, retired) = (Mutex::default(), Mutex::default());
+        let (versions, retired) = (Arc::default(), Mutex::default());
         Models { shared, options, backends, pulling: CancellationToken::new(), versions, retired }
     }
 
@@ -163,13 +163,38 @@ impl Models {
         names
     }
 
-    /// Whether a model version is hosted, or could not be loaded.
-    pub fn has(&self, model: &ModelKey) -> bool {
-        self.versions.lock().contains_key(model)
+    /// The versions that are hosted, or could not be loaded.
+    pub fn known(&self) -> Vec<ModelKey> {
+        self.versions.lock().keys().cloned().collect()
     }
 
-    /// What the registry is to say.
-    pub fn entries(&self) -> Vec<WorkerEntry> {
+    /// Says again what the registry says of a version, if it is still there.
+    pub async fn renew(&self, model: &ModelKey) -> Result<(), BusError> {
+        let _said = self.shared.said.lock().await;
+        let entry = self.versions.lock().get(model).map(|version| version.entry.clone());
+        match entry {
+            Some(entry) => self.shared.bus.announce(&entry).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Tells the registry that this worker takes no more work; gives the entries that are to be taken back.
+    pub async fn leave(&self) -> Vec<WorkerEntry> {
+        let mut said = self.shared.said.lock().await;
+        let mut entries = self.entries();
+        for entry in &mut entries {
+            entry.state = ModelState::Unloading;
+            if let Err(error) = self.shared.announce(&mut said, entry).await {
+                tracing::warn!(model = %entry.model, %error, "could not announce that this worker leaves");
+            }
+            if let Some(version) = self.versions.lock().get_mut(&entry.model) {
+                version.entry = entry.clone();
+            }
+        }
+        entries
+    }
+
+    fn entries(&self) -> Vec<WorkerEntry> {
         self.versions.lock().values().map(|version| version.entry.clone()).collect()
     }
 
@@ -206,12 +231,13 @@ impl Models {
         tracing::error!(model = model.name, version, %fault, "a model version could not be loaded");
         let key = ModelKey { name: model.name.clone(), version };
         let fingerprint = model.fingerprint(version);
+        let mut said = self.shared.said.lock().await;
         if let Some(known) = self.versions.lock().get_mut(&key).filter(|known| known.running.is_some()) {
             (known.fingerprint, known.failed) = (fingerprint, true);
             return Ok(());
         }
-        let entry = self.entry(&key, ModelState::Unavailable(fault.reason()), model.config.to_json(), 0);
-        self.shared.bus.announce(&entry).await?;
+        let mut entry = self.entry(&key, ModelState::Unavailable(fault.reason()), model.config.to_json(), 0);
+        self.shared.announce(&mut said, &mut entry).await?;
         self.versions.lock().insert(key, Version { entry, fingerprint, failed: true, running: None });
         Ok(())
     }
@@ -236,7 +262,7 @@ impl Models {
         let observed = Arc::downgrade(&queue);
         let load = move || observed.upgrade().map(|queue| queue.load()).unwrap_or_default();
         statistics.host(stage(&config.backend), took, load);
-        let entry = self.entry(&key, ModelState::Ready, config.to_json(), queue.capacity());
+        let mut entry = self.entry(&key, ModelState::Ready, config.to_json(), queue.capacity());
         // Where another is replaced its puller stays, and with it what stops that.
         let running = self.versions.lock().get(&key).and_then(|known| Some(known.running.as_ref()?.pull.stop.clone()));
         let intake = running.unwrap_or_else(|| self.pulling.child_token());
@@ -266,7 +292,8 @@ impl Models {
             })?);
         }
         self.shared.bus.declare_queue(&key, &hosted.queue_options()).await?;
-        self.shared.bus.announce(&entry).await?;
+        let mut said = self.shared.said.lock().await;
+        self.shared.announce(&mut said, &mut entry).await?;
         self.shared.remember(&hosted);
         self.look_after(&hosted);
         let instances = Instances { model: hosted.clone(), threads };
@@ -337,6 +364,8 @@ impl Models {
             state,
             config,
             capacity,
+            // When it is announced.
+            since: UnixMicros::default(),
         }
     }
 }

@@ -172,6 +172,7 @@ mod tests {
             state: ModelState::Ready,
             config: String::new(),
             capacity,
+            since: trireme_inference::UnixMicros(1),
         };
         let (mut rooms, start) = (WorkerRooms::default(), Instant::now());
         rooms.note(RegistryEvent::Put(entry("a", 3)), start);

@@ -149,14 +149,15 @@ impl HostedModel {
             Disposition::GiveUp => {
                 self.count_failure(&message, reason);
                 self.statistics.record(|counters| counters.dead_letters += 1);
-                self.answer(&message, sequence, error.clone()).await;
                 let reason = error.message.clone();
-                let reason_there = error.at(&self.key, &self.worker.name);
-                let letter = DeadLetter { message, reason: reason_there, attempts: attempt };
+                let reason_there = error.clone().at(&self.key, &self.worker.name);
+                let letter = DeadLetter { message: message.clone(), reason: reason_there, attempts: attempt };
+                // Before the answer: who is told looks for it.
                 if let Err(error) = self.worker.bus.dead_letter(letter).await {
                     let trace_id = trace_id(traceparent.as_deref());
                     tracing::error!(request_id, trace_id, %error, "a message that was given up could not be set aside");
                 }
+                self.answer(&message, sequence, error).await;
                 acker.term(&reason).await
             }
             Disposition::Drop => {

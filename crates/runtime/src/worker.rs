@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
-use trireme_bus::{Bus, BusError, Connection, ModelState, QueueOptions, WorkMessage, WorkerEntry};
-use trireme_inference::ModelKey;
+use trireme_bus::{Bus, BusError, Connection, QueueOptions, WorkMessage, WorkerEntry};
+use trireme_inference::{ModelKey, UnixMicros};
 use trireme_model_repository::RepositoryError;
 
 use crate::backend::{Backend, LoadError};
@@ -72,6 +72,8 @@ pub(crate) struct Shared {
     pub cancellations: Cancellations,
     pub taps: Arc<Taps>,
     pub statistics: Statistics,
+    /// What was said to the registry last; who speaks holds it.
+    pub said: tokio::sync::Mutex<UnixMicros>,
     hosted: RwLock<HashMap<ModelKey, Arc<HostedModel>>>,
 }
 
@@ -118,6 +120,7 @@ impl Worker {
             cancellations: Cancellations::default(),
             taps: Arc::default(),
             statistics: options.statistics.clone(),
+            said: tokio::sync::Mutex::default(),
             hosted: RwLock::default(),
         });
         let worker = Worker {
@@ -128,7 +131,7 @@ impl Worker {
         shared.follow_cancellations().await?;
         shared.serve_taps().await?;
         shared.statistics.report(&shared.bus, &tasks).await?;
-        follow_log_levels(shared.bus.as_ref(), &tasks).await?;
+        follow_log_levels(shared.bus.as_ref(), shared.statistics.process(), &tasks).await?;
         worker.keep_announced();
         match Steward::start(worker.models.clone()).await {
             Ok(()) => {}
@@ -156,13 +159,7 @@ impl Worker {
     /// Stops: takes no more work, finishes what is in hand (for `timeout` at most), takes its entries back. Returns how
     /// many requests were still unfinished; the bus delivers those to other workers.
     pub async fn drain(self, timeout: Duration) -> usize {
-        let entries = self.models.entries();
-        for entry in &entries {
-            let leaving = WorkerEntry { state: ModelState::Unloading, ..entry.clone() };
-            if let Err(error) = self.shared.bus.announce(&leaving).await {
-                tracing::warn!(model = %entry.model, %error, "could not announce that this worker leaves");
-            }
-        }
+        let entries = self.models.leave().await;
         self.models.pulling.cancel();
         let unfinished = self.finish(timeout).await;
         self.shared.statistics.tell(self.shared.bus.as_ref()).await;
@@ -233,17 +230,13 @@ impl Worker {
                     () = pulling.cancelled() => return,
                     () = shared.tasks.stopping().cancelled() => return,
                 }
-                for entry in models.entries() {
-                    // One that was unloaded meanwhile has said so itself.
-                    if !models.has(&entry.model) {
-                        continue;
-                    }
+                for model in models.known() {
                     let renewed = tokio::select! {
-                        renewed = shared.bus.announce(&entry) => renewed,
+                        renewed = models.renew(&model) => renewed,
                         () = pulling.cancelled() => return,
                     };
                     if let Err(error) = renewed {
-                        tracing::warn!(model = %entry.model, %error, "registry entry could not be renewed");
+                        tracing::warn!(%model, %error, "registry entry could not be renewed");
                     }
                 }
             }
@@ -305,6 +298,14 @@ impl Shared {
             Some(model) => model.hand_over(message, claim),
             None => Some((message, claim)),
         }
+    }
+
+    /// Tells the registry what holds from now on. Only who holds `said` speaks, and changes what is hosted before letting go
+    /// of it: words go out in the order in which they become true.
+    pub async fn announce(&self, said: &mut UnixMicros, entry: &mut WorkerEntry) -> Result<(), BusError> {
+        *said = UnixMicros::now().max(said.after(Duration::from_micros(1)));
+        entry.since = *said;
+        self.bus.announce(entry).await
     }
 
     /// Lets requests be handed over to a model version, in place of one of its name.

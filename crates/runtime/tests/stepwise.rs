@@ -14,7 +14,7 @@ use trireme_runtime::{
     Progress, Statistics, StepwiseInstance, Ticket, Worker, WorkerOptions,
 };
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Requests that the instance takes.
 const ROOM: usize = 3;
@@ -33,7 +33,7 @@ const FOREVER: i64 = -4;
 const HANG_ONCE: i64 = -5;
 
 /// Longer than any step here that ends.
-const EXECUTION_LIMIT: Duration = Duration::from_millis(1500);
+const EXECUTION_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 struct Watch {
@@ -68,7 +68,10 @@ impl StepwiseInstance for Counter {
         std::thread::sleep(Duration::from_millis(2));
         let mut made = Vec::new();
         for (&ticket, (count, goal, in_parts)) in &mut self.requests {
-            assert!(*goal != PANIC_ONCE || self.watch.panics.fetch_add(1, Ordering::SeqCst) > 0, "as told");
+            if *goal == PANIC_ONCE && self.watch.panics.fetch_add(1, Ordering::SeqCst) == 0 {
+                // Without a trace: to write one takes seconds on a busy machine, which would count as a step that hangs.
+                std::panic::resume_unwind(Box::new("as told"));
+            }
             if *goal == HANG_ONCE && !self.watch.hung.swap(true, Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_secs(3600));
             }
@@ -268,7 +271,7 @@ async fn parts_arrive_in_order_though_they_overtake_one_another() {
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_join_as_room_allows_and_short_ones_leave_before_long_ones() {
     let stage = Stage::start().await;
-    let mut long = stage.send(&request("long", &["count"], 300, Answer::InParts)).await;
+    let mut long = stage.send(&request("long", &["count"], 900, Answer::InParts)).await;
     let shorts = (0..12).map(|n| request(&n.to_string(), &["count"], 5, Answer::InParts));
     let mut waiting = Vec::new();
     for short in shorts {
@@ -278,7 +281,7 @@ async fn requests_join_as_room_allows_and_short_ones_leave_before_long_ones() {
         assert_eq!(all(replies).await.unwrap(), numbers(5));
     }
     assert!(stage.watch.now.load(Ordering::SeqCst) > 0, "the long one goes on");
-    assert_eq!(all(&mut long).await.unwrap(), numbers(300));
+    assert_eq!(all(&mut long).await.unwrap(), numbers(900));
     assert_eq!(stage.watch.most.load(Ordering::SeqCst), ROOM);
 }
 
@@ -300,7 +303,7 @@ async fn an_error_ends_a_request_and_leaves_its_neighbours_alone() {
 async fn cancelled_and_late_requests_leave() {
     let stage = Stage::start().await;
     let late = request("late", &["count"], FOREVER, Answer::InParts);
-    let late = WorkMessage { deadline: UnixMicros::now().after(Duration::from_millis(100)), ..late };
+    let late = WorkMessage { deadline: UnixMicros::now().after(Duration::from_secs(2)), ..late };
     let mut first = stage.send(&late).await;
     tokio::time::timeout(PATIENCE, first.next()).await.unwrap().outcome.unwrap();
     stage.idle().await;

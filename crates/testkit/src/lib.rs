@@ -7,7 +7,9 @@
 //! single crate (it lies beside that crate's tests).
 
 mod nats_server;
+mod port;
 mod tolerance;
 
 pub use nats_server::NatsServer;
+pub use port::quiet_port;
 pub use tolerance::{assert_close, cosine};

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::quiet_port;
+
 /// Names the binary to use instead of the project's own.
 const BINARY_VARIABLE: &str = "TRIREME_NATS_SERVER";
 
@@ -14,7 +16,10 @@ const BINARY_VARIABLE: &str = "TRIREME_NATS_SERVER";
 const BINARY_IN_WORKSPACE: &str = ".tools/nats-server/nats-server";
 
 /// How long the server may take to listen. It takes milliseconds; machines that run tests can be busy.
-const START_TIMEOUT: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Pause before a port is tried again that was taken.
+const PORT_PAUSE: Duration = Duration::from_millis(50);
 
 /// As the deployments have it.
 const CONFIG: &str = "max_payload: 8MB\n";
@@ -93,8 +98,7 @@ impl NatsServer {
             fs::write(path, content).expect("the temporary folder can be written");
         }
         let mut server = NatsServer { folder, binary: binary(), port: 0, process: None };
-        // The server chooses a free port itself and tells: choosing one for it would race with other tests.
-        server.spawn("-1");
+        server.spawn(quiet_port);
         server
     }
 
@@ -134,10 +138,22 @@ impl NatsServer {
     /// Starts the server again on the same port with the same files, killing it first if it runs.
     pub fn restart(&mut self) {
         self.kill();
-        self.spawn(&self.port.to_string());
+        let port = self.port;
+        self.spawn(|| port);
     }
 
-    fn spawn(&mut self, port: &str) {
+    /// Starts the process, again and again where the port turns out to be taken.
+    fn spawn(&mut self, port: impl Fn() -> u16) {
+        let give_up = Instant::now() + START_TIMEOUT;
+        while let Err(said) = self.try_spawn(port(), give_up) {
+            let taken = said.contains("address already in use") && Instant::now() < give_up;
+            assert!(taken, "nats-server ({}) did not get ready; it says:\n{said}", self.binary.display());
+            std::thread::sleep(PORT_PAUSE);
+        }
+    }
+
+    /// Starts the process and waits until it listens. Otherwise gives what it said.
+    fn try_spawn(&mut self, port: u16, give_up: Instant) -> Result<(), String> {
         let ports = self.folder.path().join("ports");
         for left_over in read_folder(&ports) {
             fs::remove_file(left_over).expect("the temporary folder can be written");
@@ -145,7 +161,7 @@ impl NatsServer {
         let log_path = self.folder.path().join("log");
         let log = fs::File::create(&log_path).expect("the temporary folder can be written");
         let started = Command::new(&self.binary)
-            .args(["--addr", "127.0.0.1", "--port", port, "--ports_file_dir"])
+            .args(["--addr", "127.0.0.1", "--port", &port.to_string(), "--ports_file_dir"])
             .arg(&ports)
             .arg("--config")
             .arg(self.folder.path().join("nats.conf"))
@@ -157,7 +173,6 @@ impl NatsServer {
             Ok(process) => process,
             Err(error) => panic!("{} does not start: {error}; run `make setup`", self.binary.display()),
         };
-        let give_up = Instant::now() + START_TIMEOUT;
         let listening = loop {
             if let Some(port) = read_folder(&ports).iter().find_map(|file| listening_port(file)) {
                 break Some(port);
@@ -170,12 +185,12 @@ impl NatsServer {
         self.process = Some(process);
         match listening {
             Some(port) => self.port = port,
-            None => panic!(
-                "nats-server ({}) did not get ready; it says:\n{}",
-                self.binary.display(),
-                fs::read_to_string(&log_path).unwrap_or_default()
-            ),
+            None => {
+                self.kill();
+                return Err(fs::read_to_string(&log_path).unwrap_or_default());
+            }
         }
+        Ok(())
     }
 }
 

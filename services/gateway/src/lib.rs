@@ -186,7 +186,7 @@ impl Gateway {
         let models = ModelControl::start(bus.clone(), name, models, registry.clone(), &tasks).await?;
         let dispatcher = Dispatcher::open(bus.clone(), name, args.max_in_flight, &tasks).await?;
         let collector = Collector::open(bus.clone(), statistics.clone(), &tasks).await?;
-        follow_log_levels(bus.as_ref(), &tasks).await?;
+        follow_log_levels(bus.as_ref(), statistics.process(), &tasks).await?;
         let health = Health::default();
         health.set_ready(true);
         let default_timeout = Duration::from_millis(args.default_timeout_ms);

@@ -38,6 +38,8 @@ pub struct ModelControl(Arc<Inner>);
 
 struct Inner {
     bus: Arc<dyn Bus>,
+    /// Its name among those who are asked.
+    participant: String,
     options: ModelOptions,
     registry: Registry,
     memory: Arc<Memory>,
@@ -80,19 +82,20 @@ impl ModelControl {
         registry: Registry,
         tasks: &TaskSet,
     ) -> Result<ModelControl, BusError> {
-        let mode = options.control.mode;
+        let (mode, participant) = (options.control.mode, format!("{name}/gateway"));
         let joined = match mode {
-            ControlMode::Explicit => Some(Control::join(bus.clone(), format!("{name}/gateway")).await?),
+            ControlMode::Explicit => Some(Control::join(bus.clone(), participant.clone()).await?),
             ControlMode::None | ControlMode::Poll => None,
         };
         let memory = joined.as_ref().map(|joined| joined.memory().clone()).unwrap_or_default();
-        let control =
-            ModelControl(Arc::new(Inner { bus, options, registry, memory: memory.clone(), tasks: tasks.clone() }));
+        let tasks = tasks.clone();
+        let inner = Inner { bus, participant, options, registry, memory: memory.clone(), tasks: tasks.clone() };
+        let control = ModelControl(Arc::new(inner));
         for (model, change) in memory.changes() {
             control.settled(&model, change.wanted.as_ref()).await;
         }
         if let Some(joined) = joined {
-            joined.serve(Arc::new(control.clone()), tasks);
+            joined.serve(Arc::new(control.clone()), &tasks);
         }
         if mode == ControlMode::Poll {
             tasks.spawn("repository poll", control.clone().poll());
@@ -182,8 +185,9 @@ impl ModelControl {
 
     /// Asks everybody, and takes in what the registry will say.
     async fn command(&self, model: &str, order: &Order) -> Result<Answers, InferError> {
-        let workers = self.0.registry.workers().into_iter().map(|(name, _)| format!("{name}/worker")).collect();
-        let answers = control::command(self.0.bus.as_ref(), model, order, &workers).await;
+        let workers = self.0.registry.workers().into_iter().map(|(name, _)| format!("{name}/worker"));
+        let expected = workers.chain([self.0.participant.clone()]).collect();
+        let answers = control::command(self.0.bus.as_ref(), model, order, &expected).await;
         let answers = answers.map_err(|error| InferError::new(error.code(), error.to_string()))?;
         for entry in answers.values().flat_map(Outcome::entries) {
             self.0.registry.take(entry.clone());

@@ -26,8 +26,8 @@ use trireme_runtime::{
     OneAtATime, Statistics, Worker, WorkerOptions,
 };
 
-const PATIENCE: Duration = Duration::from_secs(10);
-const SLOW: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_secs(60);
+const SLOW: Duration = Duration::from_secs(2);
 const INSTANCES: usize = 4;
 
 type Client = GrpcInferenceServiceClient<Channel>;
@@ -125,6 +125,15 @@ impl Server {
 
     fn executions(&self) -> usize {
         self.executions.load(Ordering::SeqCst)
+    }
+
+    async fn wait_for_executions(&self, count: usize) {
+        within(async {
+            while self.executions() < count {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
     }
 }
 
@@ -538,7 +547,7 @@ async fn a_deadline_ends_the_call_and_the_request() {
         .collect();
     let mut client = server.client.clone();
     let waits = async {
-        tokio::time::sleep(SLOW / 6).await;
+        server.wait_for_executions(INSTANCES).await;
         let mut call = Request::new(request("", "never"));
         call.set_timeout(SLOW / 3);
         let started = Instant::now();
@@ -595,13 +604,18 @@ async fn a_stream_may_ask_to_end_with_its_first_error() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_finishes_calls_and_ends_open_streams() {
-    let Server { gateway, worker, mut client, .. } = Server::start(&[]).await;
+    let Server { gateway, worker, mut client, executions, .. } = Server::start(&[]).await;
     let open = stream::iter([request("a", "slow")]).chain(stream::pending());
     let mut responses = client.model_stream_infer(open).await.unwrap().into_inner();
     let mut caller = client.clone();
     let call = async move { caller.model_infer(request("", "slow")).await };
     let drain = async {
-        tokio::time::sleep(SLOW / 3).await;
+        within(async {
+            while executions.load(Ordering::SeqCst) < 2 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
         let started = Instant::now();
         gateway.drain().await;
         started.elapsed()

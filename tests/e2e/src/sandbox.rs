@@ -315,6 +315,19 @@ impl Sandbox {
         self.get(&format!("/v2/models/{model}/ready")).status
     }
 
+    /// Waits until so many requests are in the queue of a model's version 1 or in its workers' hands.
+    ///
+    /// # Panics
+    /// When that takes too long.
+    #[track_caller]
+    pub fn wait_queued(&self, model: &str, count: u64) {
+        wait_until(&format!("{count} requests for '{model}' are there"), READY_LIMIT, || {
+            let status = self.get("/v2/trireme/status").json();
+            let queue = &status["models"].as_array()?.iter().find(|found| found["name"] == model)?["queue"];
+            (queue["waiting"].as_u64()? + queue["delivered"].as_u64()? == count).then_some(())
+        });
+    }
+
     /// Sends a request.
     ///
     /// # Panics

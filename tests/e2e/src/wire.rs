@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 /// The longest wait for the broker to take or say something.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A message as it is on the wire.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -14,7 +14,7 @@ in_every_mode!(
 );
 
 /// What each of the two branches takes.
-const DELAY: Duration = Duration::from_millis(400);
+const DELAY: Duration = Duration::from_millis(1200);
 
 /// An identity model of two tensors.
 const PAIR: &str = "backend: 'identity' instance_group [{ count: 1 kind: KIND_CPU }]
@@ -105,7 +105,7 @@ fn branches_that_nobody_asked_for_do_not_run(mode: Mode) {
 }
 
 fn a_failing_branch_is_the_requests_error_and_cancels_the_others(mode: Mode) {
-    const SLOW: Duration = Duration::from_secs(2);
+    const SLOW: Duration = Duration::from_secs(6);
     let ensemble = format!(
         "platform: 'ensemble'
          input [{{ name: 'TEXT' data_type: TYPE_STRING dims: [-1] }}, {{ name: 'X' data_type: TYPE_FP32 dims: [-1] }}]
@@ -114,7 +114,7 @@ fn a_failing_branch_is_the_requests_error_and_cancels_the_others(mode: Mode) {
         step("tiny_tokenizer", &[("TEXT", "TEXT")], &[("input_ids", "IDS")]),
         step("slow", &[("INPUT0", "X")], &[("OUTPUT0", "Y")]),
     );
-    let models = ModelFolder::basic(&["tiny_tokenizer"]).slow("slow", 2000).model("fork", &ensemble);
+    let models = ModelFolder::basic(&["tiny_tokenizer"]).slow("slow", SLOW.as_millis() as u64).model("fork", &ensemble);
     let sandbox = Setup::new(mode).repository(models.path()).replicas(Stage::Postprocess, 0).start();
     let ask = |text: &[u8]| {
         let header = json!({"inputs": [

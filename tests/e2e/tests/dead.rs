@@ -25,6 +25,8 @@ fn what_killed_its_workers_can_be_looked_at_and_sent_again() {
     let body =
         json!({"id": "mine", "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [3], "data": [1, 2, 3]}]});
     let waiting = std::thread::spawn(move || trireme_e2e::Request::infer("poison", &body).send(address));
+    // Its worker is idle, so what is there is in its hands.
+    sandbox.wait_queued("poison", 1);
     std::thread::sleep(std::time::Duration::from_millis(500));
     sandbox.worker(Stage::Model, 0).kill();
     let models = models.slow("poison", 0);

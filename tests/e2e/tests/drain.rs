@@ -88,12 +88,18 @@ fn what_a_killed_worker_had_is_done_by_another() {
         .start();
     let golden = golden();
     let mut killed = sandbox.take_worker(Stage::Model, 1);
-    let outcome = load(REQUESTS, CONCURRENCY, |number| ask(&sandbox, &golden, number), || killed.kill());
+    let kill = || {
+        // Halted first: what the broker sends it meanwhile is in its hands.
+        killed.pause();
+        std::thread::sleep(ACK_WAIT / 4);
+        killed.kill();
+    };
+    let outcome = load(REQUESTS, CONCURRENCY, |number| ask(&sandbox, &golden, number), kill);
     outcome.assert_all_right(REQUESTS);
     // It had work in hand, or this test would show nothing.
     let slowest = outcome.slowest;
     assert!(slowest > ACK_WAIT / 2, "nothing was redelivered: the slowest request took {slowest:?}");
-    assert!(slowest < 5 * ACK_WAIT, "redelivery takes about one ack_wait, but the slowest request took {slowest:?}");
+    assert!(slowest < 15 * ACK_WAIT, "redelivery takes about one ack_wait, but the slowest request took {slowest:?}");
 }
 
 #[test]
@@ -110,7 +116,7 @@ fn all_in_one_answers_what_it_has_before_it_exits() {
     // All of them are in the server's hands: the first ones have been answered, one takes 100 ms.
     let started = Instant::now();
     while in_flight.iter().filter(|request| request.is_finished()).count() < 2 {
-        assert!(started.elapsed() < Duration::from_secs(20), "the first requests are answered");
+        assert!(started.elapsed() < Duration::from_secs(60), "the first requests are answered");
         std::thread::sleep(Duration::from_millis(5));
     }
     sandbox.gateway.terminate();

@@ -10,7 +10,7 @@ use trireme_testkit::assert_close;
 
 in_every_mode!(answers_are_kept_and_identical_requests_computed_once, without_a_cache_everything_is_computed,);
 
-const DELAY_MS: u64 = 400;
+const DELAY_MS: u64 = 1500;
 
 fn number(value: f32) -> Value {
     json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [value]}]})
@@ -32,7 +32,7 @@ fn answers_are_kept_and_identical_requests_computed_once(mode: Mode) {
     let outcome = load(8, 8, ask, || {});
     outcome.assert_all_right(8);
     // One after the other would take eight times as long.
-    assert!(outcome.slowest < Duration::from_millis(3 * DELAY_MS), "the slowest took {:?}", outcome.slowest);
+    assert!(outcome.slowest < Duration::from_millis(5 * DELAY_MS), "the slowest took {:?}", outcome.slowest);
     let again = sandbox.infer("slow", &number(7.0));
     assert!(!again.header("server-timing").unwrap_or_default().contains("slow"), "no hop: it was computed before");
     let statistics = sandbox.get("/v2/models/slow/stats").json()["model_stats"][0]["inference_stats"].clone();

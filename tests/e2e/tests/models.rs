@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use trireme_e2e::{Mode, ModelFolder, Request, Response, Sandbox, Setup, Stage, in_every_mode, wait_until};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 const POLLING: &[&str] = &["--model-control-mode=poll", "--repository-poll-secs=1"];
 
 in_every_mode!(
@@ -127,7 +127,8 @@ fn models_are_loaded_and_unloaded_by_request(mode: Mode) {
         (refused.status, refused.error()),
         (404, "Request for unknown model: 'a' has no available versions".to_owned())
     );
-    assert_eq!(index(&sandbox, "a"), [json!({ "name": "a", "version": "1", "state": "UNLOADING" })]);
+    let state = index(&sandbox, "a")[0]["state"].clone();
+    assert!(state == "UNLOADING" || state == "UNAVAILABLE", "{state}");
     wait_for("the model is unloaded", || {
         index(&sandbox, "a") == [json!({ "name": "a", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded" })]
     });

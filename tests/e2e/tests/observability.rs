@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -13,6 +13,7 @@ use trireme_e2e::{
     Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load,
     wait_until, workspace,
 };
+use trireme_testkit::quiet_port;
 
 in_every_mode!(prometheus_has_every_series);
 
@@ -194,7 +195,10 @@ fn prometheus_has_every_series(mode: Mode) {
     }
     every_series(address);
     every_panel(address);
-    assert_eq!(ask(address, "max(nv_inference_request_success{model=\"tiny_embedding\"})"), Ok(vec![40.0]));
+    wait_until("all requests", SCRAPED, || {
+        let answered = ask(address, "max(nv_inference_request_success{model=\"tiny_embedding\"})");
+        (answered == Ok(vec![40.0])).then_some(())
+    });
     let rules = Request::get("/api/v1/rules").send(address).expect("an answer").json();
     let rules = rules["data"]["groups"][0]["rules"].as_array().cloned().unwrap_or_default();
     assert!(!rules.is_empty() && rules.iter().all(|rule| rule["health"] != "err"), "{rules:#?}");
@@ -238,5 +242,5 @@ fn every_panel(prometheus: SocketAddr) {
 
 /// Prometheus does not say which port it chose, so it is told one that is free now.
 fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port is free")
+    SocketAddr::from(([127, 0, 0, 1], quiet_port()))
 }

@@ -81,7 +81,7 @@ fn rows_above_the_largest_batch_travel_in_parts_where_that_is_declared(mode: Mod
 
 /// Requests of `model` that a worker has executed, as its own metrics say.
 fn executed(worker: &Process, model: &str) -> f64 {
-    let address: SocketAddr = wait_until("the admin listener", Duration::from_secs(20), || {
+    let address: SocketAddr = wait_until("the admin listener", Duration::from_secs(60), || {
         let listening = worker.events().into_iter().find(|event| event["message"] == "admin listener")?;
         listening["address"].as_str()?.parse().ok()
     });

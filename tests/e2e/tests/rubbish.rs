@@ -103,7 +103,7 @@ fn record(sandbox: &mut Sandbox, url: &str) -> BTreeMap<String, WireMessage> {
         golden().iter().for_each(|golden| ask(sandbox, golden));
         ask_large(sandbox);
         // More than can be answered before their clients go.
-        let waiting: Vec<_> = (0..8).map(|_| slow_request().start(sandbox.address)).collect();
+        let waiting: Vec<_> = (0..40).map(|_| slow_request().start(sandbox.address)).collect();
         std::thread::sleep(Duration::from_millis(100));
         drop(waiting);
         assert_eq!(sandbox.get("/v2/models/stats").status, 200);

@@ -77,7 +77,7 @@ impl Connection {
     fn open(nats: &NatsServer, user: &str) -> Connection {
         let address = nats.url();
         let mut stream = TcpStream::connect(address.trim_start_matches("nats://")).expect("the broker listens");
-        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a limit can be set");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a limit can be set");
         let login = json!({"verbose": false, "user": user, "pass": password(user), "headers": true, "protocol": 1});
         write!(stream, "CONNECT {login}\r\n").expect("the broker reads");
         let lines = BufReader::new(stream.try_clone().expect("a socket can be shared")).lines();
@@ -474,7 +474,7 @@ fn a_wrong_password_ends_the_start_with_the_users_name() {
             command.arg(file);
         }
         let mut process = Process::start("refused", &mut command, passwords.path());
-        let code = process.wait_exit(Duration::from_secs(20)).code();
+        let code = process.wait_exit(Duration::from_secs(60)).code();
         let words = process.last_words();
         assert!(
             code.is_some_and(|code| code != 0) && words.len() == 1 && words[0].contains(said),
@@ -532,7 +532,7 @@ fn services_and_broker_show_each_other_certificates() {
         command.arg(basic_repository()).args(["--nats-user", "tokenizer", "--nats-password-file"]);
         command.arg(folder.path().join("tokenizer")).args(arguments);
         let mut process = Process::start("refused", &mut command, folder.path());
-        assert!(!process.wait_exit(Duration::from_secs(20)).success());
+        assert!(!process.wait_exit(Duration::from_secs(60)).success());
         let words = process.last_words();
         assert!(words.len() == 1 && words[0].contains(said), "expected {said:?} in {words:#?}");
     };

@@ -25,7 +25,7 @@ pub async fn a_refused_message_comes_again_after_the_delay(setup: &Setup) {
     let (bus, mut puller, model) = queue_with_one(setup, "refused", &options()).await;
     let delivery = take(&mut puller, "the message").await;
     let first = delivery.message.clone();
-    delivery.acker.nak(Duration::from_millis(800)).await.expect("refused");
+    delivery.acker.nak(Duration::from_secs(4)).await.expect("refused");
     // Others are not held up by it.
     bus.publish(&message(&model, 2)).await.expect("the queue takes the message");
     let other = take(&mut puller, "another message").await;

@@ -11,10 +11,10 @@ use trireme_inference::{
 use crate::{Answer, Delivery, Part, Puller, QueueOptions, WorkMessage};
 
 /// Longer than anything takes that works, on a machine with more to do.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Short, so that redeliveries are soon seen; long enough that a busy machine does not cause any.
-pub const ACK_WAIT: Duration = Duration::from_millis(600);
+pub const ACK_WAIT: Duration = Duration::from_millis(1500);
 
 /// Bytes of a large message: three times what deployments let a broker take at once.
 pub const LARGE: usize = 24 << 20;

@@ -12,6 +12,9 @@ use super::{Order, Outcome, TOPIC};
 /// How long workers that the registry does not name may take to say that they are there.
 const MUSTER: Duration = Duration::from_millis(300);
 
+/// How long for a load that concerns nobody else: a worker that hosts nothing yet may be busy.
+const LAST_CALL: Duration = Duration::from_secs(2);
+
 /// How long somebody may be silent before it counts as gone: three times what they say they are busy in.
 const SILENCE: Duration = Duration::from_secs(6);
 
@@ -35,7 +38,8 @@ pub async fn command(
         Order::Unload => Command::Unload { model },
     };
     let mut answers = bus.ask(TOPIC, command.encode()).await?;
-    let mut roll = Roll::new(expected, Instant::now());
+    let last_call = if matches!(order, Order::Load(_)) { LAST_CALL } else { MUSTER };
+    let mut roll = Roll::new(expected, last_call, Instant::now());
     while let Some(until) = roll.wait_until() {
         match tokio::time::timeout_at(until, answers.recv()).await {
             Ok(Some(answer)) => match Answer::decode(&answer) {
@@ -55,6 +59,8 @@ pub async fn command(
 /// Who has said what. Pure: time is passed in.
 struct Roll {
     begun: Instant,
+    /// How long those who are not expected may take while the command concerns nobody.
+    last_call: Duration,
     mustered: bool,
     /// Those who have not ended: since when they are silent, and whether they have begun.
     open: BTreeMap<String, (Instant, bool)>,
@@ -64,16 +70,23 @@ struct Roll {
 // === impl Roll ===
 
 impl Roll {
-    fn new(expected: &BTreeSet<String>, now: Instant) -> Roll {
+    fn new(expected: &BTreeSet<String>, last_call: Duration, now: Instant) -> Roll {
         let open = expected.iter().map(|name| (name.clone(), (now, false))).collect();
-        Roll { begun: now, mustered: false, open, ended: Answers::new() }
+        Roll { begun: now, last_call, mustered: false, open, ended: Answers::new() }
     }
 
     /// Until when to wait for the next answer; `None`: no longer.
     fn wait_until(&self) -> Option<Instant> {
         let silence = self.open.values().map(|(since, _)| (*since + SILENCE).min(self.begun + LIMIT)).min();
-        let muster = (!self.mustered).then_some(self.begun + MUSTER);
+        let muster = (!self.mustered).then_some(self.begun + self.muster());
         silence.into_iter().chain(muster).min()
+    }
+
+    fn muster(&self) -> Duration {
+        match self.ended.values().all(|outcome| *outcome == Outcome::NotMine) {
+            true => self.last_call,
+            false => MUSTER,
+        }
     }
 
     fn working(&mut self, participant: String, now: Instant) {
@@ -89,7 +102,7 @@ impl Roll {
 
     /// Some time to wait for is over.
     fn expire(&mut self, now: Instant) {
-        self.mustered |= now >= self.begun + MUSTER;
+        self.mustered |= now >= self.begun + self.muster();
         let over = now >= self.begun + LIMIT;
         let (gone, open) =
             std::mem::take(&mut self.open).into_iter().partition(|(_, (since, _))| over || now >= *since + SILENCE);
@@ -129,7 +142,7 @@ mod tests {
     #[test]
     fn those_who_are_expected_are_waited_for() {
         let start = Instant::now();
-        let mut roll = Roll::new(&names(&["a", "b"]), start);
+        let mut roll = Roll::new(&names(&["a", "b"]), LAST_CALL, start);
         roll.ended("a".to_owned(), Outcome::Done(Vec::new()));
         roll.expire(start + MUSTER);
         assert_eq!(roll.wait_until(), Some(start + SILENCE), "b is missing");
@@ -144,7 +157,7 @@ mod tests {
     #[test]
     fn strangers_have_time_to_say_that_they_are_there() {
         let start = Instant::now();
-        let mut roll = Roll::new(&names(&[]), start);
+        let mut roll = Roll::new(&names(&[]), MUSTER, start);
         assert_eq!(roll.wait_until(), Some(start + MUSTER));
         roll.working("stranger".to_owned(), start);
         roll.expire(start + MUSTER);
@@ -154,9 +167,22 @@ mod tests {
     }
 
     #[test]
+    fn a_load_that_concerns_nobody_waits_longer_for_strangers() {
+        let start = Instant::now();
+        let mut roll = Roll::new(&names(&["a"]), LAST_CALL, start);
+        roll.ended("a".to_owned(), Outcome::NotMine);
+        roll.expire(start + MUSTER);
+        assert_eq!(roll.wait_until(), Some(start + LAST_CALL));
+        roll.ended("stranger".to_owned(), Outcome::Done(Vec::new()));
+        assert_eq!(roll.wait_until(), Some(start + MUSTER), "others have had their time");
+        roll.expire(start + MUSTER);
+        assert_eq!(roll.wait_until(), None);
+    }
+
+    #[test]
     fn who_falls_silent_has_failed_and_who_never_spoke_is_left_out() {
         let start = Instant::now();
-        let mut roll = Roll::new(&names(&["dead", "deaf"]), start);
+        let mut roll = Roll::new(&names(&["dead", "deaf"]), MUSTER, start);
         roll.working("dead".to_owned(), start);
         roll.expire(start + SILENCE);
         assert_eq!(roll.wait_until(), None);
@@ -168,7 +194,7 @@ mod tests {
     #[test]
     fn nothing_is_waited_for_without_end() {
         let start = Instant::now();
-        let mut roll = Roll::new(&names(&["busy"]), start);
+        let mut roll = Roll::new(&names(&["busy"]), MUSTER, start);
         roll.expire(start + MUSTER);
         roll.working("busy".to_owned(), start + LIMIT - SILENCE / 2);
         roll.expire(start + LIMIT + SILENCE);

@@ -22,9 +22,10 @@ const TICK: Duration = Duration::from_millis(50);
 // === impl Models ===
 
 impl Models {
-    /// Unloads the versions of a model that are not to be kept. Gives the entries of those that still finish their work.
+    /// Unloads the versions of a model that are not to be kept. Gives their entries as they are while they finish their work.
     pub(super) async fn retire(&self, model: &str, keep: &[i64]) -> Vec<WorkerEntry> {
         let mut unloading = Vec::new();
+        let mut said = self.shared.said.lock().await;
         let leaving: Vec<Version> = {
             let mut versions = self.versions.lock();
             let gone = |key: &ModelKey| key.name == model && !keep.contains(&key.version);
@@ -32,12 +33,8 @@ impl Models {
             keys.iter().filter_map(|key| versions.remove(key)).collect()
         };
         for Version { mut entry, running, .. } in leaving {
-            let Some(running) = running else {
-                let _ = self.shared.bus.withdraw(&entry).await;
-                continue;
-            };
             entry.state = ModelState::Unloading;
-            if let Err(error) = self.shared.bus.announce(&entry).await {
+            if let Err(error) = self.shared.announce(&mut said, &mut entry).await {
                 tracing::warn!(model = %entry.model, %error, "could not announce that a version is unloaded");
             }
             unloading.push(entry.clone());
@@ -46,29 +43,37 @@ impl Models {
         unloading
     }
 
-    /// Goes on to pull in the background until nothing has come for a while, and lets go of the version then.
-    fn unload_when_quiet(&self, running: Running, entry: WorkerEntry) {
-        let (shared, stopping) = (self.shared.clone(), self.pulling.clone());
-        let Running { instances: Instances { model, threads }, pull } = running;
-        self.keep(threads);
+    /// Goes on to pull in the background until nothing has come for a while, and lets go of the version then. One that was
+    /// never loaded is only forgotten by then, too.
+    fn unload_when_quiet(&self, running: Option<Running>, entry: WorkerEntry) {
+        let (shared, stopping, versions) = (self.shared.clone(), self.pulling.clone(), self.versions.clone());
+        let running = running.map(|Running { instances: Instances { model, threads }, pull }| {
+            self.keep(threads);
+            (model, pull)
+        });
         self.shared.tasks.spawn("unload", async move {
-            let mut seen = model.admitted.load(Ordering::Relaxed);
+            let admitted = || running.as_ref().map_or(0, |(model, _)| model.admitted.load(Ordering::Relaxed));
+            let in_hand = || running.as_ref().map_or(0, |(model, _)| model.queue.in_hand());
+            let mut seen = admitted();
             let mut since = Instant::now();
             while since.elapsed() < QUIET && !stopping.is_cancelled() {
                 tokio::time::sleep(TICK).await;
-                let now = model.admitted.load(Ordering::Relaxed);
-                if now != seen || model.queue.in_hand() > 0 {
+                let now = admitted();
+                if now != seen || in_hand() > 0 {
                     (seen, since) = (now, Instant::now());
                 }
             }
-            pull.stop.cancel();
-            pull.stopped.cancelled().await;
-            let key = model.key.clone();
-            let_go(&shared, &model).await;
-            if !shared.hosts(&key) {
+            if let Some((model, pull)) = &running {
+                pull.stop.cancel();
+                pull.stopped.cancelled().await;
+                let_go(&shared, model).await;
+            }
+            // It may be loaded again, or be about to be.
+            let _said = shared.said.lock().await;
+            if !shared.hosts(&entry.model) && !versions.lock().contains_key(&entry.model) {
                 let _ = shared.bus.withdraw(&entry).await;
             }
-            tracing::info!(model = %key, "unloaded");
+            tracing::info!(model = %entry.model, "unloaded");
         });
     }
 

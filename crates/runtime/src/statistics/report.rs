@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use trireme_bus::{Bus, BusError};
 use trireme_telemetry::LogLevels;
 
@@ -19,7 +20,7 @@ pub const STATISTICS: &str = "statistics";
 pub const STATISTICS_TOLD: &str = "statistics_told";
 
 /// The topic on which processes are told what to log.
-pub const LOGGING: &str = "logging";
+const LOGGING: &str = "logging";
 
 /// How often a process looks whether it has something new to tell.
 const TELL_PERIOD: Duration = Duration::from_secs(1);
@@ -83,10 +84,26 @@ fn encode(snapshot: &Snapshot) -> Bytes {
     serde_json::to_vec(snapshot).expect("numbers and texts become JSON").into()
 }
 
-/// Logs what others say that all processes shall log, for as long as `tasks` runs.
-pub async fn follow_log_levels(bus: &dyn Bus, tasks: &TaskSet) -> Result<(), BusError> {
+/// What all processes shall log.
+#[derive(Debug, Serialize, Deserialize)]
+struct LogOrder {
+    /// The process that says so, which does already.
+    by: String,
+    levels: LogLevels,
+}
+
+/// Tells all processes what to log; `by` is the name of this one.
+pub async fn tell_log_levels(bus: &dyn Bus, by: &str, levels: LogLevels) -> Result<(), BusError> {
+    let order = LogOrder { by: by.to_owned(), levels };
+    let body = serde_json::to_vec(&order).expect("texts, switches and numbers become JSON");
+    bus.ask(LOGGING, body.into()).await.map(drop)
+}
+
+/// Logs what others say that all processes shall log, for as long as `tasks` runs. What this process, called `own`, said
+/// itself may come late: it could undo what it said since.
+pub async fn follow_log_levels(bus: &dyn Bus, own: &str, tasks: &TaskSet) -> Result<(), BusError> {
     let mut questions = bus.questions(LOGGING).await?;
-    let stopping = tasks.stopping().clone();
+    let (own, stopping) = (own.to_owned(), tasks.stopping().clone());
     tasks.spawn("log levels", async move {
         loop {
             let question = tokio::select! {
@@ -94,8 +111,9 @@ pub async fn follow_log_levels(bus: &dyn Bus, tasks: &TaskSet) -> Result<(), Bus
                 () = stopping.cancelled() => return,
             };
             let Some(question) = question else { return };
-            match serde_json::from_slice::<LogLevels>(&question.body) {
-                Ok(levels) => match trireme_telemetry::set_log_levels(levels) {
+            match serde_json::from_slice::<LogOrder>(&question.body) {
+                Ok(order) if order.by == own => {}
+                Ok(LogOrder { levels, .. }) => match trireme_telemetry::set_log_levels(levels) {
                     Ok(()) => tracing::info!(?levels, "log levels were changed"),
                     Err(error) => tracing::warn!(%error, "log levels could not be changed"),
                 },

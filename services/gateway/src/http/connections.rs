@@ -138,7 +138,7 @@ mod tests {
     async fn serve(idle_timeout: Duration) -> Server {
         let router = Router::new()
             .route("/panic", get(doomed))
-            .route("/slow", get(|| tokio::time::sleep(Duration::from_millis(300))))
+            .route("/slow", get(|| tokio::time::sleep(Duration::from_secs(2))))
             .route(
                 "/echo",
                 post(|body: Body| async {
@@ -151,7 +151,7 @@ mod tests {
         let (tasks, listening) = (TaskSet::new(), TaskSet::new());
         let connections = Connections { router, idle_timeout, tls: None, tasks: tasks.clone() };
         let raised = stop.clone();
-        listening.spawn("listener", async move { connections.serve(listener, raised, Duration::from_secs(5)).await });
+        listening.spawn("listener", async move { connections.serve(listener, raised, Duration::from_secs(60)).await });
         Server { address, stop, tasks, listening }
     }
 
@@ -165,13 +165,13 @@ mod tests {
         }
         let mut received = Vec::new();
         let reading = stream.read_to_end(&mut received);
-        let _ = tokio::time::timeout(Duration::from_secs(5), reading).await.expect("the connection ends");
+        let _ = tokio::time::timeout(Duration::from_secs(60), reading).await.expect("the connection ends");
         String::from_utf8_lossy(&received).into_owned()
     }
 
     #[tokio::test]
     async fn a_panic_is_one_request_s_affair() {
-        let server = serve(Duration::from_secs(5)).await;
+        let server = serve(Duration::from_secs(60)).await;
         let answers = exchange(
             server.address,
             &[b"GET /panic HTTP/1.1\r\n\r\n", b"GET /slow HTTP/1.1\r\nConnection: close\r\n\r\n"],
@@ -182,18 +182,18 @@ mod tests {
 
     #[tokio::test]
     async fn silence_ends_connections() {
-        let server = serve(Duration::from_millis(200)).await;
+        let server = serve(Duration::from_millis(500)).await;
         assert_eq!(exchange(server.address, &[]).await, "");
         assert_eq!(exchange(server.address, &[b"GET /slow HT"]).await, "");
         let stalled = exchange(server.address, &[b"POST /echo HTTP/1.1\r\nContent-Length: 10\r\n\r\n", b"12345"]).await;
-        assert!(stalled.starts_with("HTTP/1.1 ") && stalled.contains("no data for 200ms"), "{stalled}");
+        assert!(stalled.starts_with("HTTP/1.1 ") && stalled.contains("no data for 500ms"), "{stalled}");
         // A handler may take longer than a client may be silent.
         assert!(exchange(server.address, &[b"GET /slow HTTP/1.1\r\n\r\n"]).await.starts_with("HTTP/1.1 200 "));
     }
 
     #[tokio::test]
     async fn an_unread_body_does_not_cost_the_answer() {
-        let server = serve(Duration::from_secs(5)).await;
+        let server = serve(Duration::from_secs(60)).await;
         let body = vec![b' '; 4 << 20];
         let head = format!("POST /early HTTP/1.1\r\nContent-Length: {}\r\n\r\n", body.len());
         let next = b"GET /slow HTTP/1.1\r\nConnection: close\r\n\r\n";
@@ -203,11 +203,11 @@ mod tests {
 
     #[tokio::test]
     async fn stopping_waits_for_requests_in_flight() {
-        let server = serve(Duration::from_secs(5)).await;
+        let server = serve(Duration::from_secs(60)).await;
         let mut idle = TcpStream::connect(server.address).await.unwrap();
         let stop = server.stop.clone();
         server.tasks.spawn("stop", async move {
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            tokio::time::sleep(Duration::from_millis(700)).await;
             stop.cancel();
         });
         let answer = exchange(server.address, &[b"GET /slow HTTP/1.1\r\n\r\n"]).await;

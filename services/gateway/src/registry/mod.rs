@@ -9,10 +9,11 @@ mod state;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{mpsc, watch};
+use tokio::time::MissedTickBehavior;
 use trireme_bus::{Bus, BusError, Connection, RegistryEvent, WorkerEntry};
 use trireme_inference::ModelKey;
 use trireme_model_repository::{EnsembleError, Repository, RepositoryModel, compile_ensemble};
@@ -102,18 +103,21 @@ impl Registry {
 
     /// Takes an entry at its word before the bus brings it.
     pub fn take(&self, entry: WorkerEntry) {
-        if self.apply(RegistryEvent::Put(entry)) {
+        let changed = self.0.state.lock().put(entry, true);
+        if changed {
             self.publish();
         }
     }
 
     fn publish(&self) {
-        let catalog = {
+        let (catalog, before) = {
+            // Until it is in its place: of two at once, the newer one must stay.
             let mut state = self.0.state.lock();
             state.keep();
-            Arc::new(state.catalog())
+            let catalog = Arc::new(state.catalog());
+            let before = std::mem::replace(&mut *self.0.catalog.write(), catalog.clone());
+            (catalog, before)
         };
-        let before = std::mem::replace(&mut *self.0.catalog.write(), catalog.clone());
         catalog.log_changes(&before);
         self.0.changed.send_replace(());
     }
@@ -161,6 +165,8 @@ impl Registry {
         stopping: tokio_util::sync::CancellationToken,
     ) {
         let mut sweep = tokio::time::interval(SWEEP);
+        sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut swept = Instant::now();
         let mut reachable = true;
         loop {
             let changed = tokio::select! {
@@ -183,7 +189,13 @@ impl Registry {
                     reachable = now;
                     false
                 }
-                _ = sweep.tick() => reachable && self.0.state.lock().sweep(),
+                _ = sweep.tick() => {
+                    let stood_still = swept.elapsed().saturating_sub(SWEEP);
+                    swept = Instant::now();
+                    let mut state = self.0.state.lock();
+                    state.excuse(stood_still);
+                    reachable && state.sweep()
+                }
                 () = stopping.cancelled() => return,
             };
             if changed {
@@ -195,8 +207,8 @@ impl Registry {
     fn apply(&self, event: RegistryEvent) -> bool {
         let mut state = self.0.state.lock();
         match event {
-            RegistryEvent::Put(entry) => state.put(entry),
-            RegistryEvent::Delete(key) => state.entries.remove(&key).is_some(),
+            RegistryEvent::Put(entry) => state.put(entry, false),
+            RegistryEvent::Delete(key) => state.delete(&key),
         }
     }
 }

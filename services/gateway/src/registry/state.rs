@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use trireme_bus::{ModelState, WorkerEntry};
 use trireme_model_repository::{ModelConfig, Repository};
@@ -29,6 +29,8 @@ pub struct State {
 pub struct Live {
     pub entry: WorkerEntry,
     pub renewed: Instant,
+    /// Whether it was taken at its word and the bus has not brought it yet: what that brings until then is older.
+    ahead: bool,
 }
 
 // === impl State ===
@@ -49,8 +51,14 @@ impl State {
         state
     }
 
-    /// Takes a worker's entry. Says whether it tells anything new.
-    pub fn put(&mut self, entry: WorkerEntry) -> bool {
+    /// Takes a worker's entry, from the bus or `ahead` of it. Says whether it tells anything new.
+    pub fn put(&mut self, entry: WorkerEntry, ahead: bool) -> bool {
+        let known = self.entries.get(&entry.key());
+        if known.is_some_and(|known| known.entry.since > entry.since && (ahead || known.ahead)) {
+            return false;
+        }
+        // What the bus has brought already is not ahead of it.
+        let ahead = ahead && known.is_none_or(|known| known.ahead || known.entry.since < entry.since);
         if !self.configs.contains_key(&entry.config) {
             match ModelConfig::from_json(&entry.config) {
                 Ok(config) => self.configs.insert(entry.config.clone(), Arc::new(config)),
@@ -61,7 +69,7 @@ impl State {
             };
         }
         self.learn(&entry.model.name, [entry.model.version]);
-        let live = Live { entry: entry.clone(), renewed: Instant::now() };
+        let live = Live { entry: entry.clone(), renewed: Instant::now(), ahead };
         match self.entries.insert(entry.key(), live) {
             Some(before) => {
                 let changed = before.entry != entry;
@@ -72,6 +80,20 @@ impl State {
             }
             None => true,
         }
+    }
+
+    /// The bus says that an entry was taken back. Says whether that changed anything.
+    pub fn delete(&mut self, key: &str) -> bool {
+        match self.entries.get(key) {
+            Some(live) if live.ahead => false,
+            _ => self.entries.remove(key).is_some(),
+        }
+    }
+
+    /// This process did not run for so long: what workers said meanwhile still has to be read.
+    pub fn excuse(&mut self, stood_still: Duration) {
+        let now = Instant::now();
+        self.entries.values_mut().for_each(|live| live.renewed = now.min(live.renewed + stood_still));
     }
 
     /// Configurations that no entry has any more would add up with each reload.
@@ -197,3 +219,6 @@ impl State {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

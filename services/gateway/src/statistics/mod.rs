@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use trireme_bus::{Bus, BusError};
-use trireme_runtime::statistics::report::{LOGGING, STATISTICS, STATISTICS_TOLD};
+use trireme_runtime::statistics::report::{STATISTICS, STATISTICS_TOLD, tell_log_levels};
 use trireme_runtime::{Snapshot, Statistics, TaskSet};
 use trireme_telemetry::LogLevels;
 
@@ -23,7 +23,7 @@ use sources::Sources;
 pub use sources::{Process, Total, Totals};
 
 /// How long processes may take to answer a question.
-const ANSWER_LIMIT: Duration = Duration::from_millis(250);
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
 /// Gathers the statistics of all processes.
 pub struct Collector {
@@ -73,9 +73,8 @@ impl Collector {
 
     /// Tells all processes what to log. Best effort: one that the bus does not reach goes on as before.
     pub async fn tell_log_levels(&self, levels: LogLevels) {
-        let body = serde_json::to_vec(&levels).expect("switches and a number become JSON");
-        let told = tokio::time::timeout(ANSWER_LIMIT, self.bus.ask(LOGGING, body.into())).await;
-        if !matches!(told, Ok(Ok(_))) {
+        let told = tell_log_levels(self.bus.as_ref(), self.own.process(), levels);
+        if !matches!(tokio::time::timeout(ANSWER_LIMIT, told).await, Ok(Ok(()))) {
             tracing::warn!("other processes could not be told what to log");
         }
     }
