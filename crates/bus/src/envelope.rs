@@ -15,6 +15,10 @@ use crate::message::{Answer, Output, Reply, WorkMessage};
 /// The contract's version, sent with every message. A worker refuses messages of another one.
 pub const CONTRACT_VERSION: u32 = 1;
 
+/// Bytes of the longest name of a request, gateway, model or claim in a message. They become tokens of subjects, with up to
+/// three bytes for each, and a broker closes the connection of who sends a line longer than its `max_control_line` (4096).
+pub const MAX_NAME: usize = 256;
+
 /// Maps and arrays inside one another that a message may hold. What we know takes six; the rest is for keys to come.
 const MAX_DEPTH: usize = 32;
 
@@ -40,6 +44,9 @@ pub enum EnvelopeError {
     /// A value that MessagePack cannot hold.
     #[error("message body cannot be written: {0}")]
     Encode(#[from] rmp_serde::encode::Error),
+    /// A step's model that no queue can have.
+    #[error("message leads to a model whose name has {0} bytes, expected {MAX_NAME} at most")]
+    ModelName(usize),
     /// A tensor that contradicts itself.
     #[error("message holds a malformed tensor: {0}")]
     Tensor(#[from] TensorError),
@@ -140,6 +147,10 @@ pub fn encode_work(message: &WorkMessage) -> Result<Bytes, EnvelopeError> {
 pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, EnvelopeError> {
     let wire: WireWork<'_, Vec<Step>> = decode(body)?;
     let model = ModelKey { name: wire.route.model.into_owned(), version: wire.route.version };
+    let steps = wire.route.steps.iter().map(|step| step.model.name.len());
+    if let Some(bytes) = steps.filter(|bytes| *bytes > MAX_NAME).max() {
+        return Err(EnvelopeError::ModelName(bytes));
+    }
     Ok(WorkMessage {
         request_id: headers.request_id,
         gateway: headers.gateway,

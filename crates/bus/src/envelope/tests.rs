@@ -291,3 +291,20 @@ fn a_tensor_that_contradicts_itself_is_named() {
         "message holds a malformed tensor: tensor 'x' of datatype INT8 and shape [3] takes 3 bytes, got 2"
     );
 }
+
+#[test]
+fn a_model_whose_name_no_subject_can_hold_is_refused() {
+    let mut message = full();
+    let named = |length: usize| trireme_inference::ModelKey { name: "m".repeat(length), version: 1 };
+    let mut decode = |length: usize| {
+        let mut steps = message.route.remaining().to_vec();
+        steps.last_mut().expect("it has steps").model = named(length);
+        message.route = Route::resume(named(1), true, 0, steps);
+        decode_work(work_headers(&message), &encode_work(&message).unwrap())
+    };
+    assert!(decode(MAX_NAME).is_ok());
+    assert_eq!(
+        decode(MAX_NAME + 1).unwrap_err().to_string(),
+        "message leads to a model whose name has 257 bytes, expected 256 at most"
+    );
+}

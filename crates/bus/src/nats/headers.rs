@@ -5,7 +5,7 @@ use trireme_inference::{ErrorCode, InferError, UnixMicros};
 
 use super::claims::Claim;
 use super::subjects;
-use crate::envelope::{CONTRACT_VERSION, EnvelopeError, ReplyHeaders, WorkHeaders};
+use crate::envelope::{CONTRACT_VERSION, EnvelopeError, MAX_NAME, ReplyHeaders, WorkHeaders};
 use crate::{Answer, DeadLetter, Part, Reply, WorkMessage};
 
 const CONTRACT: &str = "Trireme-Contract";
@@ -52,8 +52,8 @@ pub fn write_work(message: &WorkMessage) -> Result<HeaderMap, EnvelopeError> {
 pub fn read_work(message: &Message) -> Result<WorkHeaders, EnvelopeError> {
     check_contract(message)?;
     Ok(WorkHeaders {
-        request_id: text(message, REQUEST)?.to_owned(),
-        gateway: text(message, GATEWAY)?.to_owned(),
+        request_id: name(message, REQUEST)?,
+        gateway: name(message, GATEWAY)?,
         deadline: UnixMicros(number(message, DEADLINE)?),
         priority: number(message, PRIORITY)?,
         traceparent: get(message, TRACEPARENT).map(str::to_owned),
@@ -76,8 +76,8 @@ pub fn read_reply(message: &Message) -> Result<ReplyHeaders, EnvelopeError> {
     check_contract(message)?;
     let Part { sequence, last } = read_part(message)?;
     Ok(ReplyHeaders {
-        request_id: text(message, REQUEST)?.to_owned(),
-        gateway: text(message, GATEWAY)?.to_owned(),
+        request_id: name(message, REQUEST)?,
+        gateway: name(message, GATEWAY)?,
         sequence,
         last,
     })
@@ -137,7 +137,7 @@ pub fn write_claim(headers: &mut HeaderMap, claim: &Claim) {
 /// Reads what [`write_claim`] wrote; `None` when the body is in the message.
 pub fn read_claim(message: &Message) -> Result<Option<Claim>, EnvelopeError> {
     let Some(name) = get(message, CLAIM) else { return Ok(None) };
-    if !subjects::is_token(name) {
+    if !subjects::is_token(name) || name.len() > MAX_NAME {
         return Err(EnvelopeError::Header { name: CLAIM, found: quote(name), expected: "a claim's name" });
     }
     let (bytes, parts) = (number(message, CLAIM_BYTES)?, number(message, CLAIM_PARTS)?);
@@ -167,6 +167,15 @@ fn text<'a>(message: &'a Message, name: &'static str) -> Result<&'a str, Envelop
         found: "missing".to_owned(),
         expected: "a value",
     })
+}
+
+/// What becomes part of a subject.
+fn name(message: &Message, name: &'static str) -> Result<String, EnvelopeError> {
+    let value = text(message, name)?;
+    match value.len() <= MAX_NAME {
+        true => Ok(value.to_owned()),
+        false => Err(EnvelopeError::Header { name, found: quote(value), expected: "256 bytes at most" }),
+    }
 }
 
 fn number<T: std::str::FromStr>(message: &Message, name: &'static str) -> Result<T, EnvelopeError> {
@@ -250,6 +259,9 @@ mod tests {
         };
         assert_eq!(text(CONTRACT, "2"), "message of contract version 2, expected 1");
         assert_eq!(text(GATEWAY, ""), "message header 'Trireme-Gateway' is missing, expected a value");
+        assert_eq!(text(REQUEST, &"r".repeat(MAX_NAME + 1)), format!(
+            "message header 'Trireme-Request' is '{}', expected 256 bytes at most", "r".repeat(64)
+        ));
         assert_eq!(text(DEADLINE, "soon"), "message header 'Trireme-Deadline' is 'soon', expected a whole number");
     }
 }

@@ -38,6 +38,7 @@ pub(crate) use subjects::escape_token;
 
 use claims::{Claim, Store};
 
+use crate::envelope::MAX_NAME;
 use crate::registry::{RegistryEvent, WorkerEntry};
 use crate::{
     Bus, BusError, Connection, DeadLetter, Inbox, Puller, Question, QueueOptions, QueueStatus, Reply, StoredLetter,
@@ -46,9 +47,6 @@ use crate::{
 
 /// Changes of the registry and cancellations that a reader may be behind before the bus waits for it.
 const WATCH_BACKLOG: usize = 4096;
-
-/// Bytes of the longest request id that a cancellation may name: workers remember many of them for a while.
-const MAX_REQUEST_ID: usize = 256;
 
 /// Bodies of replies that are fetched at the same time.
 const FETCHES_AT_ONCE: usize = 16;
@@ -156,7 +154,7 @@ impl Bus for Nats {
         let (sender, receiver) = mpsc::channel(WATCH_BACKLOG);
         crate::spawn("nats cancellations", async move {
             while let Some(message) = messages.next().await {
-                let request_id = std::str::from_utf8(&message.payload).ok().filter(|id| id.len() <= MAX_REQUEST_ID);
+                let request_id = std::str::from_utf8(&message.payload).ok().filter(|id| id.len() <= MAX_NAME);
                 let Some(request_id) = request_id else {
                     let bytes = message.payload.len();
                     tracing::warn!(bytes, "ignored a malformed cancellation");
