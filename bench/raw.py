@@ -49,7 +49,8 @@ class Raw:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.enable_mem_pattern = False
         wanted = "OpenVINOExecutionProvider" if self.openvino else "CPUExecutionProvider"
-        properties = {"INFERENCE_NUM_THREADS": str(threads), "NUM_STREAMS": "1", **self.properties}
+        # Pinned, the threads of all sessions would be on the first CPU.
+        properties = {"INFERENCE_NUM_THREADS": str(threads), "NUM_STREAMS": "1", "ENABLE_CPU_PINNING": "NO", **self.properties}
         settings = {"load_config": json.dumps({"CPU": properties})} if self.openvino else {}
         if self.openvino and not self.plugin:
             providers = [(wanted, {"device_type": "CPU", **settings})]

@@ -75,12 +75,7 @@ pub fn write_reply(reply: &Reply) -> Result<HeaderMap, EnvelopeError> {
 pub fn read_reply(message: &Message) -> Result<ReplyHeaders, EnvelopeError> {
     check_contract(message)?;
     let Part { sequence, last } = read_part(message)?;
-    Ok(ReplyHeaders {
-        request_id: name(message, REQUEST)?,
-        gateway: name(message, GATEWAY)?,
-        sequence,
-        last,
-    })
+    Ok(ReplyHeaders { request_id: name(message, REQUEST)?, gateway: name(message, GATEWAY)?, sequence, last })
 }
 
 /// The number of a part, or of the reply that it becomes, and whether more follow.
@@ -259,9 +254,10 @@ mod tests {
         };
         assert_eq!(text(CONTRACT, "2"), "message of contract version 2, expected 1");
         assert_eq!(text(GATEWAY, ""), "message header 'Trireme-Gateway' is missing, expected a value");
-        assert_eq!(text(REQUEST, &"r".repeat(MAX_NAME + 1)), format!(
-            "message header 'Trireme-Request' is '{}', expected 256 bytes at most", "r".repeat(64)
-        ));
+        assert_eq!(
+            text(REQUEST, &"r".repeat(MAX_NAME + 1)),
+            format!("message header 'Trireme-Request' is '{}', expected 256 bytes at most", "r".repeat(64))
+        );
         assert_eq!(text(DEADLINE, "soon"), "message header 'Trireme-Deadline' is 'soon', expected a whole number");
     }
 }

@@ -155,6 +155,8 @@ fn openvino_config(options: &BTreeMap<String, String>, threads: usize) -> String
     // One stream: a session runs one request at a time, and has to keep to its instance's share of the CPUs.
     properties.insert("NUM_STREAMS".to_owned(), "1".into());
     properties.insert("INFERENCE_NUM_THREADS".to_owned(), threads.to_string().into());
+    // Pinned, the threads of every session would be on the same CPUs, beginning with the first.
+    properties.insert("ENABLE_CPU_PINNING".to_owned(), "NO".into());
     properties.extend(options.iter().map(|(key, value)| (key.clone(), value.as_str().into())));
     serde_json::json!({ "CPU": properties }).to_string()
 }
@@ -303,6 +305,7 @@ mod tests {
         let own = read(&BTreeMap::new());
         assert_eq!(own["CPU"]["INFERENCE_NUM_THREADS"], "3");
         assert_eq!(own["CPU"]["NUM_STREAMS"], "1");
+        assert_eq!(own["CPU"]["ENABLE_CPU_PINNING"], "NO");
         let told = BTreeMap::from([("INFERENCE_NUM_THREADS".to_owned(), "5".to_owned())]);
         assert_eq!(read(&told)["CPU"]["INFERENCE_NUM_THREADS"], "5");
     }
