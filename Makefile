@@ -33,9 +33,9 @@ test: setup lint ## Everything that has to hold before a change lands
 	@$(MAKE) --no-print-directory kubernetes-test
 
 .PHONY: chaos
-chaos: setup ## The whole system under load while everything in it fails at random (FAULTS=500 REQUESTS=100000 SEED=1)
+chaos: setup ## The whole system under load while everything in it fails at random (FAULTS=500 REQUESTS=100000 SEED=1 STORAGE=memory|file|both HAND_OVER=1)
 	cargo build --release --workspace
-	cargo run --release -p trireme-e2e --bin chaos -- --faults $(or $(FAULTS),60) --requests $(or $(REQUESTS),10000) --seed $(or $(SEED),1) $(if $(DISK),--disk)
+	cargo run --release -p trireme-e2e --bin chaos -- --faults $(or $(FAULTS),60) --requests $(or $(REQUESTS),10000) --seed $(or $(SEED),1) --storage $(or $(STORAGE),both) $(if $(HAND_OVER),--hand-over)
 
 .PHONY: soak
 soak: setup ## Half an hour of steady load, to see that nothing grows (MINUTES=30)

@@ -34,7 +34,7 @@ OWNERS = {
     "ort": {"trireme-model"},
     "prost-reflect": {"trireme-model-repository"},
     "tokenizers": {"trireme-text"},
-    "tonic": {"trireme-gateway", "trireme-protocol"},
+    "tonic": {"trireme-gateway", "trireme-protocol", "trireme-e2e"},
 }
 
 # Data types outlive transports: what the domain words must never need.

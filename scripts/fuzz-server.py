@@ -3,7 +3,9 @@
 
     fuzz-server.py --http HOST:PORT --grpc HOST:PORT [--count N] [--pid PID]... [--log FILE]... [--seed N]
 
-The server may serve any models; the requests name those of tests/repositories/basic. Begins with the examples in fuzz/corpus.
+The server may serve any models; the requests name those of tests/repositories/basic, and a model 'rows' with
+max_rows_per_message. Bodies come whole or in chunks, as they are or validly compressed, calls alone or on streams, some of
+which their clients leave. Begins with the examples in fuzz/corpus.
 A known-good request goes along now and then, and its answer may not change. Of each --pid it watches the memory, and of each
 --log that nothing panics. Exits with 1 at the first request that is not answered in time or whose connection ends without an
 answer, and when the server ends, panics, grows beyond --max-growth-mib or answers the known-good request differently; the
@@ -13,10 +15,12 @@ request is written to fuzz/crashes. Needs grpcio, which .tools/python has.
 import argparse
 import asyncio
 import collections
+import gzip
 import random
 import re
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import grpc
@@ -28,6 +32,7 @@ WARM = 2000
 HTTP_CORPUS = ["infer-json", "infer-binary", "generate", "control-json"]
 PATHS = [
     "/v2/models/simple/infer",
+    "/v2/models/rows/infer",
     "/v2/models/identity_bytes/infer",
     "/v2/models/identity_bytes/generate",
     "/v2/models/identity_bytes/generate_stream",
@@ -67,6 +72,13 @@ CALLS = {
 }
 EDGES = b"\x00\x01\x7f\x80\xff\"{}[]\\-09e,:"
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: fuzz\r\n\r\n"
+# Many rows, many parts, and rows that nothing stands behind.
+ROWS = [
+    b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[5,1],"data":[1,2,3,4,5]}]}',
+    b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[4000000000,0],"data":[]}]}',
+    b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[16777216,0],"data":[]}]}',
+    b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[300,1],"data":[%s]}]}' % b",".join([b"7"] * 300),
+]
 KNOWN = b'{"inputs":[{"name":"TEXT","datatype":"BYTES","shape":[1],"data":["the rowers pull"]}]}'
 KNOWN_GOOD = b"POST /v2/models/tiny_embedding/infer HTTP/1.1\r\nHost: fuzz\r\nContent-Length: %d\r\n\r\n%s" % (len(KNOWN), KNOWN)
 # What a gRPC client says when the server did not answer but went away.
@@ -159,7 +171,7 @@ class Run:
         return None
 
     async def over_http(self, number, count):
-        chance, bodies = random.Random(self.arguments.seed * 1000 + number), [KNOWN, *examples(HTTP_CORPUS)]
+        chance, bodies = random.Random(self.arguments.seed * 1000 + number), [KNOWN, *ROWS, *examples(HTTP_CORPUS)]
         connection = Http(self.http, self.arguments.patience)
         for _ in range(count):
             request = http_request(chance, bodies)
@@ -174,8 +186,15 @@ class Run:
             # The corpus knows a model 'm'; there is one called so nowhere.
             infer = [message.replace(b"\n\x01m", b"\n\x06simple", 1) for message in examples(["infer-grpc"])]
             calls += [(calls[0][0], calls[0][1] + infer)] * (len(calls) - 2)
+            stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
             for _ in range(count):
                 call, messages = chance.choice(calls)
+                if chance.random() < 0.2:
+                    sent = [change(chance, chance.choice(calls[0][1] + infer)) for _ in range(chance.randint(0, 5))]
+                    leaves = chance.random() < 0.3
+                    status = await stream_status(stream, sent, leaves, self.arguments.patience)
+                    self.statuses[f"gRPC stream {status}"] += 1
+                    continue
                 message = change(chance, chance.choice(messages))
                 self.statuses[f"gRPC {await grpc_status(call, message, self.arguments.patience)}"] += 1
 
@@ -251,16 +270,28 @@ def change(chance, example):
 
 
 def http_request(chance, bodies):
-    """A request whose body is as long as it says; its head is changed now and then, and then it is the connection's last."""
+    """A request whose body is as long as it says, or in chunks; its head is changed now and then, and then it is the connection's last."""
     body = change(chance, chance.choice(bodies))
+    coding = chance.choice([None] * 6 + [b"gzip", b"deflate"])
+    if coding:
+        body = gzip.compress(body, 1) if coding == b"gzip" else zlib.compress(body, 1)
+    chunked = chance.random() < 0.1
     method = chance.choice(["POST"] * 12 + ["GET", "GET", "PUT", "HEAD", "OPTIONS"])
     lines = [f"{method} {chance.choice(PATHS)} HTTP/1.1".encode(), b"Host: fuzz"]
     lines += chance.sample(HEADERS, chance.randint(0, 2))
+    if coding:
+        lines.append(b"Content-Encoding: " + coding)
     if chance.random() < 0.1:
         lines.append(b"Connection: close")
         number = chance.randrange(len(lines))
         lines[number] = change(chance, lines[number]).replace(b"\n", b"").replace(b"\r", b"")
-    lines.append(b"Content-Length: %d" % len(body))
+    if chunked:
+        lines.append(b"Transfer-Encoding: chunked")
+        size = chance.randint(1, 64) if len(body) < 4096 else 1024
+        pieces = [body[at : at + size] for at in range(0, len(body), size)]
+        body = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+    else:
+        lines.append(b"Content-Length: %d" % len(body))
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
@@ -331,6 +362,26 @@ async def grpc_status(call, message, patience):
     except grpc.RpcError as error:
         if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN) or LOST.search(error.details() or ""):
             raise Fault(f"gRPC {error.code().name}: {error.details()}", message) from None
+        return error.code().name
+
+
+async def stream_status(stream, messages, leaves, patience):
+    """How a stream of these messages ended: by itself, or by its client, who stays for one answer at most."""
+
+    async def requests():
+        for message in messages:
+            yield message
+
+    try:
+        call = stream(requests(), timeout=patience)
+        async for _ in call:
+            if leaves:
+                call.cancel()
+                return "left"
+        return "OK"
+    except grpc.RpcError as error:
+        if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN) or LOST.search(error.details() or ""):
+            raise Fault(f"gRPC stream {error.code().name}: {error.details()}", b"".join(messages)) from None
         return error.code().name
 
 

@@ -187,7 +187,7 @@ async fn replay(args: &ReplayArgs) -> anyhow::Result<()> {
         ..stored.letter.message
     };
     let inbox = bus.open_inbox(&message.gateway).await?;
-    let mut replies = inbox.expect(&message.request_id);
+    let mut replies = inbox.expect(&message);
     bus.publish(&message).await?;
     if !args.keep {
         bus.remove_dead_letter(args.number).await?;

@@ -52,16 +52,20 @@ pub fn run(args: &ServeArgs) -> ExitCode {
             Gateway::start(bus.clone(), options.statistics.clone(), models, &args.gateway, exit_timeout).await?;
         args.admin.listen(gateway.readiness(), &options.statistics)?;
 
-        let starting = Worker::start(bus, &backends, &options);
-        let Some(worker) = service::or_shutdown(&shutdown, starting).await? else { return Ok(()) };
-        match gateway.until_ready(REGISTRY_TIMEOUT).await {
-            Err(unready) if options.control.exit_on_error => return Err(anyhow::Error::msg(unready)),
-            Err(unready) => tracing::warn!(unready, "serving what could be loaded"),
-            Ok(()) => {}
-        }
-        tracing::info!(http = gateway.http_address.map(tracing::field::display), "ready");
-
+        let worker = Worker::open(bus, &backends, &options).await?;
+        let serving = async {
+            worker.load().await?;
+            match gateway.until_ready(REGISTRY_TIMEOUT).await {
+                Err(unready) if options.control.exit_on_error => return Err(anyhow::Error::msg(unready)),
+                Err(unready) => tracing::warn!(unready, "serving what could be loaded"),
+                Ok(()) => {}
+            }
+            tracing::info!(http = gateway.http_address.map(tracing::field::display), "ready");
+            std::future::pending().await
+        };
+        // Models that are loaded take work while others are not yet.
         let outcome = tokio::select! {
+            outcome = serving => outcome,
             outcome = service::until_shutdown(&shutdown, &worker) => outcome,
             task = gateway.failed() => Err(anyhow::anyhow!("task '{task}' died")),
         };

@@ -12,7 +12,7 @@ use crate::{BusError, WorkMessage};
 pub struct Delivery {
     /// The message.
     pub message: WorkMessage,
-    /// Which delivery this is, counted from 1. Past `max_deliver` the worker gives the message up instead of running it.
+    /// Which delivery of the message this is, counted from 1, whether the others began it or not.
     pub attempt: u32,
     /// Settles it.
     pub acker: Acker,

@@ -4,26 +4,37 @@
 //! (nats.rs issue 1617); here a waiter that goes away takes its entry with it.
 //!
 //! Parts of an answer may overtake one another on their way, and come again when a worker died: they are put in order
-//! here, and repetitions left out. What is kept for a reader is bounded; one that falls behind is told so, and loses
-//! nothing silently.
+//! here, and repetitions left out. What is kept for a reader is bounded, and so is what is kept for all of them; one that
+//! falls behind is told so, and loses nothing silently.
+//!
+//! A request's place ends with its deadline, whether or not its reader looks: a reader that stalls keeps neither the place
+//! nor the replies, and its request is cancelled.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use trireme_inference::InferError;
+use trireme_inference::{InferError, Ledger, UnixMicros};
 
-use crate::{Reply, original_id};
+use crate::{Bus, Reply, ReplyHeaders, WorkMessage, original_id};
 
 const SHARDS: usize = 16;
 
 /// Replies to one request that are kept for its reader.
 const BACKLOG: usize = 1024;
 
-/// Bytes of tensors in them; a single reply may be larger.
+/// Bytes in them; a single reply may be larger.
 const BACKLOG_BYTES: usize = 64 << 20;
+
+/// Bytes that are kept for all readers together: of large replies a few, which are read as soon as they come.
+const KEPT_BYTES: usize = 1 << 30;
+
+/// How often deadlines are looked at. Whoever waits looks by itself, in time.
+const SWEEP: Duration = Duration::from_secs(1);
 
 type Waiters = HashMap<String, Arc<Waiter>>;
 
@@ -33,6 +44,8 @@ pub struct Inbox {
     gateway: String,
     hasher: RandomState,
     shards: [Mutex<Waiters>; SHARDS],
+    /// Bytes of replies that have come and not been read.
+    kept: Arc<AtomicUsize>,
 }
 
 /// The replies to one request. Dropping it forgets the request: later replies go nowhere.
@@ -43,9 +56,20 @@ pub struct PendingReplies {
     waiter: Arc<Waiter>,
 }
 
+/// What came for a request.
+#[derive(Debug)]
+pub enum Arrival {
+    /// The next reply in sequence.
+    Reply(Reply),
+    /// Word that a reply was lost on its way, and the id that it had: the request's own, or one of those it was sent again
+    /// under. Nobody else answers it, unless it is sent again.
+    Lost(String),
+}
+
 /// What connects the inbox with whoever waits for a request's replies.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Waiter {
+    deadline: UnixMicros,
     replies: Mutex<Replies>,
     arrived: Notify,
 }
@@ -57,8 +81,12 @@ struct Replies {
     kept: BTreeMap<u32, Reply>,
     next: u32,
     bytes: usize,
+    /// Bytes that are kept for everybody.
+    of_all: Arc<AtomicUsize>,
     /// The last reply was read, or is all that is kept.
     complete: bool,
+    /// The id of the reply that was lost last, until somebody is told.
+    lost: Option<String>,
 }
 
 // === impl Inbox ===
@@ -66,7 +94,7 @@ struct Replies {
 impl Inbox {
     pub(crate) fn new(gateway: &str) -> Arc<Inbox> {
         let shards = std::array::from_fn(|_| Mutex::default());
-        Arc::new(Inbox { gateway: gateway.to_owned(), hasher: RandomState::new(), shards })
+        Arc::new(Inbox { gateway: gateway.to_owned(), hasher: RandomState::new(), shards, kept: Arc::default() })
     }
 
     /// The gateway that this inbox belongs to: the return address of its requests.
@@ -74,11 +102,45 @@ impl Inbox {
         &self.gateway
     }
 
-    /// Starts to wait for replies to `request_id`, which is in use by no other request of this gateway.
-    pub fn expect(self: &Arc<Self>, request_id: &str) -> PendingReplies {
-        let waiter = Arc::new(Waiter::default());
-        self.shard(request_id).lock().insert(request_id.to_owned(), waiter.clone());
-        PendingReplies { inbox: self.clone(), request_id: request_id.to_owned(), waiter }
+    /// Starts to wait for replies to a request, whose id no other request of this gateway has, until its deadline.
+    pub fn expect(self: &Arc<Self>, request: &WorkMessage) -> PendingReplies {
+        let replies = Replies::counted_in(self.kept.clone());
+        let waiter =
+            Arc::new(Waiter { deadline: request.deadline, replies: Mutex::new(replies), arrived: Notify::new() });
+        let request_id = request.request_id.clone();
+        self.shard(&request_id).lock().insert(request_id.clone(), waiter.clone());
+        PendingReplies { inbox: self.clone(), request_id, waiter }
+    }
+
+    /// Ends places at their deadlines for as long as there is the inbox, and cancels their requests on `bus`.
+    pub(crate) fn keep_deadlines(self: &Arc<Self>, bus: impl Bus) {
+        let inbox = Arc::downgrade(self);
+        crate::spawn("inbox deadlines", async move {
+            loop {
+                tokio::time::sleep(SWEEP).await;
+                let Some(inbox) = inbox.upgrade() else { return };
+                for request_id in inbox.end_overdue(UnixMicros::now()) {
+                    // Who computes it stops at the deadline anyway.
+                    if let Err(error) = bus.cancel(&request_id).await {
+                        tracing::debug!(request_id, %error, "cancellation could not be sent");
+                    }
+                }
+            }
+        });
+    }
+
+    /// Ends the places of requests whose deadlines have passed; gives back their ids.
+    fn end_overdue(&self, now: UnixMicros) -> Vec<String> {
+        let mut ended = Vec::new();
+        for shard in &self.shards {
+            let overdue = shard.lock().extract_if(|_, waiter| waiter.deadline <= now).collect::<Vec<_>>();
+            for (request_id, waiter) in overdue {
+                waiter.replies.lock().expire(&self.gateway, &request_id);
+                waiter.arrived.notify_one();
+                ended.push(request_id);
+            }
+        }
+        ended
     }
 
     /// How many requests wait for replies.
@@ -91,15 +153,34 @@ impl Inbox {
     /// the reader may not look for a long time.
     #[must_use]
     pub(crate) fn dispatch(&self, reply: Reply) -> Option<String> {
-        let request_id = original_id(&reply.request_id);
-        let waiter = self.shard(request_id).lock().get(request_id).cloned();
-        let Some(waiter) = waiter else {
+        let Some(waiter) = self.waiter(&reply.request_id) else {
             tracing::trace!(request_id = reply.request_id, "reply that nobody waits for");
             return None;
         };
         let given_up = waiter.replies.lock().put(reply);
         waiter.arrived.notify_one();
         given_up
+    }
+
+    /// Whether somebody waits for this reply: it has not been had, and its request is not over.
+    pub(crate) fn awaits(&self, reply: &ReplyHeaders) -> bool {
+        let waiter = self.waiter(&reply.request_id);
+        waiter.is_some_and(|waiter| waiter.replies.lock().misses(reply.sequence))
+    }
+
+    /// A reply came, and cannot be read: whoever waits for it is told.
+    pub(crate) fn lost(&self, reply: &ReplyHeaders) {
+        let Some(waiter) = self.waiter(&reply.request_id) else { return };
+        let mut replies = waiter.replies.lock();
+        if replies.misses(reply.sequence) {
+            replies.lost = Some(reply.request_id.clone());
+            waiter.arrived.notify_one();
+        }
+    }
+
+    fn waiter(&self, request_id: &str) -> Option<Arc<Waiter>> {
+        let request_id = original_id(request_id);
+        self.shard(request_id).lock().get(request_id).cloned()
     }
 
     fn shard(&self, request_id: &str) -> &Mutex<Waiters> {
@@ -120,6 +201,22 @@ impl PendingReplies {
             self.waiter.arrived.notified().await;
         }
     }
+
+    /// As [`PendingReplies::next`], or word that a reply was lost. Cancel safe.
+    pub async fn arrival(&mut self) -> Arrival {
+        loop {
+            {
+                let mut replies = self.waiter.replies.lock();
+                if let Some(reply) = replies.take() {
+                    return Arrival::Reply(reply);
+                }
+                if let Some(request_id) = replies.lost.take() {
+                    return Arrival::Lost(request_id);
+                }
+            }
+            self.waiter.arrived.notified().await;
+        }
+    }
 }
 
 impl Drop for PendingReplies {
@@ -131,6 +228,10 @@ impl Drop for PendingReplies {
 // === impl Replies ===
 
 impl Replies {
+    fn counted_in(of_all: Arc<AtomicUsize>) -> Replies {
+        Replies { kept: BTreeMap::new(), next: 0, bytes: 0, of_all, complete: false, lost: None }
+    }
+
     /// Keeps a reply; gives the request's id back when that is one too many.
     fn put(&mut self, mut reply: Reply) -> Option<String> {
         if self.complete {
@@ -145,145 +246,86 @@ impl Replies {
                 reply.sequence += 1;
             }
         }
-        if reply.sequence < self.next || self.kept.contains_key(&reply.sequence) {
+        if !self.misses(reply.sequence) {
             return None;
         }
-        let bytes = size(&reply);
+        let bytes = reply.size();
         if self.kept.len() >= BACKLOG || (self.bytes + bytes > BACKLOG_BYTES && !self.kept.is_empty()) {
-            return Some(self.give_up(reply));
+            let error = format!(
+                "the reader of request '{}' is more than {BACKLOG} replies or {BACKLOG_BYTES} bytes behind, the most that \
+                 is kept for it",
+                reply.request_id
+            );
+            return Some(self.give_up(reply, error));
         }
-        self.bytes += bytes;
-        self.kept.insert(reply.sequence, reply);
+        if self.of_all.load(Ordering::Relaxed) + bytes > KEPT_BYTES {
+            let error = format!("replies of more than {KEPT_BYTES} bytes wait at the gateway to be read");
+            return Some(self.give_up(reply, error));
+        }
+        self.insert(reply);
         None
     }
 
-    /// The reader is too far behind: an error takes the place of all that is kept.
-    fn give_up(&mut self, reply: Reply) -> String {
-        let error = InferError::unavailable(format!(
-            "the reader of request '{}' is more than {} replies or {} bytes behind, the most that is kept for it",
-            reply.request_id, BACKLOG, BACKLOG_BYTES
-        ));
-        tracing::warn!(request_id = reply.request_id, kept = self.kept.len(), bytes = self.bytes, "{}", error.message);
-        let request_id = reply.request_id.clone();
+    fn misses(&self, sequence: u32) -> bool {
+        !self.complete && sequence >= self.next && !self.kept.contains_key(&sequence)
+    }
+
+    fn insert(&mut self, reply: Reply) {
+        let bytes = reply.size();
+        self.bytes += bytes;
+        self.of_all.fetch_add(bytes, Ordering::Relaxed);
+        self.kept.insert(reply.sequence, reply);
+    }
+
+    /// Lets go of all that is kept.
+    fn clear(&mut self) {
         self.kept.clear();
-        self.kept.insert(self.next, Reply { sequence: self.next, last: true, outcome: Err(error), ..reply });
-        self.complete = true;
+        self.of_all.fetch_sub(std::mem::take(&mut self.bytes), Ordering::Relaxed);
+    }
+
+    /// An error takes the place of all that is kept, and nothing more is.
+    fn give_up(&mut self, reply: Reply, error: String) -> String {
+        tracing::warn!(request_id = reply.request_id, kept = self.kept.len(), bytes = self.bytes, "{error}");
+        let request_id = reply.request_id.clone();
+        self.end(Reply { outcome: Err(InferError::unavailable(error)), ..reply });
         request_id
+    }
+
+    /// The deadline has passed: that takes the place of all that is kept.
+    fn expire(&mut self, gateway: &str, request_id: &str) {
+        if !self.complete {
+            let outcome = Err(InferError::unavailable("Request timeout expired"));
+            let (request_id, gateway) = (request_id.to_owned(), gateway.to_owned());
+            let (ledger, sent_at) = (Ledger::default(), UnixMicros::now());
+            self.end(Reply { request_id, gateway, sequence: 0, last: true, outcome, ledger, sent_at });
+        }
+    }
+
+    fn end(&mut self, error: Reply) {
+        self.clear();
+        self.insert(Reply { sequence: self.next, last: true, ..error });
+        self.complete = true;
     }
 
     fn take(&mut self) -> Option<Reply> {
         let reply = self.kept.remove(&self.next)?;
-        self.bytes = self.bytes.saturating_sub(size(&reply));
+        let bytes = reply.size();
+        self.bytes -= bytes;
+        self.of_all.fetch_sub(bytes, Ordering::Relaxed);
         self.next = self.next.saturating_add(1);
         if reply.last {
             self.complete = true;
-            self.kept.clear();
+            self.clear();
         }
         Some(reply)
     }
 }
 
-fn size(reply: &Reply) -> usize {
-    reply.outcome.iter().flat_map(|output| &output.tensors).map(|tensor| tensor.data().len()).sum()
+impl Drop for Replies {
+    fn drop(&mut self) {
+        self.clear();
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use trireme_inference::{Ledger, Tensor, UnixMicros};
-
-    use super::*;
-    use crate::Output;
-
-    fn part(sequence: u32, last: bool) -> Reply {
-        Reply {
-            request_id: "r".to_owned(),
-            gateway: "g".to_owned(),
-            sequence,
-            last,
-            outcome: Ok(Output::default()),
-            ledger: Ledger::default(),
-            sent_at: UnixMicros(0),
-        }
-    }
-
-    fn error(sequence: u32) -> Reply {
-        Reply { outcome: Err(InferError::internal("failed")), ..part(sequence, true) }
-    }
-
-    fn drain(replies: &mut Replies) -> Vec<(u32, bool)> {
-        std::iter::from_fn(|| replies.take()).map(|reply| (reply.sequence, reply.outcome.is_ok())).collect()
-    }
-
-    proptest! {
-        /// However parts come, and however often, each is read once and in order.
-        #[test]
-        fn parts_are_read_in_order(
-            count in 1u32..40,
-            arrivals in proptest::collection::vec((any::<u32>(), any::<bool>()), 0..200),
-        ) {
-            let mut replies = Replies::default();
-            let mut read = Vec::new();
-            let all = arrivals.iter().map(|&(number, take)| (number % count, take)).chain((0..count).map(|n| (n, false)));
-            for (number, take) in all {
-                prop_assert_eq!(replies.put(part(number, number + 1 == count)), None);
-                if take {
-                    read.extend(replies.take().map(|reply| reply.sequence));
-                }
-            }
-            read.extend(drain(&mut replies).into_iter().map(|(sequence, _)| sequence));
-            prop_assert_eq!(read, (0..count).collect::<Vec<_>>());
-            prop_assert_eq!(replies.put(part(count, false)), None);
-            prop_assert_eq!(replies.take(), None, "nothing follows the last one");
-        }
-    }
-
-    #[test]
-    fn an_error_comes_after_the_parts_before_it_and_ends_the_answer() {
-        let mut replies = Replies::default();
-        assert_eq!(replies.put(error(2)), None);
-        assert_eq!(replies.put(part(1, false)), None);
-        assert_eq!(drain(&mut replies), []);
-        assert_eq!(replies.put(part(0, false)), None);
-        assert_eq!(drain(&mut replies), [(0, true), (1, true), (2, false)]);
-        assert_eq!(replies.put(part(3, true)), None);
-        assert_eq!(drain(&mut replies), []);
-    }
-
-    #[test]
-    fn an_error_of_a_worker_that_knows_of_no_parts_ends_the_answer_too() {
-        let mut replies = Replies::default();
-        assert_eq!(replies.put(part(0, false)), None);
-        assert_eq!(replies.put(part(1, false)), None);
-        assert_eq!(drain(&mut replies), [(0, true), (1, true)]);
-        assert_eq!(replies.put(part(2, false)), None);
-        assert_eq!(replies.put(error(0)), None);
-        assert_eq!(replies.put(error(0)), None);
-        assert_eq!(drain(&mut replies), [(2, true), (3, false)], "after the parts that have come");
-    }
-
-    #[test]
-    fn a_reader_that_is_too_far_behind_gets_an_error_and_nothing_is_kept() {
-        let mut replies = Replies::default();
-        for sequence in 0..BACKLOG as u32 {
-            assert_eq!(replies.put(part(sequence, false)), None);
-        }
-        assert_eq!(replies.put(part(BACKLOG as u32, false)).as_deref(), Some("r"));
-        assert_eq!(replies.put(part(BACKLOG as u32 + 1, false)), None, "said once");
-        assert_eq!(replies.kept.len(), 1);
-        assert_eq!(drain(&mut replies), [(0, false)]);
-
-        let mut replies = Replies::default();
-        let heavy = Tensor::from_values("x", [BACKLOG_BYTES as i64], vec![0u8; BACKLOG_BYTES]).unwrap();
-        let heavy = |sequence| Reply {
-            outcome: Ok(Output { tensors: vec![heavy.clone()], ..Output::default() }),
-            ..part(sequence, false)
-        };
-        assert_eq!(replies.put(heavy(0)), None);
-        assert_eq!(drain(&mut replies), [(0, true)], "a reply by itself may be of any size");
-        assert_eq!(replies.put(heavy(1)), None);
-        assert_eq!(replies.put(part(2, false)), None);
-        assert_eq!(replies.put(heavy(3)).as_deref(), Some("r"));
-        assert_eq!(drain(&mut replies), [(1, false)]);
-    }
-}
+mod tests;

@@ -4,8 +4,9 @@
 //! and [`Nats`] over NATS JetStream for services. Everything above this crate is the same on both.
 //!
 //! Invariants:
-//! - A published message is delivered until it is acknowledged, at most [`QueueOptions::max_deliver`] times and once more
-//!   so that a worker can give it up ([`Delivery::attempt`] says which time it is).
+//! - A published message is delivered until it is acknowledged, or so often ([`QueueOptions::max_deliveries`]) that it has to
+//!   be given up ([`Delivery::attempt`] says which time it is). How often it was *begun* is another matter: workers note that
+//!   where it outlives them ([`Bus::note_attempts`]).
 //! - A message is named by its request and step. A second one of the same name is accepted and not delivered while the
 //!   first is unfinished (over NATS: within the dedup window).
 //! - Nothing waits without a limit: a full queue refuses, a publish that the broker does not confirm fails.
@@ -38,10 +39,17 @@ pub use envelope::{
     CONTRACT_VERSION, EnvelopeError, ReplyHeaders, WorkHeaders, decode_reply, decode_work, encode_reply, encode_work,
 };
 pub use in_process::InProcess;
-pub use inbox::{Inbox, PendingReplies};
+pub use inbox::{Arrival, Inbox, PendingReplies};
 pub use message::{Answer, DeadLetter, Output, Part, Reply, StoredLetter, WorkMessage, original_id};
 pub use nats::{Nats, NatsLogin, NatsOptions, NatsTls};
 pub use registry::{ModelState, RegistryEvent, WorkerEntry};
+
+/// See [`QueueOptions::max_deliveries`].
+const DELIVERIES_PER_ATTEMPT: u32 = 10;
+const DELIVERIES_TO_SPARE: u32 = 100;
+
+/// Deliveries beyond those, for giving up.
+const DELIVERIES_TO_GIVE_UP: u32 = 10;
 
 /// How a queue behaves. One queue serves one model version.
 #[derive(Clone, Debug)]
@@ -55,12 +63,14 @@ pub struct QueueOptions {
     pub max_bytes: u64,
     /// How long a delivery may stay without acknowledgement or sign of progress before it is delivered again.
     pub ack_wait: Duration,
-    /// How many deliveries shall do work. One more is made, so that a worker can give the message up with an answer.
+    /// How often a message is begun before it is given up. Deliveries that were never begun do not count.
     pub max_deliver: u32,
     /// Keep messages on the broker's disk instead of in its memory.
     pub file_storage: bool,
     /// Copies the broker keeps of each message.
     pub replicas: usize,
+    /// Whether a queue that is there already keeps the most messages that it has: who declares it does not know better.
+    pub keep_limits: bool,
 }
 
 impl Default for QueueOptions {
@@ -73,6 +83,7 @@ impl Default for QueueOptions {
             max_deliver: 3,
             file_storage: false,
             replicas: 1,
+            keep_limits: false,
         }
     }
 }
@@ -80,6 +91,18 @@ impl Default for QueueOptions {
 // === impl QueueOptions ===
 
 impl QueueOptions {
+    /// How often a message is delivered before it is given up, begun or not: far more often than it may be begun, because a
+    /// message that waits beside others of which each kills its worker is not to blame.
+    pub fn max_deliveries(&self) -> u32 {
+        self.max_deliver.saturating_mul(DELIVERIES_PER_ATTEMPT).saturating_add(DELIVERIES_TO_SPARE)
+    }
+
+    /// Deliveries that are made: some more, so that a worker can give the message up with an answer even if another died
+    /// before it could.
+    pub(crate) fn deliveries_made(&self) -> u32 {
+        self.max_deliveries().saturating_add(DELIVERIES_TO_GIVE_UP)
+    }
+
     /// Its levels, the highest first, with the most messages of each.
     pub(crate) fn level_limits(&self) -> Vec<(u32, u64)> {
         if self.levels.is_empty() {
@@ -90,6 +113,19 @@ impl QueueOptions {
         };
         self.levels.iter().map(limit).collect()
     }
+}
+
+/// Where the broker keeps a message. Within one process messages go by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queued(pub(crate) Option<Kept>);
+
+/// A message's place on a broker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    pub stream: String,
+    pub sequence: u64,
+    /// The claim under which its body was laid down, if it was.
+    pub claim: Option<String>,
 }
 
 /// How full a queue is.
@@ -119,8 +155,19 @@ pub trait Bus: Send + Sync + 'static {
     /// time.
     async fn declare_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError>;
 
-    /// Puts a message into the queue of its route's current step. Once this returns, the queue has it.
-    async fn publish(&self, message: &WorkMessage) -> Result<(), BusError>;
+    /// Puts a message into the queue of its route's current step. Once this returns, the queue has it, and it can be taken
+    /// back by what is given.
+    async fn publish(&self, message: &WorkMessage) -> Result<Queued, BusError>;
+
+    /// Takes a message out of its queue that nobody waits for any more. One that is not there any more is no error.
+    async fn take_back(&self, queued: &Queued) -> Result<(), BusError>;
+
+    /// How often a message was begun, as [`Bus::note_attempts`] said last. `None`: nobody noted it, or that is forgotten.
+    async fn attempts(&self, message: &WorkMessage) -> Result<Option<u32>, BusError>;
+
+    /// Notes how often a message was begun, for whoever it is delivered to next. Once this returns, the note outlives this
+    /// process wherever the message does; it is forgotten with the message or when its deadline has passed.
+    async fn note_attempts(&self, message: &WorkMessage, attempts: u32) -> Result<(), BusError>;
 
     /// How many bytes of tensors a message may have that travels as it is, without a claim.
     fn message_bytes(&self) -> usize;
@@ -134,10 +181,12 @@ pub trait Bus: Send + Sync + 'static {
     /// Opens the inbox that replies to `gateway` arrive in. Once per gateway name.
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError>;
 
-    /// Sends a reply to the inbox it is addressed to. A gateway that is gone is no error: nobody waits any more.
+    /// Sends a reply to the inbox it is addressed to, and returns when no loss of this connection can lose it any more: what
+    /// it answers may be acknowledged. A gateway that is gone is no error: nobody waits any more.
     async fn reply(&self, reply: Reply) -> Result<(), BusError>;
 
-    /// Tells every worker that nobody waits for this request any more. Best effort.
+    /// Tells every worker that nobody waits for this request any more. Best effort. In process it also takes its messages
+    /// out of their queues.
     async fn cancel(&self, request_id: &str) -> Result<(), BusError>;
 
     /// The ids of cancelled requests, from now on.
@@ -192,12 +241,21 @@ pub trait Puller: Send {
     /// refused. Not to be executed.
     async fn overdue(&mut self, level: u32, age: Duration) -> Result<Vec<Delivery>, BusError>;
 
-    /// Asks for no more work. What had already been sent here goes back to the queue at once.
-    async fn stop(&mut self);
+    /// Asks for no more work. What was asked for before may be on its way here: gives it as it comes, and `None` when nothing
+    /// will come any more, which takes seconds at most. To be called until then. Cancel safe.
+    async fn stop(&mut self) -> Option<Vec<Delivery>>;
 }
 
 /// What is said of a full queue, in Triton's words.
 pub const QUEUE_FULL: &str = "Exceeds maximum queue size";
+
+/// How long to wait before a message is offered again to a queue that its workers have to make anew, the `time`th time,
+/// from 0: 50 ms, and twice that each time up to a second, so that all who wait are no storm on a broker that comes back.
+pub fn queue_pause(time: u32) -> Duration {
+    const FIRST: Duration = Duration::from_millis(50);
+    const LONGEST: Duration = Duration::from_secs(1);
+    (FIRST * 2u32.pow(time.min(10))).min(LONGEST)
+}
 
 /// Why the bus did not do as asked.
 #[derive(Debug, thiserror::Error)]
@@ -223,7 +281,7 @@ pub enum BusError {
         limit: usize,
     },
     /// The broker has no room for a message that has to travel by claim.
-    #[error("message bus has no room for a message of {size} bytes (stream trireme_claims is full)")]
+    #[error("stream trireme_claims is full, there is no room for a message of {size} bytes: {QUEUE_FULL}")]
     ClaimsFull {
         /// The message's size in bytes.
         size: usize,
@@ -254,7 +312,8 @@ impl BusError {
             | BusError::NoQueue { .. }
             | BusError::ClaimsFull { .. }
             | BusError::Unreachable(_) => ErrorCode::Unavailable,
-            BusError::TooLarge { .. } => ErrorCode::InvalidArg,
+            BusError::TooLarge { .. }
+            | BusError::Envelope(EnvelopeError::TooMany(_) | EnvelopeError::TensorName(_)) => ErrorCode::InvalidArg,
             BusError::Refused { .. } | BusError::Envelope(_) => ErrorCode::Internal,
         }
     }

@@ -107,6 +107,19 @@ pub struct StoredLetter {
 /// What separates a request's id from the number of the time it was sent again.
 const AGAIN: char = '~';
 
+/// What an entry of a list takes in memory beside its texts and bytes, about.
+const ENTRY: usize = 64;
+
+/// Bytes that tensors take in memory, about.
+fn tensors_size(tensors: &[Tensor]) -> usize {
+    tensors.iter().map(|tensor| 2 * ENTRY + tensor.name().len() + 8 * tensor.shape().len() + tensor.data().len()).sum()
+}
+
+/// Bytes that parameters take in memory, about.
+fn parameters_size(parameters: &Parameters) -> usize {
+    parameters.iter().map(|(name, value)| ENTRY + name.len() + value.as_str().map_or(0, str::len)).sum()
+}
+
 /// A request's id without the mark that it was sent again: the same each time.
 pub fn original_id(request_id: &str) -> &str {
     request_id.split_once(AGAIN).map_or(request_id, |(original, _)| original)
@@ -145,6 +158,20 @@ impl WorkMessage {
         }
     }
 
+    /// Bytes that it takes in memory, about: tensors, parameters, route, and all that has names.
+    pub(crate) fn size(&self) -> u64 {
+        let steps = self.route.remaining().iter().map(|step| {
+            let inputs = step.inputs.iter().map(|input| ENTRY + input.name.len() + input.tensor.len());
+            let outputs = step.outputs.iter().map(|output| ENTRY + output.name.len() + output.tensor.len());
+            let dead = step.dead.iter().map(|name| ENTRY + name.len());
+            ENTRY + step.model.name.len() + inputs.chain(outputs).chain(dead).sum::<usize>()
+        });
+        let hops = self.ledger.0.iter().map(|hop| 2 * ENTRY + hop.model.len() + hop.worker.len());
+        let own = ENTRY + self.request_id.len() + self.gateway.len() + self.client_id.len();
+        let lists = tensors_size(&self.tensors) + parameters_size(&self.parameters);
+        (own + lists + steps.chain(hops).sum::<usize>()) as u64
+    }
+
     /// The part of the answer that this message is to become; the only one where no parts have been made.
     pub fn part(&self) -> Part {
         match self.answer {
@@ -165,5 +192,18 @@ impl WorkMessage {
             ledger: self.ledger.clone(),
             sent_at: UnixMicros::now(),
         }
+    }
+}
+
+// === impl Reply ===
+
+impl Reply {
+    /// Bytes that it takes in memory, about.
+    pub(crate) fn size(&self) -> usize {
+        let outcome = match &self.outcome {
+            Ok(output) => tensors_size(&output.tensors) + parameters_size(&output.parameters),
+            Err(error) => error.message.len(),
+        };
+        4 * ENTRY + self.request_id.len() + outcome
     }
 }

@@ -1,5 +1,11 @@
 //! The bus over a real nats-server: the properties of every bus, and what can go wrong only with a broker.
 
+#[path = "nats/cable.rs"]
+mod cable;
+#[path = "nats/claims.rs"]
+mod claims;
+#[path = "nats/replies.rs"]
+mod replies;
 #[path = "golden/vectors.rs"]
 mod vectors;
 
@@ -10,15 +16,13 @@ use std::time::{Duration, Instant};
 use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use trireme_bus::conformance::fixtures::{
-    LARGE, full_message, heavy_message, message, model, number, options, take, within,
-};
+use trireme_bus::conformance::fixtures::{full_message, message, model, number, options, take, within};
 use trireme_bus::conformance::{self, Setup};
 use trireme_bus::{
     Bus, BusError, Connection, DeadLetter, EnvelopeError, ModelState, Nats, NatsLogin, NatsOptions, NatsTls, Output,
     QueueOptions, RegistryEvent, WorkMessage, WorkerEntry, encode_reply, encode_work,
 };
-use trireme_inference::{ErrorCode, InferError, ModelKey, UnixMicros};
+use trireme_inference::{InferError, ModelKey, UnixMicros};
 use trireme_testkit::NatsServer;
 
 /// Longer than a publish may take that nobody confirms.
@@ -34,6 +38,11 @@ fn at(url: &str) -> NatsOptions {
         login: NatsLogin::Anonymous,
         tls: NatsTls::default(),
     }
+}
+
+/// A request that is waited for without an end.
+fn awaited(request_id: &str) -> WorkMessage {
+    WorkMessage { request_id: request_id.to_owned(), deadline: UnixMicros::NEVER, ..message(&model("awaited"), 1) }
 }
 
 async fn connect(server: &NatsServer) -> Nats {
@@ -96,7 +105,7 @@ async fn a_broker_that_lost_everything_is_served_again() {
     let mut puller = worker.pull(&model).await.unwrap();
     let delivery = take(&mut puller, "a message for a new puller").await;
 
-    let mut waiting = inbox.expect(&delivery.message.request_id);
+    let mut waiting = inbox.expect(&delivery.message);
     let reply = WorkMessage { gateway: "gateway".to_owned(), ..delivery.message.clone() }.reply(Ok(Output::default()));
     worker.reply(reply.clone()).await.unwrap();
     assert_eq!(within("a reply to the inbox from before", waiting.next()).await, reply);
@@ -172,72 +181,6 @@ async fn connecting_to_nobody_gives_up_in_time_and_says_where() {
 }
 
 #[tokio::test]
-async fn a_message_over_every_limit_is_refused_at_once() {
-    let server = NatsServer::start();
-    let bus = connect(&server).await;
-    let model = model("large");
-    bus.declare_queue(&model, &options()).await.unwrap();
-    let large = heavy_message(&model, 128 << 20);
-    let started = Instant::now();
-    let published = bus.publish(&large).await;
-    assert!(matches!(published, Err(BusError::TooLarge { limit, .. }) if limit == 128 << 20), "{published:?}");
-    let replied = bus.reply(large.reply(Ok(Output { tensors: large.tensors.clone(), ..Output::default() }))).await;
-    assert!(matches!(replied, Err(BusError::TooLarge { limit, .. }) if limit == 128 << 20), "{replied:?}");
-    assert!(started.elapsed() < Duration::from_secs(30), "took {:?}", started.elapsed());
-
-    bus.publish(&heavy_message(&model, 7 << 20)).await.expect("what is below the limit is taken");
-    assert!(claims(&server).await.is_none(), "and is no claim");
-}
-
-/// Messages in the stream of claims; `None` when there is no such stream.
-async fn claims(server: &NatsServer) -> Option<u64> {
-    let client = async_nats::connect(server.url()).await.expect("the server was started");
-    let mut stream = jetstream::new(client).get_stream("trireme_claims").await.ok()?;
-    Some(stream.info().await.expect("the stream is there").state.messages)
-}
-
-async fn no_claims_left(server: &NatsServer) {
-    within("the end of all claims", async {
-        while claims(server).await != Some(0) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn claims_end_with_what_they_are_for() {
-    let server = NatsServer::start();
-    let bus = connect(&server).await;
-    let model = model("claims");
-    bus.declare_queue(&model, &options()).await.unwrap();
-    let large = heavy_message(&model, LARGE);
-    bus.publish(&large).await.unwrap();
-    let parts = claims(&server).await;
-    assert_eq!(parts, Some(25), "24 MiB and a little in parts of 1 MiB");
-    bus.publish(&large).await.unwrap();
-    assert_eq!(claims(&server).await, parts, "published again it replaces itself");
-    let mut puller = bus.pull(&model).await.unwrap();
-    take(&mut puller, "the message").await.acker.nak(Duration::ZERO).await.unwrap();
-    let delivery = take(&mut puller, "the message again").await;
-    assert_eq!(claims(&server).await, parts, "kept while it is worked on");
-    delivery.acker.ack().await.unwrap();
-    no_claims_left(&server).await;
-
-    let lapsing = WorkMessage { deadline: UnixMicros::now(), ..heavy_message(&model, 9 << 20) };
-    bus.publish(&lapsing).await.unwrap();
-    assert_eq!(claims(&server).await, Some(10));
-    no_claims_left(&server).await;
-
-    let inbox = bus.open_inbox("gateway").await.unwrap();
-    let mut waiting = inbox.expect(&large.request_id);
-    let reply = large.reply(Ok(Output { tensors: large.tensors.clone(), ..Output::default() }));
-    bus.reply(reply.clone()).await.unwrap();
-    assert_eq!(within("the reply", waiting.next()).await, reply);
-    no_claims_left(&server).await;
-}
-
-#[tokio::test]
 async fn questions_and_answers_of_any_size_arrive() {
     let server = NatsServer::start_with_max_payload(4096);
     let (asker, listener) = (connect(&server).await, connect(&server).await);
@@ -252,148 +195,6 @@ async fn questions_and_answers_of_any_size_arrive() {
     }
     let asked = asker.ask("sizes", Bytes::from(vec![0; (128 << 20) + 1])).await;
     assert!(matches!(asked, Err(BusError::TooLarge { limit, .. }) if limit == 128 << 20));
-}
-
-#[tokio::test]
-async fn a_full_store_of_claims_says_so_and_keeps_nothing_of_what_it_refused() {
-    let server = NatsServer::start();
-    let bus = connect(&server).await;
-    let model = model("full");
-    bus.declare_queue(&model, &options()).await.unwrap();
-    for _ in 0..2 {
-        bus.publish(&heavy_message(&model, 120 << 20)).await.unwrap();
-    }
-    let kept = claims(&server).await;
-    let refused = bus.publish(&heavy_message(&model, 120 << 20)).await.unwrap_err();
-    assert!(matches!(refused, BusError::ClaimsFull { .. }), "{refused:?}");
-    assert!(refused.to_string().contains("stream trireme_claims is full"), "{refused}");
-    within("the end of what was refused", async {
-        while claims(&server).await != kept {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_claim_that_the_broker_lost_is_found_when_its_message_is_published_again() {
-    let mut server = NatsServer::start();
-    let gateway = connect(&server).await;
-    let model = model("restart");
-    // The message is kept on disk, its claim is not.
-    gateway.declare_queue(&model, &QueueOptions { file_storage: true, ..options() }).await.unwrap();
-    let large = heavy_message(&model, LARGE);
-    gateway.publish(&large).await.unwrap();
-    server.stop();
-    server.restart();
-    let mut connection = gateway.connection();
-    let back = within("the connection", connection.wait_for(|state| matches!(state, Connection::Up(_)))).await;
-    back.map(drop).unwrap();
-    let worker = connect(&server).await;
-    let mut puller = worker.pull(&model).await.unwrap();
-    let waiting = tokio::time::timeout(Duration::from_millis(300), puller.next(1)).await;
-    assert!(waiting.is_err(), "there is no body, got {waiting:?}");
-    gateway.publish(&large).await.unwrap();
-    let delivery = take(&mut puller, "the message with its body").await;
-    assert_eq!(delivery.message, large);
-    delivery.acker.ack().await.unwrap();
-    no_claims_left(&server).await;
-}
-
-#[tokio::test]
-async fn a_claim_that_is_lost_for_good_is_answered() {
-    let server = NatsServer::start();
-    let bus = connect(&server).await;
-    let model = model("lost claim");
-    bus.declare_queue(&model, &options()).await.unwrap();
-    let inbox = bus.open_inbox("gateway").await.unwrap();
-    let deadline = UnixMicros::now().after(Duration::from_secs(20));
-    let large = WorkMessage { gateway: "gateway".to_owned(), deadline, ..heavy_message(&model, LARGE) };
-    let mut waiting = inbox.expect(&large.request_id);
-    bus.publish(&large).await.unwrap();
-    let raw = jetstream::new(async_nats::connect(server.url()).await.unwrap());
-    raw.delete_stream("trireme_claims").await.unwrap();
-    let mut puller = bus.pull(&model).await.unwrap();
-    let reply = tokio::select! {
-        reply = within("an answer", waiting.next()) => reply,
-        deliveries = puller.next(1) => panic!("there is nothing to deliver, got {deliveries:?}"),
-    };
-    let error = reply.outcome.unwrap_err();
-    assert_eq!(error.code, ErrorCode::Unavailable);
-    assert!(error.message.starts_with("message was lost: part 0 of claim '"), "{error}");
-    let left = deadline.since(UnixMicros::now());
-    assert!(left > Duration::ZERO && left < Duration::from_secs(3), "told {left:?} before its deadline");
-}
-
-#[tokio::test]
-async fn claims_that_are_not_what_they_say_are_refused() {
-    let server = NatsServer::start();
-    let bus = connect(&server).await;
-    let model = ModelKey { name: "hostile".to_owned(), version: 1 };
-    bus.declare_queue(&model, &options()).await.unwrap();
-    let inbox = bus.open_inbox("gateway").await.unwrap();
-    let raw = jetstream::new(async_nats::connect(server.url()).await.unwrap());
-    // Makes the stream.
-    bus.publish(&heavy_message(&model, LARGE)).await.unwrap();
-    let mut puller = bus.pull(&model).await.unwrap();
-    take(&mut puller, "the good one").await.acker.ack().await.unwrap();
-    raw.publish("trireme.claim.c.0", vec![0; 1000].into()).await.unwrap().await.unwrap();
-    let huge = usize::MAX.to_string();
-    let claims = [
-        ("c", "999", "1"),
-        ("c", "1001", "1"),
-        ("c", &huge, "1"),
-        ("c", "10", &huge),
-        ("c.d", "1", "1"),
-        ("c", "-1", "1"),
-    ];
-    for (number, (name, bytes, parts)) in claims.into_iter().enumerate() {
-        let sent =
-            WorkMessage { gateway: "gateway".to_owned(), request_id: format!("r{number}"), ..message(&model, 1) };
-        let mut headers = work_headers(&sent);
-        headers.insert("Trireme-Claim", name);
-        headers.insert("Trireme-Claim-Bytes", bytes);
-        headers.insert("Trireme-Claim-Parts", parts);
-        let published = raw.publish_with_headers("trireme.work.hostile.1.0", headers, "".into()).await.unwrap();
-        published.await.unwrap();
-    }
-    let mut waiting = inbox.expect("r2");
-    let good = message(&model, 7);
-    bus.publish(&good).await.unwrap();
-    assert_eq!(number(&take(&mut puller, "the good one").await), 7);
-    let reply = tokio::select! {
-        reply = within("an answer", waiting.next()) => reply,
-        deliveries = puller.next(1) => panic!("the others are malformed, got {deliveries:?}"),
-    };
-    assert!(reply.outcome.unwrap_err().message.contains("has parts of"));
-}
-
-#[tokio::test]
-async fn claims_are_on_the_wire_as_the_golden_vectors_say() {
-    let server = NatsServer::start_with_max_payload(vectors::CLAIM_ABOVE);
-    let bus = connect(&server).await;
-    for vector in vectors::all().into_iter().filter(|vector| vector.claimed) {
-        let vectors::Message::Work(work) = &vector.message else { panic!("{} is work", vector.name) };
-        // A claim whose time is over lapses while we look.
-        let work = WorkMessage { deadline: UnixMicros::now().after(Duration::from_secs(60)), ..work.clone() };
-        let model = work.queue().unwrap();
-        bus.declare_queue(model, &options()).await.unwrap();
-        bus.publish(&work).await.unwrap();
-        let raw = jetstream::new(async_nats::connect(server.url()).await.unwrap());
-        let stream = raw.get_stream("trireme_claims").await.unwrap();
-        for (subject, bytes) in vector.parts() {
-            let part = stream.get_last_raw_message_by_subject(&subject).await.unwrap();
-            assert_eq!(part.payload, bytes, "{}: {subject}", vector.name);
-        }
-        let stream = raw.get_stream("trireme_work_minilm_2").await.unwrap();
-        let message = stream.get_last_raw_message_by_subject(&vector.message.subject()).await.unwrap();
-        assert!(message.payload.is_empty());
-        for (name, value) in vector.headers().into_iter().filter(|(name, _)| *name != "Trireme-Deadline") {
-            assert_eq!(message.headers.get(name).map(|found| found.as_str()), Some(value.as_str()), "{name}");
-        }
-        let delivery = take(&mut bus.pull(model).await.unwrap(), "the message").await;
-        assert_eq!(delivery.message, work);
-    }
 }
 
 #[tokio::test]
@@ -415,7 +216,6 @@ async fn malformed_work_is_refused_and_holds_up_nothing() {
     let elsewhere = encode_work(&full_message(&ModelKey { name: "other".to_owned(), version: 1 })).unwrap();
     let malformed = [
         (HeaderMap::new(), body.clone()),
-        (with("Trireme-Contract", "2"), body.clone()),
         (with("Trireme-Contract", ""), body.clone()),
         (with("Trireme-Deadline", "soon"), body.clone()),
         (with("Trireme-Deadline", "-1"), body.clone()),
@@ -449,11 +249,38 @@ async fn malformed_work_is_refused_and_holds_up_nothing() {
 }
 
 #[tokio::test]
+async fn a_message_of_another_contract_version_is_left_to_other_workers() {
+    let server = NatsServer::start();
+    let bus = connect(&server).await;
+    let model = ModelKey { name: "version".to_owned(), version: 1 };
+    bus.declare_queue(&model, &options()).await.unwrap();
+    let jetstream = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    let sent = message(&model, 1);
+    let mut headers = work_headers(&sent);
+    headers.insert("Trireme-Contract", "2");
+    let subject = "trireme.work.version.1.0";
+    jetstream.publish_with_headers(subject, headers, encode_work(&sent).unwrap()).await.unwrap().await.unwrap();
+    bus.publish(&message(&model, 2)).await.unwrap();
+    let mut puller = bus.pull(&model).await.unwrap();
+    let delivery = take(&mut puller, "the message of our version").await;
+    assert_eq!(number(&delivery), 2);
+    delivery.acker.ack().await.unwrap();
+    puller.stop().await;
+
+    let stream = jetstream.get_stream("trireme_work_version_1").await.unwrap();
+    let workers: jetstream::consumer::PullConsumer = stream.get_consumer("workers").await.unwrap();
+    let other = within("it, for a worker of that version", async {
+        workers.stream().max_messages_per_batch(1).messages().await.unwrap().next().await.unwrap().unwrap()
+    })
+    .await;
+    assert_eq!(other.headers.as_ref().and_then(|headers| headers.get("Trireme-Contract")).unwrap().as_str(), "2");
+}
+
+#[tokio::test]
 async fn malformed_replies_are_ignored() {
     let server = NatsServer::start();
     let bus = connect(&server).await;
     let inbox = bus.open_inbox("gateway").await.unwrap();
-    let mut waiting = inbox.expect("r");
     let raw = async_nats::connect(server.url()).await.unwrap();
     let headers = |sequence: &str, last: &str| {
         let mut headers = HeaderMap::new();
@@ -470,6 +297,7 @@ async fn malformed_replies_are_ignored() {
         answer: trireme_bus::Answer::Whole,
         ..full_message(&ModelKey { name: "m".to_owned(), version: 1 })
     };
+    let mut waiting = inbox.expect(&request);
     let reply = request.reply(Ok(Output { tensors: request.tensors.clone(), ..Output::default() }));
     let body = encode_reply(&reply).unwrap();
     let malformed = [
@@ -484,6 +312,25 @@ async fn malformed_replies_are_ignored() {
     }
     raw.publish_with_headers("trireme.reply.gateway.r", headers("0", "true"), body).await.unwrap();
     assert_eq!(within("the good reply", waiting.next()).await, reply);
+}
+
+#[tokio::test]
+async fn questions_that_are_too_large_for_a_message_are_ignored() {
+    let server = NatsServer::start();
+    let bus = connect(&server).await;
+    let mut questions = bus.questions("flood").await.unwrap();
+    let raw = async_nats::connect(server.url()).await.unwrap();
+    for _ in 0..3 {
+        let large = vec![b'x'; (1 << 20) + 1].into();
+        raw.publish_with_reply("trireme.control.flood", raw.new_inbox(), large).await.unwrap();
+    }
+    raw.publish_with_reply("trireme.control.flood", raw.new_inbox(), "small".into()).await.unwrap();
+    raw.flush().await.unwrap();
+    assert!(within("the small one", questions.recv()).await.expect("the bus is there").body == "small");
+    // What we ask ourselves takes another way.
+    let large = Bytes::from(vec![b'x'; 3 << 20]);
+    let _answers = bus.ask("flood", large.clone()).await.unwrap();
+    assert!(within("the large one", questions.recv()).await.expect("the bus is there").body == large);
 }
 
 #[tokio::test]

@@ -1,11 +1,15 @@
 //! Where a request's time went, hop by hop.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The hops a request has made so far, in order. Becomes the `Server-Timing` header and the per-stage histograms.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Ledger(pub Vec<Hop>);
+pub struct Ledger(#[serde(deserialize_with = "read_hops")] pub Vec<Hop>);
+
+fn read_hops<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Hop>, D::Error> {
+    crate::read_list(deserializer, "hops")
+}
 
 /// One step of the route, as the worker that ran it saw it. All times in microseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! - A [`Tensor`] that exists is consistent: its bytes have the length that its datatype and shape call for, and the
-//!   length prefixes of BYTES elements add up. Whoever makes one from outside data goes through [`Tensor::new`].
+//!   length prefixes of BYTES elements add up; one without elements has no dimensions that nobody could walk over. Whoever makes one from outside data goes through [`Tensor::new`].
 //! - A [`Route`] that exists was compiled from a checked plan: every step's inputs are live when it runs.
 //!
 //! Not here: I/O, clocks that block, wire formats (`protocol`, `bus`), configuration files (`model-repository`).
@@ -12,6 +12,7 @@ mod datatype;
 mod error;
 mod latencies;
 mod ledger;
+mod limits;
 mod parameters;
 mod request;
 mod route;
@@ -24,10 +25,11 @@ pub use datatype::DataType;
 pub use error::{ErrorCode, InferError};
 pub use latencies::Latencies;
 pub use ledger::{Hop, Ledger};
+pub use limits::{MAX_LISTED, TooMany, check_listed, read_list, read_parameters};
 pub use parameters::{ParameterValue, Parameters};
 pub use request::{InferRequest, InferResponse, ModelKey, RequestedOutput, SharedMemoryPart, SharedTensors};
 pub use route::{Branch, Branches, PlanStep, Route, RoutePlan, Step, StepInput, StepOutput};
-pub use shape::{MAX_ELEMENTS, Shape};
+pub use shape::{MAX_ELEMENTS, MAX_EMPTY_SIZE, Shape};
 pub use statistics::{BatchTimes, Completed, Counters, DropReason, Executed, FailureReason, Timed};
 pub use tensor::{BytesElements, Element, Tensor, TensorError, TensorSpec, UncheckedTensor};
 pub use time::UnixMicros;

@@ -10,7 +10,7 @@ mod branches;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 pub use self::branches::{Branch, Branches};
 use crate::{InferError, ModelKey, Tensor};
@@ -69,15 +69,29 @@ pub struct Step {
     /// The model version that runs.
     pub model: ModelKey,
     /// Where its inputs come from.
+    #[serde(deserialize_with = "read_inputs")]
     pub inputs: Vec<StepInput>,
     /// Where its outputs go.
+    #[serde(deserialize_with = "read_outputs")]
     pub outputs: Vec<StepOutput>,
     /// Live tensors that nothing needs after this step.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "read_dead")]
     pub dead: Vec<String>,
     /// The priority level of its model's queue that the request waits at, 1 highest; 0 where the model has no levels.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub level: u32,
+}
+
+fn read_inputs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<StepInput>, D::Error> {
+    crate::read_list(deserializer, "inputs of a step")
+}
+
+fn read_outputs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<StepOutput>, D::Error> {
+    crate::read_list(deserializer, "outputs of a step")
+}
+
+fn read_dead<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    crate::read_list(deserializer, "dead tensors of a step")
 }
 
 fn is_zero(level: &u32) -> bool {

@@ -3,15 +3,23 @@
 use std::fmt;
 use std::ops::Deref;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The most elements a tensor may have; Triton's limit too.
 pub const MAX_ELEMENTS: u64 = i64::MAX as u64;
 
+/// The most that the other dimensions of a shape without elements may multiply to. A shape such as `[1000000000, 0]` costs
+/// its sender nothing, but whoever walks over its rows.
+pub const MAX_EMPTY_SIZE: u64 = 1 << 24;
+
 /// Dimensions, outermost first. In a schema -1 means "any size"; a [`crate::Tensor`] never holds a negative one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Shape(Vec<i64>);
+pub struct Shape(#[serde(deserialize_with = "read_dimensions")] Vec<i64>);
+
+fn read_dimensions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<i64>, D::Error> {
+    crate::read_list(deserializer, "dimensions")
+}
 
 // === impl Shape ===
 
@@ -27,6 +35,12 @@ impl Shape {
             return Some(0);
         }
         self.0.iter().try_fold(1u64, |product, &d| product.checked_mul(d as u64)).filter(|&count| count <= MAX_ELEMENTS)
+    }
+
+    /// Whether there are no elements, though dimensions beside the zero promise more than [`MAX_EMPTY_SIZE`] of something.
+    pub fn is_vast_and_empty(&self) -> bool {
+        let size = self.0.iter().filter(|&&d| d > 0).try_fold(1u64, |product, &d| product.checked_mul(d as u64));
+        self.0.contains(&0) && size.is_none_or(|size| size > MAX_EMPTY_SIZE)
     }
 
     /// Whether `concrete` fits this schema: same rank, and every dimension equal or -1 here.

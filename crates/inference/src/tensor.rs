@@ -57,6 +57,12 @@ pub enum TensorError {
         crate::MAX_ELEMENTS
     )]
     TooManyElements { name: String, shape: Shape },
+    /// No elements, and other dimensions that multiply past [`crate::MAX_EMPTY_SIZE`].
+    #[error(
+        "tensor '{name}' has shape {shape} without elements, whose other dimensions exceed the maximum size of {}",
+        crate::MAX_EMPTY_SIZE
+    )]
+    VastAndEmpty { name: String, shape: Shape },
     /// The bytes are not as many as datatype and shape call for.
     #[error("tensor '{name}' of datatype {datatype} and shape {shape} takes {expected} bytes, got {actual}")]
     ByteSize { name: String, datatype: DataType, shape: Shape, expected: u64, actual: u64 },
@@ -117,6 +123,9 @@ impl Tensor {
                 false => TensorError::TooManyElements { name, shape },
             });
         };
+        if shape.is_vast_and_empty() {
+            return Err(TensorError::VastAndEmpty { name, shape });
+        }
         match datatype.element_size() {
             Some(size) => {
                 let expected = count.saturating_mul(size as u64);
@@ -341,5 +350,17 @@ mod tests {
     fn zero_size_tensors_are_tensors() {
         assert_eq!(Tensor::new("t", DataType::Fp32, [2, 0], Bytes::new()).unwrap().element_count(), 0);
         assert_eq!(Tensor::new("t", DataType::Bytes, [0], Bytes::new()).unwrap().element_count(), 0);
+        assert_eq!(Tensor::new("t", DataType::Int64, [0, 1 << 24], Bytes::new()).unwrap().element_count(), 0);
+    }
+
+    #[test]
+    fn shapes_that_cost_nothing_and_promise_much_are_refused() {
+        for shape in [vec![1 << 45, 0], vec![0, (1 << 24) + 1], vec![0, i64::MAX, i64::MAX], vec![1 << 20, 0, 1 << 20]]
+        {
+            for datatype in [DataType::Fp32, DataType::Bytes] {
+                let tensor = Tensor::new("t", datatype, shape.clone(), Bytes::new());
+                assert!(matches!(tensor, Err(TensorError::VastAndEmpty { .. })), "{shape:?}: {tensor:?}");
+            }
+        }
     }
 }

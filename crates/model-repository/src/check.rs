@@ -225,7 +225,7 @@ impl ModelConfig {
                     ),
                 }
             }
-            fault @ TensorError::Datatype { .. } => fault.to_string(),
+            fault @ (TensorError::VastAndEmpty { .. } | TensorError::Datatype { .. }) => fault.to_string(),
         };
         request.fault(text)
     }

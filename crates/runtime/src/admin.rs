@@ -1,12 +1,15 @@
 //! The admin listener: liveness and readiness for orchestrators, on a thread of its own, so that it answers however
 //! busy the process is.
 //!
-//! `GET /livez` is 200 while the process runs; `GET /readyz` is 200 while it takes work and 503 otherwise; `GET /metrics` is
+//! `GET /livez` is 200 while the process works, and 503 when its async runtime has run none of its tasks for half a minute: it
+//! is stuck, and only a restart helps. What counts is time in which this thread did run, so that a process that was stopped
+//! as a whole is not blamed for it. `GET /readyz` is 200 while it takes work and 503 otherwise; `GET /metrics` is
 //! what the process has counted.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::StatusCode;
@@ -21,6 +24,16 @@ use crate::statistics::export;
 /// Whether the process takes work. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Health(Arc<AtomicBool>);
+
+/// How often the runtime shows that it works.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// Beats that may be missing before the process counts as stuck.
+const MISSED_BEATS: u32 = 30;
+
+/// Whether the process's tasks are run: the runtime beats, the admin thread counts the beats that are missing.
+#[derive(Clone, Debug, Default)]
+struct Pulse(Arc<AtomicU32>);
 
 /// A running admin listener; it ends with the process.
 #[derive(Debug)]
@@ -46,30 +59,70 @@ impl Health {
 // === impl Admin ===
 
 impl Admin {
-    /// Starts to listen; `ready` says whether the process takes work. Errors when the address cannot be bound.
+    /// Starts to listen, for the runtime that this is called in; `ready` says whether the process takes work. Errors when
+    /// the address cannot be bound.
     pub fn start(
         address: SocketAddr,
         ready: impl Fn() -> bool + Clone + Send + Sync + 'static,
         statistics: Statistics,
     ) -> std::io::Result<Admin> {
+        Admin::beating(BEAT, address, ready, statistics)
+    }
+
+    fn beating(
+        every: Duration,
+        address: SocketAddr,
+        ready: impl Fn() -> bool + Clone + Send + Sync + 'static,
+        statistics: Statistics,
+    ) -> std::io::Result<Admin> {
+        let pulse = Pulse::default();
+        // On the runtime that is watched, to its end.
+        tokio::runtime::Handle::current().spawn(pulse.clone().beat(every));
         let listener = std::net::TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         std::thread::Builder::new().name("admin".to_owned()).spawn(move || {
+            let shown = pulse.clone();
             let routes = Router::new()
-                .route("/livez", get(|| async { StatusCode::OK }))
+                .route("/livez", get(async move || status(shown.is_there())))
                 .route("/readyz", get(async move || status(ready())))
                 .route("/metrics", get(async move || metrics(&statistics)));
             let served = runtime.block_on(async {
                 let listener = tokio::net::TcpListener::from_std(listener)?;
-                axum::serve(listener, routes).await
+                tokio::select! {
+                    served = axum::serve(listener, routes).into_future() => served,
+                    () = pulse.miss(every) => Ok(()),
+                }
             });
             if let Err(error) = served {
                 tracing::error!(%error, "admin listener ended");
             }
         })?;
         Ok(Admin { address })
+    }
+}
+
+// === impl Pulse ===
+
+impl Pulse {
+    async fn beat(self, every: Duration) {
+        loop {
+            self.0.store(0, Ordering::Relaxed);
+            tokio::time::sleep(every).await;
+        }
+    }
+
+    /// Counts on until there is a beat.
+    async fn miss(self, every: Duration) {
+        loop {
+            tokio::time::sleep(every).await;
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn is_there(&self) -> bool {
+        self.0.load(Ordering::Relaxed) <= MISSED_BEATS
     }
 }
 
@@ -84,4 +137,53 @@ fn metrics(statistics: &Statistics) -> impl IntoResponse + use<> {
     let mut out = Exposition::default();
     export::process_metrics(statistics, &mut out);
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], out.into_text())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::sync::mpsc;
+    use std::time::Instant;
+
+    use super::*;
+
+    fn livez(address: SocketAddr) -> u16 {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        stream.write_all(b"GET /livez HTTP/1.0\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
+    fn until(address: SocketAddr, wanted: u16) {
+        let started = Instant::now();
+        while livez(address) != wanted {
+            assert!(started.elapsed() < Duration::from_secs(60), "/livez is not {wanted}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    #[test]
+    fn a_stuck_runtime_is_not_alive() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let address = {
+            let _inside = runtime.enter();
+            let statistics = Statistics::new("test");
+            let every = Duration::from_millis(10);
+            Admin::beating(every, "127.0.0.1:0".parse().unwrap(), || true, statistics).unwrap().address
+        };
+        let (free, stuck) = mpsc::sync_channel::<()>(0);
+        let working = std::thread::spawn(move || {
+            runtime.block_on(async {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                // As a deadlock would.
+                stuck.recv().unwrap();
+                std::future::pending::<()>().await;
+            });
+        });
+        until(address, 503);
+        free.send(()).unwrap();
+        until(address, 200);
+        assert!(!working.is_finished());
+    }
 }

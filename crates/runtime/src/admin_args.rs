@@ -87,8 +87,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn the_check_says_what_the_listener_says() {
+    #[tokio::test]
+    async fn the_check_says_what_the_listener_says() {
         let ready = Arc::new(AtomicBool::new(false));
         let shown = ready.clone();
         let admin =

@@ -1,72 +1,174 @@
-//! The canary: a made-up request that the instances of a model without traffic execute from time to time, so that one that
-//! is broken is noticed before a client finds it. It waits for nothing but an idle instance, and counts nowhere.
+//! The canary: a request that the instances of a model execute from time to time when none of its own succeeds, so that
+//! one that is broken is noticed: without traffic before a client finds it, and with traffic before it fails all that comes,
+//! which it does faster than the others work. It counts nowhere.
 //!
 //! Not here: a canary request that does not end (`watchdog`, as for every execution).
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use trireme_inference::{InferError, Shape, Tensor};
+use trireme_inference::{ErrorCode, InferError, ModelKey, Shape, Tensor};
 use trireme_model_repository::{ModelConfig, ModelInput};
 
-use crate::backend::{ExecuteRequest, ModelInstance};
+use crate::backend::{ExecuteRequest, Instance, ModelInstance, Progress, StepwiseInstance, Ticket};
 use crate::execute::panicked;
 use crate::hosted::HostedModel;
 
 /// The most elements of a made-up input: what a model needs more for is no probe.
 const MAX_ELEMENTS: u64 = 1 << 20;
 
-/// A model's canary request.
+/// The most steps that a made-up request may take when it is tried.
+const MAX_STEPS: usize = 10_000;
+
+/// So many runs in a row that fail by our fault, and an instance has to show that it still works.
+const FAILURES: u32 = 8;
+
+/// A model's canary request, which the model has executed: when it fails later, it is the instance that has changed.
 pub(crate) struct Canary {
     request: ExecuteRequest,
-    trust: Mutex<Trust>,
+    /// Runs that gave somebody a result.
+    successes: AtomicU64,
 }
 
-/// What a canary request that fails says.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Trust {
-    /// It has never run: the model may not take it.
-    Untried,
-    /// It has run: now the instance is broken.
-    Proven,
-    /// The model does not take it.
-    Useless,
-}
+/// How often in a row an instance has failed by our fault.
+#[derive(Debug, Default)]
+pub(crate) struct Streak(u32);
 
 /// Name under which a worker fails whose canary request fails.
 const FAILURE: &str = "canary request";
 
-/// Has the idle instances of a model execute its canary request after every `pause` in which nothing came for it.
+/// Has the idle instances of a model execute its canary request after every `pause` in which nothing succeeded.
 pub(crate) async fn watch(model: Arc<HostedModel>, pause: Duration) {
+    let Some(canary) = &model.canary else { return };
     let stopping = model.worker.tasks.stopping().clone();
-    let mut seen = model.admitted.load(Ordering::Relaxed);
+    let mut seen = canary.successes.load(Ordering::Relaxed);
     loop {
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             () = stopping.cancelled() => return,
         }
-        let now = model.admitted.load(Ordering::Relaxed);
-        if now == seen && model.queue.in_hand() == 0 {
+        let now = canary.successes.load(Ordering::Relaxed);
+        if is_due(seen, now, model.queue.in_hand()) {
             model.queue.call_idle();
         }
         seen = now;
     }
 }
 
+/// Whether the time without a success, `seen` before it and `now`, calls for a canary request.
+fn is_due(seen: u64, now: u64, in_hand: usize) -> bool {
+    now == seen && in_hand == 0
+}
+
+// === impl Streak ===
+
+impl Streak {
+    /// Notes how a run ended. What the request was refused for says nothing of the instance.
+    pub fn note(&mut self, outcome: Result<(), ErrorCode>) {
+        match outcome {
+            Ok(()) => self.0 = 0,
+            Err(ErrorCode::Internal) => self.0 = self.0.saturating_add(1),
+            Err(_) => {}
+        }
+    }
+
+    /// Whether the instance has to show now that it still works; it is asked once.
+    pub fn is_due(&mut self) -> bool {
+        let due = self.0 >= FAILURES;
+        if due {
+            self.0 = 0;
+        }
+        due
+    }
+}
+
 // === impl Canary ===
 
 impl Canary {
+    fn new(request: ExecuteRequest) -> Canary {
+        Canary { request, successes: AtomicU64::new(0) }
+    }
+
+    /// Notes how a run of somebody's request ended.
+    fn note(&self, outcome: &Result<(), ErrorCode>) {
+        self.successes.fetch_add(u64::from(outcome.is_ok()), Ordering::Relaxed);
+    }
+
     /// `declared` has run when the model was loaded. Without it, a request of one row whose open dimensions are 1, all zeros
-    /// and empty texts; `None` for a model without inputs, or with very large ones.
-    pub fn new(declared: Option<ExecuteRequest>, config: &ModelConfig) -> Option<Canary> {
-        match declared {
-            Some(request) => Some(Canary { request, trust: Mutex::new(Trust::Proven) }),
-            None => Some(Canary { request: made_up(config)?, trust: Mutex::new(Trust::Untried) }),
+    /// and empty texts, if the first of the instances takes it; `None` for a model without inputs, or with very large ones.
+    pub async fn prove(
+        declared: Option<ExecuteRequest>,
+        key: &ModelKey,
+        config: &ModelConfig,
+        mut instances: Vec<Instance>,
+    ) -> (Option<Canary>, Vec<Instance>) {
+        let proven = |request| Some(Canary::new(request));
+        let request = match (declared, made_up(config)) {
+            (Some(request), _) => return (proven(request), instances),
+            (None, None) => return (None, instances),
+            (None, Some(request)) => request,
+        };
+        let tried = request.clone();
+        let trying = tokio::task::spawn_blocking(move || {
+            let outcome = instances.first_mut().map_or(Ok(()), |instance| attempt(instance, tried));
+            (outcome, instances)
+        });
+        let (outcome, instances) = trying.await.expect("panics of an instance are caught where it is called");
+        match outcome {
+            Ok(()) => (proven(request), instances),
+            Err(error) => {
+                tracing::info!(
+                    model = %key, %error,
+                    "no canary requests: the model does not take a made-up one; model_warmup can declare one"
+                );
+                (None, instances)
+            }
         }
     }
+}
+
+/// Has an instance that nobody uses yet execute a request.
+fn attempt(instance: &mut Instance, request: ExecuteRequest) -> Result<(), InferError> {
+    const TICKET: Ticket = Ticket::MAX;
+    match instance {
+        Instance::Batch(instance) => execute(instance.as_mut(), &request),
+        Instance::Stepwise(instance) => {
+            let ended = caught(|| step_through(instance.as_mut(), TICKET, request));
+            if ended.is_err() {
+                let _ = caught(|| {
+                    instance.leave(TICKET);
+                    Ok(())
+                });
+            }
+            ended
+        }
+    }
+}
+
+fn execute(instance: &mut dyn ModelInstance, request: &ExecuteRequest) -> Result<(), InferError> {
+    caught(|| instance.execute(std::slice::from_ref(request)).into_iter().try_for_each(|result| result.map(drop)))
+}
+
+fn step_through(
+    instance: &mut dyn StepwiseInstance,
+    ticket: Ticket,
+    request: ExecuteRequest,
+) -> Result<(), InferError> {
+    instance.join(ticket, request)?;
+    for _ in 0..MAX_STEPS {
+        for (_, progress) in instance.step() {
+            if let Progress::Done(result) = progress {
+                return result.map(drop);
+            }
+        }
+    }
+    Err(InferError::internal(format!("not answered within {MAX_STEPS} steps")))
+}
+
+fn caught(call: impl FnOnce() -> Result<(), InferError>) -> Result<(), InferError> {
+    std::panic::catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(panicked()))
 }
 
 fn made_up(config: &ModelConfig) -> Option<ExecuteRequest> {
@@ -88,45 +190,76 @@ fn zeros(input: &ModelInput, batched: bool) -> Option<Tensor> {
 // === impl HostedModel ===
 
 impl HostedModel {
-    /// The request that its idle instances execute now and then.
+    /// The request that its instances execute now and then.
     pub(crate) fn canary_request(&self) -> Option<&ExecuteRequest> {
-        let canary = self.canary.as_ref()?;
-        (*canary.trust.lock() != Trust::Useless).then_some(&canary.request)
+        self.canary.as_ref().map(|canary| &canary.request)
     }
 
-    /// Executes the canary request on an idle instance.
-    pub(crate) fn run_canary(&self, instance: &mut dyn ModelInstance) {
-        let Some(request) = self.canary_request() else { return };
+    /// Notes how a run of an instance ended.
+    pub(crate) fn note_run(&self, streak: &mut Streak, outcome: Result<(), ErrorCode>) {
+        if let Some(canary) = &self.canary {
+            canary.note(&outcome);
+        }
+        streak.note(outcome);
+    }
+
+    /// Executes the canary request on an instance between two batches. Says whether the instance may go on.
+    pub(crate) fn run_canary(&self, instance: &mut dyn ModelInstance) -> bool {
+        let Some(request) = self.canary_request() else { return true };
         let execution = self.executions.begin(Vec::new(), None);
-        let results = std::panic::catch_unwind(AssertUnwindSafe(|| instance.execute(std::slice::from_ref(request))));
+        let result = execute(instance, request);
         drop(execution);
-        let results = results.unwrap_or_else(|_| vec![Err(panicked())]);
-        self.judge_canary(results.into_iter().try_for_each(|result| result.map(drop)));
+        let works = result.is_ok();
+        self.judge_canary(result);
+        works
     }
 
-    /// A worker ends, and is replaced, whose canary request fails after it has run before: it is the instance that has
+    /// A worker ends, and is replaced, whose canary request fails: it has run before, so it is the instance that has
     /// changed, and what broke it (a device, memory) is the process's.
     pub(crate) fn judge_canary(&self, result: Result<(), InferError>) {
-        let Some(canary) = &self.canary else { return };
-        let mut trust = canary.trust.lock();
-        match (result, *trust) {
-            (Ok(()), _) => {
-                *trust = Trust::Proven;
-                tracing::debug!(model = %self.key, "canary request succeeded");
-            }
-            (Err(error), Trust::Proven) => {
+        match result {
+            Ok(()) => tracing::debug!(model = %self.key, "canary request succeeded"),
+            Err(error) => {
                 tracing::error!(model = %self.key, %error, "the canary request failed: this worker gives its work back and ends");
                 self.executions.set_broken();
                 self.intake.cancel();
                 self.worker.tasks.fail(FAILURE);
             }
-            (Err(error), _) => {
-                *trust = Trust::Useless;
-                tracing::info!(
-                    model = %self.key, %error,
-                    "no canary requests: the model does not take a made-up one; model_warmup can declare one"
-                );
-            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_successes_put_the_canary_off() {
+        let canary = Canary::new(ExecuteRequest::made_up("canary", Vec::new(), [""; 0]));
+        let successes = || canary.successes.load(Ordering::Relaxed);
+        let before = successes();
+        assert!(is_due(before, successes(), 0), "nothing came");
+        canary.note(&Err(ErrorCode::Internal));
+        canary.note(&Err(ErrorCode::InvalidArg));
+        assert!(is_due(before, successes(), 0), "all that came failed");
+        assert!(!is_due(before, successes(), 1), "something is being executed");
+        canary.note(&Ok(()));
+        assert!(!is_due(before, successes(), 0), "something succeeded");
+    }
+
+    #[test]
+    fn an_instance_that_fails_again_and_again_has_to_show_that_it_works() {
+        let mut streak = Streak::default();
+        for outcome in [Err(ErrorCode::Internal), Err(ErrorCode::InvalidArg)] {
+            (1..FAILURES).for_each(|_| streak.note(outcome));
+        }
+        assert!(!streak.is_due(), "what a request was refused for says nothing");
+        streak.note(Err(ErrorCode::Internal));
+        assert!(streak.is_due());
+        assert!(!streak.is_due(), "once");
+        (1..FAILURES).for_each(|_| streak.note(Err(ErrorCode::Internal)));
+        streak.note(Ok(()));
+        streak.note(Err(ErrorCode::Internal));
+        assert!(!streak.is_due(), "it has worked since");
     }
 }

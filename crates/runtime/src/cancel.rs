@@ -65,12 +65,19 @@ impl Cancellations {
         }
     }
 
-    /// A request was cancelled.
-    pub fn cancel(&self, request_id: String) {
+    /// Whether a request was cancelled lately.
+    pub fn is_cancelled(&self, request_id: &str) -> bool {
+        self.0.lock().recent.contains(request_id)
+    }
+
+    /// A request was cancelled. Whether work of it is in hand.
+    pub fn cancel(&self, request_id: String) -> bool {
         let mut state = self.0.lock();
-        if let Some((flag, _)) = state.in_hand.get(&request_id) {
+        let in_hand = state.in_hand.get(&request_id);
+        if let Some((flag, _)) = in_hand {
             flag.cancel();
         }
+        let in_hand = in_hand.is_some();
         if state.recent.insert(request_id.clone()) {
             state.recent_order.push_back(request_id);
         }
@@ -79,6 +86,7 @@ impl Cancellations {
         {
             state.recent.remove(&oldest);
         }
+        in_hand
     }
 }
 
@@ -91,9 +99,9 @@ mod tests {
         let cancellations = Cancellations::default();
         let here = cancellations.enter("a");
         assert!(!here.is_cancelled());
-        cancellations.cancel("a".to_owned());
+        assert!(cancellations.cancel("a".to_owned()), "in hand");
         assert!(here.is_cancelled());
-        cancellations.cancel("b".to_owned());
+        assert!(!cancellations.cancel("b".to_owned()), "not in hand");
         assert!(cancellations.enter("b").is_cancelled());
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A gateway puts a command to everybody on one topic of the bus ([`command`]). Each process with a model repository is a
 //! [`Participant`]: it carries the command out as far as it is concerned and answers. When nobody failed, the gateway says so,
-//! and everybody remembers ([`Memory`]) what is wanted of that model now. Who starts later asks the others what they remember:
+//! and everybody remembers ([`Memory`]) what is wanted of that model now. Who starts later asks a gateway what it remembers:
 //! what was loaded by request lives as long as one process that knows it, and needs no store. [`Control`] is all of that
 //! for one process.
 //!
@@ -30,8 +30,12 @@ pub use message::{Change, Order, Outcome, Override};
 /// The topic of commands. Only gateways speak there, where the broker knows who is who.
 const TOPIC: &str = "models";
 
-/// The topic of those who ask what is remembered.
+/// The topic of those who ask what is remembered. Only gateways answer there, where the broker knows who is who: whoever is
+/// believed here decides what everybody loads.
 const RECALL_TOPIC: &str = "recall";
+
+/// The topic on which a gateway that finds no other asks what workers remember.
+const RECALL_WORKERS_TOPIC: &str = "recall_workers";
 
 /// How often somebody who carries out a command says that it is still at it.
 const PROGRESS: Duration = Duration::from_secs(2);
@@ -59,9 +63,19 @@ pub trait Participant: Send + Sync + 'static {
 #[derive(Debug, Default)]
 pub struct Memory(Mutex<BTreeMap<String, Change>>);
 
+/// Whose part in model control a [`Control`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It is believed by all, and believes workers when there is no other gateway.
+    Gateway,
+    /// It believes gateways.
+    Worker,
+}
+
 /// A process's part in model control.
 pub struct Control {
     name: String,
+    role: Role,
     bus: Arc<dyn Bus>,
     memory: Arc<Memory>,
     commands: mpsc::Receiver<Question>,
@@ -74,13 +88,15 @@ impl Memory {
     /// Remembers a change, unless a newer one is known. Says whether it was news.
     pub fn keep(&self, model: &str, change: &Change) -> bool {
         let mut changes = self.0.lock();
-        match changes.get(model) {
-            Some(known) if known.at >= change.at => false,
-            _ => {
-                changes.insert(model.to_owned(), change.clone());
-                true
-            }
+        let news = is_news(&changes, model, change);
+        if news {
+            changes.insert(model.to_owned(), change.clone());
         }
+        news
+    }
+
+    fn is_news(&self, model: &str, change: &Change) -> bool {
+        is_news(&self.0.lock(), model, change)
     }
 
     /// All of it.
@@ -89,18 +105,33 @@ impl Memory {
     }
 }
 
+fn is_news(known: &BTreeMap<String, Change>, model: &str, change: &Change) -> bool {
+    known.get(model).is_none_or(|known| known.at < change.at)
+}
+
+// === impl Role ===
+
+impl Role {
+    fn answers_on(self) -> &'static str {
+        match self {
+            Role::Gateway => RECALL_TOPIC,
+            Role::Worker => RECALL_WORKERS_TOPIC,
+        }
+    }
+}
+
 // === impl Control ===
 
 impl Control {
     /// Learns what the others remember, and begins to listen. `name` is that of no other participant.
-    pub async fn join(bus: Arc<dyn Bus>, name: String) -> Result<Control, BusError> {
+    pub async fn join(bus: Arc<dyn Bus>, name: String, role: Role) -> Result<Control, BusError> {
         let memory = Arc::new(Memory::default());
-        for (model, change) in recall(bus.as_ref(), &name).await? {
+        for (model, change) in recall(bus.as_ref(), &name, role, &memory).await? {
             memory.keep(&model, &change);
         }
         let commands = bus.questions(TOPIC).await?;
-        let recalls = bus.questions(RECALL_TOPIC).await?;
-        Ok(Control { name, bus, memory, commands, recalls })
+        let recalls = bus.questions(role.answers_on()).await?;
+        Ok(Control { name, role, bus, memory, commands, recalls })
     }
 
     /// What was wanted when the process began to listen, and is later.
@@ -110,12 +141,12 @@ impl Control {
 
     /// Carries out commands for as long as `tasks` runs.
     pub fn serve(self, participant: Arc<dyn Participant>, tasks: &TaskSet) {
-        let Control { name, bus, memory, mut commands, recalls } = self;
+        let Control { name, role, bus, memory, mut commands, recalls } = self;
         // One change at a time.
         let turn = Arc::new(tokio::sync::Mutex::new(()));
         let listener = Arc::new(Listener { name, memory, participant, turn });
         tasks.spawn("model control answers", answer(recalls, listener.clone(), tasks.stopping().clone()));
-        tasks.spawn("model control recall", catch_up(bus, listener.clone(), tasks.stopping().clone()));
+        tasks.spawn("model control recall", catch_up(bus, listener.clone(), role, tasks.stopping().clone()));
         let waiting = Arc::new(Semaphore::new(MAX_WAITING));
         let set = tasks.clone();
         tasks.spawn("model control", async move {
@@ -171,12 +202,12 @@ async fn answer(mut recalls: mpsc::Receiver<Question>, listener: Arc<Listener>, 
 }
 
 /// Asks for what was missed: between recalling and listening, and whenever the connection was lost.
-async fn catch_up(bus: Arc<dyn Bus>, listener: Arc<Listener>, stopping: CancellationToken) {
+async fn catch_up(bus: Arc<dyn Bus>, listener: Arc<Listener>, role: Role, stopping: CancellationToken) {
     let mut connection = bus.connection();
     loop {
         let up = matches!(*connection.borrow_and_update(), Connection::Up(_));
         let missed = match up {
-            true => recall(bus.as_ref(), &listener.name).await.unwrap_or_default(),
+            true => recall(bus.as_ref(), &listener.name, role, &listener.memory).await.unwrap_or_default(),
             false => Vec::new(),
         };
         for (model, change) in missed {
@@ -270,18 +301,40 @@ pub async fn settle(bus: &dyn Bus, model: &str, change: &Change) -> Result<(), B
     bus.ask(TOPIC, Command::Settled { model: model.to_owned(), change: change.clone() }.encode()).await.map(drop)
 }
 
-/// What the others remember; nothing where there are none.
-async fn recall(bus: &dyn Bus, asked_by: &str) -> Result<Vec<(String, Change)>, BusError> {
-    let mut answers = bus.ask(RECALL_TOPIC, Recall { asked_by: asked_by.to_owned() }.encode()).await?;
-    let mut remembered = Vec::new();
+/// What the others remember; nothing where there are none. What a gateway has from workers it tells everybody: those who
+/// started while there was no gateway know nothing of it.
+async fn recall(bus: &dyn Bus, asked_by: &str, role: Role, memory: &Memory) -> Result<Vec<(String, Change)>, BusError> {
+    if let Some(remembered) = ask(bus, RECALL_TOPIC, asked_by, false).await? {
+        return Ok(remembered);
+    }
+    if role == Role::Worker {
+        return Ok(Vec::new());
+    }
+    let remembered = ask(bus, RECALL_WORKERS_TOPIC, asked_by, true).await?.unwrap_or_default();
+    for (model, change) in remembered.iter().filter(|(model, change)| memory.is_news(model, change)) {
+        settle(bus, model, change).await?;
+    }
+    Ok(remembered)
+}
+
+/// What those who answer on a topic remember: `all` of them, or the first. `None`: nobody answers.
+async fn ask(bus: &dyn Bus, topic: &str, asked_by: &str, all: bool) -> Result<Option<Vec<(String, Change)>>, BusError> {
+    let mut answers = bus.ask(topic, Recall { asked_by: asked_by.to_owned() }.encode()).await?;
+    let (mut remembered, mut answered) = (Vec::new(), false);
     let until = tokio::time::Instant::now() + RECALL;
     while let Ok(Some(answer)) = tokio::time::timeout_at(until, answers.recv()).await {
         match Answer::decode(&answer) {
             Ok(Answer::Remembered { model, change }) => remembered.push((model, change)),
-            Ok(Answer::NothingMore) => break,
+            Ok(Answer::NothingMore) => {
+                answered = true;
+                if !all {
+                    break;
+                }
+            }
             Ok(Answer::Working { .. } | Answer::Ended { .. }) => {}
             Err(error) => tracing::warn!(%error, "ignored a malformed answer"),
         }
     }
-    Ok(remembered)
+    // One that has not said everything is believed what it said.
+    Ok((answered || !remembered.is_empty()).then_some(remembered))
 }

@@ -10,11 +10,32 @@ use trireme_inference::{Completed, FailureReason, Hop, InferError, UnixMicros};
 use trireme_telemetry::steps::{Computed, ran_together};
 
 use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, ModelInstance, Stop};
+use crate::canary::Streak;
 use crate::hosted::{HostedModel, Pending, Work, refused};
+use crate::lateness::is_too_late;
+use crate::queue::Taken;
 use crate::queue_policy::Patience;
 use crate::statistics::runs::{Runs, executed};
 use crate::stepwise::Stepper;
 use crate::watchdog::Abort;
+
+/// Name under which a worker fails one of whose instances' threads has ended.
+const FAILURE: &str = "instance that panicked";
+
+/// A thread that ends by a panic, which is none of its model's: nobody takes what waits for it, so the worker has to end.
+struct EndsOnPanic(Arc<HostedModel>);
+
+impl Drop for EndsOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let EndsOnPanic(model) = self;
+            tracing::error!(model = %model.key, "an instance's thread panicked: this worker gives its work back and ends");
+            model.executions.set_broken();
+            model.intake.cancel();
+            model.worker.tasks.fail(FAILURE);
+        }
+    }
+}
 
 // === impl HostedModel ===
 
@@ -24,6 +45,7 @@ impl HostedModel {
         // Sending results on may need the runtime's timers and channels.
         let runtime = self.worker.tasks.runtime().clone();
         let _runtime = runtime.enter();
+        let _watch = EndsOnPanic(self.clone());
         match instance {
             Instance::Batch(instance) => self.run_batches(instance),
             Instance::Stepwise(instance) => Stepper::new(self, instance).run(),
@@ -32,17 +54,35 @@ impl HostedModel {
 
     /// Takes a batch, executes it, sends the results on.
     fn run_batches(self: Arc<Self>, mut instance: Box<dyn ModelInstance>) {
-        let (stop, mut calls) = (instance.stop(), 0);
-        while let Some((batch, mut run)) = self.queue.take_run(&mut calls) {
-            match batch.is_empty() {
-                true => self.run_canary(instance.as_mut()),
-                false => run.executed = self.run_batch(instance.as_mut(), stop.as_ref(), batch),
+        let (stop, mut calls, mut streak) = (instance.stop(), 0, Streak::default());
+        let late = |work: &Work, takes| is_too_late(&work.pending.message, takes, Duration::ZERO, UnixMicros::now());
+        while let Some(taken) = self.queue.take_run(&mut calls, late) {
+            let called = match taken {
+                Taken::Late(late) => {
+                    late.into_iter().for_each(|work| self.drop_late(work.pending));
+                    false
+                }
+                Taken::Batch(batch, _) if batch.is_empty() => true,
+                Taken::Batch(batch, mut run) => {
+                    run.executed = self.run_batch(instance.as_mut(), stop.as_ref(), &mut streak, batch);
+                    false
+                }
+            };
+            // What waits is not for an instance that is broken: it is handed back.
+            if (called || streak.is_due()) && !self.run_canary(instance.as_mut()) {
+                return;
             }
         }
     }
 
+    /// What of a batch is to be executed now.
+    pub(crate) fn begin(self: &Arc<Self>, batch: Vec<Work>, started: Instant) -> Vec<(ExecuteRequest, Pending)> {
+        let wanted = batch.into_iter().filter_map(|work| self.begin_one(work, started));
+        self.count_attempts(wanted.collect())
+    }
+
     /// A request that is about to be executed, unless nobody waits for it any more.
-    pub(crate) fn begin(self: &Arc<Self>, work: Work, started: Instant) -> Option<(ExecuteRequest, Pending)> {
+    fn begin_one(self: &Arc<Self>, work: Work, started: Instant) -> Option<(ExecuteRequest, Pending)> {
         let Work { request, mut pending, arrived } = work;
         if let Some(error) = request.unwanted() {
             self.fail(pending, error, FailureReason::Other);
@@ -62,11 +102,11 @@ impl HostedModel {
         self: &Arc<Self>,
         instance: &mut dyn ModelInstance,
         stop: Option<&Arc<dyn Stop>>,
+        streak: &mut Streak,
         batch: Vec<Work>,
     ) -> usize {
         let started = Instant::now();
-        let wanted = batch.into_iter().filter_map(|work| self.begin(work, started));
-        let (requests, mut waiting): (Vec<_>, Vec<_>) = wanted.unzip();
+        let (requests, mut waiting): (Vec<_>, Vec<_>) = self.begin(batch, started).into_iter().unzip();
         if requests.is_empty() {
             return 0;
         }
@@ -86,6 +126,13 @@ impl HostedModel {
         // Whatever is answered has been counted before.
         let timings = results.iter().map(|result| result.as_ref().ok().map(|response| response.timing));
         self.count(&Runs::of(waiting.iter().map(|pending| pending.description).zip(timings)));
+        let outcomes = requests.iter().zip(&results).filter_map(|(request, result)| match result {
+            Ok(_) => Some(Ok(())),
+            Err(error) => request.unwanted().is_none().then_some(Err(error.code)),
+        });
+        if let Some(outcome) = outcomes.reduce(Result::or) {
+            self.note_run(streak, outcome);
+        }
         for ((request, pending), result) in requests.iter().zip(waiting).zip(results) {
             match result.is_err().then(|| request.unwanted()).flatten() {
                 // It may have been stopped for that.

@@ -1,6 +1,7 @@
 //! The deliveries this worker has in hand. While it does, the bus must not give them to others: a ticker reports
 //! progress on each of them every third of `ack_wait`.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,13 +14,16 @@ use crate::TaskSet;
 #[derive(Clone, Default)]
 pub struct Held(Arc<Mutex<Slots>>);
 
+/// A delivery's place among those held. No two deliveries ever have the same.
+pub type Slot = u64;
+
 #[derive(Default)]
 struct Slots {
-    slots: Vec<Option<Slot>>,
-    free: Vec<usize>,
+    by_number: HashMap<Slot, Entry>,
+    next: Slot,
 }
 
-struct Slot {
+struct Entry {
     handle: Arc<dyn AckHandle>,
     since: Instant,
     /// Given back although its holder still has it.
@@ -30,7 +34,7 @@ struct Slot {
 pub struct HeldAcker {
     acker: Option<Acker>,
     held: Held,
-    slot: usize,
+    slot: Slot,
 }
 
 // === impl Held ===
@@ -38,42 +42,41 @@ pub struct HeldAcker {
 impl Held {
     /// Starts to keep a delivery alive.
     pub fn hold(&self, acker: Acker) -> HeldAcker {
-        let entry = Some(Slot { handle: acker.handle(), since: Instant::now(), let_go: false });
+        let entry = Entry { handle: acker.handle(), since: Instant::now(), let_go: false };
         let mut slots = self.0.lock();
-        let slot = match slots.free.pop() {
-            Some(slot) => {
-                slots.slots[slot] = entry;
-                slot
-            }
-            None => {
-                slots.slots.push(entry);
-                slots.slots.len() - 1
-            }
-        };
+        let slot = slots.next;
+        slots.next += 1;
+        slots.by_number.insert(slot, entry);
         drop(slots);
         HeldAcker { acker: Some(acker), held: self.clone(), slot }
     }
 
     /// How many deliveries are in hand.
     pub fn count(&self) -> usize {
-        self.0.lock().slots.iter().flatten().filter(|slot| !slot.let_go).count()
+        self.0.lock().by_number.values().filter(|entry| !entry.let_go).count()
     }
 
-    /// Gives deliveries back whose holder hangs, and keeps them alive no longer.
-    pub async fn let_go(&self, slots: &[usize]) {
+    /// Gives deliveries back whose holder hangs, and keeps them alive no longer. Those that were settled meanwhile are none
+    /// of its business. The bus may take `limit` for all of them; what it has not taken by then comes again after `ack_wait`.
+    pub async fn let_go(&self, slots: &[Slot], limit: Duration) {
         let handles: Vec<_> = {
             let mut held = self.0.lock();
-            let let_go = |slot: &usize| {
-                let slot = held.slots.get_mut(*slot)?.as_mut()?;
-                slot.let_go = true;
-                Some(slot.handle.clone())
+            let let_go = |slot: &Slot| {
+                let entry = held.by_number.get_mut(slot)?;
+                entry.let_go = true;
+                Some(entry.handle.clone())
             };
             slots.iter().filter_map(let_go).collect()
         };
-        for handle in handles {
-            if let Err(error) = handle.nak(Duration::ZERO).await {
-                tracing::debug!(%error, "not given back; the bus delivers it again after ack_wait");
+        let giving = async {
+            for handle in handles {
+                if let Err(error) = handle.nak(Duration::ZERO).await {
+                    tracing::debug!(%error, "not given back; the bus delivers it again after ack_wait");
+                }
             }
+        };
+        if tokio::time::timeout(limit, giving).await.is_err() {
+            tracing::debug!("not all was given back; the bus delivers it again after ack_wait");
         }
     }
 
@@ -102,13 +105,8 @@ impl Held {
 
     fn older_than(&self, age: Duration) -> Vec<Arc<dyn AckHandle>> {
         let slots = self.0.lock();
-        slots
-            .slots
-            .iter()
-            .flatten()
-            .filter(|slot| !slot.let_go && slot.since.elapsed() >= age)
-            .map(|slot| slot.handle.clone())
-            .collect()
+        let entries = slots.by_number.values().filter(|entry| !entry.let_go && entry.since.elapsed() >= age);
+        entries.map(|entry| entry.handle.clone()).collect()
     }
 }
 
@@ -116,7 +114,7 @@ impl Held {
 
 impl HeldAcker {
     /// Its place among those held.
-    pub fn slot(&self) -> usize {
+    pub fn slot(&self) -> Slot {
         self.slot
     }
 
@@ -142,15 +140,15 @@ impl HeldAcker {
 
 impl Drop for HeldAcker {
     fn drop(&mut self) {
-        let mut slots = self.held.0.lock();
-        slots.slots[self.slot] = None;
-        slots.free.push(self.slot);
+        self.held.0.lock().by_number.remove(&self.slot);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
 
     #[derive(Default)]
     struct Recorder(Mutex<Vec<&'static str>>);
@@ -205,13 +203,51 @@ mod tests {
         let held = Held::default();
         let recorder = Arc::new(Recorder::default());
         let (hung, other) = (held.hold(Acker::new(recorder.clone())), held.hold(Acker::new(recorder.clone())));
-        held.let_go(&[hung.slot()]).await;
+        held.let_go(&[hung.slot()], LIMIT).await;
         assert_eq!((held.count(), held.older_than(Duration::ZERO).len()), (1, 1));
         assert_eq!(*recorder.0.lock(), ["nak"]);
         // Its holder has come back after all.
         hung.ack().await.unwrap();
         other.ack().await.unwrap();
         assert_eq!(held.count(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_took_the_place_of_a_settled_delivery_is_not_given_back() {
+        let held = Held::default();
+        let recorder = Arc::new(Recorder::default());
+        let settled = held.hold(Acker::new(recorder.clone()));
+        let slot = settled.slot();
+        settled.ack().await.unwrap();
+        let _next = held.hold(Acker::new(recorder.clone()));
+        held.let_go(&[slot], LIMIT).await;
+        assert_eq!(*recorder.0.lock(), ["ack"]);
+        assert_eq!((held.count(), held.older_than(Duration::ZERO).len()), (1, 1));
+    }
+
+    #[tokio::test]
+    async fn a_bus_that_takes_nothing_holds_nobody_up() {
+        struct Stuck;
+        #[async_trait::async_trait]
+        impl AckHandle for Stuck {
+            async fn ack(&self) -> Result<(), BusError> {
+                std::future::pending().await
+            }
+            async fn nak(&self, _: Duration) -> Result<(), BusError> {
+                std::future::pending().await
+            }
+            async fn term(&self, _: &str) -> Result<(), BusError> {
+                std::future::pending().await
+            }
+            async fn in_progress(&self) -> Result<(), BusError> {
+                std::future::pending().await
+            }
+            fn abandon(&self) {}
+        }
+        let held = Held::default();
+        let hung = held.hold(Acker::new(Arc::new(Stuck)));
+        let let_go = async { held.let_go(&[hung.slot()], Duration::from_millis(10)).await };
+        tokio::time::timeout(LIMIT, let_go).await.expect("it ends");
     }
 
     #[tokio::test]

@@ -20,9 +20,11 @@ use crate::batching::{Candidate, Description};
 use crate::canary::Canary;
 use crate::cancel::CancelFlag;
 use crate::held::HeldAcker;
+use crate::lateness::is_too_late;
 use crate::queue::{Permit, WorkQueue};
 use crate::queue_policy::{self, Patience};
 use crate::statistics::ModelStatistics;
+use crate::suspects::Turn;
 use crate::watchdog::Executions;
 use crate::worker::Shared;
 
@@ -78,7 +80,14 @@ pub(crate) struct Stay {
 /// work has left the process.
 pub(crate) struct Claim {
     pub acker: HeldAcker,
-    pub attempt: u32,
+    /// Which delivery of its message it is, counted from 1.
+    pub deliveries: u32,
+    /// How often the message was begun, this time included once it was.
+    pub attempts: u32,
+    /// Whether it has begun this time.
+    pub begun: bool,
+    /// For one that is not the first.
+    pub turn: Option<Turn>,
     /// Number of the reply that an error becomes.
     pub sequence: u32,
 }
@@ -88,12 +97,25 @@ pub(crate) struct Claim {
 impl HostedModel {
     /// Takes in what the bus delivered.
     pub fn receive(self: &Arc<Self>, delivery: Delivery) {
-        let sequence = delivery.message.part().sequence;
-        let claim = Claim { acker: self.worker.held.hold(delivery.acker), attempt: delivery.attempt, sequence };
-        if claim.attempt > 1 {
+        let (message, claim) = self.hold(delivery);
+        if claim.deliveries > 1 {
             self.statistics.record(|counters| counters.redeliveries += 1);
+            return self.suspect(message, claim, self.queue.permit());
         }
-        self.admit(delivery.message, claim, self.queue.permit());
+        self.admit(message, claim, self.queue.permit());
+    }
+
+    /// Keeps a delivery alive from now on.
+    fn hold(&self, delivery: Delivery) -> (WorkMessage, Claim) {
+        let claim = Claim {
+            acker: self.worker.held.hold(delivery.acker),
+            deliveries: delivery.attempt,
+            attempts: 0,
+            begun: false,
+            turn: None,
+            sequence: delivery.message.part().sequence,
+        };
+        (delivery.message, claim)
     }
 
     /// Takes in a request that a step in this process made; gives it back when there is no room.
@@ -108,19 +130,22 @@ impl HostedModel {
     }
 
     /// Checks a request and queues it, or settles it at once.
-    fn admit(self: &Arc<Self>, message: WorkMessage, delivery: Claim, permit: Permit<Work>) {
+    pub(crate) fn admit(self: &Arc<Self>, message: WorkMessage, delivery: Claim, permit: Permit<Work>) {
         self.admitted.fetch_add(1, Ordering::Relaxed);
         let received_at = UnixMicros::now();
-        self.worker.taps.see(&self.key, &self.config.backend, &message, delivery.attempt);
+        self.worker.taps.see(&self.key, &self.config.backend, &message, delivery.attempt());
         let cancelled = self.worker.cancellations.enter(&message.request_id);
         let checked = self.check(&message, &delivery, received_at);
         let mut pending = self.pending(message, delivery, permit, received_at);
         let inputs = match checked {
             _ if cancelled.is_cancelled() => {
-                let error = InferError::cancelled("cancelled by the client");
-                return self.fail(pending, error, FailureReason::Other);
+                return self.fail(pending, cancelled_by_client(), FailureReason::Other);
             }
             Err(error) => return self.fail(pending, error, FailureReason::Other),
+            Ok(_) if self.is_late(&pending.message, received_at) => {
+                self.queue.came_late();
+                return self.drop_late(pending);
+            }
             Ok(_) if self.patience(&pending.message, received_at) == Patience::Over => {
                 return self.fail(pending, refused(), FailureReason::Rejected);
             }
@@ -139,10 +164,15 @@ impl HostedModel {
         };
         let arrived = Instant::now();
         let description = self.queue.describe(&request.inputs);
-        let candidate = Candidate { arrived, priority: message.level().saturating_mul(2), description };
+        let delayed = self.patience(message, received_at) == Patience::Delayed;
+        let priority = message.level().saturating_mul(2) | u32::from(delayed);
+        let candidate = Candidate { arrived, priority, description };
         let rows = if self.batched { description.rows } else { 1 };
         pending.description = Description { rows, ..description };
-        self.queue.push(candidate, Work { request, pending, arrived });
+        match pending.delivery.is_alone() {
+            true => self.queue.push_alone(candidate, Work { request, pending, arrived }),
+            false => self.queue.push(candidate, Work { request, pending, arrived }),
+        }
     }
 
     /// A request that has just been received.
@@ -152,7 +182,7 @@ impl HostedModel {
             version: self.key.version,
             worker: &self.worker.name,
             request_id: &message.request_id,
-            attempt: delivery.attempt,
+            attempt: delivery.attempt(),
             sent_at: message.sent_at.into(),
             received_at: received_at.into(),
         };
@@ -162,10 +192,10 @@ impl HostedModel {
     }
 
     fn check(&self, message: &WorkMessage, delivery: &Claim, now: UnixMicros) -> Result<Vec<Tensor>, InferError> {
-        let max_deliver = self.worker.queue_options.max_deliver;
-        if delivery.attempt > max_deliver {
+        let attempts = delivery.attempts;
+        if !delivery.begun && attempts >= self.worker.queue_options.max_deliver {
             return Err(InferError::internal(format!(
-                "request was given up after {max_deliver} attempts: each time the worker died or stopped responding"
+                "request was given up after {attempts} attempts: each time the worker died or stopped responding"
             )));
         }
         if message.deadline <= now {
@@ -176,10 +206,23 @@ impl HostedModel {
         Ok(inputs)
     }
 
+    /// Whether a request that comes now will not be answered before its deadline.
+    fn is_late(&self, message: &WorkMessage, now: UnixMicros) -> bool {
+        self.queue.outlook().is_some_and(|(run, wait)| is_too_late(message, run, wait, now))
+    }
+
+    /// Lets go of a request that would not be answered before its deadline; the gateway answers it then.
+    pub(crate) fn drop_late(self: &Arc<Self>, pending: Pending) {
+        self.fail(pending, expired(), FailureReason::Other);
+    }
+
     /// How its queue is to behave.
     pub fn queue_options(&self) -> QueueOptions {
-        let levels = queue_policy::levels(&self.config, *self.taken_in.lock());
-        QueueOptions { levels, ..self.worker.queue_options.clone() }
+        let taken_in = *self.taken_in.lock();
+        // Until the registry has said what all workers take in, this one's part is known; what a queue has already is more.
+        let levels = queue_policy::levels(&self.config, taken_in.unwrap_or(self.queue.capacity() as u64));
+        let keep_limits = taken_in.is_none() && queue_policy::is_limited(&self.config);
+        QueueOptions { levels, keep_limits, ..self.worker.queue_options.clone() }
     }
 
     pub fn patience(&self, message: &WorkMessage, now: UnixMicros) -> Patience {
@@ -196,28 +239,43 @@ impl HostedModel {
         self.queue.delay_where(|work| self.patience(&work.pending.message, now) == Patience::Delayed);
     }
 
-    /// Gives back what waits in this worker.
-    pub async fn hand_back(&self) {
-        for work in self.queue.remove_where(|_| true) {
-            let _ = work.pending.delivery.acker.nak(Duration::ZERO).await;
+    /// Lets go of what waits in this worker and was cancelled.
+    pub fn drop_cancelled(self: &Arc<Self>) {
+        for work in self.queue.remove_where(|work| work.request.cancelled.is_cancelled()) {
+            self.fail(work.pending, cancelled_by_client(), FailureReason::Other);
         }
     }
 
     /// Refuses what waited too long in the shared queue.
     pub fn refuse(self: &Arc<Self>, delivery: Delivery) {
-        let sequence = delivery.message.part().sequence;
-        let claim = Claim { acker: self.worker.held.hold(delivery.acker), attempt: delivery.attempt, sequence };
-        let (message, permit) = (delivery.message, self.queue.permit());
+        let (message, claim) = self.hold(delivery);
+        let permit = self.queue.permit();
         let received_at = UnixMicros::now();
+        // As all that is in hand: whatever ends leaves.
+        self.worker.cancellations.enter(&message.request_id);
         let pending = self.pending(message, claim, permit, received_at);
         self.fail(pending, refused(), FailureReason::Rejected);
+    }
+}
+
+// === impl Claim ===
+
+impl Claim {
+    /// Which attempt at the message this is, or is about to be, counted from 1.
+    pub fn attempt(&self) -> u32 {
+        self.attempts.saturating_add(u32::from(!self.begun))
+    }
+
+    /// Whether nothing else may run in one batch with it.
+    pub fn is_alone(&self) -> bool {
+        matches!(self.turn, Some(Turn::Alone { .. }))
     }
 }
 
 /// Why a request need not be worked on any more, if so.
 pub(crate) fn unwanted(cancelled: &CancelFlag, deadline: UnixMicros) -> Option<InferError> {
     if cancelled.is_cancelled() {
-        Some(InferError::cancelled("cancelled by the client"))
+        Some(cancelled_by_client())
     } else if deadline <= UnixMicros::now() {
         Some(expired())
     } else {
@@ -227,6 +285,10 @@ pub(crate) fn unwanted(cancelled: &CancelFlag, deadline: UnixMicros) -> Option<I
 
 /// Triton's text.
 const TIMEOUT_EXPIRED: &str = "Request timeout expired";
+
+fn cancelled_by_client() -> InferError {
+    InferError::cancelled("cancelled by the client")
+}
 
 /// Nobody waits for a request past its deadline: the gateway has answered it.
 fn expired() -> InferError {

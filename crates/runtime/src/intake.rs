@@ -162,6 +162,23 @@ impl Intake {
         }
     }
 
+    /// How long a run of this cost is expected to take, once that is known.
+    pub fn run(&self, cost: f64) -> Option<Duration> {
+        self.pace.run(cost).and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+    }
+
+    /// How long runs take of late, and how long it is until an instance is free; `None` while that is not known.
+    pub fn outlook(&self, now: Instant) -> Option<(Duration, Duration)> {
+        let run = (self.pace.runs > 0.0).then_some(self.pace.seconds)?;
+        let left = |run: &Running| {
+            let takes = self.pace.run(run.cost).unwrap_or_default();
+            (takes - now.saturating_duration_since(run.started).as_secs_f64()).max(0.0)
+        };
+        let idle = self.running.len() < self.instances;
+        let wait = if idle { 0.0 } else { self.running.iter().map(left).fold(f64::INFINITY, f64::min) };
+        Some((Duration::try_from_secs_f64(run).ok()?, Duration::try_from_secs_f64(wait).ok()?))
+    }
+
     /// How many requests to take in addition to those that wait here.
     pub fn room(&self, waiting: usize, now: Instant) -> Room {
         let horizon = self.horizon();

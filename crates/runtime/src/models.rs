@@ -19,6 +19,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use trireme_bus::{BusError, ModelState, WorkerEntry};
 use trireme_inference::{ModelKey, UnixMicros};
 use trireme_model_repository::RepositoryModel;
@@ -32,7 +33,7 @@ use crate::load::{backend_of, load_version, stage};
 use crate::queue::WorkQueue;
 use crate::queue_policy;
 use crate::watchdog::{self, Executions};
-use crate::worker::{Current, Shared, WorkerOptions, pull};
+use crate::worker::{Current, Shared, WorkerOptions, now_said, pull};
 
 /// What a worker hosts.
 pub(crate) struct Models {
@@ -44,6 +45,8 @@ pub(crate) struct Models {
     versions: Arc<Mutex<BTreeMap<ModelKey, Version>>>,
     /// Threads of versions that are gone.
     retired: Mutex<Vec<JoinHandle<()>>>,
+    /// The tasks that pull work.
+    pub pulls: TaskTracker,
 }
 
 /// A version that was loaded, or could not be.
@@ -68,8 +71,8 @@ struct Instances {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// The task that pulls work for a version. It stays when the instances behind it change: a puller that stops gives back
-/// what it has, and that counts as an attempt.
+/// The task that pulls work for a version. It stays when the instances behind it change: what is on its way is for
+/// whichever is current.
 struct Pull {
     current: Current,
     /// Raised when it is to stop.
@@ -93,8 +96,8 @@ pub(crate) struct Applied {
 
 impl Models {
     pub fn new(shared: Arc<Shared>, options: WorkerOptions, backends: Vec<Arc<dyn Backend>>) -> Models {
-        let (versions, retired) = (Arc::default(), Mutex::default());
-        Models { shared, options, backends, pulling: CancellationToken::new(), versions, retired }
+        let (versions, retired, pulls) = (Arc::default(), Mutex::default(), TaskTracker::new());
+        Models { shared, options, backends, pulling: CancellationToken::new(), versions, retired, pulls }
     }
 
     /// The names of the backends.
@@ -178,23 +181,24 @@ impl Models {
         }
     }
 
-    /// Tells the registry that this worker takes no more work; gives the entries that are to be taken back.
-    pub async fn leave(&self) -> Vec<WorkerEntry> {
+    /// Tells the registry that this worker takes no more work, of all versions at once.
+    pub async fn leave(&self) {
         let mut said = self.shared.said.lock().await;
-        let mut entries = self.entries();
-        for entry in &mut entries {
-            entry.state = ModelState::Unloading;
-            if let Err(error) = self.shared.announce(&mut said, entry).await {
+        self.versions.lock().values_mut().for_each(|version| {
+            version.entry.state = ModelState::Unloading;
+            version.entry.since = now_said(&mut said);
+        });
+        let entries = self.entries();
+        let announced = join_all(entries.iter().map(|entry| self.shared.bus.announce(entry))).await;
+        for (entry, announced) in entries.iter().zip(announced) {
+            if let Err(error) = announced {
                 tracing::warn!(model = %entry.model, %error, "could not announce that this worker leaves");
             }
-            if let Some(version) = self.versions.lock().get_mut(&entry.model) {
-                version.entry = entry.clone();
-            }
         }
-        entries
     }
 
-    fn entries(&self) -> Vec<WorkerEntry> {
+    /// What the registry says of this worker.
+    pub fn entries(&self) -> Vec<WorkerEntry> {
         self.versions.lock().values().map(|version| version.entry.clone()).collect()
     }
 
@@ -251,6 +255,10 @@ impl Models {
     ) -> Result<(), BusError> {
         let key = ModelKey { name: model.name.clone(), version };
         let LoadedModel { config, instances, policy, canary } = loaded;
+        let (canary, instances) = match self.options.canary {
+            Some(_) => Canary::prove(canary, &key, &config, instances).await,
+            None => (None, instances),
+        };
         let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
         let in_hand = match queue_policy::is_limited(&config) {
             true => queue_policy::taken_in(instances.len().max(1), policy.max_rows()),
@@ -266,7 +274,6 @@ impl Models {
         // Where another is replaced its puller stays, and with it what stops that.
         let running = self.versions.lock().get(&key).and_then(|known| Some(known.running.as_ref()?.pull.stop.clone()));
         let intake = running.unwrap_or_else(|| self.pulling.child_token());
-        let canary = self.options.canary.and_then(|_| Canary::new(canary, &config));
         let hosted = Arc::new(HostedModel {
             key: key.clone(),
             config,
@@ -348,9 +355,10 @@ impl Models {
         let current = Arc::new(RwLock::new(model));
         let stopped = CancellationToken::new();
         let (task, ended) = (pull(current.clone(), stop.clone()), stopped.clone().drop_guard());
+        let counted = self.pulls.token();
         self.shared.tasks.spawn("pull", async move {
             task.await;
-            drop(ended);
+            drop((ended, counted));
         });
         Pull { current, stop, stopped }
     }

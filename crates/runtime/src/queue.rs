@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
@@ -12,6 +12,9 @@ use trireme_inference::Tensor;
 use crate::QueueLoad;
 use crate::batching::{BatchPolicy, Candidate, Decision, Description};
 use crate::intake::{Intake, Room, RunId};
+
+/// Most requests that are asked for at a time in place of others that came too late.
+const REPLACED: usize = 64;
 
 /// The queue. `T` is whatever belongs to a waiting request.
 pub struct WorkQueue<T> {
@@ -28,11 +31,15 @@ struct State<T> {
     /// Parallel to `items`: what the policy sees.
     candidates: Vec<Candidate>,
     items: VecDeque<T>,
+    /// What runs in a batch of its own, before all else: no policy is asked.
+    alone: VecDeque<(Candidate, T)>,
     /// How much to take from the shared queue; `None`: as much as there are permits for.
     intake: Option<Intake>,
     /// For how many the shared queue was last asked: whoever asks sleeps until that is wrong.
     asked: usize,
     permits_out: usize,
+    /// Requests that came too late, since one came that did not.
+    late: usize,
     /// How often the idle were called.
     calls: u64,
     closed: bool,
@@ -51,6 +58,14 @@ pub struct Run<T> {
     pub executed: usize,
 }
 
+/// What an instance is to do.
+pub enum Taken<T> {
+    /// To execute these; none when the idle were called.
+    Batch(Vec<T>, Run<T>),
+    /// Nothing: these would have been executed, and are too late for it.
+    Late(Vec<T>),
+}
+
 // === impl WorkQueue ===
 
 impl<T> WorkQueue<T> {
@@ -60,9 +75,11 @@ impl<T> WorkQueue<T> {
         let state = State {
             candidates: Vec::new(),
             items: VecDeque::new(),
+            alone: VecDeque::new(),
             intake,
             asked: 0,
             permits_out: 0,
+            late: 0,
             calls: 0,
             closed: false,
         };
@@ -88,7 +105,7 @@ impl<T> WorkQueue<T> {
     /// How busy it is.
     pub fn load(&self) -> QueueLoad {
         let state = self.state.lock();
-        QueueLoad { waiting: state.items.len() as u64, in_hand: state.permits_out as u64 }
+        QueueLoad { waiting: state.waiting() as u64, in_hand: state.permits_out as u64 }
     }
 
     /// Waits until there is room for fewer than `asked` requests from the shared queue, or for twice as many; with 0, for
@@ -161,54 +178,91 @@ impl<T> WorkQueue<T> {
         self.policy.describe(inputs)
     }
 
+    /// How long runs take of late, and how long it is until an instance is free; `None` while that is not known.
+    pub fn outlook(&self) -> Option<(Duration, Duration)> {
+        self.state.lock().intake.as_ref()?.outlook(Instant::now())
+    }
+
+    /// A request came too late to be executed. So will those behind it in the shared queue: more of them are asked for at
+    /// a time, until one comes that is not, so that instances do not wait for it.
+    pub fn came_late(&self) {
+        let mut state = self.state.lock();
+        state.late = (state.late + 1).min(REPLACED);
+    }
+
     /// Puts a request into the queue.
     pub fn push(&self, candidate: Candidate, item: T) {
         let mut state = self.state.lock();
+        state.late = 0;
         state.candidates.push(candidate);
         state.items.push_back(item);
         drop(state);
         self.arrived.notify_one();
     }
 
+    /// Puts a request into the queue that shall share its batch with nobody.
+    pub fn push_alone(&self, candidate: Candidate, item: T) {
+        self.state.lock().alone.push_back((candidate, item));
+        self.arrived.notify_one();
+    }
+
     /// Waits for a batch to execute, in the order the policy gave; the run ends when it is dropped. `None` once the queue is
     /// closed and empty. Where nothing waits and [`WorkQueue::call_idle`] was called more than `calls` times, gives an empty
-    /// batch and counts it there.
-    pub fn take_run(self: &Arc<Self>, calls: &mut u64) -> Option<(Vec<T>, Run<T>)> {
-        let begin = |state: &mut State<T>, members: &[Description]| {
-            let (cost, now) = (self.policy.cost(members), Instant::now());
+    /// batch and counts it there. What is too `late` for a run that takes so long is not in a batch, and given by itself.
+    pub fn take_run(self: &Arc<Self>, calls: &mut u64, late: impl Fn(&T, Duration) -> bool) -> Option<Taken<T>> {
+        let (taken, wrong) = self.take_with(usize::MAX, calls, |state, indices| {
+            let members: Vec<_> = indices.iter().map(|&index| state.candidates[index].description).collect();
+            let cost = self.policy.cost(&members);
+            if let Some(takes) = state.intake.as_ref().and_then(|intake| intake.run(cost)) {
+                let is_late = |index: &usize| late(&state.items[*index], takes);
+                let indices: Vec<_> = indices.iter().copied().filter(is_late).collect();
+                if !indices.is_empty() {
+                    return (Taken::Late(state.remove(&indices)), false);
+                }
+            }
+            let (batch, now) = (state.remove(&indices), Instant::now());
             let id = state.intake.as_mut().map(|intake| intake.begin(cost, now));
             // What waits is less now, and an instance is busy.
-            (id, state.is_asked_wrongly(self.capacity, now))
-        };
-        let (batch, (id, wrong)) = self.take_with(usize::MAX, calls, begin)?;
+            let wrong = state.is_asked_wrongly(self.capacity, now);
+            (Taken::Batch(batch, Run { queue: self.clone(), id, executed: 0 }), wrong)
+        })?;
         if wrong {
             self.room_changed.notify_one();
         }
-        Some((batch, Run { queue: self.clone(), id, executed: 0 }))
+        Some(taken)
     }
 
     /// As [`WorkQueue::take_run`], at most `limit` requests, for instances that do not work in runs.
     pub fn take(&self, limit: usize, calls: &mut u64) -> Option<Vec<T>> {
-        self.take_with(limit, calls, |_, _| ()).map(|(batch, ())| batch)
+        self.take_with(limit, calls, |state, indices| state.remove(&indices))
     }
 
-    /// Waits for a batch, and tells what is in it before the queue is unlocked.
+    /// Waits until something is to be executed, and lets `remove` take it out before the queue is unlocked.
     fn take_with<R>(
         &self,
         limit: usize,
         calls: &mut u64,
-        tell: impl Fn(&mut State<T>, &[Description]) -> R,
-    ) -> Option<(Vec<T>, R)> {
+        remove: impl Fn(&mut State<T>, Vec<usize>) -> R,
+    ) -> Option<R> {
         let mut state = self.state.lock();
         loop {
+            if let Some((candidate, item)) = state.alone.pop_front() {
+                // Before all others, and taken out again at once: no policy sees it.
+                state.candidates.insert(0, candidate);
+                state.items.push_front(item);
+                let removed = remove(&mut state, vec![0]);
+                if state.waiting() > 0 {
+                    self.arrived.notify_one();
+                }
+                return Some(removed);
+            }
             if state.items.is_empty() {
                 if state.closed {
                     return None;
                 }
                 if *calls < state.calls {
                     *calls = state.calls;
-                    let told = tell(&mut state, &[]);
-                    return Some((Vec::new(), told));
+                    return Some(remove(&mut state, Vec::new()));
                 }
                 self.arrived.wait(&mut state);
                 continue;
@@ -216,14 +270,12 @@ impl<T> WorkQueue<T> {
             match self.policy.decide(&state.candidates, Instant::now()) {
                 Decision::Run(mut indices) => {
                     indices.truncate(limit);
-                    let members: Vec<_> = indices.iter().map(|&index| state.candidates[index].description).collect();
-                    let batch = state.remove(&indices);
-                    let told = tell(&mut state, &members);
+                    let removed = remove(&mut state, indices);
                     if !state.items.is_empty() {
                         // What stays may be a batch for another instance, whose wake-up was spent on this one.
                         self.arrived.notify_one();
                     }
-                    return Some((batch, told));
+                    return Some(removed);
                 }
                 Decision::WaitUntil(time) => {
                     self.arrived.wait_until(&mut state, time);
@@ -233,10 +285,11 @@ impl<T> WorkQueue<T> {
         }
     }
 
-    /// Takes at most `limit` requests that the policy would run now. `None` when there are none.
+    /// Takes at most `limit` requests that the policy would run now, to join others. `None` when there are none, or while
+    /// one waits that shall join nobody: it gets the first instance that is empty.
     pub fn try_take(&self, limit: usize) -> Option<Vec<T>> {
         let mut state = self.state.lock();
-        if state.items.is_empty() {
+        if state.items.is_empty() || !state.alone.is_empty() {
             return None;
         }
         match self.policy.decide(&state.candidates, Instant::now()) {
@@ -252,10 +305,15 @@ impl<T> WorkQueue<T> {
     pub fn remove_where(&self, unwanted: impl Fn(&T) -> bool) -> Vec<T> {
         let mut state = self.state.lock();
         let indices: Vec<usize> = (0..state.items.len()).filter(|&index| unwanted(&state.items[index])).collect();
-        match indices.is_empty() {
+        let mut removed = match indices.is_empty() {
             true => Vec::new(),
             false => state.remove(&indices),
-        }
+        };
+        let (gone, kept): (Vec<_>, _) =
+            std::mem::take(&mut state.alone).into_iter().partition(|(_, item)| unwanted(item));
+        state.alone = VecDeque::from(kept);
+        removed.extend(gone.into_iter().map(|(_, item)| item));
+        removed
     }
 
     /// Lets all others of its level before what is as `late` says.
@@ -283,13 +341,17 @@ impl<T> WorkQueue<T> {
 // === impl State ===
 
 impl<T> State<T> {
+    fn waiting(&self) -> usize {
+        self.items.len() + self.alone.len()
+    }
+
     /// How many requests there is room for, of at most `capacity`.
     fn room(&self, capacity: usize, now: Instant) -> Room {
         match (capacity.saturating_sub(self.permits_out), &self.intake) {
             (0, _) => Room::None,
             (free, None) => Room::Now(free),
-            (free, Some(intake)) => match intake.room(self.items.len(), now) {
-                Room::Now(room) => Room::Now(room.min(free)),
+            (free, Some(intake)) => match intake.room(self.waiting(), now) {
+                Room::Now(room) => Room::Now(room.max(self.late).min(free)),
                 later => later,
             },
         }
@@ -368,124 +430,4 @@ impl<T> Drop for Run<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Appetite, OneAtATime};
-    use std::time::Duration;
-
-    /// Takes pairs, newest first, and waits for a second one for a while.
-    struct Pairs;
-
-    impl BatchPolicy for Pairs {
-        fn decide(&self, waiting: &[Candidate], now: Instant) -> Decision {
-            let patience = waiting[0].arrived + Duration::from_millis(20);
-            match waiting.len() {
-                1 if now < patience => Decision::WaitUntil(patience),
-                1 => Decision::Run(vec![0]),
-                n => Decision::Run(vec![n - 1, 0]),
-            }
-        }
-
-        fn max_rows(&self) -> u32 {
-            2
-        }
-    }
-
-    fn candidate() -> Candidate {
-        Candidate { arrived: Instant::now(), priority: 0, description: Description::exact(&[]) }
-    }
-
-    #[test]
-    fn batches_come_in_the_order_of_the_decision() {
-        let queue = WorkQueue::new(Box::new(Pairs), 8, None);
-        for item in 0..5 {
-            queue.push(candidate(), item);
-        }
-        assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![4, 0]));
-        assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![3, 1]));
-        assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![2]), "after its patience has run out");
-        queue.close();
-        assert_eq!(queue.take(usize::MAX, &mut 0), None);
-    }
-
-    #[test]
-    fn no_more_is_taken_than_the_limit() {
-        let queue = WorkQueue::new(Box::new(Pairs), 8, None);
-        assert_eq!(queue.try_take(1), None);
-        for item in 0..3 {
-            queue.push(candidate(), item);
-        }
-        assert_eq!((queue.take(1, &mut 0), queue.try_take(2)), (Some(vec![2]), Some(vec![1, 0])));
-        queue.push(candidate(), 3);
-        assert_eq!(queue.try_take(2), None, "the policy would wait for a second one");
-    }
-
-    #[test]
-    fn a_closed_queue_is_emptied_first() {
-        let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
-        queue.push(candidate(), "last");
-        queue.close();
-        assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec!["last"]));
-        assert_eq!(queue.take(usize::MAX, &mut 0), None);
-    }
-
-    #[test]
-    fn who_is_idle_is_called_once_and_after_all_work() {
-        let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
-        queue.push(candidate(), "work");
-        queue.call_idle();
-        let (mut one, mut other) = (0, 0);
-        assert_eq!(queue.take(1, &mut one), Some(vec!["work"]));
-        assert_eq!((queue.take(1, &mut one), queue.take(1, &mut other)), (Some(vec![]), Some(vec![])));
-        queue.close();
-        assert_eq!((queue.take(1, &mut one), queue.take(1, &mut other)), (None, None));
-    }
-
-    #[test]
-    fn work_wakes_idle_instances() {
-        let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
-        let takers: Vec<_> = (0..3)
-            .map(|_| {
-                let queue = queue.clone();
-                std::thread::spawn(move || queue.take(usize::MAX, &mut 0))
-            })
-            .collect();
-        std::thread::sleep(Duration::from_millis(20));
-        for item in 0..3 {
-            queue.push(candidate(), item);
-        }
-        let mut taken: Vec<_> = takers.into_iter().flat_map(|t| t.join().unwrap().unwrap()).collect();
-        taken.sort_unstable();
-        assert_eq!(taken, [0, 1, 2]);
-    }
-
-    #[tokio::test]
-    async fn room_opens_shortly_before_the_instance_is_free() {
-        let appetite = Appetite { batch: 1, look_ahead: Duration::from_millis(20) };
-        let queue = WorkQueue::new(Box::new(OneAtATime), 8, Some(Intake::new(1, appetite)));
-        assert_eq!(queue.room_beyond(0).await.0, 1, "it is free");
-        queue.push(candidate(), ());
-        let (_, mut run) = queue.take_run(&mut 0).unwrap();
-        let waiting = tokio::time::timeout(Duration::from_millis(100), queue.room_beyond(0)).await;
-        assert!(waiting.is_err(), "nobody knows how long this takes");
-        run.executed = 1;
-        drop(run);
-        queue.push(candidate(), ());
-        let begun = Instant::now();
-        let _run = queue.take_run(&mut 0).unwrap();
-        assert_eq!(queue.room_beyond(0).await.0, 1);
-        assert!(begun.elapsed() >= Duration::from_millis(80), "{:?}", begun.elapsed());
-    }
-
-    #[tokio::test]
-    async fn room_follows_permits() {
-        let queue: Arc<WorkQueue<()>> = WorkQueue::new(Box::new(OneAtATime), 2, None);
-        let first = queue.try_permit().unwrap();
-        let _second = queue.permit();
-        assert!(queue.try_permit().is_none());
-        let waiting = tokio::time::timeout(Duration::from_millis(20), queue.room_beyond(0)).await;
-        assert!(waiting.is_err(), "no room while all permits are out");
-        drop(first);
-        assert_eq!(queue.room_beyond(0).await.0, 1);
-    }
-}
+mod tests;

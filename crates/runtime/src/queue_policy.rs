@@ -22,13 +22,12 @@ const LOOKS_LONGEST: Duration = Duration::from_millis(100);
 /// A queue's levels and the most messages of each; `None` is no limit of the model's own.
 pub type Levels = BTreeMap<u32, Option<u64>>;
 
-/// The levels of a model's queue when its workers have room for `taken_in` requests together. While that is not known yet
-/// there are no limits.
-pub fn levels(config: &ModelConfig, taken_in: Option<u64>) -> Levels {
+/// The levels of a model's queue when its workers have room for `taken_in` requests together.
+pub fn levels(config: &ModelConfig, taken_in: u64) -> Levels {
     let Some(batching) = &config.dynamic_batching else { return Levels::new() };
     let limit = |level| match batching.policy(level).max_queue_size {
         0 => None,
-        size => taken_in.map(|taken_in| taken_in.saturating_add(u64::from(size))),
+        size => Some(taken_in.saturating_add(u64::from(size))),
     };
     config.queue_levels().into_iter().map(|level| (level, limit(level))).collect()
 }
@@ -88,7 +87,7 @@ pub fn refusing_levels(config: &ModelConfig) -> Vec<(u32, Duration)> {
         let policy = batching.policy(level);
         (!policy.default_timeout.is_zero() && !policy.delay_on_timeout).then_some((level, policy.default_timeout))
     };
-    levels(config, None).into_keys().filter_map(timeout).collect()
+    config.queue_levels().into_iter().filter_map(timeout).collect()
 }
 
 fn policies(batching: &DynamicBatching) -> impl Iterator<Item = &QueuePolicy> {
@@ -132,16 +131,15 @@ mod tests {
 
     #[test]
     fn each_level_has_its_own_limit() {
-        assert_eq!(levels(&config(""), Some(4)), Levels::new());
-        assert_eq!(levels(&config("dynamic_batching {}"), Some(4)), Levels::from([(0, None)]));
+        assert_eq!(levels(&config(""), 4), Levels::new());
+        assert_eq!(levels(&config("dynamic_batching {}"), 4), Levels::from([(0, None)]));
         let one = config("dynamic_batching { default_queue_policy { max_queue_size: 5 } }");
-        assert_eq!(levels(&one, Some(4)), Levels::from([(0, Some(9))]));
-        assert_eq!(levels(&one, None), Levels::from([(0, None)]), "nobody knows yet");
+        assert_eq!(levels(&one, 4), Levels::from([(0, Some(9))]));
         let three = config(
             "dynamic_batching { priority_levels: 3 default_priority_level: 2 default_queue_policy { max_queue_size: 5 }
              priority_queue_policy [{ key: 1 value { max_queue_size: 1 } }, { key: 3 value {} }] }",
         );
-        assert_eq!(levels(&three, Some(4)), Levels::from([(1, Some(5)), (2, Some(9)), (3, None)]));
+        assert_eq!(levels(&three, 4), Levels::from([(1, Some(5)), (2, Some(9)), (3, None)]));
         assert!(is_limited(&three) && !is_limited(&config("dynamic_batching {}")) && !is_limited(&config("")));
     }
 

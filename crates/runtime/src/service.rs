@@ -65,7 +65,7 @@ pub struct WorkerArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(50..=600_000))]
     pub ack_wait_ms: u64,
 
-    /// How often a request is tried at one step before it is given up
+    /// How often a request is begun at one step before it is given up; with 1, what a worker had that died is never tried again
     #[arg(long, env = "TRIREME_MAX_DELIVER", value_name = "COUNT", default_value_t = 3)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
     pub max_deliver: u32,
@@ -74,8 +74,9 @@ pub struct WorkerArgs {
     #[arg(long, env = "TRIREME_EXECUTION_LIMIT_SECS", value_name = "SECONDS", default_value_t = 120)]
     pub execution_limit_secs: u64,
 
-    /// Seconds without requests for a model after which its idle instances execute its first `model_warmup` sample, or a
-    /// made-up request; a worker in which that fails, or passes the execution limit, ends; 0 is never
+    /// Seconds without a request that succeeds after which a model's idle instances execute its first `model_warmup`
+    /// sample, or a made-up request that it takes when it is loaded; so does one that has failed several times in a row,
+    /// whatever waits. A worker in which that fails, or passes the execution limit, ends; 0 is never
     #[arg(long, env = "TRIREME_CANARY_SECS", value_name = "SECONDS", default_value_t = 0)]
     pub canary_secs: u64,
 
@@ -134,6 +135,7 @@ impl WorkerArgs {
                 max_deliver: self.max_deliver,
                 file_storage: self.queue_storage == Storage::File,
                 replicas: self.queue_replicas,
+                keep_limits: false,
             },
         })
     }
@@ -163,12 +165,19 @@ pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backen
         args.admin.listen(move || ready.is_ready(), &options.statistics)?;
         let shutdown = shutdown_signal()?;
         let Some(bus) = or_shutdown(&shutdown, args.nats.connect(service, &options.name)).await? else { return Ok(()) };
-        let starting = Worker::start(bus.clone(), backends, &options);
-        let Some(worker) = or_shutdown(&shutdown, starting).await? else { return Ok(()) };
-        health.set_ready(true);
-        tracing::info!(worker = options.name, models = list(&worker.models()), "ready");
-
-        let outcome = until_shutdown(&shutdown, &worker).await;
+        let opening = Worker::open(bus.clone(), backends, &options);
+        let Some(worker) = or_shutdown(&shutdown, opening).await? else { return Ok(()) };
+        let serving = async {
+            worker.load().await?;
+            health.set_ready(true);
+            tracing::info!(worker = options.name, models = list(&worker.models()), "ready");
+            std::future::pending().await
+        };
+        // Models that are loaded take work while others are not yet.
+        let outcome = tokio::select! {
+            outcome = serving => outcome,
+            outcome = until_shutdown(&shutdown, &worker) => outcome,
+        };
         health.set_ready(false);
         tracing::info!("draining");
         let unfinished = worker.drain(args.worker.exit_timeout()).await;

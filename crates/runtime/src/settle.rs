@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use trireme_bus::{BusError, DeadLetter, Output, Reply, WorkMessage};
+use trireme_bus::{BusError, DeadLetter, Output, Reply, WorkMessage, queue_pause};
 use trireme_inference::{DropReason, ErrorCode, FailureReason, Hop, InferError, Tensor, UnixMicros};
 use trireme_telemetry::trace_id;
 
@@ -16,8 +16,8 @@ use crate::disposition::{Disposition, disposition};
 use crate::execute::computed;
 use crate::hosted::{Claim, HostedModel, Pending, Stay};
 
-/// Pause before a result is offered again to a queue that its workers have to make anew.
-const QUEUE_PAUSE: Duration = Duration::from_millis(50);
+/// Pause before a message that is given up, and could not be set aside, is delivered again for that.
+const LETTER_PAUSE: Duration = Duration::from_secs(1);
 
 // === impl HostedModel ===
 
@@ -44,9 +44,8 @@ impl HostedModel {
                 match this.worker.bus.reply(reply).await {
                     Ok(()) => this.report(&message, delivery.acker.ack().await),
                     Err(error) => {
-                        let error = bus_error(&error);
-                        stay.span.fail(&error.message);
-                        this.settle_error(message, delivery, error, FailureReason::Other).await;
+                        stay.span.fail(&error.to_string());
+                        this.settle_unpublished(message, delivery, error).await;
                     }
                 }
             });
@@ -84,15 +83,18 @@ impl HostedModel {
         }
     }
 
-    /// The next step's queue did not take the request.
+    /// The next step's queue did not take the request, or its answer could not be sent.
     pub(crate) async fn settle_unpublished(&self, message: WorkMessage, delivery: Claim, error: BusError) {
         match error {
-            BusError::Full { .. } => {
-                // Running the step again would not empty the next one's queue: the request is refused, at once.
-                if let Some(next) = message.queue() {
-                    let took = UnixMicros::now().since(message.sent_at);
-                    let next = self.worker.statistics.model(next);
-                    next.record(|counters| counters.fail(FailureReason::Rejected, took));
+            BusError::Full { .. } | BusError::ClaimsFull { .. } => {
+                // Running the step again would not make room: the request is refused, at once.
+                match message.queue() {
+                    Some(next) => {
+                        let took = UnixMicros::now().since(message.sent_at);
+                        let next = self.worker.statistics.model(next);
+                        next.record(|counters| counters.fail(FailureReason::Rejected, took));
+                    }
+                    None => self.count_failure(&message, FailureReason::Rejected),
                 }
                 self.answer(&message, delivery.sequence, bus_error(&error)).await;
                 self.report(&message, delivery.acker.ack().await);
@@ -104,13 +106,15 @@ impl HostedModel {
     /// A broker that restarts loses its queues, and each worker makes its own anew: between the two, results wait here,
     /// because running their step again would not bring the next one's queue back.
     pub(crate) async fn publish_when_there_is_a_queue(&self, message: &WorkMessage) -> Result<(), BusError> {
+        let mut time = 0;
         loop {
-            let published = self.worker.bus.publish(message).await;
+            let published = self.worker.bus.publish(message).await.map(drop);
             let waits = matches!(published, Err(BusError::NoQueue { .. })) && message.deadline > UnixMicros::now();
             if !waits {
                 return published;
             }
-            tokio::time::sleep(QUEUE_PAUSE).await;
+            tokio::time::sleep(queue_pause(time)).await;
+            time += 1;
         }
     }
 
@@ -120,21 +124,22 @@ impl HostedModel {
         message: WorkMessage,
         delivery: Claim,
         error: InferError,
-        reason: FailureReason,
+        failure: FailureReason,
     ) {
         let max_deliver = self.worker.queue_options.max_deliver;
         let remaining = message.deadline.remaining(UnixMicros::now());
-        let Claim { acker, attempt, sequence } = delivery;
+        let attempt = delivery.attempt();
+        let Claim { acker, attempts, deliveries, turn: _turn, sequence, .. } = delivery;
         let (request_id, traceparent) = (message.request_id.clone(), message.traceparent.clone());
-        if reason == FailureReason::Rejected {
+        if failure == FailureReason::Rejected {
             // Trying again would only make it later.
-            self.count_failure(&message, reason);
+            self.count_failure(&message, failure);
             self.answer(&message, sequence, error).await;
             return self.report(&message, acker.ack().await);
         }
         let settled = match disposition(error.code, attempt, max_deliver, remaining) {
             Disposition::Answer => {
-                self.count_failure(&message, reason);
+                self.count_failure(&message, failure);
                 self.answer(&message, sequence, error).await;
                 acker.ack().await
             }
@@ -147,22 +152,31 @@ impl HostedModel {
                 acker.nak(delay).await
             }
             Disposition::GiveUp => {
-                self.count_failure(&message, reason);
-                self.statistics.record(|counters| counters.dead_letters += 1);
                 let reason = error.message.clone();
                 let reason_there = error.clone().at(&self.key, &self.worker.name);
-                let letter = DeadLetter { message: message.clone(), reason: reason_there, attempts: attempt };
+                let letter = DeadLetter { message: message.clone(), reason: reason_there, attempts };
                 // Before the answer: who is told looks for it.
                 if let Err(error) = self.worker.bus.dead_letter(letter).await {
                     let trace_id = trace_id(traceparent.as_deref());
                     tracing::error!(request_id, trace_id, %error, "a message that was given up could not be set aside");
+                    // There may be room for it later, until nobody waits any more.
+                    let later = UnixMicros::now().after(LETTER_PAUSE) < message.deadline;
+                    if later && deliveries < self.worker.queue_options.max_deliveries() {
+                        return self.report(&message, acker.nak(LETTER_PAUSE).await);
+                    }
                 }
+                self.count_failure(&message, failure);
+                self.statistics.record(|counters| counters.dead_letters += 1);
                 self.answer(&message, sequence, error).await;
                 acker.term(&reason).await
             }
             Disposition::Drop => {
-                let late = message.deadline <= UnixMicros::now();
-                let reason = if late { DropReason::Deadline } else { DropReason::Cancelled };
+                // What cannot be answered in time is dropped before its deadline passes.
+                let in_time = message.deadline > UnixMicros::now();
+                let reason = match in_time && self.worker.cancellations.is_cancelled(&message.request_id) {
+                    true => DropReason::Cancelled,
+                    false => DropReason::Deadline,
+                };
                 self.statistics.record(|counters| counters.drop_request(reason));
                 acker.ack().await
             }

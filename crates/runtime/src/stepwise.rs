@@ -11,8 +11,10 @@ use std::time::Instant;
 use trireme_inference::{InferError, UnixMicros};
 
 use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Progress, StepwiseInstance, Ticket};
+use crate::canary::Streak;
 use crate::cancel::CancelFlag;
 use crate::execute::panicked;
+use crate::held::Slot;
 use crate::hosted::{HostedModel, Pending, Work, unwanted};
 use crate::parts::{self, Parts};
 
@@ -24,16 +26,19 @@ pub(crate) struct Stepper {
     next: Ticket,
     /// Calls by the queue that were followed.
     calls: u64,
+    streak: Streak,
 }
 
 /// A request within the instance.
 struct InHand {
     exit: Exit,
     /// The place of its delivery among those held, if it came in one.
-    slot: Option<usize>,
+    slot: Option<Slot>,
     joined: Instant,
     cancelled: CancelFlag,
     deadline: UnixMicros,
+    /// Whether nobody may join while it is here.
+    alone: bool,
 }
 
 /// Where a request's answer goes.
@@ -50,7 +55,7 @@ enum Exit {
 
 impl Stepper {
     pub fn new(model: Arc<HostedModel>, instance: Box<dyn StepwiseInstance>) -> Stepper {
-        Stepper { model, instance, in_hand: BTreeMap::new(), next: 0, calls: 0 }
+        Stepper { model, instance, in_hand: BTreeMap::new(), next: 0, calls: 0, streak: Streak::default() }
     }
 
     /// Works until the queue is closed and nothing is in hand.
@@ -66,14 +71,24 @@ impl Stepper {
     /// Lets requests join as long as there is room; waits for one only when there is nothing else to do. `false` when none
     /// will come any more.
     fn take_in(&mut self) -> bool {
+        if self.model.executions.broken() {
+            // What waits is handed back.
+            return !self.in_hand.is_empty();
+        }
+        if self.streak.is_due() {
+            self.enter_canary();
+        }
         if self.in_hand.is_empty() {
             let Some(first) = self.model.queue.take(1, &mut self.calls) else { return false };
-            match (first.is_empty(), self.model.canary_request().cloned()) {
-                (true, Some(canary)) => self.enter(canary, Exit::Canary, None, Instant::now()),
-                _ => self.join(first),
+            match first.is_empty() {
+                true => self.enter_canary(),
+                false => self.join(first),
             }
         }
         loop {
+            if self.in_hand.values().any(|request| request.alone) {
+                return true;
+            }
             let room = self.call(|instance| instance.room()).unwrap_or(0);
             if room == 0 {
                 return true;
@@ -85,22 +100,28 @@ impl Stepper {
 
     fn join(&mut self, work: Vec<Work>) {
         let joined = Instant::now();
-        for work in work {
-            let Some((request, pending)) = self.model.begin(work, joined) else { continue };
-            let slot = pending.delivery.acker.slot();
+        for (request, pending) in self.model.begin(work, joined) {
+            let held = (pending.delivery.acker.slot(), pending.delivery.is_alone());
             let exit = match request.in_parts {
                 true => Exit::InParts(parts::start(&self.model, pending)),
                 false => Exit::Whole(Box::new(pending)),
             };
-            self.enter(request, exit, Some(slot), joined);
+            self.enter(request, exit, Some(held), joined);
         }
     }
 
-    fn enter(&mut self, request: ExecuteRequest, exit: Exit, slot: Option<usize>, joined: Instant) {
+    fn enter_canary(&mut self) {
+        if let Some(canary) = self.model.canary_request().cloned() {
+            self.enter(canary, Exit::Canary, None, Instant::now());
+        }
+    }
+
+    fn enter(&mut self, request: ExecuteRequest, exit: Exit, held: Option<(Slot, bool)>, joined: Instant) {
         let ticket = self.next;
         self.next += 1;
         let (cancelled, deadline) = (request.cancelled.clone(), request.deadline);
-        self.in_hand.insert(ticket, InHand { exit, slot, joined, cancelled, deadline });
+        let (slot, alone) = (held.map(|(slot, _)| slot), held.is_some_and(|(_, alone)| alone));
+        self.in_hand.insert(ticket, InHand { exit, slot, joined, cancelled, deadline, alone });
         // After a panic it is no longer in hand.
         if let Some(Err(error)) = self.call(|instance| instance.join(ticket, request)) {
             self.conclude(ticket, Err(error));
@@ -157,6 +178,15 @@ impl Stepper {
         });
         if let (Ok(response), Exit::Whole(_) | Exit::InParts(_)) = (&result, &request.exit) {
             self.model.count_step(&response.timing);
+        }
+        if !matches!(request.exit, Exit::Canary) {
+            match &result {
+                Ok(_) => self.model.note_run(&mut self.streak, Ok(())),
+                Err(error) if unwanted(&request.cancelled, request.deadline).is_none() => {
+                    self.model.note_run(&mut self.streak, Err(error.code));
+                }
+                Err(_) => {}
+            }
         }
         match request.exit {
             Exit::Whole(pending) => self.model.conclude(*pending, result),

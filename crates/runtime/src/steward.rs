@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use trireme_model_repository::{Replacement, Repository, RepositoryError, RepositoryModel};
 
 use crate::backend::LoadError;
-use crate::control::{Control, Outcome, Override, Participant};
+use crate::control::{Control, Outcome, Override, Participant, Role};
 use crate::control_mode::ControlMode;
 use crate::models::{Applied, Models};
 use crate::worker::StartError;
@@ -26,7 +26,7 @@ impl Steward {
         let joined = match control.mode {
             ControlMode::Explicit => {
                 let name = format!("{}/worker", models.shared.name);
-                Some(Control::join(models.shared.bus.clone(), name).await?)
+                Some(Control::join(models.shared.bus.clone(), name, Role::Worker).await?)
             }
             ControlMode::None | ControlMode::Poll => None,
         };

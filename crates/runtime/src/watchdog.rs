@@ -14,6 +14,7 @@ use trireme_inference::UnixMicros;
 
 use crate::backend::Stop;
 use crate::cancel::CancelFlag;
+use crate::held::Slot;
 use crate::hosted::{HostedModel, unwanted};
 
 /// The longest time between two looks.
@@ -21,6 +22,9 @@ const LOOKS_LONGEST: Duration = Duration::from_secs(1);
 
 /// Time in which a model's intake ends.
 const INTAKE_ENDS: Duration = Duration::from_millis(100);
+
+/// Time in which the bus takes back what an execution that does not end has in hand.
+const LET_GO_LIMIT: Duration = Duration::from_secs(1);
 
 /// Name under which a worker fails whose execution does not end.
 const FAILURE: &str = "execution that does not end";
@@ -41,7 +45,7 @@ struct Running {
 struct Begun {
     since: Instant,
     /// The places of its deliveries among those held.
-    slots: Vec<usize>,
+    slots: Vec<Slot>,
     abort: Option<Abort>,
 }
 
@@ -63,7 +67,7 @@ pub struct Execution<'a> {
 
 impl Executions {
     /// An execution begins, of deliveries that are held at `slots`.
-    pub fn begin(&self, slots: Vec<usize>, abort: Option<Abort>) -> Execution<'_> {
+    pub fn begin(&self, slots: Vec<Slot>, abort: Option<Abort>) -> Execution<'_> {
         let mut running = self.running.lock();
         let number = running.next;
         running.next += 1;
@@ -92,13 +96,13 @@ impl Executions {
     }
 
     /// The deliveries of executions that began more than `limit` ago; told once. `None` when there are none.
-    fn overdue(&self, limit: Duration, now: Instant) -> Option<Vec<usize>> {
+    fn overdue(&self, limit: Duration, now: Instant) -> Option<Vec<Slot>> {
         let mut running = self.running.lock();
         let is_over = |since: &Instant| now.saturating_duration_since(*since) > limit;
         let over: Vec<u64> =
             running.by_number.iter().filter(|(_, begun)| is_over(&begun.since)).map(|(number, _)| *number).collect();
         let slots = over.iter().filter_map(|number| running.by_number.remove(number)).flat_map(|begun| begun.slots);
-        let slots: Vec<usize> = slots.collect();
+        let slots: Vec<Slot> = slots.collect();
         (!over.is_empty()).then_some(slots)
     }
 }
@@ -129,7 +133,7 @@ pub(crate) async fn watch(model: Arc<HostedModel>, limit: Duration) {
         // Otherwise this worker would get it again.
         model.intake.cancel();
         tokio::time::sleep(INTAKE_ENDS).await;
-        model.worker.held.let_go(&slots).await;
+        model.worker.held.let_go(&slots, LET_GO_LIMIT).await;
         model.worker.tasks.fail(FAILURE);
     }
 }

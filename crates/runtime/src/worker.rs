@@ -1,16 +1,16 @@
 //! A worker: the part of a process that hosts model versions on a bus.
 //!
 //! [`Worker::start`] loads the models that are to be served and that one of its backends executes, and keeps their registry
-//! entries alive; what is served later is decided in `steward`. [`Worker::drain`] ends it without losing anything.
+//! entries alive; what is served later is decided in `steward`. How it ends is in `drain`.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
-use trireme_bus::{Bus, BusError, Connection, QueueOptions, WorkMessage, WorkerEntry};
+use trireme_bus::{Bus, BusError, Connection, Delivery, QueueOptions, WorkMessage, WorkerEntry};
 use trireme_inference::{ModelKey, UnixMicros};
 use trireme_model_repository::RepositoryError;
 
@@ -24,14 +24,12 @@ use crate::models::Models;
 use crate::statistics::Statistics;
 use crate::statistics::report::follow_log_levels;
 use crate::steward::Steward;
+use crate::suspects::Suspects;
 use crate::tap::Taps;
 use crate::task_set::TaskSet;
 
 /// Pause before a queue that broke is opened again.
 const REOPEN_PAUSE: Duration = Duration::from_millis(250);
-
-/// How often a drain says who is still running.
-const DRAIN_REPORT: Duration = Duration::from_secs(5);
 
 /// How a worker is set up.
 #[derive(Clone, Debug)]
@@ -58,8 +56,8 @@ pub struct WorkerOptions {
 
 /// A running worker.
 pub struct Worker {
-    shared: Arc<Shared>,
-    models: Arc<Models>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) models: Arc<Models>,
 }
 
 /// What all parts of a worker share.
@@ -69,12 +67,13 @@ pub(crate) struct Shared {
     pub tasks: TaskSet,
     pub queue_options: QueueOptions,
     pub held: Held,
+    pub suspects: Suspects,
     pub cancellations: Cancellations,
     pub taps: Arc<Taps>,
     pub statistics: Statistics,
     /// What was said to the registry last; who speaks holds it.
     pub said: tokio::sync::Mutex<UnixMicros>,
-    hosted: RwLock<HashMap<ModelKey, Arc<HostedModel>>>,
+    pub hosted: RwLock<HashMap<ModelKey, Arc<HostedModel>>>,
 }
 
 /// Why a worker could not start.
@@ -110,6 +109,22 @@ impl Worker {
         backends: &[Arc<dyn Backend>],
         options: &WorkerOptions,
     ) -> Result<Worker, StartError> {
+        let worker = Worker::open(bus, backends, options).await?;
+        if let Err(error) = worker.load().await {
+            worker.models.pulling.cancel();
+            drop(worker.models.close());
+            worker.shared.tasks.stop();
+            return Err(error);
+        }
+        Ok(worker)
+    }
+
+    /// A worker that hosts nothing yet: [`Worker::load`] is next, and [`Worker::drain`] the end, also in the middle of that.
+    pub async fn open(
+        bus: Arc<dyn Bus>,
+        backends: &[Arc<dyn Backend>],
+        options: &WorkerOptions,
+    ) -> Result<Worker, StartError> {
         let tasks = TaskSet::new();
         let shared = Arc::new(Shared {
             name: options.name.clone(),
@@ -117,6 +132,7 @@ impl Worker {
             tasks: tasks.clone(),
             queue_options: options.queue.clone(),
             held: Held::default(),
+            suspects: Suspects::default(),
             cancellations: Cancellations::default(),
             taps: Arc::default(),
             statistics: options.statistics.clone(),
@@ -133,17 +149,13 @@ impl Worker {
         shared.statistics.report(&shared.bus, &tasks).await?;
         follow_log_levels(shared.bus.as_ref(), shared.statistics.process(), &tasks).await?;
         worker.keep_announced();
-        match Steward::start(worker.models.clone()).await {
-            Ok(()) => {}
-            Err(error) => {
-                worker.models.pulling.cancel();
-                drop(worker.models.close());
-                tasks.stop();
-                return Err(error);
-            }
-        }
-        worker.advertise().await?;
         Ok(worker)
+    }
+
+    /// Loads the models, each of which takes work as soon as it is there. Returns once everything is ready.
+    pub async fn load(&self) -> Result<(), StartError> {
+        Steward::start(self.models.clone()).await?;
+        self.advertise().await
     }
 
     /// The model versions it hosts.
@@ -154,55 +166,6 @@ impl Worker {
     /// Waits until one of the worker's tasks dies, which a process should not outlive.
     pub async fn failed(&self) -> &'static str {
         self.shared.tasks.failed().await
-    }
-
-    /// Stops: takes no more work, finishes what is in hand (for `timeout` at most), takes its entries back. Returns how
-    /// many requests were still unfinished; the bus delivers those to other workers.
-    pub async fn drain(self, timeout: Duration) -> usize {
-        let entries = self.models.leave().await;
-        self.models.pulling.cancel();
-        let unfinished = self.finish(timeout).await;
-        self.shared.statistics.tell(self.shared.bus.as_ref()).await;
-
-        let broken = self.shared.hosted.read().values().any(|model| model.executions.broken());
-        let threads = self.models.close();
-        for entry in &entries {
-            let _ = self.shared.bus.withdraw(entry).await;
-        }
-        let join = || tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join())));
-        // One of them may have a canary request in hand.
-        if unfinished == 0 && !broken && tokio::time::timeout(timeout, join()).await.is_ok() {
-            self.shared.tasks.join().await;
-        } else {
-            // An instance that may hang cannot be waited for; its thread ends with the process.
-            self.shared.tasks.stop();
-        }
-        unfinished
-    }
-
-    async fn finish(&self, timeout: Duration) -> usize {
-        let until = Instant::now() + timeout;
-        let mut report = Instant::now() + DRAIN_REPORT;
-        loop {
-            let broken: Vec<_> =
-                self.shared.hosted.read().values().filter(|m| m.executions.broken()).cloned().collect();
-            for model in broken {
-                // Nobody will execute it here.
-                model.hand_back().await;
-            }
-            let in_hand = self.shared.held.count();
-            if in_hand == 0 || Instant::now() >= until {
-                return in_hand;
-            }
-            if Instant::now() >= report {
-                report += DRAIN_REPORT;
-                let hosted = self.shared.hosted.read();
-                let busy: Vec<_> = hosted.values().filter(|m| m.queue.in_hand() > 0).collect();
-                let busy: Vec<_> = busy.iter().map(|m| format!("{} ({})", m.key, m.queue.in_hand())).collect();
-                tracing::info!(in_hand, still_running = busy.join(", "), "draining");
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
     }
 
     async fn advertise(&self) -> Result<(), StartError> {
@@ -247,11 +210,16 @@ impl Worker {
 /// The instances that work is pulled for; they may be replaced.
 pub(crate) type Current = Arc<RwLock<Arc<HostedModel>>>;
 
-/// Pulls work for a model until told to stop; opens the queue again when the bus has lost it.
+/// Pulls work for a model until told to stop, and takes in what was on its way by then; opens the queue again when the bus has lost it.
 pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
     let (shared, key) = {
         let model = current.read();
         (model.worker.clone(), model.key.clone())
+    };
+    // Under the lock: who replaces the model sees these in its hand.
+    let receive = |deliveries: Vec<Delivery>| {
+        let model = current.read();
+        deliveries.into_iter().for_each(|delivery| model.receive(delivery));
     };
     loop {
         let error = match shared.bus.pull(&key).await {
@@ -263,14 +231,16 @@ pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
                 };
                 let next = tokio::select! {
                     next = next => next,
-                    () = pulling.cancelled() => return puller.stop().await,
+                    () = pulling.cancelled() => {
+                        // Sent back it could be sent to the next one that stops.
+                        while let Some(deliveries) = puller.stop().await {
+                            receive(deliveries);
+                        }
+                        return;
+                    }
                 };
                 match next {
-                    Ok(deliveries) => {
-                        // Under the lock: who replaces the model sees these in its hand.
-                        let model = current.read();
-                        deliveries.into_iter().for_each(|delivery| model.receive(delivery));
-                    }
+                    Ok(deliveries) => receive(deliveries),
                     Err(error) => break error,
                 }
             },
@@ -281,7 +251,11 @@ pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
             () = pulling.cancelled() => return,
         }
         let options = current.read().queue_options();
-        if let Err(error) = shared.bus.declare_queue(&key, &options).await {
+        let declared = tokio::select! {
+            declared = shared.bus.declare_queue(&key, &options) => declared,
+            () = pulling.cancelled() => return,
+        };
+        if let Err(error) = declared {
             tracing::warn!(model = %key, %error, "the queue could not be made again yet");
         }
     }
@@ -303,8 +277,7 @@ impl Shared {
     /// Tells the registry what holds from now on. Only who holds `said` speaks, and changes what is hosted before letting go
     /// of it: words go out in the order in which they become true.
     pub async fn announce(&self, said: &mut UnixMicros, entry: &mut WorkerEntry) -> Result<(), BusError> {
-        *said = UnixMicros::now().max(said.after(Duration::from_micros(1)));
-        entry.since = *said;
+        entry.since = now_said(said);
         self.bus.announce(entry).await
     }
 
@@ -331,10 +304,14 @@ impl Shared {
         self.hosted.write().clear();
     }
 
-    /// Nobody waits for a request any more.
+    /// Nobody waits for a request any more: what waits of it here makes room at once.
     fn cancel(&self, request_id: String) {
-        self.cancellations.cancel(request_id);
-        self.hosted.read().values().for_each(|model| model.executions.stop_unwanted());
+        if self.cancellations.cancel(request_id) {
+            for model in self.hosted.read().values() {
+                model.drop_cancelled();
+                model.executions.stop_unwanted();
+            }
+        }
     }
 
     async fn serve_taps(self: &Arc<Self>) -> Result<(), BusError> {
@@ -366,6 +343,12 @@ impl Shared {
         });
         Ok(())
     }
+}
+
+/// When something is said that nobody else may say before it is out: later than all that was said before.
+pub(crate) fn now_said(said: &mut UnixMicros) -> UnixMicros {
+    *said = UnixMicros::now().max(said.after(Duration::from_micros(1)));
+    *said
 }
 
 fn join<E: std::fmt::Display>(errors: &[E]) -> String {

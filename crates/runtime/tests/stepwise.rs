@@ -31,6 +31,7 @@ const PANIC_ONCE: i64 = -2;
 const FAIL_AFTER_TWO: i64 = -3;
 const FOREVER: i64 = -4;
 const HANG_ONCE: i64 = -5;
+const PANIC: i64 = -6;
 
 /// Longer than any step here that ends.
 const EXECUTION_LIMIT: Duration = Duration::from_secs(5);
@@ -68,7 +69,7 @@ impl StepwiseInstance for Counter {
         std::thread::sleep(Duration::from_millis(2));
         let mut made = Vec::new();
         for (&ticket, (count, goal, in_parts)) in &mut self.requests {
-            if *goal == PANIC_ONCE && self.watch.panics.fetch_add(1, Ordering::SeqCst) == 0 {
+            if *goal == PANIC || *goal == PANIC_ONCE && self.watch.panics.fetch_add(1, Ordering::SeqCst) == 0 {
                 // Without a trace: to write one takes seconds on a busy machine, which would count as a step that hangs.
                 std::panic::resume_unwind(Box::new("as told"));
             }
@@ -173,7 +174,7 @@ impl Stage {
     }
 
     async fn send(&self, message: &WorkMessage) -> PendingReplies {
-        let replies = self.inbox.expect(&message.request_id);
+        let replies = self.inbox.expect(message);
         self.bus.publish(message).await.expect("in process nothing refuses");
         replies
     }
@@ -340,6 +341,25 @@ async fn a_panic_fails_what_is_in_hand_and_the_instance_lives_on() {
     // A fault of ours is tried again: a panic costs time, and the parts that were had do not come again.
     assert_eq!(tokio::time::timeout(PATIENCE, panics.next()).await.unwrap().sequence, 0);
     assert_eq!(all(&mut neighbour).await.unwrap(), numbers(40)[1..]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_always_panics_fails_alone() {
+    let stage = Stage::start().await;
+    let mut poison = stage.send(&request("poison", &["count"], PANIC, Answer::Whole)).await;
+    let mut neighbours = Vec::new();
+    for id in ["one", "two"] {
+        // Long enough that the other panics meanwhile, each time it is there.
+        neighbours.push(stage.send(&request(id, &["count"], 200, Answer::Whole)).await);
+    }
+    for replies in &mut neighbours {
+        assert_eq!(all(replies).await.unwrap(), [Some(200)]);
+    }
+    let (_, error) = all(&mut poison).await.unwrap_err();
+    assert_eq!(error.message, "model instance panicked while executing");
+    let dead = stage.bus.dead_letters();
+    let dead: Vec<_> = dead.iter().map(|letter| (letter.message.request_id.as_str(), letter.attempts)).collect();
+    assert_eq!(dead, [("poison", 3)]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use trireme_bus::{Answer, Bus, InProcess, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage};
 use trireme_inference::{
@@ -12,8 +13,8 @@ use trireme_inference::{
 };
 use trireme_runtime::statistics::report::{STATISTICS, STATISTICS_TOLD};
 use trireme_runtime::{
-    Backend, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource,
-    OneAtATime, Snapshot, Statistics, Stop, Worker, WorkerOptions,
+    Backend, BatchPolicy, Candidate, ControlOptions, Decision, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel,
+    ModelInstance, ModelSource, OneAtATime, Snapshot, Statistics, Stop, Worker, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -41,6 +42,24 @@ struct Obedient {
     canary: Arc<Mutex<&'static str>>,
     /// Whether it brings a canary request.
     declared: bool,
+    /// Without a success for so long, canary requests are executed; [`CANARY`] where it is zero.
+    pause: Duration,
+    /// Whether its batch policy panics.
+    panics: bool,
+}
+
+/// A batch policy with a fault.
+struct Panics;
+
+impl BatchPolicy for Panics {
+    fn decide(&self, _: &[Candidate], _: Instant) -> Decision {
+        // Without a trace: to write one takes seconds on a busy machine.
+        std::panic::resume_unwind(Box::new("as told"))
+    }
+
+    fn max_rows(&self) -> u32 {
+        1
+    }
 }
 
 struct Instance {
@@ -77,7 +96,7 @@ impl Backend for Obedient {
         Ok(LoadedModel {
             config: Arc::new(source.config.clone()),
             instances: (0..source.cpu_instances()?).map(|_| instance().into()).collect(),
-            policy: Box::new(OneAtATime),
+            policy: if self.panics { Box::new(Panics) } else { Box::new(OneAtATime) },
             canary: self.declared.then_some(canary),
         })
     }
@@ -104,7 +123,7 @@ impl ModelInstance for Instance {
 impl Instance {
     fn obey(&self, request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
         if request.inputs[0].bytes_elements()?.next() == Some(b"last") {
-            let (started, before) = (std::time::Instant::now(), self.calls.0.load(Ordering::SeqCst));
+            let (started, before) = (Instant::now(), self.calls.0.load(Ordering::SeqCst));
             while self.calls.0.load(Ordering::SeqCst) == before {
                 assert!(started.elapsed() < PATIENCE, "nobody calls it off");
                 std::thread::sleep(Duration::from_millis(1));
@@ -156,6 +175,13 @@ impl Stage {
         Stage::start_backend(Arc::default(), "gateway", &["a"], three_attempts(), backend, repository).await
     }
 
+    /// The same, with no canary requests for being idle.
+    async fn start_with_rare_canary(bus: &Arc<InProcess>, canary: &Arc<Mutex<&'static str>>, declared: bool) -> Stage {
+        let repository = tempfile::tempdir().expect("a temporary directory");
+        let backend = Obedient { canary: canary.clone(), declared, pause: Duration::MAX / 4, ..Obedient::default() };
+        Stage::start_backend(bus.clone(), "gateway", &["a"], three_attempts(), backend, repository).await
+    }
+
     /// Waits until nothing is in a queue, or was delivered and not acknowledged: that follows the reply.
     async fn wait_for_rest(&self, models: &[&str]) {
         for model in models {
@@ -196,7 +222,7 @@ impl Stage {
             service: "test".to_owned(),
             model_repository: vec![repository.path().to_owned()],
             execution_limit: Some(EXECUTION_LIMIT),
-            canary: (!backend.canary.lock().is_empty()).then_some(CANARY),
+            canary: (!backend.canary.lock().is_empty()).then_some(backend.pause.max(CANARY)),
             auto_complete: true,
             control: ControlOptions::default(),
             queue,
@@ -210,7 +236,8 @@ impl Stage {
     }
 
     async fn ask(&self, message: &WorkMessage) -> Reply {
-        let mut replies = self.inbox.expect(&message.request_id);
+        // What the worker says counts, also when it says it late.
+        let mut replies = self.inbox.expect(&WorkMessage { deadline: UnixMicros::NEVER, ..message.clone() });
         self.bus.publish(message).await.expect("in process nothing refuses");
         tokio::time::timeout(PATIENCE, replies.next()).await.expect("no answer")
     }
@@ -316,7 +343,7 @@ async fn expired_and_cancelled_work_is_dropped_before_it_is_computed() {
     stage.bus.publish(&request("gone", &["a"], "echo")).await.unwrap();
     // A request that waits behind a slow one, and is cancelled while it waits.
     let slow = request("slow", &["a"], "sleep");
-    let mut answer = stage.inbox.expect("slow");
+    let mut answer = stage.inbox.expect(&slow);
     stage.bus.publish(&slow).await.unwrap();
     stage.bus.publish(&request("waiting", &["a"], "echo")).await.unwrap();
     stage.wait_for_executions(1).await;
@@ -330,7 +357,7 @@ async fn expired_and_cancelled_work_is_dropped_before_it_is_computed() {
 async fn a_worker_that_hangs_gives_its_work_back_and_fails() {
     let stage = Stage::start(&["a"], QueueOptions::default()).await;
     let (hanging, waiting) = (request("hanging", &["a"], "hang once"), request("waiting", &["a"], "echo"));
-    let mut answers = [stage.inbox.expect("hanging"), stage.inbox.expect("waiting")];
+    let mut answers = [stage.inbox.expect(&hanging), stage.inbox.expect(&waiting)];
     for message in [&hanging, &waiting] {
         stage.bus.publish(message).await.unwrap();
     }
@@ -390,6 +417,56 @@ async fn a_worker_ends_whose_canary_request_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_made_up_canary_request_is_tried_before_work_is_taken() {
+    let canary = Arc::new(Mutex::new("echo"));
+    let stage = Stage::start_with_rare_canary(&Arc::default(), &canary, false).await;
+    assert_eq!(stage.executions(), 1);
+    stage.ask(&request("1", &["a"], "echo")).await.outcome.unwrap();
+    // What breaks right after that is noticed, too.
+    let stage = Stage::start_with_canary(&canary, false).await;
+    *canary.lock() = "fail";
+    let failed = tokio::time::timeout(PATIENCE, stage.worker.failed()).await.expect("the worker notices");
+    assert_eq!(failed, "canary request");
+}
+
+/// Requests that fail by our fault, three times each.
+async fn fail_in_a_row(stage: &Stage, requests: usize) {
+    for number in 0..requests {
+        stage.bus.publish(&request(&number.to_string(), &["a"], "fail")).await.expect("in process nothing refuses");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_ends_that_fails_all_that_comes() {
+    let (bus, canary) = (Arc::new(InProcess::default()), Arc::new(Mutex::new("echo")));
+    let stage = Stage::start_with_rare_canary(&bus, &canary, true).await;
+    *canary.lock() = "fail";
+    fail_in_a_row(&stage, 8).await;
+    let failed = tokio::time::timeout(PATIENCE, stage.worker.failed()).await.expect("the worker notices");
+    assert_eq!(failed, "canary request");
+    // What comes now is not for this worker.
+    let mut answer = stage.inbox.expect(&request("later", &["a"], "echo"));
+    bus.publish(&request("later", &["a"], "echo")).await.unwrap();
+    let Stage { worker, inbox: _inbox, _repository, .. } = stage;
+    assert_eq!(worker.drain(PATIENCE).await, 0);
+    let _peer = Stage::start_on(bus, "other gateway", &["a"], three_attempts()).await;
+    tokio::time::timeout(PATIENCE, answer.next()).await.expect("an answer").outcome.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_fail_again_and_again_end_no_worker_that_works() {
+    let canary = Arc::new(Mutex::new("echo"));
+    let stage = Stage::start_with_rare_canary(&Arc::default(), &canary, true).await;
+    fail_in_a_row(&stage, 5).await;
+    // Fifteen runs, and the canary request after eight of them.
+    stage.wait_for_executions(16).await;
+    stage.wait_for_rest(&["a"]).await;
+    stage.ask(&request("after", &["a"], "echo")).await.outcome.unwrap();
+    assert_eq!(stage.executions(), 17);
+    assert!(stage.worker.failed().now_or_never().is_none(), "the worker goes on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_made_up_canary_request_that_the_model_does_not_take_is_given_up() {
     let canary = Arc::new(Mutex::new("refuse"));
     let stage = Stage::start_with_canary(&canary, false).await;
@@ -419,8 +496,74 @@ async fn a_message_that_was_never_settled_is_given_up_without_running() {
     tokio::time::timeout(PATIENCE, dead).await.expect("not given up");
     assert_eq!(stage.executions(), 0);
     let dead = bus.dead_letters();
-    assert_eq!(dead[0].attempts, 2);
+    assert_eq!(dead[0].attempts, 1);
     assert!(dead[0].reason.message.contains("was given up after 1 attempts"), "{}", dead[0].reason.message);
+}
+
+/// Two messages that were delivered before and come to a new worker as suspects with one attempt left; it executes one of
+/// them, until that is cancelled.
+async fn two_suspects() -> (Stage, [&'static str; 2]) {
+    let bus = Arc::new(InProcess::default());
+    let queue = QueueOptions { max_deliver: 2, ..QueueOptions::default() };
+    let model = ModelKey { name: "a".to_owned(), version: 1 };
+    bus.declare_queue(&model, &queue).await.expect("in process nothing refuses");
+    let ids = ["1", "2"];
+    for id in ids {
+        bus.publish(&request(id, &["a"], "last")).await.expect("in process nothing refuses");
+    }
+    drop(
+        bus.pull(&model).await.expect("in process nothing refuses").next(2).await.expect("in process nothing refuses"),
+    );
+    let stage = Stage::start_on(bus, "gateway", &["a"], queue).await;
+    stage.wait_for_executions(1).await;
+    (stage, ids)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspect_that_waits_for_its_turn_goes_to_another_worker_when_this_one_stops() {
+    let (Stage { bus, worker, executions, inbox: _inbox, _repository, .. }, ids) = two_suspects().await;
+    let peer_starts = async {
+        // The first worker is leaving: it takes nothing any more.
+        let queue = QueueOptions { max_deliver: 2, ..QueueOptions::default() };
+        let peer = Stage::start_on(bus.clone(), "other gateway", &["a"], queue).await;
+        peer.wait_for_executions(1).await;
+        for id in ids {
+            bus.cancel(id).await.unwrap();
+        }
+        peer
+    };
+    let (unfinished, peer) = tokio::join!(worker.drain(PATIENCE), peer_starts);
+    assert_eq!(unfinished, 0);
+    peer.wait_for_rest(&["a"]).await;
+    assert_eq!(executions.load(Ordering::SeqCst), 1, "the other one was not begun there");
+    assert!(bus.dead_letters().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspect_that_waits_for_its_turn_leaves_when_it_is_cancelled() {
+    let (stage, ids) = two_suspects().await;
+    for id in ids {
+        stage.bus.cancel(id).await.unwrap();
+    }
+    stage.wait_for_rest(&["a"]).await;
+    assert!(stage.bus.dead_letters().is_empty());
+    stage.ask(&request("after", &["a"], "echo")).await.outcome.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_ends_whose_instance_thread_does() {
+    let repository = tempfile::tempdir().expect("a temporary directory");
+    let backend = Obedient { panics: true, ..Obedient::default() };
+    let stage = Stage::start_backend(Arc::default(), "gateway", &["a"], three_attempts(), backend, repository).await;
+    let mut answer = stage.inbox.expect(&request("1", &["a"], "echo"));
+    stage.bus.publish(&request("1", &["a"], "echo")).await.unwrap();
+    let failed = tokio::time::timeout(PATIENCE, stage.worker.failed()).await.expect("the worker notices");
+    assert_eq!(failed, "instance that panicked");
+    let Stage { bus, worker, inbox: _inbox, _repository, .. } = stage;
+    assert_eq!(worker.drain(PATIENCE).await, 0, "all work was given back");
+    let _peer =
+        Stage::start_on(bus, "other gateway", &["a"], QueueOptions { max_deliver: 1, ..three_attempts() }).await;
+    tokio::time::timeout(PATIENCE, answer.next()).await.expect("an answer").outcome.expect("it was never begun");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -450,7 +593,7 @@ async fn a_step_that_nobody_serves_is_waited_for_until_the_deadline() {
     assert_eq!(error.message, "in ensemble 'e', no worker serves 'late:1' on this bus");
     assert_eq!(stage.bus.dead_letters().len(), 1);
 
-    let mut replies = stage.inbox.expect("2");
+    let mut replies = stage.inbox.expect(&request("2", &["a"], ""));
     stage.bus.publish(&patient("2", PATIENCE)).await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
     let late = Stage::start_on(stage.bus.clone(), "another gateway", &["late"], three_attempts()).await;
@@ -462,7 +605,7 @@ async fn a_step_that_nobody_serves_is_waited_for_until_the_deadline() {
 async fn a_drain_finishes_what_is_in_hand_and_leaves_the_registry() {
     let stage = Stage::start(&["a"], three_attempts()).await;
     let mut events = stage.bus.watch_registry().await.unwrap();
-    let mut answer = stage.inbox.expect("1");
+    let mut answer = stage.inbox.expect(&request("1", &["a"], ""));
     stage.bus.publish(&request("1", &["a"], "sleep")).await.unwrap();
     stage.wait_for_executions(1).await;
 

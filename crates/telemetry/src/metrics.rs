@@ -98,6 +98,7 @@ metrics! {
     ProcessCpu = "process_cpu_seconds_total" Counter "Total user and system CPU time spent in seconds.";
     ProcessMemory = "process_resident_memory_bytes" Gauge "Resident memory size in bytes.";
     ProcessStart = "process_start_time_seconds" Gauge "Start time of the process since unix epoch in seconds.";
+    ProcessTasks = "trireme_process_tasks" Gauge "Asynchronous tasks that live in this process";
 }
 
 /// Names and values of a sample's labels.

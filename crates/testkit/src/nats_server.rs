@@ -135,6 +135,22 @@ impl NatsServer {
         }
     }
 
+    /// Halts the server, as a host that hangs does, until [`NatsServer::resume`].
+    pub fn pause(&self) {
+        self.signal("-STOP");
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) {
+        self.signal("-CONT");
+    }
+
+    fn signal(&self, signal: &str) {
+        let process = self.process_id().expect("it runs").to_string();
+        let sent = Command::new("kill").args([signal, &process]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "kill {signal} {process}");
+    }
+
     /// Starts the server again on the same port with the same files, killing it first if it runs.
     pub fn restart(&mut self) {
         self.kill();

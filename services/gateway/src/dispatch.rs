@@ -1,6 +1,7 @@
 //! Requests in flight: each is published, held until it is answered, published again when the broker was away, and ended
 //! by its deadline. A caller that goes away cancels its request everywhere.
 
+mod cancel;
 mod join;
 mod order;
 
@@ -9,25 +10,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 use trireme_bus::{
-    Answer, Bus, BusError, Connection, Inbox, PendingReplies, QUEUE_FULL, QueueStatus, Reply, WorkMessage,
+    Answer, Arrival, Bus, BusError, Connection, Inbox, PendingReplies, QUEUE_FULL, QueueStatus, Queued, Reply,
+    WorkMessage, queue_pause,
 };
 use trireme_inference::{InferError, ModelKey, UnixMicros};
 use trireme_runtime::TaskSet;
 use trireme_telemetry::trace_id;
 
+use self::cancel::Canceller;
 use self::join::{Fork, Parts, Pieces, join};
 use self::order::Order;
 pub use self::order::Place;
 use crate::rows;
 
-/// Pause before a message is offered again to a queue that its workers have to make anew.
-const QUEUE_PAUSE: Duration = Duration::from_millis(50);
-
 /// Pause before a message is offered again to a bus that did not confirm it.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often a request is sent again because its reply was lost on the way while the bus was there.
+const LOST_AGAIN: u32 = 3;
 
 /// Sends requests into the pipeline. Clones are the same.
 #[derive(Clone)]
@@ -35,6 +38,7 @@ pub struct Dispatcher {
     bus: Arc<dyn Bus>,
     inbox: Arc<Inbox>,
     tasks: TaskSet,
+    canceller: Canceller,
     /// Most requests in flight; one more is refused.
     max_in_flight: usize,
     /// Numbers this gateway's requests; with the gateway's name that makes them unique.
@@ -54,13 +58,22 @@ pub enum Exchange {
 /// A message in flight.
 pub struct Flight {
     bus: Arc<dyn Bus>,
-    tasks: TaskSet,
+    canceller: Canceller,
     message: WorkMessage,
     replies: PendingReplies,
     connection: watch::Receiver<Connection>,
     publishing: Publishing,
-    /// How often it was sent again.
+    /// Where its queue has it.
+    queued: Option<Queued>,
+    /// How often it was sent again, and how often of those because a reply was lost.
     again: u32,
+    lost: u32,
+    /// How often its queue was not there, and how often full.
+    queueless: u32,
+    refusals: u32,
+    /// Told when another message of its request was answered. With it a full queue is waited for, because work of the
+    /// request is under way.
+    siblings: Option<Arc<Notify>>,
     /// More replies may follow.
     open: bool,
 }
@@ -100,7 +113,8 @@ impl Dispatcher {
     ) -> Result<Dispatcher, BusError> {
         let inbox = bus.open_inbox(gateway).await?;
         let (next, order) = (Arc::new(AtomicU64::new(1)), Order::default());
-        Ok(Dispatcher { bus, inbox, tasks: tasks.clone(), max_in_flight, next, order })
+        let canceller = Canceller::new(bus.clone(), tasks.clone());
+        Ok(Dispatcher { bus, inbox, tasks: tasks.clone(), canceller, max_in_flight, next, order })
     }
 
     /// An id for a new request that no other request of any gateway has.
@@ -131,13 +145,13 @@ impl Dispatcher {
     /// Takes a request into the pipeline. Nothing is sent before its replies are asked for.
     pub fn start(&self, message: WorkMessage) -> Result<Exchange, InferError> {
         self.admit(&message)?;
-        Ok(self.exchange(message))
+        Ok(self.exchange(message, None))
     }
 
     /// Takes a request into the pipeline as several requests, one for each part of its rows.
     pub fn start_parts(&self, message: WorkMessage, parts: rows::Parts) -> Result<Exchange, InferError> {
         self.admit(&message)?;
-        Ok(self.joined(Parts::new(message, parts)))
+        Ok(self.joined(Parts::new(message, parts), None))
     }
 
     /// Refuses a request when too many are in flight. One that was admitted is not refused half way, as several messages.
@@ -151,20 +165,20 @@ impl Dispatcher {
     }
 
     /// An admitted request, or a message of one: in branches when its route forks. An answer in parts keeps to one message,
-    /// in whose order the parts come.
-    fn exchange(&self, message: WorkMessage) -> Exchange {
+    /// in whose order the parts come. `siblings` are told of by [`Flight`].
+    fn exchange(&self, message: WorkMessage, siblings: Option<Arc<Notify>>) -> Exchange {
         let branches = match message.answer {
             Answer::Whole => message.route.branches(&message.tensors),
             Answer::InParts | Answer::Part(_) => None,
         };
         match branches {
-            Some(branches) => self.joined(Fork::new(message, branches)),
-            None => Exchange::Whole(Box::new(self.flight(message))),
+            Some(branches) => self.joined(Fork::new(message, branches), siblings),
+            None => Exchange::Whole(Box::new(self.flight(message, siblings))),
         }
     }
 
-    fn joined(&self, pieces: impl Pieces) -> Exchange {
-        Exchange::Single(Some(Box::pin(join(self.clone(), pieces))))
+    fn joined(&self, pieces: impl Pieces, siblings: Option<Arc<Notify>>) -> Exchange {
+        Exchange::Single(Some(Box::pin(join(self.clone(), pieces, siblings))))
     }
 
     /// The place of a request among those of its model, whose answers shall leave in this order.
@@ -194,14 +208,19 @@ impl Dispatcher {
         Exchange::Single(Some(Box::pin(async move { receiver.await.unwrap_or_else(|_| Err(no_answer())) })))
     }
 
-    fn flight(&self, message: WorkMessage) -> Flight {
+    fn flight(&self, message: WorkMessage, siblings: Option<Arc<Notify>>) -> Flight {
         Flight {
             bus: self.bus.clone(),
-            tasks: self.tasks.clone(),
-            replies: self.inbox.expect(&message.request_id),
+            canceller: self.canceller.clone(),
+            replies: self.inbox.expect(&message),
             connection: self.bus.connection(),
             publishing: Publishing::Due,
+            queued: None,
             again: 0,
+            lost: 0,
+            queueless: 0,
+            refusals: 0,
+            siblings,
             open: true,
             message,
         }
@@ -260,8 +279,8 @@ impl Flight {
         Some(reply)
     }
 
-    /// Publishes the request, and again after each time the bus was lost: a reply may have been lost with it. That may
-    /// make work twice; the first of equal replies wins.
+    /// Publishes the request, and again after each time the bus was lost, or a reply: with the bus a reply may have been lost,
+    /// too. That may make work twice; the first of equal replies wins.
     async fn reply(&mut self) -> Result<Reply, InferError> {
         loop {
             match self.publishing {
@@ -277,52 +296,65 @@ impl Flight {
                 Publishing::DueAt(_) | Publishing::Done => {}
             }
             tokio::select! {
-                reply = self.replies.next() => return Ok(reply),
-                () = came_back(&mut self.connection) => {
-                    tracing::info!(
-                        request_id = self.message.request_id,
-                        trace_id = trace_id(self.message.traceparent.as_deref()),
-                        "message bus is back; publishing the request again"
-                    );
-                    self.again += 1;
-                    self.message.request_id = self.message.id_when_sent_again(self.again);
-                    self.publishing = Publishing::Due;
-                }
-                () = due(self.publishing) => self.publishing = Publishing::Due,
+                arrival = self.replies.arrival() => match arrival {
+                    Arrival::Reply(reply) => return Ok(reply),
+                    // Of another name, it was sent again already.
+                    Arrival::Lost(id) if id == self.message.request_id && self.lost < LOST_AGAIN => {
+                        self.lost += 1;
+                        self.send_again("a reply was lost");
+                    }
+                    Arrival::Lost(_) => {}
+                },
+                () = came_back(&mut self.connection) => self.send_again("message bus is back"),
+                () = due(self.publishing, self.siblings.as_deref()) => self.publishing = Publishing::Due,
             }
         }
     }
 
-    fn published(&self, published: Result<(), BusError>) -> Result<Publishing, InferError> {
+    fn send_again(&mut self, why: &str) {
+        tracing::info!(
+            request_id = self.message.request_id,
+            trace_id = trace_id(self.message.traceparent.as_deref()),
+            "{why}; publishing the request again"
+        );
+        self.again += 1;
+        self.message.request_id = self.message.id_when_sent_again(self.again);
+        self.publishing = Publishing::Due;
+    }
+
+    fn published(&mut self, published: Result<Queued, BusError>) -> Result<Publishing, InferError> {
         let request_id = &self.message.request_id;
         let trace_id = trace_id(self.message.traceparent.as_deref());
         match published {
-            Ok(()) => Ok(Publishing::Done),
+            Ok(queued) => {
+                self.queued = Some(queued);
+                Ok(Publishing::Done)
+            }
             // The registry says that the model is served: the broker has restarted, and the queue is on its way back.
             Err(BusError::NoQueue { model }) => {
                 tracing::debug!(request_id, trace_id, %model, "request waits for its queue");
-                Ok(Publishing::DueAt(Instant::now() + QUEUE_PAUSE))
+                self.queueless += 1;
+                Ok(Publishing::DueAt(Instant::now() + queue_pause(self.queueless - 1)))
             }
             // Not refused, just not reachable: the request waits here.
             Err(BusError::Unreachable(reason)) => {
                 tracing::warn!(request_id, trace_id, reason, "request waits for the message bus");
                 Ok(Publishing::DueAt(Instant::now() + UNREACHABLE_PAUSE))
             }
+            // It was accepted before, or a part of its request was: that is no time to refuse it.
+            Err(error @ (BusError::Full { .. } | BusError::ClaimsFull { .. }))
+                if self.again > 0 || self.siblings.is_some() =>
+            {
+                tracing::debug!(request_id, trace_id, %error, "request waits for room");
+                self.refusals += 1;
+                Ok(Publishing::DueAt(Instant::now() + queue_pause(self.refusals - 1)))
+            }
             Err(error) => Err(InferError::new(error.code(), error.to_string())),
         }
     }
 
     fn cancel(&self) {
-        let bus = self.bus.clone();
-        let trace_id = trace_id(self.message.traceparent.as_deref()).map(str::to_owned);
-        let ids: Vec<_> = (0..=self.again).map(|time| self.message.id_when_sent_again(time)).collect();
-        self.tasks.spawn("cancel", async move {
-            for request_id in ids {
-                if let Err(error) = bus.cancel(&request_id).await {
-                    tracing::debug!(request_id, trace_id, %error, "cancellation could not be sent");
-                }
-            }
-        });
+        self.canceller.cancel(&self.message, self.again, self.queued.clone());
     }
 }
 
@@ -334,11 +366,14 @@ impl Drop for Flight {
     }
 }
 
-/// Waits until publishing is due again; when it is not, for ever.
-async fn due(publishing: Publishing) {
-    match publishing {
-        Publishing::DueAt(time) => tokio::time::sleep_until(time).await,
-        Publishing::Due | Publishing::Done => std::future::pending().await,
+/// Waits until publishing is due again, by the clock or because a sibling has left its queue; when it is not, for ever.
+async fn due(publishing: Publishing, siblings: Option<&Notify>) {
+    match (publishing, siblings) {
+        (Publishing::DueAt(time), None) => tokio::time::sleep_until(time).await,
+        (Publishing::DueAt(time), Some(siblings)) => {
+            let _ = tokio::time::timeout_at(time, siblings.notified()).await;
+        }
+        (Publishing::Due | Publishing::Done, _) => std::future::pending().await,
     }
 }
 

@@ -9,6 +9,8 @@
 //!
 //! Not here: wire formats (`protocol`), what configurations mean (`model-repository`), queues (`bus`).
 
+mod backlog;
+mod budget;
 mod cache;
 mod dispatch;
 mod grpc;
@@ -35,9 +37,10 @@ use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
 use trireme_runtime::service::{self, AdminArgs, NatsArgs};
 use trireme_runtime::statistics::report::follow_log_levels;
-use trireme_runtime::{ControlArgs, Health, Statistics, TaskSet};
+use trireme_runtime::{ControlArgs, Health, LAST_WORDS, Statistics, TaskSet};
 use trireme_telemetry::TelemetryArgs;
 
+use budget::Budget;
 use cache::ResponseCache;
 use dispatch::Dispatcher;
 use grpc::GrpcListener;
@@ -93,6 +96,12 @@ pub struct GatewayArgs {
     /// Most requests in flight; one more is refused
     #[arg(long, env = "TRIREME_MAX_IN_FLIGHT", value_name = "COUNT", default_value_t = 10_000)]
     pub max_in_flight: usize,
+
+    /// Most bytes of requests in flight, together, from their bodies until their answers are sent; one more request is refused.
+    /// No request is larger
+    #[arg(long, env = "TRIREME_MAX_BYTES_IN_FLIGHT", value_name = "BYTES", default_value_t = 1 << 30)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_bytes_in_flight: u64,
 
     /// Cache of responses, for models with `response_cache`: `local,size=BYTES`; none by default
     #[arg(long, env = "TRIREME_CACHE_CONFIG", value_name = "local,size=BYTES")]
@@ -151,6 +160,7 @@ pub struct Gateway {
     tasks: TaskSet,
     stop: CancellationToken,
     serving: TaskSet,
+    exit_timeout: Duration,
 }
 
 // === impl Gateway ===
@@ -206,6 +216,7 @@ impl Gateway {
             last_status: Default::default(),
             access,
             default_timeout,
+            budget: Budget::new(args.max_bytes_in_flight),
             shared_memory: SharedMemory::default(),
             allow_client_shm: args.allow_client_shm,
             cache: args.cache_config.map(|config| ResponseCache::new(config, args.coalesce_requests)),
@@ -228,7 +239,7 @@ impl Gateway {
             let (shared, raised) = (handlers.clone(), stop.clone());
             serving.spawn("metrics", async move { listener.serve(shared, raised, exit_timeout).await });
         }
-        Ok(Gateway { http_address, grpc_address, metrics_address, handlers, tasks, stop, serving })
+        Ok(Gateway { http_address, grpc_address, metrics_address, handlers, tasks, stop, serving, exit_timeout })
     }
 
     /// Waits until every known model is ready, for `timeout` at most. Otherwise says which are not, and why.
@@ -250,13 +261,23 @@ impl Gateway {
         }
     }
 
-    /// Stops: says not ready, takes no more connections, finishes the requests in flight.
+    /// Stops: says not ready, takes no more connections, finishes the requests in flight. All of that within the exit
+    /// timeout and [`LAST_WORDS`] at its end, whether or not the bus can be reached.
     pub async fn drain(self) {
         self.handlers.health.set_ready(false);
         self.stop.cancel();
-        self.serving.join().await;
-        self.handlers.collector.tell().await;
-        self.tasks.join().await;
+        // Listeners cut off what lasts longer; what they have left to do then is little.
+        let served = tokio::time::timeout(self.exit_timeout + LAST_WORDS, self.serving.join());
+        if served.await.is_err() {
+            tracing::warn!("stopped before all connections were closed");
+        }
+        let last_words = async {
+            self.handlers.collector.tell().await;
+            self.tasks.join().await;
+        };
+        if tokio::time::timeout(LAST_WORDS, last_words).await.is_err() {
+            self.tasks.stop();
+        }
     }
 }
 

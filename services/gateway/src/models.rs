@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use trireme_bus::{Bus, BusError};
 use trireme_inference::{InferError, UnixMicros};
 use trireme_model_repository::{Repository, RepositoryError, RepositoryModel};
-use trireme_runtime::control::{self, Answers, Change, Control, Memory, Order, Outcome, Override, Participant};
+use trireme_runtime::control::{self, Answers, Change, Control, Memory, Order, Outcome, Override, Participant, Role};
 use trireme_runtime::{ControlMode, ControlOptions, TaskSet};
 
 use crate::registry::Registry;
@@ -84,7 +84,7 @@ impl ModelControl {
     ) -> Result<ModelControl, BusError> {
         let (mode, participant) = (options.control.mode, format!("{name}/gateway"));
         let joined = match mode {
-            ControlMode::Explicit => Some(Control::join(bus.clone(), participant.clone()).await?),
+            ControlMode::Explicit => Some(Control::join(bus.clone(), participant.clone(), Role::Gateway).await?),
             ControlMode::None | ControlMode::Poll => None,
         };
         let memory = joined.as_ref().map(|joined| joined.memory().clone()).unwrap_or_default();

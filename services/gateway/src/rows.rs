@@ -5,7 +5,10 @@
 
 use std::cmp::Reverse;
 
-use trireme_inference::{DataType, InferError, Shape, Tensor};
+use trireme_inference::{InferError, Shape, Tensor, TensorError};
+
+/// The most parts of one request: each is a message of its own, however little is in it.
+const MAX_PARTS: usize = 1 << 14;
 
 /// A request's tensors, cut by rows.
 #[derive(Clone, Debug)]
@@ -14,6 +17,15 @@ pub struct Parts {
     pub tensors: Vec<Vec<Tensor>>,
     /// Which rows they are.
     pub order: RowOrder,
+}
+
+/// Where the rows of a tensor begin in its bytes. A shape may claim rows without bytes: only rows that have some are
+/// listed.
+enum Starts {
+    /// Every row has this many bytes.
+    Even(usize),
+    /// Where each row's bytes begin, and where the last one's end.
+    Listed(Vec<usize>),
 }
 
 /// The order of a request's rows in its parts.
@@ -25,37 +37,59 @@ pub struct RowOrder {
 }
 
 /// Tensors cut into parts of at most `max_rows` rows, and of at most `max_bytes` bytes where more than one row is in a part.
-/// `None` when one part holds everything, or the tensors do not agree on the number of rows.
+/// `None` when one part holds everything, or the tensors do not agree on the number of rows. Refuses what would be more than
+/// [`MAX_PARTS`].
 ///
 /// Rows of texts are ordered by their bytes first, the longest before all others: a part is padded to its longest text, and
 /// what takes longest had better begin first. Rows that stay in order share their bytes with the request.
-pub fn split(tensors: &[Tensor], max_rows: usize, max_bytes: usize) -> Option<Parts> {
-    let rows = tensors.first().and_then(row_count)?;
+pub fn split(tensors: &[Tensor], max_rows: usize, max_bytes: usize) -> Result<Option<Parts>, InferError> {
+    let Some(rows) = tensors.first().and_then(row_count).filter(|&rows| rows > 1) else { return Ok(None) };
     if tensors.iter().any(|tensor| row_count(tensor) != Some(rows)) {
-        return None;
+        return Ok(None);
     }
-    let mut starts: Vec<Vec<usize>> = tensors.iter().map(|tensor| row_starts(tensor, rows)).collect::<Option<_>>()?;
-    if rows < 2 || (rows <= max_rows && bytes(&starts, 0, rows) <= max_bytes) {
-        return None;
+    let too_many = || {
+        InferError::invalid_arg(format!(
+            "request of {rows} rows takes more than {MAX_PARTS} messages of at most {max_rows} rows \
+             ('max_rows_per_message') and {max_bytes} bytes: send fewer rows at a time"
+        ))
+    };
+    if rows.div_ceil(max_rows.max(1)) > MAX_PARTS {
+        return Err(too_many());
     }
-    let order = RowOrder { rows, sorted: by_length(tensors, &starts, rows) };
+    let mut starts: Vec<Starts> = tensors.iter().map(|tensor| row_starts(tensor, rows)).collect();
+    if rows <= max_rows && bytes(&starts, 0, rows) <= max_bytes {
+        return Ok(None);
+    }
+    let order = RowOrder { rows, sorted: by_length(&starts, rows) };
     let mut ordered = tensors.to_vec();
     if let Some(sorted) = &order.sorted {
         for (tensor, starts) in ordered.iter_mut().zip(&mut starts) {
             *tensor = gather(tensor, starts, sorted)?;
-            *starts = row_starts(tensor, rows)?;
+            *starts = row_starts(tensor, rows);
         }
     }
-    let ranges = ranges(&starts, rows, max_rows, max_bytes);
+    let ranges = ranges(&starts, rows, max_rows, max_bytes).ok_or_else(too_many)?;
     let part = |range: &_| ordered.iter().zip(&starts).map(|(tensor, starts)| cut(tensor, starts, *range)).collect();
-    let tensors = ranges.iter().map(part).collect::<Option<_>>()?;
-    Some(Parts { tensors, order })
+    let tensors = ranges.iter().map(part).collect::<Result<_, _>>()?;
+    Ok(Some(Parts { tensors, order }))
 }
 
 /// The outputs of all parts as those of one request, with its rows in its order.
 pub fn join(parts: Vec<Vec<Tensor>>, order: &RowOrder) -> Result<Vec<Tensor>, InferError> {
     let Some(first) = parts.first() else { return Ok(Vec::new()) };
     first.iter().map(|tensor| order.restore(join_output(tensor, &parts)?)).collect()
+}
+
+// === impl Starts ===
+
+impl Starts {
+    /// Where the bytes of `row` begin; of the row behind the last, where they end.
+    fn of(&self, row: usize) -> usize {
+        match self {
+            Starts::Even(size) => row * size,
+            Starts::Listed(starts) => starts[row],
+        }
+    }
 }
 
 // === impl RowOrder ===
@@ -77,19 +111,13 @@ impl RowOrder {
         for (place, &row) in sorted.iter().enumerate() {
             places[row] = place;
         }
-        let restored = row_starts(&output, rows).and_then(|starts| gather(&output, &starts, &places));
-        restored.ok_or_else(|| {
-            InferError::internal(format!(
-                "rows of output '{}' of a request sent in parts cannot be told",
-                output.name()
-            ))
-        })
+        gather(&output, &row_starts(&output, rows), &places)
     }
 }
 
 /// The rows by their bytes, where there are texts among them and their order is another.
-fn by_length(tensors: &[Tensor], starts: &[Vec<usize>], rows: usize) -> Option<Vec<usize>> {
-    if tensors.iter().all(|tensor| tensor.datatype() != DataType::Bytes) {
+fn by_length(starts: &[Starts], rows: usize) -> Option<Vec<usize>> {
+    if starts.iter().all(|starts| matches!(starts, Starts::Even(_))) {
         return None;
     }
     let mut order: Vec<usize> = (0..rows).collect();
@@ -99,14 +127,17 @@ fn by_length(tensors: &[Tensor], starts: &[Vec<usize>], rows: usize) -> Option<V
 }
 
 /// The bytes of some rows of all tensors.
-fn bytes(starts: &[Vec<usize>], from: usize, to: usize) -> usize {
-    starts.iter().map(|starts| starts[to] - starts[from]).sum()
+fn bytes(starts: &[Starts], from: usize, to: usize) -> usize {
+    starts.iter().map(|starts| starts.of(to) - starts.of(from)).sum()
 }
 
-/// The rows of each part, from the first up to the one behind the last.
-fn ranges(starts: &[Vec<usize>], rows: usize, max_rows: usize, max_bytes: usize) -> Vec<(usize, usize)> {
+/// The rows of each part, from the first up to the one behind the last. `None` when there would be too many.
+fn ranges(starts: &[Starts], rows: usize, max_rows: usize, max_bytes: usize) -> Option<Vec<(usize, usize)>> {
     let (mut ranges, mut from) = (Vec::new(), 0);
     while from < rows {
+        if ranges.len() == MAX_PARTS {
+            return None;
+        }
         let mut to = from + 1;
         while to < rows && to - from < max_rows && bytes(starts, from, to + 1) <= max_bytes {
             to += 1;
@@ -114,26 +145,32 @@ fn ranges(starts: &[Vec<usize>], rows: usize, max_rows: usize, max_bytes: usize)
         ranges.push((from, to));
         from = to;
     }
-    ranges
+    Some(ranges)
 }
 
-fn cut(tensor: &Tensor, starts: &[usize], (from, to): (usize, usize)) -> Option<Tensor> {
-    let data = tensor.data().slice(starts[from]..starts[to]);
-    Tensor::new(tensor.name(), tensor.datatype(), with_rows(tensor.shape(), to - from), data).ok()
+fn cut(tensor: &Tensor, starts: &Starts, (from, to): (usize, usize)) -> Result<Tensor, InferError> {
+    let data = tensor.data().slice(starts.of(from)..starts.of(to));
+    Tensor::new(tensor.name(), tensor.datatype(), with_rows(tensor.shape(), to - from), data).map_err(unlike)
 }
 
 /// A tensor with its rows in another order.
-fn gather(tensor: &Tensor, starts: &[usize], order: &[usize]) -> Option<Tensor> {
+fn gather(tensor: &Tensor, starts: &Starts, order: &[usize]) -> Result<Tensor, InferError> {
     let mut data = Vec::with_capacity(tensor.data().len());
     for &row in order {
-        data.extend_from_slice(&tensor.data()[starts[row]..starts[row + 1]]);
+        data.extend_from_slice(&tensor.data()[starts.of(row)..starts.of(row + 1)]);
     }
-    Tensor::new(tensor.name(), tensor.datatype(), tensor.shape().clone(), data.into()).ok()
+    Tensor::new(tensor.name(), tensor.datatype(), tensor.shape().clone(), data.into()).map_err(unlike)
+}
+
+fn unlike(error: TensorError) -> InferError {
+    InferError::internal(format!("rows of a request sent in parts: {error}"))
 }
 
 fn join_output(first: &Tensor, parts: &[Vec<Tensor>]) -> Result<Tensor, InferError> {
     let name = first.name();
-    let (mut rows, mut data) = (0, Vec::with_capacity(first.data().len() * parts.len()));
+    // What there is, not the first part's size times all: its rows may be the longest ones.
+    let size = parts.iter().flatten().filter(|tensor| tensor.name() == name).map(|tensor| tensor.data().len()).sum();
+    let (mut rows, mut data) = (0, Vec::with_capacity(size));
     for (number, part) in parts.iter().enumerate() {
         let tensor = part.iter().find(|tensor| tensor.name() == name).ok_or_else(|| {
             InferError::internal(format!("output '{name}' is missing in part {number} of a request sent in parts"))
@@ -160,19 +197,14 @@ fn row_count(tensor: &Tensor) -> Option<usize> {
     tensor.shape().first().and_then(|&rows| usize::try_from(rows).ok())
 }
 
-/// Where each row's bytes begin, and where the last one's end.
-fn row_starts(tensor: &Tensor, rows: usize) -> Option<Vec<usize>> {
+fn row_starts(tensor: &Tensor, rows: usize) -> Starts {
     let end = tensor.data().len();
-    if rows == 0 {
-        return None;
+    let Ok(elements) = tensor.bytes_elements() else { return Starts::Even(end / rows) };
+    if end == 0 {
+        return Starts::Even(0);
     }
-    let Ok(elements) = tensor.bytes_elements() else {
-        return Some((0..=rows).map(|row| row * (end / rows)).collect());
-    };
-    let per_row = usize::try_from(tensor.element_count()).ok()? / rows;
-    if per_row == 0 {
-        return Some(vec![0; rows + 1]);
-    }
+    // Rows there are no more of than elements, and those have bytes.
+    let per_row = tensor.element_count() as usize / rows;
     let mut starts = Vec::with_capacity(rows + 1);
     let mut offset = 0;
     for (index, element) in elements.enumerate() {
@@ -182,7 +214,7 @@ fn row_starts(tensor: &Tensor, rows: usize) -> Option<Vec<usize>> {
         offset += element.len() + 4;
     }
     starts.push(end);
-    Some(starts)
+    Starts::Listed(starts)
 }
 
 fn with_rows(shape: &Shape, rows: usize) -> Shape {

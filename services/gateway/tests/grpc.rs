@@ -564,6 +564,52 @@ async fn a_deadline_ends_the_call_and_the_request() {
     assert_eq!(server.executions(), INSTANCES + 1, "the expired request was computed");
 }
 
+/// Keeps every instance busy for a while.
+async fn keep_busy(server: &Server) -> tokio::task::JoinSet<()> {
+    let mut busy = tokio::task::JoinSet::new();
+    for _ in 0..INSTANCES {
+        let mut client = server.client.clone();
+        busy.spawn(async move { drop(client.model_infer(request("", "slow")).await.expect("an answer")) });
+    }
+    server.wait_for_executions(INSTANCES).await;
+    busy
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_or_stream_that_its_client_cancels_is_not_computed() {
+    let server = Server::start(&[]).await;
+    let busy = keep_busy(&server).await;
+    let mut client = server.client.clone();
+    let mut leaving = tokio::task::JoinSet::new();
+    leaving.spawn(async move { drop(client.model_infer(request("", "never")).await) });
+    let mut client = server.client.clone();
+    leaving.spawn(async move {
+        let requests = stream::iter([request("", "never")]);
+        let mut responses = client.model_stream_infer(requests).await.expect("a stream").into_inner();
+        drop(responses.next().await);
+    });
+    // Both wait, unless this machine is slow: then they are gone before they come, which is as well.
+    tokio::time::sleep(SLOW / 4).await;
+    leaving.abort_all();
+    within(busy.join_all()).await;
+    let mut client = server.client.clone();
+    within(client.model_infer(request("", "last"))).await.unwrap();
+    assert_eq!(server.executions(), INSTANCES + 1, "what was cancelled was computed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_requests_are_in_flight_than_allowed() {
+    let server = Server::start(&["--max-in-flight", &INSTANCES.to_string()]).await;
+    let busy = keep_busy(&server).await;
+    let mut client = server.client.clone();
+    let refused = within(client.model_infer(request("", "one more"))).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable, "{refused:?}");
+    assert!(refused.message().contains("Exceeds maximum queue size"), "{refused:?}");
+    within(busy.join_all()).await;
+    within(client.model_infer(request("", "now"))).await.unwrap();
+    assert_eq!(server.executions(), INSTANCES + 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_keeps_order_while_requests_run_side_by_side() {
     let Server { mut client, .. } = Server::start(&[]).await;
@@ -651,4 +697,44 @@ async fn grpc_can_be_switched_off() {
         .unwrap();
     assert_eq!(gateway.grpc_address, None);
     gateway.drain().await;
+}
+
+/// One budget for both protocols: what a body over HTTP holds is not left for a call.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_for_which_no_bytes_are_left_are_refused() {
+    use tokio::io::AsyncWriteExt;
+    let Server { gateway, worker: _worker, mut client, .. } = Server::start(&["--max-bytes-in-flight", "100000"]).await;
+    let text = "x".repeat(60_000);
+    let large = || request("large", &text);
+    within(client.model_infer(large())).await.unwrap();
+    let mut other = tokio::net::TcpStream::connect(gateway.http_address.unwrap()).await.unwrap();
+    other.write_all(b"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: 60000\r\n\r\n{").await.unwrap();
+    // Until it is known that the other one comes.
+    let refused = within(async {
+        loop {
+            if let Err(refused) = client.model_infer(large()).await {
+                return refused;
+            }
+        }
+    })
+    .await;
+    assert_status::<()>(Err(refused), Code::Unavailable, "Exceeds maximum queue size");
+    client.model_infer(request("small", "x")).await.unwrap();
+
+    let messages = stream::iter([large(), large()]);
+    let replies = within(client.model_stream_infer(messages)).await.map(tonic::Response::into_inner);
+    let refused = match replies {
+        Ok(mut replies) => within(replies.next()).await.expect("a status").expect_err("no room"),
+        Err(refused) => refused,
+    };
+    assert_status::<()>(Err(refused), Code::Unavailable, "Exceeds maximum queue size");
+
+    drop(other);
+    within(async { while client.model_infer(large()).await.is_err() {} }).await;
+    // The messages of a stream do not add up.
+    for _ in 0..3 {
+        let mut replies = client.model_stream_infer(stream::iter([large()])).await.unwrap().into_inner();
+        let reply = within(replies.next()).await.expect("an answer").unwrap();
+        assert_eq!(summary(reply).1, Ok(element(&text)));
+    }
 }

@@ -28,6 +28,8 @@ pub struct Response {
     pub headers: Vec<(String, String)>,
     /// The body.
     pub body: Vec<u8>,
+    /// What had come behind it on the same connection when it was complete: nothing, unless a server answers twice.
+    pub rest: Vec<u8>,
 }
 
 // === impl Request ===
@@ -69,17 +71,29 @@ impl Request {
 
     /// Sends it and returns the connection that the answer will come on. Dropped, the client is gone.
     pub fn start(&self, address: SocketAddr) -> Result<TcpStream> {
-        let mut stream = TcpStream::connect(address)?;
+        let mut stream = Request::connect(address)?;
+        // A server may answer, and close, before it has read everything.
+        let _ = self.write(&mut stream);
+        Ok(stream)
+    }
+
+    /// A connection to send one on.
+    pub(crate) fn connect(address: SocketAddr) -> Result<TcpStream> {
+        let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(LIMIT))?;
-        let mut head = format!("{} {} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n", self.method, self.path);
+        Ok(stream)
+    }
+
+    /// Sends it on this connection.
+    pub(crate) fn write(&self, stream: &mut TcpStream) -> Result<()> {
+        let host = stream.peer_addr()?;
+        let mut head = format!("{} {} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n", self.method, self.path);
         for (name, value) in &self.headers {
             head += &format!("{name}: {value}\r\n");
         }
         head += &format!("Content-Length: {}\r\n\r\n", self.body.len());
-        // A server may answer, and close, before it has read everything.
-        let _ = stream.write_all(&[head.as_bytes(), &self.body].concat());
-        Ok(stream)
+        stream.write_all(&[head.as_bytes(), &self.body].concat())
     }
 
     /// Sends it and waits for the answer. Errors when the server is not there, or does not answer in full.
@@ -91,7 +105,8 @@ impl Request {
 // === impl Response ===
 
 impl Response {
-    /// Reads the answer to the request that was sent on this connection.
+    /// Reads the answer to the request that was sent on this connection. An error is of kind [`ErrorKind::UnexpectedEof`]
+    /// when a part of the answer had come, or the server has closed the connection in order.
     pub fn read(stream: &mut TcpStream) -> Result<Response> {
         let mut received = Vec::new();
         loop {
@@ -99,14 +114,15 @@ impl Response {
                 return Ok(response);
             }
             let mut piece = [0; 16 * 1024];
-            match stream.read(&mut piece)? {
-                0 => {
-                    return Err(Error::new(
-                        ErrorKind::UnexpectedEof,
-                        "connection closed before the answer was complete",
-                    ));
-                }
-                length => received.extend_from_slice(&piece[..length]),
+            let incomplete = |how: &str| {
+                let text = format!("{how} after {} bytes, before the answer was complete", received.len());
+                Error::new(ErrorKind::UnexpectedEof, text)
+            };
+            match stream.read(&mut piece) {
+                Ok(0) => return Err(incomplete("connection closed")),
+                Ok(length) => received.extend_from_slice(&piece[..length]),
+                Err(error) if received.is_empty() => return Err(error),
+                Err(error) => return Err(incomplete(&error.to_string())),
             }
         }
     }
@@ -125,11 +141,11 @@ impl Response {
         let header = |wanted: &str| headers.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str());
         let body = match (header("transfer-encoding"), header("content-length").and_then(|n| n.parse().ok())) {
             (Some("chunked"), _) => join_chunks(&received[end + 4..]),
-            (_, Some(length)) => received[end + 4..].get(..length).map(<[u8]>::to_vec),
+            (_, Some(length)) => received[end + 4..].split_at_checked(length).map(|(body, rest)| (body.to_vec(), rest)),
             _ => return Err(invalid("the answer has no Content-Length")),
         };
         let status = status.ok_or_else(|| invalid("the answer has no status"))?;
-        Ok(body.map(|body| Response { status, headers, body }))
+        Ok(body.map(|(body, rest)| Response { status, headers, body, rest: rest.to_vec() }))
     }
 
     /// The value of a header.
@@ -193,8 +209,8 @@ impl Response {
 }
 
 /// A body that was sent in chunks, if all of them are there: each is its length in hexadecimal digits, a line end, that
-/// many bytes, and a line end; the last one is empty.
-fn join_chunks(mut rest: &[u8]) -> Option<Vec<u8>> {
+/// many bytes, and a line end; the last one is empty. With it what comes behind.
+fn join_chunks(mut rest: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     let mut body = Vec::new();
     loop {
         let line = rest.windows(2).position(|window| window == b"\r\n")?;
@@ -202,8 +218,24 @@ fn join_chunks(mut rest: &[u8]) -> Option<Vec<u8>> {
         let chunk = rest.get(line + 2..line + 2 + length)?;
         rest = rest.get(line + 2 + length + 2..)?;
         if chunk.is_empty() {
-            return Some(body);
+            return Some((body, rest));
         }
         body.extend_from_slice(chunk);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_behind_an_answer_is_kept() {
+        let parse = |received: &str| Response::parse(received.as_bytes()).expect("an answer");
+        let twice = parse("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK").expect("it is complete");
+        assert_eq!((twice.text(), &twice.rest[..]), ("ok".to_owned(), &b"HTTP/1.1 200 OK"[..]));
+        let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+        let chunked = parse(&format!("{head}2\r\nok\r\n0\r\n\r\nmore")).expect("it is complete");
+        assert_eq!((chunked.text(), &chunked.rest[..]), ("ok".to_owned(), &b"more"[..]));
+        assert!(parse(&format!("{head}2\r\nok\r\n")).is_none());
     }
 }

@@ -40,6 +40,7 @@ pub struct Setup {
     gateway_arguments: Vec<String>,
     worker_arguments: Vec<String>,
     passwords: Option<PathBuf>,
+    gateway_broker: Option<String>,
     tokenizers: usize,
     models: usize,
     postprocesses: usize,
@@ -90,6 +91,7 @@ impl Setup {
             gateway_arguments: Vec::new(),
             worker_arguments: Vec::new(),
             passwords: None,
+            gateway_broker: None,
             tokenizers: 1,
             models: 1,
             postprocesses: 1,
@@ -129,6 +131,11 @@ impl Setup {
     /// Lets every process be a NATS user called as its service, with the password in `<folder>/<service>`.
     pub fn passwords(self, folder: &Path) -> Setup {
         Setup { passwords: Some(folder.to_owned()), ..self }
+    }
+
+    /// Lets the gateway reach the broker at this URL, as through a proxy; workers are at the broker itself.
+    pub fn gateway_through(self, url: String) -> Setup {
+        Setup { gateway_broker: Some(url), ..self }
     }
 
     /// Starts everything and waits until it is ready.
@@ -173,7 +180,7 @@ impl Setup {
         };
         match &nats {
             None => command.arg("serve").args(&self.worker_arguments),
-            Some(nats) => command.args(["--nats-url", &nats.url()]),
+            Some(nats) => command.args(["--nats-url", &self.gateway_broker.clone().unwrap_or_else(|| nats.url())]),
         };
         command.arg("--model-repository").arg(&self.repository).args(&self.gateway_arguments);
         self.log_in(&mut command, "gateway");

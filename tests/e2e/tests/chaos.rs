@@ -4,29 +4,57 @@ use std::time::Duration;
 
 use trireme_e2e::chaos::{Fault, Options, SmallDisk, run, run_faults};
 
-const SHORT: Options = Options { seed: 7, faults: 14, requests: 1500, concurrency: 16, acknowledge_early: false };
+const SHORT: Options = Options {
+    seed: 7,
+    faults: 12,
+    overlap: 0.2,
+    requests: 1000,
+    concurrency: 16,
+    deadline: Duration::from_secs(60),
+    hand_over: false,
+    acknowledge_early: false,
+};
+
+/// Of [`SHORT`]'s members, those that execute models.
+const MODELS: [usize; 3] = [4, 5, 6];
+
+/// Time enough for a worker's death, and little to wait for what is lost.
+const HASTY: Options = Options { deadline: Duration::from_secs(8), requests: 300, ..SHORT };
+
+/// One after the other of the workers that execute models is killed.
+fn kills() -> Vec<Vec<Fault>> {
+    let kill = |member: usize| vec![Fault::Kill(member, Duration::from_millis(100))];
+    MODELS.into_iter().cycle().take(8).map(kill).collect()
+}
+
+fn say(fault: &str) {
+    println!("{fault}");
+}
 
 #[test]
 fn whatever_fails_callers_notice_a_delay_at_most() {
-    let report = run(&SHORT, None, |fault| println!("{fault}"));
+    let report = run(&SHORT, None, say);
     println!("{report}");
     assert!(report.is_clean(), "{report}");
     assert!(report.requests() >= SHORT.requests);
 }
 
+/// The same kills twice, with the same deadline: it is the early acknowledgement that loses requests.
 #[test]
 fn work_acknowledged_before_it_is_done_gets_lost_and_that_is_noticed() {
-    let report = run(&Options { acknowledge_early: true, ..SHORT }, None, |fault| println!("{fault}"));
+    let report = run_faults(&Options { acknowledge_early: true, ..HASTY }, None, &kills(), say);
     println!("{report}");
     assert!(report.lost() > 0, "{report}");
+    let control = run_faults(&HASTY, None, &kills(), say);
+    println!("{control}");
+    assert_eq!(control.lost(), 0, "{control}");
 }
 
 /// Answers that were sent while a gateway was not connected are lost, though everything else works: it has to ask again.
 #[test]
 fn a_gateway_that_loses_its_connection_gets_every_answer() {
-    let report = run_faults(&SHORT, None, vec![Fault::Unplug(0, Duration::from_millis(300)); 4], |fault| {
-        println!("{fault}");
-    });
+    let unplug = || vec![Fault::Unplug(0, Duration::from_millis(300))];
+    let report = run_faults(&SHORT, None, &[unplug(), unplug(), unplug(), unplug()], say);
     println!("{report}");
     assert!(report.is_clean(), "{report}");
 }
@@ -37,8 +65,8 @@ fn a_full_disk_loses_nothing_and_is_got_over() {
     let Some(disk) = SmallDisk::mount() else {
         return println!("not run: mounting a small disk takes root's rights");
     };
-    let faults = vec![Fault::FullDisk(Duration::from_secs(2)); 2];
-    let report = run_faults(&SHORT, Some(disk), faults, |fault| println!("{fault}"));
+    let fill = || vec![Fault::FullDisk(Duration::from_secs(2))];
+    let report = run_faults(&SHORT, Some(disk), &[fill(), fill()], say);
     println!("{report}");
     assert!(report.is_clean(), "{report}");
 }

@@ -39,7 +39,7 @@ fn what_killed_its_workers_can_be_looked_at_and_sent_again() {
     let letter: Value = serde_json::from_str(lines.trim()).unwrap_or_else(|error| panic!("{error}: {lines}"));
     assert_eq!(
         (&letter["stage"], &letter["attempts"], &letter["client_id"]),
-        (&json!("poison:1"), &json!(2), &json!("mine"))
+        (&json!("poison:1"), &json!(1), &json!("mine"))
     );
     assert_eq!(letter["code"], json!("INTERNAL"));
     assert!(letter["reason"].as_str().is_some_and(|reason| reason.contains("given up after 1 attempts")), "{letter}");

@@ -1,10 +1,16 @@
 //! Nothing is lost: workers that are told to stop finish what they have, and what killed workers had is done by others.
 
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use trireme_e2e::{Golden, Mode, ModelFolder, Request, Sandbox, Setup, Stage, golden, load};
-use trireme_testkit::assert_close;
+use trireme_e2e::{
+    Golden, Mode, ModelFolder, Process, Request, Response, Sandbox, Setup, Stage, golden, load, wait_until,
+};
+use trireme_testkit::{NatsServer, assert_close};
 
 const REQUESTS: usize = 1000;
 const CONCURRENCY: usize = 32;
@@ -77,6 +83,45 @@ fn a_tokenizer_drains_under_load() {
     drain_one_of_two(Stage::Tokenizer);
 }
 
+/// SIGTERM to four of six workers at once, which all wait for work: what the broker sends them meanwhile is done by them,
+/// and nothing counts as an attempt.
+fn drain_four_of_six(max_deliver: u32) {
+    let models = ModelFolder::new().slow("slow", 5);
+    let ack_wait = Duration::from_secs(40);
+    let mut sandbox = Setup::new(Mode::Services)
+        .repository(models.path())
+        .replicas(Stage::Tokenizer, 0)
+        .replicas(Stage::Postprocess, 0)
+        .replicas(Stage::Model, 6)
+        .worker_arguments(&[
+            "--max-deliver",
+            &max_deliver.to_string(),
+            "--ack-wait-ms",
+            &ack_wait.as_millis().to_string(),
+        ])
+        .start();
+    let mut leaving: Vec<_> = (0..4).map(|_| sandbox.take_worker(Stage::Model, 0)).collect();
+    let ask = |number: usize| {
+        let body = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [number]}]});
+        assert_eq!(sandbox.infer("slow", &body).numbers("OUTPUT0"), [number as f32]);
+    };
+    let outcome = load(REQUESTS, 4, ask, || {
+        leaving.iter().for_each(Process::terminate);
+        for worker in &mut leaving {
+            assert_eq!(worker.wait_exit(EXIT_LIMIT).code(), Some(0), "{}", worker.log_tail());
+        }
+    });
+    outcome.assert_all_right(REQUESTS);
+    assert!(outcome.slowest < ack_wait / 2, "a request took {:?}: it had been lost", outcome.slowest);
+}
+
+#[test]
+fn workers_that_stop_together_cost_no_attempts() {
+    for max_deliver in [1, 3] {
+        drain_four_of_six(max_deliver);
+    }
+}
+
 #[test]
 fn what_a_killed_worker_had_is_done_by_another() {
     const ACK_WAIT: Duration = Duration::from_secs(2);
@@ -128,4 +173,152 @@ fn all_in_one_answers_what_it_has_before_it_exits() {
     let status = sandbox.gateway.wait_exit(EXIT_LIMIT);
     assert_eq!(status.code(), Some(0), "{}", sandbox.gateway.log_tail());
     assert!(Request::get("/v2/health/live").send(address).is_err(), "nobody listens any more");
+}
+
+/// Services under load that are told to stop while the broker is gone, or hangs, end all the same: within their limit and
+/// the little that saying goodbye takes. Each worker has many models to say it for.
+#[track_caller]
+fn everybody_stops_without_the_broker(lose: impl FnOnce(&mut NatsServer)) {
+    const LIMIT: [&str; 2] = ["--exit-timeout-secs", "5"];
+    let mut sandbox = Setup::new(Mode::Services).worker_arguments(&LIMIT).gateway_arguments(&LIMIT).start();
+    let (address, golden) = (sandbox.address, golden());
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for number in 0..CONCURRENCY {
+            let (over, text) = (&over, &golden[number % golden.len()].text);
+            let body = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [text]}]});
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    let _ = Request::infer("tiny_embedding", &body).send(address);
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            });
+        }
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            std::thread::sleep(Duration::from_secs(1));
+            let mut nats = sandbox.nats.take().expect("this mode has a broker");
+            lose(&mut nats);
+            std::thread::sleep(Duration::from_secs(2));
+            let stages = [Stage::Tokenizer, Stage::Model, Stage::Postprocess];
+            let mut leaving: Vec<_> = stages.into_iter().map(|stage| sandbox.take_worker(stage, 0)).collect();
+            leaving.iter().for_each(Process::terminate);
+            sandbox.gateway.terminate();
+            for process in leaving.iter_mut().chain([&mut sandbox.gateway]) {
+                let status = process.wait_exit(EXIT_LIMIT);
+                assert_eq!(status.code(), Some(0), "{}", process.log_tail());
+            }
+        }));
+        over.store(true, Ordering::Relaxed);
+        // Whoever has not ended would keep its clients waiting.
+        sandbox.gateway.kill();
+        ended.unwrap_or_else(|panic| resume_unwind(panic));
+    });
+}
+
+#[test]
+fn services_stop_while_the_broker_is_away() {
+    everybody_stops_without_the_broker(NatsServer::kill);
+}
+
+#[test]
+fn services_stop_while_the_broker_stands_still() {
+    everybody_stops_without_the_broker(|nats| nats.pause());
+}
+
+/// A worker that is told to stop while some of its models are still being loaded finishes what the others have in hand.
+#[test]
+fn a_worker_drains_though_it_has_not_loaded_everything() {
+    let warmup = "model_warmup [{ name: 'sample' batch_size: 1 inputs { key: 'INPUT0'
+        value { data_type: TYPE_FP32 dims: [1] zero_data: true } } }]";
+    let models = ModelFolder::new().slow("early", 3000).slow("late", 600_000).with_setting("late", warmup);
+    let mut sandbox = Setup::new(Mode::Services)
+        .repository(models.path())
+        .worker_arguments(&["--ack-wait-ms", "120000"])
+        .start_gateway();
+    sandbox.wait_listening();
+    sandbox.start_worker(Stage::Model);
+    wait_until("the first model is ready", EXIT_LIMIT, || (sandbox.model_ready("early") == 200).then_some(()));
+    let address = sandbox.address;
+    let body = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [7.0]}]});
+    let asked = std::thread::spawn(move || Request::infer("early", &body).send(address));
+    sandbox.wait_queued("early", 1);
+    wait_until("it is with the worker", EXIT_LIMIT, || {
+        let status = sandbox.get("/v2/trireme/status").json();
+        let early = status["models"].as_array()?.iter().find(|model| model["name"] == "early")?.clone();
+        (early["queue"]["delivered"] == 1).then_some(())
+    });
+    let mut worker = sandbox.take_worker(Stage::Model, 0);
+    worker.terminate();
+    let response = asked.join().expect("the request's thread does not panic").expect("an answer");
+    assert_eq!(response.numbers("OUTPUT0"), [7.0]);
+    assert_eq!(worker.wait_exit(EXIT_LIMIT).code(), Some(0), "{}", worker.log_tail());
+}
+
+/// A health check over HTTP/2 as a client sends it at once: preface, settings, a call, and an empty message.
+fn begin_call(address: SocketAddr) -> TcpStream {
+    fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+        let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+        frame.extend([kind, flags, 0, 0, 0, stream]);
+        frame.extend(payload);
+        frame
+    }
+    let literal = |name: &[u8], value: &str| [name, &[value.len() as u8], value.as_bytes()].concat();
+    // HPACK: POST and http of the static table, then path, authority and content type by their names there, and `te`.
+    let headers = [
+        vec![0x83, 0x86],
+        literal(&[0x04], "/grpc.health.v1.Health/Check"),
+        literal(&[0x01], "trireme"),
+        literal(&[0x0f, 0x10], "application/grpc"),
+        literal(b"\0\x02te", "trailers"),
+    ];
+    let mut call = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    call.extend(frame(4, 0, 0, &[]));
+    call.extend(frame(1, 4, 1, &headers.concat()));
+    call.extend(frame(0, 1, 1, &[0; 5]));
+    let mut stream = TcpStream::connect(address).expect("the kernel takes the connection");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a limit can be set");
+    stream.write_all(&call).expect("the kernel takes the call");
+    stream
+}
+
+/// Reads frames until the call's message is there.
+fn finish_call(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head)?;
+        let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+        stream.read_exact(&mut payload)?;
+        if (head[3], head[8]) == (0, 1) {
+            return Ok(payload);
+        }
+    }
+}
+
+/// What had reached the kernel when the signal came is answered: the gateway is halted while clients connect, send, and it is
+/// told to stop.
+#[test]
+fn a_gateway_that_is_told_to_stop_answers_who_had_connected() {
+    let models = ModelFolder::new().slow("slow", 1);
+    let setup = Setup::new(Mode::Services).replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0);
+    let mut sandbox = setup.repository(models.path()).start();
+    let (http, grpc) = (sandbox.address, sandbox.grpc_address());
+    sandbox.gateway.pause();
+    let body =
+        |number: usize| json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [number]}]});
+    let requests: Vec<TcpStream> = (0..20)
+        .map(|number| Request::infer("slow", &body(number)).start(http).expect("the kernel takes the request"))
+        .collect();
+    let calls: Vec<TcpStream> = (0..20).map(|_| begin_call(grpc)).collect();
+    sandbox.gateway.terminate();
+    sandbox.gateway.resume();
+    for (number, mut stream) in requests.into_iter().enumerate() {
+        let response = Response::read(&mut stream).unwrap_or_else(|error| panic!("request {number}: {error}"));
+        assert_eq!(response.numbers("OUTPUT0"), [number as f32]);
+    }
+    for (number, mut stream) in calls.into_iter().enumerate() {
+        let message = finish_call(&mut stream).unwrap_or_else(|error| panic!("call {number}: {error}"));
+        assert_eq!(&message[..5], [0, 0, 0, 0, 2], "a message of a status");
+    }
+    let status = sandbox.gateway.wait_exit(EXIT_LIMIT);
+    assert_eq!(status.code(), Some(0), "{}", sandbox.gateway.log_tail());
 }

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use trireme_e2e::{Mode, Process, Sandbox, in_every_mode, python, workspace};
+use trireme_e2e::{Mode, ModelFolder, Process, Sandbox, Setup, basic_repository, in_every_mode, python, workspace};
 
 in_every_mode!(changed_requests_are_all_answered);
 
@@ -28,12 +28,21 @@ fn watched(process: &Process) -> Vec<String> {
 }
 
 fn changed_requests_are_all_answered(mode: Mode) {
-    let mut sandbox = Sandbox::start(mode);
+    let numbers = "data_type: TYPE_FP32 dims: [-1, -1]";
+    let config = format!(
+        "backend: 'identity' input [{{ name: 'INPUT0' {numbers} }}] output [{{ name: 'OUTPUT0' {numbers} }}]
+         parameters {{ key: 'max_rows_per_message' value {{ string_value: '2' }} }}"
+    );
+    let models = ModelFolder::copy_of(&basic_repository()).model("rows", &config);
+    let mut sandbox = Setup::new(mode).repository(models.path()).start();
     let grpc = sandbox.grpc_address();
     let watched: Vec<String> = sandbox.processes().flat_map(watched).collect();
     let (output, said) = fuzz(sandbox.address, grpc, COUNT, &watched);
     assert!(output.status.success() && said.contains("4000 requests in"), "{said}");
-    assert!(said.contains("HTTP 200: ") && said.contains("gRPC OK: "), "some requests are right: {said}");
+    assert!(
+        said.contains("HTTP 200: ") && said.contains("gRPC OK: ") && said.contains("gRPC stream OK: "),
+        "some requests are right: {said}"
+    );
     sandbox.check_running();
 }
 

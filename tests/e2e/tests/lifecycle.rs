@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use trireme_e2e::chaos::Proxy;
 use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, golden, in_every_mode, load, wait_until};
-use trireme_testkit::assert_close;
+use trireme_testkit::{NatsServer, assert_close};
 
 /// A worker that is gone is noticed when its registry entry lapses, after 6 s; tests give that some more.
 const LAPSE_LIMIT: Duration = Duration::from_secs(60);
@@ -158,6 +159,46 @@ fn a_broker_that_restarts_delays_requests() {
 #[test]
 fn a_broker_that_is_away_longer_than_registry_entries_live_delays_requests() {
     survives_the_broker(Duration::from_secs(8));
+}
+
+/// Longer than registry entries live without being renewed, and than it takes to notice that nothing comes any more.
+const STANDSTILL: Duration = Duration::from_secs(9);
+
+/// Requests that come at any time of a standstill are answered after it.
+#[track_caller]
+fn assert_outlived(sandbox: &Sandbox, begin: impl FnOnce(), end: impl FnOnce()) {
+    const REQUESTS: u32 = 18;
+    let address = sandbox.address;
+    begin();
+    let asked: Vec<_> = (0..REQUESTS)
+        .map(|n| {
+            std::thread::sleep(STANDSTILL / REQUESTS);
+            let body = text(n as usize);
+            std::thread::spawn(move || Request::infer("tiny_embedding", &body).send(address))
+        })
+        .collect();
+    end();
+    let golden = golden();
+    for (n, request) in asked.into_iter().enumerate() {
+        let response = request.join().expect("the request's thread does not panic").expect("an answer");
+        assert_eq!(response.status, 200, "request {n}: {}", response.text());
+        assert_close(&response.numbers("embedding"), &golden[n % golden.len()].embedding, 1e-5);
+    }
+}
+
+#[test]
+fn a_broker_that_stands_still_delays_requests() {
+    let sandbox = Sandbox::start(Mode::Services);
+    let nats = sandbox.nats.as_ref().expect("this mode has a broker");
+    assert_outlived(&sandbox, || nats.pause(), || nats.resume());
+}
+
+#[test]
+fn a_gateway_that_is_cut_off_delays_its_requests() {
+    let nats = NatsServer::start();
+    let proxy = Proxy::start(&nats.url());
+    let sandbox = Setup::new(Mode::Services).gateway_through(proxy.url()).start_on(Some(nats));
+    assert_outlived(&sandbox, || proxy.cut(), || proxy.mend());
 }
 
 /// Each worker makes its own queue anew. A result for one that is not there yet waits: it is no fault of the step before.

@@ -13,6 +13,7 @@ in_every_mode!(
     many_rows_are_answered_in_order,
     rows_above_the_largest_batch_travel_in_parts_where_that_is_declared,
     one_bad_part_is_the_requests_error,
+    rows_that_are_only_claimed_cost_nothing,
     tensors_above_the_brokers_limit_pass_both_ways,
 );
 
@@ -46,6 +47,39 @@ fn rows(count: usize) -> Value {
 
 fn only_models(mode: Mode, models: &ModelFolder) -> Setup {
     Setup::new(mode).repository(models.path()).replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0)
+}
+
+/// A hundred bytes that claim more rows than any memory has room for, or more messages than anybody should send.
+fn rows_that_are_only_claimed_cost_nothing(mode: Mode) {
+    let numbers = |rank: usize| {
+        let dims = vec!["-1"; rank].join(", ");
+        format!(
+            "backend: 'identity' {} input [{{ name: 'INPUT0' data_type: TYPE_FP32 dims: [{dims}] }}]
+             output [{{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [{dims}] }}]",
+            max_rows(2)
+        )
+    };
+    let models =
+        ModelFolder::new().model("free", &numbers(2)).model("batched", &format!("{} max_batch_size: 4", numbers(1)));
+    let mut sandbox = only_models(mode, &models).start();
+    let ask = |model: &str, shape: [u64; 2]| {
+        let input = json!({"name": "INPUT0", "datatype": "FP32", "shape": shape, "data": []});
+        sandbox.infer(model, &json!({"inputs": [input]}))
+    };
+    for (model, shape) in
+        [("free", [1 << 45, 0]), ("free", [1_000_000_000_000_000, 0]), ("batched", [4_000_000_000, 0])]
+    {
+        let response = ask(model, shape);
+        assert_eq!(response.status, 400, "{}", response.text());
+        assert!(response.error().contains("exceed the maximum size of 16777216"), "{}", response.error());
+    }
+    for model in ["free", "batched"] {
+        let response = ask(model, [1 << 24, 0]);
+        assert_eq!(response.status, 400, "{}", response.text());
+        assert!(response.error().contains("takes more than 16384 messages"), "{}", response.error());
+        assert_eq!(ask(model, [3, 0]).output("OUTPUT0")["shape"], json!([3, 0]), "an ordinary empty tensor is one");
+    }
+    sandbox.check_running();
 }
 
 fn many_rows_are_answered_in_order(mode: Mode) {

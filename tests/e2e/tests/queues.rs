@@ -12,6 +12,8 @@ in_every_mode!(
     a_full_queue_is_429_where_that_is_asked_for,
     what_waits_too_long_is_refused_in_time,
     higher_priorities_go_first,
+    callers_that_leave_and_time_that_runs_out_make_room,
+    a_request_of_more_parts_than_the_queue_holds_is_answered,
 );
 
 /// How long the models here take for a request: longer than it takes to see that others wait for it, on any machine.
@@ -22,6 +24,11 @@ const SHORT_RUN: Duration = Duration::from_secs(2);
 
 /// A model that executes one request at a time, under a queue policy.
 fn queueing(batching: &str, run: Duration) -> ModelFolder {
+    queueing_in(ModelFolder::new(), batching, run)
+}
+
+/// The same in place of another.
+fn queueing_in(models: ModelFolder, batching: &str, run: Duration) -> ModelFolder {
     let config = format!(
         "backend: 'identity' dynamic_batching {{ {batching} }} instance_group [{{ count: 1 kind: KIND_CPU }}]
          input [{{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }}]
@@ -29,7 +36,7 @@ fn queueing(batching: &str, run: Duration) -> ModelFolder {
          parameters {{ key: 'execute_delay_ms' value {{ string_value: '{}' }} }}",
         run.as_millis()
     );
-    ModelFolder::new().model("queue", &config)
+    models.model("queue", &config)
 }
 
 fn setup(mode: Mode, models: &ModelFolder) -> Setup {
@@ -51,8 +58,6 @@ fn ask(address: SocketAddr, value: usize, parameters: Value) -> JoinHandle<(Resp
 
 /// One executes, one is taken in, three wait: the next is refused.
 fn fill(sandbox: &Sandbox) -> Vec<JoinHandle<(Response, Duration)>> {
-    // The limits follow the worker's registry entry.
-    std::thread::sleep(Duration::from_secs(2));
     let waiting = (0..5).map(|n| ask(sandbox.address, n, json!({}))).collect();
     sandbox.wait_queued("queue", 5);
     waiting
@@ -107,6 +112,69 @@ fn what_waits_too_long_is_refused_in_time(mode: Mode) {
         assert!(took < RUN * 3 / 4, "after {took:?}");
     }
     assert_eq!(running.join().expect("no panic").0.status, 200);
+}
+
+fn callers_that_leave_and_time_that_runs_out_make_room(mode: Mode) {
+    // One that nobody sees the end of.
+    let models = queueing("default_queue_policy { max_queue_size: 3 }", Duration::from_secs(600));
+    let sandbox = setup(mode, &models).start();
+    let begin = |parameters| {
+        Request::infer("queue", &number(0, parameters)).start(sandbox.address).expect("the gateway listens")
+    };
+    let _running = begin(json!({}));
+    sandbox.wait_queued("queue", 1);
+    for _ in 0..2 {
+        let waiting: Vec<_> = (0..4).map(|_| begin(json!({}))).collect();
+        sandbox.wait_queued("queue", 5);
+        let refused = sandbox.infer("queue", &number(0, json!({})));
+        assert_eq!((refused.status, refused.error().ends_with("queue size")), (503, true), "{}", refused.text());
+        drop(waiting);
+        sandbox.wait_queued("queue", 1);
+
+        let waiting: Vec<_> = (0..4).map(|n| ask(sandbox.address, n, json!({"timeout": 500_000}))).collect();
+        for request in waiting {
+            let (expired, _) = request.join().expect("no panic");
+            assert!(expired.error().ends_with("timeout expired"), "{}", expired.text());
+        }
+        sandbox.wait_queued("queue", 1);
+    }
+}
+
+fn a_request_of_more_parts_than_the_queue_holds_is_answered(mode: Mode) {
+    let config = "backend: 'identity' max_batch_size: 4 instance_group [{ count: 1 kind: KIND_CPU }]
+         dynamic_batching { default_queue_policy { max_queue_size: 3 } }
+         input [{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }]
+         output [{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }]
+         parameters [
+           { key: 'max_rows_per_message' value { string_value: '1' } },
+           { key: 'execute_delay_ms' value { string_value: '200' } }
+         ]";
+    let models = ModelFolder::new().model("parts", config);
+    let sandbox = setup(mode, &models).start();
+    // 11 at a time: 3 besides what the worker takes in, two batches.
+    let rows: Vec<f32> = (0..40u8).map(f32::from).collect();
+    let body = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [rows.len(), 1], "data": rows}]});
+    let response = sandbox.infer("parts", &body);
+    assert_eq!(response.status, 200, "{}", response.text());
+    assert_eq!(response.numbers("OUTPUT0"), rows);
+}
+
+/// The queue that comes back with the broker is shorter: what had been accepted waits until it has room.
+#[test]
+fn what_was_accepted_is_not_refused_after_a_restart_of_the_broker() {
+    let models = queueing("default_queue_policy { max_queue_size: 8 }", SHORT_RUN);
+    let mut sandbox = setup(Mode::Services, &models).start();
+    let waiting: Vec<_> = (0..6).map(|n| ask(sandbox.address, n, json!({}))).collect();
+    sandbox.wait_queued("queue", 6);
+    sandbox.take_worker(Stage::Model, 0).kill();
+    sandbox.nats.as_mut().expect("services have a broker").restart();
+    let _models = queueing_in(models, "default_queue_policy { max_queue_size: 1 }", SHORT_RUN);
+    sandbox.start_worker(Stage::Model);
+    for (n, request) in waiting.into_iter().enumerate() {
+        let (response, _) = request.join().expect("no panic");
+        assert_eq!(response.status, 200, "{}", response.text());
+        assert_eq!(response.numbers("OUTPUT0"), [n as f32]);
+    }
 }
 
 /// An execution that takes longer than it may: the worker ends with an error, a peer does the work.

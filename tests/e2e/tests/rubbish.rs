@@ -30,7 +30,7 @@ const SETTLED: Duration = Duration::from_secs(120);
 const LARGE_MESSAGES: usize = 128;
 
 /// Subjects that the contract has or NATS prescribes and that normal work need not show.
-const OTHERS: [&str; 16] = [
+const OTHERS: [&str; 17] = [
     "trireme.work.nosuch.1.0",
     "trireme.work.identity_a.1.99",
     "trireme.work.x",
@@ -43,6 +43,7 @@ const OTHERS: [&str; 16] = [
     "trireme.dead.identity_a.1",
     "trireme.dead.=claim.x.0",
     "trireme.claim.x.0",
+    "trireme.attempts.x",
     "$KV.trireme_registry.identity_a.1.nobody",
     "$KV.trireme_registry.x",
     "$SRV.PING",
@@ -231,6 +232,74 @@ fn rubbish(target: &WireMessage) -> (Vec<WireMessage>, Vec<WireMessage>) {
     (malformed, headers(&usual).iter().map(|headers| to(headers, body)).collect())
 }
 
+/// What MessagePack calls a text of less than 32 bytes.
+fn text(text: &str) -> Vec<u8> {
+    [&[0xa0 | text.len() as u8], text.as_bytes()].concat()
+}
+
+/// A list of so many times the same.
+fn list(count: usize, entry: &[u8]) -> Vec<u8> {
+    [&[0xdd], &(count as u32).to_be_bytes()[..], &entry.repeat(count)].concat()
+}
+
+/// Work that a worker can read, for the model of a message as it should be: with these tensors, inputs and steps after the
+/// first one.
+fn crafted_work(model: &str, tensors: &[u8], inputs: &[u8], later: usize) -> Vec<u8> {
+    let step = |inputs: &[u8]| {
+        let key = [vec![0x82], text("name"), text(model), text("version"), vec![1]].concat();
+        [vec![0x83], text("model"), key, text("inputs"), inputs.to_vec(), text("outputs"), vec![0x90]].concat()
+    };
+    let steps =
+        [vec![0xdd], (1 + later as u32).to_be_bytes().to_vec(), step(inputs), step(&[0x90]).repeat(later)].concat();
+    let route = [
+        [vec![0x85], text("model"), text(model), text("version"), vec![1], text("ensemble"), vec![0xc3]].concat(),
+        [text("step"), vec![0], text("steps"), steps].concat(),
+    ];
+    let rest =
+        [text("parameters"), vec![0x80], text("ledger"), vec![0x90], text("id"), text(""), text("sent_at"), vec![0]];
+    [vec![0x86], text("route"), route.concat(), text("tensors"), tensors.to_vec(), rest.concat()].concat()
+}
+
+/// Messages in which nothing is wrong but how much they ask for: first what a worker has to refuse, then entries of the
+/// registry that are not what their keys say, and one of a model that nobody has.
+fn crafted(targets: &[WireMessage]) -> (Vec<WireMessage>, Vec<WireMessage>) {
+    // A tensor and an input take few bytes where maps are arrays, as libraries read them too.
+    let tensor = |shape: &[u8]| [&[0x94][..], &text("t"), &text("INT8"), shape, &[0xc4, 0]].concat();
+    let input = [&[0x93][..], &text(""), &text("x"), &[0xc3]].concat();
+    let empty = tensor(&[0x91, 0]);
+    let vast = tensor(&[0x92, 0xcf, 0, 0, 0x20, 0, 0, 0, 0, 0, 0]);
+    let (no_list, one_input) = (vec![0x90], list(1, &input));
+    let work = targets.iter().filter(|target| target.subject.starts_with("trireme.work.") && !target.body.is_empty());
+    let refused = work.flat_map(|target| {
+        let model = target.subject.split('.').nth(2).expect("work is for a model");
+        let headers: Vec<_> = target.headers.iter().filter(|(name, _)| name.starts_with("Trireme-")).cloned().collect();
+        let headers: Vec<_> = headers.into_iter().filter(|(name, _)| !name.starts_with("Trireme-Claim")).collect();
+        let bodies = [
+            crafted_work(model, &list(40_000, &empty), &list(80_000, &input), 0),
+            crafted_work(model, &list(1, &vast), &one_input, 0),
+            crafted_work(model, &no_list, &one_input, 10_000),
+        ];
+        let to = move |body: Vec<u8>| WireMessage { headers: headers.clone(), body, reply: None, ..target.clone() };
+        bodies.map(to)
+    });
+    let refused = refused.collect();
+
+    let entry = targets.iter().find(|target| target.subject.starts_with("$KV.") && !target.body.is_empty());
+    let entry = entry.expect("workers have announced themselves");
+    let mut stranger: serde_json::Value = serde_json::from_slice(&entry.body).expect("entries are JSON");
+    (stranger["model"]["name"], stranger["worker"]) = (json!("stranger"), json!("x"));
+    let put = |key: &str, body: Vec<u8>| {
+        let subject = format!("$KV.trireme_registry.{key}");
+        WireMessage { subject, body, ..WireMessage::default() }
+    };
+    let entries = vec![
+        put("stranger.1.y", entry.body.clone()),
+        put("stranger.2.x", serde_json::to_vec(&stranger).expect("it is JSON")),
+        put("stranger.1.x", serde_json::to_vec(&stranger).expect("it is JSON")),
+    ];
+    (refused, entries)
+}
+
 /// Sends all of it and returns how many of the malformed ones are work that a worker has to refuse.
 fn inject(url: &str, targets: &[WireMessage]) -> (usize, usize) {
     let mut wire = Wire::open(url);
@@ -243,7 +312,12 @@ fn inject(url: &str, targets: &[WireMessage]) -> (usize, usize) {
         malformed.iter().chain(&doubtful).for_each(|message| wire.publish(message));
         wire.flush();
     }
-    (sent, refused)
+    let (work, entries) = crafted(targets);
+    for message in work.iter().chain(&entries) {
+        wire.publish(message);
+        wire.flush();
+    }
+    (sent + work.len() + entries.len(), refused + work.len())
 }
 
 /// Large messages where a process might keep what it is told: more in all than [`GROWTH`].

@@ -154,7 +154,9 @@ fn assert_nothing_refused(sandbox: &Sandbox) {
 #[test]
 fn the_shipped_users_are_what_the_script_writes() {
     let shipped = fs::read_to_string(workspace().join("deploy/nats/users.conf")).expect("the file is there");
-    assert_eq!(shipped, permissions(&[]), "run: deploy/nats/permissions.py > deploy/nats/users.conf");
+    let demo = workspace().join("examples/demo").display().to_string();
+    let made = permissions(&["--repository", &demo]);
+    assert_eq!(shipped, made, "run: deploy/nats/permissions.py --repository examples/demo > deploy/nats/users.conf");
 }
 
 #[test]
@@ -177,6 +179,9 @@ fn services_do_their_work_as_users_of_their_own_and_nothing_else() {
         publish(&format!("$JS.API.CONSUMER.DELETE.{stream}.workers")),
         publish(&format!("$JS.API.CONSUMER.CREATE.{stream}.spy")),
         publish("$JS.API.STREAM.DELETE.trireme_dead"),
+        publish("$JS.API.STREAM.MSG.DELETE.trireme_dead"),
+        publish("$JS.API.STREAM.MSG.DELETE.trireme_claims"),
+        publish("$JS.API.STREAM.MSG.DELETE.KV_trireme_registry"),
         publish("$SYS.REQ.SERVER.PING"),
         publish("somewhere.else"),
     ];
@@ -191,14 +196,22 @@ fn services_do_their_work_as_users_of_their_own_and_nothing_else() {
     let ask = publish("trireme.control.load");
     let cancel = publish("trireme.cancel");
     let listen = "SUB trireme.reply.> 1".to_owned();
-    let gateways = [cancel.clone(), ask.clone(), listen.clone()];
+    let take_back = publish(&format!("$JS.API.STREAM.MSG.DELETE.{stream}"));
+    let gateways = [cancel.clone(), ask.clone(), listen.clone(), take_back];
     let workers = [pull, confirm, announce, reply];
+    let count = [
+        publish("trireme.attempts.message"),
+        publish("$JS.API.STREAM.CREATE.trireme_attempts"),
+        publish("$JS.API.DIRECT.GET.trireme_attempts.trireme.attempts.message"),
+    ];
     assert_allowed(nats, "gateway", &gateways);
     assert_refused(nats, "gateway", &workers);
+    assert_refused(nats, "gateway", &count);
     for worker in ["tokenizer", "model", "postprocess"] {
         assert_refused(nats, worker, &gateways);
         assert_refused(nats, worker, &["SUB _INBOX.gateway.> 1".to_owned()]);
         assert_allowed(nats, worker, &workers[..3]);
+        assert_allowed(nats, worker, &count);
     }
     assert_allowed(nats, "admin", &gateways);
     assert_allowed(nats, "admin", &[publish("$JS.API.STREAM.NAMES"), "SUB trireme.work.> 1".to_owned()]);
@@ -212,11 +225,48 @@ fn a_worker_answers_who_asked_it_and_nobody_else() {
     let (nats, _passwords) = broker(&permissions(&[]));
     let mut worker = Connection::open(&nats, "tokenizer");
     let answer = publish("_INBOX.gateway.question");
-    assert_eq!(worker.say("SUB trireme.control.probe 1"), Ok(()));
+    assert_eq!(worker.say("SUB trireme.control.tap 1"), Ok(()));
     assert!(worker.say(&answer).is_err_and(|error| error.contains("Permissions Violation")));
-    assert_eq!(say(&nats, "gateway", "PUB trireme.control.probe _INBOX.gateway.question 0\r\n"), Ok(()));
-    worker.hear(|line| line.starts_with("MSG trireme.control.probe 1 _INBOX.gateway.question"));
+    assert_eq!(say(&nats, "gateway", "PUB trireme.control.tap _INBOX.gateway.question 0\r\n"), Ok(()));
+    worker.hear(|line| line.starts_with("MSG trireme.control.tap 1 _INBOX.gateway.question"));
     assert_eq!(worker.say(&answer), Ok(()));
+}
+
+/// A tokenizer reads its queue and writes the next, no more; what it reads and writes beside that is its own.
+#[test]
+fn a_stage_reaches_its_own_models_and_those_that_follow() {
+    let (nats, passwords) = broker(&permissions(&["--repository", &basic_repository().display().to_string()]));
+    let mut sandbox = Setup::new(Mode::Services).passwords(passwords.path()).start_on(Some(nats));
+    assert_works(&mut sandbox);
+    let nats = sandbox.nats.as_ref().expect("services have a broker");
+    let stages = [("tokenizer", "tiny_tokenizer"), ("model", "tiny_encoder"), ("postprocess", "tiny_pool")];
+    let check = |user: &str, allowed: bool, commands: &[String]| match allowed {
+        true => assert_allowed(nats, user, commands),
+        false => assert_refused(nats, user, commands),
+    };
+    for (at, (user, own)) in stages.into_iter().enumerate() {
+        for (of, (_, model)) in stages.into_iter().enumerate() {
+            let stream = format!("trireme_work_{model}_1");
+            let owners = [
+                publish(&format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.workers")),
+                publish(&format!("$JS.API.STREAM.UPDATE.{stream}")),
+                publish(&format!("$JS.ACK.{stream}.workers.1.9.9.9.0")),
+                publish(&format!("$KV.trireme_registry.{model}.1.intruder")),
+                publish(&format!("trireme.dead.{model}.1")),
+            ];
+            check(user, model == own, &owners);
+            check(user, of > at, &[publish(&format!("trireme.work.{model}.1.0"))]);
+        }
+        // Whoever answers there is believed by all; whoever makes a consumer says where its messages go.
+        let nobodys = [
+            "SUB trireme.control.recall 1".to_owned(),
+            "SUB trireme.control.> 1".to_owned(),
+            publish("$JS.API.CONSUMER.CREATE.KV_trireme_registry.spy"),
+            publish("$JS.API.CONSUMER.CREATE.KV_trireme_registry"),
+        ];
+        assert_refused(nats, user, &nobodys);
+    }
+    assert_refused(nats, "tokenizer", &[publish("trireme.work.identity_fp32.1.0")]);
 }
 
 #[test]
@@ -226,21 +276,57 @@ fn a_stage_whose_models_are_named_reads_no_other_queue() {
     let mut sandbox = Setup::new(Mode::Services).passwords(passwords.path()).start_on(Some(nats));
     assert_works(&mut sandbox);
     let nats = sandbox.nats.as_ref().expect("services have a broker");
-    let stages = [("tokenizer", "tiny_tokenizer"), ("model", "tiny_encoder"), ("postprocess", "tiny_pool")];
-    for (user, own) in stages {
-        for (_, model) in stages {
-            let stream = format!("trireme_work_{model}_1");
-            let commands = [
-                publish(&format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.workers")),
-                publish(&format!("$JS.API.STREAM.UPDATE.{stream}")),
-                publish(&format!("$JS.ACK.{stream}.workers.1.9.9.9.0")),
-            ];
-            match model == own {
-                true => assert_allowed(nats, user, &commands),
-                false => assert_refused(nats, user, &commands),
-            }
-        }
-    }
+    let [own, other] = ["tiny_tokenizer", "tiny_encoder"]
+        .map(|model| [publish(&format!("$JS.API.CONSUMER.MSG.NEXT.trireme_work_{model}_1.workers"))]);
+    assert_allowed(nats, "tokenizer", &own);
+    assert_refused(nats, "tokenizer", &other);
+    assert_allowed(nats, "tokenizer", &[publish("trireme.work.tiny_pool.1.0")]);
+    assert_refused(nats, "tokenizer", &[publish("trireme.work.unnamed.1.0")]);
+}
+
+/// A repository's ensembles say what follows what; those within others as well.
+#[test]
+fn what_follows_in_an_ensemble_is_read_from_its_configuration() {
+    let step = |model: &str, from: &str, to: &str| {
+        format!(
+            "{{ model_name: \"{model}\" model_version: -1 input_map {{ key: \"I\" value: \"{from}\" }} # {{ }}
+               output_map {{ key: \"O\" value: \"{to}\" }} }}"
+        )
+    };
+    let ensemble =
+        |steps: &[String]| format!("platform: \"ensemble\" ensemble_scheduling {{ step [ {} ] }}", steps.join(", "));
+    let inner = ensemble(&[step("second", "y", "z"), step("first", "x", "y")]);
+    let outer = ensemble(&[step("words", "t", "x"), step("inner", "x", "z"), step("last", "z", "out")]);
+    let models = ModelFolder::new()
+        .model("words", "backend: 'tokenizer'")
+        .model("first", "backend: 'identity'")
+        .model("second", "backend: 'identity' dynamic_batching { priority_levels: 2 default_priority_level: 1 }")
+        .model("last", "backend: 'postprocess'")
+        .model("inner", &inner)
+        .model("outer", &outer);
+    let users = permissions(&["--repository", &models.path().display().to_string()]);
+    let of = |user: &str| {
+        let from = users.find(&format!("user: {user},")).expect("there is such a user");
+        let block = &users[from..];
+        let end = block.find("subscribe:").expect("each user has both lists");
+        let lines = block[..end].lines().map(|line| line.trim().trim_matches('"').to_owned());
+        lines
+            .filter(|line| line.starts_with("trireme.work.") || line.contains(".INFO.trireme_work_"))
+            .collect::<Vec<_>>()
+    };
+    let next = |models: &[&str]| models.iter().map(|model| format!("trireme.work.{model}.>")).collect::<Vec<_>>();
+    let queues = |streams: &[&str]| {
+        let info = |stream: &&str| {
+            [
+                format!("$JS.API.STREAM.INFO.trireme_work_{stream}"),
+                format!("$JS.API.CONSUMER.INFO.trireme_work_{stream}.workers"),
+            ]
+        };
+        streams.iter().flat_map(info).collect::<Vec<_>>()
+    };
+    assert_eq!(of("tokenizer"), [next(&["first", "last", "second"]), queues(&["words_1"])].concat());
+    assert_eq!(of("model"), [next(&["last", "second"]), queues(&["first_1", "second_1-1", "second_1-2"])].concat());
+    assert_eq!(of("postprocess"), queues(&["last_1"]));
 }
 
 #[test]

@@ -71,13 +71,29 @@ pub async fn signs_of_progress_keep_a_delivery(setup: &Setup) {
 }
 
 pub async fn deliveries_end_after_the_one_that_gives_up(setup: &Setup) {
-    let (_, mut puller, _) = queue_with_one(setup, "poison", &QueueOptions { max_deliver: 2, ..options() }).await;
-    for attempt in 1..=3 {
+    let options = QueueOptions { max_deliver: 2, ..options() };
+    let (_, mut puller, _) = queue_with_one(setup, "poison", &options).await;
+    for attempt in 1..=options.deliveries_made() {
         let delivery = take(&mut puller, "the message once more").await;
         assert_eq!(delivery.attempt, attempt);
         delivery.acker.nak(Duration::ZERO).await.expect("refused");
     }
     assert_idle(&mut puller, ACK_WAIT * 3, "a message past its last delivery").await;
+}
+
+pub async fn who_gets_a_message_next_knows_how_often_it_was_begun(setup: &Setup) {
+    let (_, mut puller, model) = queue_with_one(setup, "begun", &options()).await;
+    let first = take(&mut puller, "the message").await;
+    let (one, two) = (setup.connect().await, setup.connect().await);
+    let attempts = async |bus: &dyn Bus| within("a look", bus.attempts(&first.message)).await.expect("an answer");
+    assert_eq!(attempts(&*one).await, None, "nobody noted anything");
+    for noted in [0, 1, 7] {
+        within("a note", one.note_attempts(&first.message, noted)).await.expect("noted");
+        assert_eq!(attempts(&*two).await, Some(noted));
+    }
+    let another = message(&model, 2);
+    assert_eq!(within("a look", two.attempts(&another)).await.expect("an answer"), None, "that is another message");
+    first.acker.ack().await.expect("acknowledged");
 }
 
 /// A queue that message number 1 waits in, and a worker's hold on it.

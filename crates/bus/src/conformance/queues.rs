@@ -95,6 +95,42 @@ pub async fn a_queue_full_by_bytes_refuses_until_there_is_room(setup: &Setup) {
     refuses_until_acknowledged(&*bus, &model, &heavy_message(&model, 40 << 10)).await;
 }
 
+pub async fn what_was_cancelled_and_taken_back_makes_room(setup: &Setup) {
+    let (bus, model) = declared(setup, "taken-back", &QueueOptions { max_messages: 2, ..patient_options() }).await;
+    let worker = setup.connect().await;
+    let (gone, stays) = (message(&model, 1), message(&model, 2));
+    let queued = within("a publish", bus.publish(&gone)).await.expect("the queue takes the message");
+    publish(&*bus, &stays).await;
+    let take_back = async || {
+        within("a cancellation", bus.cancel(&gone.request_id)).await.expect("it is sent");
+        within("taking it back", bus.take_back(&queued)).await.expect("it is out of the queue");
+    };
+    take_back().await;
+    publish(&*bus, &message(&model, 3)).await;
+    let mut puller = open(&*worker, &model).await;
+    for expected in [2, 3] {
+        let delivery = take(&mut puller, "those that stayed").await;
+        assert_eq!(number(&delivery), expected);
+        delivery.acker.ack().await.expect("acknowledged");
+    }
+    // It is not there any more.
+    take_back().await;
+    assert_idle(&mut puller, A_WHILE, "the other message was taken back").await;
+}
+
+pub async fn a_queue_keeps_its_limit_where_who_declares_it_knows_no_better(setup: &Setup) {
+    let options = |max_messages, keep_limits| QueueOptions { max_messages, keep_limits, ..patient_options() };
+    let (bus, model) = declared(setup, "kept-limit", &options(2, true)).await;
+    let declare = async |options| within("a queue", bus.declare_queue(&model, &options)).await.expect("it is there");
+    declare(options(100, true)).await;
+    publish(&*bus, &message(&model, 1)).await;
+    publish(&*bus, &message(&model, 2)).await;
+    let refused = within("a refusal", bus.publish(&message(&model, 3))).await;
+    assert!(matches!(refused, Err(BusError::Full { .. })), "{refused:?}");
+    declare(options(3, false)).await;
+    publish(&*bus, &message(&model, 3)).await;
+}
+
 /// The queue is full for `refused`, also while a worker has a message, and takes it once that is acknowledged.
 async fn refuses_until_acknowledged(bus: &dyn Bus, model: &ModelKey, refused: &WorkMessage) {
     let full = |published| matches!(published, Err(BusError::Full { model: ref named }) if named == model);
@@ -158,7 +194,8 @@ pub async fn higher_levels_are_taken_first_and_no_level_is_forgotten(setup: &Set
     }
     let elsewhere = within("a refusal", bus.publish(&message_at(&model, 4, 0))).await;
     assert!(matches!(elsewhere, Err(BusError::NoQueue { .. })), "there is no such level: {elsewhere:?}");
-    within("the end of a worker", puller.stop()).await;
+    let left = within("the end of a worker", puller.stop()).await;
+    assert!(left.is_none(), "nothing was left, got {left:?}");
 }
 
 pub async fn each_level_has_a_limit_of_its_own_that_can_be_changed(setup: &Setup) {
@@ -235,7 +272,7 @@ pub async fn a_worker_takes_no_more_than_it_has_room_for(setup: &Setup) {
     }
 }
 
-pub async fn a_worker_that_stops_hands_back_what_was_sent_to_it(setup: &Setup) {
+pub async fn a_worker_that_stops_gets_what_was_sent_to_it(setup: &Setup) {
     let (bus, model) = declared(setup, "stopping", &patient_options()).await;
     let (one, two) = (setup.connect().await, setup.connect().await);
     let (mut stopping, mut peer) = (open(&*one, &model).await, open(&*two, &model).await);
@@ -246,10 +283,17 @@ pub async fn a_worker_that_stops_hands_back_what_was_sent_to_it(setup: &Setup) {
     }
     // A broker sends what was asked for, though nobody looks.
     tokio::time::sleep(A_WHILE).await;
-    within("the end of a worker", stopping.stop()).await;
     let mut numbers = HashSet::new();
-    for _ in 0..6 {
-        let delivery = take(&mut peer, "what the worker that stopped had not taken").await;
+    while let Some(deliveries) = within("the end of a worker", stopping.stop()).await {
+        for delivery in deliveries {
+            assert_eq!(delivery.attempt, 1, "nothing was handed back");
+            numbers.insert(number(&delivery));
+            delivery.acker.ack().await.expect("acknowledged");
+        }
+    }
+    while numbers.len() < 6 {
+        let delivery = take(&mut peer, "what the worker that stopped was not sent").await;
+        assert_eq!(delivery.attempt, 1, "nothing was handed back");
         assert!(numbers.insert(number(&delivery)), "message {} came twice", number(&delivery));
         delivery.acker.ack().await.expect("acknowledged");
     }

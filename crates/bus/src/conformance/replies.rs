@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use trireme_inference::{InferError, ModelKey};
+use trireme_inference::{InferError, ModelKey, UnixMicros};
 
 use super::Setup;
 use super::fixtures::{LARGE, full_message, heavy_message, unique, within};
@@ -15,7 +15,7 @@ pub async fn replies_reach_the_gateway_and_request_they_are_for(setup: &Setup) {
     let (first, second, third) = (request(one.gateway()), request(one.gateway()), request(two.gateway()));
     // Ids are unique only within a gateway as far as the bus is concerned.
     let third = WorkMessage { request_id: first.request_id.clone(), ..third };
-    let mut waiting = [one.expect(&first.request_id), one.expect(&second.request_id), two.expect(&third.request_id)];
+    let mut waiting = [one.expect(&first), one.expect(&second), two.expect(&third)];
 
     let failure = InferError::unavailable("é: no worker").at("m:1", "worker-7");
     let replies = [first.reply(Ok(output(&first))), second.reply(Err(failure)), third.reply(Ok(Output::default()))];
@@ -35,7 +35,7 @@ pub async fn replies_come_in_sequence_without_repetitions(setup: &Setup) {
     let (gateway, worker) = (setup.connect().await, setup.connect().await);
     let inbox = gateway.open_inbox(&unique("sequence")).await.expect("an inbox");
     let request = request(inbox.gateway());
-    let mut waiting = inbox.expect(&request.request_id);
+    let mut waiting = inbox.expect(&request);
     // A worker that was killed after three replies, and the one that got the request after it; some overtake others.
     for sequence in [1, 0, 2, 0, 1, 4, 2, 3, 2, 5, 3] {
         let reply = Reply { sequence, last: sequence == 5, ..request.reply(Ok(output(&request))) };
@@ -53,10 +53,10 @@ pub async fn a_reader_that_falls_behind_is_told_so(setup: &Setup) {
     let (gateway, worker) = (setup.connect().await, setup.connect().await);
     let inbox = gateway.open_inbox(&unique("behind")).await.expect("an inbox");
     let request = request(inbox.gateway());
-    let mut waiting = inbox.expect(&request.request_id);
+    let mut waiting = inbox.expect(&request);
     let mut cancelled = worker.cancellations().await.expect("cancellations");
     let marker = self::request(inbox.gateway());
-    let mut marked = inbox.expect(&marker.request_id);
+    let mut marked = inbox.expect(&marker);
     // More than anything keeps.
     for sequence in 0..5000 {
         let reply = Reply { sequence, last: false, ..request.reply(Ok(Output::default())) };
@@ -71,11 +71,25 @@ pub async fn a_reader_that_falls_behind_is_told_so(setup: &Setup) {
     while within("its cancellation", cancelled.recv()).await.expect("the bus is open") != request.request_id {}
 }
 
+pub async fn a_place_ends_with_its_deadline(setup: &Setup) {
+    let (gateway, worker) = (setup.connect().await, setup.connect().await);
+    let inbox = gateway.open_inbox(&unique("overdue")).await.expect("an inbox");
+    let mut cancelled = worker.cancellations().await.expect("cancellations");
+    let request =
+        WorkMessage { deadline: UnixMicros::now().after(Duration::from_millis(100)), ..request(inbox.gateway()) };
+    let mut waiting = inbox.expect(&request);
+    // Nobody looks at what comes, and still the place is free and the request cancelled.
+    while within("its cancellation", cancelled.recv()).await.expect("the bus is open") != request.request_id {}
+    assert_eq!(inbox.waiting(), 0);
+    let error = within("an error", waiting.next()).await.outcome.expect_err("its time is over");
+    assert_eq!(error.message, "Request timeout expired");
+}
+
 pub async fn a_large_reply_passes(setup: &Setup) {
     let (gateway, worker) = (setup.connect().await, setup.connect().await);
     let inbox = gateway.open_inbox(&unique("large")).await.expect("an inbox");
     let request = request(inbox.gateway());
-    let mut waiting = inbox.expect(&request.request_id);
+    let mut waiting = inbox.expect(&request);
     let tensors = heavy_message(&ModelKey { name: "any".to_owned(), version: 1 }, LARGE).tensors;
     let reply = request.reply(Ok(Output { tensors, ..Output::default() }));
     worker.reply(reply.clone()).await.expect("sent");
@@ -86,8 +100,8 @@ pub async fn a_waiter_that_leaves_leaves_nothing_behind(setup: &Setup) {
     let (gateway, worker) = (setup.connect().await, setup.connect().await);
     let inbox = gateway.open_inbox(&unique("leaving")).await.expect("an inbox");
     let (gone, staying) = (request(inbox.gateway()), request(inbox.gateway()));
-    let mut leaver = inbox.expect(&gone.request_id);
-    let mut stayer = inbox.expect(&staying.request_id);
+    let mut leaver = inbox.expect(&gone);
+    let mut stayer = inbox.expect(&staying);
     assert_eq!(inbox.waiting(), 2);
     let gave_up = tokio::time::timeout(Duration::from_millis(20), leaver.next()).await;
     assert!(gave_up.is_err(), "there is no reply yet, got {gave_up:?}");

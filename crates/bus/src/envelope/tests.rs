@@ -292,19 +292,98 @@ fn a_tensor_that_contradicts_itself_is_named() {
     );
 }
 
+/// A work message as others might write it: this map, and what is missing of a good one.
+fn made_up(mut body: serde_json::Value) -> Result<WorkMessage, EnvelopeError> {
+    let good = serde_json::json!({ "tensors": [], "parameters": {}, "ledger": [], "id": "", "sent_at": 0 });
+    let route = serde_json::json!({ "model": "m", "version": 1, "ensemble": true, "step": 0, "steps": [] });
+    let body = body.as_object_mut().unwrap();
+    for (key, value) in good.as_object().unwrap() {
+        body.entry(key).or_insert(value.clone());
+    }
+    let steps = body.remove("steps");
+    let route = body.entry("route").or_insert(route);
+    route["steps"] = steps.unwrap_or_else(|| serde_json::json!([]));
+    decode_work(work_headers(&full()), &rmp_serde::to_vec_named(&body).unwrap().into())
+}
+
+fn step(model: &str, inputs: usize, outputs: usize, dead: usize) -> serde_json::Value {
+    let entry = serde_json::json!({ "name": "n", "tensor": "t" });
+    serde_json::json!({
+        "model": { "name": model, "version": 1 },
+        "inputs": vec![&entry; inputs], "outputs": vec![&entry; outputs], "dead": vec!["t"; dead],
+    })
+}
+
 #[test]
-fn a_model_whose_name_no_subject_can_hold_is_refused() {
+fn a_name_that_is_too_long_is_refused_whoever_writes_it() {
+    let refused = |result: Result<WorkMessage, EnvelopeError>| result.unwrap_err().to_string();
+    let named = |length: usize| made_up(serde_json::json!({ "steps": [step(&"m".repeat(length), 1, 1, 1)] }));
+    assert!(named(MAX_NAME).is_ok());
+    assert_eq!(refused(named(MAX_NAME + 1)), "message leads to a model whose name has 257 bytes, expected 256 at most");
+
+    let too_long = "message holds a name of a tensor of 1025 bytes, expected 1024 at most";
+    let (fits, long) = ("t".repeat(MAX_TENSOR_NAME), "t".repeat(MAX_TENSOR_NAME + 1));
+    for list in ["inputs", "outputs", "dead"] {
+        let with = |name: &str| {
+            let entry = serde_json::json!({ "name": "n", "tensor": name });
+            let mut step = step("m", 1, 1, 1);
+            step[list] = if list == "dead" { serde_json::json!([name]) } else { serde_json::json!([entry]) };
+            made_up(serde_json::json!({ "steps": [step] }))
+        };
+        assert!(with(&fits).is_ok());
+        assert_eq!(refused(with(&long)), too_long, "{list}");
+    }
     let mut message = full();
-    let named = |length: usize| trireme_inference::ModelKey { name: "m".repeat(length), version: 1 };
-    let mut decode = |length: usize| {
-        let mut steps = message.route.remaining().to_vec();
-        steps.last_mut().expect("it has steps").model = named(length);
-        message.route = Route::resume(named(1), true, 0, steps);
-        decode_work(work_headers(&message), &encode_work(&message).unwrap())
-    };
-    assert!(decode(MAX_NAME).is_ok());
-    assert_eq!(
-        decode(MAX_NAME + 1).unwrap_err().to_string(),
-        "message leads to a model whose name has 257 bytes, expected 256 at most"
-    );
+    message.tensors = vec![Tensor::from_values(fits, [1], vec![1i8]).unwrap()];
+    let body = encode_work(&message).unwrap();
+    assert!(decode_work(work_headers(&message), &body).is_ok());
+    message.tensors = vec![Tensor::from_values(long, [1], vec![1i8]).unwrap()];
+    assert_eq!(encode_work(&message).unwrap_err().to_string(), too_long);
+}
+
+/// Lists are held against one another, and cost more in memory than on the wire.
+#[test]
+fn lists_without_end_are_refused_by_name() {
+    const MOST: usize = trireme_inference::MAX_LISTED;
+    type Body = fn(usize) -> serde_json::Value;
+    let lists: [(&str, Body); 8] = [
+        ("tensors", |n| {
+            let shapeless = serde_json::json!({ "name": "t", "datatype": "BYTES", "shape": [0], "data": "" });
+            serde_json::json!({ "tensors": vec![shapeless; n] })
+        }),
+        (
+            "dimensions",
+            |n| serde_json::json!({ "tensors": [{ "name": "t", "datatype": "BYTES", "shape": vec![0; n], "data": "" }] }),
+        ),
+        ("steps", |n| serde_json::json!({ "steps": vec![step("m", 0, 0, 0); n] })),
+        ("inputs of a step", |n| serde_json::json!({ "steps": [step("m", n, 0, 0)] })),
+        ("outputs of a step", |n| serde_json::json!({ "steps": [step("m", 0, n, 0)] })),
+        ("dead tensors of a step", |n| serde_json::json!({ "steps": [step("m", 0, 0, n)] })),
+        ("hops", |n| {
+            let hop = serde_json::json!({ "model": "", "worker": "", "transit_us": 0, "queue_us": 0,
+                "compute_input_us": 0, "compute_infer_us": 0, "compute_output_us": 0, "batch_size": 0 });
+            serde_json::json!({ "ledger": vec![hop; n] })
+        }),
+        ("parameters", |n| {
+            let parameters: BTreeMap<_, _> = (0..n).map(|n| (n.to_string(), n)).collect();
+            serde_json::json!({ "parameters": parameters })
+        }),
+    ];
+    for (what, body) in lists {
+        let fits = made_up(body(MOST));
+        assert!(fits.is_ok(), "{what}: {fits:?}");
+        let error = made_up(body(MOST + 1)).unwrap_err().to_string();
+        assert_eq!(error, format!("message body is not readable: more than {MOST} {what}"));
+    }
+}
+
+#[test]
+fn lists_that_nobody_reads_are_not_written() {
+    let mut message = full();
+    message.parameters = Arc::new((0..1025).map(|n| (n.to_string(), ParameterValue::Bool(true))).collect());
+    let error = crate::BusError::from(encode_work(&message).unwrap_err());
+    assert_eq!(error.to_string(), "message holds 1025 parameters, expected 1024 at most");
+    assert_eq!(error.code(), ErrorCode::InvalidArg);
+    let reply = message.reply(Ok(Output { tensors: vec![message.tensors[0].clone(); 1025], ..Output::default() }));
+    assert_eq!(encode_reply(&reply).unwrap_err().to_string(), "message holds 1025 tensors, expected 1024 at most");
 }

@@ -1,6 +1,6 @@
 //! The bus within one process: bounded queues, no broker, no encoding. A message is moved, its tensors are shared.
 //!
-//! It keeps the promises of the NATS bus: a delivery that is let go or refused comes again with a higher attempt, a
+//! It keeps the promises of the NATS bus: a delivery that is let go or refused comes again as a later delivery, a
 //! queue counts messages until they are settled, a second message of the same name is not delivered beside the first.
 
 mod queue;
@@ -17,15 +17,18 @@ use trireme_inference::{ModelKey, UnixMicros};
 use self::queue::Queue;
 use crate::registry::{RegistryEvent, WorkerEntry};
 use crate::{
-    AnswerHandle, Bus, BusError, Connection, DeadLetter, Inbox, Puller, Question, QueueOptions, QueueStatus, Reply,
-    StoredLetter, WorkMessage,
+    AnswerHandle, Bus, BusError, Connection, DeadLetter, Inbox, Puller, Question, QueueOptions, QueueStatus, Queued,
+    Reply, StoredLetter, WorkMessage,
 };
 
 /// Registry events and cancellations that a slow watcher may be behind before it misses some.
 const WATCH_BACKLOG: usize = 4096;
 
-/// Dead letters kept for a person to look at.
+/// Dead letters kept, the latest ones; the last one is kept whatever its size.
 const DEAD_LETTERS_KEPT: usize = 1000;
+
+/// Bytes of them, about: what they hold would be free otherwise.
+const DEAD_BYTES_KEPT: u64 = 64 << 20;
 
 /// The in-process bus. Clones are the same bus.
 #[derive(Clone)]
@@ -45,12 +48,35 @@ struct Shared {
 struct DeadLetters {
     letters: VecDeque<StoredLetter>,
     last: u64,
+    bytes: u64,
 }
 
 #[derive(Default)]
 struct Registry {
     entries: HashMap<String, WorkerEntry>,
     watchers: Vec<mpsc::Sender<RegistryEvent>>,
+}
+
+// === impl DeadLetters ===
+
+impl DeadLetters {
+    /// Keeps a letter; older ones go for it.
+    fn keep(&mut self, letter: DeadLetter) {
+        self.last += 1;
+        self.bytes += letter.message.size();
+        self.letters.push_back(StoredLetter { number: self.last, at: UnixMicros::now(), letter });
+        while self.letters.len() > 1 && (self.letters.len() > DEAD_LETTERS_KEPT || self.bytes > DEAD_BYTES_KEPT) {
+            self.remove(self.letters[0].number);
+        }
+    }
+
+    /// Forgets a letter. Whether it was there.
+    fn remove(&mut self, number: u64) -> bool {
+        let place = self.letters.iter().position(|stored| stored.number == number);
+        let Some(stored) = place.and_then(|place| self.letters.remove(place)) else { return false };
+        self.bytes -= stored.letter.message.size();
+        true
+    }
 }
 
 // === impl InProcess ===
@@ -93,12 +119,28 @@ impl Bus for InProcess {
         Ok(())
     }
 
-    async fn publish(&self, message: &WorkMessage) -> Result<(), BusError> {
+    async fn publish(&self, message: &WorkMessage) -> Result<Queued, BusError> {
         let model = message.queue().ok_or(BusError::Refused {
             action: "publishing",
             reason: format!("route of request '{}' has no step left", message.request_id),
         })?;
-        self.queue(model)?.push(model, message)
+        self.queue(model)?.push(model, message).map(|()| Queued(None))
+    }
+
+    async fn take_back(&self, _queued: &Queued) -> Result<(), BusError> {
+        // Cancelling did.
+        Ok(())
+    }
+
+    async fn attempts(&self, message: &WorkMessage) -> Result<Option<u32>, BusError> {
+        Ok(message.queue().and_then(|model| self.queue(model).ok()?.attempts(message)))
+    }
+
+    async fn note_attempts(&self, message: &WorkMessage, attempts: u32) -> Result<(), BusError> {
+        if let Some(queue) = message.queue().and_then(|model| self.queue(model).ok()) {
+            queue.note_attempts(message, attempts);
+        }
+        Ok(())
     }
 
     fn message_bytes(&self) -> usize {
@@ -115,6 +157,7 @@ impl Bus for InProcess {
 
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {
         let inbox = Inbox::new(gateway);
+        inbox.keep_deadlines(self.clone());
         self.0.inboxes.lock().insert(gateway.to_owned(), Arc::downgrade(&inbox));
         Ok(inbox)
     }
@@ -128,6 +171,8 @@ impl Bus for InProcess {
     }
 
     async fn cancel(&self, request_id: &str) -> Result<(), BusError> {
+        let queues: Vec<_> = self.0.queues.lock().values().cloned().collect();
+        queues.iter().for_each(|queue| queue.remove(request_id));
         // No receiver is no error: no worker has started yet.
         let _ = self.0.cancellations.send(request_id.to_owned());
         Ok(())
@@ -154,13 +199,7 @@ impl Bus for InProcess {
     }
 
     async fn dead_letter(&self, letter: DeadLetter) -> Result<(), BusError> {
-        let mut dead = self.0.dead.lock();
-        if dead.letters.len() == DEAD_LETTERS_KEPT {
-            dead.letters.pop_front();
-        }
-        dead.last += 1;
-        let number = dead.last;
-        dead.letters.push_back(StoredLetter { number, at: UnixMicros::now(), letter });
+        self.0.dead.lock().keep(letter);
         Ok(())
     }
 
@@ -169,10 +208,7 @@ impl Bus for InProcess {
     }
 
     async fn remove_dead_letter(&self, number: u64) -> Result<bool, BusError> {
-        let mut dead = self.0.dead.lock();
-        let before = dead.letters.len();
-        dead.letters.retain(|stored| stored.number != number);
-        Ok(dead.letters.len() < before)
+        Ok(self.0.dead.lock().remove(number))
     }
 
     async fn announce(&self, entry: &WorkerEntry) -> Result<(), BusError> {
@@ -240,7 +276,54 @@ impl AnswerHandle for Answers {
 
 #[cfg(test)]
 mod tests {
+    use trireme_inference::{InferError, ParameterValue, Tensor};
+
     use super::*;
+    use crate::conformance::fixtures::full_message;
+
+    fn model() -> ModelKey {
+        ModelKey { name: "m".to_owned(), version: 1 }
+    }
+
+    #[tokio::test]
+    async fn dead_letters_are_bounded_by_what_they_hold() {
+        let bus = InProcess::default();
+        let mut message = full_message(&model());
+        message.tensors = vec![Tensor::from_values("x", [10 << 20], vec![0u8; 10 << 20]).unwrap()];
+        let letter = DeadLetter { message, reason: InferError::internal("failed"), attempts: 1 };
+        for _ in 0..100 {
+            bus.dead_letter(letter.clone()).await.unwrap();
+        }
+        assert_eq!(bus.dead_letters().len(), 6, "of 10 MiB each");
+        assert_eq!(bus.dead_letter_after(0).await.unwrap().unwrap().number, 95, "the latest");
+        let held = bus.0.dead.lock().bytes;
+        assert!(bus.remove_dead_letter(95).await.unwrap() && !bus.remove_dead_letter(95).await.unwrap());
+        assert_eq!(bus.0.dead.lock().bytes, held / 6 * 5);
+
+        let mut huge = letter;
+        huge.message.tensors = vec![Tensor::from_values("x", [65 << 20], vec![0u8; 65 << 20]).unwrap()];
+        bus.dead_letter(huge).await.unwrap();
+        assert_eq!(bus.dead_letters().len(), 1, "the last one stays");
+    }
+
+    /// Whatever a message holds takes room in its queue; one that never fits is told so.
+    #[tokio::test]
+    async fn a_queue_counts_all_that_a_message_holds() {
+        let bus = InProcess::default();
+        let options = QueueOptions { max_bytes: 1 << 20, ..QueueOptions::default() };
+        bus.declare_queue(&model(), &options).await.unwrap();
+        let named = |id: &str, bytes: usize| {
+            let mut message = full_message(&model());
+            message.request_id = id.to_owned();
+            let text = ParameterValue::String("p".repeat(bytes));
+            message.parameters = Arc::new([("long".to_owned(), text)].into());
+            message
+        };
+        assert!(matches!(bus.publish(&named("vast", 1 << 20)).await, Err(BusError::TooLarge { limit: 0x10_0000, .. })));
+        bus.publish(&named("a", 600 << 10)).await.unwrap();
+        assert!(matches!(bus.publish(&named("b", 600 << 10)).await, Err(BusError::Full { .. })));
+        bus.publish(&named("c", 300 << 10)).await.unwrap();
+    }
 
     #[tokio::test]
     async fn conforms() {

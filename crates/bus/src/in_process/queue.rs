@@ -1,6 +1,6 @@
 //! A queue within one process: levels, what is delayed, and what is delivered until it is settled.
 
-use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::{AckHandle, Acker, BusError, Delivery, Puller, QueueOptions, QueueSta
 
 /// The queue of one model version.
 pub(super) struct Queue {
-    max_deliver: u32,
+    deliveries: u32,
     max_bytes: u64,
     state: Mutex<QueueState>,
     arrived: Notify,
@@ -25,8 +25,16 @@ struct QueueState {
     levels: BTreeMap<u32, Level>,
     /// Refused for now; the earliest due on top.
     delayed: BinaryHeap<Delayed>,
-    /// Names of all unsettled messages, ready, delayed and delivered, and when each was published.
-    unsettled: HashMap<String, Instant>,
+    /// All unsettled messages, ready, delayed and delivered, by name. In order: the names of a request's messages begin with
+    /// it.
+    unsettled: BTreeMap<String, Unsettled>,
+}
+
+struct Unsettled {
+    /// When it was published.
+    since: Instant,
+    /// How often it was begun, as far as that was noted.
+    attempts: Option<u32>,
 }
 
 #[derive(Default)]
@@ -65,15 +73,18 @@ pub(super) struct QueuePuller {
 
 impl Queue {
     pub fn new(options: &QueueOptions) -> Arc<Queue> {
-        let (max_deliver, max_bytes) = (options.max_deliver, options.max_bytes);
-        Arc::new(Queue { max_deliver, max_bytes, state: Mutex::default(), arrived: Notify::new() })
+        let (deliveries, max_bytes) = (options.deliveries_made(), options.max_bytes);
+        Arc::new(Queue { deliveries, max_bytes, state: Mutex::default(), arrived: Notify::new() })
     }
 
     /// Levels that it does not have yet are made.
     pub fn set_limits(&self, options: &QueueOptions) {
         let mut state = self.state.lock();
         for (level, max_messages) in options.level_limits() {
-            state.levels.entry(level).or_default().max_messages = max_messages;
+            let known = state.levels.contains_key(&level);
+            if !(known && options.keep_limits) {
+                state.levels.entry(level).or_default().max_messages = max_messages;
+            }
         }
     }
 
@@ -82,7 +93,11 @@ impl Queue {
     }
 
     pub fn push(&self, model: &ModelKey, message: &WorkMessage) -> Result<(), BusError> {
-        let size = size(message);
+        let size = message.size();
+        if size > self.max_bytes {
+            // It would find an empty queue full.
+            return Err(BusError::TooLarge { size: size as usize, limit: self.max_bytes as usize });
+        }
         let mut state = self.state.lock();
         let name = message.message_id();
         if state.unsettled.contains_key(&name) {
@@ -98,7 +113,7 @@ impl Queue {
         level.messages += 1;
         level.bytes += size;
         level.ready.push_back(Queued { message: message.clone(), attempt: 1, since: Instant::now() });
-        state.unsettled.insert(name, Instant::now());
+        state.unsettled.insert(name, Unsettled { since: Instant::now(), attempts: None });
         drop(state);
         self.arrived.notify_one();
         Ok(())
@@ -110,23 +125,52 @@ impl Queue {
         QueueStatus {
             waiting: waiting as u64,
             delivered: state.unsettled.len().saturating_sub(waiting) as u64,
-            oldest: state.unsettled.values().min().map_or(Duration::ZERO, Instant::elapsed),
+            oldest: state.unsettled.values().map(|message| message.since.elapsed()).max().unwrap_or_default(),
         }
+    }
+
+    pub fn attempts(&self, message: &WorkMessage) -> Option<u32> {
+        self.state.lock().unsettled.get(&message.message_id())?.attempts
+    }
+
+    pub fn note_attempts(&self, message: &WorkMessage, attempts: u32) {
+        if let Some(unsettled) = self.state.lock().unsettled.get_mut(&message.message_id()) {
+            unsettled.attempts = Some(attempts);
+        }
+    }
+
+    /// Takes out what waits of a request. What is delivered stays its worker's business.
+    pub fn remove(&self, request_id: &str) {
+        let of_request = format!("{request_id}/");
+        let mut state = self.state.lock();
+        let first = state.unsettled.range(of_request.clone()..).next();
+        if !first.is_some_and(|(name, _)| name.starts_with(&of_request)) {
+            return;
+        }
+        let is_of_request = |queued: &Queued| queued.message.request_id == request_id;
+        let mut removed = Vec::new();
+        for level in state.levels.values_mut() {
+            while let Some(index) = level.ready.iter().position(is_of_request) {
+                removed.extend(level.ready.remove(index));
+            }
+        }
+        if state.delayed.iter().any(|delayed| is_of_request(&delayed.queued)) {
+            let (of_request, others): (Vec<_>, Vec<_>) =
+                state.delayed.drain().partition(|delayed| is_of_request(&delayed.queued));
+            state.delayed = others.into();
+            removed.extend(of_request.into_iter().map(|delayed| delayed.queued));
+        }
+        removed.iter().for_each(|queued| state.settle(queued));
     }
 
     fn settle(&self, queued: &Queued) {
-        let mut state = self.state.lock();
-        if state.unsettled.remove(&queued.message.message_id()).is_some() {
-            let level = state.level(&queued.message);
-            level.messages = level.messages.saturating_sub(1);
-            level.bytes = level.bytes.saturating_sub(size(&queued.message));
-        }
+        self.state.lock().settle(queued);
     }
 
-    /// Delivers again; past the last attempt that gives it up, forgets.
+    /// Delivers again; past the last delivery, forgets.
     fn redeliver(&self, mut queued: Queued, delay: Duration) {
         queued.attempt += 1;
-        if queued.attempt > self.max_deliver + 1 {
+        if queued.attempt > self.deliveries {
             return self.settle(&queued);
         }
         let mut state = self.state.lock();
@@ -188,14 +232,18 @@ impl Queue {
 // === impl QueueState ===
 
 impl QueueState {
+    fn settle(&mut self, queued: &Queued) {
+        if self.unsettled.remove(&queued.message.message_id()).is_some() {
+            let level = self.level(&queued.message);
+            level.messages = level.messages.saturating_sub(1);
+            level.bytes = level.bytes.saturating_sub(queued.message.size());
+        }
+    }
+
     /// The level of a message that is in the queue.
     fn level(&mut self, message: &WorkMessage) -> &mut Level {
         self.levels.entry(message.level()).or_default()
     }
-}
-
-fn size(message: &WorkMessage) -> u64 {
-    message.tensors.iter().map(|tensor| tensor.data().len() as u64).sum()
 }
 
 // === impl Handle ===
@@ -258,7 +306,9 @@ impl Puller for QueuePuller {
         Ok(self.queue.overdue(level, age))
     }
 
-    async fn stop(&mut self) {}
+    async fn stop(&mut self) -> Option<Vec<Delivery>> {
+        None
+    }
 }
 
 // === impl Delayed ===

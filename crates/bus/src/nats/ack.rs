@@ -7,6 +7,7 @@ use async_trait::async_trait;
 
 use super::Nats;
 use super::claims::Store;
+use super::connect::taken;
 use crate::{AckHandle, BusError};
 
 /// Settles a message that a pull consumer delivered.
@@ -21,15 +22,14 @@ pub struct NatsAck {
 
 impl NatsAck {
     async fn send(&self, kind: AckKind) -> Result<(), BusError> {
-        self.message.ack_with(kind).await.map_err(|error| BusError::Unreachable(error.to_string()))
+        taken(self.message.ack_with(kind)).await
     }
 
     /// The last word about a message. Its claim is kept until the broker has heard it: delivered again, the message needs
     /// the claim again.
     async fn end(&self, kind: AckKind) -> Result<(), BusError> {
         let Some(claim) = &self.claim else { return self.send(kind).await };
-        let heard = self.message.double_ack_with(kind).await;
-        heard.map_err(|error| BusError::Unreachable(error.to_string()))?;
+        taken(self.message.double_ack_with(kind)).await?;
         self.nats.discard(Store::Claims, claim.clone());
         Ok(())
     }
@@ -50,6 +50,10 @@ impl AckHandle for NatsAck {
     }
 
     async fn in_progress(&self) -> Result<(), BusError> {
+        // What is said while nobody listens is only in the way when the connection is back: it is said again soon.
+        if self.nats.is_down() {
+            return Ok(());
+        }
         self.send(AckKind::Progress).await
     }
 

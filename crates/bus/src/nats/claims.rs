@@ -2,8 +2,10 @@
 //! that it belongs to carries a claim instead. Whoever has read and acknowledged the message discards it; what nobody
 //! discards lapses with the request's deadline.
 //!
-//! A claim has the name of its message, so that a message that is published again lays down the same parts again, and
-//! one that was kept while its parts were lost finds them. Nothing is allocated before the bytes are there.
+//! A claim has the name of its message and of the time it was made, so that a message that is published again lays down the
+//! same parts again, and one that was kept while its parts were lost finds them; the result of a step that is run again has
+//! other bytes, and a claim of its own. Nothing is allocated before the bytes are there, and what a process reads at a time
+//! is bounded.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,13 +13,13 @@ use std::time::Duration;
 use async_nats::HeaderMap;
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::stream::{self, DirectGetErrorKind};
-use async_nats::jetstream::{self, AckKind};
 use bytes::Bytes;
 use futures_util::StreamExt;
+use tokio::sync::Semaphore;
 
 use super::work::{chain, failure, is_full, stream_failure};
 use super::{Nats, subjects};
-use crate::BusError;
+use crate::{BusError, WorkMessage};
 
 /// The largest body that travels by claim.
 pub const MAX_CLAIM_BYTES: usize = 128 << 20;
@@ -37,6 +39,15 @@ const PART_HEADER_BYTES: usize = 256;
 /// Parts on their way at the same time.
 const PARTS_AT_ONCE: usize = 4;
 
+/// Bytes of claims that a process reads at a time, parts on their way included; what comes beyond waits.
+const READING_BYTES: usize = 512 << 20;
+
+/// Shares of [`READING_BYTES`], in KiB.
+static READING: Semaphore = Semaphore::const_new(READING_BYTES >> 10);
+
+/// How long a claim is kept that was laid down by halves when its sender left: as long as a part may be on its way.
+const LEFT_PAUSE: Duration = Duration::from_secs(2);
+
 /// What a message carries in place of its body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
@@ -55,6 +66,14 @@ pub enum Store {
     Claims,
     /// Of dead letters, among the letters.
     Dead,
+}
+
+/// A claim that is being laid down or was: discarded when it is dropped before its message was sent.
+pub struct LaidDown {
+    nats: Nats,
+    store: Store,
+    claim: Claim,
+    kept: bool,
 }
 
 /// Why a claim could not be redeemed.
@@ -96,6 +115,40 @@ impl Store {
     }
 }
 
+// === impl LaidDown ===
+
+impl LaidDown {
+    pub fn claim(&self) -> &Claim {
+        &self.claim
+    }
+
+    /// The message was sent, or may have been.
+    pub fn keep(mut self) {
+        self.kept = true;
+    }
+
+    /// No message has this claim.
+    pub fn discard(mut self) {
+        self.kept = true;
+        self.nats.discard(self.store, self.claim.name.clone());
+    }
+}
+
+impl Drop for LaidDown {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        let (nats, store, name) = (self.nats.clone(), self.store, self.claim.name.clone());
+        crate::spawn("nats claim left", async move {
+            tokio::time::sleep(LEFT_PAUSE).await;
+            nats.discard(store, name);
+        });
+    }
+}
+
+// === impl Nats ===
+
 impl Nats {
     /// Lays `body` down under `name`; the broker may drop it after `lapse`. Laying it down again replaces it.
     pub(super) async fn lay_down(
@@ -104,12 +157,13 @@ impl Nats {
         name: String,
         body: &Bytes,
         lapse: Option<Duration>,
-    ) -> Result<Claim, BusError> {
+    ) -> Result<LaidDown, BusError> {
         if body.len() > MAX_CLAIM_BYTES {
             return Err(BusError::TooLarge { size: body.len(), limit: MAX_CLAIM_BYTES });
         }
         let size = self.max_payload().saturating_sub(PART_HEADER_BYTES).clamp(1, MAX_PART_BYTES);
         let claim = Claim { name, bytes: body.len(), parts: body.len().div_ceil(size) };
+        let laid_down = LaidDown { nats: self.clone(), store, claim: claim.clone(), kept: false };
         let mut headers = HeaderMap::new();
         if let Some(lapse) = lapse {
             headers.insert(async_nats::header::NATS_MESSAGE_TTL, lapse.as_secs().max(1).to_string());
@@ -121,7 +175,10 @@ impl Nats {
             self.make_store().await?;
             sent = first().await;
         }
-        sent.map_err(|error| not_laid_down(&claim, &error))?;
+        if let Err(error) = sent {
+            laid_down.discard();
+            return Err(not_laid_down(&claim, &error));
+        }
         // After an error no more parts are sent, but those under way are waited for: one that the broker took after the
         // claim was discarded would stay.
         let failed = AtomicBool::new(false);
@@ -142,41 +199,36 @@ impl Nats {
         drop(parts);
         match first_error {
             Some(error) => {
-                self.discard(store, claim.name.clone());
+                laid_down.discard();
                 Err(not_laid_down(&claim, &error))
             }
-            None => Ok(claim),
+            None => Ok(laid_down),
         }
     }
 
-    /// Reads a claim's bytes, with a sign of progress on the delivery `held` for each part.
-    pub(super) async fn redeem(
-        &self,
-        store: Store,
-        claim: &Claim,
-        held: Option<&jetstream::Message>,
-    ) -> Result<Bytes, RedeemError> {
+    /// Reads a claim's bytes, when it is their turn.
+    pub(super) async fn redeem(&self, store: Store, claim: &Claim) -> Result<Bytes, RedeemError> {
         let malformed = |found| RedeemError::Malformed { name: claim.name.clone(), expected: claim.bytes, found };
         if claim.bytes > MAX_CLAIM_BYTES || claim.parts > claim.bytes {
             return Err(malformed(claim.parts));
         }
+        // A part may be larger than it should be; that is seen when it has come.
+        let most = (claim.bytes + claim.parts.min(PARTS_AT_ONCE) * self.max_payload()).min(READING_BYTES);
+        let shares = u32::try_from(most >> 10).unwrap_or(u32::MAX);
+        let _share = READING.acquire_many(shares).await.expect("never closed");
         let parts = (0..claim.parts).map(|part| read_part(self.clone(), store, claim.name.clone(), part));
         let mut parts = futures_util::stream::iter(parts).buffered(PARTS_AT_ONCE);
-        let (mut read, mut found) = (Vec::new(), 0usize);
+        let mut body = Vec::new();
         while let Some(part) = parts.next().await {
             let part = part?;
-            found += part.len();
-            if found > claim.bytes {
-                return Err(malformed(found));
+            if body.len() + part.len() > claim.bytes {
+                return Err(malformed(body.len() + part.len()));
             }
-            read.push(part);
-            if let Some(held) = held {
-                let _ = held.ack_with(AckKind::Progress).await;
-            }
+            body.extend_from_slice(&part);
         }
-        match found == claim.bytes {
-            true => Ok(read.concat().into()),
-            false => Err(malformed(found)),
+        match body.len() == claim.bytes {
+            true => Ok(body.into()),
+            false => Err(malformed(body.len())),
         }
     }
 
@@ -230,6 +282,11 @@ fn not_laid_down(claim: &Claim, error: &PublishError) -> BusError {
         true => BusError::ClaimsFull { size: claim.bytes },
         false => failure("laying down a claim", error),
     }
+}
+
+/// The name of the claim of a work message: another one when the message is made anew.
+pub fn name(message: &WorkMessage) -> String {
+    subjects::escape_token(&format!("{}/{}", message.message_id(), message.sent_at))
 }
 
 /// Bytes that headers take on the wire.

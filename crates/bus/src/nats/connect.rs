@@ -5,26 +5,35 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::{ConnectErrorKind, ConnectOptions, jetstream};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::Nats;
+use super::fence::Fence;
 use super::work::chain;
 use crate::{BusError, Connection};
 
 /// How long closing may wait for what is buffered to go out.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a question to the broker may take.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a question to the broker may take, and how long the client may take to accept something to send.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The longest pause between attempts to connect again. Requests wait meanwhile.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
-/// A peer that is silently gone is noticed within two of these.
-const PING_INTERVAL: Duration = Duration::from_secs(5);
+/// The broker is asked for a sign of life when it was silent for so long.
+const PING_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A broker that leaves this many pings in a row unanswered counts as lost; the client's own number.
+#[cfg(test)]
+const PINGS: u32 = 3;
 
 /// Pause between attempts to connect at start.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Messages of one subscription that wait to be looked at; the client drops what comes beyond and says so. For replies:
+/// above what a gateway has in flight, unless answers come in many parts.
+const SUBSCRIPTION_CAPACITY: usize = 16_384;
 
 /// How to reach NATS.
 #[derive(Clone, Debug)]
@@ -99,6 +108,7 @@ impl Nats {
             .name(&options.name)
             .custom_inbox_prefix(format!("_INBOX.{}", super::escape_token(&options.service)))
             .ping_interval(PING_INTERVAL)
+            .subscription_capacity(SUBSCRIPTION_CAPACITY)
             .reconnect_delay_callback(|attempts| RECONNECT_PAUSE.min(Duration::from_millis(1 << attempts.min(16))))
             .request_timeout(Some(REQUEST_TIMEOUT))
             .event_callback(move |event| {
@@ -135,7 +145,16 @@ impl Nats {
         })?;
         let max_payload = client.server_info().max_payload;
         tracing::info!(url = options.url, version, max_payload, "connected to NATS");
-        Ok(Nats { client, jetstream, connection, levels: Arc::default(), service: Arc::default() })
+        let fence = Fence::open(&client, &connection, &options.service).await?;
+        Ok(Nats {
+            client,
+            jetstream,
+            connection,
+            fence,
+            cancelling: Arc::new(Semaphore::new(super::CANCELLING)),
+            levels: Arc::default(),
+            service: Arc::default(),
+        })
     }
 }
 
@@ -206,6 +225,25 @@ fn unfit(what: &'static str, path: &Path, reason: impl std::fmt::Display) -> Bus
     }
 }
 
+/// Waits until the client has taken something to send, within limits: while the connection is down it takes what fits into
+/// its channel, and then nothing until it is back.
+pub async fn taken<T, E: std::fmt::Display>(sending: impl Future<Output = Result<T, E>>) -> Result<T, BusError> {
+    match tokio::time::timeout(REQUEST_TIMEOUT, sending).await {
+        Ok(Ok(sent)) => Ok(sent),
+        Ok(Err(error)) => Err(BusError::Unreachable(error.to_string())),
+        Err(_) => Err(overdue()),
+    }
+}
+
+/// As [`taken`], for what asks the broker several times.
+pub async fn limited<T>(limit: Duration, asking: impl Future<Output = Result<T, BusError>>) -> Result<T, BusError> {
+    tokio::time::timeout(limit, asking).await.unwrap_or_else(|_| Err(overdue()))
+}
+
+fn overdue() -> BusError {
+    BusError::Unreachable("nothing can be sent right now".to_owned())
+}
+
 fn on_event(state: &watch::Sender<Connection>, event: &async_nats::Event) {
     use async_nats::Event;
     match event {
@@ -228,4 +266,16 @@ fn on_event(state: &watch::Sender<Connection>, event: &async_nats::Event) {
 fn next_generation() -> u64 {
     static GENERATION: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
     GENERATION.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::WorkerEntry;
+
+    #[test]
+    fn a_lost_broker_is_noticed_before_registry_entries_lapse() {
+        let renewed = WorkerEntry::TIME_TO_LIVE / 3;
+        assert!(PING_INTERVAL * PINGS < WorkerEntry::TIME_TO_LIVE - renewed);
+    }
 }

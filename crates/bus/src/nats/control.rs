@@ -12,12 +12,20 @@ use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
 use super::claims::Store;
-use super::{Nats, WATCH_BACKLOG, headers, subjects};
+use super::connect::taken;
+use super::{Nats, headers, subjects};
 use crate::BusError;
 use crate::control::{AnswerHandle, Question};
 
 /// How long a claim is there to be read: longer than whoever listens can be busy with the questions before.
 const LAPSE: Duration = Duration::from_secs(60);
+
+/// Bytes of a question or an answer that are in the message itself; more come by claim, so that what waits to be read is
+/// bounded in bytes as it is in messages.
+const INLINE_BYTES: usize = 1 << 20;
+
+/// Questions and answers that their reader may be behind before the bus waits for it.
+const BACKLOG: usize = 256;
 
 /// The way back to an asker: its inbox.
 struct Answers {
@@ -30,9 +38,8 @@ pub async fn ask(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver
     let inbox = nats.client.new_inbox();
     let mut answers = nats.subscribe(inbox.clone()).await?;
     let (headers, body) = pack(nats, body).await?;
-    let asked = nats.client.publish_with_reply_and_headers(subjects::control(topic), inbox, headers, body).await;
-    asked.map_err(|error| BusError::Unreachable(error.to_string()))?;
-    let (sender, receiver) = mpsc::channel(WATCH_BACKLOG);
+    taken(nats.client.publish_with_reply_and_headers(subjects::control(topic), inbox, headers, body)).await?;
+    let (sender, receiver) = mpsc::channel(BACKLOG);
     let nats = nats.clone();
     crate::spawn("nats answers", async move {
         loop {
@@ -57,7 +64,7 @@ pub async fn ask(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver
 /// Hears the questions of a topic until the receiver is dropped.
 pub async fn questions(nats: &Nats, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
     let mut messages = nats.subscribe_at_once(subjects::control(topic)).await?;
-    let (sender, receiver) = mpsc::channel(WATCH_BACKLOG);
+    let (sender, receiver) = mpsc::channel(BACKLOG);
     let nats = nats.clone();
     crate::spawn("nats questions", async move {
         loop {
@@ -82,20 +89,20 @@ pub async fn questions(nats: &Nats, topic: &str) -> Result<mpsc::Receiver<Questi
 impl AnswerHandle for Answers {
     async fn answer(&self, body: Bytes) -> Result<(), BusError> {
         let (headers, body) = pack(&self.nats, body).await?;
-        let sent = self.nats.client.publish_with_headers(self.inbox.clone(), headers, body).await;
-        sent.map_err(|error| BusError::Unreachable(error.to_string()))
+        taken(self.nats.client.publish_with_headers(self.inbox.clone(), headers, body)).await
     }
 }
 
 /// What a message carries: the body, or a claim for it where it is too large.
 async fn pack(nats: &Nats, body: Bytes) -> Result<(HeaderMap, Bytes), BusError> {
     let mut headers = HeaderMap::new();
-    if super::claims::wire_size(&headers) + body.len() <= nats.max_payload() {
+    if super::claims::wire_size(&headers) + body.len() <= nats.max_payload().min(INLINE_BYTES) {
         return Ok((headers, body));
     }
     let name = subjects::escape_token(&nats.client.new_inbox());
     let claim = nats.lay_down(Store::Claims, name, &body, Some(LAPSE)).await?;
-    headers::write_claim(&mut headers, &claim);
+    headers::write_claim(&mut headers, claim.claim());
+    claim.keep();
     Ok((headers, Bytes::new()))
 }
 
@@ -103,13 +110,18 @@ async fn pack(nats: &Nats, body: Bytes) -> Result<(HeaderMap, Bytes), BusError> 
 async fn unpack(nats: &Nats, message: Message) -> Option<Bytes> {
     let claim = match headers::read_claim(&message) {
         Ok(Some(claim)) => claim,
-        Ok(None) => return Some(message.payload),
+        Ok(None) if message.payload.len() <= INLINE_BYTES => return Some(message.payload),
+        Ok(None) => {
+            let (bytes, subject) = (message.payload.len(), &message.subject);
+            tracing::warn!(bytes, %subject, "ignored a question or answer of more than {INLINE_BYTES} bytes");
+            return None;
+        }
         Err(error) => {
             tracing::warn!(%error, "ignored a malformed question or answer");
             return None;
         }
     };
-    match nats.redeem(Store::Claims, &claim, None).await {
+    match nats.redeem(Store::Claims, &claim).await {
         Ok(body) => Some(body),
         Err(error) => {
             tracing::warn!(%error, "a question or answer could not be read");

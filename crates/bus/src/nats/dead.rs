@@ -7,8 +7,8 @@ use async_nats::jetstream::stream::{self, RawMessageErrorKind};
 use bytes::Bytes;
 use trireme_inference::{InferError, UnixMicros};
 
-use super::claims::Store;
-use super::work::{chain, failure, stream_failure};
+use super::claims::{self, Store};
+use super::work::{ToClaim, chain, failure, stream_failure};
 use super::{Nats, headers, subjects};
 use crate::{BusError, DeadLetter, StoredLetter, envelope};
 
@@ -36,8 +36,8 @@ impl Nats {
         let mut headers = headers::write_work(&letter.message)?;
         headers::write_dead(&mut headers, &letter);
         let body = envelope::encode_work(&letter.message)?;
-        let claim = (Store::Dead, subjects::escape_token(&letter.message.message_id()), None);
-        self.publish_body(model, subjects::dead(model), headers, body, claim).await
+        let claim = ToClaim { store: Store::Dead, name: claims::name(&letter.message), lapse: None, result: false };
+        self.publish_body(model, subjects::dead(model), headers, body, claim).await.map(drop)
     }
 
     /// The first letter after `number` that can be read.
@@ -76,7 +76,7 @@ impl Nats {
         let headers = headers::read_work(&message).map_err(|error| text(&error))?;
         let (reason, attempts): (InferError, u32) = headers::read_dead(&message).map_err(|error| text(&error))?;
         let body: Bytes = match headers::read_claim(&message).map_err(|error| text(&error))? {
-            Some(claim) => self.redeem(Store::Dead, &claim, None).await.map_err(|error| text(&error))?,
+            Some(claim) => self.redeem(Store::Dead, &claim).await.map_err(|error| text(&error))?,
             None => message.payload.clone(),
         };
         let work = envelope::decode_work(headers, &body).map_err(|error| text(&error))?;

@@ -10,13 +10,20 @@ use trireme_inference::{InferError, ModelKey, UnixMicros};
 use super::Nats;
 use super::ack::NatsAck;
 use super::claims::{Claim, RedeemError, Store};
-use crate::{Acker, Answer, Bus, Delivery, Reply, ReplyHeaders, WorkHeaders, WorkMessage, envelope};
+use super::connect::taken;
+use crate::{AckHandle, Acker, Answer, Bus, Delivery, Reply, ReplyHeaders, WorkHeaders, WorkMessage, envelope};
 
 /// Pause before a body that could not be fetched is fetched again.
-const FETCH_PAUSE: Duration = Duration::from_secs(1);
+pub const FETCH_PAUSE: Duration = Duration::from_secs(1);
+
+/// A message younger than this may have been published again, with its body: it is looked for once more soon.
+const YOUNG: Duration = Duration::from_secs(2);
 
 /// A request whose body is lost for good is told so this long before its deadline.
 const BEFORE_DEADLINE: Duration = Duration::from_secs(1);
+
+/// How often the broker is told that a fetch goes on, which includes waiting for its turn: well within any `ack_wait`.
+const PROGRESS: Duration = Duration::from_millis(250);
 
 /// A delivery whose body travels by claim.
 pub struct Fetch {
@@ -33,7 +40,14 @@ pub struct Fetch {
 impl Fetch {
     /// Reads the body. `None` when that is not possible: then the delivery has been dealt with.
     pub async fn run(self) -> Option<Delivery> {
-        let reason = match self.nats.redeem(Store::Claims, &self.claim, Some(&self.message)).await {
+        if self.headers.deadline.remaining(UnixMicros::now()).is_none() {
+            // Nobody waits, so its body is not worth reading.
+            tracing::debug!(model = %self.model, request_id = self.headers.request_id, "dropped a message that is late");
+            let ack = NatsAck { nats: self.nats, message: self.message, claim: Some(self.claim.name) };
+            let _ = ack.ack().await;
+            return None;
+        }
+        let reason = match self.body().await {
             Ok(body) => match decode(&self.model, self.headers.clone(), &body) {
                 Ok(work) => {
                     let ack = NatsAck { nats: self.nats, message: self.message, claim: Some(self.claim.name) };
@@ -43,9 +57,9 @@ impl Fetch {
             },
             // What the broker lost may be on its way again, under this name or another, so its end is not told before the
             // request's own.
-            Err(error @ (RedeemError::Gone { .. } | RedeemError::Unreachable { .. })) => match self.try_again_in() {
+            Err(error @ RedeemError::Gone { .. }) => match self.try_again_in() {
                 Some(pause) => {
-                    tracing::debug!(model = %self.model, %error, "a message's body could not be fetched yet");
+                    tracing::debug!(model = %self.model, %error, "a message's body is not there");
                     let _ = self.message.ack_with(AckKind::Nak(Some(pause))).await;
                     return None;
                 }
@@ -66,20 +80,46 @@ impl Fetch {
         None
     }
 
-    /// How long to wait before the body is fetched again: a moment, then until shortly before the deadline. `None` when that
-    /// is near, or there is none.
-    fn try_again_in(&self) -> Option<Duration> {
-        let remaining = self.headers.deadline.remaining(UnixMicros::now())?.checked_sub(BEFORE_DEADLINE)?;
-        match self.attempt {
-            1 => Some(FETCH_PAUSE.min(remaining)),
-            _ if self.attempt == 2 && self.headers.deadline != UnixMicros::NEVER => Some(remaining),
-            _ => None,
+    /// The body, asked for as long as time lasts; the delivery is kept alive meanwhile.
+    async fn body(&self) -> Result<Bytes, RedeemError> {
+        let fetching = async {
+            loop {
+                match self.nats.redeem(Store::Claims, &self.claim).await {
+                    Err(error @ RedeemError::Unreachable { .. }) if self.time_left() > FETCH_PAUSE => {
+                        tracing::debug!(model = %self.model, %error, "a message's body cannot be fetched yet");
+                        tokio::time::sleep(FETCH_PAUSE).await;
+                    }
+                    fetched => return fetched,
+                }
+            }
+        };
+        tokio::pin!(fetching);
+        loop {
+            tokio::select! {
+                fetched = &mut fetching => return fetched,
+                () = tokio::time::sleep(PROGRESS) => drop(taken(self.message.ack_with(AckKind::Progress)).await),
+            }
         }
     }
 
-    /// The delivery without its body, to be handed back.
-    pub fn unread(self) -> Acker {
-        Acker::new(Arc::new(NatsAck { nats: self.nats, message: self.message, claim: None }))
+    /// How long to wait before a body that is not there is looked for again: a moment, then until shortly before the
+    /// deadline. `None` when that is near, or there is none.
+    fn try_again_in(&self) -> Option<Duration> {
+        let left = self.time_left();
+        if left.is_zero() {
+            return None;
+        }
+        let published = self.message.info().ok()?.published.unix_timestamp_nanos() / 1000;
+        let age = UnixMicros::now().since(UnixMicros(u64::try_from(published).unwrap_or_default()));
+        match age < YOUNG {
+            true => Some(FETCH_PAUSE.min(left)),
+            false => Some(left).filter(|_| self.headers.deadline != UnixMicros::NEVER),
+        }
+    }
+
+    /// Until the request has to be told.
+    fn time_left(&self) -> Duration {
+        self.headers.deadline.since(UnixMicros::now()).saturating_sub(BEFORE_DEADLINE)
     }
 }
 

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::{join_all, select_all};
+use futures_util::future::select_all;
 
 use super::puller::NatsPuller;
 use crate::{BusError, Delivery, Puller};
@@ -62,11 +62,19 @@ impl Puller for LevelPuller {
         }
     }
 
-    async fn stop(&mut self) {
-        // Each waits for the end of its open requests.
-        join_all(self.levels.iter_mut().map(|(_, puller)| puller.stop())).await;
-        for delivery in self.gathered.drain(..) {
-            let _ = delivery.acker.nak(Duration::ZERO).await;
+    async fn stop(&mut self) -> Option<Vec<Delivery>> {
+        if !self.gathered.is_empty() {
+            return Some(std::mem::take(&mut self.gathered));
         }
+        // Each waits for the end of its open requests.
+        while !self.levels.is_empty() {
+            let stopping = self.levels.iter_mut().map(|(_, puller)| puller.stop());
+            let (given, puller, _) = select_all(stopping).await;
+            match given {
+                Some(deliveries) => return Some(deliveries),
+                None => drop(self.levels.remove(puller)),
+            }
+        }
+        None
     }
 }

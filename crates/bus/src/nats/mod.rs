@@ -2,14 +2,16 @@
 //! key-value bucket. Needs nats-server 2.11 or newer with JetStream enabled.
 //!
 //! The only user of `async-nats`. Each file is one part of the surface: [`connect`], [`work`] (publish and declare),
-//! [`puller`], [`ack`], [`registry`]; bodies that travel by claim are in [`claims`] and [`fetch`], names on the wire in
-//! [`subjects`], headers in [`headers`].
+//! [`puller`], [`ack`], [`attempts`], [`replies`] and the [`fence`] behind which they have arrived, [`registry`]; bodies that
+//! travel by claim are in [`claims`] and [`fetch`], names on the wire in [`subjects`], headers in [`headers`].
 
 mod ack;
+mod attempts;
 mod claims;
 mod connect;
 mod control;
 mod dead;
+mod fence;
 mod fetch;
 mod headers;
 mod levels;
@@ -17,6 +19,7 @@ mod micro;
 mod puller;
 mod pulls;
 mod registry;
+mod replies;
 mod subjects;
 mod work;
 
@@ -24,35 +27,35 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::{Message, jetstream};
+use async_nats::jetstream;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
-use trireme_inference::{InferError, ModelKey};
+use tokio::sync::{Semaphore, mpsc, watch};
+use trireme_inference::ModelKey;
 
 pub use connect::{NatsLogin, NatsOptions, NatsTls};
 pub(crate) use subjects::escape_token;
 
-use claims::{Claim, Store};
+use connect::{REQUEST_TIMEOUT, limited, taken};
+use fence::Fence;
 
 use crate::envelope::MAX_NAME;
 use crate::registry::{RegistryEvent, WorkerEntry};
 use crate::{
-    Bus, BusError, Connection, DeadLetter, Inbox, Puller, Question, QueueOptions, QueueStatus, Reply, StoredLetter,
-    WorkMessage, envelope,
+    Bus, BusError, Connection, DeadLetter, Inbox, Puller, Question, QueueOptions, QueueStatus, Queued, Reply,
+    StoredLetter, WorkMessage,
 };
 
 /// Changes of the registry and cancellations that a reader may be behind before the bus waits for it.
 const WATCH_BACKLOG: usize = 4096;
 
-/// Bodies of replies that are fetched at the same time.
-const FETCHES_AT_ONCE: usize = 16;
+/// Cancellations that may wait to be sent.
+const CANCELLING: usize = 1024;
 
-/// How long the body of a reply waits for its gateway, which fetches it at once.
-const REPLY_LAPSE: Duration = Duration::from_secs(60);
+/// How long something may take that asks the broker several times.
+const LONGEST: Duration = Duration::from_secs(30);
 
 /// What headers, route, parameters and ledger take beside the tensors, roughly; should they take more, a claim does it.
 const BODY_EXTRA: usize = 64 << 10;
@@ -63,6 +66,9 @@ pub struct Nats {
     client: async_nats::Client,
     jetstream: jetstream::Context,
     connection: watch::Receiver<Connection>,
+    /// Room for cancellations on their way.
+    cancelling: Arc<Semaphore>,
+    fence: Fence,
     /// The levels of the queues that were declared here.
     levels: Arc<Mutex<HashMap<ModelKey, Vec<u32>>>>,
     /// Keeps the answers of [`micro`] going.
@@ -74,11 +80,23 @@ pub struct Nats {
 #[async_trait]
 impl Bus for Nats {
     async fn declare_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
-        self.declare(model, options).await
+        limited(LONGEST, self.declare(model, options)).await
     }
 
-    async fn publish(&self, message: &WorkMessage) -> Result<(), BusError> {
+    async fn publish(&self, message: &WorkMessage) -> Result<Queued, BusError> {
         self.publish_work(message).await
+    }
+
+    async fn attempts(&self, message: &WorkMessage) -> Result<Option<u32>, BusError> {
+        limited(REQUEST_TIMEOUT, self.noted_attempts(message)).await
+    }
+
+    async fn note_attempts(&self, message: &WorkMessage, attempts: u32) -> Result<(), BusError> {
+        limited(REQUEST_TIMEOUT, self.publish_attempts(message, attempts)).await
+    }
+
+    async fn take_back(&self, queued: &Queued) -> Result<(), BusError> {
+        limited(REQUEST_TIMEOUT, work::take_back(self, queued)).await
     }
 
     fn message_bytes(&self) -> usize {
@@ -98,55 +116,26 @@ impl Bus for Nats {
     }
 
     async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
-        work::queue_status(self, model, levels).await
+        limited(LONGEST, work::queue_status(self, model, levels)).await
     }
 
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {
-        let inbox = Inbox::new(gateway);
-        let mut replies = self.subscribe_at_once(subjects::replies_to(gateway)).await?;
-        let receiver = Arc::downgrade(&inbox);
-        let nats = self.clone();
-        crate::spawn("nats inbox", async move {
-            // Bodies that have to be fetched hold up nobody else's reply.
-            let mut fetching = JoinSet::new();
-            loop {
-                let message = tokio::select! {
-                    message = replies.next() => message,
-                    Some(_) = fetching.join_next() => continue,
-                };
-                let (Some(message), Some(inbox)) = (message, receiver.upgrade()) else { return };
-                match headers::read_claim(&message) {
-                    Ok(None) => nats.receive_reply(&inbox, &message, &message.payload).await,
-                    Ok(Some(claim)) if fetching.len() < FETCHES_AT_ONCE => {
-                        let nats = nats.clone();
-                        fetching.spawn(async move { nats.fetch_reply(&inbox, &message, claim).await });
-                    }
-                    Ok(Some(claim)) => nats.fetch_reply(&inbox, &message, claim).await,
-                    Err(error) => tracing::warn!(subject = %message.subject, %error, "ignored a malformed reply"),
-                }
-            }
-        });
-        Ok(inbox)
+        self.receive_replies(gateway).await
     }
 
     async fn reply(&self, reply: Reply) -> Result<(), BusError> {
-        let mut body = envelope::encode_reply(&reply)?;
-        let mut headers = headers::write_reply(&reply)?;
-        if claims::wire_size(&headers) + body.len() > self.max_payload() {
-            let name = format!("{}/reply/{}", reply.request_id, reply.sequence);
-            let name = subjects::escape_token(&name);
-            let claim = self.lay_down(Store::Claims, name, &body, Some(REPLY_LAPSE)).await?;
-            headers::write_claim(&mut headers, &claim);
-            body = Bytes::new();
-        }
-        let subject = subjects::reply(&reply.gateway, &reply.request_id);
-        let published = self.client.publish_with_headers(subject, headers, body).await;
-        published.map_err(|error| BusError::Unreachable(error.to_string()))
+        self.send_reply(&reply).await
     }
 
     async fn cancel(&self, request_id: &str) -> Result<(), BusError> {
-        let published = self.client.publish(subjects::CANCEL, request_id.to_owned().into()).await;
-        published.map_err(|error| BusError::Unreachable(error.to_string()))
+        // Best effort: what would wait for the broker is let go, or a long outage would gather all that ended in it.
+        let place = self.cancelling.try_acquire();
+        match place {
+            Ok(_place) if !self.is_down() => {
+                taken(self.client.publish(subjects::CANCEL, request_id.to_owned().into())).await
+            }
+            _ => Err(BusError::Unreachable("nobody can be told of a cancellation right now".to_owned())),
+        }
     }
 
     async fn cancellations(&self) -> Result<mpsc::Receiver<String>, BusError> {
@@ -169,7 +158,7 @@ impl Bus for Nats {
     }
 
     async fn dead_letter(&self, letter: DeadLetter) -> Result<(), BusError> {
-        self.publish_dead(letter).await
+        limited(LONGEST, self.publish_dead(letter)).await
     }
 
     async fn dead_letter_after(&self, number: u64) -> Result<Option<StoredLetter>, BusError> {
@@ -181,11 +170,11 @@ impl Bus for Nats {
     }
 
     async fn announce(&self, entry: &WorkerEntry) -> Result<(), BusError> {
-        registry::announce(self, entry).await
+        limited(LONGEST, registry::announce(self, entry)).await
     }
 
     async fn withdraw(&self, entry: &WorkerEntry) -> Result<(), BusError> {
-        registry::withdraw(self, entry).await
+        limited(LONGEST, registry::withdraw(self, entry)).await
     }
 
     async fn watch_registry(&self) -> Result<mpsc::Receiver<RegistryEvent>, BusError> {
@@ -210,60 +199,32 @@ impl Bus for Nats {
 
     async fn close(&self) {
         // Sends out what is buffered. A broker that is gone cannot take it: waiting has a limit.
-        let flushed = tokio::time::timeout(connect::CLOSE_TIMEOUT, self.client.flush()).await;
+        let until = tokio::time::Instant::now() + connect::CLOSE_TIMEOUT;
+        let flushed = tokio::time::timeout_at(until, self.client.flush()).await;
         if !matches!(flushed, Ok(Ok(()))) {
             tracing::warn!("the message bus was closed before everything was sent");
         }
-        let _ = tokio::time::timeout(connect::CLOSE_TIMEOUT, self.client.drain()).await;
+        let _ = tokio::time::timeout_at(until, self.client.drain()).await;
     }
 }
 
 impl Nats {
-    /// Reads the body of a reply that came by claim.
-    async fn fetch_reply(&self, inbox: &Inbox, message: &Message, claim: Claim) {
-        match self.redeem(Store::Claims, &claim, None).await {
-            Ok(body) => self.receive_reply(inbox, message, &body).await,
-            Err(error) => {
-                tracing::warn!(subject = %message.subject, %error, "the body of a reply could not be fetched");
-                // A reply that was delivered twice may have been read and discarded: then this one is a repetition.
-                if let Ok(headers) = headers::read_reply(message) {
-                    self.dispatch(
-                        inbox,
-                        Reply::failed(headers, InferError::unavailable(format!("reply was lost: {error}"))),
-                    )
-                    .await;
-                }
-                return;
-            }
-        }
-        self.discard(Store::Claims, claim.name);
-    }
-
-    async fn receive_reply(&self, inbox: &Inbox, message: &Message, body: &Bytes) {
-        match headers::read_reply(message).and_then(|headers| envelope::decode_reply(headers, body)) {
-            Ok(reply) => self.dispatch(inbox, reply).await,
-            Err(error) => tracing::warn!(subject = %message.subject, %error, "ignored a malformed reply"),
-        }
-    }
-
-    async fn dispatch(&self, inbox: &Inbox, reply: Reply) {
-        if let Some(given_up) = inbox.dispatch(reply) {
-            // Best effort, like every cancellation.
-            let _ = self.client.publish(subjects::CANCEL, given_up.into()).await;
-        }
-    }
-
     async fn subscribe(&self, subject: String) -> Result<async_nats::Subscriber, BusError> {
-        let subscribed = self.client.subscribe(subject).await;
-        subscribed.map_err(|error| BusError::Unreachable(error.to_string()))
+        taken(self.client.subscribe(subject)).await
     }
 
     /// Subscribes and waits until the broker has seen it, so that nothing sent from now on is missed.
     async fn subscribe_at_once(&self, subject: String) -> Result<async_nats::Subscriber, BusError> {
         let subscriber = self.subscribe(subject).await?;
-        // The broker reads a connection's lines in order: having answered a question, it knows the subscription before.
-        self.jetstream.query_account().await.map_err(|error| work::failure("subscribing", &error))?;
-        Ok(subscriber)
+        match self.fence.pass().await? {
+            true => Ok(subscriber),
+            false => Err(BusError::Unreachable("subscribing: the broker does not answer".to_owned())),
+        }
+    }
+
+    /// Whether the connection is lost right now.
+    fn is_down(&self) -> bool {
+        *self.connection.borrow() == Connection::Down
     }
 
     fn max_payload(&self) -> usize {

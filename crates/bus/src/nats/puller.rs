@@ -17,14 +17,17 @@ use trireme_inference::{ModelKey, UnixMicros};
 
 use super::ack::NatsAck;
 use super::claims::Claim;
-use super::connect::CLOSE_TIMEOUT;
+use super::connect::{CLOSE_TIMEOUT, taken};
 use super::fetch::{Fetch, decode};
 use super::pulls::{PULL_EXPIRES, Pulls};
 use super::{Nats, headers, subjects};
-use crate::{Acker, BusError, Connection, Delivery, Puller, WorkHeaders};
+use crate::{Acker, BusError, Connection, Delivery, EnvelopeError, Puller, WorkHeaders};
 
 /// Pause after a pull request that the broker turned down, so that asking again does not become a storm.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
+
+/// For so long a message of a contract version that is not ours is left to other workers.
+const VERSION_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long an answer to "what is there now" is awaited.
 const TAKE_LIMIT: Duration = Duration::from_millis(500);
@@ -46,6 +49,8 @@ pub struct NatsPuller {
     paused_until: Option<Instant>,
     /// Deliveries whose bodies are being fetched. They take up room already.
     fetching: JoinSet<Option<Delivery>>,
+    /// Until when what was asked for is awaited, once it stops.
+    give_up: Option<Instant>,
 }
 
 /// What one message from the broker was.
@@ -91,6 +96,7 @@ impl NatsPuller {
             pulls: Pulls::default(),
             paused_until: None,
             fetching: JoinSet::new(),
+            give_up: None,
         })
     }
 
@@ -109,8 +115,7 @@ impl NatsPuller {
     async fn send(&mut self, count: usize, until: &str, now: Instant) -> Result<u64, BusError> {
         let reply = format!("{}.{}", self.inbox, self.pulls.upcoming());
         let request = format!(r#"{{"batch":{count},{until}}}"#);
-        let sent = self.nats.client.publish_with_reply(self.next_subject.clone(), reply, request.into()).await;
-        sent.map_err(|error| BusError::Unreachable(error.to_string()))?;
+        taken(self.nats.client.publish_with_reply(self.next_subject.clone(), reply, request.into())).await?;
         // Not before: whoever stops to wait meanwhile has not asked.
         Ok(self.pulls.ask(count, now))
     }
@@ -203,27 +208,34 @@ impl NatsPuller {
                     Incoming::Nothing
                 }
             },
-            Err(reason) => {
-                self.refuse(message, &reason);
+            // Another worker may know that version.
+            Err(error @ EnvelopeError::Version(_)) => {
+                tracing::warn!(model = %self.model, subject = %message.subject, %error, "left a message to others");
+                settle(message, AckKind::Nak(Some(VERSION_PAUSE)));
+                Incoming::Nothing
+            }
+            Err(error) => {
+                self.refuse(message, &error.to_string());
                 Incoming::Nothing
             }
         }
     }
 
     /// What a message's headers and reply subject say.
-    fn read(&self, message: &jetstream::Message) -> Result<(WorkHeaders, u32, Option<Claim>), String> {
-        let headers = headers::read_work(message).map_err(|error| error.to_string())?;
-        let claim = headers::read_claim(message).map_err(|error| error.to_string())?;
-        let info = message.info().map_err(|error| error.to_string())?;
+    fn read(&self, message: &jetstream::Message) -> Result<(WorkHeaders, u32, Option<Claim>), EnvelopeError> {
+        let headers = headers::read_work(message)?;
+        let claim = headers::read_claim(message)?;
+        let info = message.info().map_err(|error| EnvelopeError::Header {
+            name: "reply subject",
+            found: error.to_string(),
+            expected: "that of a delivery",
+        })?;
         Ok((headers, u32::try_from(info.delivered).unwrap_or(u32::MAX), claim))
     }
 
     fn refuse(&self, message: jetstream::Message, reason: &str) {
         tracing::warn!(model = %self.model, subject = %message.subject, reason, "refused a malformed message");
-        crate::spawn("nats refusal", async move {
-            // Unsettled it would come again, to be refused again.
-            let _ = message.ack_with(AckKind::Term).await;
-        });
+        settle(message, AckKind::Term);
     }
 
     /// A status message ends the pull request whose reply subject it came to.
@@ -279,6 +291,13 @@ impl NatsPuller {
     }
 }
 
+/// Unsettled a message would come again, to be refused again.
+fn settle(message: jetstream::Message, kind: AckKind) {
+    crate::spawn("nats refusal", async move {
+        let _ = message.ack_with(kind).await;
+    });
+}
+
 #[async_trait]
 impl Puller for NatsPuller {
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError> {
@@ -325,27 +344,29 @@ impl Puller for NatsPuller {
         Ok(overdue)
     }
 
-    async fn stop(&mut self) {
-        let give_up = Instant::now() + CLOSE_TIMEOUT;
-        let mut back = Vec::new();
-        // What was asked for may be on its way. The client forgets a subscription before the broker has read that it ends
-        // (its own draining included), and what comes then is lost until ack_wait: so the open pull requests end first.
-        while self.pulls.outstanding() > 0 && Instant::now() < give_up {
-            let Ok(Some(message)) = tokio::time::timeout_at(give_up.into(), self.incoming.next()).await else { break };
+    async fn stop(&mut self) -> Option<Vec<Delivery>> {
+        // The client forgets a subscription before the broker has read that it ends (its own draining included), and what
+        // comes then is lost until ack_wait: so the open pull requests end first.
+        let give_up = *self.give_up.get_or_insert_with(|| Instant::now() + CLOSE_TIMEOUT);
+        loop {
+            let now = Instant::now();
+            self.see_to_connection(now);
+            if self.outstanding() == 0 || now >= give_up {
+                break;
+            }
+            let message = match self.wait(give_up).await {
+                Ok(Event::Message(message)) => message,
+                Ok(Event::Fetched(Some(delivery))) => return Some(vec![delivery]),
+                Ok(Event::Fetched(None) | Event::Other) => continue,
+                Err(_) => break,
+            };
             match self.receive(message) {
-                Incoming::Work(delivery) => back.push(delivery.acker),
-                Incoming::Claimed(fetch) => back.push(fetch.unread()),
+                Incoming::Work(delivery) => return Some(vec![*delivery]),
+                Incoming::Claimed(fetch) => drop(self.fetching.spawn(fetch.run())),
                 Incoming::Nothing | Incoming::NoQueue => {}
             }
         }
-        while let Ok(Some(fetched)) = tokio::time::timeout_at(give_up.into(), self.fetching.join_next()).await {
-            back.extend(fetched.ok().flatten().map(|delivery| delivery.acker));
-        }
-        let _ = self.incoming.unsubscribe().await;
-        // Not before: the broker would serve one of this puller's own requests with it.
-        for acker in back {
-            // What cannot be handed back now comes again after ack_wait.
-            let _ = acker.nak(Duration::ZERO).await;
-        }
+        let _ = taken(self.incoming.unsubscribe()).await;
+        None
     }
 }

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use super::work::failure;
 use super::{Nats, WATCH_BACKLOG, subjects};
+use crate::envelope::MAX_NAME;
 use crate::registry::{RegistryEvent, WorkerEntry};
 use crate::{BusError, Connection};
 
@@ -66,7 +67,7 @@ async fn follow(nats: &Nats, events: &mpsc::Sender<RegistryEvent>) -> Result<(),
         let Some(entry) = entry else { return Ok(()) };
         let entry = entry.map_err(|error| failure("watching the registry", &error))?;
         let event = match entry.operation {
-            kv::Operation::Put => match serde_json::from_slice(&entry.value) {
+            kv::Operation::Put => match read(&entry.key, &entry.value) {
                 Ok(worker) => RegistryEvent::Put(worker),
                 Err(error) => {
                     tracing::warn!(key = entry.key, %error, "ignored a malformed registry entry");
@@ -79,6 +80,19 @@ async fn follow(nats: &Nats, events: &mpsc::Sender<RegistryEvent>) -> Result<(),
             return Ok(());
         }
     }
+}
+
+/// The entry under a key. It has to be what the key says: who may write one key is held to it by the broker.
+fn read(key: &str, value: &[u8]) -> Result<WorkerEntry, String> {
+    let entry: WorkerEntry = serde_json::from_slice(value).map_err(|error| error.to_string())?;
+    if entry.key() != key {
+        return Err(format!("it is of model '{}' and worker '{}'", entry.model, entry.worker));
+    }
+    let longest = [&entry.model.name, &entry.worker].map(|name| name.len()).into_iter().max().unwrap_or_default();
+    if longest > MAX_NAME {
+        return Err(format!("it holds a name of {longest} bytes, expected {MAX_NAME} at most"));
+    }
+    Ok(entry)
 }
 
 async fn bucket(nats: &Nats) -> Result<kv::Store, BusError> {
@@ -95,4 +109,36 @@ async fn bucket(nats: &Nats) -> Result<kv::Store, BusError> {
     };
     let created = nats.jetstream.create_key_value(config).await;
     created.map_err(|error| failure("making the registry bucket", &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use trireme_inference::{ModelKey, UnixMicros};
+
+    use super::*;
+    use crate::ModelState;
+
+    #[test]
+    fn an_entry_is_what_its_key_says() {
+        let entry = |name: &str, worker: &str| WorkerEntry {
+            worker: worker.to_owned(),
+            service: "model".to_owned(),
+            host: "h".to_owned(),
+            model: ModelKey { name: name.to_owned(), version: 1 },
+            state: ModelState::Ready,
+            config: String::new(),
+            capacity: 1,
+            since: UnixMicros(1),
+        };
+        let bytes = |entry: &WorkerEntry| serde_json::to_vec(entry).unwrap();
+        let honest = entry("a.b", "w");
+        assert_eq!(read("a=2Eb.1.w", &bytes(&honest)), Ok(honest.clone()));
+        assert_eq!(read("other.1.w", &bytes(&honest)).unwrap_err(), "it is of model 'a.b:1' and worker 'w'");
+        assert!(read("a=2Eb.2.w", &bytes(&honest)).is_err());
+        assert!(read("a=2Eb.1.v", &bytes(&honest)).is_err());
+        for long in [entry(&"m".repeat(257), "w"), entry("m", &"w".repeat(257))] {
+            let error = read(&long.key(), &bytes(&long)).unwrap_err();
+            assert_eq!(error, "it holds a name of 257 bytes, expected 256 at most");
+        }
+    }
 }

@@ -16,6 +16,10 @@ pub const DEAD_LETTERS: &str = "trireme.dead.*.*";
 pub const CLAIM_STREAM: &str = "trireme_claims";
 /// Its subjects.
 pub const CLAIM_SUBJECTS: &str = "trireme.claim.>";
+/// Stream of notes how often messages were begun.
+pub const ATTEMPTS_STREAM: &str = "trireme_attempts";
+/// Its subjects.
+pub const ATTEMPTS_SUBJECTS: &str = "trireme.attempts.*";
 /// The durable consumer that the workers of a queue share.
 pub const WORKERS: &str = "workers";
 
@@ -72,6 +76,11 @@ pub fn dead_claim(name: &str, part: usize) -> String {
 /// Subjects of all parts of a dead letter's claim.
 pub fn dead_claim_all(name: &str) -> String {
     format!("trireme.dead.=claim.{name}.*")
+}
+
+/// Subject of the note how often a message was begun.
+pub fn attempts(message_id: &str) -> String {
+    format!("trireme.attempts.{}", escape_token(message_id))
 }
 
 /// Whether `token` is what [`escape_token`] may give.

@@ -14,7 +14,7 @@ use trireme_inference::{ModelKey, UnixMicros};
 
 use super::claims::{self, Store};
 use super::{Nats, headers, subjects};
-use crate::{BusError, QueueOptions, QueueStatus, WorkMessage, envelope};
+use crate::{BusError, Kept, QueueOptions, QueueStatus, Queued, WorkMessage, envelope};
 
 /// How long the broker remembers message ids. Longer than a few redeliveries; its memory is rate times window.
 const DEDUP_WINDOW: Duration = Duration::from_secs(15);
@@ -29,14 +29,52 @@ const PUBLISH_ATTEMPTS: u32 = 3;
 const LAPSE_SLACK: Duration = Duration::from_secs(5);
 
 /// Deadlines further away than this are none; the broker refuses absurd ones.
-const LONGEST_LAPSE: Duration = Duration::from_secs(365 * 24 * 3600);
+pub const LONGEST_LAPSE: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// A stream that there is none of, as stream names have no dots.
+const NO_STREAM: &str = "no.stream";
+
+/// What a body is laid down as, should it be too large.
+pub struct ToClaim {
+    pub store: Store,
+    /// A subject token.
+    pub name: String,
+    /// After this the broker may drop it.
+    pub lapse: Option<Duration>,
+    /// The body is made anew when its step is run again.
+    pub result: bool,
+}
+
+/// The broker has a message.
+pub struct Confirmed {
+    /// It had one of this name before this was sent.
+    known_before: bool,
+    stream: String,
+    sequence: u64,
+}
+
+// === impl Confirmed ===
+
+impl Confirmed {
+    fn queued(self, claim: Option<String>) -> Queued {
+        Queued(Some(Kept { stream: self.stream, sequence: self.sequence, claim }))
+    }
+}
+
+// === impl Nats ===
 
 impl Nats {
     /// Makes or updates the streams of a model version, one for each priority level, and the consumers its workers share.
     pub(super) async fn declare(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
         let limits = options.level_limits();
         self.levels.lock().insert(model.clone(), limits.iter().map(|(level, _)| *level).collect());
-        for (level, max_messages) in limits {
+        for (level, mut max_messages) in limits {
+            if options.keep_limits
+                && let Ok(stream) = self.jetstream.get_stream(subjects::work_stream(model, level)).await
+            {
+                // Not known is no limit to the broker: below zero.
+                max_messages = u64::try_from(stream.cached_info().config.max_messages).unwrap_or(u64::MAX);
+            }
             self.declare_level(model, level, max_messages, options).await?;
         }
         Ok(())
@@ -70,15 +108,14 @@ impl Nats {
             storage,
             ..Default::default()
         };
-        let made = self.jetstream.create_or_update_stream(config).await;
+        let made = self.create_or_update(config).await;
         made.map_err(|error| stream_failure("making a work queue", &name, &error))?;
         let config = consumer::pull::Config {
             durable_name: Some(subjects::WORKERS.to_owned()),
             description: Some(format!("workers of {model}")),
             ack_policy: consumer::AckPolicy::Explicit,
             ack_wait: options.ack_wait,
-            // The delivery past the last one that does work lets a worker answer and set the message aside.
-            max_deliver: i64::from(options.max_deliver) + 1,
+            max_deliver: i64::from(options.deliveries_made()),
             // Pullers ask only for what they have room for, so the queue's own limit is the only one needed.
             max_ack_pending: i64::try_from(options.max_messages).unwrap_or(i64::MAX),
             ..Default::default()
@@ -93,8 +130,23 @@ impl Nats {
         })
     }
 
+    /// A stream that is made begins with a number that no stream of its name has come to before: an acknowledgement names
+    /// its message by number alone, so one for a message that a broker has lost must be none for another message.
+    async fn create_or_update(&self, config: stream::Config) -> Result<(), CreateStreamError> {
+        let updated = self.jetstream.update_stream(&config).await;
+        if !updated.as_ref().is_err_and(|error| error.kind() == CreateStreamErrorKind::NotFound) {
+            return updated.map(drop);
+        }
+        let new = stream::Config { first_sequence: Some(UnixMicros::now().0), ..config.clone() };
+        match self.jetstream.create_stream(new).await {
+            // Another worker was faster, and its stream begins with another number.
+            Err(error) if is_name_in_use(&error) => self.jetstream.update_stream(&config).await.map(drop),
+            created => created.map(drop),
+        }
+    }
+
     /// Publishes into the queue of the route's current step and waits for the broker's confirmation.
-    pub(super) async fn publish_work(&self, message: &WorkMessage) -> Result<(), BusError> {
+    pub(super) async fn publish_work(&self, message: &WorkMessage) -> Result<Queued, BusError> {
         let Some(model) = message.queue() else {
             return Err(BusError::Refused {
                 action: "publishing",
@@ -106,65 +158,118 @@ impl Nats {
         let mut headers = headers::write_work(message)?;
         // The broker keeps a message that was delivered for the last time. Nobody would remove one whose workers all
         // died of it, and a message past its deadline is of no use to anybody.
-        let lapse = message.deadline.since(UnixMicros::now()) + LAPSE_SLACK;
+        let lapse = lapse(message);
         if lapse < LONGEST_LAPSE {
             headers.insert(async_nats::header::NATS_MESSAGE_TTL, lapse.as_secs().to_string());
         }
-        let claim = (Store::Claims, subjects::escape_token(&message.message_id()), Some(lapse.min(LONGEST_LAPSE)));
-        self.publish_body(model, subject, headers, body, claim).await
+        let (name, lapse) = (claims::name(message), Some(lapse.min(LONGEST_LAPSE)));
+        // A gateway sends nothing but the same message again; a result is made anew each time its step is run.
+        let result = !message.ledger.0.is_empty();
+        self.publish_body(model, subject, headers, body, ToClaim { store: Store::Claims, name, lapse, result }).await
     }
 
-    /// Publishes a body, by claim where it is too large to travel itself.
+    /// Publishes a body, by claim where it is too large to travel itself. Nothing is laid down for a queue that is not there,
+    /// and nothing stays for one that refuses.
     pub(super) async fn publish_body(
         &self,
         model: &ModelKey,
         subject: String,
         mut headers: HeaderMap,
-        mut body: Bytes,
-        claim: (Store, String, Option<Duration>),
-    ) -> Result<(), BusError> {
-        if claims::wire_size(&headers) + body.len() > self.max_payload() {
-            let (store, name, lapse) = claim;
-            let claim = self.lay_down(store, name, &body, lapse).await?;
-            headers::write_claim(&mut headers, &claim);
-            body = Bytes::new();
+        body: Bytes,
+        claim: ToClaim,
+    ) -> Result<Queued, BusError> {
+        if claims::wire_size(&headers) + body.len() <= self.max_payload() {
+            let sent = self.send_confirmed(subject, headers, body).await;
+            return sent.map(|confirmed| confirmed.queued(None)).map_err(|error| self.publish_error(model, &error));
         }
-        self.send_confirmed(subject, headers, body).await.map_err(|error| self.publish_error(model, &error))
+        let ToClaim { store, name, lapse, result } = claim;
+        self.look_for_queue(model, &subject).await?;
+        let laid_down = self.lay_down(store, name, &body, lapse).await?;
+        headers::write_claim(&mut headers, laid_down.claim());
+        let name = laid_down.claim().name.clone();
+        // From here on the message may be there, whatever becomes of this call.
+        laid_down.keep();
+        let sent = self.send_confirmed(subject, headers, Bytes::new()).await;
+        let nobody_has_it = match &sent {
+            // The result of another run of the step is on its way, under a claim of its own.
+            Ok(confirmed) => confirmed.known_before && result,
+            Err(error) => !unconfirmed(error),
+        };
+        if nobody_has_it {
+            self.discard(store, name.clone());
+        }
+        sent.map(|confirmed| confirmed.queued(Some(name))).map_err(|error| self.publish_error(model, &error))
     }
 
-    /// Sends a message until the broker confirms it.
+    /// Errors when there is no stream for `subject`. What it sends is taken by none: it expects another stream.
+    async fn look_for_queue(&self, model: &ModelKey, subject: &str) -> Result<(), BusError> {
+        let mut headers = HeaderMap::new();
+        headers.insert(async_nats::header::NATS_EXPECTED_STREAM, NO_STREAM);
+        match self.send_confirmed(subject.to_owned(), headers, Bytes::new()).await {
+            Err(error) if error.kind() == PublishErrorKind::StreamNotFound || unconfirmed(&error) => {
+                Err(self.publish_error(model, &error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends a message until the broker confirms it, and says where that keeps it.
     pub(super) async fn send_confirmed(
         &self,
         subject: String,
         headers: HeaderMap,
         body: Bytes,
-    ) -> Result<(), PublishError> {
+    ) -> Result<Confirmed, PublishError> {
         let mut attempt = 1;
         loop {
             let confirmed = tokio::time::timeout(CONFIRM_TIMEOUT, async {
                 let sent = self.jetstream.publish_with_headers(subject.clone(), headers.clone(), body.clone());
-                sent.await?.await.map(drop)
+                sent.await?.await
             });
             let confirmed = confirmed.await.unwrap_or_else(|_| Err(PublishErrorKind::TimedOut.into()));
-            let Err(error) = confirmed else { return Ok(()) };
-            let unconfirmed = matches!(error.kind(), PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe);
-            if !unconfirmed || attempt == PUBLISH_ATTEMPTS {
-                return Err(error);
+            match confirmed {
+                Ok(answer) => {
+                    let known_before = answer.duplicate && attempt == 1;
+                    return Ok(Confirmed { known_before, stream: answer.stream, sequence: answer.sequence });
+                }
+                Err(error) if !unconfirmed(&error) || attempt == PUBLISH_ATTEMPTS => return Err(error),
+                Err(_) => attempt += 1,
             }
-            attempt += 1;
         }
     }
 
     fn publish_error(&self, model: &ModelKey, error: &PublishError) -> BusError {
         match error.kind() {
             PublishErrorKind::StreamNotFound => BusError::NoQueue { model: model.clone() },
-            PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe | PublishErrorKind::MaxAckPending => {
-                BusError::Unreachable(chain(error))
-            }
+            _ if unconfirmed(error) => BusError::Unreachable(chain(error)),
             _ if is_full(error) => BusError::Full { model: model.clone() },
+            // The broker has too much to do: it says so, and may do it later.
+            _ if is_overloaded(error) => BusError::Unreachable(chain(error)),
             _ => BusError::Refused { action: "publishing", reason: chain(error) },
         }
     }
+}
+
+/// How long a message, and what belongs to it, is of use to anybody.
+pub fn lapse(message: &WorkMessage) -> Duration {
+    message.deadline.since(UnixMicros::now()) + LAPSE_SLACK
+}
+
+/// Takes a message out of its stream, wherever that has it. Workers that have it in hand hear of it as of any request that
+/// was cancelled.
+pub async fn take_back(nats: &Nats, queued: &Queued) -> Result<(), BusError> {
+    const ACTION: &str = "taking back a message";
+    let Some(Kept { stream, sequence, claim }) = &queued.0 else { return Ok(()) };
+    if let Some(claim) = claim {
+        nats.discard(Store::Claims, claim.clone());
+    }
+    let stream = nats.jetstream.get_stream_no_info(stream).await.map_err(|error| failure(ACTION, &error))?;
+    let deleted = stream.delete_message(*sequence).await;
+    deleted.map(drop).or_else(|error| match error.kind() {
+        // The broker answered: the message was acknowledged meanwhile.
+        stream::DeleteMessageErrorKind::JetStream(_) => Ok(()),
+        _ => Err(failure(ACTION, &error)),
+    })
 }
 
 /// How full the streams of a model version's levels are together. Whatever consumers they have, what those have not in
@@ -208,9 +313,26 @@ pub fn failure(action: &'static str, error: &(dyn Error + 'static)) -> BusError 
     }
 }
 
+/// Whether the broker may have the message all the same.
+fn unconfirmed(error: &PublishError) -> bool {
+    matches!(error.kind(), PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe | PublishErrorKind::MaxAckPending)
+}
+
 /// Whether the broker refused because the stream holds as much as it may.
 pub fn is_full(error: &PublishError) -> bool {
     jetstream_error(error).map(jetstream::Error::error_code) == Some(jetstream::ErrorCode::STREAM_STORE_FAILED)
+}
+
+fn is_name_in_use(error: &CreateStreamError) -> bool {
+    match error.kind() {
+        CreateStreamErrorKind::JetStream(answer) => answer.error_code() == jetstream::ErrorCode::STREAM_NAME_EXIST,
+        _ => false,
+    }
+}
+
+/// Whether the broker refused because it cannot just now: HTTP's words for it are its own.
+fn is_overloaded(error: &PublishError) -> bool {
+    jetstream_error(error).is_some_and(|answer| matches!(answer.code(), 429 | 503))
 }
 
 /// As [`failure`], for a stream: the client keeps the broker's answer in the error's kind.

@@ -29,6 +29,9 @@ pub struct Vector {
     pub claimed: bool,
 }
 
+/// The claim of the one that is claimed: its request, step and time of sending.
+const CLAIM: &str = "r4=2F0=2F1767225600000000";
+
 /// The `max_payload` of the broker that claimed vectors are published to, and the size of a part there.
 pub const CLAIM_ABOVE: usize = 4096;
 pub const PART_BYTES: usize = CLAIM_ABOVE - 256;
@@ -350,7 +353,7 @@ impl Vector {
         let mut headers = self.message.headers();
         if self.claimed {
             let size = self.message.encode().expect("the vectors can be encoded").len();
-            headers.push(("Trireme-Claim", "r4=2F0".to_owned()));
+            headers.push(("Trireme-Claim", CLAIM.to_owned()));
             headers.push(("Trireme-Claim-Bytes", size.to_string()));
             headers.push(("Trireme-Claim-Parts", self.parts().len().to_string()));
         }
@@ -364,7 +367,7 @@ impl Vector {
         }
         let body = self.message.encode().expect("the vectors can be encoded");
         let part = |number: usize| body.slice(number * PART_BYTES..body.len().min((number + 1) * PART_BYTES));
-        (0..body.len().div_ceil(PART_BYTES)).map(|n| (format!("trireme.claim.r4=2F0.{n}"), part(n))).collect()
+        (0..body.len().div_ceil(PART_BYTES)).map(|n| (format!("trireme.claim.{CLAIM}.{n}"), part(n))).collect()
     }
 
     /// The text of its JSON file.

@@ -16,7 +16,8 @@ use crate::json::{self, JsonError, Value};
 use crate::shared_memory;
 
 /// Decodes the body of an infer request. `header_length` is the value of [`super::HEADER_LENGTH`]: without it the whole
-/// body is JSON, and 0 says that the body is the one input's bytes, as is an empty body. Binary inputs share `body`'s memory.
+/// body is JSON, and 0 says that the body is the one input's bytes, as is an empty body. Binary inputs share `body`'s memory, unless
+/// it is mostly JSON.
 ///
 /// Errors carry the code and the words that Triton has for them; malformed JSON is an internal error there, hence here.
 pub fn decode_infer_request(
@@ -55,7 +56,7 @@ pub fn decode_infer_request(
         id: &request.id,
         names: HashSet::new(),
         shared: Vec::new(),
-        binary: body.slice(header_length..),
+        binary: binary_part(body, header_length),
     };
     let inputs = decoder.inputs(inputs)?;
     request.shared.inputs = decoder.shared;
@@ -64,6 +65,18 @@ pub fn decode_infer_request(
         output_format.listed = decode_outputs(&outputs, &mut request)?;
     }
     Ok(HttpInferRequest { request, output_format })
+}
+
+/// A body that costs little to keep, in bytes.
+const SMALL_BODY: usize = 4096;
+
+/// The bytes behind the JSON: a slice of the body, unless they would keep much more of it than they are.
+fn binary_part(body: &Bytes, header_length: usize) -> Bytes {
+    let binary = &body[header_length..];
+    match body.len() > SMALL_BODY && binary.len() < body.len() / 4 {
+        true => Bytes::copy_from_slice(binary),
+        false => body.slice(header_length..),
+    }
 }
 
 /// Reads the header's number as C's `stoi` does: leading space is skipped, and what follows the digits is ignored.

@@ -168,6 +168,14 @@ fn binary_inputs_are_slices_of_the_body_in_input_order() {
     let data: Vec<&[u8]> = inputs.iter().map(|input| &input.data[..]).collect();
     assert_eq!(data, [&b"ab"[..], &[9], b"c"]);
     assert!(body.as_ptr_range().contains(&inputs[0].data.as_ptr()));
+
+    // A few bytes do not keep a long JSON.
+    let (json, binary) = body.split_at(body.len() - 3);
+    let long: Bytes = [json, &[b' '; 10_000], binary].concat().into();
+    let header_length = (long.len() - 3).to_string();
+    let inputs = decode_infer_request(&context, &long, Some(&header_length)).unwrap().request.inputs;
+    assert_eq!(&inputs[2].data[..], b"c");
+    assert!(!long.as_ptr_range().contains(&inputs[2].data.as_ptr()));
 }
 
 #[test]

@@ -43,7 +43,7 @@ pub fn process_metrics(statistics: &Statistics, out: &mut Exposition) {
     if !hosted.is_empty() {
         stages(&hosted, out);
     }
-    process::export(out);
+    process::export(statistics.tasks(), out);
 }
 
 fn stages(hosted: &[&ModelSnapshot], out: &mut Exposition) {

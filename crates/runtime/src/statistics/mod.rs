@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
 use trireme_inference::{Counters, ModelKey, UnixMicros};
 
 /// The statistics of a process. Clones are the same.
@@ -33,6 +34,8 @@ struct Shared {
     reporting: AtomicBool,
     /// Says how many requests a gateway in this process has in flight.
     in_flight: RwLock<Option<Box<dyn Fn() -> u64 + Send + Sync>>>,
+    /// Where the process's tasks live: not in the runtime that shows metrics. `None` where it was made outside of one.
+    runtime: Option<Handle>,
 }
 
 /// The statistics of a model version in this process.
@@ -102,7 +105,13 @@ impl Statistics {
             snapshots: AtomicU64::new(0),
             reporting: AtomicBool::new(false),
             in_flight: RwLock::default(),
+            runtime: Handle::try_current().ok(),
         }))
+    }
+
+    /// How many asynchronous tasks live in the runtime that this was made in.
+    pub fn tasks(&self) -> Option<usize> {
+        self.0.runtime.as_ref().map(|runtime| runtime.metrics().num_alive_tasks())
     }
 
     /// The name of the process.

@@ -7,8 +7,8 @@ use trireme_telemetry::metrics::{Exposition, Metric};
 /// Clock ticks per second in `/proc`: part of Linux's interface to programs, the same on every machine this runs on.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Adds the process's own metrics; what cannot be read is left out.
-pub fn export(out: &mut Exposition) {
+/// Adds the process's own metrics, among them how many `tasks` live in it; what cannot be read is left out.
+pub fn export(tasks: Option<usize>, out: &mut Exposition) {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let boot = field(&fs::read_to_string("/proc/stat").unwrap_or_default(), "btime");
     let memory = field(&fs::read_to_string("/proc/self/status").unwrap_or_default(), "VmRSS:");
@@ -21,6 +21,7 @@ pub fn export(out: &mut Exposition) {
     gauge(Metric::ProcessMemory, memory.map(|kilobytes| kilobytes * 1024.0));
     let start = stat_field(&stat, 19).zip(boot);
     gauge(Metric::ProcessStart, start.map(|(ticks, boot)| boot + ticks / TICKS_PER_SECOND));
+    gauge(Metric::ProcessTasks, tasks.map(|tasks| tasks as f64));
 }
 
 /// Time in user and in system mode.
@@ -46,12 +47,13 @@ mod tests {
     #[test]
     fn a_process_sees_itself() {
         let mut out = Exposition::default();
-        export(&mut out);
+        export(Some(3), &mut out);
         let text = out.into_text();
         let value = |metric: Metric| -> f64 { field(&text, &format!("{} ", metric.name())).expect("there is one") };
         assert!(value(Metric::ProcessCpu) < 3600.0);
         assert!((1e6..1e11).contains(&value(Metric::ProcessMemory)), "{text}");
         assert!(value(Metric::ProcessStart) > 1.6e9, "{text}");
+        assert_eq!(value(Metric::ProcessTasks), 3.0);
     }
 
     #[test]

@@ -5,9 +5,11 @@
 //! here: an error of one is the request's and cancels the others, which are dropped with the join.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use tokio::sync::Notify;
 use trireme_bus::{Output, Reply, WorkMessage};
 use trireme_inference::{Branch, Branches, InferError, Ledger, Parameters, Tensor, UnixMicros};
 
@@ -19,6 +21,10 @@ const AT_ONCE: usize = 64;
 
 /// What a request travels as.
 pub(super) trait Pieces: Send + 'static {
+    /// Whether all messages go to one queue, so that only the first one says whether it is full; the others wait until it
+    /// has room for them. A request of more messages than a queue takes could never be answered otherwise.
+    const SHARE_A_QUEUE: bool;
+
     /// A message that can be sent now, with its number; each is given once. `None` while all that are left wait for
     /// answers, and when none is left.
     fn next(&mut self) -> Option<(usize, WorkMessage)>;
@@ -52,20 +58,33 @@ pub(super) struct Fork {
     ledgers: BTreeMap<usize, Ledger>,
 }
 
-/// Sends a request's messages, waits for all answers, and joins them.
-pub(super) async fn join(dispatcher: Dispatcher, mut pieces: impl Pieces) -> Result<Reply, InferError> {
+/// Sends a request's messages, waits for all answers, and joins them. Where the request is itself a message of another, it
+/// has `siblings`.
+pub(super) async fn join<P: Pieces>(
+    dispatcher: Dispatcher,
+    mut pieces: P,
+    siblings: Option<Arc<Notify>>,
+) -> Result<Reply, InferError> {
     let mut under_way = FuturesUnordered::new();
+    let answered = Arc::new(Notify::new());
+    let mut wait = siblings;
     loop {
         while under_way.len() < AT_ONCE
             && let Some((number, message)) = pieces.next()
         {
-            let mut exchange = dispatcher.exchange(message);
+            let mut exchange = dispatcher.exchange(message, wait.clone());
+            if P::SHARE_A_QUEUE {
+                wait.get_or_insert_with(|| answered.clone());
+            }
             under_way.push(async move { (number, exchange.next().await) });
         }
         let Some((number, reply)) = under_way.next().await else { return pieces.finish() };
         let reply = reply.unwrap_or_else(|| Err(no_answer()))?;
         match reply.outcome {
-            Ok(output) => pieces.answered(number, output, reply.ledger),
+            Ok(output) => {
+                pieces.answered(number, output, reply.ledger);
+                answered.notify_one();
+            }
             Err(_) => return Ok(reply),
         }
     }
@@ -95,6 +114,8 @@ impl Parts {
 }
 
 impl Pieces for Parts {
+    const SHARE_A_QUEUE: bool = true;
+
     fn next(&mut self) -> Option<(usize, WorkMessage)> {
         let (number, tensors) = self.parts.next()?;
         let request_id = format!("{}.{number}", self.whole.request_id);
@@ -124,6 +145,8 @@ impl Fork {
 }
 
 impl Pieces for Fork {
+    const SHARE_A_QUEUE: bool = false;
+
     fn next(&mut self) -> Option<(usize, WorkMessage)> {
         let Branch { number, route, tensors } = self.branches.begin()?;
         let request_id = format!("{}.b{number}", self.whole.request_id);

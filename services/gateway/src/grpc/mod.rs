@@ -13,6 +13,7 @@ mod args;
 mod call;
 mod deadline;
 mod health;
+mod incoming;
 mod service;
 mod settings;
 mod stream;
@@ -27,11 +28,11 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::codec::CompressionEncoding::{Deflate, Gzip};
 use tonic::service::Routes;
-use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Server, ServerTlsConfig};
 use trireme_protocol::grpc::health::health_server::HealthServer;
 use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceServiceServer;
 
+use crate::backlog;
 use crate::handlers::{Access, SharedHandlers};
 use health::HealthService;
 use service::InferenceService;
@@ -75,8 +76,7 @@ impl GrpcListener {
 
     /// Serves until `stop` is raised, then finishes the calls in flight, for `exit_timeout` at most.
     pub async fn serve(self, handlers: SharedHandlers, stop: CancellationToken, exit_timeout: Duration) {
-        // Answers are small and awaited: they must not sit in a buffer.
-        let incoming = TcpIncoming::from(self.listener).with_nodelay(Some(true));
+        let incoming = incoming::until(self.listener, stop.clone());
         let mut server = Server::builder()
             .max_concurrent_streams(MAX_CALLS)
             .http2_keepalive_interval(Some(self.args.keepalive_time()))
@@ -92,7 +92,11 @@ impl GrpcListener {
         }
         let serving = server
             .add_routes(routes(&self.args, self.restricted, self.forward, handlers, stop.clone()))
-            .serve_with_incoming_shutdown(incoming, stop.cancelled());
+            .serve_with_incoming_shutdown(incoming, async {
+                // Before its first call a connection is closed by a shutdown, even when that call is on its way.
+                stop.cancelled().await;
+                tokio::time::sleep(backlog::FIRST_REQUEST).await;
+            });
         let overdue = async {
             stop.cancelled().await;
             tokio::time::sleep(exit_timeout).await;
@@ -115,10 +119,12 @@ fn routes(
     handlers: SharedHandlers,
     stop: CancellationToken,
 ) -> Routes {
+    let count = axum::middleware::from_fn_with_state(handlers.budget.clone(), incoming::count);
+    let largest = args.max_message_size().min(usize::try_from(handlers.budget.limit()).unwrap_or(usize::MAX));
     let admit = axum::middleware::from_fn_with_state((handlers.clone(), Arc::new(restricted)), access::admit);
     let health = HealthServer::new(HealthService { handlers: handlers.clone() });
     let mut inference = GrpcInferenceServiceServer::new(InferenceService { handlers, forward, stop })
-        .max_decoding_message_size(args.max_message_size())
+        .max_decoding_message_size(largest)
         .max_encoding_message_size(args.max_message_size())
         .accept_compressed(Gzip)
         .accept_compressed(Deflate);
@@ -126,5 +132,5 @@ fn routes(
         inference = inference.send_compressed(Gzip).send_compressed(Deflate);
     }
     let router = Routes::new(inference).add_service(health).into_axum_router();
-    Routes::from(router.layer(admit).layer(axum::middleware::from_fn(deadline::enforce)))
+    Routes::from(router.layer(count).layer(admit).layer(axum::middleware::from_fn(deadline::enforce)))
 }

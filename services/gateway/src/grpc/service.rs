@@ -101,8 +101,9 @@ impl GrpcInferenceService for InferenceService {
     async fn model_stream_infer(&self, request: Request<Streaming<ModelInferRequest>>) -> Reply<stream::Replies> {
         let call = Call::of(&request, self.forward.as_ref());
         let close_on_error = stream::closes_on_error(request.metadata());
+        let hold = request.extensions().get().cloned().unwrap_or_else(|| self.handlers.budget.hold());
         let (handlers, stop) = (self.handlers.clone(), self.stop.clone());
-        reply(Ok(stream::answer(handlers, request.into_inner(), call, close_on_error, stop)))
+        reply(Ok(stream::answer(handlers, request.into_inner(), call, close_on_error, hold, stop)))
     }
 
     async fn repository_index(&self, request: Request<RepositoryIndexRequest>) -> Reply<RepositoryIndexResponse> {

@@ -6,9 +6,11 @@
 //! response like any other and the stream goes on, unless the client asked for a status instead. Every response of a model
 //! says whether it is the last for its request.
 
+use std::time::Duration;
+
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use futures_util::stream::{self, BoxStream, FuturesOrdered, SelectAll, StreamExt};
+use futures_util::stream::{self, BoxStream, FuturesOrdered, SelectAll, Stream, StreamExt, TryStreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Status, Streaming};
@@ -21,11 +23,15 @@ use trireme_protocol::grpc::{
 
 use super::call::Call;
 use super::deadline;
+use crate::budget::Hold;
 use crate::handlers::{Responses, SharedHandlers};
 
 /// Most requests of one stream that run at a time. Enough to fill the batches of several workers; a client that wants
 /// more opens more streams.
 const MAX_IN_FLIGHT: usize = 128;
+
+/// What a stream that was opened as the server stops has to show its first request, before it counts as idle.
+const FIRST_REQUEST: Duration = Duration::from_secs(1);
 
 /// The key that asks for the first error to end the stream with its status.
 const CLOSE_ON_ERROR: &str = "triton_grpc_error";
@@ -40,9 +46,13 @@ struct Session {
     handlers: SharedHandlers,
     call: Call,
     close_on_error: bool,
+    /// What the client has sent and nobody has taken yet.
+    hold: Hold,
     stop: CancellationToken,
     /// Where more requests come from, until there are none.
     requests: Option<Streaming<ModelInferRequest>>,
+    /// Whether it has had a request.
+    begun: bool,
     /// What ends the stream once everything is answered.
     end: Option<Status>,
     /// The answers of models that have one each.
@@ -63,14 +73,17 @@ pub fn answer(
     requests: Streaming<ModelInferRequest>,
     call: Call,
     close_on_error: bool,
+    hold: Hold,
     stop: CancellationToken,
 ) -> Replies {
     let session = Session {
         handlers,
         call,
         close_on_error,
+        hold,
         stop,
         requests: Some(requests),
+        begun: false,
         end: None,
         ordered: FuturesOrdered::new(),
         interleaved: SelectAll::new(),
@@ -97,8 +110,11 @@ impl Session {
             tokio::select! {
                 Some(reply) = self.ordered.next() => return Some(reply),
                 Some(reply) = self.interleaved.next() => return Some(reply),
-                message = read(&mut self.requests, &self.call, &self.stop), if reads => match message {
-                    Ok(Some(message)) => self.begin(message),
+                message = read(&mut self.requests, self.begun, &self.call, &self.stop), if reads => match message {
+                    Ok(Some(message)) => {
+                        self.begun = true;
+                        self.begin(message);
+                    }
                     Ok(None) => self.requests = None,
                     Err(status) => {
                         self.requests = None;
@@ -115,12 +131,19 @@ impl Session {
         let named = Named::of(&message);
         let close_on_error = self.close_on_error;
         let wants_end = wants_empty_final(&message);
+        // What has come so far was this message, or the beginning of the next one.
+        let hold = self.hold.split();
         match self.call.infer_stream(&self.handlers, message) {
             Ok((responses, true)) => {
-                self.interleaved.push(all(responses, named, wants_end, close_on_error));
+                let replies = all(responses, named, wants_end, close_on_error);
+                let held = replies.inspect(move |_| {
+                    let _ = &hold;
+                });
+                self.interleaved.push(held.boxed());
             }
             Ok((mut responses, false)) => {
                 let reply = async move {
+                    let _hold = hold;
                     match responses.next().await {
                         Some(Ok(next)) => Ok(encode_stream_response(next.response, true)),
                         Some(Err(error)) => failed(named, error, close_on_error),
@@ -140,9 +163,11 @@ impl Session {
     }
 }
 
-/// The next request; `None` when the client has no more.
+/// The next request; `None` when the client has no more. A server that stops still takes what has come, and the first
+/// request of a stream that has not `begun`: it has accepted the call.
 async fn read(
-    requests: &mut Option<Streaming<ModelInferRequest>>,
+    requests: &mut Option<impl Stream<Item = Result<ModelInferRequest, Status>> + Unpin>,
+    begun: bool,
     call: &Call,
     stop: &CancellationToken,
 ) -> Result<Option<ModelInferRequest>, Status> {
@@ -153,11 +178,17 @@ async fn read(
             None => std::future::pending().await,
         }
     };
+    let stopped = async {
+        stop.cancelled().await;
+        if !begun {
+            tokio::time::sleep(FIRST_REQUEST).await;
+        }
+    };
     tokio::select! {
         biased;
-        () = stop.cancelled() => Err(status(&InferError::unavailable("Server is stopping"))),
         () = overdue => Err(deadline::exceeded()),
-        message = requests.message() => message,
+        message = requests.try_next() => message,
+        () = stopped => Err(status(&InferError::unavailable("Server is stopping"))),
     }
 }
 
@@ -185,5 +216,33 @@ fn failed(named: Named, error: InferError, close_on_error: bool) -> Reply {
     match close_on_error {
         true => Err(status(&error)),
         false => Ok(encode_stream_error(named, error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Request;
+
+    use super::*;
+
+    /// What is read when the server has been told to stop and the client's request comes `later`.
+    async fn read_when_stopped(begun: bool, later: Duration) -> Result<Option<ModelInferRequest>, Status> {
+        let stop = CancellationToken::new();
+        stop.cancel();
+        let request = async move {
+            if !later.is_zero() {
+                tokio::time::sleep(later).await;
+            }
+            Ok(ModelInferRequest::default())
+        };
+        read(&mut Some(stream::once(request).boxed()), begun, &Call::of(&Request::new(()), None), &stop).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_lets_a_stream_that_was_taken_in_last_send_its_request() {
+        assert!(read_when_stopped(false, FIRST_REQUEST / 2).await.is_ok_and(|request| request.is_some()));
+        assert!(read_when_stopped(false, FIRST_REQUEST * 2).await.is_err(), "an idle stream does not hold up the end");
+        assert!(read_when_stopped(true, Duration::from_millis(1)).await.is_err(), "it has had its requests");
+        assert!(read_when_stopped(true, Duration::ZERO).await.is_ok(), "this one has come");
     }
 }

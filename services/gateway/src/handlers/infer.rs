@@ -232,12 +232,14 @@ impl Handlers {
 
     /// Takes a request into the pipeline: as one message, or as several where it may be split and has to be.
     fn begin(&self, request: &mut Running, message: WorkMessage) -> Result<Exchange, InferError> {
-        let rows = request.rows_per_message;
-        let parts = rows.and_then(|rows| rows::split(&message.tensors, rows as usize, self.dispatcher.message_bytes()));
-        let exchange = match parts {
+        let parts = match request.rows_per_message {
+            Some(rows) => rows::split(&message.tensors, rows as usize, self.dispatcher.message_bytes()),
+            None => Ok(None),
+        };
+        let exchange = parts.and_then(|parts| match parts {
             Some(parts) => self.dispatcher.start_parts(message, parts),
             None => self.dispatcher.start(message),
-        };
+        });
         exchange.map_err(|error| {
             request.counted.failed(&error);
             set_error(&request.span, &error);

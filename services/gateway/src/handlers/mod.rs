@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use trireme_runtime::Health;
 
+use crate::budget::Budget;
 use crate::cache::ResponseCache;
 use crate::dispatch::Dispatcher;
 use crate::models::ModelControl;
@@ -59,6 +60,8 @@ pub struct Handlers {
     pub(crate) default_timeout: Duration,
     /// Answers of models with `response_cache`, where there is a cache.
     pub(crate) cache: Option<ResponseCache>,
+    /// The bytes of all requests in hand.
+    pub(crate) budget: Budget,
     /// Memory that clients have in common with this process.
     pub(crate) shared_memory: SharedMemory,
     /// Whether they may say where it is.

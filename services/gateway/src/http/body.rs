@@ -18,6 +18,8 @@ use tokio::time::{Instant, Sleep};
 use trireme_inference::InferError;
 use trireme_runtime::TaskSet;
 
+use crate::budget::NoRoom;
+
 /// A request's body on its way in.
 struct RequestBody {
     incoming: Option<Incoming>,
@@ -66,6 +68,9 @@ pub async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes
         while let Some(cause) = source {
             if cause.is::<LengthLimitError>() {
                 return too_large(&format!("more than {limit}"), limit);
+            }
+            if let Some(&refusal) = cause.downcast_ref::<NoRoom>() {
+                return refusal.into();
             }
             source = cause.source();
         }

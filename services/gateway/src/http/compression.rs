@@ -13,6 +13,8 @@ use flate2::write::{GzEncoder, ZlibEncoder};
 use flate2::{Compression, Decompress, FlushDecompress, Status};
 use trireme_inference::InferError;
 
+use crate::budget::Hold;
+
 /// How a body is coded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coding {
@@ -26,6 +28,8 @@ pub enum Coding {
 
 /// What every gzip stream begins with.
 const GZIP_MAGIC: &[u8] = &[0x1F, 0x8B];
+/// How many bytes a byte in these codings can stand for.
+const MAX_EXPANSION: usize = 1032;
 /// How much a decoder's buffer grows at a time, at least.
 const STEP: usize = 64 << 10;
 
@@ -78,17 +82,21 @@ impl Coding {
         all.into_iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, coding)| coding)
     }
 
-    /// The body without its coding, `limit` bytes at most. Which of the two codings it is shows in the body itself.
-    pub async fn decode(self, body: Bytes, limit: usize) -> Result<Bytes, InferError> {
+    /// The body without its coding, `limit` bytes at most, counted in `hold`. Which of the two codings it is shows in the
+    /// body itself.
+    pub async fn decode(self, body: Bytes, limit: usize, hold: &Hold) -> Result<Bytes, InferError> {
         if self == Coding::Identity {
             return Ok(body);
         }
-        off_the_reactor(move || match body.starts_with(GZIP_MAGIC) {
+        let most = limit.min(body.len().saturating_mul(MAX_EXPANSION));
+        hold.take(most as u64)?;
+        let decoded = off_the_reactor(move || match body.starts_with(GZIP_MAGIC) {
             true => decode_gzip(&body, limit),
             false => decode_zlib(&body, limit),
         })
-        .await?
-        .map(Bytes::from)
+        .await??;
+        hold.give_back(most.saturating_sub(decoded.len()) as u64);
+        Ok(Bytes::from(decoded))
     }
 
     /// `pieces`, one after the other, in this coding.
@@ -193,11 +201,12 @@ mod tests {
     #[tokio::test]
     async fn codings_round_trip() {
         let pieces = vec![Bytes::from_static(b"{\"json\":1}"), Bytes::from(vec![7; 300_000])];
+        let hold = crate::budget::Budget::new(1 << 22).hold();
         for coding in [Coding::Gzip, Coding::Deflate] {
             let coded = coding.encode(pieces.clone()).await.unwrap();
             assert!(coded.len() < 10_000, "{coding:?} made {} bytes", coded.len());
-            assert_eq!(coding.decode(coded.clone(), 300_010).await.unwrap(), pieces.concat());
-            let error = coding.decode(coded, 300_009).await.unwrap_err();
+            assert_eq!(coding.decode(coded.clone(), 300_010, &hold).await.unwrap(), pieces.concat());
+            let error = coding.decode(coded, 300_009, &hold).await.unwrap_err();
             assert!(error.message.contains("maximum allowed value of 300009 bytes"), "{error}");
         }
     }

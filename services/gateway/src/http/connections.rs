@@ -1,7 +1,8 @@
 //! The listener: connections accepted, served as HTTP/1.1, and wound up.
 //!
 //! Invariants:
-//! - A connection ends: by its client, by silence, or when the listener stops.
+//! - A connection ends: by its client, by silence, by a client that takes no answer, or when the listener stops.
+//! - A connection that was there before the listener stopped has its request answered.
 //! - What is not HTTP is answered with 400 and its connection closed; so is a head that is too large (431, 414).
 //! - A request whose handler panics is answered with 500; the other requests do not notice.
 
@@ -24,7 +25,10 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use trireme_runtime::TaskSet;
 
+use super::patience::Patient;
 use super::{body, response};
+use crate::backlog;
+use crate::budget::{self, Budget};
 
 /// Largest request head, in bytes: what a connection may make the server hold before it has said what it wants.
 const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -36,8 +40,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct Connections {
     /// The routes.
     pub router: Router,
-    /// Longest silence of a client that has a request to send.
+    /// Longest silence of a client that has a request to send, or an answer to take.
     pub idle_timeout: Duration,
+    /// What requests and answers may hold.
+    pub budget: Budget,
     /// Speaks TLS first, where it is there.
     pub tls: Option<TlsAcceptor>,
     /// The tasks of the connections.
@@ -55,21 +61,23 @@ impl Connections {
                 () = stop.cancelled() => break,
             };
             match accepted {
-                Ok((stream, _)) => {
-                    // Answers are small and awaited: they must not sit in a buffer.
-                    let _ = stream.set_nodelay(true);
-                    self.tasks.spawn("connection", self.clone().connection(stream));
-                }
+                Ok((stream, _)) => self.take(stream),
                 Err(error) => {
                     tracing::warn!(%error, "connection could not be accepted");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
         }
-        drop(listener);
+        backlog::take(listener).into_iter().for_each(|stream| self.take(stream));
         if tokio::time::timeout(exit_timeout, self.tasks.join()).await.is_err() {
             tracing::warn!("HTTP connections were still open at the end of the exit timeout");
         }
+    }
+
+    fn take(&self, stream: TcpStream) {
+        // Answers are small and awaited: they must not sit in a buffer.
+        let _ = stream.set_nodelay(true);
+        self.tasks.spawn("connection", self.clone().connection(stream));
     }
 
     async fn connection(self, stream: TcpStream) {
@@ -83,18 +91,28 @@ impl Connections {
 
     async fn http(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let stopping = self.tasks.stopping().clone();
-        let service = service_fn(|request| self.answer(request));
+        let begun = CancellationToken::new();
+        let service = service_fn(|request| {
+            begun.cancel();
+            self.answer(request)
+        });
         // A client that ends its side has gone away, as far as can be seen: its request is cancelled (no `half_close`).
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.idle_timeout)
             .max_header_size(MAX_HEAD_BYTES)
             .max_buf_size(8 * MAX_HEAD_BYTES)
-            .serve_connection(TokioIo::new(stream), service);
+            .serve_connection(TokioIo::new(Patient::new(stream, self.idle_timeout)), service);
         let mut connection = std::pin::pin!(connection);
+        // Before its first request a connection is closed by a shutdown, even when that request is on its way.
+        let stopped = async {
+            stopping.cancelled().await;
+            let _ = tokio::time::timeout(backlog::FIRST_REQUEST, begun.cancelled()).await;
+        };
         let ended = tokio::select! {
+            biased;
             ended = connection.as_mut() => ended,
-            () = stopping.cancelled() => {
+            () = stopped => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }
@@ -105,15 +123,16 @@ impl Connections {
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
-        let request = body::guard(request, self.idle_timeout, &self.tasks);
-        let answer = TowerToHyperService::new(self.router.clone()).call(request);
-        match AssertUnwindSafe(answer).catch_unwind().await {
-            Ok(answer) => answer,
-            Err(_) => {
-                tracing::error!("the handler of a request panicked");
-                Ok(response::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error"))
-            }
-        }
+        let hold = self.budget.hold();
+        let (mut parts, body) = body::guard(request, self.idle_timeout, &self.tasks).into_parts();
+        let body = budget::count(&parts.headers, body, &hold, |refusal| refusal.into());
+        parts.extensions.insert(hold.clone());
+        let answer = TowerToHyperService::new(self.router.clone()).call(Request::from_parts(parts, body));
+        let answer = AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| {
+            tracing::error!("the handler of a request panicked");
+            Ok(response::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error"))
+        });
+        answer.map(|answer| budget::until_sent(answer, hold))
     }
 }
 
@@ -149,7 +168,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
         let (tasks, listening) = (TaskSet::new(), TaskSet::new());
-        let connections = Connections { router, idle_timeout, tls: None, tasks: tasks.clone() };
+        let budget = Budget::new(8 << 20);
+        let connections = Connections { router, idle_timeout, budget, tls: None, tasks: tasks.clone() };
         let raised = stop.clone();
         listening.spawn("listener", async move { connections.serve(listener, raised, Duration::from_secs(60)).await });
         Server { address, stop, tasks, listening }
@@ -215,5 +235,61 @@ mod tests {
         server.listening.join().await;
         assert_eq!(idle.read(&mut [0]).await.unwrap(), 0);
         assert!(TcpStream::connect(server.address).await.is_err());
+    }
+
+    /// What the kernel has accepted belongs to a server that is told to stop, whether or not it was looked at.
+    #[tokio::test]
+    async fn connections_that_wait_when_it_stops_are_answered() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut clients = Vec::new();
+        for _ in 0..20 {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(b"GET /slow HTTP/1.1\r\n\r\n").await.unwrap();
+            clients.push(client);
+        }
+        let router = Router::new().route("/slow", get(|| tokio::time::sleep(Duration::from_millis(100))));
+        let (budget, tasks) = (Budget::new(1 << 20), TaskSet::new());
+        let connections =
+            Connections { router, idle_timeout: Duration::from_secs(60), budget, tls: None, tasks: TaskSet::new() };
+        let stop = CancellationToken::new();
+        stop.cancel();
+        tasks.spawn("listener", async move { connections.serve(listener, stop, Duration::from_secs(60)).await });
+        for (number, mut client) in clients.into_iter().enumerate() {
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap_or_else(|error| panic!("connection {number}: {error}"));
+            assert!(answer.starts_with("HTTP/1.1 200 "), "connection {number}: {answer:?}");
+        }
+        tasks.join().await;
+        assert!(TcpStream::connect(address).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
+        let server = serve(Duration::from_secs(60)).await;
+        let head = |length: usize| format!("POST /echo HTTP/1.1\r\nContent-Length: {length}\r\n\r\n");
+        let mut others = Vec::new();
+        for _ in 0..8 {
+            let mut other = TcpStream::connect(server.address).await.unwrap();
+            other.write_all(format!("{}x", head(1 << 20)).as_bytes()).await.unwrap();
+            others.push(other);
+        }
+        // Until all of them are known.
+        let refused = loop {
+            let close = b"GET /none HTTP/1.1\r\nConnection: close\r\n\r\n";
+            let answer = exchange(server.address, &[head(10).as_bytes(), b"0123456789", close]).await;
+            if !answer.contains("0123456789") {
+                break answer;
+            }
+        };
+        assert!(refused.contains("Exceeds maximum queue size"), "{refused}");
+        drop(others);
+        while !exchange(
+            server.address,
+            &[head(10).as_bytes(), b"0123456789", b"GET /none HTTP/1.1\r\nConnection: close\r\n\r\n"],
+        )
+        .await
+        .contains("0123456789")
+        {}
     }
 }

@@ -6,6 +6,7 @@ mod args;
 mod body;
 mod compression;
 mod connections;
+mod patience;
 mod response;
 mod routes;
 mod tls;
@@ -71,8 +72,9 @@ impl HttpListener {
     /// Serves until `stop` is raised, then finishes the requests in flight, for `exit_timeout` at most.
     pub async fn serve(self, handlers: SharedHandlers, stop: CancellationToken, exit_timeout: Duration) {
         let (idle_timeout, tls) = (self.options.idle_timeout, self.options.tls.clone());
+        let budget = handlers.budget.clone();
         let router = routes::router(HttpState { handlers, options: Arc::new(self.options) });
-        let connections = Connections { router, idle_timeout, tls, tasks: TaskSet::new() };
+        let connections = Connections { router, idle_timeout, budget, tls, tasks: TaskSet::new() };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
 }

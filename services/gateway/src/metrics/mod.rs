@@ -81,9 +81,10 @@ impl MetricsListener {
 
     /// Serves until `stop` is raised.
     pub async fn serve(self, handlers: SharedHandlers, stop: CancellationToken, exit_timeout: Duration) {
+        let budget = handlers.budget.clone();
         let metrics = Arc::new(Metrics { handlers, options: self.options, seen: Mutex::default() });
         let router = Router::new().route("/metrics", get(show)).with_state(metrics);
-        let connections = Connections { router, idle_timeout: IDLE_TIMEOUT, tls: None, tasks: TaskSet::new() };
+        let connections = Connections { router, idle_timeout: IDLE_TIMEOUT, budget, tls: None, tasks: TaskSet::new() };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
 }

@@ -27,6 +27,8 @@ struct Model {
     known: BTreeMap<i64, Unready>,
     /// Whether it is meant to be served.
     wanted: bool,
+    /// Whether the server is not ready without it.
+    required: bool,
     /// Why none of it is ready, where that is known.
     reason: Option<String>,
 }
@@ -68,6 +70,8 @@ pub(super) struct Sources<'a> {
     pub known: BTreeMap<String, BTreeMap<i64, Unready>>,
     /// Whether a model is meant to be served.
     pub wanted: &'a dyn Fn(&str) -> bool,
+    /// Whether the server is not ready without a model.
+    pub required: &'a dyn Fn(&str) -> bool,
     /// Whether models are loaded and unloaded by request.
     pub by_request: bool,
 }
@@ -80,15 +84,15 @@ const UNLOADED: &str = "unloaded";
 impl Catalog {
     /// Puts together what workers serve and the ensembles made of it.
     pub(super) fn build(sources: Sources<'_>) -> Catalog {
-        let Sources { repository, served, known, wanted, by_request } = sources;
+        let Sources { repository, served, known, wanted, required, by_request } = sources;
         let mut catalog = Catalog { models: BTreeMap::new(), labels: Arc::new(Labels::of(repository)) };
         for (name, known) in known {
             let failed = known.values().rev().find_map(|version| match version {
                 Unready::Failed(reason) => Some(reason.clone()),
                 Unready::Absent | Unready::Unloading => None,
             });
-            let wanted = wanted(&name);
-            catalog.models.insert(name, Model { versions: BTreeMap::new(), known, wanted, reason: failed });
+            let (wanted, required) = (wanted(&name), required(&name));
+            catalog.models.insert(name, Model { versions: BTreeMap::new(), known, wanted, required, reason: failed });
         }
         for (&name, versions) in &served {
             let Some(model) = catalog.models.get_mut(name) else { continue };
@@ -111,7 +115,7 @@ impl Catalog {
                 Err(EnsembleError::ModelsUnavailable { models, .. })
                     if by_request && !models.iter().any(|model| wanted(model)) =>
                 {
-                    model.wanted = false;
+                    (model.wanted, model.required) = (false, false);
                 }
                 Err(error) => model.reason = Some(error.to_string()),
             }
@@ -185,7 +189,7 @@ impl Catalog {
         self.models.iter().flat_map(of).collect()
     }
 
-    /// Models that are meant to be served, or failed to load, and are not ready; each with the reason where that is known.
+    /// Models that the server needs to be ready, or that failed to load, and are not ready; each with the reason where that is known.
     pub fn unready(&self) -> Vec<String> {
         let unready = self.models.iter().filter(|(_, model)| model.is_missing());
         unready
@@ -241,7 +245,7 @@ impl Catalog {
 
 impl Model {
     fn is_missing(&self) -> bool {
-        self.versions.is_empty() && (self.wanted || self.has_failed())
+        self.versions.is_empty() && (self.required || self.has_failed())
     }
 
     fn has_failed(&self) -> bool {

@@ -26,6 +26,9 @@ pub use catalog::{Catalog, ServedModel};
 /// How often lapsed entries are looked for.
 const SWEEP: Duration = Duration::from_millis(500);
 
+/// When nobody at all is heard, it is rather the broker that is silent, or the way to it: entries are kept for so long then.
+const SILENCE: Duration = Duration::from_secs(9);
+
 /// The gateway's view of the registry. Clones share it.
 #[derive(Clone)]
 pub struct Registry(Arc<Shared>);
@@ -166,12 +169,13 @@ impl Registry {
     ) {
         let mut sweep = tokio::time::interval(SWEEP);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut swept = Instant::now();
+        let (mut swept, mut heard) = (Instant::now(), Instant::now());
         let mut reachable = true;
         loop {
             let changed = tokio::select! {
                 event = events.recv() => match event {
                     Some(event) => {
+                        heard = Instant::now();
                         let mut changed = self.apply(event);
                         while let Ok(event) = events.try_recv() {
                             changed |= self.apply(event);
@@ -185,6 +189,7 @@ impl Registry {
                     if now && !reachable {
                         // Workers could not renew while the broker was away: their time starts anew.
                         self.0.state.lock().renew();
+                        heard = Instant::now();
                     }
                     reachable = now;
                     false
@@ -194,7 +199,8 @@ impl Registry {
                     swept = Instant::now();
                     let mut state = self.0.state.lock();
                     state.excuse(stood_still);
-                    reachable && state.sweep()
+                    heard = Instant::now().min(heard + stood_still);
+                    reachable && may_lapse(heard.elapsed()) && state.sweep()
                 }
                 () = stopping.cancelled() => return,
             };
@@ -210,5 +216,23 @@ impl Registry {
             RegistryEvent::Put(entry) => state.put(entry, false),
             RegistryEvent::Delete(key) => state.delete(&key),
         }
+    }
+}
+
+/// Whether the silence of single workers says that they are gone, when the last word of any of them is so old.
+fn may_lapse(silence: Duration) -> bool {
+    silence < WorkerEntry::TIME_TO_LIVE / 2 || silence > SILENCE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_lapses_while_nobody_is_heard_unless_for_long() {
+        let renewed = WorkerEntry::TIME_TO_LIVE / 3;
+        assert!(may_lapse(Duration::ZERO) && may_lapse(renewed), "others are heard");
+        assert!(!may_lapse(WorkerEntry::TIME_TO_LIVE), "all of them at once");
+        assert!(may_lapse(SILENCE + renewed), "all of them, and for long");
     }
 }

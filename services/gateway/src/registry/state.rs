@@ -5,10 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use trireme_bus::{ModelState, WorkerEntry};
+use trireme_inference::ModelKey;
 use trireme_model_repository::{ModelConfig, Repository};
 use trireme_runtime::{ControlMode, ControlOptions};
 
 use super::catalog::{Catalog, Served, Sources, Unready};
+
+/// The most model versions that are remembered, and the most entries of workers: more than any deployment has, so that
+/// entries that somebody makes up do not use up the memory.
+const MAX_KNOWN: usize = 10_000;
 
 /// Where the catalog is made from.
 pub struct State {
@@ -17,8 +22,6 @@ pub struct State {
     /// In explicit mode: the models that are to be served.
     pub wanted: BTreeSet<String>,
     pub entries: HashMap<String, Live>,
-    /// Parsed configurations, by the text they came as: renewals carry the same text again and again.
-    configs: HashMap<String, Arc<ModelConfig>>,
     /// Versions of models seen since the start: they are known even when nobody serves them right now.
     known: BTreeMap<String, BTreeSet<i64>>,
     /// How each model was served last, where models are kept whose workers have gone.
@@ -28,6 +31,8 @@ pub struct State {
 /// A worker's entry, and when it last came.
 pub struct Live {
     pub entry: WorkerEntry,
+    /// What its `config` says. Workers of the same one share it, and renewals carry the same text again and again.
+    config: Arc<ModelConfig>,
     pub renewed: Instant,
     /// Whether it was taken at its word and the bus has not brought it yet: what that brings until then is older.
     ahead: bool,
@@ -43,7 +48,6 @@ impl State {
             control: control.clone(),
             wanted: control.initial(&repository),
             entries: HashMap::new(),
-            configs: HashMap::new(),
             known: BTreeMap::new(),
             kept: keep_models.then(BTreeMap::new),
         };
@@ -59,27 +63,48 @@ impl State {
         }
         // What the bus has brought already is not ahead of it.
         let ahead = ahead && known.is_none_or(|known| known.ahead || known.entry.since < entry.since);
-        if !self.configs.contains_key(&entry.config) {
-            match ModelConfig::from_json(&entry.config) {
-                Ok(config) => self.configs.insert(entry.config.clone(), Arc::new(config)),
-                Err(error) => {
-                    tracing::warn!(worker = entry.worker, model = %entry.model, %error, "ignored a worker's entry");
-                    return false;
-                }
-            };
-        }
-        self.learn(&entry.model.name, [entry.model.version]);
-        let live = Live { entry: entry.clone(), renewed: Instant::now(), ahead };
-        match self.entries.insert(entry.key(), live) {
-            Some(before) => {
-                let changed = before.entry != entry;
-                if before.entry.config != entry.config {
-                    self.forget_config(&before.entry.config);
-                }
-                changed
+        let config = match self.config_of(&entry) {
+            Ok(config) => config,
+            Err(error) => {
+                tracing::warn!(worker = entry.worker, model = %entry.model, error, "ignored a worker's entry");
+                return false;
             }
-            None => true,
+        };
+        self.learn(&entry.model.name, [entry.model.version]);
+        let live = Live { entry: entry.clone(), config, renewed: Instant::now(), ahead };
+        self.entries.insert(entry.key(), live).is_none_or(|before| before.entry != entry)
+    }
+
+    /// The configuration in an entry that may be taken: one that another entry has already, or a new one.
+    fn config_of(&mut self, entry: &WorkerEntry) -> Result<Arc<ModelConfig>, String> {
+        if !self.has_room_for(&entry.model) {
+            return Err(format!("{MAX_KNOWN} model versions are known already"));
         }
+        let known = self.entries.get(&entry.key());
+        if known.is_none() && self.entries.len() >= MAX_KNOWN {
+            return Err(format!("there are {MAX_KNOWN} entries already"));
+        }
+        let same = |live: &&Live| live.entry.config == entry.config;
+        if let Some(live) = known.filter(same).or_else(|| self.entries.values().find(same)) {
+            return Ok(live.config.clone());
+        }
+        ModelConfig::from_json(&entry.config).map(Arc::new).map_err(|error| error.to_string())
+    }
+
+    /// Whether a model version is known, or can be; what is neither served nor wanted makes room.
+    fn has_room_for(&mut self, model: &ModelKey) -> bool {
+        if self.known.get(&model.name).is_some_and(|versions| versions.contains(&model.version)) {
+            return true;
+        }
+        let count = |known: &BTreeMap<String, BTreeSet<i64>>| known.values().map(BTreeSet::len).sum::<usize>();
+        if count(&self.known) >= MAX_KNOWN {
+            let mut known = std::mem::take(&mut self.known);
+            known.retain(|name, _| {
+                self.is_in_repository(name) || self.entries.values().any(|live| live.entry.model.name == *name)
+            });
+            self.known = known;
+        }
+        count(&self.known) < MAX_KNOWN
     }
 
     /// The bus says that an entry was taken back. Says whether that changed anything.
@@ -94,13 +119,6 @@ impl State {
     pub fn excuse(&mut self, stood_still: Duration) {
         let now = Instant::now();
         self.entries.values_mut().for_each(|live| live.renewed = now.min(live.renewed + stood_still));
-    }
-
-    /// Configurations that no entry has any more would add up with each reload.
-    fn forget_config(&mut self, config: &str) {
-        if !self.entries.values().any(|live| live.entry.config == config) {
-            self.configs.remove(config);
-        }
     }
 
     /// Takes all entries as renewed.
@@ -152,9 +170,16 @@ impl State {
         match self.control.mode {
             ControlMode::Explicit => self.wanted.contains(name),
             ControlMode::Poll => self.is_in_repository(name),
-            // Without a repository, what was served once is meant to be.
+            // What was served once, and is in no repository, may come back.
             ControlMode::None => self.is_in_repository(name) || self.known.contains_key(name),
         }
+    }
+
+    /// Whether the server is not ready without a model. Where a repository says what there is to be, nobody waits for the
+    /// return of a stranger that came and went.
+    fn is_required(&self, name: &str) -> bool {
+        let nobody_says = self.repository.models().next().is_none() && self.repository.broken().next().is_none();
+        self.is_wanted(name) && (self.control.mode != ControlMode::None || nobody_says || self.is_in_repository(name))
     }
 
     /// What workers serve, and with `kept` what they served before they had all gone.
@@ -168,9 +193,9 @@ impl State {
 
     fn live(&self) -> Served<'_> {
         let mut served = Served::new();
-        for Live { entry, .. } in self.entries.values() {
+        for Live { entry, config, .. } in self.entries.values() {
             if entry.state == ModelState::Ready {
-                let config = self.configs[&entry.config].clone();
+                let config = config.clone();
                 served.entry(&entry.model.name).or_default().insert(entry.model.version, config);
             }
         }
@@ -215,6 +240,7 @@ impl State {
             served: self.served(),
             known,
             wanted: &|name| self.is_wanted(name),
+            required: &|name| self.is_required(name),
             by_request: self.control.mode == ControlMode::Explicit,
         })
     }

@@ -1,10 +1,16 @@
 //! What was split is joined to the same.
 
 use proptest::prelude::*;
+use trireme_inference::DataType;
 
 use super::*;
 
 const NO_LIMIT: usize = usize::MAX;
+
+/// Parts of tensors that are not too many.
+fn split(tensors: &[Tensor], max_rows: usize, max_bytes: usize) -> Option<Parts> {
+    super::split(tensors, max_rows, max_bytes).unwrap()
+}
 
 fn tensors(rows: i64) -> Vec<Tensor> {
     let numbers: Vec<f32> = (0..rows * 2).map(|n| n as f32).collect();
@@ -54,6 +60,38 @@ fn rows_that_do_not_agree_are_not_split() {
     let empty_rows = Tensor::from_bytes_elements::<&str>("empty", [3, 0], &[]).unwrap();
     let parts = split(std::slice::from_ref(&empty_rows), 1, NO_LIMIT).unwrap();
     assert_eq!(join(parts.tensors, &parts.order).unwrap(), [empty_rows]);
+}
+
+/// Each part is a message: rows that have no bytes, or next to none, do not become millions of them.
+#[test]
+fn what_would_be_too_many_parts_is_refused() {
+    let refused = |tensor: Tensor, max_rows, max_bytes| {
+        let error = super::split(&[tensor], max_rows, max_bytes).map(|parts| parts.map(|parts| parts.tensors.len()));
+        let error = error.unwrap_err();
+        assert_eq!(error.code, trireme_inference::ErrorCode::InvalidArg);
+        assert!(error.message.contains("more than 16384 messages"), "{error}");
+    };
+    let rows = 1 << 24;
+    let nothing = |datatype| Tensor::new("x", datatype, [rows, 0], Default::default()).unwrap();
+    refused(nothing(DataType::Fp32), 1, NO_LIMIT);
+    refused(nothing(DataType::Bytes), 1, NO_LIMIT);
+    refused(Tensor::from_values("x", [1 << 15, 1], vec![0u8; 1 << 15]).unwrap(), 1, NO_LIMIT);
+    refused(Tensor::from_values("x", [1 << 15, 1], vec![0u8; 1 << 15]).unwrap(), 1 << 15, 1);
+
+    let parts = split(&[nothing(DataType::Bytes)], 1 << 20, NO_LIMIT).unwrap();
+    assert_eq!(parts.tensors.len(), 16, "rows without bytes cost nothing by themselves");
+    assert!(row_starts(&nothing(DataType::Bytes), rows as usize).of(rows as usize) == 0);
+}
+
+/// The longest texts are in the first part: the room for all is not that part's times all.
+#[test]
+fn an_output_has_room_for_what_there_is() {
+    let long = "x".repeat(1 << 20);
+    let mut texts = vec![""; 1 << 13];
+    texts[0] = &long;
+    let whole = vec![Tensor::from_bytes_elements("texts", [texts.len() as i64], &texts).unwrap()];
+    let parts = split(&whole, 1, NO_LIMIT).unwrap();
+    assert_eq!(join(parts.tensors, &parts.order).unwrap(), whole);
 }
 
 /// The order of that many rows as they are.

@@ -2,7 +2,8 @@
 //! everything but a model.
 //!
 //! Parameters: `execute_delay_ms` sleeps that long per execution (not per request), and `instance_wise_delay_multiplier`
-//! lets instance i sleep max(1, i × multiplier) times as long.
+//! lets instance i sleep max(1, i × multiplier) times as long. `abort_on` is a number that ends the process when it comes in
+//! an INT32 input.
 
 use std::sync::Arc;
 use std::thread;
@@ -15,6 +16,7 @@ use trireme_runtime::{
     ModelSource,
 };
 
+use super::abort::AbortOn;
 use crate::batcher::{self, merge};
 use crate::warmup;
 
@@ -32,6 +34,7 @@ struct IdentityInstance {
     pairs: Vec<Pair>,
     batches: bool,
     delay: Duration,
+    abort_on: AbortOn,
 }
 
 #[derive(Clone)]
@@ -52,6 +55,7 @@ impl Backend for Identity {
         let pairs = pairs(config)?;
         let delay_ms = parameter(config, "execute_delay_ms")?.unwrap_or(0);
         let multiplier = parameter(config, "instance_wise_delay_multiplier")?.unwrap_or(0);
+        let abort_on = AbortOn::of(config)?;
         let count = source.cpu_instances()?;
         let mut instances = Vec::new();
         for index in 0..count as u64 {
@@ -61,6 +65,7 @@ impl Backend for Identity {
                 pairs: pairs.clone(),
                 batches: config.max_batch_size > 0,
                 delay: Duration::from_millis(delay_ms),
+                abort_on,
             };
             warmup::run(config, source.model_path, &mut instance)?;
             instances.push(Instance::Batch(Box::new(instance)));
@@ -137,6 +142,9 @@ impl ModelInstance for IdentityInstance {
         let batch_size = requests.iter().fold(0u32, |rows, request| rows.saturating_add(self.rows(request)));
         if !self.delay.is_zero() && !requests.is_empty() {
             thread::sleep(self.delay);
+        }
+        if requests.iter().any(|request| self.abort_on.is_in(&request.inputs)) {
+            std::process::abort();
         }
         let timing = ExecuteTiming { compute_infer: started.elapsed(), batch_size, ..ExecuteTiming::default() };
         let answer = |request| self.answer(request).map(|outputs| ExecuteResponse { outputs, timing });

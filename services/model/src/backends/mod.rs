@@ -1,6 +1,7 @@
 //! The backends of this service, keyed by `backend` in config.pbtxt. A new one is a module here, a line in
 //! [`backends`] and one in [`trireme_model_repository::BACKENDS`]; `conformance` says what it has to do.
 
+mod abort;
 mod generation;
 mod identity;
 mod onnxruntime;

@@ -5,7 +5,8 @@
 //! outputs `OUT` (the element) and `IDX` (UINT32, its index). This is what Triton's `repeat_int32` example does. An input
 //! `WAIT` is taken, as there, and has no effect: requests do not wait for one another.
 //!
-//! Parameter `max_requests`: how many requests an instance works on side by side, 64 if not given.
+//! Parameters: `max_requests` is how many requests an instance works on side by side, 64 if not given; `abort_on` a number
+//! that ends the process when it is in an INT32 `IN` whose first response is due.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,6 +19,8 @@ use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, Instance, LoadError, LoadedModel, ModelSource, OneAtATime, Progress,
     StepwiseInstance, Ticket, one_response,
 };
+
+use super::abort::AbortOn;
 
 /// Requests that an instance works on side by side, unless the model says otherwise.
 const MAX_REQUESTS: usize = 64;
@@ -32,6 +35,7 @@ pub struct Repeat;
 /// An instance of a repeat model.
 struct RepeatInstance {
     max_requests: usize,
+    abort_on: AbortOn,
     requests: BTreeMap<Ticket, Repetition>,
 }
 
@@ -41,6 +45,8 @@ struct Repetition {
     left: Vec<(Duration, Vec<Tensor>)>,
     due: Instant,
     in_parts: bool,
+    /// Whether it ends the process.
+    aborts: bool,
 }
 
 impl Backend for Repeat {
@@ -60,7 +66,9 @@ impl Backend for Repeat {
                 ))
             })?,
         };
-        let instance = || Instance::Stepwise(Box::new(RepeatInstance { max_requests, requests: BTreeMap::new() }));
+        let abort_on = AbortOn::of(config)?;
+        let instance =
+            || Instance::Stepwise(Box::new(RepeatInstance { max_requests, abort_on, requests: BTreeMap::new() }));
         Ok(LoadedModel {
             config: Arc::new(config.clone()),
             instances: std::iter::repeat_with(instance).take(source.cpu_instances()?).collect(),
@@ -103,8 +111,9 @@ impl StepwiseInstance for RepeatInstance {
             return Err(one_response());
         }
         left.reverse();
+        let aborts = self.abort_on.is_in(&request.inputs);
         let pause = left.last().map_or(Duration::ZERO, |(pause, _)| *pause);
-        let repetition = Repetition { left, due: Instant::now() + pause, in_parts: request.in_parts };
+        let repetition = Repetition { left, due: Instant::now() + pause, in_parts: request.in_parts, aborts };
         self.requests.insert(ticket, repetition);
         Ok(())
     }
@@ -118,6 +127,9 @@ impl StepwiseInstance for RepeatInstance {
             thread::sleep(next.saturating_duration_since(Instant::now()).min(LONGEST_STEP));
         }
         let now = Instant::now();
+        if self.requests.values().any(|request| request.aborts && request.due <= now) {
+            std::process::abort();
+        }
         let due = self.requests.iter_mut().filter(|(_, request)| request.due <= now);
         let made: Vec<_> = due.map(|(&ticket, request)| (ticket, request.next(now))).collect();
         for (ticket, progress) in &made {

@@ -1,14 +1,15 @@
 //! The system under chaos: a broker, gateways and workers as processes, each with a network cable of its own.
 
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use trireme_testkit::NatsServer;
 
 use super::disk::SmallDisk;
+use super::member::{Door, DoorState, Doors, Member, Role};
+use super::models::{MAX_PAYLOAD, models};
 use super::proxy::Proxy;
 use crate::{ModelFolder, Process, Request, product};
 
@@ -16,111 +17,70 @@ use crate::{ModelFolder, Process, Request, product};
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
 /// A worker's `ack_wait`: short, so that faults follow each other quickly.
-pub const ACK_WAIT: Duration = Duration::from_secs(1);
+pub(super) const ACK_WAIT: Duration = Duration::from_secs(1);
 
-/// What every worker is told. Faults come much more often than in life, so a request may meet many of them.
-const WORKER_ARGUMENTS: [&str; 4] = ["--ack-wait-ms", "1000", "--max-deliver", "20"];
+/// The parts of the system, in order; gateways come first.
+const MEMBERS: [Role; 9] = {
+    use Role::*;
+    [Gateway, Gateway, Tokenizer, Tokenizer, Model, Model, Model, Postprocess, Postprocess]
+};
 
-/// The deadline of requests: one that takes longer is lost.
-const DEADLINE: Duration = Duration::from_secs(30);
+/// The same, with stages that share a process.
+const MEMBERS_THAT_HAND_OVER: [Role; 9] = {
+    use Role::*;
+    [Gateway, Gateway, Tokenizer, Tokenizer, Model, Both, Both, Both, Postprocess]
+};
 
-/// The deadline when requests are meant to get lost: waiting for them takes that long.
-const SHORT_DEADLINE: Duration = Duration::from_secs(8);
+/// How many processes that makes.
+pub(super) const MEMBER_COUNT: usize = MEMBERS.len();
 
-/// The parts of the system, with how many there are of each.
-const REPLICAS: [(Role, usize); 4] =
-    [(Role::Gateway, 2), (Role::Tokenizer, 2), (Role::Model, 3), (Role::Postprocess, 2)];
-
-/// How many processes that makes; the gateways are the first two.
-pub const MEMBERS: usize = 9;
-
-/// What a process is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each is a service's own name")]
-pub enum Role {
-    Gateway,
-    Tokenizer,
-    Model,
-    Postprocess,
+/// What the system is to be like.
+pub(super) struct Shape {
+    /// The deadline that gateways give requests.
+    pub deadline: Duration,
+    /// Whether workers' cables acknowledge what passes.
+    pub acknowledge_early: bool,
+    /// Whether some workers host two stages.
+    pub hand_over: bool,
+    /// Where queues are kept; in memory without it.
+    pub disk: Option<SmallDisk>,
 }
-
-/// One process and its cable. A replacement takes the place of a process that ended.
-pub struct Member {
-    /// What it is.
-    pub role: Role,
-    /// Its number, never used again.
-    number: usize,
-    /// The process.
-    pub process: Process,
-    /// Between it and the broker.
-    pub cable: Proxy,
-    /// Where clients reach it, if it is a gateway.
-    pub door: Option<Arc<Door>>,
-}
-
-/// A gateway as clients see it.
-#[derive(Debug)]
-pub struct Door {
-    /// Where it listens.
-    pub address: SocketAddr,
-    /// Whether it has been told to end, or killed: clients go elsewhere then, as a load balancer sends them.
-    pub closing: AtomicBool,
-}
-
-/// The doors that are open: what a load balancer knows.
-pub type Doors = Arc<Mutex<Vec<Arc<Door>>>>;
 
 /// The system.
-pub struct Cluster {
-    /// The broker.
+pub(super) struct Cluster {
     pub broker: NatsServer,
-    /// Where it keeps its files, if that is a small disk. Dropped after it.
-    pub disk: Option<SmallDisk>,
     /// Everything else.
     pub members: Vec<Member>,
     /// Where clients go.
     pub doors: Doors,
+    /// A member that shall take the place of another, with that one's index.
+    pub arriving: Vec<(usize, Member)>,
+    pub shape: Shape,
     models: ModelFolder,
     folder: TempDir,
     started: usize,
-    acknowledge_early: bool,
-}
-
-// === impl Role ===
-
-impl Role {
-    fn binary(self) -> &'static str {
-        match self {
-            Role::Gateway => "trireme-gateway",
-            Role::Tokenizer => "trireme-tokenizer",
-            Role::Model => "trireme-model",
-            Role::Postprocess => "trireme-postprocess",
-        }
-    }
 }
 
 // === impl Cluster ===
 
 impl Cluster {
-    /// Starts everything and waits until it is ready. With `acknowledge_early` workers' cables acknowledge what passes; with
-    /// a disk the queues are there.
+    /// Starts everything and waits until it is ready.
     ///
     /// # Panics
     /// When it does not get ready.
-    pub fn start(models: ModelFolder, acknowledge_early: bool, disk: Option<SmallDisk>) -> Cluster {
+    pub fn start(shape: Shape) -> Cluster {
         let mut cluster = Cluster {
-            broker: disk.as_ref().map_or_else(NatsServer::start, |disk| NatsServer::start_with_store(&disk.store())),
-            disk,
+            broker: start_broker(shape.disk.as_ref()),
             members: Vec::new(),
             doors: Doors::default(),
-            models,
+            arriving: Vec::new(),
+            models: models(),
             folder: tempfile::Builder::new().prefix("trireme-chaos-").tempdir().expect("a temporary folder"),
             started: 0,
-            acknowledge_early,
+            shape,
         };
-        let roles = REPLICAS.iter().flat_map(|&(role, count)| std::iter::repeat_n(role, count));
-        let members: Vec<_> = roles.map(|role| cluster.spawn(role)).collect();
-        cluster.members = members;
+        let roles = if cluster.shape.hand_over { MEMBERS_THAT_HAND_OVER } else { MEMBERS };
+        cluster.members = roles.into_iter().map(|role| cluster.spawn(role)).collect();
         // Gateways, which come first, are ready when the workers are.
         for index in (0..cluster.members.len()).rev() {
             cluster.wait_ready(index);
@@ -128,50 +88,39 @@ impl Cluster {
         cluster
     }
 
-    /// The doors that clients may take now.
-    pub fn doors(&self) -> Vec<Arc<Door>> {
-        self.doors.lock().expect("no holder panics").clone()
-    }
-
-    /// Clients no longer come to this gateway; nothing for a worker.
-    pub fn close_door(&self, index: usize) {
+    /// Clients no longer come to this gateway, for this reason; nothing for a worker.
+    pub fn close_door(&self, index: usize, state: DoorState) {
         if let Some(door) = &self.members[index].door {
-            door.closing.store(true, Ordering::SeqCst);
+            door.set(state);
             self.doors.lock().expect("no holder panics").retain(|open| !Arc::ptr_eq(open, door));
         }
     }
 
-    /// Starts a process in place of one that has ended, and waits until it is ready.
-    ///
-    /// # Panics
-    /// When it does not get ready.
+    /// Starts a process in place of one that has ended; does not wait for it.
     pub fn replace(&mut self, index: usize) {
         self.members[index] = self.spawn(self.members[index].role);
-        self.wait_ready(index);
     }
 
-    /// What is written on a member's door plate.
-    pub fn name(&self, index: usize) -> String {
-        let Member { role, number, .. } = &self.members[index];
-        format!("{role:?}-{number}").to_lowercase()
+    /// Halts the broker, as a host that hangs does, or lets it go on.
+    pub fn signal_broker(&self, signal: Signal) {
+        let id = self.broker.process_id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        kill_process(id.expect("the broker runs"), signal).expect("a child can be signalled");
     }
 
-    /// Every process by name, the broker included, with its process id.
-    pub fn processes(&self) -> impl Iterator<Item = (String, u32)> {
-        let broker = self.broker.process_id().map(|id| ("nats-server".to_owned(), id));
-        let members = self.members.iter().enumerate();
-        broker.into_iter().chain(members.map(|(index, member)| (self.name(index), member.process.id())))
+    /// Every process by name, the broker included, with its process id and what tells its metrics, where it has that.
+    pub fn processes(&self) -> impl Iterator<Item = (String, u32, Option<&Member>)> {
+        let broker = self.broker.process_id().map(|id| ("nats-server".to_owned(), id, None));
+        let members = self.members.iter().map(|member| (member.name(), member.process.id(), Some(member)));
+        broker.into_iter().chain(members)
     }
 
     /// Members that have ended, though nobody told them to.
     pub fn crashed(&mut self) -> Vec<String> {
-        let indices: Vec<_> = (0..self.members.len()).collect();
-        let ended = indices.into_iter().filter(|&index| self.members[index].process.exited().is_some());
-        let ended: Vec<_> = ended.collect();
-        ended
-            .into_iter()
-            .map(|index| format!("{}: {}", self.name(index), self.members[index].process.log_tail()))
-            .collect()
+        let ended = self.members.iter_mut().filter_map(|member| {
+            let status = member.process.exited()?;
+            Some(format!("{} ({status}): {}", member.name(), member.process.log_tail()))
+        });
+        ended.collect()
     }
 
     /// Starts a process of this role; does not wait for it.
@@ -180,51 +129,62 @@ impl Cluster {
         self.started += 1;
         let cable = Proxy::start(&self.broker.url());
         let mut command = product(role.binary());
-        command.args(["--nats-url", &cable.url(), "--model-repository"]).arg(self.models.path());
-        match role {
-            Role::Gateway => {
-                let deadline = if self.acknowledge_early { SHORT_DEADLINE } else { DEADLINE };
-                command.args(["--default-timeout-ms", &deadline.as_millis().to_string()])
+        command.args(role.arguments()).args(["--admin-address", "127.0.0.1:0", "--nats-url", &cable.url()]);
+        command.arg("--model-repository").arg(self.models.path());
+        if role == Role::Gateway {
+            command.args(["--default-timeout-ms", &self.shape.deadline.as_millis().to_string()]);
+        } else {
+            command.args(["--ack-wait-ms", &ACK_WAIT.as_millis().to_string()]);
+            if self.shape.disk.is_some() {
+                command.args(["--queue-storage", "file"]);
             }
-            _ if self.disk.is_some() => command.args(WORKER_ARGUMENTS).args(["--queue-storage", "file"]),
-            _ => command.args(WORKER_ARGUMENTS),
-        };
-        if self.acknowledge_early && role != Role::Gateway {
-            cable.acknowledge_early();
+            if self.shape.acknowledge_early {
+                cable.acknowledge_early();
+            }
         }
         let process = Process::start(&format!("{}-{number}", role.binary()), &mut command, self.folder.path());
         Member { role, number, process, cable, door: None }
     }
 
-    /// Waits until a member is ready; a gateway opens its door then.
+    /// Waits until a member is ready; a gateway opens its door then. One that cannot start because the broker's disk is full
+    /// is started again, as a platform does.
     ///
     /// # Panics
     /// When it does not get ready.
     pub fn wait_ready(&mut self, index: usize) {
-        let member = &mut self.members[index];
-        let message = if member.role == Role::Gateway { "HTTP listener" } else { "ready" };
         let give_up = Instant::now() + READY_LIMIT;
-        let event = loop {
-            if let Some(event) = member.process.events().into_iter().find(|event| event["message"] == message) {
-                break event;
+        let message = |role| if role == Role::Gateway { "metrics listener" } else { "ready" };
+        while self.members[index].process.count(message(self.members[index].role)) == 0 {
+            let Member { role, process, .. } = &mut self.members[index];
+            let (ended, log) = (process.exited().is_some(), process.log_tail());
+            assert!(Instant::now() < give_up, "a {role:?} does not get ready:\n{log}");
+            if ended {
+                assert!(log.contains("no space left on device"), "a {role:?} ended before it was ready:\n{log}");
+                self.replace(index);
             }
-            let log = member.process.log_tail();
-            assert!(member.process.exited().is_none(), "a {:?} ended before it was ready:\n{log}", member.role);
-            assert!(Instant::now() < give_up, "a {:?} does not get ready:\n{log}", member.role);
             std::thread::sleep(Duration::from_millis(20));
-        };
+        }
+        let member = &mut self.members[index];
         if member.role == Role::Gateway {
-            let address = event["address"].as_str().and_then(|address| address.parse().ok());
-            let address = address.expect("a gateway logs where it listens");
+            let listener = |name: &str| member.address(name).expect("a gateway logs where it listens");
+            let (address, grpc) = (listener("HTTP listener"), listener("gRPC listener"));
             // What a load balancer does: it sends nobody there before the probe says so.
             let ready = || Request::get("/v2/health/ready").send(address).is_ok_and(|answer| answer.status == 200);
             while !ready() {
                 assert!(Instant::now() < give_up, "a gateway does not get ready:\n{}", member.process.log_tail());
                 std::thread::sleep(Duration::from_millis(20));
             }
-            let door = Arc::new(Door { address, closing: AtomicBool::new(false) });
+            let door = Arc::new(Door::open(address, grpc));
             member.door = Some(door.clone());
             self.doors.lock().expect("no holder panics").push(door);
         }
     }
+}
+
+/// A broker that takes small messages only, with its files on the disk, if there is one.
+fn start_broker(disk: Option<&SmallDisk>) -> NatsServer {
+    let store = disk.map_or_else(|| "STORE".to_owned(), |disk| disk.store().display().to_string());
+    let jetstream = format!("store_dir: \"{store}\", max_memory_store: 64GB, max_file_store: 64GB");
+    let config = format!("max_payload: {MAX_PAYLOAD}\njetstream {{ {jetstream} }}\n");
+    NatsServer::start_with_files(&[("nats.conf", &config)])
 }

@@ -1,8 +1,13 @@
-//! What goes wrong, one thing at a time.
+//! What goes wrong, and how it is put right again.
+//!
+//! Not here: which faults a run has (`draw`).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::cluster::{ACK_WAIT, Cluster};
+use rustix::process::Signal;
+
+use super::cluster::Cluster;
+use super::member::DoorState;
 
 /// How long a process that was told to stop may take. Its own limit is 30 s.
 const EXIT_LIMIT: Duration = Duration::from_secs(35);
@@ -28,182 +33,180 @@ pub enum Fault {
     Unplug(usize, Duration),
     /// SIGKILL to the broker, with everything in its memory, and a restart after a while.
     Broker(Duration),
+    /// SIGSTOP to the broker, then SIGCONT: everybody hears nothing, and nothing is lost.
+    Halt(Duration),
     /// The broker's disk gets full and stays so for a while. Then there is room again, and the broker is started again:
     /// one whose disk was full serves no streams before that.
     FullDisk(Duration),
 }
 
-/// The kinds that need nothing else, each as often as it is to be drawn.
-const KINDS: [Kind; 25] = {
-    use Kind::*;
-    [
-        Kill, Kill, Kill, Kill, Kill, Kill, Terminate, Terminate, Terminate, Roll, Roll, Pause, Pause, Pause, Slow,
-        Slow, Cut, Cut, Cut, Reset, Reset, Unplug, Unplug, Unplug, Broker,
-    ]
-};
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
-    Kill,
-    Terminate,
-    Roll,
-    Pause,
-    Slow,
-    Cut,
-    Reset,
-    Unplug,
-    Broker,
-    FullDisk,
+/// Lets faults of different targets happen at once, and puts everything right again: what was taken away comes back, each
+/// after its time, and then processes that ended have been replaced.
+///
+/// # Panics
+/// When a process that was told to stop does not, or says that it failed, or a replacement does not get ready.
+pub(super) fn strike(faults: &[Fault], cluster: &mut Cluster) {
+    let begun = Instant::now();
+    faults.iter().for_each(|fault| fault.begin(cluster));
+    let mut by_end: Vec<&Fault> = faults.iter().collect();
+    by_end.sort_by_key(|fault| fault.lasts());
+    for fault in by_end {
+        // A slow member is slow by what is done to it meanwhile.
+        fault.go_on(cluster, begun + fault.lasts());
+        fault.end(cluster);
+    }
+    faults.iter().for_each(|fault| fault.settle(cluster));
 }
 
 // === impl Fault ===
 
 impl Fault {
-    /// Draws so many faults for so many members: each kind as often as [`KINDS`] has it before any comes again, so that
-    /// short runs see every kind, too. With a small disk that gets full as often as the broker is killed.
-    pub fn draw(random: &mut fastrand::Rng, count: usize, members: usize, disk: bool) -> Vec<Fault> {
-        let mut kinds = Vec::with_capacity(count);
-        let mut every = KINDS.to_vec();
-        every.dedup();
-        every.extend(disk.then_some(Kind::FullDisk));
-        while kinds.len() < count {
-            random.shuffle(&mut every);
-            kinds.append(&mut every);
-            every.extend(KINDS);
-            every.extend(disk.then_some(Kind::FullDisk));
-        }
-        kinds.truncate(count);
-        kinds.into_iter().map(|kind| Fault::of_kind(kind, random, members)).collect()
-    }
-
-    fn of_kind(kind: Kind, random: &mut fastrand::Rng, members: usize) -> Fault {
-        let member = random.usize(..members);
-        let mut millis = |from: u64, to: u64| Duration::from_millis(random.u64(from..to));
-        match kind {
-            Kind::Kill => Fault::Kill(member, millis(0, 500)),
-            Kind::Terminate => Fault::Terminate(member),
-            Kind::Roll => Fault::Roll(member),
-            Kind::Pause => Fault::Pause(member, ACK_WAIT + millis(200, 1500)),
-            Kind::Slow => Fault::Slow(member, millis(300, 1200)),
-            Kind::Cut => Fault::Cut(member, millis(100, 3000)),
-            Kind::Reset => Fault::Reset(member),
-            Kind::Unplug => Fault::Unplug(member, millis(50, 1500)),
-            Kind::Broker => Fault::Broker(millis(100, 2500)),
-            Kind::FullDisk => Fault::FullDisk(millis(500, 3000)),
-        }
-    }
-
-    /// The kind and whom it hits, for the report.
-    pub fn describe(&self, cluster: &Cluster) -> String {
-        let name = |&member: &usize| cluster.name(member);
-        match self {
-            Fault::Kill(member, _) => format!("kill {}", name(member)),
-            Fault::Terminate(member) => format!("terminate {}", name(member)),
-            Fault::Roll(member) => format!("roll {}", name(member)),
-            Fault::Pause(member, time) => format!("pause {} for {} ms", name(member), time.as_millis()),
-            Fault::Slow(member, time) => format!("slow {} for {} ms", name(member), time.as_millis()),
-            Fault::Cut(member, time) => format!("cut {} for {} ms", name(member), time.as_millis()),
-            Fault::Reset(member) => format!("reset {}", name(member)),
-            Fault::Unplug(member, time) => format!("unplug {} for {} ms", name(member), time.as_millis()),
-            Fault::Broker(time) => format!("broker away for {} ms", time.as_millis()),
-            Fault::FullDisk(time) => format!("disk full for {} ms", time.as_millis()),
-        }
-    }
-
-    /// Makes it happen, and puts right again what a platform would: processes that ended are replaced.
-    ///
-    /// # Panics
-    /// When a process that was told to stop does not, or says that it failed, or a replacement does not get ready.
-    pub fn strike(&self, cluster: &mut Cluster) {
+    /// The member that it hits; `None` for the broker.
+    pub fn target(&self) -> Option<usize> {
         match *self {
-            Fault::Kill(member, away) => {
-                cluster.close_door(member);
+            Fault::Kill(member, _)
+            | Fault::Terminate(member)
+            | Fault::Roll(member)
+            | Fault::Pause(member, _)
+            | Fault::Slow(member, _)
+            | Fault::Cut(member, _)
+            | Fault::Reset(member)
+            | Fault::Unplug(member, _) => Some(member),
+            Fault::Broker(_) | Fault::Halt(_) | Fault::FullDisk(_) => None,
+        }
+    }
+
+    /// How long it stays before it is put right.
+    fn lasts(&self) -> Duration {
+        match *self {
+            Fault::Terminate(_) | Fault::Roll(_) | Fault::Reset(_) => Duration::ZERO,
+            Fault::Kill(_, time)
+            | Fault::Pause(_, time)
+            | Fault::Slow(_, time)
+            | Fault::Cut(_, time)
+            | Fault::Unplug(_, time)
+            | Fault::Broker(time)
+            | Fault::Halt(time)
+            | Fault::FullDisk(time) => time,
+        }
+    }
+
+    fn verb(&self) -> &'static str {
+        match self {
+            Fault::Kill(..) => "kill",
+            Fault::Terminate(_) => "terminate",
+            Fault::Roll(_) => "roll",
+            Fault::Pause(..) => "pause",
+            Fault::Slow(..) => "slow",
+            Fault::Cut(..) => "cut",
+            Fault::Reset(_) => "reset",
+            Fault::Unplug(..) => "unplug",
+            Fault::Broker(_) => "kill broker",
+            Fault::Halt(_) => "halt broker",
+            Fault::FullDisk(_) => "fill disk",
+        }
+    }
+
+    /// The kind, and what sort of process it hits, for the report.
+    pub(super) fn kind(&self, cluster: &Cluster) -> String {
+        let role = self.target().map(|member| format!(" {}", cluster.members[member].role.name()));
+        format!("{}{}", self.verb(), role.unwrap_or_default())
+    }
+
+    /// What happens to whom, and for how long.
+    pub(super) fn describe(&self, cluster: &Cluster) -> String {
+        let member = self.target().map(|member| format!(" {}", cluster.members[member].name())).unwrap_or_default();
+        let time = Some(self.lasts()).filter(|time| !time.is_zero());
+        let time = time.map(|time| format!(" for {} ms", time.as_millis())).unwrap_or_default();
+        format!("{}{member}{time}", self.verb())
+    }
+
+    fn begin(&self, cluster: &mut Cluster) {
+        match *self {
+            Fault::Kill(member, _) => {
+                cluster.close_door(member, DoorState::Killed);
                 cluster.members[member].process.kill();
-                std::thread::sleep(away);
-                cluster.replace(member);
             }
             Fault::Terminate(member) => {
-                cluster.close_door(member);
-                end(cluster, member);
-                cluster.replace(member);
+                cluster.close_door(member, DoorState::Stopping);
+                cluster.members[member].process.terminate();
             }
             Fault::Roll(member) => {
-                let role = cluster.members[member].role;
-                let new = cluster.spawn(role);
+                let new = cluster.spawn(cluster.members[member].role);
+                cluster.arriving.push((member, new));
+            }
+            Fault::Pause(member, _) => cluster.members[member].process.pause(),
+            Fault::Slow(..) => {}
+            Fault::Cut(member, _) => cluster.members[member].cable.cut(),
+            Fault::Reset(member) => cluster.members[member].cable.reset(),
+            Fault::Unplug(member, _) => cluster.members[member].cable.unplug(),
+            Fault::Broker(_) => cluster.broker.kill(),
+            Fault::Halt(_) => cluster.signal_broker(Signal::STOP),
+            Fault::FullDisk(_) => cluster.shape.disk.as_ref().expect("this fault needs a small disk").fill(),
+        }
+    }
+
+    /// Waits until `end`.
+    fn go_on(&self, cluster: &Cluster, end: Instant) {
+        const PIECE: Duration = Duration::from_millis(20);
+        while let Fault::Slow(member, _) = *self
+            && Instant::now() < end
+        {
+            let process = &cluster.members[member].process;
+            process.pause();
+            std::thread::sleep(PIECE * 9 / 10);
+            process.resume();
+            std::thread::sleep(PIECE / 10);
+        }
+        std::thread::sleep(end.saturating_duration_since(Instant::now()));
+    }
+
+    /// What was taken away comes back.
+    fn end(&self, cluster: &mut Cluster) {
+        match *self {
+            Fault::Kill(member, _) => cluster.replace(member),
+            Fault::Pause(member, _) => cluster.members[member].process.resume(),
+            Fault::Cut(member, _) => cluster.members[member].cable.mend(),
+            Fault::Unplug(member, _) => cluster.members[member].cable.plug_in(),
+            Fault::Broker(_) => cluster.broker.restart(),
+            Fault::Halt(_) => cluster.signal_broker(Signal::CONT),
+            Fault::FullDisk(_) => {
+                cluster.shape.disk.as_ref().expect("this fault needs a small disk").free();
+                cluster.broker.stop();
+                cluster.broker.restart();
+            }
+            Fault::Terminate(_) | Fault::Roll(_) | Fault::Slow(..) | Fault::Reset(_) => {}
+        }
+    }
+
+    /// What a platform does then: processes that ended are replaced, and whoever is new is ready.
+    fn settle(&self, cluster: &mut Cluster) {
+        match *self {
+            Fault::Kill(member, _) => cluster.wait_ready(member),
+            Fault::Terminate(member) => {
+                wait_end(cluster, member);
+                cluster.replace(member);
+                cluster.wait_ready(member);
+            }
+            Fault::Roll(member) => {
+                let place = cluster.arriving.iter().position(|(place, _)| *place == member).expect("it was started");
+                let (_, new) = cluster.arriving.remove(place);
                 let old = std::mem::replace(&mut cluster.members[member], new);
                 cluster.wait_ready(member);
                 cluster.members.push(old);
                 let last = cluster.members.len() - 1;
-                cluster.close_door(last);
-                end(cluster, last);
+                cluster.close_door(last, DoorState::Stopping);
+                cluster.members[last].process.terminate();
+                wait_end(cluster, last);
                 cluster.members.pop();
             }
-            Fault::Pause(member, time) => {
-                cluster.members[member].process.pause();
-                std::thread::sleep(time);
-                cluster.members[member].process.resume();
-            }
-            Fault::Slow(member, time) => {
-                const PIECE: Duration = Duration::from_millis(20);
-                let process = &cluster.members[member].process;
-                for _ in 0..time.as_millis() / PIECE.as_millis() {
-                    process.pause();
-                    std::thread::sleep(PIECE * 9 / 10);
-                    process.resume();
-                    std::thread::sleep(PIECE / 10);
-                }
-            }
-            Fault::Cut(member, time) => {
-                cluster.members[member].cable.cut();
-                std::thread::sleep(time);
-                cluster.members[member].cable.mend();
-            }
-            Fault::Reset(member) => cluster.members[member].cable.reset(),
-            Fault::Unplug(member, time) => {
-                cluster.members[member].cable.unplug();
-                std::thread::sleep(time);
-                cluster.members[member].cable.plug_in();
-            }
-            Fault::Broker(away) => {
-                cluster.broker.kill();
-                std::thread::sleep(away);
-                cluster.broker.restart();
-            }
-            Fault::FullDisk(full) => {
-                let disk = cluster.disk.as_ref().expect("this fault needs a small disk");
-                disk.fill();
-                std::thread::sleep(full);
-                disk.free();
-                cluster.broker.stop();
-                cluster.broker.restart();
-            }
+            _ => {}
         }
     }
 }
 
-fn end(cluster: &mut Cluster, member: usize) {
+fn wait_end(cluster: &mut Cluster, member: usize) {
     let process = &mut cluster.members[member].process;
-    process.terminate();
     let status = process.wait_exit(EXIT_LIMIT);
     assert!(status.success(), "{} ended with {status} when told to stop:\n{}", process.name(), process.log_tail());
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_kind_is_drawn_soon_and_a_seed_draws_the_same() {
-        let draw = |seed, count| Fault::draw(&mut fastrand::Rng::with_seed(seed), count, 9, false);
-        assert_eq!(draw(1, 500), draw(1, 500));
-        assert_ne!(draw(1, 500), draw(2, 500));
-        for count in [9, 100] {
-            let faults = draw(3, count);
-            assert_eq!(faults.len(), count);
-            let kinds: std::collections::HashSet<_> = faults.iter().map(std::mem::discriminant).collect();
-            assert_eq!(kinds.len(), 9);
-        }
-        let with_disk = Fault::draw(&mut fastrand::Rng::with_seed(1), 10, 9, true);
-        assert!(with_disk.iter().any(|fault| matches!(fault, Fault::FullDisk(_))), "{with_disk:?}");
-    }
 }

@@ -1,32 +1,48 @@
 //! Chaos: the whole system under steady load while its processes, its broker and its network fail at random.
 //!
-//! Every answer is checked. [`run`] draws [`Fault`]s from a seed, lets one after the other happen, and reports what the
-//! clients noticed. The bar: no wrong answer, none lost, none doubled, no error, whatever ends, hangs or is cut off; a
-//! caller notices a delay at most. To show that the harness would notice, [`Options::acknowledge_early`] breaks the rule
-//! that everything rests on, and requests have to get lost.
+//! Every answer is checked. [`run`] draws [`Fault`]s from a seed, lets one after the other happen, or two at once, and
+//! reports what the clients noticed. The bar: no answer wrong, lost, doubled or late, no error, whatever ends, hangs or is
+//! cut off, and every worker works again afterwards; a caller notices a delay at most. To show that the harness would
+//! notice, [`Options::acknowledge_early`] breaks the rule that everything rests on, and requests have to get lost.
 
+mod ask;
 mod clients;
 mod cluster;
 mod disk;
+mod draw;
 mod fault;
+mod grpc;
+mod healing;
+mod member;
+mod models;
 mod proxy;
+mod questions;
 mod report;
 mod soak;
+mod tally;
+mod usage;
 
 use std::time::Duration;
 
 pub use disk::SmallDisk;
 pub use fault::Fault;
+pub use proxy::Proxy;
 pub use report::Report;
 pub use soak::{SoakOptions, SoakReport, soak};
 
 use crate::golden;
 use clients::Clients;
-use cluster::Cluster;
+use cluster::{Cluster, Shape};
 use report::Struck;
 
 /// The pause after a fault, before the next one: at most this.
 const CALM: Duration = Duration::from_millis(800);
+
+/// Rounds of faults between two looks at whether every worker works again.
+const ROUNDS_PER_CHECK: usize = 10;
+
+/// How long nothing may be answered once there are no faults any more, beyond the deadline of requests.
+const SILENCE: Duration = Duration::from_secs(30);
 
 /// What to do.
 #[derive(Clone, Copy, Debug)]
@@ -35,65 +51,83 @@ pub struct Options {
     pub seed: u64,
     /// Faults to let happen.
     pub faults: usize,
+    /// The share of faults that happen together with another.
+    pub overlap: f64,
     /// Requests to be answered at least; the load goes on after the last fault until then.
     pub requests: usize,
     /// Requests in flight.
     pub concurrency: usize,
+    /// The deadline of requests: one that takes longer is lost.
+    pub deadline: Duration,
+    /// Let some workers host two stages.
+    pub hand_over: bool,
     /// Acknowledge deliveries before their work is done, which loses work.
     pub acknowledge_early: bool,
 }
 
-/// Runs it, with a disk on queues in files there, which also gets full. `progress` hears of each fault as it happens.
+/// Runs it, with a disk on queues in files there, which also gets full. `progress` hears of faults as they happen.
 ///
 /// # Panics
 /// When the system does not get ready, a process does not end when told to, or one ends that nobody told to.
 pub fn run(options: &Options, disk: Option<SmallDisk>, progress: impl FnMut(&str)) -> Report {
     let mut random = fastrand::Rng::with_seed(options.seed);
-    let faults = Fault::draw(&mut random, options.faults, cluster::MEMBERS, disk.is_some());
-    run_faults(options, disk, faults, progress)
+    let faults = draw::draw(&mut random, options.faults, cluster::MEMBER_COUNT, disk.is_some());
+    let rounds = draw::overlap(&mut random, faults, options.overlap);
+    run_faults(options, disk, &rounds, progress)
 }
 
-/// As [`run`], with these faults; [`Fault::FullDisk`] needs a disk.
+/// As [`run`], with these faults: one after the other, those of a round at once. [`Fault::FullDisk`] needs a disk.
 ///
 /// # Panics
 /// As [`run`].
 pub fn run_faults(
     options: &Options,
     disk: Option<SmallDisk>,
-    faults: Vec<Fault>,
+    rounds: &[Vec<Fault>],
     mut progress: impl FnMut(&str),
 ) -> Report {
-    let mut random = fastrand::Rng::with_seed(options.seed);
+    let Options { seed, deadline, acknowledge_early, hand_over, .. } = *options;
+    let mut random = fastrand::Rng::with_seed(seed);
     let golden = golden();
-    let mut cluster = Cluster::start(clients::models(), options.acknowledge_early, disk);
+    let storage = if disk.is_some() { "files" } else { "memory" };
+    let mut cluster = Cluster::start(Shape { deadline, acknowledge_early, hand_over, disk });
     let doors = cluster.doors.clone();
-    let clients = Clients::new(&doors, &golden);
-    let mut struck = Vec::new();
+    let clients = Clients::new(&doors, &golden, deadline);
+    let (mut struck, mut healing) = (Vec::new(), Default::default());
     std::thread::scope(|scope| {
         clients::start(scope, &clients, options.concurrency);
         // However this ends, the clients have to end with it.
         let _stop = StopOnDrop(&clients);
-        for fault in faults {
+        for (number, faults) in rounds.iter().enumerate() {
             std::thread::sleep(CALM.mul_f64(random.f64()));
-            let description = fault.describe(&cluster);
-            progress(&description);
+            let described: Vec<String> = faults.iter().map(|fault| fault.describe(&cluster)).collect();
+            progress(&described.join(", "));
+            let kind = match &faults[..] {
+                [fault] => fault.kind(&cluster),
+                _ => "two at once".to_owned(),
+            };
             let begun = clients.elapsed();
-            fault.strike(&mut cluster);
-            struck.push(Struck { description, begun, ended: clients.elapsed() });
+            fault::strike(faults, &mut cluster);
+            struck.push(Struck { kind, count: faults.len(), begun, ended: clients.elapsed() });
             let crashed = cluster.crashed();
             assert!(crashed.is_empty(), "ended by themselves:\n{}", crashed.join("\n"));
+            if (number + 1) % ROUNDS_PER_CHECK == 0 || number + 1 == rounds.len() {
+                Report::heal(&mut healing, healing::check(&cluster));
+            }
         }
-        let mut before = clients.answered();
+        let (mut before, mut last) = (clients.answered(), clients.elapsed());
         while before < options.requests {
             std::thread::sleep(Duration::from_secs(1));
             let now = clients.answered();
+            if now > before {
+                (before, last) = (now, clients.elapsed());
+            }
             // Requests have a deadline: when none is answered for so long, none will be.
-            assert!(now > before || clients.elapsed() < Duration::from_secs(90), "nothing is answered any more");
-            before = now;
+            assert!(clients.elapsed() - last < deadline + SILENCE, "nothing is answered any more");
         }
     });
     let elapsed = clients.elapsed();
-    Report::new(clients.into_tally(), struck, elapsed)
+    Report { tally: clients.into_tally(), struck, elapsed, storage, healing }
 }
 
 struct StopOnDrop<'a>(&'a Clients<'a>);

@@ -1,22 +1,22 @@
 //! Soak: the same system and the same load without faults, for long, to see that nothing grows.
+//!
+//! The load has callers that leave, requests that expire, answers in parts and large bodies in it: what is cleaned up
+//! after those would be what grows.
 
 use std::fmt;
-use std::fs;
 use std::time::{Duration, Instant};
 
 use super::clients::{self, Clients};
-use super::cluster::Cluster;
+use super::cluster::{Cluster, Shape};
+use super::report::Report;
+use super::usage::{Trace, Usage};
 use crate::golden;
 
 /// How long the system is loaded to find out what it can do.
 const CALIBRATION: Duration = Duration::from_secs(10);
 
-/// The share of a run after which caches, pools and heaps have the size they keep.
-const WARM: f64 = 0.3;
-
-/// What memory may grow by from the middle of a run to its end: allocators are not exact.
-const TOLERANCE_SHARE: f64 = 0.05;
-const TOLERANCE_BYTES: u64 = 4 << 20;
+/// The deadline of requests: that of gateways that are told no other.
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// What to do.
 #[derive(Clone, Copy, Debug)]
@@ -29,26 +29,10 @@ pub struct SoakOptions {
     pub concurrency: usize,
 }
 
-/// What one process uses.
-#[derive(Clone, Copy, Debug, Default)]
-struct Usage {
-    memory: u64,
-    descriptors: u64,
-    threads: u64,
-}
-
-/// The samples of one process.
-#[derive(Debug)]
-struct Trace {
-    name: String,
-    id: u32,
-    samples: Vec<Usage>,
-}
-
 /// The outcome of a soak.
 #[derive(Debug)]
 pub struct SoakReport {
-    outcome: super::Report,
+    outcome: Report,
     rate: f64,
     traces: Vec<Trace>,
 }
@@ -59,18 +43,19 @@ pub struct SoakReport {
 /// When the system does not get ready, or a process ends.
 pub fn soak(options: &SoakOptions, mut progress: impl FnMut(&str)) -> SoakReport {
     let golden = golden();
-    let mut cluster = Cluster::start(clients::models(), false, None);
+    let shape = Shape { deadline: DEADLINE, acknowledge_early: false, hand_over: false, disk: None };
+    let mut cluster = Cluster::start(shape);
     let doors = cluster.doors.clone();
-    let capacity = load(&Clients::new(&doors, &golden), options.concurrency, CALIBRATION, || {}) as f64;
+    let capacity = load(&Clients::new(&doors, &golden, DEADLINE), options.concurrency, CALIBRATION, || {}) as f64;
     let rate = capacity / CALIBRATION.as_secs_f64() * options.share;
     progress(&format!("{:.0} requests/s, {:.0} % of what it can do", rate, options.share * 100.0));
 
-    let mut traces: Vec<_> = cluster.processes().map(|(name, id)| Trace { name, id, samples: Vec::new() }).collect();
-    let clients = Clients::new(&doors, &golden).at_rate(rate);
+    let mut traces: Vec<_> = cluster.processes().map(|(name, id, _)| Trace { name, id, samples: Vec::new() }).collect();
+    let clients = Clients::new(&doors, &golden, DEADLINE).at_rate(rate);
     let mut minute = Instant::now();
     load(&clients, options.concurrency, options.duration, || {
-        for trace in &mut traces {
-            trace.samples.push(Usage::of(trace.id));
+        for (trace, (_, _, member)) in traces.iter_mut().zip(cluster.processes()) {
+            trace.samples.push(Usage::of(trace.id, member));
         }
         if minute.elapsed() >= Duration::from_secs(60) {
             minute += Duration::from_secs(60);
@@ -80,7 +65,9 @@ pub fn soak(options: &SoakOptions, mut progress: impl FnMut(&str)) -> SoakReport
     let crashed = cluster.crashed();
     assert!(crashed.is_empty(), "ended by themselves:\n{}", crashed.join("\n"));
     let elapsed = clients.elapsed();
-    SoakReport { outcome: super::Report::new(clients.into_tally(), Vec::new(), elapsed), rate, traces }
+    let tally = clients.into_tally();
+    let outcome = Report { tally, struck: Vec::new(), elapsed, storage: "memory", healing: Default::default() };
+    SoakReport { outcome, rate, traces }
 }
 
 /// Lets the clients run for a while, calls `sample` every second of it, and tells how many requests were answered.
@@ -97,44 +84,6 @@ fn load(clients: &Clients<'_>, concurrency: usize, duration: Duration, mut sampl
     clients.answered()
 }
 
-// === impl Usage ===
-
-impl Usage {
-    /// What a process uses right now; nothing when it is gone.
-    fn of(process: u32) -> Usage {
-        let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-            line.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
-        };
-        let descriptors = fs::read_dir(format!("/proc/{process}/fd")).map_or(0, |entries| entries.count() as u64);
-        Usage { memory: field("VmRSS:") << 10, descriptors, threads: field("Threads:") }
-    }
-}
-
-// === impl Trace ===
-
-impl Trace {
-    /// The median of a figure once warm, in the first and in the last third of what follows.
-    fn early_and_late(&self, figure: impl Fn(&Usage) -> u64) -> (u64, u64) {
-        let warm = &self.samples[(self.samples.len() as f64 * WARM) as usize..];
-        let median = |samples: &[Usage]| {
-            let mut figures: Vec<u64> = samples.iter().map(&figure).collect();
-            figures.sort_unstable();
-            figures.get(figures.len() / 2).copied().unwrap_or(0)
-        };
-        let third = warm.len() / 3;
-        (median(&warm[..third]), median(&warm[warm.len() - third..]))
-    }
-
-    fn grows(&self) -> bool {
-        let (early, late) = self.early_and_late(|usage| usage.memory);
-        let memory = late > early + (early as f64 * TOLERANCE_SHARE) as u64 + TOLERANCE_BYTES;
-        let few = |(early, late): (u64, u64)| late > early + early / 10 + 2;
-        memory || few(self.early_and_late(|usage| usage.descriptors)) || few(self.early_and_late(|usage| usage.threads))
-    }
-}
-
 // === impl SoakReport ===
 
 impl SoakReport {
@@ -147,15 +96,17 @@ impl SoakReport {
 impl fmt::Display for SoakReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}at {:.0} requests/s; medians once warm, early and late:", self.outcome, self.rate)?;
-        writeln!(f, "  {:<20}{:>22}{:>18}{:>14}", "process", "memory MB", "descriptors", "threads")?;
+        writeln!(f, "  {:<20}{:>22}{:>18}{:>14}{:>14}", "process", "memory MB", "descriptors", "threads", "tasks")?;
         for trace in &self.traces {
             let (early, late) = trace.early_and_late(|usage| usage.memory);
             let memory = format!("{:.1} -> {:.1}", early as f64 / 1e6, late as f64 / 1e6);
             let descriptors = trace.early_and_late(|usage| usage.descriptors);
             let threads = trace.early_and_late(|usage| usage.threads);
+            let tasks = trace.early_and_late(|usage| usage.tasks);
             let pair = |(early, late): (u64, u64)| format!("{early} -> {late}");
             let verdict = if trace.grows() { "  GROWS" } else { "" };
-            writeln!(f, "  {:<20}{memory:>22}{:>18}{:>14}{verdict}", trace.name, pair(descriptors), pair(threads))?;
+            let [descriptors, threads, tasks] = [descriptors, threads, tasks].map(pair);
+            writeln!(f, "  {:<20}{memory:>22}{descriptors:>18}{threads:>14}{tasks:>14}{verdict}", trace.name)?;
         }
         Ok(())
     }

@@ -9,13 +9,14 @@ use trireme_inference::InferError;
 use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
 
 use super::{ModelPath, post};
+use crate::budget::Hold;
 use crate::handlers::{Traced, Via, forward};
 use crate::http::HttpState;
 use crate::http::body;
 use crate::http::compression::Coding;
 use crate::http::response::{self, HttpError};
 
-/// Largest body with tensors behind its JSON.
+/// Largest body with tensors behind its JSON, where there is room for it.
 const MAX_BINARY_BODY: usize = i32::MAX as usize;
 
 pub fn routes() -> Router<HttpState> {
@@ -27,6 +28,7 @@ pub fn routes() -> Router<HttpState> {
 async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -> Result<Response, HttpError> {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
+    let hold = parts.extensions.get::<Hold>().cloned().unwrap_or_else(|| http.handlers.budget.hold());
     let (_, served) = http.handlers.find_model(&path.model, path.version).map_err(HttpError::plain)?;
     if served.config.decoupled {
         return Err(HttpError::plain(InferError::unsupported(
@@ -38,8 +40,9 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     // Tensors behind the JSON are not held against the limit, as with Triton; the largest message of gRPC is theirs.
     let has_binary = headers.get(HEADER_LENGTH).is_some_and(|length| length.as_bytes() != b"0");
     let most = if has_binary && coding == Coding::Identity { limit.max(MAX_BINARY_BODY) } else { limit };
+    let most = most.min(usize::try_from(http.handlers.budget.limit()).unwrap_or(usize::MAX));
     let body = body::read(headers, body, most).await?;
-    let body = coding.decode(body, limit).await.map_err(HttpError::plain)?;
+    let body = coding.decode(body, limit, &hold).await.map_err(HttpError::plain)?;
 
     let context = RequestContext {
         model: &path.model,
@@ -57,6 +60,10 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
         None => None,
     };
     let mut decoded = infer::decode_infer_request(&context, &body, header_length)?;
+    // Numbers take more room than their digits do.
+    let tensors = decoded.request.inputs.iter().map(|input| input.data.len()).sum::<usize>();
+    hold.take(tensors.saturating_sub(body.len()) as u64).map_err(InferError::from)?;
+    drop(body);
     decoded.request.version = path.version;
     forward::headers(headers, http.options.header_forward.as_ref(), &mut decoded.request.parameters)?;
     let traceparent = body::text(headers, "traceparent").map(str::to_owned);

@@ -203,10 +203,6 @@ fn a_bad_request_fails_alone() {
     // Shapes that each fit, but not each other.
     let error = execute(&mut model, &[&text(7, 2)], "last_hidden_state").remove(0).unwrap_err();
     assert_eq!(error.code, ErrorCode::InvalidArg, "{error}");
-    // A zero-size tensor whose other dimensions overflow.
-    let huge = Tensor::new("input_ids", DataType::Int64, [1, i64::MAX, i64::MAX, 0], Bytes::new()).unwrap();
-    let error = execute(&mut model, &[&[huge]], "last_hidden_state").remove(0).unwrap_err();
-    assert!(error.code == ErrorCode::InvalidArg && error.message.contains("too large"), "{error}");
 }
 
 #[test]

@@ -57,12 +57,6 @@ pub fn datatype(element: TensorElementType) -> Option<DataType> {
 
 /// `tensor` under the shape that the model takes, borrowing its bytes where they are aligned.
 pub fn input_value<'t>(tensor: &'t Tensor, shape: &Shape) -> ort::Result<SessionInputValue<'t>> {
-    // A zero-size tensor may claim other dimensions of any size; the library multiplies them up unchecked.
-    let nonzero = shape.iter().filter(|&&d| d != 0).copied().collect::<Vec<_>>();
-    if Shape::from(nonzero).element_count().is_none_or(|count| count > u64::from(u32::MAX) << 16) {
-        let message = format!("input '{}' has shape {shape}, which is too large", tensor.name());
-        return Err(ort::Error::new_with_code(ort::ErrorCode::InvalidArgument, message));
-    }
     for_number!(tensor.datatype(), numbers(tensor, shape), BOOL => booleans(tensor, shape), BYTES => strings(tensor, shape))
 }
 

@@ -1,0 +1,78 @@
+//! How often messages were begun: notes beside the queues, because the broker counts deliveries and cannot tell what
+//! became of them. A note is a message of its own, the last one of its subject; it lapses with the request.
+//!
+//! Not here: who looks and who notes (`runtime::suspects`); first deliveries do neither.
+
+use std::time::Duration;
+
+use async_nats::HeaderMap;
+use async_nats::jetstream::context::PublishErrorKind;
+use async_nats::jetstream::stream::{self, DirectGetErrorKind};
+use bytes::Bytes;
+
+use super::work::{LONGEST_LAPSE, chain, failure, lapse, stream_failure};
+use super::{Nats, subjects};
+use crate::{BusError, WorkMessage};
+
+/// Bytes of notes that the broker keeps: tens of thousands. The oldest go first.
+const KEPT_BYTES: i64 = 4 << 20;
+
+/// How long the note of a message without a deadline is kept.
+const AGE: Duration = Duration::from_secs(24 * 3600);
+
+impl Nats {
+    /// What was noted last; `None` where nothing was.
+    pub(super) async fn noted_attempts(&self, message: &WorkMessage) -> Result<Option<u32>, BusError> {
+        const ACTION: &str = "looking up how often a message was begun";
+        let stream = self.jetstream.get_stream_no_info(subjects::ATTEMPTS_STREAM).await;
+        let stream = stream.map_err(|error| failure(ACTION, &error))?;
+        let subject = subjects::attempts(&message.message_id());
+        let note = match stream.direct_get_last_for_subject(subject).await {
+            Ok(note) => note,
+            Err(error) if error.kind() == DirectGetErrorKind::NotFound => return Ok(None),
+            // Nobody answers for a stream that is not there.
+            Err(error) if chain(&error).contains("no responders") => return Ok(None),
+            Err(error) => return Err(failure(ACTION, &error)),
+        };
+        let attempts = std::str::from_utf8(&note.payload).ok().and_then(|text| text.parse().ok());
+        if attempts.is_none() {
+            tracing::warn!(subject = %note.subject, "ignored a malformed note of attempts");
+        }
+        Ok(attempts)
+    }
+
+    /// Notes it until the broker confirms; makes the stream when it is first needed.
+    pub(super) async fn publish_attempts(&self, message: &WorkMessage, attempts: u32) -> Result<(), BusError> {
+        let mut headers = HeaderMap::new();
+        let lapse = lapse(message);
+        if lapse < LONGEST_LAPSE {
+            headers.insert(async_nats::header::NATS_MESSAGE_TTL, lapse.as_secs().max(1).to_string());
+        }
+        let subject = subjects::attempts(&message.message_id());
+        let note = || self.send_confirmed(subject.clone(), headers.clone(), Bytes::from(attempts.to_string()));
+        let mut noted = note().await;
+        if noted.as_ref().is_err_and(|error| error.kind() == PublishErrorKind::StreamNotFound) {
+            self.make_attempts().await?;
+            noted = note().await;
+        }
+        noted.map(drop).map_err(|error| failure("noting that a message is begun", &error))
+    }
+
+    async fn make_attempts(&self) -> Result<(), BusError> {
+        let config = stream::Config {
+            name: subjects::ATTEMPTS_STREAM.to_owned(),
+            description: Some("how often messages that came again were begun".to_owned()),
+            subjects: vec![subjects::ATTEMPTS_SUBJECTS.to_owned()],
+            max_messages_per_subject: 1,
+            max_bytes: KEPT_BYTES,
+            max_age: AGE,
+            allow_message_ttl: true,
+            allow_direct: true,
+            storage: stream::StorageType::Memory,
+            ..Default::default()
+        };
+        let made = self.jetstream.get_or_create_stream(config).await;
+        made.map(drop)
+            .map_err(|error| stream_failure("making the stream of attempts", subjects::ATTEMPTS_STREAM, &error))
+    }
+}

@@ -1,0 +1,94 @@
+//! How many entries a list that came from elsewhere may have. Counted while it is read, so that a few bytes for each entry
+//! do not become a lot of memory, and checked before it is sent, so that nobody makes what nobody reads.
+//!
+//! Not here: how long a message may be, and how deep (`bus`).
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+use crate::Parameters;
+
+/// The most entries of a list in a message: of its tensors, of a shape's dimensions, of a route's steps, of what a step takes
+/// and makes, of parameters, of hops. Some of them are held against one another.
+pub const MAX_LISTED: usize = 1024;
+
+/// More entries than a list may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{found} {what}, expected {MAX_LISTED} at most")]
+pub struct TooMany {
+    /// What is listed.
+    pub what: &'static str,
+    /// How many there are.
+    pub found: usize,
+}
+
+/// Holds the length of a list against [`MAX_LISTED`].
+pub fn check_listed(what: &'static str, found: usize) -> Result<(), TooMany> {
+    if found > MAX_LISTED { Err(TooMany { what, found }) } else { Ok(()) }
+}
+
+/// Reads a list, called `what` when it is too long: for `deserialize_with`.
+pub fn read_list<'de, D, T>(deserializer: D, what: &'static str) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    deserializer.deserialize_seq(Counting { what, kind: PhantomData::<T> })
+}
+
+/// Reads parameters: for `deserialize_with`.
+pub fn read_parameters<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Parameters, D::Error> {
+    deserializer.deserialize_map(CountingParameters)
+}
+
+/// Reads entries up to the limit.
+struct Counting<T> {
+    what: &'static str,
+    kind: PhantomData<T>,
+}
+
+// === impl Counting ===
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Counting<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{MAX_LISTED} {} at most", self.what)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Vec<T>, A::Error> {
+        // The length that is announced is no more than a claim.
+        let mut list = Vec::with_capacity(entries.size_hint().unwrap_or_default().min(16));
+        while let Some(entry) = entries.next_element()? {
+            if list.len() == MAX_LISTED {
+                return Err(A::Error::custom(format_args!("more than {MAX_LISTED} {}", self.what)));
+            }
+            list.push(entry);
+        }
+        Ok(list)
+    }
+}
+
+/// Reads parameters up to the limit.
+struct CountingParameters;
+
+impl<'de> Visitor<'de> for CountingParameters {
+    type Value = Parameters;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{MAX_LISTED} parameters at most")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Parameters, A::Error> {
+        let mut parameters = Parameters::new();
+        while let Some((name, value)) = entries.next_entry()? {
+            if parameters.len() == MAX_LISTED {
+                return Err(A::Error::custom(format_args!("more than {MAX_LISTED} parameters")));
+            }
+            parameters.insert(name, value);
+        }
+        Ok(parameters)
+    }
+}

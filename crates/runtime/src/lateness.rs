@@ -1,0 +1,97 @@
+//! Whether a request can still be answered before its deadline, by what a run of its step is expected to take. Pure.
+//!
+//! Where the deadline bounds how long requests wait, and not the queue, the oldest of a queue has no time left: a worker
+//! that took it, because its deadline has not passed yet, would be late with each. So what cannot be answered in time is
+//! let go before it is executed, and the time goes to one that can.
+//!
+//! It has to be enough for the run, for a run as long as that at each later step, of which nothing is known here, for the
+//! ways between them and back, and for one run more, because runs differ. To ask for too much costs nothing: what is let go
+//! a little early makes room for another. A later step that takes longer than this is not reckoned with.
+//!
+//! All that is an estimate and may be wrong, so a request is tried whatever it says that has not waited yet: for a
+//! quarter of the time that it had when it came into its queue. An estimate that is much too high, as after one slow run,
+//! is corrected by the next of those.
+//!
+//! Not here: how long runs take (`intake`), deadlines that have passed (`hosted`).
+
+use std::time::Duration;
+
+use trireme_bus::WorkMessage;
+use trireme_inference::UnixMicros;
+
+/// This part of a request's time is left for its ways, and for whatever is slow on them.
+const WAYS: u32 = 10;
+
+/// A request that has waited for less than this part of its time is tried.
+const TRIED: u32 = 4;
+
+/// Whether a request whose run takes that long, and begins after `wait`, will not be answered before its deadline.
+pub(crate) fn is_too_late(message: &WorkMessage, run: Duration, wait: Duration, now: UnixMicros) -> bool {
+    let steps = u32::try_from(message.route.remaining().len()).unwrap_or(u32::MAX);
+    is_over(message.deadline.since(now), message.deadline.since(message.sent_at), steps, run, wait)
+}
+
+/// `left` is what remains of the time, `had`, that a request had when it came into its queue.
+fn is_over(left: Duration, had: Duration, steps: u32, run: Duration, wait: Duration) -> bool {
+    let runs = run.saturating_mul(steps.saturating_add(1));
+    let needs = wait.saturating_add(runs).saturating_add(had / WAYS);
+    left < needs && had.saturating_sub(left) >= had / TRIED
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn what_has_waited_and_cannot_end_is_late() {
+        let over = |left: u32, steps| is_over(MS * left, MS * 1000, steps, MS * 20, Duration::ZERO);
+        assert!(over(139, 1) && !over(140, 1), "two runs and the ways");
+        assert!(over(179, 3) && !over(180, 3), "later steps take time as well");
+        assert!(is_over(MS * 159, MS * 1000, 1, MS * 20, MS * 20), "it would not begin at once");
+    }
+
+    #[test]
+    fn what_comes_is_tried_whatever_is_expected() {
+        let slow = MS * 5000;
+        assert!(!is_over(MS * 760, MS * 1000, 1, slow, slow), "it has not waited yet");
+        assert!(is_over(MS * 750, MS * 1000, 1, slow, slow));
+        assert!(!is_over(Duration::MAX, Duration::MAX, u32::MAX, Duration::MAX, Duration::MAX));
+    }
+
+    /// One server that takes the oldest of a queue; requests come evenly, at `load` times what it can do, with a second
+    /// each. Answers in time, by what it can do at most.
+    fn goodput(load: f64, judge: impl Fn(Duration) -> bool) -> f64 {
+        let (run, had, until) = (MS * 20, MS * 1000, Duration::from_secs(80));
+        let (mut queue, mut now, mut good, mut came) = (VecDeque::new(), Duration::ZERO, 0, 0u32);
+        while now < until {
+            while run.div_f64(load) * came <= now {
+                queue.push_back(run.div_f64(load) * came);
+                came += 1;
+            }
+            match queue.pop_front() {
+                None => now = run.div_f64(load) * came,
+                Some(came) if judge((came + had).saturating_sub(now)) => {}
+                Some(came) => {
+                    now += run;
+                    // The answer has a way to go; what comes first meets an empty queue.
+                    good += u32::from(now + MS < came + had && now > until / 2);
+                }
+            }
+        }
+        f64::from(good) * run.as_secs_f64() / (until / 2).as_secs_f64()
+    }
+
+    #[test]
+    fn goodput_holds_where_the_deadline_bounds_the_queue() {
+        for load in [1.05, 2.0, 10.0] {
+            let kept = goodput(load, |left| is_over(left, MS * 1000, 1, MS * 20, Duration::ZERO));
+            assert!(kept > 0.95, "{kept} at {load}");
+            let expired = goodput(load, |left| left.is_zero());
+            assert!(expired < 0.5, "{expired} at {load}: otherwise there would be no need for this");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+use super::*;
+use crate::{Appetite, OneAtATime};
+
+/// Takes pairs, newest first, and waits for a second one for a while.
+struct Pairs;
+
+impl BatchPolicy for Pairs {
+    fn decide(&self, waiting: &[Candidate], now: Instant) -> Decision {
+        let patience = waiting[0].arrived + Duration::from_millis(20);
+        match waiting.len() {
+            1 if now < patience => Decision::WaitUntil(patience),
+            1 => Decision::Run(vec![0]),
+            n => Decision::Run(vec![n - 1, 0]),
+        }
+    }
+
+    fn max_rows(&self) -> u32 {
+        2
+    }
+}
+
+fn candidate() -> Candidate {
+    Candidate { arrived: Instant::now(), priority: 0, description: Description::exact(&[]) }
+}
+
+#[test]
+fn batches_come_in_the_order_of_the_decision() {
+    let queue = WorkQueue::new(Box::new(Pairs), 8, None);
+    for item in 0..5 {
+        queue.push(candidate(), item);
+    }
+    assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![4, 0]));
+    assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![3, 1]));
+    assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![2]), "after its patience has run out");
+    queue.close();
+    assert_eq!(queue.take(usize::MAX, &mut 0), None);
+}
+
+#[test]
+fn no_more_is_taken_than_the_limit() {
+    let queue = WorkQueue::new(Box::new(Pairs), 8, None);
+    assert_eq!(queue.try_take(1), None);
+    for item in 0..3 {
+        queue.push(candidate(), item);
+    }
+    assert_eq!((queue.take(1, &mut 0), queue.try_take(2)), (Some(vec![2]), Some(vec![1, 0])));
+    queue.push(candidate(), 3);
+    assert_eq!(queue.try_take(2), None, "the policy would wait for a second one");
+}
+
+#[test]
+fn what_runs_alone_comes_first_and_joins_nobody() {
+    let queue = WorkQueue::new(Box::new(Pairs), 8, None);
+    for item in 0..2 {
+        queue.push(candidate(), item);
+    }
+    queue.push_alone(candidate(), 7);
+    assert_eq!((queue.load().waiting, queue.try_take(2)), (3, None), "nobody joins others before it");
+    assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![7]));
+    assert_eq!(queue.try_take(2), Some(vec![1, 0]));
+    queue.push_alone(candidate(), 8);
+    queue.push_alone(candidate(), 9);
+    assert_eq!(queue.remove_where(|item| *item == 8), [8]);
+    queue.close();
+    assert_eq!((queue.take(1, &mut 0), queue.take(1, &mut 0)), (Some(vec![9]), None));
+}
+
+#[test]
+fn a_closed_queue_is_emptied_first() {
+    let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
+    queue.push(candidate(), "last");
+    queue.close();
+    assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec!["last"]));
+    assert_eq!(queue.take(usize::MAX, &mut 0), None);
+}
+
+#[test]
+fn what_is_delayed_goes_behind_all_others_of_its_level_and_before_the_next() {
+    let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
+    for (item, level) in [("late", 1), ("next level", 2), ("fresh", 1)] {
+        queue.push(Candidate { priority: level * 2, ..candidate() }, item);
+    }
+    queue.delay_where(|item| *item == "late");
+    let taken: Vec<_> = (0..3).filter_map(|_| queue.try_take(1)).flatten().collect();
+    assert_eq!(taken, ["fresh", "late", "next level"]);
+}
+
+#[test]
+fn who_is_idle_is_called_once_and_after_all_work() {
+    let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
+    queue.push(candidate(), "work");
+    queue.call_idle();
+    let (mut one, mut other) = (0, 0);
+    assert_eq!(queue.take(1, &mut one), Some(vec!["work"]));
+    assert_eq!((queue.take(1, &mut one), queue.take(1, &mut other)), (Some(vec![]), Some(vec![])));
+    queue.close();
+    assert_eq!((queue.take(1, &mut one), queue.take(1, &mut other)), (None, None));
+}
+
+#[test]
+fn work_wakes_idle_instances() {
+    let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
+    let takers: Vec<_> = (0..3)
+        .map(|_| {
+            let queue = queue.clone();
+            std::thread::spawn(move || queue.take(usize::MAX, &mut 0))
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(20));
+    for item in 0..3 {
+        queue.push(candidate(), item);
+    }
+    let mut taken: Vec<_> = takers.into_iter().flat_map(|t| t.join().unwrap().unwrap()).collect();
+    taken.sort_unstable();
+    assert_eq!(taken, [0, 1, 2]);
+}
+
+fn taken_run(queue: &Arc<WorkQueue<()>>) -> Run<()> {
+    match queue.take_run(&mut 0, |(), _| false) {
+        Some(Taken::Batch(_, run)) => run,
+        Some(Taken::Late(_)) | None => panic!("it is to be executed"),
+    }
+}
+
+#[test]
+fn what_is_too_late_takes_no_place_in_a_batch() {
+    let appetite = Appetite { batch: 2, look_ahead: Duration::from_millis(20) };
+    let queue = WorkQueue::new(Box::new(Pairs), 8, Some(Intake::new(1, appetite)));
+    let take = |late: &[i32]| match queue.take_run(&mut 0, |item, _| late.contains(item)) {
+        Some(Taken::Batch(batch, mut run)) => {
+            run.executed = 2;
+            (batch, vec![])
+        }
+        Some(Taken::Late(late)) => (vec![], late),
+        None => (vec![], vec![]),
+    };
+    for item in 0..6 {
+        queue.push(candidate(), item);
+    }
+    assert_eq!(take(&[0, 5]), (vec![5, 0], vec![]), "nobody knows how long a run takes");
+    assert_eq!(take(&[1, 2]), (vec![], vec![1]));
+    assert_eq!(take(&[2]), (vec![], vec![2]));
+    assert_eq!(take(&[]), (vec![4, 3], vec![]), "a full batch of the others");
+}
+
+#[test]
+fn more_is_asked_for_while_all_that_comes_is_late() {
+    let appetite = Appetite { batch: 1, look_ahead: Duration::ZERO };
+    let queue: Arc<WorkQueue<()>> = WorkQueue::new(Box::new(OneAtATime), 4, Some(Intake::new(1, appetite)));
+    let room = || queue.state.lock().room(4, Instant::now());
+    assert_eq!(room(), Room::Now(1));
+    for _ in 0..2 {
+        queue.came_late();
+    }
+    assert_eq!(room(), Room::Now(2));
+    let _permits: Vec<_> = (0..3).map(|_| queue.permit()).collect();
+    assert_eq!(room(), Room::Now(1), "never more than it may hold");
+    queue.push(candidate(), ());
+    assert_eq!(queue.state.lock().late, 0);
+}
+
+#[tokio::test]
+async fn room_opens_shortly_before_the_instance_is_free() {
+    let appetite = Appetite { batch: 1, look_ahead: Duration::from_millis(20) };
+    let queue = WorkQueue::new(Box::new(OneAtATime), 8, Some(Intake::new(1, appetite)));
+    assert_eq!(queue.room_beyond(0).await.0, 1, "it is free");
+    queue.push(candidate(), ());
+    let mut run = taken_run(&queue);
+    let waiting = tokio::time::timeout(Duration::from_millis(100), queue.room_beyond(0)).await;
+    assert!(waiting.is_err(), "nobody knows how long this takes");
+    run.executed = 1;
+    drop(run);
+    queue.push(candidate(), ());
+    let begun = Instant::now();
+    let _run = taken_run(&queue);
+    assert_eq!(queue.room_beyond(0).await.0, 1);
+    assert!(begun.elapsed() >= Duration::from_millis(80), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn room_follows_permits() {
+    let queue: Arc<WorkQueue<()>> = WorkQueue::new(Box::new(OneAtATime), 2, None);
+    let first = queue.try_permit().unwrap();
+    let _second = queue.permit();
+    assert!(queue.try_permit().is_none());
+    let waiting = tokio::time::timeout(Duration::from_millis(20), queue.room_beyond(0)).await;
+    assert!(waiting.is_err(), "no room while all permits are out");
+    drop(first);
+    assert_eq!(queue.room_beyond(0).await.0, 1);
+}

@@ -1,0 +1,252 @@
+//! The bytes of all requests that this gateway has in hand, as one budget: what bodies hold is taken from it before they are
+//! read whole, and given back when the answer is on its way. Where none is left a request is refused at once, as by a full
+//! queue.
+//!
+//! Not here: how large one request may be (`http`, `grpc`), how many there may be (`dispatch`).
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+
+use axum::body::{Body, HttpBody};
+use axum::http::header::CONTENT_LENGTH;
+use axum::http::{HeaderMap, Response};
+use bytes::{Buf, Bytes};
+use http_body::{Frame, SizeHint};
+use trireme_bus::QUEUE_FULL;
+use trireme_inference::InferError;
+
+/// A budget of bytes. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Budget(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    limit: u64,
+    used: AtomicU64,
+}
+
+/// What one request holds of the budget. Clones are the same; the last one gives it back.
+#[derive(Clone, Debug)]
+pub struct Hold(Arc<Held>);
+
+#[derive(Debug)]
+struct Held {
+    budget: Budget,
+    bytes: AtomicU64,
+}
+
+/// No bytes are left for a request.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("no room for the request beside those in flight (--max-bytes-in-flight): {QUEUE_FULL}")]
+pub struct NoRoom;
+
+/// A request's body that takes what it brings from the budget: what is announced at its beginning, what is not as it comes.
+struct Counted {
+    body: Body,
+    hold: Hold,
+    /// Bytes that may still come without another look at the budget.
+    covered: u64,
+    /// What the client has announced, until the body is asked for.
+    announced: u64,
+    /// How a refusal is told to who reads the body.
+    refuse: Refuse,
+}
+
+/// Makes an error that the reader of a body understands.
+pub type Refuse = fn(NoRoom) -> axum::BoxError;
+
+/// A response's body that holds its request's bytes, and its own, until it is sent.
+struct Sent {
+    body: Body,
+    _hold: Hold,
+}
+
+/// Makes a request's body one that is counted in `hold`.
+pub fn count(headers: &HeaderMap, body: Body, hold: &Hold, refuse: Refuse) -> Body {
+    if body.is_end_stream() {
+        return body;
+    }
+    let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    let announced = length.unwrap_or_default();
+    Body::new(Counted { body, hold: hold.clone(), covered: 0, announced, refuse })
+}
+
+/// Lets go of `hold` when the response was sent.
+pub fn until_sent(response: Response<Body>, hold: Hold) -> Response<Body> {
+    hold.add(response.body().size_hint().exact().unwrap_or_default());
+    response.map(|body| Body::new(Sent { body, _hold: hold }))
+}
+
+// === impl Budget ===
+
+impl Budget {
+    /// A budget of so many bytes.
+    pub fn new(limit: u64) -> Budget {
+        Budget(Arc::new(Shared { limit, used: AtomicU64::new(0) }))
+    }
+
+    /// The most that all requests together may hold, in bytes.
+    pub fn limit(&self) -> u64 {
+        self.0.limit
+    }
+
+    /// A request's part of it, nothing so far.
+    pub fn hold(&self) -> Hold {
+        Hold(Arc::new(Held { budget: self.clone(), bytes: AtomicU64::new(0) }))
+    }
+}
+
+// === impl Hold ===
+
+impl Hold {
+    /// Takes more bytes, if they are left.
+    pub fn take(&self, bytes: u64) -> Result<(), NoRoom> {
+        let Shared { limit, used } = &*self.0.budget.0;
+        let more = |used: u64| used.checked_add(bytes).filter(|used| used <= limit);
+        used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| NoRoom)?;
+        self.0.bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Counts bytes that are there, whether or not any were left.
+    pub fn add(&self, bytes: u64) {
+        self.0.budget.0.used.fetch_add(bytes, Ordering::Relaxed);
+        self.0.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Gives some of what it has back.
+    pub fn give_back(&self, bytes: u64) {
+        self.0.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.0.budget.0.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// All that this holds now as a hold of its own: that of a message of a stream.
+    pub fn split(&self) -> Hold {
+        let bytes = self.0.bytes.swap(0, Ordering::Relaxed);
+        Hold(Arc::new(Held { budget: self.0.budget.clone(), bytes: AtomicU64::new(bytes) }))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.budget.0.used.fetch_sub(*self.bytes.get_mut(), Ordering::Relaxed);
+    }
+}
+
+impl From<NoRoom> for InferError {
+    fn from(refusal: NoRoom) -> InferError {
+        InferError::unavailable(refusal.to_string())
+    }
+}
+
+// === impl Counted ===
+
+impl HttpBody for Counted {
+    type Data = Bytes;
+    type Error = axum::BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
+        let announced = std::mem::take(&mut self.announced);
+        if announced > 0 {
+            self.hold.take(announced).map_err(self.refuse)?;
+            self.covered = announced;
+        }
+        let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)?) else { return Poll::Ready(None) };
+        let bytes = frame.data_ref().map_or(0, |data| data.remaining() as u64);
+        if bytes > self.covered {
+            self.hold.take(bytes - self.covered).map_err(self.refuse)?;
+        }
+        self.covered = self.covered.saturating_sub(bytes);
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+// === impl Sent ===
+
+impl HttpBody for Sent {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    fn used(budget: &Budget) -> u64 {
+        budget.0.used.load(Ordering::Relaxed)
+    }
+
+    #[tokio::test]
+    async fn bodies_take_their_bytes_and_answers_give_them_back() {
+        let budget = Budget::new(100);
+        let announced = |length: &str| HeaderMap::from_iter([(CONTENT_LENGTH, length.parse().unwrap())]);
+        let refuse: Refuse = |refusal| refusal.into();
+
+        let (first, second, third) = (budget.hold(), budget.hold(), budget.hold());
+        let body = count(&announced("60"), Body::from(vec![0; 60]), &first, refuse);
+        assert_eq!(used(&budget), 0, "nothing before somebody reads");
+        assert_eq!(body.collect().await.unwrap().to_bytes().len(), 60);
+        assert_eq!(used(&budget), 60);
+
+        let mut refused = count(&announced("41"), Body::from(vec![0; 41]), &second, refuse);
+        assert!(refused.frame().await.unwrap().unwrap_err().to_string().contains("Exceeds maximum queue size"));
+        assert_eq!(used(&budget), 60);
+
+        let pieces = [30, 10, 1].map(|size| Ok::<_, NoRoom>(Bytes::from(vec![0; size])));
+        let pieces = Body::from_stream(futures_util::stream::iter(pieces));
+        let mut chunked = count(&HeaderMap::new(), pieces, &third, refuse);
+        assert!(chunked.frame().await.unwrap().is_ok() && chunked.frame().await.unwrap().is_ok());
+        assert_eq!(used(&budget), 100);
+        assert!(chunked.frame().await.unwrap().is_err(), "one byte too many");
+        drop((chunked, third));
+        assert_eq!(used(&budget), 60);
+
+        let answer = until_sent(Response::new(Body::from(vec![0; 50])), first.clone());
+        drop(first);
+        assert_eq!(used(&budget), 110, "an answer is counted, too large or not");
+        drop(answer);
+        assert_eq!(used(&budget), 0);
+    }
+
+    #[test]
+    fn what_a_message_of_a_stream_brought_goes_with_it() {
+        let budget = Budget::new(100);
+        let stream = budget.hold();
+        stream.take(30).unwrap();
+        let message = stream.split();
+        stream.take(20).unwrap();
+        drop(message);
+        assert_eq!(used(&budget), 20);
+        stream.give_back(5);
+        assert_eq!(used(&budget), 15);
+        drop(stream);
+        assert_eq!(used(&budget), 0);
+    }
+}

@@ -1,0 +1,51 @@
+//! Calling off what nobody waits for: workers are told, and the message is taken out of the queue that this gateway put it
+//! into. Best effort: what is missed is dropped by the workers, at its deadline at the latest.
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+use trireme_bus::{Bus, Connection, Queued, WorkMessage};
+use trireme_runtime::TaskSet;
+use trireme_telemetry::trace_id;
+
+/// Messages that are being taken back at a time: each is a question to the broker. One more stays where it is.
+const AT_ONCE: usize = 64;
+
+/// Calls requests off. Clones are the same.
+#[derive(Clone)]
+pub(super) struct Canceller {
+    bus: Arc<dyn Bus>,
+    tasks: TaskSet,
+    under_way: Arc<Semaphore>,
+}
+
+// === impl Canceller ===
+
+impl Canceller {
+    pub fn new(bus: Arc<dyn Bus>, tasks: TaskSet) -> Canceller {
+        Canceller { bus, tasks, under_way: Arc::new(Semaphore::new(AT_ONCE)) }
+    }
+
+    /// Calls a request off that was sent again so often, and lies in its queue as `queued` says.
+    pub fn cancel(&self, message: &WorkMessage, again: u32, queued: Option<Queued>) {
+        if *self.bus.connection().borrow() == Connection::Down {
+            // Nobody would hear of it, and the broker may be away for long.
+            return;
+        }
+        let Canceller { bus, under_way, .. } = self.clone();
+        let trace_id = trace_id(message.traceparent.as_deref()).map(str::to_owned);
+        let ids: Vec<_> = (0..=again).map(|time| message.id_when_sent_again(time)).collect();
+        self.tasks.spawn("cancel", async move {
+            for request_id in ids {
+                if let Err(error) = bus.cancel(&request_id).await {
+                    tracing::debug!(request_id, trace_id, %error, "cancellation could not be sent");
+                }
+            }
+            if let (Some(queued), Ok(_place)) = (queued, under_way.try_acquire())
+                && let Err(error) = bus.take_back(&queued).await
+            {
+                tracing::debug!(trace_id, %error, "a message of a cancelled request could not be taken back");
+            }
+        });
+    }
+}

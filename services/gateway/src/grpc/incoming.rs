@@ -1,0 +1,39 @@
+//! What comes in: connections until the listener stops, and the bytes of their calls.
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+use futures_util::stream::{self, Stream, StreamExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use trireme_inference::InferError;
+use trireme_protocol::grpc::status;
+
+use crate::backlog;
+use crate::budget::{self, Budget};
+
+/// The connections of a listener until `stop` is raised, those that wait then among them. There is no end of it: that would
+/// end what goes on.
+pub fn until(listener: TcpListener, stop: CancellationToken) -> impl Stream<Item = std::io::Result<TcpStream>> {
+    let accepted = stream::unfold(Some((listener, stop)), |state| async {
+        let (listener, stop) = state?;
+        tokio::select! {
+            accepted = listener.accept() => {
+                Some((vec![accepted.map(|(stream, _)| stream)], Some((listener, stop))))
+            }
+            () = stop.cancelled() => Some((backlog::take(listener).into_iter().map(Ok).collect(), None)),
+        }
+    });
+    // Answers are small and awaited: they must not sit in a buffer.
+    let set_up = |stream: &std::io::Result<TcpStream>| drop(stream.as_ref().map(|stream| stream.set_nodelay(true)));
+    accepted.flat_map(stream::iter).inspect(set_up).chain(stream::pending())
+}
+
+/// Counts the bytes of a call in the budget until it is answered. The messages of a stream take theirs along.
+pub async fn count(State(budget): State<Budget>, request: Request, next: Next) -> Response {
+    let hold = budget.hold();
+    let (mut parts, body) = request.into_parts();
+    let body = budget::count(&parts.headers, body, &hold, |refusal| status(&InferError::from(refusal)).into());
+    parts.extensions.insert(hold.clone());
+    budget::until_sent(next.run(Request::from_parts(parts, body)).await, hold)
+}

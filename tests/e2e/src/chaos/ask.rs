@@ -1,0 +1,264 @@
+//! One attempt to get a question answered, over HTTP; over gRPC in `grpc`.
+//!
+//! Not here: what an answer is worth (`questions`), and whether to try again (`clients`).
+
+use std::io::{Error, ErrorKind, Read};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use super::questions::{Data, Input, Question, Said, Way};
+use crate::{Request, Response};
+
+/// What one attempt brought.
+#[derive(Debug)]
+pub(super) enum Attempt {
+    Said(Said),
+    Broken(Break, String),
+}
+
+/// How an attempt ended without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Break {
+    /// Nobody took the connection.
+    Refused,
+    /// The connection was reset before anything came back: so it is with one that waits to be accepted when its listener
+    /// closes. One that was accepted and read from is closed in order, whatever ends its server.
+    Reset,
+    /// Any other end: the connection had been accepted.
+    Cut,
+}
+
+/// Sends the question over HTTP and reads the answer, for `patience` at most.
+pub(super) fn ask(question: &Question, address: SocketAddr, patience: Duration) -> Attempt {
+    let mut stream = match Request::connect(address) {
+        Ok(stream) => stream,
+        Err(error) => return Attempt::Broken(Break::Refused, error.to_string()),
+    };
+    let sent = request(question).write(&mut stream);
+    if question.leaves {
+        return Attempt::Said(Said::Outputs(Vec::new()));
+    }
+    let answer = stream.set_read_timeout(Some(patience)).and_then(|()| Response::read(&mut stream));
+    match (answer, sent) {
+        (Ok(answer), _) if anything_left(&answer, &mut stream) => Attempt::Said(Said::Twice(answer.text())),
+        (Ok(answer), _) => Attempt::Said(read(question, &answer)),
+        // A reset is told once: to whoever writes or reads first.
+        (Err(_), Err(error)) | (Err(error), _) if is_reset(&error) => Attempt::Broken(Break::Reset, error.to_string()),
+        (Err(error), _) => Attempt::Broken(Break::Cut, error.to_string()),
+    }
+}
+
+/// Whether the kernel told that the other side has reset the connection. What HTTP/2 says of one that was closed in order
+/// is of the same kind as a write into a reset one, but has words of its own.
+pub(super) fn is_reset(error: &Error) -> bool {
+    match error.kind() {
+        ErrorKind::ConnectionReset => true,
+        ErrorKind::BrokenPipe => error.get_ref().is_none(),
+        _ => false,
+    }
+}
+
+/// Whether more came, or comes, on a connection whose request has been answered. The server closes it, so this does not
+/// wait long.
+fn anything_left(answer: &Response, stream: &mut TcpStream) -> bool {
+    !answer.rest.is_empty() || matches!(stream.read(&mut [0]), Ok(length) if length > 0)
+}
+
+fn request(question: &Question) -> Request {
+    let model = question.model;
+    match question.way {
+        Way::Binary => {
+            let binary: Vec<u8> = question.inputs.iter().flat_map(|input| input.data.bytes()).collect();
+            Request::infer_binary(model, &body(question, true), &binary)
+        }
+        Way::Events => {
+            let body: Map<_, _> =
+                question.inputs.iter().map(|input| (input.name.to_owned(), input.data.json())).collect();
+            Request::post(&format!("/v2/models/{model}/generate_stream"), Value::Object(body).to_string())
+        }
+        _ => Request::infer(model, &body(question, false)),
+    }
+}
+
+fn body(question: &Question, binary: bool) -> Value {
+    let tensor = |input: &Input| {
+        let Input { name, data } = input;
+        let mut tensor = json!({"name": name, "datatype": data.datatype(), "shape": [data.len()]});
+        match binary {
+            true => tensor["parameters"] = json!({"binary_data_size": data.bytes().len()}),
+            false => tensor["data"] = data.json(),
+        }
+        tensor
+    };
+    let mut body = json!({"inputs": question.inputs.iter().map(tensor).collect::<Vec<_>>()});
+    if let Some(timeout) = question.timeout {
+        body["parameters"]["timeout"] = json!(timeout.as_micros());
+    }
+    if binary {
+        body["parameters"]["binary_data_output"] = json!(true);
+    }
+    body
+}
+
+fn read(question: &Question, answer: &Response) -> Said {
+    match (answer.status, question.way) {
+        (200, Way::Events) => read_events(&answer.text()),
+        (200, _) => read_outputs(answer).unwrap_or_else(|| Said::Error(format!("cannot be read: {}", answer.text()))),
+        (status, _) => Said::Error(format!("{status} {}", answer.text())),
+    }
+}
+
+/// The outputs as numbers, whether they are in the JSON or behind it.
+fn read_outputs(answer: &Response) -> Option<Said> {
+    let length = answer.header("inference-header-content-length").and_then(|length| length.parse().ok());
+    let (header, mut binary) = answer.body.split_at_checked(length.unwrap_or(answer.body.len()))?;
+    let header: Value = serde_json::from_slice(header).ok()?;
+    let mut outputs = Vec::new();
+    for output in header["outputs"].as_array()? {
+        let data = match output["data"].as_array() {
+            Some(data) => {
+                data.iter().map(|number| number.as_f64().map(|number| number as f32)).collect::<Option<_>>()?
+            }
+            None => {
+                let size = usize::try_from(output["parameters"]["binary_data_size"].as_u64()?).ok()?;
+                let (data, rest) = binary.split_at_checked(size)?;
+                binary = rest;
+                floats(data)
+            }
+        };
+        outputs.push((output["name"].as_str()?.to_owned(), data));
+    }
+    Some(Said::Outputs(outputs))
+}
+
+/// Numbers as they are in binary tensors.
+pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+fn read_events(text: &str) -> Said {
+    let mut parts = Vec::new();
+    for event in text.lines().filter_map(|line| line.strip_prefix("data: ")) {
+        let event: Value = serde_json::from_str(event).unwrap_or_default();
+        match event["OUT"].as_i64().and_then(|number| i32::try_from(number).ok()) {
+            Some(number) => parts.push(number),
+            None => {
+                return Said::Parts(parts, Some(event["error"].as_str().unwrap_or("an event of no kind").to_owned()));
+            }
+        }
+    }
+    Said::Parts(parts, None)
+}
+
+// === impl Data ===
+
+impl Data {
+    pub fn datatype(&self) -> &'static str {
+        match self {
+            Data::Texts(_) => "BYTES",
+            Data::Floats(_) => "FP32",
+            Data::Ints(_) => "INT32",
+            Data::Milliseconds(_) => "UINT32",
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        match self {
+            Data::Texts(data) => data.len(),
+            Data::Floats(data) => data.len(),
+            Data::Ints(data) => data.len(),
+            Data::Milliseconds(data) => data.len(),
+        }
+    }
+
+    fn json(&self) -> Value {
+        match self {
+            Data::Texts(data) => json!(data),
+            Data::Floats(data) => json!(data),
+            Data::Ints(data) => json!(data),
+            Data::Milliseconds(data) => json!(data),
+        }
+    }
+
+    /// As in binary tensors.
+    pub fn bytes(&self) -> Vec<u8> {
+        let text = |text: &String| [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
+        match self {
+            Data::Texts(data) => data.iter().flat_map(text).collect(),
+            Data::Floats(data) => data.iter().flat_map(|number| number.to_le_bytes()).collect(),
+            Data::Ints(data) => data.iter().flat_map(|number| number.to_le_bytes()).collect(),
+            Data::Milliseconds(data) => data.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::io::Write;
+    use std::net::{Shutdown, TcpListener};
+
+    use rustix::event::{PollFd, PollFlags, poll};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A server that does this with its listener, and where it listens.
+    pub fn server(serve: impl FnOnce(TcpListener) + Send + 'static) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+        let address = listener.local_addr().expect("a listener has an address");
+        std::thread::spawn(move || serve(listener));
+        address
+    }
+
+    /// Closes the listener once a connection waits to be accepted.
+    pub fn never_accepts(listener: TcpListener) {
+        let mut waits = [PollFd::new(&listener, PollFlags::IN)];
+        poll(&mut waits, None).expect("a listener can be waited for");
+    }
+
+    /// Accepts, reads the request, and closes the connection in order.
+    pub fn accepts_and_leaves(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().expect("a client comes");
+        let mut read = Vec::new();
+        // The name of the input, which is near the end of it.
+        while !read.windows(6).any(|window| window == b"INPUT0") {
+            let mut piece = [0; 4096];
+            let length = stream.read(&mut piece).expect("the client sends");
+            assert!(length > 0, "the client has gone");
+            read.extend_from_slice(&piece[..length]);
+        }
+        stream.shutdown(Shutdown::Write).expect("the client is there");
+        let _ = stream.read_to_end(&mut read);
+    }
+
+    fn question() -> Question {
+        Question::of(7, &[])
+    }
+
+    #[test]
+    fn ends_without_an_answer_are_told_apart() {
+        let broken = |address| match ask(&question(), address, PATIENCE) {
+            Attempt::Broken(how, _) => how,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(broken(server(never_accepts)), Break::Reset);
+        assert_eq!(broken(server(accepts_and_leaves)), Break::Cut);
+        let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        assert_eq!(broken(closed.expect("there is a free port")), Break::Refused);
+    }
+
+    #[test]
+    fn a_second_answer_is_noticed() {
+        let address = server(|listener| {
+            let (mut stream, _) = listener.accept().expect("a client comes");
+            let _ = stream.read(&mut [0; 4096]);
+            let answer = "HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\n{\"outputs\":[]}";
+            stream.write_all(format!("{answer}{answer}").as_bytes()).expect("the client reads");
+        });
+        let said = ask(&question(), address, PATIENCE);
+        assert!(matches!(said, Attempt::Said(Said::Twice(_))), "{said:?}");
+    }
+}

@@ -1,0 +1,100 @@
+//! The models that the load asks for: of every way that a request can take through the system.
+//!
+//! Not here: what is asked of them (`questions`).
+
+use crate::ModelFolder;
+
+/// What the broker takes in one message: little, so that what travels by claim need not be much.
+pub(super) const MAX_PAYLOAD: usize = 128 << 10;
+
+/// Rows of `tiny_embedding` in one message; more of them travel in parts.
+pub(super) const ROWS_IN_A_PART: usize = 8;
+
+const TWO_INPUTS: &str =
+    "input [{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }, { name: 'INPUT1' data_type: TYPE_FP32 dims: [-1] }]";
+const TWO_OUTPUTS: &str =
+    "output [{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }, { name: 'OUTPUT1' data_type: TYPE_FP32 dims: [-1] }]";
+
+/// What `repeat` takes: numbers to give one after the other, and the milliseconds before each.
+const NUMBERS: &str =
+    "input [{ name: 'IN' data_type: TYPE_INT32 dims: [-1] }, { name: 'DELAY' data_type: TYPE_UINT32 dims: [-1] }]";
+
+/// - `tiny_embedding`: three stages, one after the other; many rows travel in parts.
+/// - `slow`, `snail`: one step that takes its time, or more than a caller in a hurry has.
+/// - `diamond`: two branches, which join.
+/// - `heavy`: two steps, for tensors beyond the broker's limit.
+/// - `repeat_echo`: an answer in parts, through a step that lets them overtake one another.
+pub(super) fn models() -> ModelFolder {
+    let rows = format!("parameters {{ key: 'max_rows_per_message' value {{ string_value: '{ROWS_IN_A_PART}' }} }}");
+    ModelFolder::basic(&["tiny_embedding", "tiny_tokenizer", "tiny_encoder", "tiny_pool"])
+        .with_setting("tiny_embedding", &rows)
+        .slow("slow", 2)
+        .slow("snail", 20)
+        .slow("left", 1)
+        .slow("right", 1)
+        .model("pair", &format!("backend: 'identity' {TWO_INPUTS} {TWO_OUTPUTS}"))
+        .model("diamond", &diamond())
+        .slow("large", 0)
+        .slow("large_on", 0)
+        .model("heavy", &heavy())
+        .model("repeat", &repeat())
+        .model("echo", &echo())
+        .model("repeat_echo", &repeat_echo())
+}
+
+/// A step of an ensemble: its model, and its maps as `model's name: ensemble's tensor`.
+fn step(model: &str, inputs: &[(&str, &str)], outputs: &[(&str, &str)]) -> String {
+    let maps = |name: &str, pairs: &[(&str, &str)]| -> String {
+        pairs.iter().map(|(key, value)| format!("{name} {{ key: '{key}' value: '{value}' }} ")).collect()
+    };
+    let (inputs, outputs) = (maps("input_map", inputs), maps("output_map", outputs));
+    format!("step {{ model_name: '{model}' model_version: -1 {inputs} {outputs} }}")
+}
+
+fn ensemble(inputs_and_outputs: &str, steps: &[String]) -> String {
+    format!("platform: 'ensemble' {inputs_and_outputs} ensemble_scheduling {{ {} }}", steps.join(" "))
+}
+
+fn diamond() -> String {
+    let steps = [
+        step("left", &[("INPUT0", "INPUT0")], &[("OUTPUT0", "left")]),
+        step("right", &[("INPUT0", "INPUT1")], &[("OUTPUT0", "right")]),
+        step("pair", &[("INPUT0", "left"), ("INPUT1", "right")], &[("OUTPUT0", "OUTPUT0"), ("OUTPUT1", "OUTPUT1")]),
+    ];
+    ensemble(&format!("{TWO_INPUTS} {TWO_OUTPUTS}"), &steps)
+}
+
+fn heavy() -> String {
+    let tensors = "input [{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }]
+        output [{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }]";
+    let steps = [
+        step("large", &[("INPUT0", "INPUT0")], &[("OUTPUT0", "between")]),
+        step("large_on", &[("INPUT0", "between")], &[("OUTPUT0", "OUTPUT0")]),
+    ];
+    ensemble(tensors, &steps)
+}
+
+fn repeat() -> String {
+    format!(
+        "backend: 'repeat' {NUMBERS} model_transaction_policy {{ decoupled: true }}
+         output [{{ name: 'OUT' data_type: TYPE_INT32 dims: [1] }}, {{ name: 'IDX' data_type: TYPE_UINT32 dims: [1] }}]
+         instance_group [{{ count: 1 kind: KIND_CPU }}]
+         parameters {{ key: 'max_requests' value {{ string_value: '64' }} }}"
+    )
+}
+
+fn echo() -> String {
+    "backend: 'identity' input [{ name: 'INPUT0' data_type: TYPE_INT32 dims: [1] }]
+     output [{ name: 'OUTPUT0' data_type: TYPE_INT32 dims: [1] }] instance_group [{ count: 2 kind: KIND_CPU }]
+     parameters { key: 'execute_delay_ms' value { string_value: '1' } }
+     parameters { key: 'instance_wise_delay_multiplier' value { string_value: '3' } }"
+        .to_owned()
+}
+
+fn repeat_echo() -> String {
+    let steps = [
+        step("repeat", &[("IN", "IN"), ("DELAY", "DELAY")], &[("OUT", "raw")]),
+        step("echo", &[("INPUT0", "raw")], &[("OUTPUT0", "OUT")]),
+    ];
+    ensemble(&format!("{NUMBERS} output [{{ name: 'OUT' data_type: TYPE_INT32 dims: [1] }}]"), &steps)
+}
