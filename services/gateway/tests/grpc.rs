@@ -702,24 +702,13 @@ async fn grpc_can_be_switched_off() {
 /// One budget for both protocols: what a body over HTTP holds is not left for a call.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_for_which_no_bytes_are_left_are_refused() {
-    use tokio::io::AsyncWriteExt;
     let Server { gateway, worker: _worker, mut client, .. } = Server::start(&["--max-bytes-in-flight", "100000"]).await;
+    let other = announce(gateway.http_address.unwrap(), 60_000).await;
     let text = "x".repeat(60_000);
     let large = || request("large", &text);
-    within(client.model_infer(large())).await.unwrap();
-    let mut other = tokio::net::TcpStream::connect(gateway.http_address.unwrap()).await.unwrap();
-    other.write_all(b"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: 60000\r\n\r\n{").await.unwrap();
-    // Until it is known that the other one comes.
-    let refused = within(async {
-        loop {
-            if let Err(refused) = client.model_infer(large()).await {
-                return refused;
-            }
-        }
-    })
-    .await;
-    assert_status::<()>(Err(refused), Code::Unavailable, "Exceeds maximum queue size");
-    client.model_infer(request("small", "x")).await.unwrap();
+    let refused = within(client.model_infer(large())).await;
+    assert_status(refused, Code::Unavailable, "Exceeds maximum queue size");
+    within(client.model_infer(request("small", "x"))).await.unwrap();
 
     let messages = stream::iter([large(), large()]);
     let replies = within(client.model_stream_infer(messages)).await.map(tonic::Response::into_inner);
@@ -731,10 +720,28 @@ async fn calls_for_which_no_bytes_are_left_are_refused() {
 
     drop(other);
     within(async { while client.model_infer(large()).await.is_err() {} }).await;
-    // The messages of a stream do not add up.
-    for _ in 0..3 {
-        let mut replies = client.model_stream_infer(stream::iter([large()])).await.unwrap().into_inner();
+    // The messages of a stream do not add up. A client may have an answer a little before its request has given its bytes
+    // back, so that there has to be room for two of them, and for the call before.
+    let text = "y".repeat(15_000);
+    let (sender, messages) = tokio::sync::mpsc::channel(1);
+    let messages = stream::unfold(messages, async |mut messages| Some((messages.recv().await?, messages)));
+    sender.send(request("part", &text)).await.unwrap();
+    let mut replies = within(client.model_stream_infer(messages)).await.unwrap().into_inner();
+    for _ in 0..10 {
         let reply = within(replies.next()).await.expect("an answer").unwrap();
         assert_eq!(summary(reply).1, Ok(element(&text)));
+        sender.send(request("part", &text)).await.unwrap();
     }
+}
+
+/// Announces a body of so many bytes over HTTP and returns once the server asks for it, which it does when it has room.
+async fn announce(address: std::net::SocketAddr, bytes: usize) -> tokio::net::TcpStream {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut connection = tokio::net::TcpStream::connect(address).await.unwrap();
+    let head = format!("POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: {bytes}\r\nExpect: 100-continue\r\n\r\n");
+    connection.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = [0; 12];
+    within(connection.read_exact(&mut answer)).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 100");
+    connection
 }
