@@ -738,7 +738,8 @@ async fn calls_for_which_no_bytes_are_left_are_refused() {
 async fn announce(address: std::net::SocketAddr, bytes: usize) -> tokio::net::TcpStream {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut connection = tokio::net::TcpStream::connect(address).await.unwrap();
-    let head = format!("POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: {bytes}\r\nExpect: 100-continue\r\n\r\n");
+    let head =
+        format!("POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: {bytes}\r\nExpect: 100-continue\r\n\r\n");
     connection.write_all(head.as_bytes()).await.unwrap();
     let mut answer = [0; 12];
     within(connection.read_exact(&mut answer)).await.unwrap();
