@@ -737,12 +737,12 @@ async fn calls_for_which_no_bytes_are_left_are_refused() {
 /// Announces a body of so many bytes over HTTP and returns once the server asks for it, which it does when it has room.
 async fn announce(address: std::net::SocketAddr, bytes: usize) -> tokio::net::TcpStream {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let mut connection = tokio::net::TcpStream::connect(address).await.unwrap();
+    let mut connection = tokio::net::TcpStream::connect(address).await.expect("the port is open");
     let head =
         format!("POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: {bytes}\r\nExpect: 100-continue\r\n\r\n");
-    connection.write_all(head.as_bytes()).await.unwrap();
+    connection.write_all(head.as_bytes()).await.expect("the server reads");
     let mut answer = [0; 12];
-    within(connection.read_exact(&mut answer)).await.unwrap();
+    within(connection.read_exact(&mut answer)).await.expect("the server asks for the body");
     assert_eq!(&answer, b"HTTP/1.1 100");
     connection
 }
