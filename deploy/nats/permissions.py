@@ -28,15 +28,13 @@ KEPT = ["trireme_dead", "trireme_claims"]
 # Questions to every process: the NATS service API, and what stages are asked.
 SERVICE = ["$SRV.>"]
 ASKED = [f"trireme.control.{topic}" for topic in ("statistics", "models", "recall_workers", "tap", "logging")]
-# The account's limits, asked at start; what everybody makes who finds it missing.
-JETSTREAM = ["$JS.API.INFO"] + [f"$JS.API.STREAM.{verb}.{name}" for name in [REGISTRY, *KEPT] for verb in ("INFO", "CREATE")]
+# The account's limits, asked at start; what everybody looks for, and asks a gateway for who finds it missing.
+JETSTREAM = ["$JS.API.INFO"] + [f"$JS.API.STREAM.INFO.{name}" for name in [REGISTRY, *KEPT]]
 # A body too large for a message is left with the broker, read by who gets the message, and removed by either.
 CLAIMS = ["trireme.claim.>", "$JS.API.DIRECT.GET.trireme_claims.>", "$JS.API.STREAM.PURGE.trireme_claims"]
 
-
-# How often a message that came again was begun: made, noted and looked up by workers.
-ATTEMPTS = [f"$JS.API.STREAM.{verb}.trireme_attempts" for verb in ("INFO", "CREATE")]
-ATTEMPTS += ["trireme.attempts.*", "$JS.API.DIRECT.GET.trireme_attempts.>"]
+# How often a message that came again was begun: noted and looked up by workers.
+ATTEMPTS = ["trireme.attempts.*", "$JS.API.DIRECT.GET.trireme_attempts.>"]
 
 # Reading the registry: gateways do, and workers whose queue limits follow the other workers.
 REGISTRY_READ = [f"$JS.API.CONSUMER.{verb}.{REGISTRY}.>" for verb in ("CREATE", "INFO", "DELETE")]
@@ -173,21 +171,31 @@ def read_repository(root):
 # === Users ===
 
 
-def gateway():
-    """Sends work and takes it back, gets answers, follows the registry, counts what waits. Reads no queue and writes no
-    registry entry."""
-    queues = ["$JS.API.STREAM.INFO.*", "$JS.API.CONSUMER.LIST.*", "$JS.API.STREAM.MSG.DELETE.*"]
+def gateway(stages):
+    """Sends work and takes it back, gets answers, follows the registry, counts what waits, and makes the streams of all. Reads
+    no queue and writes no registry entry."""
+    kept = [REGISTRY, *KEPT, "trireme_attempts"]
+    names = [name for stage in stages if stage for model in stage.models for name in streams(model)] if all(stages) else ["*"]
+    queues = []
+    for name in names:
+        queues += [f"$JS.API.STREAM.{verb}.{name}" for verb in ("CREATE", "UPDATE", "INFO", "MSG.DELETE")]
+        queues += [f"$JS.API.CONSUMER.{verb}.{name}.workers" for verb in ("CREATE", "DURABLE.CREATE")]
+        queues += [f"$JS.API.CONSUMER.LIST.{name}"]
+    made = [f"$JS.API.STREAM.{verb}.{name}" for name in kept for verb in ("CREATE", "INFO")]
+    ours = ["trireme.work.>", "trireme.cancel", "trireme.control.>", "$JS.API.INFO", *made]
+    denied = [f"$JS.API.STREAM.{verb}.{name}" for name in kept for verb in ("UPDATE", "MSG.DELETE")]
     return (
-        ["trireme.work.>", "trireme.cancel", "trireme.control.>", *JETSTREAM, *CLAIMS, *REGISTRY_READ, *queues],
-        ["trireme.reply.>", *SERVICE, "trireme.control.>"],
-        [f"$JS.API.STREAM.MSG.DELETE.{name}" for name in [REGISTRY, *KEPT, "trireme_attempts"]],
+        [*ours, *CLAIMS, *REGISTRY_READ, *queues],
+        ["trireme.reply.>", *SERVICE, "trireme.control.>", "trireme.streams.>"],
+        denied if names == ["*"] else [],
     )
 
 
 def worker(stage):
-    """Reads and confirms its queues, writes the next ones, answers gateways, keeps its registry entries. `None`: any models."""
+    """Reads and confirms its queues, writes the next ones, answers gateways, keeps its registry entries, asks gateways for the
+    streams that it needs. `None`: any models."""
     own, work, limits = ["trireme.dead.>", "$KV.trireme_registry.>"], ["trireme.work.>"], REGISTRY_READ
-    names = ["*"]
+    names, needs = ["*"], ["trireme.streams.>"]
     if stage:
         mine = sorted({name_of(model) for model in stage.models})
         own = ["trireme.dead.=claim.>"]
@@ -195,10 +203,10 @@ def worker(stage):
         work = [f"trireme.work.{token(name)}.>" for name in stage.next_models]
         limits = REGISTRY_READ if stage.limits else []
         names = [stream for model in stage.models for stream in streams(model)]
+        needs = ["trireme.streams.*", *(f"trireme.streams.work.{token(name)}.*" for name in mine)]
     queues = []
     for name in names:
-        queues += [f"$JS.API.STREAM.{verb}.{name}" for verb in ("CREATE", "UPDATE", "INFO")]
-        queues += [f"$JS.API.CONSUMER.{verb}.{name}.workers" for verb in ("CREATE", "DURABLE.CREATE", "INFO", "MSG.NEXT")]
+        queues += [f"$JS.API.CONSUMER.{verb}.{name}.workers" for verb in ("INFO", "MSG.NEXT")]
         queues += [f"$JS.API.DIRECT.GET.{name}", f"$JS.ACK.{name}.workers.>"]
     return (
         [
@@ -207,7 +215,7 @@ def worker(stage):
             *own,
             # What a worker that leaves has counted; what was loaded by request, asked at start.
             *("trireme.control.statistics_told", "trireme.control.recall"),
-            *(JETSTREAM + CLAIMS + ATTEMPTS + limits + queues),
+            *(JETSTREAM + CLAIMS + ATTEMPTS + needs + limits + queues),
         ],
         ["trireme.cancel", *SERVICE, *ASKED],
     )
@@ -253,7 +261,7 @@ def main():
         stages = {s: Stage(models, everywhere, s in args.limits or levels(models)) for s, models in named.items()}
     else:
         stages = dict.fromkeys(STAGES)
-    users = [block("gateway", *gateway())]
+    users = [block("gateway", *gateway([stages[stage] for stage in STAGES]))]
     users += [block(stage, *worker(stages[stage])) for stage in STAGES]
     users += [block("admin", *admin())]
     print("# Who may connect, and what each may do. Made by permissions.py; see docs/deployment.md.")

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use trireme_inference::{ErrorCode, ModelKey};
 
@@ -52,7 +53,7 @@ const DELIVERIES_TO_SPARE: u32 = 100;
 const DELIVERIES_TO_GIVE_UP: u32 = 10;
 
 /// How a queue behaves. One queue serves one model version.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct QueueOptions {
     /// Its priority levels, 1 highest, each with the most messages that it may hold where that is less than `max_messages`.
     /// Empty is one level, 0. Higher levels are taken first.

@@ -34,6 +34,7 @@ fn at(url: &str) -> NatsOptions {
         url: url.to_owned(),
         name: "test".to_owned(),
         service: "test".to_owned(),
+        keeps_streams: true,
         connect_timeout,
         login: NatsLogin::Anonymous,
         tls: NatsTls::default(),
@@ -49,10 +50,28 @@ async fn connect(server: &NatsServer) -> Nats {
     Nats::connect(&at(&server.url())).await.expect("the server was started")
 }
 
+/// A connection that makes no streams itself.
+async fn connect_stage(server: &NatsServer) -> Nats {
+    let options = NatsOptions { keeps_streams: false, ..at(&server.url()) };
+    Nats::connect(&options).await.expect("the server was started")
+}
+
+/// Makes a queue as soon as somebody is there to do it.
+async fn declare(bus: &Nats, model: &ModelKey, options: &QueueOptions) {
+    within("a queue", async {
+        while bus.declare_queue(model, options).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
+/// As stages have it: gateways make the streams.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conforms() {
     let server = NatsServer::start();
-    let options = at(&server.url());
+    let _gateways = [connect(&server).await, connect(&server).await];
+    let options = NatsOptions { keeps_streams: false, ..at(&server.url()) };
     let setup = Setup::new(move || {
         let options = options.clone();
         async move {
@@ -64,9 +83,50 @@ async fn conforms() {
 }
 
 #[tokio::test]
+async fn who_may_make_no_streams_has_a_gateway_make_them() {
+    let server = NatsServer::start();
+    let (stage, model) = (connect_stage(&server).await, model("asked"));
+    let alone = within("an answer", stage.declare_queue(&model, &options())).await.unwrap_err().to_string();
+    assert!(alone.contains("making a work queue: no gateway is there to do it"), "{alone}");
+    let announced = within("an answer", stage.announce(&entry("asked"))).await.unwrap_err().to_string();
+    assert!(announced.contains("making the registry: no gateway is there to do it"), "{announced}");
+
+    let _gateway = connect(&server).await;
+    within("a queue", stage.declare_queue(&model, &options())).await.unwrap();
+    within("the registry", stage.announce(&entry("asked"))).await.unwrap();
+    stage.publish(&message(&model, 1)).await.unwrap();
+    let mut puller = stage.pull(&model).await.unwrap();
+    let delivery = take(&mut puller, "a message").await;
+    stage.note_attempts(&delivery.message, 1).await.unwrap();
+    assert_eq!(stage.attempts(&delivery.message).await.unwrap(), Some(1));
+    let letter = DeadLetter { message: delivery.message.clone(), reason: InferError::internal("why"), attempts: 1 };
+    stage.dead_letter(letter).await.unwrap();
+    assert!(stage.dead_letter_after(0).await.unwrap().is_some());
+
+    // What is in memory cannot go on on disk, and the gateway's answer says so.
+    let on_disk = QueueOptions { file_storage: true, ..options() };
+    let refused = within("an answer", stage.declare_queue(&model, &on_disk)).await;
+    assert!(matches!(refused, Err(BusError::Refused { action: "making a work queue", .. })), "{refused:?}");
+}
+
+/// Who may write one entry of the registry cannot remove the others.
+#[tokio::test]
+async fn registry_entries_cannot_be_rolled_up() {
+    let server = NatsServer::start();
+    let bus = connect(&server).await;
+    bus.announce(&entry("kept")).await.unwrap();
+    let jetstream = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    let mut headers = async_nats::HeaderMap::new();
+    headers.insert("Nats-Rollup", "all");
+    let sent = jetstream.publish_with_headers("$KV.trireme_registry.mine.1.me", headers, "".into()).await.unwrap();
+    let refused = sent.await.unwrap_err().to_string();
+    assert!(refused.contains("rollup not permitted"), "{refused}");
+}
+
+#[tokio::test]
 async fn a_broker_that_lost_everything_is_served_again() {
     let mut server = NatsServer::start();
-    let (gateway, worker) = (connect(&server).await, connect(&server).await);
+    let (gateway, worker) = (connect(&server).await, connect_stage(&server).await);
     let model = model("lost");
     worker.declare_queue(&model, &options()).await.unwrap();
     let mut puller = worker.pull(&model).await.unwrap();
@@ -96,7 +156,7 @@ async fn a_broker_that_lost_everything_is_served_again() {
     let pulled = within("word that the queue is gone", puller.next(1)).await;
     assert!(matches!(pulled, Err(BusError::NoQueue { .. })), "{pulled:?}");
 
-    within("a queue", worker.declare_queue(&model, &options())).await.unwrap();
+    declare(&worker, &model, &options()).await;
     gateway.publish(&message(&model, 4)).await.unwrap();
     let delivery = take(&mut puller, "a message for the puller from before").await;
     assert_eq!((number(&delivery), delivery.attempt), (4, 1));

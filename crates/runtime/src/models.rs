@@ -33,7 +33,7 @@ use crate::load::{backend_of, load_version, stage};
 use crate::queue::WorkQueue;
 use crate::queue_policy;
 use crate::watchdog::{self, Executions};
-use crate::worker::{Current, Shared, WorkerOptions, now_said, pull};
+use crate::worker::{Current, REOPEN_PAUSE, Shared, WorkerOptions, now_said, pull};
 
 /// What a worker hosts.
 pub(crate) struct Models {
@@ -298,7 +298,7 @@ impl Models {
                 reason: error.to_string(),
             })?);
         }
-        self.shared.bus.declare_queue(&key, &hosted.queue_options()).await?;
+        self.declare(&hosted).await?;
         let mut said = self.shared.said.lock().await;
         self.shared.announce(&mut said, &mut entry).await?;
         self.shared.remember(&hosted);
@@ -323,6 +323,27 @@ impl Models {
             self.finish(replaced);
         }
         Ok(())
+    }
+
+    /// Makes the queue of a version, however long the bus, or the gateway that makes it, is not there: what was loaded for it
+    /// may have taken minutes.
+    async fn declare(&self, hosted: &HostedModel) -> Result<(), BusError> {
+        let mut told = String::new();
+        loop {
+            match self.shared.bus.declare_queue(&hosted.key, &hosted.queue_options()).await {
+                Err(BusError::Unreachable(reason)) if !self.pulling.is_cancelled() => {
+                    if reason != told {
+                        tracing::warn!(model = %hosted.key, reason, "its queue cannot be made yet; trying on");
+                        told = reason;
+                    }
+                }
+                declared => return declared,
+            }
+            tokio::select! {
+                () = tokio::time::sleep(REOPEN_PAUSE) => {}
+                () = self.pulling.cancelled() => {}
+            }
+        }
     }
 
     /// Starts the tasks that a version's configuration calls for; they end with it.

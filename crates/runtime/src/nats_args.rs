@@ -46,8 +46,18 @@ pub struct NatsArgs {
 // === impl NatsArgs ===
 
 impl NatsArgs {
-    /// Connects as a process of `service` called `name`, with visible retries that end.
+    /// Connects as a process of `service` called `name`, with visible retries that end. Gateways make the streams that it
+    /// needs.
     pub async fn connect(&self, service: &str, name: &str) -> Result<Arc<dyn Bus>, BusError> {
+        self.open(service, name, false).await
+    }
+
+    /// Connects as a gateway, which makes streams for all.
+    pub async fn connect_gateway(&self, name: &str) -> Result<Arc<dyn Bus>, BusError> {
+        self.open("gateway", name, true).await
+    }
+
+    async fn open(&self, service: &str, name: &str, keeps_streams: bool) -> Result<Arc<dyn Bus>, BusError> {
         let login = match (&self.nats_user, &self.nats_password_file, &self.nats_credentials) {
             (Some(user), Some(file), _) => NatsLogin::Password { user: user.clone(), password_file: file.clone() },
             (_, _, Some(file)) => NatsLogin::Credentials(file.clone()),
@@ -58,6 +68,7 @@ impl NatsArgs {
             url: self.nats_url.clone(),
             name: name.to_owned(),
             service: service.to_owned(),
+            keeps_streams,
             connect_timeout: Duration::from_secs(self.nats_connect_timeout_secs),
             login,
             tls: NatsTls { ca: self.nats_tls_ca.clone(), certificate },

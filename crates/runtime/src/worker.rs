@@ -29,7 +29,7 @@ use crate::tap::Taps;
 use crate::task_set::TaskSet;
 
 /// Pause before a queue that broke is opened again.
-const REOPEN_PAUSE: Duration = Duration::from_millis(250);
+pub(crate) const REOPEN_PAUSE: Duration = Duration::from_millis(250);
 
 /// How a worker is set up.
 #[derive(Clone, Debug)]

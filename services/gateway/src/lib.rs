@@ -296,7 +296,7 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
             tracing::warn!("no --model-repository: ensembles are not known, models are served as workers have them");
         }
         let name = service::process_name("gateway");
-        let Some(bus) = service::or_shutdown(&shutdown, args.nats.connect("gateway", &name)).await? else {
+        let Some(bus) = service::or_shutdown(&shutdown, args.nats.connect_gateway(&name)).await? else {
             return Ok(());
         };
         let exit_timeout = Duration::from_secs(args.exit_timeout_secs);

@@ -30,7 +30,7 @@ const SETTLED: Duration = Duration::from_secs(120);
 const LARGE_MESSAGES: usize = 128;
 
 /// Subjects that the contract has or NATS prescribes and that normal work need not show.
-const OTHERS: [&str; 17] = [
+const OTHERS: [&str; 20] = [
     "trireme.work.nosuch.1.0",
     "trireme.work.identity_a.1.99",
     "trireme.work.x",
@@ -44,6 +44,9 @@ const OTHERS: [&str; 17] = [
     "trireme.dead.=claim.x.0",
     "trireme.claim.x.0",
     "trireme.attempts.x",
+    "trireme.streams.claims",
+    "trireme.streams.work.identity_a.1",
+    "trireme.streams.x",
     "$KV.trireme_registry.identity_a.1.nobody",
     "$KV.trireme_registry.x",
     "$SRV.PING",

@@ -199,11 +199,20 @@ fn services_do_their_work_as_users_of_their_own_and_nothing_else() {
     let take_back = publish(&format!("$JS.API.STREAM.MSG.DELETE.{stream}"));
     let gateways = [cancel.clone(), ask.clone(), listen.clone(), take_back];
     let workers = [pull, confirm, announce, reply];
-    let count = [
-        publish("trireme.attempts.message"),
-        publish("$JS.API.STREAM.CREATE.trireme_attempts"),
-        publish("$JS.API.DIRECT.GET.trireme_attempts.trireme.attempts.message"),
+    let count =
+        [publish("trireme.attempts.message"), publish("$JS.API.DIRECT.GET.trireme_attempts.trireme.attempts.message")];
+    // Whoever makes a stream says what it is to hold, and whoever makes a consumer where that goes.
+    let mut make = vec![
+        publish(&format!("$JS.API.STREAM.UPDATE.{stream}")),
+        publish(&format!("$JS.API.CONSUMER.CREATE.{stream}.workers")),
+        publish(&format!("$JS.API.CONSUMER.DURABLE.CREATE.{stream}.workers")),
+        "SUB trireme.streams.> 1".to_owned(),
     ];
+    let kept = ["trireme_attempts", "trireme_claims", "trireme_dead", "KV_trireme_registry"];
+    make.extend([stream].iter().chain(&kept).map(|name| publish(&format!("$JS.API.STREAM.CREATE.{name}"))));
+    let update: Vec<_> = kept.iter().map(|name| publish(&format!("$JS.API.STREAM.UPDATE.{name}"))).collect();
+    assert_allowed(nats, "gateway", &make);
+    assert_refused(nats, "gateway", &update);
     assert_allowed(nats, "gateway", &gateways);
     assert_refused(nats, "gateway", &workers);
     assert_refused(nats, "gateway", &count);
@@ -212,6 +221,9 @@ fn services_do_their_work_as_users_of_their_own_and_nothing_else() {
         assert_refused(nats, worker, &["SUB _INBOX.gateway.> 1".to_owned()]);
         assert_allowed(nats, worker, &workers[..3]);
         assert_allowed(nats, worker, &count);
+        assert_refused(nats, worker, &make);
+        assert_refused(nats, worker, &update);
+        assert_allowed(nats, worker, &[publish("trireme.streams.claims")]);
     }
     assert_allowed(nats, "admin", &gateways);
     assert_allowed(nats, "admin", &[publish("$JS.API.STREAM.NAMES"), "SUB trireme.work.> 1".to_owned()]);
@@ -244,12 +256,14 @@ fn a_stage_reaches_its_own_models_and_those_that_follow() {
         true => assert_allowed(nats, user, commands),
         false => assert_refused(nats, user, commands),
     };
+    assert_allowed(nats, "gateway", &[publish("$JS.API.STREAM.UPDATE.trireme_work_tiny_pool_1")]);
+    assert_refused(nats, "gateway", &[publish("$JS.API.STREAM.CREATE.other")]);
     for (at, (user, own)) in stages.into_iter().enumerate() {
         for (of, (_, model)) in stages.into_iter().enumerate() {
             let stream = format!("trireme_work_{model}_1");
             let owners = [
                 publish(&format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.workers")),
-                publish(&format!("$JS.API.STREAM.UPDATE.{stream}")),
+                publish(&format!("trireme.streams.work.{model}.1")),
                 publish(&format!("$JS.ACK.{stream}.workers.1.9.9.9.0")),
                 publish(&format!("$KV.trireme_registry.{model}.1.intruder")),
                 publish(&format!("trireme.dead.{model}.1")),
@@ -263,6 +277,9 @@ fn a_stage_reaches_its_own_models_and_those_that_follow() {
             "SUB trireme.control.> 1".to_owned(),
             publish("$JS.API.CONSUMER.CREATE.KV_trireme_registry.spy"),
             publish("$JS.API.CONSUMER.CREATE.KV_trireme_registry"),
+            publish(&format!("$JS.API.STREAM.CREATE.trireme_work_{own}_1")),
+            publish(&format!("$JS.API.STREAM.UPDATE.trireme_work_{own}_1")),
+            publish(&format!("$JS.API.CONSUMER.CREATE.trireme_work_{own}_1.workers")),
         ];
         assert_refused(nats, user, &nobodys);
     }
@@ -316,13 +333,8 @@ fn what_follows_in_an_ensemble_is_read_from_its_configuration() {
     };
     let next = |models: &[&str]| models.iter().map(|model| format!("trireme.work.{model}.>")).collect::<Vec<_>>();
     let queues = |streams: &[&str]| {
-        let info = |stream: &&str| {
-            [
-                format!("$JS.API.STREAM.INFO.trireme_work_{stream}"),
-                format!("$JS.API.CONSUMER.INFO.trireme_work_{stream}.workers"),
-            ]
-        };
-        streams.iter().flat_map(info).collect::<Vec<_>>()
+        let info = |stream: &&str| format!("$JS.API.CONSUMER.INFO.trireme_work_{stream}.workers");
+        streams.iter().map(info).collect::<Vec<_>>()
     };
     assert_eq!(of("tokenizer"), [next(&["first", "last", "second"]), queues(&["words_1"])].concat());
     assert_eq!(of("model"), [next(&["last", "second"]), queues(&["first_1", "second_1-1", "second_1-2"])].concat());
@@ -343,7 +355,11 @@ fn a_model_that_permissions_do_not_name_is_not_loaded_and_says_so() {
     assert_eq!(refused.status, 400, "{}", refused.text());
     let text = refused.error();
     assert!(text.contains("takes no work") && text.contains("making a work queue"), "{text}");
-    assert!(refusals(&sandbox).iter().all(|line| line.contains("trireme_work_fresh_1")), "{:#?}", refusals(&sandbox));
+    assert!(
+        refusals(&sandbox).iter().all(|line| line.contains("trireme.streams.work.fresh.1")),
+        "{:#?}",
+        refusals(&sandbox)
+    );
     assert_eq!(ask(&sandbox, "fresh", &[1, 1]).status, 404);
     let input = json!({"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [0.5]});
     assert_eq!(sandbox.infer("identity_fp32", &json!({"inputs": [input]})).status, 200, "the others serve on");

@@ -3,22 +3,15 @@
 //!
 //! Not here: who looks and who notes (`runtime::suspects`); first deliveries do neither.
 
-use std::time::Duration;
-
 use async_nats::HeaderMap;
 use async_nats::jetstream::context::PublishErrorKind;
-use async_nats::jetstream::stream::{self, DirectGetErrorKind};
+use async_nats::jetstream::stream::DirectGetErrorKind;
 use bytes::Bytes;
 
-use super::work::{LONGEST_LAPSE, chain, failure, lapse, stream_failure};
+use super::streams::Needed;
+use super::work::{LONGEST_LAPSE, chain, failure, lapse};
 use super::{Nats, subjects};
 use crate::{BusError, WorkMessage};
-
-/// Bytes of notes that the broker keeps: tens of thousands. The oldest go first.
-const KEPT_BYTES: i64 = 4 << 20;
-
-/// How long the note of a message without a deadline is kept.
-const AGE: Duration = Duration::from_secs(24 * 3600);
 
 impl Nats {
     /// What was noted last; `None` where nothing was.
@@ -41,7 +34,7 @@ impl Nats {
         Ok(attempts)
     }
 
-    /// Notes it until the broker confirms; makes the stream when it is first needed.
+    /// Notes it until the broker confirms; the stream is made when it is first needed.
     pub(super) async fn publish_attempts(&self, message: &WorkMessage, attempts: u32) -> Result<(), BusError> {
         let mut headers = HeaderMap::new();
         let lapse = lapse(message);
@@ -52,27 +45,9 @@ impl Nats {
         let note = || self.send_confirmed(subject.clone(), headers.clone(), Bytes::from(attempts.to_string()));
         let mut noted = note().await;
         if noted.as_ref().is_err_and(|error| error.kind() == PublishErrorKind::StreamNotFound) {
-            self.make_attempts().await?;
+            self.need(Needed::Attempts).await?;
             noted = note().await;
         }
         noted.map(drop).map_err(|error| failure("noting that a message is begun", &error))
-    }
-
-    async fn make_attempts(&self) -> Result<(), BusError> {
-        let config = stream::Config {
-            name: subjects::ATTEMPTS_STREAM.to_owned(),
-            description: Some("how often messages that came again were begun".to_owned()),
-            subjects: vec![subjects::ATTEMPTS_SUBJECTS.to_owned()],
-            max_messages_per_subject: 1,
-            max_bytes: KEPT_BYTES,
-            max_age: AGE,
-            allow_message_ttl: true,
-            allow_direct: true,
-            storage: stream::StorageType::Memory,
-            ..Default::default()
-        };
-        let made = self.jetstream.get_or_create_stream(config).await;
-        made.map(drop)
-            .map_err(|error| stream_failure("making the stream of attempts", subjects::ATTEMPTS_STREAM, &error))
     }
 }

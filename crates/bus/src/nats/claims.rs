@@ -12,23 +12,18 @@ use std::time::Duration;
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
-use async_nats::jetstream::stream::{self, DirectGetErrorKind};
+use async_nats::jetstream::stream::DirectGetErrorKind;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::sync::Semaphore;
 
-use super::work::{chain, failure, is_full, stream_failure};
+use super::streams::Needed;
+use super::work::{chain, failure, is_full};
 use super::{Nats, subjects};
 use crate::{BusError, WorkMessage};
 
 /// The largest body that travels by claim.
 pub const MAX_CLAIM_BYTES: usize = 128 << 20;
-
-/// Bytes of claims that the broker keeps at a time, unless an operator made the stream with another limit.
-const STORE_BYTES: i64 = 256 << 20;
-
-/// How long a claim without a deadline is kept.
-const STORE_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Largest part; large enough that its confirmation costs little, small enough that nothing else waits behind it.
 const MAX_PART_BYTES: usize = 1 << 20;
@@ -172,7 +167,7 @@ impl Nats {
             || self.send_confirmed(store.part(&claim.name, 0), headers.clone(), body.slice(..size.min(body.len())));
         let mut sent = first().await;
         if sent.as_ref().is_err_and(|error| error.kind() == PublishErrorKind::StreamNotFound) {
-            self.make_store().await?;
+            self.need(Needed::Claims).await?;
             sent = first().await;
         }
         if let Err(error) = sent {
@@ -241,25 +236,6 @@ impl Nats {
                 tracing::debug!(name, %error, "a claim could not be discarded; it lapses");
             }
         });
-    }
-
-    async fn make_store(&self) -> Result<(), BusError> {
-        let config = stream::Config {
-            name: subjects::CLAIM_STREAM.to_owned(),
-            description: Some("bodies of messages above max_payload".to_owned()),
-            subjects: vec![subjects::CLAIM_SUBJECTS.to_owned()],
-            discard: stream::DiscardPolicy::New,
-            // A part that is laid down again replaces the one before.
-            max_messages_per_subject: 1,
-            max_bytes: STORE_BYTES,
-            max_age: STORE_AGE,
-            allow_message_ttl: true,
-            allow_direct: true,
-            storage: stream::StorageType::Memory,
-            ..Default::default()
-        };
-        let made = self.jetstream.get_or_create_stream(config).await;
-        made.map(drop).map_err(|error| stream_failure("making the stream of claims", subjects::CLAIM_STREAM, &error))
     }
 }
 

@@ -45,6 +45,8 @@ pub struct NatsOptions {
     /// The service this process is one of. Answers to its questions come to `_INBOX.<service>.>`, so that a server can
     /// keep other services from reading them.
     pub service: String,
+    /// Whether this process makes streams, also those that others ask for: a gateway does.
+    pub keeps_streams: bool,
     /// How long to go on trying before giving up.
     pub connect_timeout: Duration,
     /// Who we are.
@@ -104,6 +106,7 @@ impl Nats {
         let unreachable = |reason: String| BusError::Unreachable(format!("NATS at {}: {reason}", options.url));
 
         let (state, mut connection) = watch::channel(Connection::Down);
+        let (refused, refusals) = watch::channel(String::new());
         let mut connect = ConnectOptions::new()
             .name(&options.name)
             .custom_inbox_prefix(format!("_INBOX.{}", super::escape_token(&options.service)))
@@ -112,7 +115,7 @@ impl Nats {
             .reconnect_delay_callback(|attempts| RECONNECT_PAUSE.min(Duration::from_millis(1 << attempts.min(16))))
             .request_timeout(Some(REQUEST_TIMEOUT))
             .event_callback(move |event| {
-                on_event(&state, &event);
+                on_event(&state, &refused, &event);
                 async {}
             });
         connect = options.login.apply(options.tls.apply(connect)?)?;
@@ -146,15 +149,21 @@ impl Nats {
         let max_payload = client.server_info().max_payload;
         tracing::info!(url = options.url, version, max_payload, "connected to NATS");
         let fence = Fence::open(&client, &connection, &options.service).await?;
-        Ok(Nats {
+        let nats = Nats {
             client,
             jetstream,
             connection,
+            refusals,
             fence,
+            keeps_streams: options.keeps_streams,
             cancelling: Arc::new(Semaphore::new(super::CANCELLING)),
             levels: Arc::default(),
             service: Arc::default(),
-        })
+        };
+        if options.keeps_streams {
+            nats.keep_streams().await?;
+        }
+        Ok(nats)
     }
 }
 
@@ -244,7 +253,7 @@ fn overdue() -> BusError {
     BusError::Unreachable("nothing can be sent right now".to_owned())
 }
 
-fn on_event(state: &watch::Sender<Connection>, event: &async_nats::Event) {
+fn on_event(state: &watch::Sender<Connection>, refused: &watch::Sender<String>, event: &async_nats::Event) {
     use async_nats::Event;
     match event {
         Event::Connected => drop(state.send_replace(Connection::Up(next_generation()))),
@@ -255,7 +264,10 @@ fn on_event(state: &watch::Sender<Connection>, event: &async_nats::Event) {
         Event::SlowConsumer(subscription) => {
             tracing::error!(subscription, "messages from NATS were dropped: this process reads too slowly");
         }
-        Event::ServerError(error) => tracing::warn!(%error, "NATS reported an error"),
+        Event::ServerError(error) => {
+            tracing::warn!(%error, "NATS reported an error");
+            refused.send_replace(error.to_string());
+        }
         Event::ClientError(error) => tracing::warn!(%error, "NATS client error"),
         Event::LameDuckMode => tracing::info!("NATS server is about to shut down"),
         Event::Draining | Event::Closed => {}

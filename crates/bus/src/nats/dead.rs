@@ -1,38 +1,23 @@
 //! Dead letters: messages that were given up, kept in a stream on disk with why and where that was.
 
-use std::time::Duration;
-
 use async_nats::jetstream::message::StreamMessage;
-use async_nats::jetstream::stream::{self, RawMessageErrorKind};
+use async_nats::jetstream::stream::RawMessageErrorKind;
 use bytes::Bytes;
 use trireme_inference::{InferError, UnixMicros};
 
 use super::claims::{self, Store};
-use super::work::{ToClaim, chain, failure, stream_failure};
+use super::streams::Needed;
+use super::work::{ToClaim, chain, failure};
 use super::{Nats, headers, subjects};
 use crate::{BusError, DeadLetter, StoredLetter, envelope};
-
-/// How long dead letters are kept, how many, and how many bytes of them: the oldest go first.
-const AGE: Duration = Duration::from_secs(7 * 24 * 3600);
-const KEPT: i64 = 10_000;
-const KEPT_BYTES: i64 = 1 << 30;
 
 impl Nats {
     /// Puts a message into the dead-letter stream, which is made when first needed.
     pub(super) async fn publish_dead(&self, letter: DeadLetter) -> Result<(), BusError> {
         let Some(model) = letter.message.queue() else { return Ok(()) };
-        let config = stream::Config {
-            name: subjects::DEAD_STREAM.to_owned(),
-            description: Some("messages that were given up".to_owned()),
-            subjects: vec![subjects::DEAD_SUBJECTS.to_owned()],
-            max_age: AGE,
-            max_messages: KEPT,
-            max_bytes: KEPT_BYTES,
-            allow_direct: true,
-            ..Default::default()
-        };
-        let made = self.jetstream.get_or_create_stream(config).await;
-        made.map_err(|error| stream_failure("making the dead-letter stream", subjects::DEAD_STREAM, &error))?;
+        if self.jetstream.get_stream(subjects::DEAD_STREAM).await.is_err() {
+            self.need(Needed::Dead).await?;
+        }
         let mut headers = headers::write_work(&letter.message)?;
         headers::write_dead(&mut headers, &letter);
         let body = envelope::encode_work(&letter.message)?;

@@ -1,7 +1,7 @@
 //! The bus over NATS JetStream: one work-queue stream per model version, replies over core NATS, the registry in a
 //! key-value bucket. Needs nats-server 2.11 or newer with JetStream enabled.
 //!
-//! The only user of `async-nats`. Each file is one part of the surface: [`connect`], [`work`] (publish and declare),
+//! The only user of `async-nats`. Each file is one part of the surface: [`connect`], [`work`] (publish), [`streams`] (who makes them),
 //! [`puller`], [`ack`], [`attempts`], [`replies`] and the [`fence`] behind which they have arrived, [`registry`]; bodies that
 //! travel by claim are in [`claims`] and [`fetch`], names on the wire in [`subjects`], headers in [`headers`].
 
@@ -20,6 +20,7 @@ mod puller;
 mod pulls;
 mod registry;
 mod replies;
+mod streams;
 mod subjects;
 mod work;
 
@@ -40,6 +41,7 @@ pub(crate) use subjects::escape_token;
 
 use connect::{REQUEST_TIMEOUT, limited, taken};
 use fence::Fence;
+use streams::Needed;
 
 use crate::envelope::MAX_NAME;
 use crate::registry::{RegistryEvent, WorkerEntry};
@@ -66,9 +68,13 @@ pub struct Nats {
     client: async_nats::Client,
     jetstream: jetstream::Context,
     connection: watch::Receiver<Connection>,
+    /// What the broker did not let this process do last, in its own words: nobody else answers what it refuses.
+    refusals: watch::Receiver<String>,
     /// Room for cancellations on their way.
     cancelling: Arc<Semaphore>,
     fence: Fence,
+    /// Whether this process makes streams, or asks a gateway for them.
+    keeps_streams: bool,
     /// The levels of the queues that were declared here.
     levels: Arc<Mutex<HashMap<ModelKey, Vec<u32>>>>,
     /// Keeps the answers of [`micro`] going.
@@ -80,7 +86,9 @@ pub struct Nats {
 #[async_trait]
 impl Bus for Nats {
     async fn declare_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
-        limited(LONGEST, self.declare(model, options)).await
+        let levels = options.level_limits().iter().map(|(level, _)| *level).collect();
+        self.levels.lock().insert(model.clone(), levels);
+        limited(LONGEST, self.need(Needed::Queue(model, options))).await
     }
 
     async fn publish(&self, message: &WorkMessage) -> Result<Queued, BusError> {

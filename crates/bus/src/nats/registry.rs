@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use async_nats::jetstream::kv;
-use async_nats::jetstream::stream::StorageType;
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
+use super::streams::Needed;
 use super::work::failure;
 use super::{Nats, WATCH_BACKLOG, subjects};
 use crate::envelope::MAX_NAME;
@@ -99,16 +99,9 @@ async fn bucket(nats: &Nats) -> Result<kv::Store, BusError> {
     if let Ok(bucket) = nats.jetstream.get_key_value(subjects::REGISTRY_BUCKET).await {
         return Ok(bucket);
     }
-    let config = kv::Config {
-        bucket: subjects::REGISTRY_BUCKET.to_owned(),
-        description: "workers and the model versions they serve".to_owned(),
-        history: 1,
-        max_age: WorkerEntry::TIME_TO_LIVE,
-        storage: StorageType::Memory,
-        ..Default::default()
-    };
-    let created = nats.jetstream.create_key_value(config).await;
-    created.map_err(|error| failure("making the registry bucket", &error))
+    nats.need(Needed::Registry).await?;
+    let bucket = nats.jetstream.get_key_value(subjects::REGISTRY_BUCKET).await;
+    bucket.map_err(|error| failure("opening the registry", &error))
 }
 
 #[cfg(test)]

@@ -6,6 +6,11 @@ use trireme_inference::ModelKey;
 pub const CANCEL: &str = "trireme.cancel";
 /// Registry bucket.
 pub const REGISTRY_BUCKET: &str = "trireme_registry";
+/// The stream behind it, and its subjects.
+pub const REGISTRY_STREAM: &str = "KV_trireme_registry";
+pub const REGISTRY_SUBJECTS: &str = "$KV.trireme_registry.>";
+/// Requests for streams, which gateways make.
+pub const STREAM_REQUESTS: &str = "trireme.streams.>";
 /// Stream of messages that were given up.
 pub const DEAD_STREAM: &str = "trireme_dead";
 /// Its subjects.
@@ -46,6 +51,16 @@ pub fn reply(gateway: &str, request_id: &str) -> String {
 /// Subjects of all replies to a gateway.
 pub fn replies_to(gateway: &str) -> String {
     format!("trireme.reply.{}.*", escape_token(gateway))
+}
+
+/// Subject of the requests for one of the streams that there is one of.
+pub fn stream_request(name: &str) -> String {
+    format!("trireme.streams.{name}")
+}
+
+/// Subject of the requests for the queue of a model version.
+pub fn queue_request(model: &ModelKey) -> String {
+    format!("trireme.streams.work.{}.{}", escape_token(&model.name), model.version)
 }
 
 /// Subject of the questions of a topic.

@@ -1,12 +1,10 @@
-//! Queues of work: streams, their shared consumer, and publishing into them.
+//! Queues of work: publishing into them, taking back, and how full they are.
 
 use std::error::Error;
 use std::time::Duration;
 
-use async_nats::jetstream::context::{
-    CreateStreamError, CreateStreamErrorKind, GetStreamErrorKind, PublishError, PublishErrorKind,
-};
-use async_nats::jetstream::{consumer, stream};
+use async_nats::jetstream::context::{GetStreamErrorKind, PublishError, PublishErrorKind};
+use async_nats::jetstream::stream;
 use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -14,10 +12,7 @@ use trireme_inference::{ModelKey, UnixMicros};
 
 use super::claims::{self, Store};
 use super::{Nats, headers, subjects};
-use crate::{BusError, Kept, QueueOptions, QueueStatus, Queued, WorkMessage, envelope};
-
-/// How long the broker remembers message ids. Longer than a few redeliveries; its memory is rate times window.
-const DEDUP_WINDOW: Duration = Duration::from_secs(15);
+use crate::{BusError, Kept, QueueStatus, Queued, WorkMessage, envelope};
 
 /// How long the broker may take to confirm a message before it is sent again.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(2);
@@ -64,87 +59,6 @@ impl Confirmed {
 // === impl Nats ===
 
 impl Nats {
-    /// Makes or updates the streams of a model version, one for each priority level, and the consumers its workers share.
-    pub(super) async fn declare(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
-        let limits = options.level_limits();
-        self.levels.lock().insert(model.clone(), limits.iter().map(|(level, _)| *level).collect());
-        for (level, mut max_messages) in limits {
-            if options.keep_limits
-                && let Ok(stream) = self.jetstream.get_stream(subjects::work_stream(model, level)).await
-            {
-                // Not known is no limit to the broker: below zero.
-                max_messages = u64::try_from(stream.cached_info().config.max_messages).unwrap_or(u64::MAX);
-            }
-            self.declare_level(model, level, max_messages, options).await?;
-        }
-        Ok(())
-    }
-
-    async fn declare_level(
-        &self,
-        model: &ModelKey,
-        level: u32,
-        max_messages: u64,
-        options: &QueueOptions,
-    ) -> Result<(), BusError> {
-        let storage = match options.file_storage {
-            true => stream::StorageType::File,
-            false => stream::StorageType::Memory,
-        };
-        let name = subjects::work_stream(model, level);
-        let config = stream::Config {
-            name: name.clone(),
-            description: Some(format!("work for {model}")),
-            subjects: vec![subjects::work(model, level)],
-            retention: stream::RetentionPolicy::WorkQueue,
-            discard: stream::DiscardPolicy::New,
-            max_messages: i64::try_from(max_messages).unwrap_or(i64::MAX),
-            max_bytes: i64::try_from(options.max_bytes).unwrap_or(i64::MAX),
-            duplicate_window: DEDUP_WINDOW,
-            allow_message_ttl: true,
-            // For a look at what waits.
-            allow_direct: true,
-            num_replicas: options.replicas,
-            storage,
-            ..Default::default()
-        };
-        let made = self.create_or_update(config).await;
-        made.map_err(|error| stream_failure("making a work queue", &name, &error))?;
-        let config = consumer::pull::Config {
-            durable_name: Some(subjects::WORKERS.to_owned()),
-            description: Some(format!("workers of {model}")),
-            ack_policy: consumer::AckPolicy::Explicit,
-            ack_wait: options.ack_wait,
-            max_deliver: i64::from(options.deliveries_made()),
-            // Pullers ask only for what they have room for, so the queue's own limit is the only one needed.
-            max_ack_pending: i64::try_from(options.max_messages).unwrap_or(i64::MAX),
-            ..Default::default()
-        };
-        let created = self.jetstream.create_consumer_on_stream(config, &name).await;
-        created.map(drop).map_err(|error| match error.kind() {
-            stream::ConsumerErrorKind::JetStream(answer) => BusError::Refused {
-                action: "making a work queue's consumer",
-                reason: format!("stream {name}: {answer}"),
-            },
-            _ => failure("making a work queue's consumer", &error),
-        })
-    }
-
-    /// A stream that is made begins with a number that no stream of its name has come to before: an acknowledgement names
-    /// its message by number alone, so one for a message that a broker has lost must be none for another message.
-    async fn create_or_update(&self, config: stream::Config) -> Result<(), CreateStreamError> {
-        let updated = self.jetstream.update_stream(&config).await;
-        if !updated.as_ref().is_err_and(|error| error.kind() == CreateStreamErrorKind::NotFound) {
-            return updated.map(drop);
-        }
-        let new = stream::Config { first_sequence: Some(UnixMicros::now().0), ..config.clone() };
-        match self.jetstream.create_stream(new).await {
-            // Another worker was faster, and its stream begins with another number.
-            Err(error) if is_name_in_use(&error) => self.jetstream.update_stream(&config).await.map(drop),
-            created => created.map(drop),
-        }
-    }
-
     /// Publishes into the queue of the route's current step and waits for the broker's confirmation.
     pub(super) async fn publish_work(&self, message: &WorkMessage) -> Result<Queued, BusError> {
         let Some(model) = message.queue() else {
@@ -323,27 +237,9 @@ pub fn is_full(error: &PublishError) -> bool {
     jetstream_error(error).map(jetstream::Error::error_code) == Some(jetstream::ErrorCode::STREAM_STORE_FAILED)
 }
 
-fn is_name_in_use(error: &CreateStreamError) -> bool {
-    match error.kind() {
-        CreateStreamErrorKind::JetStream(answer) => answer.error_code() == jetstream::ErrorCode::STREAM_NAME_EXIST,
-        _ => false,
-    }
-}
-
 /// Whether the broker refused because it cannot just now: HTTP's words for it are its own.
 fn is_overloaded(error: &PublishError) -> bool {
     jetstream_error(error).is_some_and(|answer| matches!(answer.code(), 429 | 503))
-}
-
-/// As [`failure`], for a stream: the client keeps the broker's answer in the error's kind.
-pub fn stream_failure(action: &'static str, name: &str, error: &CreateStreamError) -> BusError {
-    match error.kind() {
-        CreateStreamErrorKind::JetStream(answer) => BusError::Refused {
-            action,
-            reason: format!("stream {name}: {answer}; `nats stream rm {name}` makes room for one with new settings"),
-        },
-        _ => failure(action, error),
-    }
 }
 
 /// The broker's answer among the causes of `error`.

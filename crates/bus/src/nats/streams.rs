@@ -1,0 +1,445 @@
+//! The streams that the system needs, and who makes them: gateways, also for the stages, which ask one of them.
+//!
+//! The broker checks what a stream is called, not what it is to hold: who may make one could give it the subjects of
+//! answers, and read them there. So stages may not. They say which of these they need, by a subject that the broker can hold
+//! them to (`trireme.streams.work.<model>.<version>` for a queue), and what it is to be like is decided here. The same is
+//! true of consumers, which deliver to any subject that who makes them likes.
+
+use std::time::Duration;
+
+use async_nats::client::RequestErrorKind;
+use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind};
+use async_nats::jetstream::{consumer, stream};
+use async_nats::{Message, jetstream};
+use futures_util::StreamExt;
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
+use trireme_inference::{ModelKey, UnixMicros};
+
+use super::connect::{REQUEST_TIMEOUT, limited, taken};
+use super::work::{chain, failure};
+use super::{LONGEST, Nats, subjects};
+use crate::envelope::MAX_NAME;
+use crate::registry::WorkerEntry;
+use crate::{BusError, QueueOptions};
+
+/// How long the broker remembers message ids. Longer than a few redeliveries; its memory is rate times window.
+const DEDUP_WINDOW: Duration = Duration::from_secs(15);
+
+/// How long claims and notes of requests without a deadline are kept.
+const AGE: Duration = Duration::from_secs(24 * 3600);
+
+/// Bytes of claims that the broker keeps at a time, unless an operator made the stream with another limit.
+const CLAIM_BYTES: i64 = 256 << 20;
+
+/// Bytes of notes that the broker keeps: tens of thousands. The oldest go first.
+const ATTEMPT_BYTES: i64 = 4 << 20;
+
+/// How long dead letters are kept, how many, and how many bytes of them: the oldest go first.
+const DEAD_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
+const DEAD_LETTERS: i64 = 10_000;
+const DEAD_BYTES: i64 = 1 << 30;
+
+/// Streams that are made for others at a time; who asks for one more asks again.
+const MAKING: usize = 64;
+
+/// Most levels of a queue that is made for others.
+const MAX_LEVELS: usize = 1024;
+
+/// How much longer a queue may take for each of its levels: a stream on the disks of several brokers is not made at once.
+const LEVEL_PATIENCE: Duration = Duration::from_millis(100);
+
+/// A stream that somebody needs.
+#[derive(Clone, Copy, Debug)]
+pub enum Needed<'a> {
+    /// How often messages were begun.
+    Attempts,
+    /// Bodies above `max_payload`.
+    Claims,
+    /// Messages that were given up.
+    Dead,
+    /// Workers and the model versions they serve.
+    Registry,
+    /// Work for a model version: a stream for each level, and the consumer that its workers share.
+    Queue(&'a ModelKey, &'a QueueOptions),
+}
+
+/// What a request for a queue says. Its subject says whose.
+#[derive(Debug, Serialize, Deserialize)]
+struct QueueRequest {
+    model: ModelKey,
+    options: QueueOptions,
+}
+
+/// What a gateway says to who needs a stream.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    Made,
+    Refused(String),
+    Unreachable(String),
+}
+
+// === impl Needed ===
+
+impl Needed<'_> {
+    fn action(self) -> &'static str {
+        match self {
+            Needed::Attempts => "making the stream of attempts",
+            Needed::Claims => "making the stream of claims",
+            Needed::Dead => "making the dead-letter stream",
+            Needed::Registry => "making the registry",
+            Needed::Queue(..) => "making a work queue",
+        }
+    }
+
+    /// How long a gateway may take to make it.
+    fn patience(self) -> Duration {
+        match self {
+            Needed::Queue(_, options) => REQUEST_TIMEOUT + LEVEL_PATIENCE * options.levels.len() as u32,
+            _ => REQUEST_TIMEOUT,
+        }
+    }
+
+    /// Where gateways are asked for it.
+    fn subject(self) -> String {
+        match self {
+            Needed::Attempts => subjects::stream_request("attempts"),
+            Needed::Claims => subjects::stream_request("claims"),
+            Needed::Dead => subjects::stream_request("dead"),
+            Needed::Registry => subjects::stream_request("registry"),
+            Needed::Queue(model, _) => subjects::queue_request(model),
+        }
+    }
+}
+
+// === impl Nats ===
+
+impl Nats {
+    /// Makes sure that a stream is there, and a queue as its options have it; where this process may not, a gateway does.
+    /// Any number of processes may do so at the same time.
+    pub(super) async fn need(&self, needed: Needed<'_>) -> Result<(), BusError> {
+        match self.keeps_streams {
+            true => self.make(needed).await,
+            false => self.ask_for(needed).await,
+        }
+    }
+
+    /// Makes the streams that others need, for as long as the connection is there.
+    pub(super) async fn keep_streams(&self) -> Result<(), BusError> {
+        let mut asked = self.subscribe_at_once(subjects::STREAM_REQUESTS.to_owned()).await?;
+        let nats = self.clone();
+        crate::spawn("nats streams", async move {
+            let mut making = JoinSet::new();
+            loop {
+                let message = tokio::select! {
+                    message = asked.next() => message,
+                    Some(_) = making.join_next() => continue,
+                };
+                let Some(message) = message else { return };
+                if making.len() == MAKING {
+                    tracing::warn!(subject = %message.subject, "left a request for a stream unanswered: too many at a time");
+                    continue;
+                }
+                let nats = nats.clone();
+                making.spawn(async move { nats.make_for(message).await });
+            }
+        });
+        Ok(())
+    }
+
+    async fn ask_for(&self, needed: Needed<'_>) -> Result<(), BusError> {
+        let action = needed.action();
+        let unreachable = |reason: &dyn std::fmt::Display| BusError::Unreachable(format!("{action}: {reason}"));
+        let body = match needed {
+            Needed::Queue(model, options) => {
+                serde_json::to_vec(&QueueRequest { model: model.clone(), options: options.clone() })
+            }
+            _ => Ok(Vec::new()),
+        };
+        let body = body.map_err(|error| BusError::Refused { action, reason: error.to_string() })?;
+        let (subject, mut connection) = (needed.subject(), self.connection.clone());
+        connection.mark_unchanged();
+        let request = async_nats::Request::new().payload(body.into()).timeout(Some(needed.patience()));
+        let answer = tokio::select! {
+            answer = self.client.send_request(subject.clone(), request) => answer,
+            reason = self.refused(&subject) => return Err(BusError::Refused { action, reason }),
+            _ = connection.changed() => return Err(unreachable(&"the connection was lost")),
+        };
+        let answer = answer.map_err(|error| match error.kind() {
+            RequestErrorKind::NoResponders => unreachable(&"no gateway is there to do it"),
+            RequestErrorKind::TimedOut => unreachable(&"no gateway has answered"),
+            _ => unreachable(&chain(&error)),
+        })?;
+        match serde_json::from_slice(&answer.payload) {
+            Ok(Answer::Made) => Ok(()),
+            Ok(Answer::Refused(reason)) => Err(BusError::Refused { action, reason }),
+            Ok(Answer::Unreachable(reason)) => Err(unreachable(&reason)),
+            Err(error) => Err(unreachable(&format!("a gateway's answer cannot be read: {error}"))),
+        }
+    }
+
+    /// Waits until the broker says that this process may not publish to `subject`, which it tells no other way.
+    async fn refused(&self, subject: &str) -> String {
+        let mut refusals = self.refusals.clone();
+        refusals.mark_unchanged();
+        let subject = format!("\"{subject}\"");
+        loop {
+            if refusals.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            let refusal = refusals.borrow_and_update();
+            if refusal.contains(&subject) {
+                return refusal.clone();
+            }
+        }
+    }
+
+    /// Answers one request for a stream.
+    async fn make_for(&self, message: Message) {
+        let Some(asker) = message.reply.clone() else { return };
+        let made = match read(&message.subject, &message.payload) {
+            Ok(Request::Stream(needed)) => limited(LONGEST, self.make(needed)).await,
+            Ok(Request::Queue(QueueRequest { model, options })) => {
+                limited(LONGEST, self.make(Needed::Queue(&model, &options))).await
+            }
+            Err(reason) => {
+                tracing::warn!(subject = %message.subject, reason, "refused a request for a stream");
+                Err(BusError::Refused { action: "making a stream", reason })
+            }
+        };
+        let answer = match made {
+            Ok(()) => Answer::Made,
+            Err(BusError::Refused { reason, .. }) => Answer::Refused(reason),
+            Err(error) => Answer::Unreachable(error.to_string()),
+        };
+        if let Ok(body) = serde_json::to_vec(&answer) {
+            // Who does not get it asks again.
+            let _ = taken(self.client.publish(asker, body.into())).await;
+        }
+    }
+
+    async fn make(&self, needed: Needed<'_>) -> Result<(), BusError> {
+        let config = match needed {
+            Needed::Attempts => attempts(),
+            Needed::Claims => claims(),
+            Needed::Dead => dead(),
+            Needed::Registry => registry(),
+            Needed::Queue(model, options) => return self.make_queue(model, options).await,
+        };
+        let name = config.name.clone();
+        let made = self.jetstream.get_or_create_stream(config).await;
+        made.map(drop).map_err(|error| stream_failure(needed.action(), &name, &error))
+    }
+
+    async fn make_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
+        for (level, mut max_messages) in options.level_limits() {
+            if options.keep_limits
+                && let Ok(stream) = self.jetstream.get_stream(subjects::work_stream(model, level)).await
+            {
+                // Not known is no limit to the broker: below zero.
+                max_messages = u64::try_from(stream.cached_info().config.max_messages).unwrap_or(u64::MAX);
+            }
+            self.make_level(model, level, max_messages, options).await?;
+        }
+        Ok(())
+    }
+
+    async fn make_level(
+        &self,
+        model: &ModelKey,
+        level: u32,
+        max_messages: u64,
+        options: &QueueOptions,
+    ) -> Result<(), BusError> {
+        let storage = match options.file_storage {
+            true => stream::StorageType::File,
+            false => stream::StorageType::Memory,
+        };
+        let name = subjects::work_stream(model, level);
+        let config = stream::Config {
+            name: name.clone(),
+            description: Some(format!("work for {model}")),
+            subjects: vec![subjects::work(model, level)],
+            retention: stream::RetentionPolicy::WorkQueue,
+            discard: stream::DiscardPolicy::New,
+            max_messages: i64::try_from(max_messages).unwrap_or(i64::MAX),
+            max_bytes: i64::try_from(options.max_bytes).unwrap_or(i64::MAX),
+            duplicate_window: DEDUP_WINDOW,
+            allow_message_ttl: true,
+            // For a look at what waits.
+            allow_direct: true,
+            num_replicas: options.replicas,
+            storage,
+            ..Default::default()
+        };
+        let made = self.create_or_update(config).await;
+        made.map_err(|error| stream_failure("making a work queue", &name, &error))?;
+        let config = consumer::pull::Config {
+            durable_name: Some(subjects::WORKERS.to_owned()),
+            description: Some(format!("workers of {model}")),
+            ack_policy: consumer::AckPolicy::Explicit,
+            ack_wait: options.ack_wait,
+            max_deliver: i64::from(options.deliveries_made()),
+            // Pullers ask only for what they have room for, so the queue's own limit is the only one needed.
+            max_ack_pending: i64::try_from(options.max_messages).unwrap_or(i64::MAX),
+            ..Default::default()
+        };
+        let created = self.jetstream.create_consumer_on_stream(config, &name).await;
+        created.map(drop).map_err(|error| match error.kind() {
+            stream::ConsumerErrorKind::JetStream(answer) => BusError::Refused {
+                action: "making a work queue's consumer",
+                reason: format!("stream {name}: {answer}"),
+            },
+            _ => failure("making a work queue's consumer", &error),
+        })
+    }
+
+    /// A stream that is made begins with a number that no stream of its name has come to before: an acknowledgement names
+    /// its message by number alone, so one for a message that a broker has lost must be none for another message.
+    async fn create_or_update(&self, config: stream::Config) -> Result<(), CreateStreamError> {
+        let updated = self.jetstream.update_stream(&config).await;
+        if !updated.as_ref().is_err_and(|error| error.kind() == CreateStreamErrorKind::NotFound) {
+            return updated.map(drop);
+        }
+        let new = stream::Config { first_sequence: Some(UnixMicros::now().0), ..config.clone() };
+        match self.jetstream.create_stream(new).await {
+            // Another gateway was faster, and its stream begins with another number.
+            Err(error) if is_name_in_use(&error) => self.jetstream.update_stream(&config).await.map(drop),
+            created => created.map(drop),
+        }
+    }
+}
+
+// === The fixed ones ===
+
+fn attempts() -> stream::Config {
+    stream::Config {
+        name: subjects::ATTEMPTS_STREAM.to_owned(),
+        description: Some("how often messages that came again were begun".to_owned()),
+        subjects: vec![subjects::ATTEMPTS_SUBJECTS.to_owned()],
+        max_messages_per_subject: 1,
+        max_bytes: ATTEMPT_BYTES,
+        max_age: AGE,
+        allow_message_ttl: true,
+        allow_direct: true,
+        storage: stream::StorageType::Memory,
+        ..Default::default()
+    }
+}
+
+fn claims() -> stream::Config {
+    stream::Config {
+        name: subjects::CLAIM_STREAM.to_owned(),
+        description: Some("bodies of messages above max_payload".to_owned()),
+        subjects: vec![subjects::CLAIM_SUBJECTS.to_owned()],
+        discard: stream::DiscardPolicy::New,
+        // A part that is laid down again replaces the one before.
+        max_messages_per_subject: 1,
+        max_bytes: CLAIM_BYTES,
+        max_age: AGE,
+        allow_message_ttl: true,
+        allow_direct: true,
+        storage: stream::StorageType::Memory,
+        ..Default::default()
+    }
+}
+
+fn dead() -> stream::Config {
+    stream::Config {
+        name: subjects::DEAD_STREAM.to_owned(),
+        description: Some("messages that were given up".to_owned()),
+        subjects: vec![subjects::DEAD_SUBJECTS.to_owned()],
+        max_age: DEAD_AGE,
+        max_messages: DEAD_LETTERS,
+        max_bytes: DEAD_BYTES,
+        allow_direct: true,
+        ..Default::default()
+    }
+}
+
+/// A key-value bucket but for one thing: a message in it cannot roll up those of other keys, which who may write one key
+/// could use to remove the rest.
+fn registry() -> stream::Config {
+    stream::Config {
+        name: subjects::REGISTRY_STREAM.to_owned(),
+        description: Some("workers and the model versions they serve".to_owned()),
+        subjects: vec![subjects::REGISTRY_SUBJECTS.to_owned()],
+        discard: stream::DiscardPolicy::New,
+        max_messages_per_subject: 1,
+        max_age: WorkerEntry::TIME_TO_LIVE,
+        deny_delete: true,
+        allow_rollup: false,
+        storage: stream::StorageType::Memory,
+        ..Default::default()
+    }
+}
+
+// === What others ask for ===
+
+/// What a process asks a gateway for.
+#[derive(Debug)]
+enum Request {
+    Stream(Needed<'static>),
+    Queue(QueueRequest),
+}
+
+/// Who may publish to a subject is held to it by the broker, so what is asked for has to be what that says.
+fn read(subject: &str, body: &[u8]) -> Result<Request, String> {
+    let fixed = [Needed::Attempts, Needed::Claims, Needed::Dead, Needed::Registry];
+    if let Some(needed) = fixed.into_iter().find(|needed| needed.subject() == subject) {
+        return Ok(Request::Stream(needed));
+    }
+    let request: QueueRequest = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+    if subjects::queue_request(&request.model) != subject {
+        return Err(format!("it is for model '{}'", request.model));
+    }
+    let (name, levels) = (request.model.name.len(), request.options.levels.len());
+    if name > MAX_NAME || levels > MAX_LEVELS {
+        return Err(format!(
+            "a name of {name} bytes and {levels} levels, expected {MAX_NAME} and {MAX_LEVELS} at most"
+        ));
+    }
+    Ok(Request::Queue(request))
+}
+
+fn is_name_in_use(error: &CreateStreamError) -> bool {
+    match error.kind() {
+        CreateStreamErrorKind::JetStream(answer) => answer.error_code() == jetstream::ErrorCode::STREAM_NAME_EXIST,
+        _ => false,
+    }
+}
+
+/// As [`failure`], for a stream: the client keeps the broker's answer in the error's kind.
+fn stream_failure(action: &'static str, name: &str, error: &CreateStreamError) -> BusError {
+    match error.kind() {
+        CreateStreamErrorKind::JetStream(answer) => BusError::Refused {
+            action,
+            reason: format!("stream {name}: {answer}; `nats stream rm {name}` makes room for one with new settings"),
+        },
+        _ => failure(action, error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_for_what_its_subject_says() {
+        let model = ModelKey { name: "a.b".to_owned(), version: 3 };
+        let body = |levels: u32| {
+            let options =
+                QueueOptions { levels: (1..=levels).map(|level| (level, None)).collect(), ..Default::default() };
+            serde_json::to_vec(&QueueRequest { model: model.clone(), options }).unwrap()
+        };
+        let subject = "trireme.streams.work.a=2Eb.3";
+        let Ok(Request::Queue(read_back)) = read(subject, &body(2)) else { panic!("{:?}", read(subject, &body(2))) };
+        assert_eq!((read_back.model, read_back.options.levels.len()), (model.clone(), 2));
+        assert_eq!(read("trireme.streams.work.other.3", &body(2)).unwrap_err(), "it is for model 'a.b:3'");
+        assert!(read(subject, &body(1025)).unwrap_err().contains("1025 levels, expected 256 and 1024 at most"));
+        assert!(read(subject, b"rubbish").is_err());
+        assert!(matches!(read("trireme.streams.claims", b""), Ok(Request::Stream(Needed::Claims))));
+        assert!(read("trireme.streams.other", b"").is_err());
+    }
+}
