@@ -335,6 +335,16 @@ impl Sandbox {
         });
     }
 
+    /// Waits until workers have so many requests for a model in hand.
+    #[track_caller]
+    pub fn wait_delivered(&self, model: &str, count: u64) {
+        wait_until(&format!("{count} requests for '{model}' are with workers"), READY_LIMIT, || {
+            let status = self.get("/v2/trireme/status").json();
+            let queue = &status["models"].as_array()?.iter().find(|found| found["name"] == model)?["queue"];
+            (queue["delivered"].as_u64()? == count).then_some(())
+        });
+    }
+
     /// Sends a request.
     ///
     /// # Panics

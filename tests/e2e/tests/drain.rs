@@ -230,7 +230,7 @@ fn services_stop_while_the_broker_stands_still() {
 fn a_worker_drains_though_it_has_not_loaded_everything() {
     let warmup = "model_warmup [{ name: 'sample' batch_size: 1 inputs { key: 'INPUT0'
         value { data_type: TYPE_FP32 dims: [1] zero_data: true } } }]";
-    let models = ModelFolder::new().slow("early", 3000).slow("late", 600_000).with_setting("late", warmup);
+    let models = ModelFolder::new().slow("early", 6000).slow("late", 600_000).with_setting("late", warmup);
     let mut sandbox = Setup::new(Mode::Services)
         .repository(models.path())
         .worker_arguments(&["--ack-wait-ms", "120000"])
@@ -241,12 +241,7 @@ fn a_worker_drains_though_it_has_not_loaded_everything() {
     let address = sandbox.address;
     let body = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [7.0]}]});
     let asked = std::thread::spawn(move || Request::infer("early", &body).send(address));
-    sandbox.wait_queued("early", 1);
-    wait_until("it is with the worker", EXIT_LIMIT, || {
-        let status = sandbox.get("/v2/trireme/status").json();
-        let early = status["models"].as_array()?.iter().find(|model| model["name"] == "early")?.clone();
-        (early["queue"]["delivered"] == 1).then_some(())
-    });
+    sandbox.wait_delivered("early", 1);
     let mut worker = sandbox.take_worker(Stage::Model, 0);
     worker.terminate();
     let response = asked.join().expect("the request's thread does not panic").expect("an answer");

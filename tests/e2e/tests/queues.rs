@@ -162,7 +162,7 @@ fn a_request_of_more_parts_than_the_queue_holds_is_answered(mode: Mode) {
 /// The queue that comes back with the broker is shorter: what had been accepted waits until it has room.
 #[test]
 fn what_was_accepted_is_not_refused_after_a_restart_of_the_broker() {
-    let models = queueing("default_queue_policy { max_queue_size: 8 }", SHORT_RUN);
+    let models = queueing("default_queue_policy { max_queue_size: 8 }", RUN);
     let mut sandbox = setup(Mode::Services, &models).start();
     let waiting: Vec<_> = (0..6).map(|n| ask(sandbox.address, n, json!({}))).collect();
     sandbox.wait_queued("queue", 6);
