@@ -192,6 +192,20 @@ pub async fn higher_levels_are_taken_first_and_no_level_is_forgotten(setup: &Set
         assert_eq!((number(&delivery), delivery.message.level(), delivery.attempt), (n as i64, level, 1));
         delivery.acker.ack().await.expect("acknowledged");
     }
+    // What is asked for while there is room brings nothing that would go before a higher level later.
+    let waiting = tokio::time::timeout(Duration::from_millis(30), puller.next(3)).await;
+    assert!(waiting.is_err(), "the queue is empty, got {waiting:?}");
+    publish(&*bus, &message_at(&model, 3, 20)).await;
+    let taken = tokio::time::timeout(Duration::from_millis(100), puller.next(0)).await;
+    assert!(taken.is_err(), "there is no room, got {taken:?}");
+    publish(&*bus, &message_at(&model, 2, 21)).await;
+    for expected in [21, 20] {
+        let deliveries = within("the higher level, then the other", puller.next(1)).await.expect("work");
+        assert_eq!(deliveries.iter().map(number).collect::<Vec<_>>(), [expected]);
+        for delivery in deliveries {
+            delivery.acker.ack().await.expect("acknowledged");
+        }
+    }
     let elsewhere = within("a refusal", bus.publish(&message_at(&model, 4, 0))).await;
     assert!(matches!(elsewhere, Err(BusError::NoQueue { .. })), "there is no such level: {elsewhere:?}");
     let left = within("the end of a worker", puller.stop()).await;

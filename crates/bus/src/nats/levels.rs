@@ -1,7 +1,8 @@
 //! Pulling from a queue of several priority levels, each a stream of its own: what waits at a higher level is taken first.
 //!
 //! While nothing waits, a request for one message is open at each level. It stays open when something comes at another
-//! level, so a worker may get up to one message for each level beyond its room.
+//! level. What it brings once there is no room any more is given back: in this worker it would be executed before what waits
+//! at higher levels, because that cannot be fetched beside it.
 
 use std::time::Duration;
 
@@ -29,12 +30,19 @@ impl LevelPuller {
     }
 }
 
+/// Lets another worker have a delivery, or this one when it has room.
+fn give_back(delivery: Delivery) {
+    crate::spawn("nats give back", async move {
+        let _ = delivery.acker.nak(Duration::ZERO).await;
+    });
+}
+
 #[async_trait]
 impl Puller for LevelPuller {
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError> {
-        if room == 0 && self.gathered.is_empty() {
+        while room == 0 && self.gathered.is_empty() {
             let (deliveries, _, _) = select_all(self.levels.iter_mut().map(|(_, puller)| puller.next(0))).await;
-            return deliveries;
+            deliveries?.into_iter().for_each(give_back);
         }
         loop {
             for index in 0..self.levels.len() {
