@@ -192,9 +192,10 @@ pub async fn higher_levels_are_taken_first_and_no_level_is_forgotten(setup: &Set
         assert_eq!((number(&delivery), delivery.message.level(), delivery.attempt), (n as i64, level, 1));
         delivery.acker.ack().await.expect("acknowledged");
     }
-    // What is asked for while there is room brings nothing that would go before a higher level later.
+    // Soon after there was room nothing is taken that would go before a higher level later.
     let waiting = tokio::time::timeout(Duration::from_millis(30), puller.next(3)).await;
     assert!(waiting.is_err(), "the queue is empty, got {waiting:?}");
+    tokio::time::sleep(A_WHILE).await;
     publish(&*bus, &message_at(&model, 3, 20)).await;
     let taken = tokio::time::timeout(Duration::from_millis(100), puller.next(0)).await;
     assert!(taken.is_err(), "there is no room, got {taken:?}");

@@ -1,8 +1,8 @@
 //! Pulling from a queue of several priority levels, each a stream of its own: what waits at a higher level is taken first.
 //!
 //! While nothing waits, a request for one message is open at each level. It stays open when something comes at another
-//! level. What it brings once there is no room any more is given back: in this worker it would be executed before what waits
-//! at higher levels, because that cannot be fetched beside it.
+//! level, for [`EXPIRES`]: so long a worker that has become busy may get one message for each level beyond its room, and
+//! execute it before what comes later at higher levels.
 
 use std::time::Duration;
 
@@ -14,6 +14,10 @@ use crate::{BusError, Delivery, Puller};
 
 /// How soon lower levels are looked at again while there is no room to wait at each of them.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// How long a request is open while nothing waits: JetStream has no way to take one back, and what it brings to a worker
+/// that is busy by then goes before higher levels.
+pub const EXPIRES: Duration = Duration::from_millis(100);
 
 pub struct LevelPuller {
     /// By level, the highest first.
@@ -30,19 +34,12 @@ impl LevelPuller {
     }
 }
 
-/// Lets another worker have a delivery, or this one when it has room.
-fn give_back(delivery: Delivery) {
-    crate::spawn("nats give back", async move {
-        let _ = delivery.acker.nak(Duration::ZERO).await;
-    });
-}
-
 #[async_trait]
 impl Puller for LevelPuller {
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError> {
-        while room == 0 && self.gathered.is_empty() {
+        if room == 0 && self.gathered.is_empty() {
             let (deliveries, _, _) = select_all(self.levels.iter_mut().map(|(_, puller)| puller.next(0))).await;
-            deliveries?.into_iter().for_each(give_back);
+            return deliveries;
         }
         loop {
             for index in 0..self.levels.len() {

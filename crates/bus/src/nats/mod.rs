@@ -114,11 +114,11 @@ impl Bus for Nats {
     async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
         let levels = self.levels.lock().get(model).cloned().unwrap_or_else(|| vec![0]);
         if let [level] = levels[..] {
-            return Ok(Box::new(puller::NatsPuller::open(self, model, level).await?));
+            return Ok(Box::new(puller::NatsPuller::open(self, model, level, pulls::PULL_EXPIRES).await?));
         }
         let mut pullers = Vec::with_capacity(levels.len());
         for level in levels {
-            pullers.push((level, puller::NatsPuller::open(self, model, level).await?));
+            pullers.push((level, puller::NatsPuller::open(self, model, level, levels::EXPIRES).await?));
         }
         Ok(Box::new(levels::LevelPuller::new(pullers)))
     }

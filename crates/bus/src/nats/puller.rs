@@ -45,6 +45,8 @@ pub struct NatsPuller {
     incoming: Subscriber,
     connection: watch::Receiver<Connection>,
     pulls: Pulls,
+    /// How long a pull request stays with the broker.
+    expires: Duration,
     /// No pull request is made before this.
     paused_until: Option<Instant>,
     /// Deliveries whose bodies are being fetched. They take up room already.
@@ -76,7 +78,7 @@ enum Event {
 // === impl NatsPuller ===
 
 impl NatsPuller {
-    pub async fn open(nats: &Nats, model: &ModelKey, level: u32) -> Result<NatsPuller, BusError> {
+    pub async fn open(nats: &Nats, model: &ModelKey, level: u32, expires: Duration) -> Result<NatsPuller, BusError> {
         let mut connection = nats.connection.clone();
         // What is true now is no change.
         connection.mark_unchanged();
@@ -94,6 +96,7 @@ impl NatsPuller {
             incoming,
             connection,
             pulls: Pulls::default(),
+            expires,
             paused_until: None,
             fetching: JoinSet::new(),
             give_up: None,
@@ -108,7 +111,7 @@ impl NatsPuller {
         if missing == 0 || down || self.paused_until.is_some() {
             return Ok(());
         }
-        self.send(missing, &format!(r#""expires":{}"#, PULL_EXPIRES.as_nanos()), now).await.map(drop)
+        self.send(missing, &format!(r#""expires":{}"#, self.expires.as_nanos()), now).await.map(drop)
     }
 
     /// Sends a request for `count` messages and notes it. Gives its number.

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// How long a pull request stays with the broker. Short enough that one that got lost does not starve a worker, and that
+/// How long a pull request stays with the broker at most. Short enough that one that got lost does not starve a worker, and that
 /// a worker that leaves can wait for the end of the last one.
 pub const PULL_EXPIRES: Duration = Duration::from_secs(1);
 
