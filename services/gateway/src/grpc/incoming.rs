@@ -18,15 +18,13 @@ pub fn until(listener: TcpListener, stop: CancellationToken) -> impl Stream<Item
     let accepted = stream::unfold(Some((listener, stop)), |state| async {
         let (listener, stop) = state?;
         tokio::select! {
-            accepted = listener.accept() => {
-                Some((vec![accepted.map(|(stream, _)| stream)], Some((listener, stop))))
-            }
-            () = stop.cancelled() => Some((backlog::take(listener).into_iter().map(Ok).collect(), None)),
+            accepted = backlog::accept(&listener) => Some((vec![accepted], Some((listener, stop)))),
+            () = stop.cancelled() => Some((backlog::take(listener), None)),
         }
     });
     // Answers are small and awaited: they must not sit in a buffer.
-    let set_up = |stream: &std::io::Result<TcpStream>| drop(stream.as_ref().map(|stream| stream.set_nodelay(true)));
-    accepted.flat_map(stream::iter).inspect(set_up).chain(stream::pending())
+    let set_up = |stream: &TcpStream| drop(stream.set_nodelay(true));
+    accepted.flat_map(stream::iter).inspect(set_up).map(Ok).chain(stream::pending())
 }
 
 /// Counts the bytes of a call in the budget until it is answered. The messages of a stream take theirs along.

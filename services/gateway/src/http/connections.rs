@@ -32,8 +32,6 @@ use crate::budget::{self, Budget};
 
 /// Largest request head, in bytes: what a connection may make the server hold before it has said what it wants.
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// How long to wait before accepting again when there is no file descriptor left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What every connection is served with.
 #[derive(Clone)]
@@ -56,16 +54,9 @@ impl Connections {
     /// Accepts until `stop` is raised, then finishes the requests in flight, for `exit_timeout` at most.
     pub async fn serve(self, listener: TcpListener, stop: CancellationToken, exit_timeout: Duration) {
         loop {
-            let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
+            tokio::select! {
+                stream = backlog::accept(&listener) => self.take(stream),
                 () = stop.cancelled() => break,
-            };
-            match accepted {
-                Ok((stream, _)) => self.take(stream),
-                Err(error) => {
-                    tracing::warn!(%error, "connection could not be accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
             }
         }
         backlog::take(listener).into_iter().for_each(|stream| self.take(stream));
