@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - A connection ends: by its client, by silence, by a client that takes no answer, or when the listener stops.
-//! - A connection that was there before the listener stopped has its request answered.
+//! - A connection that was there before the listener stopped has its request answered, be it the first or another one.
 //! - What is not HTTP is answered with 400 and its connection closed; so is a head that is too large (431, 414).
 //! - A request whose handler panics is answered with 500; the other requests do not notice.
 
@@ -12,8 +12,10 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{Request, Response, StatusCode};
+use axum::http::header::CONNECTION;
+use axum::http::{HeaderValue, Request, Response, StatusCode};
 use futures_util::FutureExt;
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
@@ -21,6 +23,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use trireme_runtime::TaskSet;
@@ -47,6 +50,20 @@ pub struct Connections {
     /// The tasks of the connections.
     pub tasks: TaskSet,
 }
+
+/// What a connection is at.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// It has no request.
+    Idle,
+    /// It has one without an answer so far.
+    Asked,
+    /// The answer's head is there, and so is what it says of the connection.
+    Answering,
+}
+
+/// An answer on its way. Dropped, its connection is idle.
+struct Answering(watch::Sender<Stage>);
 
 // === impl Connections ===
 
@@ -81,11 +98,20 @@ impl Connections {
     }
 
     async fn http(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let stopping = self.tasks.stopping().clone();
-        let begun = CancellationToken::new();
+        let stage = watch::Sender::new(Stage::Idle);
         let service = service_fn(|request| {
-            begun.cancel();
-            self.answer(request)
+            stage.send_replace(Stage::Asked);
+            let (answer, stage) = (self.answer(request), stage.clone());
+            async move {
+                let answer = answer.await?;
+                let answering = Answering::begin(stage);
+                // Only to be dropped with the body.
+                let with = move |error| {
+                    let _ = &answering;
+                    error
+                };
+                Ok::<_, Infallible>(answer.map(|body| body.map_err(with)))
+            }
         });
         // A client that ends its side has gone away, as far as can be seen: its request is cancelled (no `half_close`).
         let connection = http1::Builder::new()
@@ -95,10 +121,9 @@ impl Connections {
             .max_buf_size(8 * MAX_HEAD_BYTES)
             .serve_connection(TokioIo::new(Patient::new(stream, self.idle_timeout)), service);
         let mut connection = std::pin::pin!(connection);
-        // Before its first request a connection is closed by a shutdown, even when that request is on its way.
         let stopped = async {
-            stopping.cancelled().await;
-            let _ = tokio::time::timeout(backlog::FIRST_REQUEST, begun.cancelled()).await;
+            self.tasks.stopping().cancelled().await;
+            until_closable(stage.subscribe()).await;
         };
         let ended = tokio::select! {
             biased;
@@ -123,7 +148,43 @@ impl Connections {
             tracing::error!("the handler of a request panicked");
             Ok(response::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error"))
         });
-        answer.map(|answer| budget::until_sent(answer, hold))
+        answer.map(|mut answer| {
+            // Said in the answer, so that the client sends its next request elsewhere.
+            if self.tasks.stopping().is_cancelled() {
+                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            budget::until_sent(answer, hold)
+        })
+    }
+}
+
+/// Waits until a connection of a server that stops may be closed: a connection is closed between two requests even when the
+/// next one is on its way, and its client knows no better than to send it unless the last answer said otherwise.
+async fn until_closable(mut stage: watch::Receiver<Stage>) {
+    loop {
+        let now = *stage.borrow_and_update();
+        match now {
+            // Its answer says that it is the last one.
+            Stage::Asked => return,
+            Stage::Answering => drop(stage.changed().await),
+            Stage::Idle if tokio::time::timeout(backlog::FIRST_REQUEST, stage.changed()).await.is_err() => return,
+            Stage::Idle => {}
+        }
+    }
+}
+
+// === impl Answering ===
+
+impl Answering {
+    fn begin(stage: watch::Sender<Stage>) -> Answering {
+        stage.send_replace(Stage::Answering);
+        Answering(stage)
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.send_replace(Stage::Idle);
     }
 }
 
@@ -148,6 +209,7 @@ mod tests {
     async fn serve(idle_timeout: Duration) -> Server {
         let router = Router::new()
             .route("/panic", get(doomed))
+            .route("/now", get(|| async { "now" }))
             .route("/slow", get(|| tokio::time::sleep(Duration::from_secs(2))))
             .route(
                 "/echo",
@@ -253,6 +315,36 @@ mod tests {
         }
         tasks.join().await;
         assert!(TcpStream::connect(address).await.is_err());
+    }
+
+    /// A client that has had answers sends its next request as the server stops, which the runtime learns of later.
+    #[tokio::test]
+    async fn requests_on_used_connections_that_wait_when_it_stops_are_answered() {
+        let server = serve(Duration::from_secs(60)).await;
+        let mut clients = Vec::new();
+        for _ in 0..20 {
+            let mut client = TcpStream::connect(server.address).await.unwrap();
+            client.write_all(b"GET /now HTTP/1.1\r\n\r\n").await.unwrap();
+            let mut answer = Vec::new();
+            while !answer.ends_with(b"\r\n\r\nnow") {
+                assert_ne!(client.read_buf(&mut answer).await.unwrap(), 0);
+            }
+            clients.push(client);
+        }
+        for client in &clients {
+            // Without waiting: nothing else runs until the server has been told.
+            assert_eq!(client.try_write(b"GET /slow HTTP/1.1\r\n\r\n").unwrap(), 22);
+        }
+        server.stop.cancel();
+        for (number, mut client) in clients.into_iter().enumerate() {
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap_or_else(|error| panic!("connection {number}: {error}"));
+            assert!(
+                answer.starts_with("HTTP/1.1 200 ") && answer.contains("connection: close"),
+                "{number}: {answer:?}"
+            );
+        }
+        server.listening.join().await;
     }
 
     #[tokio::test]
