@@ -92,6 +92,12 @@ impl Budget {
         self.0.limit
     }
 
+    /// What is held of it now.
+    #[cfg(test)]
+    pub fn used(&self) -> u64 {
+        self.0.used.load(Ordering::Relaxed)
+    }
+
     /// A request's part of it, nothing so far.
     pub fn hold(&self) -> Hold {
         Hold(Arc::new(Held { budget: self.clone(), bytes: AtomicU64::new(0) }))
@@ -118,8 +124,9 @@ impl Hold {
 
     /// Gives some of what it has back.
     pub fn give_back(&self, bytes: u64) {
-        self.0.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.0.budget.0.used.fetch_sub(bytes, Ordering::Relaxed);
+        let less = |held: u64| Some(held.saturating_sub(bytes));
+        let held = self.0.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).unwrap_or_default();
+        self.0.budget.0.used.fetch_sub(held.min(bytes), Ordering::Relaxed);
     }
 
     /// All that this holds now as a hold of its own: that of a message of a stream.
@@ -199,10 +206,6 @@ mod tests {
 
     use super::*;
 
-    fn used(budget: &Budget) -> u64 {
-        budget.0.used.load(Ordering::Relaxed)
-    }
-
     #[tokio::test]
     async fn bodies_take_their_bytes_and_answers_give_them_back() {
         let budget = Budget::new(100);
@@ -211,28 +214,28 @@ mod tests {
 
         let (first, second, third) = (budget.hold(), budget.hold(), budget.hold());
         let body = count(&announced("60"), Body::from(vec![0; 60]), &first, refuse);
-        assert_eq!(used(&budget), 0, "nothing before somebody reads");
+        assert_eq!(budget.used(), 0, "nothing before somebody reads");
         assert_eq!(body.collect().await.unwrap().to_bytes().len(), 60);
-        assert_eq!(used(&budget), 60);
+        assert_eq!(budget.used(), 60);
 
         let mut refused = count(&announced("41"), Body::from(vec![0; 41]), &second, refuse);
         assert!(refused.frame().await.unwrap().unwrap_err().to_string().contains("Exceeds maximum queue size"));
-        assert_eq!(used(&budget), 60);
+        assert_eq!(budget.used(), 60);
 
         let pieces = [30, 10, 1].map(|size| Ok::<_, NoRoom>(Bytes::from(vec![0; size])));
         let pieces = Body::from_stream(futures_util::stream::iter(pieces));
         let mut chunked = count(&HeaderMap::new(), pieces, &third, refuse);
         assert!(chunked.frame().await.unwrap().is_ok() && chunked.frame().await.unwrap().is_ok());
-        assert_eq!(used(&budget), 100);
+        assert_eq!(budget.used(), 100);
         assert!(chunked.frame().await.unwrap().is_err(), "one byte too many");
         drop((chunked, third));
-        assert_eq!(used(&budget), 60);
+        assert_eq!(budget.used(), 60);
 
         let answer = until_sent(Response::new(Body::from(vec![0; 50])), first.clone());
         drop(first);
-        assert_eq!(used(&budget), 110, "an answer is counted, too large or not");
+        assert_eq!(budget.used(), 110, "an answer is counted, too large or not");
         drop(answer);
-        assert_eq!(used(&budget), 0);
+        assert_eq!(budget.used(), 0);
     }
 
     #[test]
@@ -243,10 +246,10 @@ mod tests {
         let message = stream.split();
         stream.take(20).unwrap();
         drop(message);
-        assert_eq!(used(&budget), 20);
+        assert_eq!(budget.used(), 20);
         stream.give_back(5);
-        assert_eq!(used(&budget), 15);
+        assert_eq!(budget.used(), 15);
         drop(stream);
-        assert_eq!(used(&budget), 0);
+        assert_eq!(budget.used(), 0);
     }
 }

@@ -16,6 +16,7 @@ mod dispatch;
 mod grpc;
 mod handlers;
 mod http;
+mod inflate;
 mod metrics;
 mod models;
 mod registry;
