@@ -17,6 +17,9 @@ use http_body::{Frame, SizeHint};
 use trireme_bus::QUEUE_FULL;
 use trireme_inference::InferError;
 
+/// How many bytes of a request that is about the server are not refused.
+const CONTROL: u64 = 16 << 10;
+
 /// A budget of bytes. Clones are the same.
 #[derive(Clone, Debug)]
 pub struct Budget(Arc<Shared>);
@@ -35,6 +38,8 @@ pub struct Hold(Arc<Held>);
 struct Held {
     budget: Budget,
     bytes: AtomicU64,
+    /// Up to so much is never refused.
+    free: u64,
 }
 
 /// No bytes are left for a request.
@@ -100,7 +105,17 @@ impl Budget {
 
     /// A request's part of it, nothing so far.
     pub fn hold(&self) -> Hold {
-        Hold(Arc::new(Held { budget: self.clone(), bytes: AtomicU64::new(0) }))
+        self.holding(0, 0)
+    }
+
+    /// The part of a request that is about the server, and has to be answered when there is no room for others: as much of it
+    /// as such requests need is counted and not refused.
+    pub fn hold_of_control(&self) -> Hold {
+        self.holding(0, CONTROL)
+    }
+
+    fn holding(&self, bytes: u64, free: u64) -> Hold {
+        Hold(Arc::new(Held { budget: self.clone(), bytes: AtomicU64::new(bytes), free }))
     }
 }
 
@@ -109,11 +124,20 @@ impl Budget {
 impl Hold {
     /// Takes more bytes, if they are left.
     pub fn take(&self, bytes: u64) -> Result<(), NoRoom> {
+        if self.bytes().saturating_add(bytes) <= self.0.free {
+            self.add(bytes);
+            return Ok(());
+        }
         let Shared { limit, used } = &*self.0.budget.0;
         let more = |used: u64| used.checked_add(bytes).filter(|used| used <= limit);
         used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| NoRoom)?;
         self.0.bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// What it has.
+    fn bytes(&self) -> u64 {
+        self.0.bytes.load(Ordering::Relaxed)
     }
 
     /// Counts bytes that are there, whether or not any were left.
@@ -131,8 +155,7 @@ impl Hold {
 
     /// All that this holds now as a hold of its own: that of a message of a stream.
     pub fn split(&self) -> Hold {
-        let bytes = self.0.bytes.swap(0, Ordering::Relaxed);
-        Hold(Arc::new(Held { budget: self.0.budget.clone(), bytes: AtomicU64::new(bytes) }))
+        self.0.budget.holding(self.0.bytes.swap(0, Ordering::Relaxed), self.0.free)
     }
 }
 
@@ -235,6 +258,19 @@ mod tests {
         drop(first);
         assert_eq!(budget.used(), 110, "an answer is counted, too large or not");
         drop(answer);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn what_is_about_the_server_is_not_refused() {
+        let budget = Budget::new(100);
+        let (full, control) = (budget.hold(), budget.hold_of_control());
+        full.take(100).unwrap();
+        assert!(budget.hold().take(1).is_err());
+        control.take(CONTROL).unwrap();
+        assert_eq!(budget.used(), 100 + CONTROL, "it counts");
+        assert!(control.take(1).is_err(), "more than a request about the server needs");
+        drop((full, control));
         assert_eq!(budget.used(), 0);
     }
 

@@ -2,13 +2,15 @@
 //! chooses.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use clap::{Args, Command, FromArgMatches};
 use futures_util::stream::{self, StreamExt};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 use tonic::codec::CompressionEncoding;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
@@ -33,9 +35,11 @@ const INSTANCES: usize = 4;
 type Client = GrpcInferenceServiceClient<Channel>;
 
 /// Does what the text in its input says, and echoes it, or shows the parameter that it names.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Obedient {
     executions: Arc<AtomicUsize>,
+    /// Lets those go that wait to be let go.
+    released: Arc<(Mutex<bool>, Condvar)>,
 }
 
 impl Backend for Obedient {
@@ -44,7 +48,7 @@ impl Backend for Obedient {
     }
 
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
-        let instance = || Box::new(Instance(self.executions.clone())) as Box<dyn ModelInstance>;
+        let instance = || Box::new(Instance(self.clone())) as Box<dyn ModelInstance>;
         Ok(LoadedModel {
             config: Arc::new(source.config.clone()),
             instances: (0..source.cpu_instances()?).map(|_| instance().into()).collect(),
@@ -54,7 +58,7 @@ impl Backend for Obedient {
     }
 }
 
-struct Instance(Arc<AtomicUsize>);
+struct Instance(Obedient);
 
 impl ModelInstance for Instance {
     fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
@@ -64,10 +68,14 @@ impl ModelInstance for Instance {
 
 impl Instance {
     fn obey(&self, request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
-        self.0.fetch_add(1, Ordering::SeqCst);
+        self.0.executions.fetch_add(1, Ordering::SeqCst);
         match request.inputs[0].bytes_elements()?.next() {
             Some(b"refuse") => return Err(InferError::invalid_arg("refused")),
             Some(b"slow") => std::thread::sleep(SLOW),
+            Some(text) if text.starts_with(b"wait") => {
+                let (released, told) = &*self.0.released;
+                drop(told.wait_while(released.lock().unwrap(), |released| !*released).unwrap());
+            }
             Some(text) if text.starts_with(b"show ") => {
                 let name = String::from_utf8_lossy(&text[5..]);
                 let found = request.parameters.get(&*name).map_or("none".to_owned(), |value| format!("{value:?}"));
@@ -89,6 +97,7 @@ struct Server {
     worker: Worker,
     client: Client,
     executions: Arc<AtomicUsize>,
+    released: Arc<(Mutex<bool>, Condvar)>,
     _repository: tempfile::TempDir,
 }
 
@@ -104,7 +113,7 @@ impl Server {
             .expect("free ports");
 
         let backend = Obedient::default();
-        let executions = backend.executions.clone();
+        let (executions, released) = (backend.executions.clone(), backend.released.clone());
         let options = WorkerOptions {
             name: "worker".to_owned(),
             service: "test".to_owned(),
@@ -120,7 +129,13 @@ impl Server {
         let worker = Worker::start(bus, &backends, &options).await.expect("in process nothing refuses");
         gateway.until_ready(PATIENCE).await.expect("the worker serves every model");
         let client = Client::new(connect(&gateway).await);
-        Server { gateway, worker, client, executions, _repository: repository }
+        Server { gateway, worker, client, executions, released, _repository: repository }
+    }
+
+    /// Lets all requests go that wait in the model.
+    fn release(&self) {
+        *self.released.0.lock().unwrap() = true;
+        self.released.1.notify_all();
     }
 
     fn executions(&self) -> usize {
@@ -699,11 +714,31 @@ async fn grpc_can_be_switched_off() {
     gateway.drain().await;
 }
 
+/// A request over HTTP with a body of so many bytes, which waits in the model: then its bytes have come and are counted.
+async fn keep_bytes(server: &Server, bytes: usize) -> TcpStream {
+    let json =
+        r#"{"inputs":[{"name":"INPUT0","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":SIZE}}]}"#;
+    let size = bytes - json.len() - 1;
+    let json = json.replace("SIZE", &format!("{size:5}"));
+    let head = format!(
+        "POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: {bytes}\r\nInference-Header-Content-Length: {}\r\n\r\n",
+        json.len()
+    );
+    let text = format!("wait{}", "x".repeat(size - 8));
+    let request = [head.as_bytes(), json.as_bytes(), &element(&text)].concat();
+    let mut connection = TcpStream::connect(server.gateway.http_address.unwrap()).await.unwrap();
+    let executions = server.executions();
+    connection.write_all(&request).await.unwrap();
+    server.wait_for_executions(executions + 1).await;
+    connection
+}
+
 /// One budget for both protocols: what a body over HTTP holds is not left for a call.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_for_which_no_bytes_are_left_are_refused() {
-    let Server { gateway, worker: _worker, mut client, .. } = Server::start(&["--max-bytes-in-flight", "100000"]).await;
-    let other = announce(gateway.http_address.unwrap(), 60_000).await;
+    let server = Server::start(&["--max-bytes-in-flight", "100000"]).await;
+    let mut client = server.client.clone();
+    let other = keep_bytes(&server, 60_000).await;
     let text = "x".repeat(60_000);
     let large = || request("large", &text);
     let refused = within(client.model_infer(large())).await;
@@ -718,6 +753,7 @@ async fn calls_for_which_no_bytes_are_left_are_refused() {
     };
     assert_status::<()>(Err(refused), Code::Unavailable, "Exceeds maximum queue size");
 
+    server.release();
     drop(other);
     within(async { while client.model_infer(large()).await.is_err() {} }).await;
     // The messages of a stream do not add up. A client may have an answer a little before its request has given its bytes
@@ -734,15 +770,22 @@ async fn calls_for_which_no_bytes_are_left_are_refused() {
     }
 }
 
-/// Announces a body of so many bytes over HTTP and returns once the server asks for it, which it does when it has room.
-async fn announce(address: std::net::SocketAddr, bytes: usize) -> tokio::net::TcpStream {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let mut connection = tokio::net::TcpStream::connect(address).await.expect("the port is open");
-    let head =
-        format!("POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: {bytes}\r\nExpect: 100-continue\r\n\r\n");
-    connection.write_all(head.as_bytes()).await.expect("the server reads");
-    let mut answer = [0; 12];
-    within(connection.read_exact(&mut answer)).await.expect("the server asks for the body");
-    assert_eq!(&answer, b"HTTP/1.1 100");
-    connection
+/// A gateway that has no room is still told from one that is broken, and can be helped.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_about_the_server_are_answered_when_no_bytes_are_left() {
+    let server = Server::start(&["--max-bytes-in-flight", "50000"]).await;
+    let mut client = server.client.clone();
+    let _other = keep_bytes(&server, 50_000).await;
+    assert_status(within(client.model_infer(request("", "x"))).await, Code::Unavailable, "Exceeds maximum queue size");
+    within(client.server_live(ServerLiveRequest {})).await.unwrap();
+    within(client.server_ready(ServerReadyRequest {})).await.unwrap();
+    let mut health = HealthClient::new(connect(&server.gateway).await);
+    within(health.check(HealthCheckRequest { service: "whatever".to_owned() })).await.unwrap();
+    let metadata = ModelMetadataRequest { name: "echo".to_owned(), version: String::new() };
+    within(client.model_metadata(metadata)).await.unwrap();
+    within(client.model_statistics(ModelStatisticsRequest { name: "echo".to_owned(), version: String::new() }))
+        .await
+        .unwrap();
+    within(client.repository_index(RepositoryIndexRequest::default())).await.unwrap();
+    server.release();
 }

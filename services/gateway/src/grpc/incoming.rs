@@ -27,9 +27,14 @@ pub fn until(listener: TcpListener, stop: CancellationToken) -> impl Stream<Item
     accepted.flat_map(stream::iter).inspect(set_up).map(Ok).chain(stream::pending())
 }
 
+/// Whether calls of this path are work for a model; others are about the server.
+fn infers(path: &str) -> bool {
+    path.ends_with("/ModelInfer") || path.ends_with("/ModelStreamInfer")
+}
+
 /// Counts the bytes of a call in the budget until it is answered. The messages of a stream take theirs along.
 pub async fn count(State(budget): State<Budget>, request: Request, next: Next) -> Response {
-    let hold = budget.hold();
+    let hold = if infers(request.uri().path()) { budget.hold() } else { budget.hold_of_control() };
     let (mut parts, body) = request.into_parts();
     let body = budget::count(&parts.headers, body, &hold, |refusal| status(&InferError::from(refusal)).into());
     parts.extensions.insert(hold.clone());

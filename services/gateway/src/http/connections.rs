@@ -36,6 +36,9 @@ use crate::budget::{self, Budget};
 /// Largest request head, in bytes: what a connection may make the server hold before it has said what it wants.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
+/// How the paths of requests end that are work for a model; others are about the server.
+const WORK: [&str; 3] = ["/infer", "/generate", "/generate_stream"];
+
 /// What every connection is served with.
 #[derive(Clone)]
 pub struct Connections {
@@ -139,7 +142,8 @@ impl Connections {
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
-        let hold = self.budget.hold();
+        let infers = WORK.iter().any(|end| request.uri().path().ends_with(end));
+        let hold = if infers { self.budget.hold() } else { self.budget.hold_of_control() };
         let (mut parts, body) = body::guard(request, self.idle_timeout, &self.tasks).into_parts();
         let body = budget::count(&parts.headers, body, &hold, |refusal| refusal.into());
         parts.extensions.insert(hold.clone());
@@ -192,31 +196,45 @@ impl Drop for Answering {
 mod tests {
     use super::*;
     use axum::routing::{get, post};
+    use bytes::Bytes;
     use std::net::SocketAddr;
+    use std::sync::Arc;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::Semaphore;
 
     struct Server {
         address: SocketAddr,
         stop: CancellationToken,
         tasks: TaskSet,
         listening: TaskSet,
+        /// Tells of bodies that are kept.
+        kept: Arc<Semaphore>,
     }
 
     async fn doomed() -> StatusCode {
         panic!("as planned")
     }
 
+    async fn echo(body: Body) -> Result<Bytes, String> {
+        body::read(&Default::default(), body, 1 << 20).await.map_err(|error| error.message)
+    }
+
     async fn serve(idle_timeout: Duration) -> Server {
+        let kept = Arc::new(Semaphore::new(0));
+        let keeper = kept.clone();
+        let keep = async move |body: Body| {
+            let body = echo(body).await.unwrap();
+            keeper.add_permits(1);
+            std::future::pending::<()>().await;
+            drop(body);
+        };
         let router = Router::new()
             .route("/panic", get(doomed))
             .route("/now", get(|| async { "now" }))
             .route("/slow", get(|| tokio::time::sleep(Duration::from_secs(2))))
-            .route(
-                "/echo",
-                post(|body: Body| async {
-                    body::read(&Default::default(), body, 1 << 20).await.map_err(|e| e.message)
-                }),
-            )
+            .route("/echo", post(echo))
+            .route("/echo/infer", post(echo))
+            .route("/keep/infer", post(keep))
             .route("/early", post(|| async { "no need" }));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
@@ -225,7 +243,7 @@ mod tests {
         let connections = Connections { router, idle_timeout, budget, tls: None, tasks: tasks.clone() };
         let raised = stop.clone();
         listening.spawn("listener", async move { connections.serve(listener, raised, Duration::from_secs(60)).await });
-        Server { address, stop, tasks, listening }
+        Server { address, stop, tasks, listening, kept }
     }
 
     /// Sends pieces with pauses between them, and reads until the server closes the connection.
@@ -350,29 +368,26 @@ mod tests {
     #[tokio::test]
     async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
         let server = serve(Duration::from_secs(60)).await;
-        let head = |length: usize| format!("POST /echo HTTP/1.1\r\nContent-Length: {length}\r\n\r\n");
+        let head = |path: &str, length: usize| {
+            format!("POST {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n")
+        };
         let mut others = Vec::new();
         for _ in 0..8 {
             let mut other = TcpStream::connect(server.address).await.unwrap();
-            other.write_all(format!("{}x", head(1 << 20)).as_bytes()).await.unwrap();
+            other.write_all(head("/keep/infer", 1 << 20).as_bytes()).await.unwrap();
+            other.write_all(&vec![b'x'; 1 << 20]).await.unwrap();
             others.push(other);
         }
-        // Until all of them are known.
-        let refused = loop {
-            let close = b"GET /none HTTP/1.1\r\nConnection: close\r\n\r\n";
-            let answer = exchange(server.address, &[head(10).as_bytes(), b"0123456789", close]).await;
-            if !answer.contains("0123456789") {
-                break answer;
-            }
-        };
+        // Until all of them are there.
+        server.kept.acquire_many(8).await.unwrap().forget();
+        let refused = exchange(server.address, &[head("/echo/infer", 10).as_bytes(), b"0123456789"]).await;
         assert!(refused.contains("Exceeds maximum queue size"), "{refused}");
+        let answered = exchange(server.address, &[head("/echo", 10).as_bytes(), b"0123456789"]).await;
+        assert!(answered.contains("0123456789"), "it is about the server: {answered}");
         drop(others);
-        while !exchange(
-            server.address,
-            &[head(10).as_bytes(), b"0123456789", b"GET /none HTTP/1.1\r\nConnection: close\r\n\r\n"],
-        )
-        .await
-        .contains("0123456789")
+        while !exchange(server.address, &[head("/echo/infer", 10).as_bytes(), b"0123456789"])
+            .await
+            .contains("0123456789")
         {}
     }
 }
