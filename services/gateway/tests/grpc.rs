@@ -2,14 +2,15 @@
 //! chooses.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use clap::{Args, Command, FromArgMatches};
 use futures_util::stream::{self, StreamExt};
-use tokio::io::AsyncWriteExt;
+use parking_lot::{Condvar, Mutex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tonic::codec::CompressionEncoding;
 use tonic::transport::{Channel, Endpoint};
@@ -74,7 +75,7 @@ impl Instance {
             Some(b"slow") => std::thread::sleep(SLOW),
             Some(text) if text.starts_with(b"wait") => {
                 let (released, told) = &*self.0.released;
-                drop(told.wait_while(released.lock().unwrap(), |released| !*released).unwrap());
+                told.wait_while(&mut released.lock(), |released| !*released);
             }
             Some(text) if text.starts_with(b"show ") => {
                 let name = String::from_utf8_lossy(&text[5..]);
@@ -134,7 +135,7 @@ impl Server {
 
     /// Lets all requests go that wait in the model.
     fn release(&self) {
-        *self.released.0.lock().unwrap() = true;
+        *self.released.0.lock() = true;
         self.released.1.notify_all();
     }
 
@@ -726,9 +727,10 @@ async fn keep_bytes(server: &Server, bytes: usize) -> TcpStream {
     );
     let text = format!("wait{}", "x".repeat(size - 8));
     let request = [head.as_bytes(), json.as_bytes(), &element(&text)].concat();
-    let mut connection = TcpStream::connect(server.gateway.http_address.unwrap()).await.unwrap();
+    let address = server.gateway.http_address.expect("HTTP is on");
+    let mut connection = TcpStream::connect(address).await.expect("the port is open");
     let executions = server.executions();
-    connection.write_all(&request).await.unwrap();
+    connection.write_all(&request).await.expect("the server reads");
     server.wait_for_executions(executions + 1).await;
     connection
 }
@@ -768,6 +770,71 @@ async fn calls_for_which_no_bytes_are_left_are_refused() {
         assert_eq!(summary(reply).1, Ok(element(&text)));
         sender.send(request("part", &text)).await.unwrap();
     }
+}
+
+/// A connection with a call of `ModelInfer` whose body is announced and does not come. HTTP/2 by hand, as no library would.
+struct Announced(TcpStream);
+
+impl Announced {
+    async fn connect(server: &Server, bytes: usize) -> Announced {
+        let address = server.gateway.grpc_address.expect("gRPC is on");
+        let mut connection = TcpStream::connect(address).await.expect("the port is open");
+        let length = bytes.to_string();
+        let fields = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", "/inference.GRPCInferenceService/ModelInfer"),
+            (":authority", "gateway"),
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+            ("content-length", &length),
+        ];
+        // Literals without an index.
+        let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
+        let block: Vec<u8> =
+            fields.iter().flat_map(|(name, value)| [vec![0], text(name), text(value)].concat()).collect();
+        let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
+            [&[0, 0, payload.len() as u8, kind, flags, 0, 0, 0, stream], payload].concat()
+        };
+        let settings = frame(4, 0, 0, &[]);
+        // Its headers end, it does not.
+        let headers = frame(1, 4, 1, &block);
+        let ping = frame(6, 0, 0, b"anything");
+        let sent = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings, &headers, &ping].concat();
+        connection.write_all(&sent).await.expect("the server reads");
+        let mut announced = Announced(connection);
+        // The answer to the ping: what came before it was read.
+        announced.wait_for(6).await;
+        announced
+    }
+
+    /// Reads frames until one of this kind comes.
+    async fn wait_for(&mut self, kind: u8) -> Vec<u8> {
+        within(async {
+            loop {
+                let mut head = [0; 9];
+                self.0.read_exact(&mut head).await.expect("the server goes on");
+                let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+                self.0.read_exact(&mut payload).await.expect("the server goes on");
+                if head[3] == kind {
+                    return payload;
+                }
+            }
+        })
+        .await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_only_announces_its_bytes_takes_no_room_and_ends() {
+    let server = Server::start(&["--max-bytes-in-flight", "100000", "--http-idle-timeout-secs", "1"]).await;
+    let mut announced = Announced::connect(&server, 100_000).await;
+    let mut client = server.client.clone();
+    for _ in 0..10 {
+        within(client.model_infer(request("", &"x".repeat(1000)))).await.expect("there is room");
+    }
+    // The call's only frame of headers: the status that it ends with.
+    announced.wait_for(1).await;
 }
 
 /// A gateway that has no room is still told from one that is broken, and can be helped.

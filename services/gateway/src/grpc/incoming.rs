@@ -1,14 +1,16 @@
 //! What comes in: connections until the listener stops, and the bytes of their calls.
 
+use std::time::Duration;
+
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use futures_util::stream::{self, Stream, StreamExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
-use trireme_inference::InferError;
-use trireme_protocol::grpc::status;
 
+use super::body;
+use super::unread::Unread;
 use crate::backlog;
 use crate::budget::{self, Budget};
 
@@ -33,10 +35,16 @@ fn infers(path: &str) -> bool {
 }
 
 /// Counts the bytes of a call in the budget until it is answered. The messages of a stream take theirs along.
-pub async fn count(State(budget): State<Budget>, request: Request, next: Next) -> Response {
-    let hold = if infers(request.uri().path()) { budget.hold() } else { budget.hold_of_control() };
+pub async fn count(
+    State((budget, unread, pause)): State<(Budget, Unread, Duration)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let path = request.uri().path();
+    let hold = if infers(path) { budget.hold() } else { budget.hold_of_control() };
+    let streams = path.ends_with("/ModelStreamInfer");
     let (mut parts, body) = request.into_parts();
-    let body = budget::count(&parts.headers, body, &hold, |refusal| status(&InferError::from(refusal)).into());
+    let body = body::guard(body, streams, &hold, pause);
     parts.extensions.insert(hold.clone());
-    budget::until_sent(next.run(Request::from_parts(parts, body)).await, hold)
+    unread.watch(budget::until_sent(next.run(Request::from_parts(parts, body)).await, hold))
 }

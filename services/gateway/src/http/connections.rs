@@ -145,7 +145,8 @@ impl Connections {
         let infers = WORK.iter().any(|end| request.uri().path().ends_with(end));
         let hold = if infers { self.budget.hold() } else { self.budget.hold_of_control() };
         let (mut parts, body) = body::guard(request, self.idle_timeout, &self.tasks).into_parts();
-        let body = budget::count(&parts.headers, body, &hold, |refusal| refusal.into());
+        let announced = body::announced(&parts.headers).unwrap_or_default();
+        let body = budget::count(body, announced, &hold, |refusal| refusal.into());
         parts.extensions.insert(hold.clone());
         let answer = TowerToHyperService::new(self.router.clone()).call(Request::from_parts(parts, body));
         let answer = AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| {
@@ -280,6 +281,23 @@ mod tests {
         assert!(stalled.starts_with("HTTP/1.1 ") && stalled.contains("no data for 500ms"), "{stalled}");
         // A handler may take longer than a client may be silent.
         assert!(exchange(server.address, &[b"GET /slow HTTP/1.1\r\n\r\n"]).await.starts_with("HTTP/1.1 200 "));
+    }
+
+    /// Sends a byte whenever the server has had enough of waiting, nearly.
+    #[tokio::test]
+    async fn a_body_that_never_gets_whole_ends() {
+        let server = serve(Duration::from_millis(500)).await;
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        stream.write_all(b"POST /echo HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n").await.unwrap();
+        let mut answer = Vec::new();
+        let trickle = async {
+            while tokio::time::timeout(Duration::from_millis(50), stream.read_buf(&mut answer)).await.is_err() {
+                // It may have answered by now.
+                let _ = stream.write_all(b"x").await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), trickle).await.expect("it ends");
+        assert!(answer.starts_with(b"HTTP/1.1 "), "{}", String::from_utf8_lossy(&answer));
     }
 
     #[tokio::test]
