@@ -141,6 +141,11 @@ impl Hold {
         Ok(())
     }
 
+    /// Takes what is missing to so many bytes, if it is left: a request turned out to be larger than what came of it.
+    pub fn cover(&self, bytes: u64) -> Result<(), NoRoom> {
+        self.take(bytes.saturating_sub(self.bytes()))
+    }
+
     /// Whether so many more bytes are left. Nothing is taken.
     pub fn ask(&self, bytes: u64) -> Result<(), NoRoom> {
         let budget = &self.0.budget.0;

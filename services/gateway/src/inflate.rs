@@ -84,15 +84,17 @@ fn malformed(reason: impl std::fmt::Display) -> InflateError {
 // === impl Made ===
 
 impl Made<'_> {
-    /// Makes room for more where there is none, twice as much each time; a byte more than the limit shows that it is passed.
+    /// Makes room for more where there is none, twice as much each time if possible; a byte more than the limit shows that it is passed.
     fn grow(&mut self) -> Result<(), InflateError> {
         let (length, room) = (self.bytes.len(), self.bytes.capacity());
         if length > self.limit {
             return Err(InflateError::TooLarge(self.limit));
         }
         if length == room {
-            let more = room.max(STEP).min((self.limit + 1 - length).max(1));
-            self.hold.take(more as u64)?;
+            // Where there is no room for as much as that, less may do.
+            let most = (self.limit - length).saturating_add(1);
+            let mut steps = [room.max(STEP), STEP].map(|more| more.min(most)).into_iter();
+            let more = steps.find(|&more| self.hold.take(more as u64).is_ok()).ok_or(NoRoom)?;
             self.bytes.reserve_exact(more);
         }
         Ok(())

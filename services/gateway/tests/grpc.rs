@@ -772,6 +772,29 @@ async fn calls_for_which_no_bytes_are_left_are_refused() {
     }
 }
 
+/// What a message expands to counts, be it by its coding or by how its numbers and texts are written.
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_become_too_large_are_refused() {
+    let Server { gateway, worker: _worker, mut client, .. } = Server::start(&["--max-bytes-in-flight", "100000"]).await;
+    for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
+        let mut client = Client::new(connect(&gateway).await).send_compressed(encoding);
+        within(client.model_infer(request("", &"x".repeat(30_000)))).await.unwrap();
+        let refused = within(client.model_infer(request("", &"x".repeat(99_990)))).await;
+        assert_status(refused, Code::Unavailable, "Exceeds maximum queue size");
+        let refused = within(client.model_infer(request("", &"x".repeat(1_000_000)))).await;
+        assert!(refused.is_err(), "larger than the whole");
+    }
+    let typed = |elements: usize| {
+        let contents = InferTensorContents { bytes_contents: vec![Default::default(); elements], ..Default::default() };
+        let mut typed = ModelInferRequest { raw_input_contents: Vec::new(), ..request("", "") };
+        typed.inputs[0].contents = Some(contents);
+        typed.inputs[0].shape = vec![elements as i64];
+        typed
+    };
+    within(client.model_infer(typed(10_000))).await.unwrap();
+    assert_status(within(client.model_infer(typed(30_000))).await, Code::Unavailable, "Exceeds maximum queue size");
+}
+
 /// A connection with a call of `ModelInfer` whose body is announced and does not come. HTTP/2 by hand, as no library would.
 struct Announced(TcpStream);
 

@@ -9,10 +9,13 @@ use futures_util::stream::{self, Stream, StreamExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-use super::body;
+use super::body::{self, Rules};
 use super::unread::Unread;
 use crate::backlog;
 use crate::budget::{self, Budget};
+
+/// The header that names the coding of a call's messages.
+const ENCODING: &str = "grpc-encoding";
 
 /// The connections of a listener until `stop` is raised, those that wait then among them. There is no end of it: that would
 /// end what goes on.
@@ -34,17 +37,30 @@ fn infers(path: &str) -> bool {
     path.ends_with("/ModelInfer") || path.ends_with("/ModelStreamInfer")
 }
 
+/// What calls are counted with.
+#[derive(Clone)]
+pub struct Counting {
+    pub budget: Budget,
+    pub unread: Unread,
+    /// Most bytes of a message.
+    pub largest: usize,
+    /// Longest silence of a client within one.
+    pub pause: Duration,
+}
+
 /// Counts the bytes of a call in the budget until it is answered. The messages of a stream take theirs along.
-pub async fn count(
-    State((budget, unread, pause)): State<(Budget, Unread, Duration)>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let path = request.uri().path();
+pub async fn count(State(counting): State<Counting>, request: Request, next: Next) -> Response {
+    let Counting { budget, unread, largest, pause } = counting;
+    let (mut parts, body) = request.into_parts();
+    let path = parts.uri.path();
     let hold = if infers(path) { budget.hold() } else { budget.hold_of_control() };
     let streams = path.ends_with("/ModelStreamInfer");
-    let (mut parts, body) = request.into_parts();
-    let body = body::guard(body, streams, &hold, pause);
+    // Whoever reads the body behind this finds no coding. Others than these are for the gRPC library to refuse.
+    let coded = parts.headers.get(ENCODING).is_some_and(|coding| coding == "gzip" || coding == "deflate");
+    if coded {
+        parts.headers.remove(ENCODING);
+    }
+    let body = body::guard(body, Rules { streams, coded, largest, pause }, &hold);
     parts.extensions.insert(hold.clone());
     unread.watch(budget::until_sent(next.run(Request::from_parts(parts, body)).await, hold))
 }

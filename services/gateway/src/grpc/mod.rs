@@ -35,10 +35,10 @@ use trireme_protocol::grpc::health::health_server::HealthServer;
 use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceServiceServer;
 
 use crate::backlog;
-use crate::budget::Budget;
 use crate::handlers::{Access, SharedHandlers};
 use crate::pace::Pace;
 use health::HealthService;
+use incoming::Counting;
 use service::InferenceService;
 use unread::Unread;
 
@@ -99,8 +99,13 @@ impl GrpcListener {
             };
         }
         let unread = Unread::default();
-        let count = (handlers.budget.clone(), unread.clone(), self.pause);
-        let routes = routes(&self.args, self.restricted, self.forward, handlers, stop.clone(), count);
+        let counting = Counting {
+            budget: handlers.budget.clone(),
+            unread: unread.clone(),
+            largest: self.args.max_message_size().min(usize::try_from(handlers.budget.limit()).unwrap_or(usize::MAX)),
+            pause: self.pause,
+        };
+        let routes = routes(&self.args, self.restricted, self.forward, handlers, stop.clone(), counting);
         let serving = server.add_routes(routes).serve_with_incoming_shutdown(incoming, async {
             // Before its first call a connection is closed by a shutdown, even when that call is on its way.
             stop.cancelled().await;
@@ -128,13 +133,12 @@ fn routes(
     forward: Option<Regex>,
     handlers: SharedHandlers,
     stop: CancellationToken,
-    count: (Budget, Unread, Duration),
+    counting: Counting,
 ) -> Routes {
-    let largest = args.max_message_size().min(usize::try_from(handlers.budget.limit()).unwrap_or(usize::MAX));
     let admit = axum::middleware::from_fn_with_state((handlers.clone(), Arc::new(restricted)), access::admit);
     let health = HealthServer::new(HealthService { handlers: handlers.clone() });
     let mut inference = GrpcInferenceServiceServer::new(InferenceService { handlers, forward, stop })
-        .max_decoding_message_size(largest)
+        .max_decoding_message_size(counting.largest)
         .max_encoding_message_size(args.max_message_size())
         .accept_compressed(Gzip)
         .accept_compressed(Deflate);
@@ -142,6 +146,6 @@ fn routes(
         inference = inference.send_compressed(Gzip).send_compressed(Deflate);
     }
     let router = Routes::new(inference).add_service(health).into_axum_router();
-    let count = axum::middleware::from_fn_with_state(count, incoming::count);
+    let count = axum::middleware::from_fn_with_state(counting, incoming::count);
     Routes::from(router.layer(count).layer(admit).layer(axum::middleware::from_fn(deadline::enforce)))
 }

@@ -153,7 +153,7 @@ impl Session {
         let wants_end = wants_empty_final(&message);
         // What has come so far was this message, or the beginning of the next one.
         let hold = self.hold.split();
-        match self.call.infer_stream(&self.handlers, message) {
+        match self.call.infer_stream(&self.handlers, message, &hold) {
             Ok((responses, true)) => {
                 let replies = all(responses, named, wants_end, close_on_error);
                 let held = replies.inspect(move |_| {
