@@ -1,8 +1,10 @@
-//! The bytes of all requests that this gateway has in hand, as one budget: what bodies hold is taken from it before they are
-//! read whole, and given back when the answer is on its way. Where none is left a request is refused at once, as by a full
-//! queue.
+//! The bytes of all requests that this gateway has in hand, as one budget: what bodies hold is taken from it as they come, and
+//! given back when the answer is on its way. Where none is left a request is refused at once, as by a full queue.
 //!
-//! Not here: how large one request may be (`http`, `grpc`), how many there may be (`dispatch`).
+//! Invariant: what has not come takes no room. A body that is announced only asks, so that its refusal need not wait for it.
+//!
+//! Not here: how large one request may be (`http`, `grpc`), how many there may be (`dispatch`), how long one may take to come
+//! (`pace`).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,12 +12,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 
 use axum::body::{Body, HttpBody};
-use axum::http::header::CONTENT_LENGTH;
-use axum::http::{HeaderMap, Response};
+use axum::http::Response;
 use bytes::{Buf, Bytes};
 use http_body::{Frame, SizeHint};
 use trireme_bus::QUEUE_FULL;
 use trireme_inference::InferError;
+
+/// How many bytes of a request that is about the server are not refused.
+const CONTROL: u64 = 16 << 10;
 
 /// A budget of bytes. Clones are the same.
 #[derive(Clone, Debug)]
@@ -35,6 +39,8 @@ pub struct Hold(Arc<Held>);
 struct Held {
     budget: Budget,
     bytes: AtomicU64,
+    /// Up to so much is never refused.
+    free: u64,
 }
 
 /// No bytes are left for a request.
@@ -42,12 +48,10 @@ struct Held {
 #[error("no room for the request beside those in flight (--max-bytes-in-flight): {QUEUE_FULL}")]
 pub struct NoRoom;
 
-/// A request's body that takes what it brings from the budget: what is announced at its beginning, what is not as it comes.
+/// A request's body that takes what it brings from the budget.
 struct Counted {
     body: Body,
     hold: Hold,
-    /// Bytes that may still come without another look at the budget.
-    covered: u64,
     /// What the client has announced, until the body is asked for.
     announced: u64,
     /// How a refusal is told to who reads the body.
@@ -63,14 +67,12 @@ struct Sent {
     _hold: Hold,
 }
 
-/// Makes a request's body one that is counted in `hold`.
-pub fn count(headers: &HeaderMap, body: Body, hold: &Hold, refuse: Refuse) -> Body {
+/// Makes a request's body one that is counted in `hold`. It is refused at once where there is no room for what is announced.
+pub fn count(body: Body, announced: u64, hold: &Hold, refuse: Refuse) -> Body {
     if body.is_end_stream() {
         return body;
     }
-    let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    let announced = length.unwrap_or_default();
-    Body::new(Counted { body, hold: hold.clone(), covered: 0, announced, refuse })
+    Body::new(Counted { body, hold: hold.clone(), announced, refuse })
 }
 
 /// Lets go of `hold` when the response was sent.
@@ -92,9 +94,34 @@ impl Budget {
         self.0.limit
     }
 
+    /// What is held of it now.
+    #[cfg(test)]
+    pub fn used(&self) -> u64 {
+        self.0.used.load(Ordering::Relaxed)
+    }
+
     /// A request's part of it, nothing so far.
     pub fn hold(&self) -> Hold {
-        Hold(Arc::new(Held { budget: self.clone(), bytes: AtomicU64::new(0) }))
+        self.holding(0, 0)
+    }
+
+    /// The part of a request that is about the server, and has to be answered when there is no room for others: as much of it
+    /// as such requests need is counted and not refused.
+    pub fn hold_of_control(&self) -> Hold {
+        self.holding(0, CONTROL)
+    }
+
+    fn holding(&self, bytes: u64, free: u64) -> Hold {
+        Hold(Arc::new(Held { budget: self.clone(), bytes: AtomicU64::new(bytes), free }))
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// What is used when so many bytes more are, where there is room for them.
+    fn with(&self, used: u64, bytes: u64) -> Option<u64> {
+        used.checked_add(bytes).filter(|&used| used <= self.limit)
     }
 }
 
@@ -103,11 +130,36 @@ impl Budget {
 impl Hold {
     /// Takes more bytes, if they are left.
     pub fn take(&self, bytes: u64) -> Result<(), NoRoom> {
-        let Shared { limit, used } = &*self.0.budget.0;
-        let more = |used: u64| used.checked_add(bytes).filter(|used| used <= limit);
-        used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| NoRoom)?;
+        if self.is_free(bytes) {
+            self.add(bytes);
+            return Ok(());
+        }
+        let budget = &self.0.budget.0;
+        let more = |used: u64| budget.with(used, bytes);
+        budget.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| NoRoom)?;
         self.0.bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Takes what is missing to so many bytes, if it is left: a request turned out to be larger than what came of it.
+    pub fn cover(&self, bytes: u64) -> Result<(), NoRoom> {
+        self.take(bytes.saturating_sub(self.bytes()))
+    }
+
+    /// Whether so many more bytes are left. Nothing is taken.
+    pub fn ask(&self, bytes: u64) -> Result<(), NoRoom> {
+        let budget = &self.0.budget.0;
+        let left = self.is_free(bytes) || budget.with(budget.used.load(Ordering::Relaxed), bytes).is_some();
+        left.then_some(()).ok_or(NoRoom)
+    }
+
+    fn is_free(&self, bytes: u64) -> bool {
+        bytes == 0 || self.bytes().saturating_add(bytes) <= self.0.free
+    }
+
+    /// What it has.
+    fn bytes(&self) -> u64 {
+        self.0.bytes.load(Ordering::Relaxed)
     }
 
     /// Counts bytes that are there, whether or not any were left.
@@ -118,14 +170,14 @@ impl Hold {
 
     /// Gives some of what it has back.
     pub fn give_back(&self, bytes: u64) {
-        self.0.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.0.budget.0.used.fetch_sub(bytes, Ordering::Relaxed);
+        let less = |held: u64| Some(held.saturating_sub(bytes));
+        let held = self.0.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).unwrap_or_default();
+        self.0.budget.0.used.fetch_sub(held.min(bytes), Ordering::Relaxed);
     }
 
     /// All that this holds now as a hold of its own: that of a message of a stream.
     pub fn split(&self) -> Hold {
-        let bytes = self.0.bytes.swap(0, Ordering::Relaxed);
-        Hold(Arc::new(Held { budget: self.0.budget.clone(), bytes: AtomicU64::new(bytes) }))
+        self.0.budget.holding(self.0.bytes.swap(0, Ordering::Relaxed), self.0.free)
     }
 }
 
@@ -152,16 +204,10 @@ impl HttpBody for Counted {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
         let announced = std::mem::take(&mut self.announced);
-        if announced > 0 {
-            self.hold.take(announced).map_err(self.refuse)?;
-            self.covered = announced;
-        }
+        self.hold.ask(announced).map_err(self.refuse)?;
         let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)?) else { return Poll::Ready(None) };
         let bytes = frame.data_ref().map_or(0, |data| data.remaining() as u64);
-        if bytes > self.covered {
-            self.hold.take(bytes - self.covered).map_err(self.refuse)?;
-        }
-        self.covered = self.covered.saturating_sub(bytes);
+        self.hold.take(bytes).map_err(self.refuse)?;
         Poll::Ready(Some(Ok(frame)))
     }
 
@@ -195,44 +241,81 @@ impl HttpBody for Sent {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+    use futures_util::stream::{self, StreamExt};
     use http_body_util::BodyExt;
 
     use super::*;
 
-    fn used(budget: &Budget) -> u64 {
-        budget.0.used.load(Ordering::Relaxed)
-    }
-
     #[tokio::test]
     async fn bodies_take_their_bytes_and_answers_give_them_back() {
         let budget = Budget::new(100);
-        let announced = |length: &str| HeaderMap::from_iter([(CONTENT_LENGTH, length.parse().unwrap())]);
         let refuse: Refuse = |refusal| refusal.into();
 
         let (first, second, third) = (budget.hold(), budget.hold(), budget.hold());
-        let body = count(&announced("60"), Body::from(vec![0; 60]), &first, refuse);
-        assert_eq!(used(&budget), 0, "nothing before somebody reads");
+        let body = count(Body::from(vec![0; 60]), 60, &first, refuse);
+        assert_eq!(budget.used(), 0, "nothing before somebody reads");
         assert_eq!(body.collect().await.unwrap().to_bytes().len(), 60);
-        assert_eq!(used(&budget), 60);
+        assert_eq!(budget.used(), 60);
 
-        let mut refused = count(&announced("41"), Body::from(vec![0; 41]), &second, refuse);
+        let mut refused = count(Body::from(vec![0; 41]), 41, &second, refuse);
         assert!(refused.frame().await.unwrap().unwrap_err().to_string().contains("Exceeds maximum queue size"));
-        assert_eq!(used(&budget), 60);
+        assert_eq!(budget.used(), 60);
 
         let pieces = [30, 10, 1].map(|size| Ok::<_, NoRoom>(Bytes::from(vec![0; size])));
-        let pieces = Body::from_stream(futures_util::stream::iter(pieces));
-        let mut chunked = count(&HeaderMap::new(), pieces, &third, refuse);
+        let pieces = Body::from_stream(stream::iter(pieces));
+        let mut chunked = count(pieces, 0, &third, refuse);
         assert!(chunked.frame().await.unwrap().is_ok() && chunked.frame().await.unwrap().is_ok());
-        assert_eq!(used(&budget), 100);
+        assert_eq!(budget.used(), 100);
         assert!(chunked.frame().await.unwrap().is_err(), "one byte too many");
         drop((chunked, third));
-        assert_eq!(used(&budget), 60);
+        assert_eq!(budget.used(), 60);
 
         let answer = until_sent(Response::new(Body::from(vec![0; 50])), first.clone());
         drop(first);
-        assert_eq!(used(&budget), 110, "an answer is counted, too large or not");
+        assert_eq!(budget.used(), 110, "an answer is counted, too large or not");
         drop(answer);
-        assert_eq!(used(&budget), 0);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_is_announced_takes_no_room_before_it_comes() {
+        let budget = Budget::new(100);
+        let (first, second) = (budget.hold(), budget.hold());
+        let pieces = stream::iter([Ok::<_, NoRoom>(Bytes::from(vec![0; 10]))]).chain(stream::pending());
+        let mut waiting = count(Body::from_stream(pieces), 100, &first, |refusal| refusal.into());
+        assert!(waiting.frame().await.unwrap().is_ok());
+        assert!(waiting.frame().now_or_never().is_none());
+        assert_eq!(budget.used(), 10);
+        let body = count(Body::from(vec![0; 90]), 90, &second, |refusal| refusal.into());
+        assert_eq!(body.collect().await.unwrap().to_bytes().len(), 90);
+    }
+
+    /// A message that was announced along with the one before it is counted all the same.
+    #[tokio::test]
+    async fn what_was_announced_for_several_messages_is_counted_for_each() {
+        let budget = Budget::new(100);
+        let stream_hold = budget.hold();
+        let pieces = stream::iter([Ok::<_, NoRoom>(Bytes::from(vec![0; 40])), Ok(Bytes::from(vec![0; 40]))]);
+        let mut body = count(Body::from_stream(pieces), 80, &stream_hold, |refusal| refusal.into());
+        assert!(body.frame().await.unwrap().is_ok());
+        drop(stream_hold.split());
+        assert_eq!(budget.used(), 0);
+        assert!(body.frame().await.unwrap().is_ok());
+        assert_eq!(budget.used(), 40);
+    }
+
+    #[test]
+    fn what_is_about_the_server_is_not_refused() {
+        let budget = Budget::new(100);
+        let (full, control) = (budget.hold(), budget.hold_of_control());
+        full.take(100).unwrap();
+        assert!(budget.hold().take(1).is_err());
+        control.take(CONTROL).unwrap();
+        assert_eq!(budget.used(), 100 + CONTROL, "it counts");
+        assert!(control.take(1).is_err(), "more than a request about the server needs");
+        drop((full, control));
+        assert_eq!(budget.used(), 0);
     }
 
     #[test]
@@ -243,10 +326,10 @@ mod tests {
         let message = stream.split();
         stream.take(20).unwrap();
         drop(message);
-        assert_eq!(used(&budget), 20);
+        assert_eq!(budget.used(), 20);
         stream.give_back(5);
-        assert_eq!(used(&budget), 15);
+        assert_eq!(budget.used(), 15);
         drop(stream);
-        assert_eq!(used(&budget), 0);
+        assert_eq!(budget.used(), 0);
     }
 }

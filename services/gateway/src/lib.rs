@@ -16,8 +16,10 @@ mod dispatch;
 mod grpc;
 mod handlers;
 mod http;
+mod inflate;
 mod metrics;
 mod models;
+mod pace;
 mod registry;
 mod rows;
 mod shared_memory;
@@ -184,7 +186,7 @@ impl Gateway {
         );
         let http = HttpListener::bind(&args.http).await?;
         let http_address = http.as_ref().map(|listener| listener.address);
-        let grpc = GrpcListener::bind(&args.grpc).await?;
+        let grpc = GrpcListener::bind(&args.grpc, args.http.idle_timeout()).await?;
         let grpc_address = grpc.as_ref().map(|listener| listener.address);
 
         let metrics = MetricsListener::bind(&args.metrics, &args.http).await?;

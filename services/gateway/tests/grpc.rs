@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use clap::{Args, Command, FromArgMatches};
 use futures_util::stream::{self, StreamExt};
+use parking_lot::{Condvar, Mutex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tonic::codec::CompressionEncoding;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
@@ -33,9 +36,11 @@ const INSTANCES: usize = 4;
 type Client = GrpcInferenceServiceClient<Channel>;
 
 /// Does what the text in its input says, and echoes it, or shows the parameter that it names.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Obedient {
     executions: Arc<AtomicUsize>,
+    /// Lets those go that wait to be let go.
+    released: Arc<(Mutex<bool>, Condvar)>,
 }
 
 impl Backend for Obedient {
@@ -44,7 +49,7 @@ impl Backend for Obedient {
     }
 
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
-        let instance = || Box::new(Instance(self.executions.clone())) as Box<dyn ModelInstance>;
+        let instance = || Box::new(Instance(self.clone())) as Box<dyn ModelInstance>;
         Ok(LoadedModel {
             config: Arc::new(source.config.clone()),
             instances: (0..source.cpu_instances()?).map(|_| instance().into()).collect(),
@@ -54,7 +59,7 @@ impl Backend for Obedient {
     }
 }
 
-struct Instance(Arc<AtomicUsize>);
+struct Instance(Obedient);
 
 impl ModelInstance for Instance {
     fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
@@ -64,10 +69,14 @@ impl ModelInstance for Instance {
 
 impl Instance {
     fn obey(&self, request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
-        self.0.fetch_add(1, Ordering::SeqCst);
+        self.0.executions.fetch_add(1, Ordering::SeqCst);
         match request.inputs[0].bytes_elements()?.next() {
             Some(b"refuse") => return Err(InferError::invalid_arg("refused")),
             Some(b"slow") => std::thread::sleep(SLOW),
+            Some(text) if text.starts_with(b"wait") => {
+                let (released, told) = &*self.0.released;
+                told.wait_while(&mut released.lock(), |released| !*released);
+            }
             Some(text) if text.starts_with(b"show ") => {
                 let name = String::from_utf8_lossy(&text[5..]);
                 let found = request.parameters.get(&*name).map_or("none".to_owned(), |value| format!("{value:?}"));
@@ -89,6 +98,7 @@ struct Server {
     worker: Worker,
     client: Client,
     executions: Arc<AtomicUsize>,
+    released: Arc<(Mutex<bool>, Condvar)>,
     _repository: tempfile::TempDir,
 }
 
@@ -104,7 +114,7 @@ impl Server {
             .expect("free ports");
 
         let backend = Obedient::default();
-        let executions = backend.executions.clone();
+        let (executions, released) = (backend.executions.clone(), backend.released.clone());
         let options = WorkerOptions {
             name: "worker".to_owned(),
             service: "test".to_owned(),
@@ -120,7 +130,13 @@ impl Server {
         let worker = Worker::start(bus, &backends, &options).await.expect("in process nothing refuses");
         gateway.until_ready(PATIENCE).await.expect("the worker serves every model");
         let client = Client::new(connect(&gateway).await);
-        Server { gateway, worker, client, executions, _repository: repository }
+        Server { gateway, worker, client, executions, released, _repository: repository }
+    }
+
+    /// Lets all requests go that wait in the model.
+    fn release(&self) {
+        *self.released.0.lock() = true;
+        self.released.1.notify_all();
     }
 
     fn executions(&self) -> usize {
@@ -699,11 +715,32 @@ async fn grpc_can_be_switched_off() {
     gateway.drain().await;
 }
 
+/// A request over HTTP with a body of so many bytes, which waits in the model: then its bytes have come and are counted.
+async fn keep_bytes(server: &Server, bytes: usize) -> TcpStream {
+    let json =
+        r#"{"inputs":[{"name":"INPUT0","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":SIZE}}]}"#;
+    let size = bytes - json.len() - 1;
+    let json = json.replace("SIZE", &format!("{size:5}"));
+    let head = format!(
+        "POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: {bytes}\r\nInference-Header-Content-Length: {}\r\n\r\n",
+        json.len()
+    );
+    let text = format!("wait{}", "x".repeat(size - 8));
+    let request = [head.as_bytes(), json.as_bytes(), &element(&text)].concat();
+    let address = server.gateway.http_address.expect("HTTP is on");
+    let mut connection = TcpStream::connect(address).await.expect("the port is open");
+    let executions = server.executions();
+    connection.write_all(&request).await.expect("the server reads");
+    server.wait_for_executions(executions + 1).await;
+    connection
+}
+
 /// One budget for both protocols: what a body over HTTP holds is not left for a call.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_for_which_no_bytes_are_left_are_refused() {
-    let Server { gateway, worker: _worker, mut client, .. } = Server::start(&["--max-bytes-in-flight", "100000"]).await;
-    let other = announce(gateway.http_address.unwrap(), 60_000).await;
+    let server = Server::start(&["--max-bytes-in-flight", "100000"]).await;
+    let mut client = server.client.clone();
+    let other = keep_bytes(&server, 60_000).await;
     let text = "x".repeat(60_000);
     let large = || request("large", &text);
     let refused = within(client.model_infer(large())).await;
@@ -718,6 +755,7 @@ async fn calls_for_which_no_bytes_are_left_are_refused() {
     };
     assert_status::<()>(Err(refused), Code::Unavailable, "Exceeds maximum queue size");
 
+    server.release();
     drop(other);
     within(async { while client.model_infer(large()).await.is_err() {} }).await;
     // The messages of a stream do not add up. A client may have an answer a little before its request has given its bytes
@@ -734,15 +772,110 @@ async fn calls_for_which_no_bytes_are_left_are_refused() {
     }
 }
 
-/// Announces a body of so many bytes over HTTP and returns once the server asks for it, which it does when it has room.
-async fn announce(address: std::net::SocketAddr, bytes: usize) -> tokio::net::TcpStream {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let mut connection = tokio::net::TcpStream::connect(address).await.expect("the port is open");
-    let head =
-        format!("POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: {bytes}\r\nExpect: 100-continue\r\n\r\n");
-    connection.write_all(head.as_bytes()).await.expect("the server reads");
-    let mut answer = [0; 12];
-    within(connection.read_exact(&mut answer)).await.expect("the server asks for the body");
-    assert_eq!(&answer, b"HTTP/1.1 100");
-    connection
+/// What a message expands to counts, be it by its coding or by how its numbers and texts are written.
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_become_too_large_are_refused() {
+    let Server { gateway, worker: _worker, mut client, .. } = Server::start(&["--max-bytes-in-flight", "100000"]).await;
+    for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
+        let mut client = Client::new(connect(&gateway).await).send_compressed(encoding);
+        within(client.model_infer(request("", &"x".repeat(30_000)))).await.unwrap();
+        let refused = within(client.model_infer(request("", &"x".repeat(99_990)))).await;
+        assert_status(refused, Code::Unavailable, "Exceeds maximum queue size");
+        let refused = within(client.model_infer(request("", &"x".repeat(1_000_000)))).await;
+        assert!(refused.is_err(), "larger than the whole");
+    }
+    let typed = |elements: usize| {
+        let contents = InferTensorContents { bytes_contents: vec![Default::default(); elements], ..Default::default() };
+        let mut typed = ModelInferRequest { raw_input_contents: Vec::new(), ..request("", "") };
+        typed.inputs[0].contents = Some(contents);
+        typed.inputs[0].shape = vec![elements as i64];
+        typed
+    };
+    within(client.model_infer(typed(10_000))).await.unwrap();
+    assert_status(within(client.model_infer(typed(30_000))).await, Code::Unavailable, "Exceeds maximum queue size");
+}
+
+/// A connection with a call of `ModelInfer` whose body is announced and does not come. HTTP/2 by hand, as no library would.
+struct Announced(TcpStream);
+
+impl Announced {
+    async fn connect(server: &Server, bytes: usize) -> Announced {
+        let address = server.gateway.grpc_address.expect("gRPC is on");
+        let mut connection = TcpStream::connect(address).await.expect("the port is open");
+        let length = bytes.to_string();
+        let fields = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", "/inference.GRPCInferenceService/ModelInfer"),
+            (":authority", "gateway"),
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+            ("content-length", &length),
+        ];
+        // Literals without an index.
+        let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
+        let block: Vec<u8> =
+            fields.iter().flat_map(|(name, value)| [vec![0], text(name), text(value)].concat()).collect();
+        let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
+            [&[0, 0, payload.len() as u8, kind, flags, 0, 0, 0, stream], payload].concat()
+        };
+        let settings = frame(4, 0, 0, &[]);
+        // Its headers end, it does not.
+        let headers = frame(1, 4, 1, &block);
+        let ping = frame(6, 0, 0, b"anything");
+        let sent = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings, &headers, &ping].concat();
+        connection.write_all(&sent).await.expect("the server reads");
+        let mut announced = Announced(connection);
+        // The answer to the ping: what came before it was read.
+        announced.wait_for(6).await;
+        announced
+    }
+
+    /// Reads frames until one of this kind comes.
+    async fn wait_for(&mut self, kind: u8) -> Vec<u8> {
+        within(async {
+            loop {
+                let mut head = [0; 9];
+                self.0.read_exact(&mut head).await.expect("the server goes on");
+                let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+                self.0.read_exact(&mut payload).await.expect("the server goes on");
+                if head[3] == kind {
+                    return payload;
+                }
+            }
+        })
+        .await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_only_announces_its_bytes_takes_no_room_and_ends() {
+    let server = Server::start(&["--max-bytes-in-flight", "100000", "--http-idle-timeout-secs", "1"]).await;
+    let mut announced = Announced::connect(&server, 100_000).await;
+    let mut client = server.client.clone();
+    for _ in 0..10 {
+        within(client.model_infer(request("", &"x".repeat(1000)))).await.expect("there is room");
+    }
+    // The call's only frame of headers: the status that it ends with.
+    announced.wait_for(1).await;
+}
+
+/// A gateway that has no room is still told from one that is broken, and can be helped.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_about_the_server_are_answered_when_no_bytes_are_left() {
+    let server = Server::start(&["--max-bytes-in-flight", "50000"]).await;
+    let mut client = server.client.clone();
+    let _other = keep_bytes(&server, 50_000).await;
+    assert_status(within(client.model_infer(request("", "x"))).await, Code::Unavailable, "Exceeds maximum queue size");
+    within(client.server_live(ServerLiveRequest {})).await.unwrap();
+    within(client.server_ready(ServerReadyRequest {})).await.unwrap();
+    let mut health = HealthClient::new(connect(&server.gateway).await);
+    within(health.check(HealthCheckRequest { service: "whatever".to_owned() })).await.unwrap();
+    let metadata = ModelMetadataRequest { name: "echo".to_owned(), version: String::new() };
+    within(client.model_metadata(metadata)).await.unwrap();
+    within(client.model_statistics(ModelStatisticsRequest { name: "echo".to_owned(), version: String::new() }))
+        .await
+        .unwrap();
+    within(client.repository_index(RepositoryIndexRequest::default())).await.unwrap();
+    server.release();
 }

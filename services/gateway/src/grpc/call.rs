@@ -9,6 +9,7 @@ use trireme_protocol::grpc::wire::ModelInferRequest;
 use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
 
 use super::deadline::Deadline;
+use crate::budget::Hold;
 use crate::handlers::{Handlers, Responses, SharedHandlers, Traced, Via, forward};
 
 /// What a call's metadata says.
@@ -37,8 +38,13 @@ impl Call {
         Call { deadline: request.extensions().get().copied(), traceparent: traceparent.map(str::to_owned), forwarded }
     }
 
-    /// Decodes a request and runs it, for its one response. Dropping the future cancels it.
-    pub async fn infer(&self, handlers: &Handlers, message: ModelInferRequest) -> Result<InferResponse, InferError> {
+    /// Decodes a request and runs it, for its one response; both are counted in `hold`. Dropping the future cancels it.
+    pub async fn infer(
+        &self,
+        handlers: &Handlers,
+        message: ModelInferRequest,
+        hold: &Hold,
+    ) -> Result<InferResponse, InferError> {
         let version = parse_model_version(&message.model_version)?;
         let (_, served) = handlers.find_model(&message.model_name, version)?;
         if served.config.decoupled {
@@ -46,19 +52,22 @@ impl Call {
                 "ModelInfer RPC doesn't support models with decoupled transaction policy",
             ));
         }
-        handlers.infer(self.decode(message, &served.inputs, "ModelInfer")?).await
+        let response = handlers.infer(self.decode(message, &served.inputs, "ModelInfer", hold)?).await?;
+        hold.add(response.outputs.iter().map(|output| output.data().len() as u64).sum());
+        Ok(response)
     }
 
-    /// Decodes a request of a stream and takes it into the pipeline; says whether its model is decoupled. Dropping the
+    /// Decodes a request of a stream, counted in `hold`, and takes it into the pipeline; says whether its model is decoupled. Dropping the
     /// responses cancels it.
     pub fn infer_stream(
         &self,
         handlers: &SharedHandlers,
         message: ModelInferRequest,
+        hold: &Hold,
     ) -> Result<(Responses, bool), InferError> {
         let version = parse_model_version(&message.model_version)?;
         let (_, served) = handlers.find_model(&message.model_name, version)?;
-        let request = self.decode(message, &served.inputs, "ModelStreamInfer")?;
+        let request = self.decode(message, &served.inputs, "ModelStreamInfer", hold)?;
         Ok((handlers.infer_stream(request)?, served.config.decoupled))
     }
 
@@ -67,8 +76,11 @@ impl Call {
         message: ModelInferRequest,
         inputs: &[TensorSpec],
         method: &'static str,
+        hold: &Hold,
     ) -> Result<Traced, InferError> {
         let request = decode_infer_request(message, inputs)?;
+        // Typed contents take more room than they did on their way.
+        hold.cover(request.inputs.iter().map(|input| input.data.len() as u64).sum())?;
         let mut request = InferRequest { timeout: self.limit(request.timeout), ..request };
         request.parameters.extend(self.forwarded.clone()?);
         Ok(Traced { request, traceparent: self.traceparent.clone(), via: Via::Grpc(method) })

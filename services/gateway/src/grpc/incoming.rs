@@ -1,16 +1,21 @@
 //! What comes in: connections until the listener stops, and the bytes of their calls.
 
+use std::time::Duration;
+
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use futures_util::stream::{self, Stream, StreamExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
-use trireme_inference::InferError;
-use trireme_protocol::grpc::status;
 
+use super::body::{self, Rules};
+use super::unread::Unread;
 use crate::backlog;
 use crate::budget::{self, Budget};
+
+/// The header that names the coding of a call's messages.
+const ENCODING: &str = "grpc-encoding";
 
 /// The connections of a listener until `stop` is raised, those that wait then among them. There is no end of it: that would
 /// end what goes on.
@@ -18,22 +23,44 @@ pub fn until(listener: TcpListener, stop: CancellationToken) -> impl Stream<Item
     let accepted = stream::unfold(Some((listener, stop)), |state| async {
         let (listener, stop) = state?;
         tokio::select! {
-            accepted = listener.accept() => {
-                Some((vec![accepted.map(|(stream, _)| stream)], Some((listener, stop))))
-            }
-            () = stop.cancelled() => Some((backlog::take(listener).into_iter().map(Ok).collect(), None)),
+            accepted = backlog::accept(&listener) => Some((vec![accepted], Some((listener, stop)))),
+            () = stop.cancelled() => Some((backlog::take(listener), None)),
         }
     });
     // Answers are small and awaited: they must not sit in a buffer.
-    let set_up = |stream: &std::io::Result<TcpStream>| drop(stream.as_ref().map(|stream| stream.set_nodelay(true)));
-    accepted.flat_map(stream::iter).inspect(set_up).chain(stream::pending())
+    let set_up = |stream: &TcpStream| drop(stream.set_nodelay(true));
+    accepted.flat_map(stream::iter).inspect(set_up).map(Ok).chain(stream::pending())
+}
+
+/// Whether calls of this path are work for a model; others are about the server.
+fn infers(path: &str) -> bool {
+    path.ends_with("/ModelInfer") || path.ends_with("/ModelStreamInfer")
+}
+
+/// What calls are counted with.
+#[derive(Clone)]
+pub struct Counting {
+    pub budget: Budget,
+    pub unread: Unread,
+    /// Most bytes of a message.
+    pub largest: usize,
+    /// Longest silence of a client within one.
+    pub pause: Duration,
 }
 
 /// Counts the bytes of a call in the budget until it is answered. The messages of a stream take theirs along.
-pub async fn count(State(budget): State<Budget>, request: Request, next: Next) -> Response {
-    let hold = budget.hold();
+pub async fn count(State(counting): State<Counting>, request: Request, next: Next) -> Response {
+    let Counting { budget, unread, largest, pause } = counting;
     let (mut parts, body) = request.into_parts();
-    let body = budget::count(&parts.headers, body, &hold, |refusal| status(&InferError::from(refusal)).into());
+    let path = parts.uri.path();
+    let hold = if infers(path) { budget.hold() } else { budget.hold_of_control() };
+    let streams = path.ends_with("/ModelStreamInfer");
+    // Whoever reads the body behind this finds no coding. Others than these are for the gRPC library to refuse.
+    let coded = parts.headers.get(ENCODING).is_some_and(|coding| coding == "gzip" || coding == "deflate");
+    if coded {
+        parts.headers.remove(ENCODING);
+    }
+    let body = body::guard(body, Rules { streams, coded, largest, pause }, &hold);
     parts.extensions.insert(hold.clone());
-    budget::until_sent(next.run(Request::from_parts(parts, body)).await, hold)
+    unread.watch(budget::until_sent(next.run(Request::from_parts(parts, body)).await, hold))
 }

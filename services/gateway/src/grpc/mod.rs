@@ -10,6 +10,7 @@
 
 mod access;
 mod args;
+mod body;
 mod call;
 mod deadline;
 mod health;
@@ -17,6 +18,7 @@ mod incoming;
 mod service;
 mod settings;
 mod stream;
+mod unread;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,8 +36,11 @@ use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceSe
 
 use crate::backlog;
 use crate::handlers::{Access, SharedHandlers};
+use crate::pace::Pace;
 use health::HealthService;
+use incoming::Counting;
 use service::InferenceService;
+use unread::Unread;
 
 pub use args::{CompressionLevel, GrpcArgs};
 
@@ -49,6 +54,8 @@ pub struct GrpcListener {
     restricted: Access,
     tls: Option<ServerTlsConfig>,
     forward: Option<Regex>,
+    /// Longest silence of a client that has a call to send.
+    pause: Duration,
     /// Where it listens.
     pub address: SocketAddr,
 }
@@ -56,8 +63,9 @@ pub struct GrpcListener {
 // === impl GrpcListener ===
 
 impl GrpcListener {
-    /// Takes the port, or says that it is taken. `None` when gRPC is switched off. Errors when restrictions contradict.
-    pub async fn bind(args: &GrpcArgs) -> anyhow::Result<Option<GrpcListener>> {
+    /// Takes the port, or says that it is taken. `None` when gRPC is switched off. Errors when restrictions contradict. Clients
+    /// may `pause` for so long within a message.
+    pub async fn bind(args: &GrpcArgs, pause: Duration) -> anyhow::Result<Option<GrpcListener>> {
         if !args.allow_grpc {
             return Ok(None);
         }
@@ -71,7 +79,7 @@ impl GrpcListener {
         let taken = || format!("cannot listen on {} for gRPC; choose another with --grpc-port", args.address());
         let listener = TcpListener::bind(args.address()).await.with_context(taken)?;
         let address = listener.local_addr()?;
-        Ok(Some(GrpcListener { listener, args: args.clone(), restricted, tls, forward, address }))
+        Ok(Some(GrpcListener { listener, args: args.clone(), restricted, tls, forward, pause, address }))
     }
 
     /// Serves until `stop` is raised, then finishes the calls in flight, for `exit_timeout` at most.
@@ -90,13 +98,19 @@ impl GrpcListener {
                 Err(error) => return tracing::error!(%error, "TLS for gRPC could not be set up"),
             };
         }
-        let serving = server
-            .add_routes(routes(&self.args, self.restricted, self.forward, handlers, stop.clone()))
-            .serve_with_incoming_shutdown(incoming, async {
-                // Before its first call a connection is closed by a shutdown, even when that call is on its way.
-                stop.cancelled().await;
-                tokio::time::sleep(backlog::FIRST_REQUEST).await;
-            });
+        let unread = Unread::default();
+        let counting = Counting {
+            budget: handlers.budget.clone(),
+            unread: unread.clone(),
+            largest: self.args.max_message_size().min(usize::try_from(handlers.budget.limit()).unwrap_or(usize::MAX)),
+            pause: self.pause,
+        };
+        let routes = routes(&self.args, self.restricted, self.forward, handlers, stop.clone(), counting);
+        let serving = server.add_routes(routes).serve_with_incoming_shutdown(incoming, async {
+            // Before its first call a connection is closed by a shutdown, even when that call is on its way.
+            stop.cancelled().await;
+            tokio::time::sleep(backlog::FIRST_REQUEST).await;
+        });
         let overdue = async {
             stop.cancelled().await;
             tokio::time::sleep(exit_timeout).await;
@@ -107,6 +121,7 @@ impl GrpcListener {
                     tracing::error!(%error, "gRPC listener ended");
                 }
             }
+            () = unread.give_up(Pace::whole(self.pause)) => {}
             () = overdue => tracing::warn!("gRPC calls were still in flight at the end of the exit timeout"),
         }
     }
@@ -118,13 +133,12 @@ fn routes(
     forward: Option<Regex>,
     handlers: SharedHandlers,
     stop: CancellationToken,
+    counting: Counting,
 ) -> Routes {
-    let count = axum::middleware::from_fn_with_state(handlers.budget.clone(), incoming::count);
-    let largest = args.max_message_size().min(usize::try_from(handlers.budget.limit()).unwrap_or(usize::MAX));
     let admit = axum::middleware::from_fn_with_state((handlers.clone(), Arc::new(restricted)), access::admit);
     let health = HealthServer::new(HealthService { handlers: handlers.clone() });
     let mut inference = GrpcInferenceServiceServer::new(InferenceService { handlers, forward, stop })
-        .max_decoding_message_size(largest)
+        .max_decoding_message_size(counting.largest)
         .max_encoding_message_size(args.max_message_size())
         .accept_compressed(Gzip)
         .accept_compressed(Deflate);
@@ -132,5 +146,6 @@ fn routes(
         inference = inference.send_compressed(Gzip).send_compressed(Deflate);
     }
     let router = Routes::new(inference).add_service(health).into_axum_router();
+    let count = axum::middleware::from_fn_with_state(counting, incoming::count);
     Routes::from(router.layer(count).layer(admit).layer(axum::middleware::from_fn(deadline::enforce)))
 }

@@ -11,6 +11,7 @@ use trireme_protocol::grpc::{self, encode_infer_response, parse_model_version};
 use super::call::Call;
 use super::deadline::{self, Deadline};
 use super::{settings, stream};
+use crate::budget::Hold;
 use crate::handlers::{SharedHandlers, server_timing};
 
 /// Answers calls.
@@ -51,6 +52,13 @@ fn timed(response: Response<InferResponse>) -> Response<ModelInferResponse> {
 
 // === impl InferenceService ===
 
+impl InferenceService {
+    /// What a call holds of the budget.
+    fn hold<T>(&self, request: &Request<T>) -> Hold {
+        request.extensions().get().cloned().unwrap_or_else(|| self.handlers.budget.hold())
+    }
+}
+
 #[tonic::async_trait]
 impl GrpcInferenceService for InferenceService {
     type ModelStreamInferStream = stream::Replies;
@@ -90,7 +98,8 @@ impl GrpcInferenceService for InferenceService {
 
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Reply<ModelInferResponse> {
         let call = Call::of(&request, self.forward.as_ref());
-        let response = call.infer(&self.handlers, request.into_inner()).await;
+        let hold = self.hold(&request);
+        let response = call.infer(&self.handlers, request.into_inner(), &hold).await;
         match response {
             // The request's own time ran out with the call's: which of the two was noticed first means nothing.
             Err(_) if call.deadline.is_some_and(Deadline::is_over) => Err(deadline::exceeded()),
@@ -101,7 +110,7 @@ impl GrpcInferenceService for InferenceService {
     async fn model_stream_infer(&self, request: Request<Streaming<ModelInferRequest>>) -> Reply<stream::Replies> {
         let call = Call::of(&request, self.forward.as_ref());
         let close_on_error = stream::closes_on_error(request.metadata());
-        let hold = request.extensions().get().cloned().unwrap_or_else(|| self.handlers.budget.hold());
+        let hold = self.hold(&request);
         let (handlers, stop) = (self.handlers.clone(), self.stop.clone());
         reply(Ok(stream::answer(handlers, request.into_inner(), call, close_on_error, hold, stop)))
     }

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, Fuse};
 use futures_util::stream::{self, BoxStream, FuturesOrdered, SelectAll, Stream, StreamExt, TryStreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
@@ -41,6 +41,13 @@ pub type Replies = BoxStream<'static, Reply>;
 
 type Reply = Result<ModelStreamInferResponse, Status>;
 
+/// How a stream learns that the server stops.
+struct Stop {
+    raised: CancellationToken,
+    /// Over when a stop has lasted for so long that no more requests are taken, not even those that are there.
+    lasted: Fuse<BoxFuture<'static, ()>>,
+}
+
 /// A stream and what is in flight of it. Dropping it cancels that.
 struct Session {
     handlers: SharedHandlers,
@@ -48,7 +55,7 @@ struct Session {
     close_on_error: bool,
     /// What the client has sent and nobody has taken yet.
     hold: Hold,
-    stop: CancellationToken,
+    stop: Stop,
     /// Where more requests come from, until there are none.
     requests: Option<Streaming<ModelInferRequest>>,
     /// Whether it has had a request.
@@ -81,7 +88,7 @@ pub fn answer(
         call,
         close_on_error,
         hold,
-        stop,
+        stop: Stop::new(stop),
         requests: Some(requests),
         begun: false,
         end: None,
@@ -97,6 +104,19 @@ pub fn answer(
     replies.boxed()
 }
 
+// === impl Stop ===
+
+impl Stop {
+    fn new(raised: CancellationToken) -> Stop {
+        let late = raised.clone();
+        let lasted = async move {
+            late.cancelled().await;
+            tokio::time::sleep(FIRST_REQUEST).await;
+        };
+        Stop { raised, lasted: lasted.boxed().fuse() }
+    }
+}
+
 // === impl Session ===
 
 impl Session {
@@ -110,7 +130,7 @@ impl Session {
             tokio::select! {
                 Some(reply) = self.ordered.next() => return Some(reply),
                 Some(reply) = self.interleaved.next() => return Some(reply),
-                message = read(&mut self.requests, self.begun, &self.call, &self.stop), if reads => match message {
+                message = read(&mut self.requests, self.begun, &self.call, &mut self.stop), if reads => match message {
                     Ok(Some(message)) => {
                         self.begun = true;
                         self.begin(message);
@@ -133,7 +153,7 @@ impl Session {
         let wants_end = wants_empty_final(&message);
         // What has come so far was this message, or the beginning of the next one.
         let hold = self.hold.split();
-        match self.call.infer_stream(&self.handlers, message) {
+        match self.call.infer_stream(&self.handlers, message, &hold) {
             Ok((responses, true)) => {
                 let replies = all(responses, named, wants_end, close_on_error);
                 let held = replies.inspect(move |_| {
@@ -163,13 +183,14 @@ impl Session {
     }
 }
 
-/// The next request; `None` when the client has no more. A server that stops still takes what has come, and the first
-/// request of a stream that has not `begun`: it has accepted the call.
+/// The next request; `None` when the client has no more. A server that stops still takes what has come, for as long as it
+/// waits for the first request of a stream that has not `begun`: it has accepted the call. Then no more is taken, whether or
+/// not it is there: a client that never pauses would be cut off at the end of the exit timeout, with its answers.
 async fn read(
     requests: &mut Option<impl Stream<Item = Result<ModelInferRequest, Status>> + Unpin>,
     begun: bool,
     call: &Call,
-    stop: &CancellationToken,
+    stop: &mut Stop,
 ) -> Result<Option<ModelInferRequest>, Status> {
     let Some(requests) = requests else { return Ok(None) };
     let overdue = async {
@@ -178,17 +199,13 @@ async fn read(
             None => std::future::pending().await,
         }
     };
-    let stopped = async {
-        stop.cancelled().await;
-        if !begun {
-            tokio::time::sleep(FIRST_REQUEST).await;
-        }
-    };
+    let stopping = || Err(status(&InferError::unavailable("Server is stopping")));
     tokio::select! {
         biased;
         () = overdue => Err(deadline::exceeded()),
+        () = &mut stop.lasted => stopping(),
         message = requests.try_next() => message,
-        () = stopped => Err(status(&InferError::unavailable("Server is stopping"))),
+        () = stop.raised.cancelled(), if begun => stopping(),
     }
 }
 
@@ -235,7 +252,8 @@ mod tests {
             }
             Ok(ModelInferRequest::default())
         };
-        read(&mut Some(stream::once(request).boxed()), begun, &Call::of(&Request::new(()), None), &stop).await
+        let call = Call::of(&Request::new(()), None);
+        read(&mut Some(stream::once(request).boxed()), begun, &call, &mut Stop::new(stop)).await
     }
 
     #[tokio::test(start_paused = true)]
@@ -244,5 +262,22 @@ mod tests {
         assert!(read_when_stopped(false, FIRST_REQUEST * 2).await.is_err(), "an idle stream does not hold up the end");
         assert!(read_when_stopped(true, Duration::from_millis(1)).await.is_err(), "it has had its requests");
         assert!(read_when_stopped(true, Duration::ZERO).await.is_ok(), "this one has come");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_ends_streams_that_always_have_another_request() {
+        let raised = CancellationToken::new();
+        let (call, mut stop) = (Call::of(&Request::new(()), None), Stop::new(raised.clone()));
+        let mut requests = Some(stream::repeat_with(|| Ok(ModelInferRequest::default())));
+        assert!(read(&mut requests, true, &call, &mut stop).await.is_ok());
+        raised.cancel();
+        let mut taken = 0;
+        // As the session reads: anew for each, with a pause while as many as allowed are in flight.
+        while read(&mut requests, true, &call, &mut stop).await.is_ok() {
+            taken += 1;
+            assert!(taken < 100, "the stop was not seen");
+            tokio::time::sleep(FIRST_REQUEST / 10).await;
+        }
+        assert!(taken >= 10, "what has come is taken for a while, not only {taken}");
     }
 }

@@ -33,7 +33,8 @@ pub struct HttpArgs {
     #[arg(long, env = "TRIREME_HTTP_MAX_INPUT_SIZE", value_name = "BYTES", default_value_t = 64 << 20)]
     pub http_max_input_size: usize,
 
-    /// Seconds without a byte of a request after which a connection is closed
+    /// Seconds without a byte of a request, or of an answer that is taken, after which its client is left, also over gRPC. All
+    /// such pauses of a request may last five times that
     #[arg(long, env = "TRIREME_HTTP_IDLE_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 120)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub http_idle_timeout_secs: u64,
@@ -89,6 +90,11 @@ pub struct HttpOptions {
 // === impl HttpArgs ===
 
 impl HttpArgs {
+    /// Longest silence of a client that has a request to send, or an answer to take.
+    pub fn idle_timeout(&self) -> Duration {
+        Duration::from_secs(self.http_idle_timeout_secs)
+    }
+
     /// The listener these flags describe. Errors name the flag.
     pub fn options(&self) -> anyhow::Result<HttpOptions> {
         let header_forward =
@@ -100,7 +106,7 @@ impl HttpArgs {
         Ok(HttpOptions {
             address: SocketAddr::new(self.http_address, self.http_port),
             max_input_size: self.http_max_input_size,
-            idle_timeout: Duration::from_secs(self.http_idle_timeout_secs),
+            idle_timeout: self.idle_timeout(),
             oip_health_bodies: self.oip_health_bodies,
             full_queue_is_429: self.full_queue_status == "429",
             ui: self.ui,

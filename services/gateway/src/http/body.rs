@@ -14,17 +14,16 @@ use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt, LengthLimitError};
 use hyper::body::Incoming;
-use tokio::time::{Instant, Sleep};
 use trireme_inference::InferError;
 use trireme_runtime::TaskSet;
 
 use crate::budget::NoRoom;
+use crate::pace::{Overdue, Pace};
 
 /// A request's body on its way in.
 struct RequestBody {
     incoming: Option<Incoming>,
-    /// Ends the wait for the next piece.
-    patience: Pin<Box<Sleep>>,
+    pace: Pace,
     idle_timeout: Duration,
     /// The client waits to be asked for its body, and has not been.
     withheld: bool,
@@ -34,14 +33,14 @@ struct RequestBody {
 /// Why a body did not arrive.
 #[derive(Debug, thiserror::Error)]
 enum BodyError {
-    #[error("no data for {0:?}")]
-    Stalled(Duration),
+    #[error(transparent)]
+    Overdue(#[from] Overdue),
     #[error(transparent)]
     Broken(#[from] hyper::Error),
 }
 
-/// Makes a request's body one that is not waited for longer than `idle_timeout` between two pieces, and that is read to
-/// its end by a task of `tasks` when the handler does not.
+/// Makes a request's body one whose client may pause for `idle_timeout` at a time, and that is read to its end by a task of
+/// `tasks` when the handler does not.
 pub fn guard(request: Request<Incoming>, idle_timeout: Duration, tasks: &TaskSet) -> Request<Body> {
     let (parts, incoming) = request.into_parts();
     if incoming.is_end_stream() {
@@ -49,7 +48,7 @@ pub fn guard(request: Request<Incoming>, idle_timeout: Duration, tasks: &TaskSet
     }
     let body = RequestBody {
         incoming: Some(incoming),
-        patience: Box::pin(tokio::time::sleep(idle_timeout)),
+        pace: Pace::new(idle_timeout),
         idle_timeout,
         withheld: parts.headers.contains_key(EXPECT),
         tasks: tasks.clone(),
@@ -59,8 +58,7 @@ pub fn guard(request: Request<Incoming>, idle_timeout: Duration, tasks: &TaskSet
 
 /// The whole body, unless it is larger than allowed: then as little of it as shows that.
 pub async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, InferError> {
-    let announced = text(headers, CONTENT_LENGTH.as_str()).and_then(|length| length.parse::<u64>().ok());
-    if let Some(announced) = announced.filter(|&length| length > limit as u64) {
+    if let Some(announced) = announced(headers).filter(|&length| length > limit as u64) {
         return Err(too_large(&format!("{announced}"), limit));
     }
     axum::body::to_bytes(body, limit).await.map_err(|error| {
@@ -76,6 +74,11 @@ pub async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes
         }
         InferError::invalid_arg(format!("request body could not be read: {error}"))
     })
+}
+
+/// How long a body says that it is.
+pub fn announced(headers: &HeaderMap) -> Option<u64> {
+    text(headers, CONTENT_LENGTH.as_str())?.parse().ok()
 }
 
 /// A header's value, when it is there and is text.
@@ -100,17 +103,16 @@ impl http_body::Body for RequestBody {
         self.withheld = false;
         let Some(incoming) = &mut self.incoming else { return Poll::Ready(None) };
         if let Poll::Ready(frame) = Pin::new(incoming).poll_frame(cx) {
-            let next = Instant::now() + self.idle_timeout;
-            self.patience.as_mut().reset(next);
+            self.pace.arrived();
             if !matches!(frame, Some(Ok(_))) {
                 self.incoming = None;
             }
             return Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)));
         }
-        ready!(self.patience.as_mut().poll(cx));
+        let overdue = ready!(self.pace.poll_overdue(cx));
         // Nothing more is expected: dropped, it makes hyper close the connection after the answer.
         self.incoming = None;
-        Poll::Ready(Some(Err(BodyError::Stalled(self.idle_timeout))))
+        Poll::Ready(Some(Err(overdue.into())))
     }
 
     fn is_end_stream(&self) -> bool {

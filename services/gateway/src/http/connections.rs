@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - A connection ends: by its client, by silence, by a client that takes no answer, or when the listener stops.
-//! - A connection that was there before the listener stopped has its request answered.
+//! - A connection that was there before the listener stopped has its request answered, be it the first or another one.
 //! - What is not HTTP is answered with 400 and its connection closed; so is a head that is too large (431, 414).
 //! - A request whose handler panics is answered with 500; the other requests do not notice.
 
@@ -12,8 +12,10 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{Request, Response, StatusCode};
+use axum::http::header::CONNECTION;
+use axum::http::{HeaderValue, Request, Response, StatusCode};
 use futures_util::FutureExt;
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
@@ -21,6 +23,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use trireme_runtime::TaskSet;
@@ -32,8 +35,9 @@ use crate::budget::{self, Budget};
 
 /// Largest request head, in bytes: what a connection may make the server hold before it has said what it wants.
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// How long to wait before accepting again when there is no file descriptor left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How the paths of requests end that are work for a model; others are about the server.
+const WORK: [&str; 3] = ["/infer", "/generate", "/generate_stream"];
 
 /// What every connection is served with.
 #[derive(Clone)]
@@ -50,22 +54,29 @@ pub struct Connections {
     pub tasks: TaskSet,
 }
 
+/// What a connection is at.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// It has no request.
+    Idle,
+    /// It has one without an answer so far.
+    Asked,
+    /// The answer's head is there, and so is what it says of the connection.
+    Answering,
+}
+
+/// An answer on its way. Dropped, its connection is idle.
+struct Answering(watch::Sender<Stage>);
+
 // === impl Connections ===
 
 impl Connections {
     /// Accepts until `stop` is raised, then finishes the requests in flight, for `exit_timeout` at most.
     pub async fn serve(self, listener: TcpListener, stop: CancellationToken, exit_timeout: Duration) {
         loop {
-            let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
+            tokio::select! {
+                stream = backlog::accept(&listener) => self.take(stream),
                 () = stop.cancelled() => break,
-            };
-            match accepted {
-                Ok((stream, _)) => self.take(stream),
-                Err(error) => {
-                    tracing::warn!(%error, "connection could not be accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
             }
         }
         backlog::take(listener).into_iter().for_each(|stream| self.take(stream));
@@ -90,11 +101,20 @@ impl Connections {
     }
 
     async fn http(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let stopping = self.tasks.stopping().clone();
-        let begun = CancellationToken::new();
+        let stage = watch::Sender::new(Stage::Idle);
         let service = service_fn(|request| {
-            begun.cancel();
-            self.answer(request)
+            stage.send_replace(Stage::Asked);
+            let (answer, stage) = (self.answer(request), stage.clone());
+            async move {
+                let answer = answer.await?;
+                let answering = Answering::begin(stage);
+                // Only to be dropped with the body.
+                let with = move |error| {
+                    let _ = &answering;
+                    error
+                };
+                Ok::<_, Infallible>(answer.map(|body| body.map_err(with)))
+            }
         });
         // A client that ends its side has gone away, as far as can be seen: its request is cancelled (no `half_close`).
         let connection = http1::Builder::new()
@@ -104,10 +124,9 @@ impl Connections {
             .max_buf_size(8 * MAX_HEAD_BYTES)
             .serve_connection(TokioIo::new(Patient::new(stream, self.idle_timeout)), service);
         let mut connection = std::pin::pin!(connection);
-        // Before its first request a connection is closed by a shutdown, even when that request is on its way.
         let stopped = async {
-            stopping.cancelled().await;
-            let _ = tokio::time::timeout(backlog::FIRST_REQUEST, begun.cancelled()).await;
+            self.tasks.stopping().cancelled().await;
+            until_closable(stage.subscribe()).await;
         };
         let ended = tokio::select! {
             biased;
@@ -123,16 +142,54 @@ impl Connections {
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
-        let hold = self.budget.hold();
+        let infers = WORK.iter().any(|end| request.uri().path().ends_with(end));
+        let hold = if infers { self.budget.hold() } else { self.budget.hold_of_control() };
         let (mut parts, body) = body::guard(request, self.idle_timeout, &self.tasks).into_parts();
-        let body = budget::count(&parts.headers, body, &hold, |refusal| refusal.into());
+        let announced = body::announced(&parts.headers).unwrap_or_default();
+        let body = budget::count(body, announced, &hold, |refusal| refusal.into());
         parts.extensions.insert(hold.clone());
         let answer = TowerToHyperService::new(self.router.clone()).call(Request::from_parts(parts, body));
         let answer = AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| {
             tracing::error!("the handler of a request panicked");
             Ok(response::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error"))
         });
-        answer.map(|answer| budget::until_sent(answer, hold))
+        answer.map(|mut answer| {
+            // Said in the answer, so that the client sends its next request elsewhere.
+            if self.tasks.stopping().is_cancelled() {
+                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            budget::until_sent(answer, hold)
+        })
+    }
+}
+
+/// Waits until a connection of a server that stops may be closed: a connection is closed between two requests even when the
+/// next one is on its way, and its client knows no better than to send it unless the last answer said otherwise.
+async fn until_closable(mut stage: watch::Receiver<Stage>) {
+    loop {
+        let now = *stage.borrow_and_update();
+        match now {
+            // Its answer says that it is the last one.
+            Stage::Asked => return,
+            Stage::Answering => drop(stage.changed().await),
+            Stage::Idle if tokio::time::timeout(backlog::FIRST_REQUEST, stage.changed()).await.is_err() => return,
+            Stage::Idle => {}
+        }
+    }
+}
+
+// === impl Answering ===
+
+impl Answering {
+    fn begin(stage: watch::Sender<Stage>) -> Answering {
+        stage.send_replace(Stage::Answering);
+        Answering(stage)
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.send_replace(Stage::Idle);
     }
 }
 
@@ -140,30 +197,45 @@ impl Connections {
 mod tests {
     use super::*;
     use axum::routing::{get, post};
+    use bytes::Bytes;
     use std::net::SocketAddr;
+    use std::sync::Arc;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::Semaphore;
 
     struct Server {
         address: SocketAddr,
         stop: CancellationToken,
         tasks: TaskSet,
         listening: TaskSet,
+        /// Tells of bodies that are kept.
+        kept: Arc<Semaphore>,
     }
 
     async fn doomed() -> StatusCode {
         panic!("as planned")
     }
 
+    async fn echo(body: Body) -> Result<Bytes, String> {
+        body::read(&Default::default(), body, 1 << 20).await.map_err(|error| error.message)
+    }
+
     async fn serve(idle_timeout: Duration) -> Server {
+        let kept = Arc::new(Semaphore::new(0));
+        let keeper = kept.clone();
+        let keep = async move |body: Body| {
+            let body = echo(body).await.unwrap();
+            keeper.add_permits(1);
+            std::future::pending::<()>().await;
+            drop(body);
+        };
         let router = Router::new()
             .route("/panic", get(doomed))
+            .route("/now", get(|| async { "now" }))
             .route("/slow", get(|| tokio::time::sleep(Duration::from_secs(2))))
-            .route(
-                "/echo",
-                post(|body: Body| async {
-                    body::read(&Default::default(), body, 1 << 20).await.map_err(|e| e.message)
-                }),
-            )
+            .route("/echo", post(echo))
+            .route("/echo/infer", post(echo))
+            .route("/keep/infer", post(keep))
             .route("/early", post(|| async { "no need" }));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
@@ -172,7 +244,7 @@ mod tests {
         let connections = Connections { router, idle_timeout, budget, tls: None, tasks: tasks.clone() };
         let raised = stop.clone();
         listening.spawn("listener", async move { connections.serve(listener, raised, Duration::from_secs(60)).await });
-        Server { address, stop, tasks, listening }
+        Server { address, stop, tasks, listening, kept }
     }
 
     /// Sends pieces with pauses between them, and reads until the server closes the connection.
@@ -209,6 +281,23 @@ mod tests {
         assert!(stalled.starts_with("HTTP/1.1 ") && stalled.contains("no data for 500ms"), "{stalled}");
         // A handler may take longer than a client may be silent.
         assert!(exchange(server.address, &[b"GET /slow HTTP/1.1\r\n\r\n"]).await.starts_with("HTTP/1.1 200 "));
+    }
+
+    /// Sends a byte whenever the server has had enough of waiting, nearly.
+    #[tokio::test]
+    async fn a_body_that_never_gets_whole_ends() {
+        let server = serve(Duration::from_millis(500)).await;
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        stream.write_all(b"POST /echo HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n").await.unwrap();
+        let mut answer = Vec::new();
+        let trickle = async {
+            while tokio::time::timeout(Duration::from_millis(50), stream.read_buf(&mut answer)).await.is_err() {
+                // It may have answered by now.
+                let _ = stream.write_all(b"x").await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), trickle).await.expect("it ends");
+        assert!(answer.starts_with(b"HTTP/1.1 "), "{}", String::from_utf8_lossy(&answer));
     }
 
     #[tokio::test]
@@ -264,32 +353,59 @@ mod tests {
         assert!(TcpStream::connect(address).await.is_err());
     }
 
+    /// A client that has had answers sends its next request as the server stops, which the runtime learns of later.
+    #[tokio::test]
+    async fn requests_on_used_connections_that_wait_when_it_stops_are_answered() {
+        let server = serve(Duration::from_secs(60)).await;
+        let mut clients = Vec::new();
+        for _ in 0..20 {
+            let mut client = TcpStream::connect(server.address).await.unwrap();
+            client.write_all(b"GET /now HTTP/1.1\r\n\r\n").await.unwrap();
+            let mut answer = Vec::new();
+            while !answer.ends_with(b"\r\n\r\nnow") {
+                assert_ne!(client.read_buf(&mut answer).await.unwrap(), 0);
+            }
+            clients.push(client);
+        }
+        for client in &clients {
+            // Without waiting: nothing else runs until the server has been told.
+            assert_eq!(client.try_write(b"GET /slow HTTP/1.1\r\n\r\n").unwrap(), 22);
+        }
+        server.stop.cancel();
+        for (number, mut client) in clients.into_iter().enumerate() {
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap_or_else(|error| panic!("connection {number}: {error}"));
+            assert!(
+                answer.starts_with("HTTP/1.1 200 ") && answer.contains("connection: close"),
+                "{number}: {answer:?}"
+            );
+        }
+        server.listening.join().await;
+    }
+
     #[tokio::test]
     async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
         let server = serve(Duration::from_secs(60)).await;
-        let head = |length: usize| format!("POST /echo HTTP/1.1\r\nContent-Length: {length}\r\n\r\n");
+        let head = |path: &str, length: usize| {
+            format!("POST {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n")
+        };
         let mut others = Vec::new();
         for _ in 0..8 {
             let mut other = TcpStream::connect(server.address).await.unwrap();
-            other.write_all(format!("{}x", head(1 << 20)).as_bytes()).await.unwrap();
+            other.write_all(head("/keep/infer", 1 << 20).as_bytes()).await.unwrap();
+            other.write_all(&vec![b'x'; 1 << 20]).await.unwrap();
             others.push(other);
         }
-        // Until all of them are known.
-        let refused = loop {
-            let close = b"GET /none HTTP/1.1\r\nConnection: close\r\n\r\n";
-            let answer = exchange(server.address, &[head(10).as_bytes(), b"0123456789", close]).await;
-            if !answer.contains("0123456789") {
-                break answer;
-            }
-        };
+        // Until all of them are there.
+        server.kept.acquire_many(8).await.unwrap().forget();
+        let refused = exchange(server.address, &[head("/echo/infer", 10).as_bytes(), b"0123456789"]).await;
         assert!(refused.contains("Exceeds maximum queue size"), "{refused}");
+        let answered = exchange(server.address, &[head("/echo", 10).as_bytes(), b"0123456789"]).await;
+        assert!(answered.contains("0123456789"), "it is about the server: {answered}");
         drop(others);
-        while !exchange(
-            server.address,
-            &[head(10).as_bytes(), b"0123456789", b"GET /none HTTP/1.1\r\nConnection: close\r\n\r\n"],
-        )
-        .await
-        .contains("0123456789")
+        while !exchange(server.address, &[head("/echo/infer", 10).as_bytes(), b"0123456789"])
+            .await
+            .contains("0123456789")
         {}
     }
 }

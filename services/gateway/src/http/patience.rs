@@ -1,6 +1,6 @@
 //! A connection whose client has to take what is written to it.
 //!
-//! Not here: clients that do not send (`body`, and the listener's time for heads).
+//! Not here: clients that do not send (`body`, `pace`, and the listener's time for heads).
 
 use std::io;
 use std::pin::Pin;

@@ -62,7 +62,7 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     let mut decoded = infer::decode_infer_request(&context, &body, header_length)?;
     // Numbers take more room than their digits do.
     let tensors = decoded.request.inputs.iter().map(|input| input.data.len()).sum::<usize>();
-    hold.take(tensors.saturating_sub(body.len()) as u64).map_err(InferError::from)?;
+    hold.cover(tensors as u64).map_err(InferError::from)?;
     drop(body);
     decoded.request.version = path.version;
     forward::headers(headers, http.options.header_forward.as_ref(), &mut decoded.request.parameters)?;

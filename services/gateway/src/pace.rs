@@ -1,0 +1,117 @@
+//! How long a request is waited for while it comes. A client may pause, but what it has sent so far takes room, which it must
+//! not keep for as long as it likes.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep};
+
+/// How many times the longest pause all pauses together may last.
+const WHOLE: u32 = 5;
+
+/// The pauses of what comes piece by piece. Only time counts in which somebody waits.
+pub struct Pace {
+    pause: Duration,
+    /// What is left for all pauses together.
+    left: Duration,
+    /// Since when the next piece is waited for.
+    since: Option<Instant>,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+/// A client paused for too long.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+pub enum Overdue {
+    #[error("no data for {0:?}")]
+    Silent(Duration),
+    #[error("not whole after {0:?} without data")]
+    Slow(Duration),
+}
+
+// === impl Pace ===
+
+impl Pace {
+    /// Of something that may pause for `pause` at a time, and for five times that in all.
+    pub fn new(pause: Duration) -> Pace {
+        Pace { pause, left: Pace::whole(pause), since: None, timer: None }
+    }
+
+    /// How long all pauses together may last.
+    pub fn whole(pause: Duration) -> Duration {
+        pause * WHOLE
+    }
+
+    /// Something new begins.
+    pub fn renew(&mut self) {
+        self.left = Pace::whole(self.pause);
+    }
+
+    /// A piece has come.
+    pub fn arrived(&mut self) {
+        if let Some(since) = self.since.take() {
+            self.left = self.left.saturating_sub(since.elapsed());
+        }
+    }
+
+    /// Waits for the next piece until that has taken too long.
+    pub fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<Overdue> {
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(Duration::ZERO)));
+        if self.since.is_none() {
+            let now = Instant::now();
+            self.since = Some(now);
+            timer.as_mut().reset(now + self.pause.min(self.left));
+        }
+        ready!(timer.as_mut().poll(cx));
+        Poll::Ready(match self.left < self.pause {
+            true => Overdue::Slow(Pace::whole(self.pause)),
+            false => Overdue::Silent(self.pause),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    const PAUSE: Duration = Duration::from_secs(10);
+
+    async fn overdue(pace: &mut Pace) -> Overdue {
+        poll_fn(|cx| pace.poll_overdue(cx)).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_ends() {
+        let (mut pace, begun) = (Pace::new(PAUSE), Instant::now());
+        assert!(matches!(overdue(&mut pace).await, Overdue::Silent(PAUSE)));
+        assert_eq!(begun.elapsed(), PAUSE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_add_up() {
+        let (mut pace, begun) = (Pace::new(PAUSE), Instant::now());
+        // A byte whenever it is nearly too late.
+        let overdue = loop {
+            match tokio::time::timeout(PAUSE * 9 / 10, overdue(&mut pace)).await {
+                Ok(overdue) => break overdue,
+                Err(_) => pace.arrived(),
+            }
+            assert!(begun.elapsed() < PAUSE * 10, "it never ends");
+        };
+        assert!(matches!(overdue, Overdue::Slow(_)), "{overdue:?}");
+        assert_eq!(begun.elapsed(), Pace::whole(PAUSE));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_which_nobody_waits_does_not_count() {
+        let mut pace = Pace::new(PAUSE);
+        for _ in 0..10 {
+            pace.arrived();
+            tokio::time::sleep(PAUSE * 10).await;
+        }
+        assert!(tokio::time::timeout(PAUSE * 9 / 10, overdue(&mut pace)).await.is_err());
+    }
+}
