@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::ask::{self, Attempt, Break};
+use super::draw;
 use super::grpc::GrpcClient;
 use super::member::{Door, DoorState, Doors};
 use super::questions::{Question, Said, Verdict, Way};
@@ -22,8 +23,23 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// What an answer may be late by: gateways answer at the deadline.
 const LATE: Duration = Duration::from_secs(1);
 
+/// What a request may wait for, and not be lost, when its gateway is killed: the end of the longest fault, and a while for
+/// everybody to get over it. Sent again, it is answered, so nobody else would notice.
+const EXPLAINED: Duration = draw::LONGEST.saturating_add(Duration::from_secs(10));
+
 /// Pause of a client that finds no open door.
 const NO_DOOR: Duration = Duration::from_millis(5);
+
+/// What has to become of a request whose connection broke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Broken {
+    /// It is sent to another gateway.
+    Moves,
+    /// It had waited too long for that.
+    Lost,
+    /// The connection must not have broken.
+    Wrongly,
+}
 
 /// The load.
 pub(super) struct Clients<'a> {
@@ -117,13 +133,17 @@ impl<'a> Clients<'a> {
                     return self.judge(number, &question, &said, sent, took);
                 }
                 Attempt::Broken(how, reason) => {
-                    let state = door.state();
-                    if !self.moves(state, how) {
-                        let text =
-                            format!("{number} ({} {:?}, {state:?}, {how:?}): {reason}", question.model, question.way);
-                        return self.note(|tally| tally.broken.push(text));
+                    let (state, waited) = (door.state(), self.elapsed() - asked);
+                    let text = || {
+                        let Question { model, way, .. } = question;
+                        let waited = waited.as_secs_f64();
+                        format!("{number} ({model} {way:?}, {state:?}, {how:?}) after {waited:.1} s: {reason}")
+                    };
+                    match self.broke(state, how, waited) {
+                        Broken::Moves => moved += 1,
+                        Broken::Lost => return self.note(|tally| tally.lost.push(text())),
+                        Broken::Wrongly => return self.note(|tally| tally.broken.push(text())),
                     }
-                    moved += 1;
                 }
             }
         }
@@ -137,17 +157,22 @@ impl<'a> Clients<'a> {
         }
     }
 
-    /// Whether a request may be sent again that ended in this way at a gateway in this state.
-    fn moves(&self, state: DoorState, how: Break) -> bool {
-        let mut tally = self.tally.lock().expect("no holder panics");
-        let cause = match (state, how) {
-            (DoorState::Killed, _) => &mut tally.moved.killed,
-            (DoorState::Stopping, Break::Refused) => &mut tally.moved.refused,
-            (DoorState::Stopping, Break::Reset) => &mut tally.moved.reset,
-            _ => return false,
-        };
-        *cause += 1;
-        true
+    /// What has to become of a request that ended in this way, after so long, at a gateway in this state.
+    fn broke(&self, state: DoorState, how: Break, waited: Duration) -> Broken {
+        let moved = &mut self.tally.lock().expect("no holder panics").moved;
+        match (state, how) {
+            (DoorState::Killed, _) => {
+                moved.killed_after = moved.killed_after.max(waited);
+                if waited > EXPLAINED.min(self.deadline + LATE) {
+                    return Broken::Lost;
+                }
+                moved.killed += 1;
+            }
+            (DoorState::Stopping, Break::Refused) => moved.refused += 1,
+            (DoorState::Stopping, Break::Reset) => moved.reset += 1,
+            _ => return Broken::Wrongly,
+        }
+        Broken::Moves
     }
 
     fn judge(&self, number: usize, question: &Question, said: &Said, sent: Duration, took: Duration) {
@@ -193,12 +218,30 @@ mod tests {
     fn only_what_a_gateway_has_not_taken_is_sent_again_unless_it_was_killed() {
         let doors = Doors::default();
         let clients = Clients::new(&doors, &[], Duration::from_secs(60));
-        let all = [Break::Refused, Break::Reset, Break::Cut];
-        assert_eq!(all.map(|how| clients.moves(DoorState::Open, how)), [false, false, false]);
-        assert_eq!(all.map(|how| clients.moves(DoorState::Stopping, how)), [true, true, false]);
-        assert_eq!(all.map(|how| clients.moves(DoorState::Killed, how)), [true, true, true]);
-        let Moved { killed, refused, reset } = clients.into_tally().moved;
+        let all = |state| {
+            [Break::Refused, Break::Reset, Break::Cut].map(|how| clients.broke(state, how, Duration::from_secs(1)))
+        };
+        assert_eq!(all(DoorState::Open), [Broken::Wrongly, Broken::Wrongly, Broken::Wrongly]);
+        assert_eq!(all(DoorState::Stopping), [Broken::Moves, Broken::Moves, Broken::Wrongly]);
+        assert_eq!(all(DoorState::Killed), [Broken::Moves, Broken::Moves, Broken::Moves]);
+        let Moved { killed, refused, reset, .. } = clients.into_tally().moved;
         assert_eq!((killed, refused, reset), (3, 1, 1));
+    }
+
+    #[test]
+    fn what_no_fault_explains_is_lost_though_its_gateway_was_killed_in_the_end() {
+        let doors = Doors::default();
+        let killed = |deadline, waited| {
+            let clients = Clients::new(&doors, &[], Duration::from_secs(deadline));
+            let broken = clients.broke(DoorState::Killed, Break::Cut, Duration::from_secs(waited));
+            let Moved { killed, killed_after, .. } = clients.into_tally().moved;
+            assert_eq!(killed_after, Duration::from_secs(waited), "the report tells the longest, whatever it is worth");
+            (broken, killed)
+        };
+        assert_eq!(killed(60, 29), (Broken::Moves, 1));
+        assert_eq!(killed(60, 31), (Broken::Lost, 0));
+        assert_eq!(killed(8, 8), (Broken::Moves, 1));
+        assert_eq!(killed(8, 10), (Broken::Lost, 0));
     }
 
     #[test]

@@ -21,6 +21,9 @@ const KINDS: [(Kind, usize); 12] = [
     (Kind::FullDisk, 2),
 ];
 
+/// The longest that a fault lasts.
+pub(super) const LONGEST: Duration = Duration::from_secs(20);
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Kill,
@@ -69,6 +72,7 @@ pub(super) fn overlap(random: &mut fastrand::Rng, faults: Vec<Fault>, share: f64
 
 fn of_kind(kind: Kind, random: &mut fastrand::Rng, members: usize) -> Fault {
     let member = random.usize(..members);
+    const LONGEST_MILLIS: u64 = LONGEST.as_millis() as u64;
     let mut millis = |from: u64, to: u64| Duration::from_millis(random.u64(from..to));
     match kind {
         Kind::Kill => Fault::Kill(member, millis(0, 500)),
@@ -77,7 +81,7 @@ fn of_kind(kind: Kind, random: &mut fastrand::Rng, members: usize) -> Fault {
         Kind::Pause => Fault::Pause(member, ACK_WAIT + millis(200, 1500)),
         Kind::Slow => Fault::Slow(member, millis(300, 1200)),
         Kind::Cut => Fault::Cut(member, millis(100, 3000)),
-        Kind::LongCut => Fault::Cut(member, millis(5000, 20_000)),
+        Kind::LongCut => Fault::Cut(member, millis(5000, LONGEST_MILLIS)),
         Kind::Reset => Fault::Reset(member),
         Kind::Unplug => Fault::Unplug(member, millis(50, 1500)),
         Kind::Broker => Fault::Broker(millis(100, 2500)),

@@ -39,6 +39,8 @@ pub(super) struct Answered {
 pub(super) struct Moved {
     /// It was killed.
     pub killed: usize,
+    /// The longest that one of those had waited by then.
+    pub killed_after: Duration,
     /// It was told to stop, and took no connection any more.
     pub refused: usize,
     /// It was told to stop while the connection waited to be accepted.
