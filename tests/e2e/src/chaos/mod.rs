@@ -2,8 +2,9 @@
 //!
 //! Every answer is checked. [`run`] draws [`Fault`]s from a seed, lets one after the other happen, or two at once, and
 //! reports what the clients noticed. The bar: no answer wrong, lost, doubled or late, no error, whatever ends, hangs or is
-//! cut off, and every worker works again afterwards; a caller notices a delay at most. To show that the harness would
-//! notice, [`Options::acknowledge_early`] breaks the rule that everything rests on, and requests have to get lost.
+//! cut off, and every worker executes each of its models again afterwards; a caller notices a delay at most. To show that
+//! the harness would notice, [`Options::acknowledge_early`] breaks the rule that everything rests on, and requests have to
+//! get lost.
 
 mod ask;
 mod clients;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::healing::samples;
+use super::healing::sum;
 use super::member::Member;
 
 /// The share of a run after which caches, pools and heaps have the size they keep.
@@ -44,7 +44,7 @@ impl Usage {
             line.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
         };
         let descriptors = fs::read_dir(format!("/proc/{process}/fd")).map_or(0, |entries| entries.count() as u64);
-        let tasks = member.and_then(|member| samples(member, "trireme_process_tasks")).unwrap_or(0.0) as u64;
+        let tasks = member.and_then(|member| sum(member, "trireme_process_tasks")).unwrap_or(0.0) as u64;
         Usage { memory: field("VmRSS:") << 10, descriptors, threads: field("Threads:"), tasks }
     }
 }
