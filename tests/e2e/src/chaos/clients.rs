@@ -47,6 +47,8 @@ pub(super) struct Clients<'a> {
     golden: &'a [Golden],
     /// The deadline that gateways give a request.
     deadline: Duration,
+    /// How long a gateway may be halted.
+    halt: Duration,
     started: Instant,
     /// Time from one request to the next, all clients together; zero is as fast as answers come.
     pace: Duration,
@@ -65,6 +67,7 @@ impl<'a> Clients<'a> {
             doors,
             golden,
             deadline,
+            halt: Duration::ZERO,
             started: Instant::now(),
             pace: Duration::ZERO,
             next: AtomicUsize::new(0),
@@ -72,6 +75,11 @@ impl<'a> Clients<'a> {
             tally: Mutex::default(),
             grpc: GrpcClient::new(),
         }
+    }
+
+    /// The same for gateways that are halted now and then, for so long.
+    pub fn of_halting(self, halt: Duration) -> Clients<'a> {
+        Clients { halt, ..self }
     }
 
     /// The same with this many requests per second, all clients together, and no more.
@@ -182,8 +190,10 @@ impl<'a> Clients<'a> {
             format!("{number} ({} {:?}) after {:.1} s: {said}", question.model, question.way, took.as_secs_f64())
         };
         let answered = Answered { sent, answered: self.elapsed() };
+        // A timeout may be much shorter than what a gateway is halted for.
+        let limit = question.timeout.map_or(self.deadline, |timeout| timeout + self.halt) + LATE;
         self.note(|tally| match verdict {
-            Verdict::Right if took > self.deadline + LATE => tally.late.push(text()),
+            Verdict::Right | Verdict::Expired if took > limit => tally.late.push(text()),
             Verdict::Right => tally.right.push(answered),
             Verdict::Expired => {
                 tally.right.push(answered);
@@ -253,5 +263,25 @@ mod tests {
         clients.judge(7, &question, &right, Duration::ZERO, Duration::from_millis(9001));
         let tally = clients.into_tally();
         assert_eq!((tally.right.len(), tally.late.len()), (1, 1));
+    }
+
+    #[test]
+    fn a_request_with_a_timeout_of_its_own_is_answered_when_that_has_passed() {
+        let (doors, hurry) = (Doors::default(), Question::of(4, &[]));
+        let (right, expired) = (
+            Said::Outputs(vec![("OUTPUT0".to_owned(), vec![4.0, -1.0])]),
+            Said::Error("503 timeout expired".to_owned()),
+        );
+        let late = |halt, said: &Said, took| {
+            let clients = Clients::new(&doors, &[], Duration::from_secs(60)).of_halting(Duration::from_secs(halt));
+            clients.judge(4, &hurry, said, Duration::ZERO, Duration::from_secs(took));
+            let tally = clients.into_tally();
+            assert_eq!(tally.requests(), 1);
+            tally.late.len()
+        };
+        for said in [right, expired] {
+            assert_eq!([late(0, &said, 1), late(0, &said, 2)], [0, 1]);
+            assert_eq!([late(5, &said, 6), late(5, &said, 7)], [0, 1]);
+        }
     }
 }

@@ -24,6 +24,9 @@ const KINDS: [(Kind, usize); 12] = [
 /// The longest that a fault lasts.
 pub(super) const LONGEST: Duration = Duration::from_secs(20);
 
+/// The longest that a process is halted, or gets little CPU time.
+pub(super) const LONGEST_HALT: Duration = ACK_WAIT.saturating_add(Duration::from_millis(1500));
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Kill,
@@ -72,7 +75,6 @@ pub(super) fn overlap(random: &mut fastrand::Rng, faults: Vec<Fault>, share: f64
 
 fn of_kind(kind: Kind, random: &mut fastrand::Rng, members: usize) -> Fault {
     let member = random.usize(..members);
-    const LONGEST_MILLIS: u64 = LONGEST.as_millis() as u64;
     let mut millis = |from: u64, to: u64| Duration::from_millis(random.u64(from..to));
     match kind {
         Kind::Kill => Fault::Kill(member, millis(0, 500)),
@@ -81,7 +83,7 @@ fn of_kind(kind: Kind, random: &mut fastrand::Rng, members: usize) -> Fault {
         Kind::Pause => Fault::Pause(member, ACK_WAIT + millis(200, 1500)),
         Kind::Slow => Fault::Slow(member, millis(300, 1200)),
         Kind::Cut => Fault::Cut(member, millis(100, 3000)),
-        Kind::LongCut => Fault::Cut(member, millis(5000, LONGEST_MILLIS)),
+        Kind::LongCut => Fault::Cut(member, millis(5000, 20_000)),
         Kind::Reset => Fault::Reset(member),
         Kind::Unplug => Fault::Unplug(member, millis(50, 1500)),
         Kind::Broker => Fault::Broker(millis(100, 2500)),
@@ -109,6 +111,14 @@ mod tests {
         }
         let with_disk = super::draw(&mut fastrand::Rng::with_seed(1), 11, 9, true);
         assert!(with_disk.iter().any(|fault| matches!(fault, Fault::FullDisk(_))), "{with_disk:?}");
+    }
+
+    #[test]
+    fn no_fault_lasts_longer_than_is_said() {
+        for fault in draw(&mut fastrand::Rng::with_seed(1), 1000, 9, true) {
+            let is_halt = matches!(fault, Fault::Pause(..) | Fault::Slow(..));
+            assert!(fault.lasts() <= if is_halt { LONGEST_HALT } else { LONGEST }, "{fault:?}");
+        }
     }
 
     #[test]

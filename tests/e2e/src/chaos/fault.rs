@@ -77,7 +77,7 @@ impl Fault {
     }
 
     /// How long it stays before it is put right.
-    fn lasts(&self) -> Duration {
+    pub(super) fn lasts(&self) -> Duration {
         match *self {
             Fault::Terminate(_) | Fault::Roll(_) | Fault::Reset(_) => Duration::ZERO,
             Fault::Kill(_, time)

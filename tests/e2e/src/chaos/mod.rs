@@ -93,7 +93,7 @@ pub fn run_faults(
     let storage = if disk.is_some() { "files" } else { "memory" };
     let mut cluster = Cluster::start(Shape { deadline, acknowledge_early, hand_over, disk });
     let doors = cluster.doors.clone();
-    let clients = Clients::new(&doors, &golden, deadline);
+    let clients = Clients::new(&doors, &golden, deadline).of_halting(draw::LONGEST_HALT * 2);
     let (mut struck, mut healing) = (Vec::new(), Default::default());
     std::thread::scope(|scope| {
         clients::start(scope, &clients, options.concurrency);

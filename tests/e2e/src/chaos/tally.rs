@@ -19,7 +19,7 @@ pub(super) struct Tally {
     pub doubled: Vec<String>,
     /// Answered with an error before their deadline.
     pub failed: Vec<String>,
-    /// Answered rightly, but after their deadline.
+    /// Answered rightly, but after their deadline, or after their own timeout.
     pub late: Vec<String>,
     /// Connections that broke although their gateway lived, or had taken them before it was told to stop.
     pub broken: Vec<String>,
