@@ -105,7 +105,10 @@ mod tests {
         let mut progress = Progress { before: counts(&[("slow", 5.0), ("left", 7.0)]), models };
         assert!(!progress.is_complete(counts(&[("slow", 500.0), ("left", 7.0)])), "one does not stand for another");
         assert_eq!(progress.models, ["left", "new"]);
-        assert!(!progress.is_complete(counts(&[("slow", 500.0), ("left", 8.0)])), "one that it does not tell of is left");
+        assert!(
+            !progress.is_complete(counts(&[("slow", 500.0), ("left", 8.0)])),
+            "one that it does not tell of is left"
+        );
         assert!(progress.is_complete(counts(&[("slow", 500.0), ("left", 8.0), ("new", 1.0)])));
     }
 

@@ -234,7 +234,8 @@ mod tests {
     fn every_model_has_callers_that_wait() {
         let golden = crate::golden();
         let patient = (0..40).map(|number| Question::of(number, &golden));
-        let mut asked: Vec<_> = patient.filter(|one| one.timeout.is_none() && !one.leaves).map(|one| one.model).collect();
+        let mut asked: Vec<_> =
+            patient.filter(|one| one.timeout.is_none() && !one.leaves).map(|one| one.model).collect();
         asked.sort_unstable();
         asked.dedup();
         assert_eq!(asked, ["diamond", "heavy", "repeat_echo", "slow", "snail", "tiny_embedding"]);

@@ -62,8 +62,7 @@ pub fn soak(options: &SoakOptions, mut progress: impl FnMut(&str)) -> SoakReport
             progress(&format!("{:.0} s, {} requests answered", clients.elapsed().as_secs_f64(), clients.answered()));
         }
     });
-    let crashed = cluster.crashed();
-    assert!(crashed.is_empty(), "ended by themselves:\n{}", crashed.join("\n"));
+    cluster.assert_alive();
     let elapsed = clients.elapsed();
     let tally = clients.into_tally();
     let outcome = Report { tally, struck: Vec::new(), elapsed, storage: "memory", healing: Default::default() };

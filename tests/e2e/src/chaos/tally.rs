@@ -15,7 +15,7 @@ pub(super) struct Tally {
     pub wrong: Vec<String>,
     /// Not answered, or answered that their deadline has passed; streams that ended without all of their parts.
     pub lost: Vec<String>,
-    /// More than one answer to one request, or a part more than once.
+    /// A part more than once. A whole answer comes once whatever happens: what serves HTTP and gRPC sends no other.
     pub doubled: Vec<String>,
     /// Answered with an error before their deadline.
     pub failed: Vec<String>,
@@ -61,7 +61,7 @@ impl Tally {
         [
             ("wrong", wrong),
             ("lost", lost),
-            ("doubled", doubled),
+            ("doubled (which only parts can be)", doubled),
             ("failed before its deadline", failed),
             ("answered after its deadline", late),
             ("connection broken", broken),
