@@ -2,7 +2,8 @@
 //!
 //! A client does what a load balancer and a patient caller do together: it sends a request to a gateway that is not
 //! closing. When that gateway was killed, or was told to stop before it took the connection, it sends the request to
-//! another. Nothing else is repeated: what a gateway has taken before it was told to stop, it has to answer.
+//! another. Nothing else is repeated: what a gateway has taken before it was told to stop, it has to answer, and what is
+//! on its way then on a connection that was kept.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -26,6 +27,10 @@ const LATE: Duration = Duration::from_secs(1);
 /// What a request may wait for, and not be lost, when its gateway is killed: the end of the longest fault, and a while for
 /// everybody to get over it. Sent again, it is answered, so nobody else would notice.
 const EXPLAINED: Duration = draw::LONGEST.saturating_add(Duration::from_secs(10));
+
+/// Whether a gateway that is told to stop has to take one more request on each connection that clients keep: what is on its
+/// way then must not find the connection closed. Otherwise such a request is sent again.
+const TAKES_WHAT_IS_ON_ITS_WAY: bool = true;
 
 /// Pause of a client that finds no open door.
 const NO_DOOR: Duration = Duration::from_millis(5);
@@ -161,6 +166,7 @@ impl<'a> Clients<'a> {
         let patience = self.deadline + PATIENCE;
         match question.way {
             Way::Grpc | Way::GrpcStream => self.grpc.ask(question, door.grpc, patience),
+            Way::KeptAlive => ask::ask_again(question, door, patience),
             _ => ask::ask(question, door.http, patience),
         }
     }
@@ -178,6 +184,7 @@ impl<'a> Clients<'a> {
             }
             (DoorState::Stopping, Break::Refused) => moved.refused += 1,
             (DoorState::Stopping, Break::Reset) => moved.reset += 1,
+            (DoorState::Stopping, Break::Unused) if !TAKES_WHAT_IS_ON_ITS_WAY => moved.reset += 1,
             _ => return Broken::Wrongly,
         }
         Broken::Moves
@@ -229,13 +236,15 @@ mod tests {
         let doors = Doors::default();
         let clients = Clients::new(&doors, &[], Duration::from_secs(60));
         let all = |state| {
-            [Break::Refused, Break::Reset, Break::Cut].map(|how| clients.broke(state, how, Duration::from_secs(1)))
+            let hows = [Break::Refused, Break::Reset, Break::Cut, Break::Unused];
+            hows.map(|how| clients.broke(state, how, Duration::from_secs(1)))
         };
-        assert_eq!(all(DoorState::Open), [Broken::Wrongly, Broken::Wrongly, Broken::Wrongly]);
-        assert_eq!(all(DoorState::Stopping), [Broken::Moves, Broken::Moves, Broken::Wrongly]);
-        assert_eq!(all(DoorState::Killed), [Broken::Moves, Broken::Moves, Broken::Moves]);
+        assert_eq!(all(DoorState::Open), [Broken::Wrongly; 4]);
+        let stopping = [Broken::Moves, Broken::Moves, Broken::Wrongly, Broken::Wrongly];
+        assert_eq!(all(DoorState::Stopping), stopping, "one more request is taken on each connection that is kept");
+        assert_eq!(all(DoorState::Killed), [Broken::Moves; 4]);
         let Moved { killed, refused, reset, .. } = clients.into_tally().moved;
-        assert_eq!((killed, refused, reset), (3, 1, 1));
+        assert_eq!((killed, refused, reset), (4, 1, 1));
     }
 
     #[test]

@@ -54,6 +54,8 @@ pub(super) enum Data {
 pub(super) enum Way {
     /// JSON over HTTP.
     Json,
+    /// The same on a connection that is kept for further requests.
+    KeptAlive,
     /// Binary tensors over HTTP.
     Binary,
     /// Server-sent events.
@@ -109,6 +111,7 @@ impl Question {
             17 => Question::echo(number, "snail", Way::Json),
             4 => Question { timeout: Some(HURRY), ..Question::echo(number, "snail", Way::Json) },
             24 => Question { leaves: true, ..Question::echo(number, "snail", Way::Json) },
+            9 | 19 | 29 | 39 => Question::echo(number, "slow", Way::KeptAlive),
             5 | 15 | 25 | 35 => Question::echo(number, "slow", Way::Grpc),
             other if other.is_multiple_of(2) => Question::embedding(number, golden, number % 3 + 1),
             _ => Question::echo(number, "slow", Way::Json),
