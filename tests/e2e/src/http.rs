@@ -1,5 +1,5 @@
-//! A blocking HTTP/1.1 client that does only what tests need: a connection for each request, a limit on every wait, and
-//! the freedom to send what is wrong.
+//! A blocking HTTP/1.1 client that does only what tests need: a connection for each request unless it is to be kept, a
+//! limit on every wait, and the freedom to send what is wrong.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,6 +17,7 @@ pub struct Request {
     path: String,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
+    keeps_connection: bool,
 }
 
 /// An answer.
@@ -37,7 +38,8 @@ pub struct Response {
 impl Request {
     /// A request without a body.
     pub fn new(method: &str, path: &str) -> Request {
-        Request { method: method.to_owned(), path: path.to_owned(), headers: Vec::new(), body: Vec::new() }
+        let (method, path) = (method.to_owned(), path.to_owned());
+        Request { method, path, headers: Vec::new(), body: Vec::new(), keeps_connection: false }
     }
 
     /// `GET path`.
@@ -69,6 +71,11 @@ impl Request {
         self
     }
 
+    /// The same on a connection that stays for further requests.
+    pub(crate) fn keep_connection(self) -> Request {
+        Request { keeps_connection: true, ..self }
+    }
+
     /// Sends it and returns the connection that the answer will come on. Dropped, the client is gone.
     pub fn start(&self, address: SocketAddr) -> Result<TcpStream> {
         let mut stream = Request::connect(address)?;
@@ -88,7 +95,10 @@ impl Request {
     /// Sends it on this connection.
     pub(crate) fn write(&self, stream: &mut TcpStream) -> Result<()> {
         let host = stream.peer_addr()?;
-        let mut head = format!("{} {} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n", self.method, self.path);
+        let mut head = format!("{} {} HTTP/1.1\r\nHost: {host}\r\n", self.method, self.path);
+        if !self.keeps_connection {
+            head += "Connection: close\r\n";
+        }
         for (name, value) in &self.headers {
             head += &format!("{name}: {value}\r\n");
         }

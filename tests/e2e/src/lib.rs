@@ -23,7 +23,7 @@ mod wire;
 
 pub use http::{Request, Response};
 pub use load::{Outcome, load};
-pub use overload::{Bound, Level, Scene, overload};
+pub use overload::{Bound, Demands, Level, Scene, Summary, Times, overload};
 pub use process::Process;
 pub use repository::{Golden, ModelFolder, basic_repository, golden, seed_repository};
 pub use sandbox::{Mode, Sandbox, Setup, Stage};

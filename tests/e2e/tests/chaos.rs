@@ -59,6 +59,17 @@ fn a_gateway_that_loses_its_connection_gets_every_answer() {
     assert!(report.is_clean(), "{report}");
 }
 
+/// What is on its way to a gateway that is told to stop is answered by it, also on connections that clients keep. That takes
+/// many clients: it is a matter of less than a millisecond.
+#[test]
+fn gateways_that_are_told_to_stop_answer_what_is_on_its_way() {
+    let stop = |number: usize| vec![if number < 6 { Fault::Roll(number % 2) } else { Fault::Terminate(number % 2) }];
+    let rounds: Vec<_> = (0..12).map(stop).collect();
+    let report = run_faults(&Options { concurrency: 48, ..SHORT }, None, &rounds, say);
+    println!("{report}");
+    assert!(report.is_clean(), "{report}");
+}
+
 /// Queues in files on a disk that gets full: callers are told so, or wait, and what was taken in is answered.
 #[test]
 fn a_full_disk_loses_nothing_and_is_got_over() {

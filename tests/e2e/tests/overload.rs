@@ -3,12 +3,12 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use trireme_e2e::{Bound, Level, Mode, Scene, in_every_mode, overload};
+use trireme_e2e::{Bound, Demands, Level, Mode, Scene, Summary, in_every_mode, overload};
 
 in_every_mode!(a_short_queue_keeps_goodput_under_overload, deadlines_keep_goodput_under_overload,);
 
-/// The share of what the model can do that has to be left.
-const KEEPS: f64 = 0.8;
+const DEMANDS: Demands =
+    Demands { of_capacity: 0.8, of_best: 0.8, refusal: Duration::from_secs(1), overdue: Duration::from_secs(1) };
 
 /// Long, so that a load of ten times what the model can do is little for the machine.
 const RUN: Duration = Duration::from_millis(200);
@@ -24,12 +24,9 @@ fn keeps_goodput(mode: Mode, bound: Bound) {
     let scene = Scene { mode, pipeline: true, bound, run: RUN };
     println!("{scene}\n{}", Level::HEAD);
     let levels = overload(scene, &[1.0, 2.0, 10.0], Duration::from_secs(3), |level| println!("{level}"));
-    let best = levels.iter().map(|level| level.goodput).fold(0.0, f64::max);
-    for level in levels {
-        assert_eq!(level.other, 0, "an answer is a result or 503, at {} times what it can do", level.load);
-        let is_enough = level.load <= 1.0 || level.goodput >= KEEPS * best;
-        assert!(is_enough, "{} of {best} a second at a load of {}", level.goodput, level.load);
-    }
+    let summary = Summary::of(&levels);
+    println!("{summary}");
+    assert_eq!(summary.shortfalls(&DEMANDS), [""; 0]);
 }
 
 fn a_short_queue_keeps_goodput_under_overload(mode: Mode) {

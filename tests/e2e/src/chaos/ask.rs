@@ -2,12 +2,13 @@
 //!
 //! Not here: what an answer is worth (`questions`), and whether to try again (`clients`).
 
-use std::io::{Error, ErrorKind, Read};
+use std::io::{Error, ErrorKind, Read, Result};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use super::member::Door;
 use super::questions::{Data, Input, Question, Said, Way};
 use crate::{Request, Response};
 
@@ -26,6 +27,9 @@ pub(super) enum Break {
     /// The connection was reset before anything came back: so it is with one that waits to be accepted when its listener
     /// closes. One that was accepted and read from is closed in order, whatever ends its server.
     Reset,
+    /// The connection had been used before, was still open when the request was sent, and ended before anything came back:
+    /// its server closed it when nothing was under way, as far as it knew.
+    Unused,
     /// Any other end: the connection had been accepted.
     Cut,
 }
@@ -44,9 +48,63 @@ pub(super) fn ask(question: &Question, address: SocketAddr, patience: Duration) 
     match (answer, sent) {
         (Ok(answer), _) if anything_left(&answer, &mut stream) => Attempt::Said(Said::Twice(answer.text())),
         (Ok(answer), _) => Attempt::Said(read(question, &answer)),
-        // A reset is told once: to whoever writes or reads first.
-        (Err(_), Err(error)) | (Err(error), _) if is_reset(&error) => Attempt::Broken(Break::Reset, error.to_string()),
-        (Err(error), _) => Attempt::Broken(Break::Cut, error.to_string()),
+        (Err(error), sent) => broken(error, sent),
+    }
+}
+
+/// The same on a connection to this door that was kept from another request, or on a new one, which is kept then.
+pub(super) fn ask_again(question: &Question, door: &Door, patience: Duration) -> Attempt {
+    let kept = std::iter::from_fn(|| door.reuse()).find(is_open);
+    let is_kept = kept.is_some();
+    let mut stream = match kept.map_or_else(|| Request::connect(door.http), Ok) {
+        Ok(stream) => stream,
+        Err(error) => return Attempt::Broken(Break::Refused, error.to_string()),
+    };
+    let sent = request(question).keep_connection().write(&mut stream);
+    let ready = stream.set_read_timeout(Some(patience));
+    if is_kept && let Some(end) = ended_unused(&stream) {
+        return Attempt::Broken(Break::Unused, end);
+    }
+    match (ready.and_then(|()| Response::read(&mut stream)), sent) {
+        (Ok(answer), _) if !answer.rest.is_empty() => Attempt::Said(Said::Twice(answer.text())),
+        (Ok(answer), _) => {
+            if answer.header("connection") != Some("close") {
+                door.keep(stream);
+            }
+            Attempt::Said(read(question, &answer))
+        }
+        (Err(error), sent) => broken(error, sent),
+    }
+}
+
+/// Whether the server has not closed a connection on which nothing is under way. What it sends there, though nobody asked,
+/// is taken for the next answer, which is wrong then.
+fn is_open(stream: &TcpStream) -> bool {
+    let nonblocking = |nonblocking| stream.set_nonblocking(nonblocking).is_ok();
+    let is_open = nonblocking(true)
+        && match stream.peek(&mut [0]) {
+            Ok(length) => length > 0,
+            Err(error) => error.kind() == ErrorKind::WouldBlock,
+        };
+    is_open && nonblocking(false)
+}
+
+/// Waits for the first byte of an answer, and tells how the connection ended if that was before.
+fn ended_unused(stream: &TcpStream) -> Option<String> {
+    match stream.peek(&mut [0]) {
+        Ok(0) => Some("connection closed".to_owned()),
+        Err(error) if error.kind() != ErrorKind::WouldBlock => Some(error.to_string()),
+        _ => None,
+    }
+}
+
+/// How an attempt ended whose answer could not be read, or not even its request be sent.
+fn broken(read: Error, sent: Result<()>) -> Attempt {
+    // A reset is told once: to whoever writes or reads first.
+    match sent {
+        Err(error) if is_reset(&error) => Attempt::Broken(Break::Reset, error.to_string()),
+        _ if is_reset(&read) => Attempt::Broken(Break::Reset, read.to_string()),
+        _ => Attempt::Broken(Break::Cut, read.to_string()),
     }
 }
 
@@ -222,6 +280,12 @@ pub(super) mod tests {
     /// Accepts, reads the request, and closes the connection in order.
     pub fn accepts_and_leaves(listener: TcpListener) {
         let (mut stream, _) = listener.accept().expect("a client comes");
+        read_request(&mut stream);
+        stream.shutdown(Shutdown::Write).expect("the client is there");
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+
+    fn read_request(stream: &mut TcpStream) {
         let mut read = Vec::new();
         // The name of the input, which is near the end of it.
         while !read.windows(6).any(|window| window == b"INPUT0") {
@@ -230,8 +294,12 @@ pub(super) mod tests {
             assert!(length > 0, "the client has gone");
             read.extend_from_slice(&piece[..length]);
         }
-        stream.shutdown(Shutdown::Write).expect("the client is there");
-        let _ = stream.read_to_end(&mut read);
+    }
+
+    fn answer(stream: &mut TcpStream, headers: &str) {
+        read_request(stream);
+        let answer = format!("HTTP/1.1 200 OK\r\n{headers}content-length: 14\r\n\r\n{{\"outputs\":[]}}");
+        stream.write_all(answer.as_bytes()).expect("the client reads");
     }
 
     fn question() -> Question {
@@ -260,5 +328,32 @@ pub(super) mod tests {
         });
         let said = ask(&question(), address, PATIENCE);
         assert!(matches!(said, Attempt::Said(Said::Twice(_))), "{said:?}");
+    }
+
+    #[test]
+    fn a_connection_is_kept_until_its_server_closes_it() {
+        let (closed, is_closed) = std::sync::mpsc::sync_channel(0);
+        let address = server(move |listener| {
+            for headers in ["", "connection: close\r\n"] {
+                let (mut stream, _) = listener.accept().expect("a client comes");
+                answer(&mut stream, "");
+                answer(&mut stream, headers);
+                drop(stream);
+                closed.send(()).expect("the test goes on");
+            }
+            let (mut stream, _) = listener.accept().expect("a client comes");
+            answer(&mut stream, "");
+            read_request(&mut stream);
+        });
+        let door = Door::open(address, address);
+        let ask = || ask_again(&question(), &door, PATIENCE);
+        for _ in 0..2 {
+            assert!(matches!([ask(), ask()], [Attempt::Said(_), Attempt::Said(_)]));
+            is_closed.recv().expect("the server goes on");
+        }
+        assert!(door.reuse().is_none(), "its server had said that it would close it");
+        assert!(matches!(ask(), Attempt::Said(_)));
+        let ended = ask();
+        assert!(matches!(ended, Attempt::Broken(Break::Unused, _)), "{ended:?}");
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! A client does what a load balancer and a patient caller do together: it sends a request to a gateway that is not
 //! closing. When that gateway was killed, or was told to stop before it took the connection, it sends the request to
-//! another. Nothing else is repeated: what a gateway has taken before it was told to stop, it has to answer.
+//! another. Nothing else is repeated: what a gateway has taken before it was told to stop, it has to answer, and what is
+//! on its way then on a connection that was kept.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::ask::{self, Attempt, Break};
+use super::draw;
 use super::grpc::GrpcClient;
 use super::member::{Door, DoorState, Doors};
 use super::questions::{Question, Said, Verdict, Way};
@@ -22,8 +24,27 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// What an answer may be late by: gateways answer at the deadline.
 const LATE: Duration = Duration::from_secs(1);
 
+/// What a request may wait for, and not be lost, when its gateway is killed: the end of the longest fault, and a while for
+/// everybody to get over it. Sent again, it is answered, so nobody else would notice.
+const EXPLAINED: Duration = draw::LONGEST.saturating_add(Duration::from_secs(10));
+
+/// Whether a gateway that is told to stop has to take one more request on each connection that clients keep: what is on its
+/// way then must not find the connection closed. Otherwise such a request is sent again.
+const TAKES_WHAT_IS_ON_ITS_WAY: bool = true;
+
 /// Pause of a client that finds no open door.
 const NO_DOOR: Duration = Duration::from_millis(5);
+
+/// What has to become of a request whose connection broke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Broken {
+    /// It is sent to another gateway.
+    Moves,
+    /// It had waited too long for that.
+    Lost,
+    /// The connection must not have broken.
+    Wrongly,
+}
 
 /// The load.
 pub(super) struct Clients<'a> {
@@ -31,6 +52,8 @@ pub(super) struct Clients<'a> {
     golden: &'a [Golden],
     /// The deadline that gateways give a request.
     deadline: Duration,
+    /// How long a gateway may be halted.
+    halt: Duration,
     started: Instant,
     /// Time from one request to the next, all clients together; zero is as fast as answers come.
     pace: Duration,
@@ -49,6 +72,7 @@ impl<'a> Clients<'a> {
             doors,
             golden,
             deadline,
+            halt: Duration::ZERO,
             started: Instant::now(),
             pace: Duration::ZERO,
             next: AtomicUsize::new(0),
@@ -56,6 +80,11 @@ impl<'a> Clients<'a> {
             tally: Mutex::default(),
             grpc: GrpcClient::new(),
         }
+    }
+
+    /// The same for gateways that are halted now and then, for so long.
+    pub fn of_halting(self, halt: Duration) -> Clients<'a> {
+        Clients { halt, ..self }
     }
 
     /// The same with this many requests per second, all clients together, and no more.
@@ -117,13 +146,17 @@ impl<'a> Clients<'a> {
                     return self.judge(number, &question, &said, sent, took);
                 }
                 Attempt::Broken(how, reason) => {
-                    let state = door.state();
-                    if !self.moves(state, how) {
-                        let text =
-                            format!("{number} ({} {:?}, {state:?}, {how:?}): {reason}", question.model, question.way);
-                        return self.note(|tally| tally.broken.push(text));
+                    let (state, waited) = (door.state(), self.elapsed() - asked);
+                    let text = || {
+                        let Question { model, way, .. } = question;
+                        let waited = waited.as_secs_f64();
+                        format!("{number} ({model} {way:?}, {state:?}, {how:?}) after {waited:.1} s: {reason}")
+                    };
+                    match self.broke(state, how, waited) {
+                        Broken::Moves => moved += 1,
+                        Broken::Lost => return self.note(|tally| tally.lost.push(text())),
+                        Broken::Wrongly => return self.note(|tally| tally.broken.push(text())),
                     }
-                    moved += 1;
                 }
             }
         }
@@ -133,21 +166,28 @@ impl<'a> Clients<'a> {
         let patience = self.deadline + PATIENCE;
         match question.way {
             Way::Grpc | Way::GrpcStream => self.grpc.ask(question, door.grpc, patience),
+            Way::KeptAlive => ask::ask_again(question, door, patience),
             _ => ask::ask(question, door.http, patience),
         }
     }
 
-    /// Whether a request may be sent again that ended in this way at a gateway in this state.
-    fn moves(&self, state: DoorState, how: Break) -> bool {
-        let mut tally = self.tally.lock().expect("no holder panics");
-        let cause = match (state, how) {
-            (DoorState::Killed, _) => &mut tally.moved.killed,
-            (DoorState::Stopping, Break::Refused) => &mut tally.moved.refused,
-            (DoorState::Stopping, Break::Reset) => &mut tally.moved.reset,
-            _ => return false,
-        };
-        *cause += 1;
-        true
+    /// What has to become of a request that ended in this way, after so long, at a gateway in this state.
+    fn broke(&self, state: DoorState, how: Break, waited: Duration) -> Broken {
+        let moved = &mut self.tally.lock().expect("no holder panics").moved;
+        match (state, how) {
+            (DoorState::Killed, _) => {
+                moved.killed_after = moved.killed_after.max(waited);
+                if waited > EXPLAINED.min(self.deadline + LATE) {
+                    return Broken::Lost;
+                }
+                moved.killed += 1;
+            }
+            (DoorState::Stopping, Break::Refused) => moved.refused += 1,
+            (DoorState::Stopping, Break::Reset) => moved.reset += 1,
+            (DoorState::Stopping, Break::Unused) if !TAKES_WHAT_IS_ON_ITS_WAY => moved.reset += 1,
+            _ => return Broken::Wrongly,
+        }
+        Broken::Moves
     }
 
     fn judge(&self, number: usize, question: &Question, said: &Said, sent: Duration, took: Duration) {
@@ -157,8 +197,10 @@ impl<'a> Clients<'a> {
             format!("{number} ({} {:?}) after {:.1} s: {said}", question.model, question.way, took.as_secs_f64())
         };
         let answered = Answered { sent, answered: self.elapsed() };
+        // A timeout may be much shorter than what a gateway is halted for.
+        let limit = question.timeout.map_or(self.deadline, |timeout| timeout + self.halt) + LATE;
         self.note(|tally| match verdict {
-            Verdict::Right if took > self.deadline + LATE => tally.late.push(text()),
+            Verdict::Right | Verdict::Expired if took > limit => tally.late.push(text()),
             Verdict::Right => tally.right.push(answered),
             Verdict::Expired => {
                 tally.right.push(answered);
@@ -193,12 +235,32 @@ mod tests {
     fn only_what_a_gateway_has_not_taken_is_sent_again_unless_it_was_killed() {
         let doors = Doors::default();
         let clients = Clients::new(&doors, &[], Duration::from_secs(60));
-        let all = [Break::Refused, Break::Reset, Break::Cut];
-        assert_eq!(all.map(|how| clients.moves(DoorState::Open, how)), [false, false, false]);
-        assert_eq!(all.map(|how| clients.moves(DoorState::Stopping, how)), [true, true, false]);
-        assert_eq!(all.map(|how| clients.moves(DoorState::Killed, how)), [true, true, true]);
-        let Moved { killed, refused, reset } = clients.into_tally().moved;
-        assert_eq!((killed, refused, reset), (3, 1, 1));
+        let all = |state| {
+            let hows = [Break::Refused, Break::Reset, Break::Cut, Break::Unused];
+            hows.map(|how| clients.broke(state, how, Duration::from_secs(1)))
+        };
+        assert_eq!(all(DoorState::Open), [Broken::Wrongly; 4]);
+        let stopping = [Broken::Moves, Broken::Moves, Broken::Wrongly, Broken::Wrongly];
+        assert_eq!(all(DoorState::Stopping), stopping, "one more request is taken on each connection that is kept");
+        assert_eq!(all(DoorState::Killed), [Broken::Moves; 4]);
+        let Moved { killed, refused, reset, .. } = clients.into_tally().moved;
+        assert_eq!((killed, refused, reset), (4, 1, 1));
+    }
+
+    #[test]
+    fn what_no_fault_explains_is_lost_though_its_gateway_was_killed_in_the_end() {
+        let doors = Doors::default();
+        let killed = |deadline, waited| {
+            let clients = Clients::new(&doors, &[], Duration::from_secs(deadline));
+            let broken = clients.broke(DoorState::Killed, Break::Cut, Duration::from_secs(waited));
+            let Moved { killed, killed_after, .. } = clients.into_tally().moved;
+            assert_eq!(killed_after, Duration::from_secs(waited), "the report tells the longest, whatever it is worth");
+            (broken, killed)
+        };
+        assert_eq!(killed(60, 29), (Broken::Moves, 1));
+        assert_eq!(killed(60, 31), (Broken::Lost, 0));
+        assert_eq!(killed(8, 8), (Broken::Moves, 1));
+        assert_eq!(killed(8, 10), (Broken::Lost, 0));
     }
 
     #[test]
@@ -210,5 +272,25 @@ mod tests {
         clients.judge(7, &question, &right, Duration::ZERO, Duration::from_millis(9001));
         let tally = clients.into_tally();
         assert_eq!((tally.right.len(), tally.late.len()), (1, 1));
+    }
+
+    #[test]
+    fn a_request_with_a_timeout_of_its_own_is_answered_when_that_has_passed() {
+        let (doors, hurry) = (Doors::default(), Question::of(4, &[]));
+        let (right, expired) = (
+            Said::Outputs(vec![("OUTPUT0".to_owned(), vec![4.0, -1.0])]),
+            Said::Error("503 timeout expired".to_owned()),
+        );
+        let late = |halt, said: &Said, took| {
+            let clients = Clients::new(&doors, &[], Duration::from_secs(60)).of_halting(Duration::from_secs(halt));
+            clients.judge(4, &hurry, said, Duration::ZERO, Duration::from_secs(took));
+            let tally = clients.into_tally();
+            assert_eq!(tally.requests(), 1);
+            tally.late.len()
+        };
+        for said in [right, expired] {
+            assert_eq!([late(0, &said, 1), late(0, &said, 2)], [0, 1]);
+            assert_eq!([late(5, &said, 6), late(5, &said, 7)], [0, 1]);
+        }
     }
 }

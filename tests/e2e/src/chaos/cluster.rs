@@ -114,13 +114,15 @@ impl Cluster {
         broker.into_iter().chain(members)
     }
 
-    /// Members that have ended, though nobody told them to.
-    pub fn crashed(&mut self) -> Vec<String> {
+    /// # Panics
+    /// When a member has ended, though nobody told it to.
+    pub fn assert_alive(&mut self) {
         let ended = self.members.iter_mut().filter_map(|member| {
             let status = member.process.exited()?;
             Some(format!("{} ({status}): {}", member.name(), member.process.log_tail()))
         });
-        ended.collect()
+        let ended: Vec<String> = ended.collect();
+        assert!(ended.is_empty(), "ended by themselves:\n{}", ended.join("\n"));
     }
 
     /// Starts a process of this role; does not wait for it.

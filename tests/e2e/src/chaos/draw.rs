@@ -21,6 +21,12 @@ const KINDS: [(Kind, usize); 12] = [
     (Kind::FullDisk, 2),
 ];
 
+/// The longest that a fault lasts.
+pub(super) const LONGEST: Duration = Duration::from_secs(20);
+
+/// The longest that a process is halted, or gets little CPU time.
+pub(super) const LONGEST_HALT: Duration = ACK_WAIT.saturating_add(Duration::from_millis(1500));
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Kill,
@@ -105,6 +111,14 @@ mod tests {
         }
         let with_disk = super::draw(&mut fastrand::Rng::with_seed(1), 11, 9, true);
         assert!(with_disk.iter().any(|fault| matches!(fault, Fault::FullDisk(_))), "{with_disk:?}");
+    }
+
+    #[test]
+    fn no_fault_lasts_longer_than_is_said() {
+        for fault in draw(&mut fastrand::Rng::with_seed(1), 1000, 9, true) {
+            let is_halt = matches!(fault, Fault::Pause(..) | Fault::Slow(..));
+            assert!(fault.lasts() <= if is_halt { LONGEST_HALT } else { LONGEST }, "{fault:?}");
+        }
     }
 
     #[test]

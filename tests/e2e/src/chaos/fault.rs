@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::cluster::Cluster;
 use super::member::DoorState;
@@ -44,18 +44,42 @@ pub enum Fault {
 /// after its time, and then processes that ended have been replaced.
 ///
 /// # Panics
-/// When a process that was told to stop does not, or says that it failed, or a replacement does not get ready.
+/// When a process has ended by itself, before or meanwhile, when one that was told to stop does not, or says that it failed,
+/// or when a replacement does not get ready.
 pub(super) fn strike(faults: &[Fault], cluster: &mut Cluster) {
+    // A replacement would hide it.
+    cluster.assert_alive();
     let begun = Instant::now();
-    faults.iter().for_each(|fault| fault.begin(cluster));
-    let mut by_end: Vec<&Fault> = faults.iter().collect();
-    by_end.sort_by_key(|fault| fault.lasts());
-    for fault in by_end {
-        // A slow member is slow by what is done to it meanwhile.
-        fault.go_on(cluster, begun + fault.lasts());
-        fault.end(cluster);
-    }
+    std::thread::scope(|scope| {
+        for fault in faults {
+            fault.begin(cluster);
+            if let Fault::Slow(member, time) = *fault {
+                let process = cluster.members[member].process.id();
+                scope.spawn(move || slow(process, begun + time));
+            }
+        }
+        let mut by_end: Vec<&Fault> = faults.iter().collect();
+        by_end.sort_by_key(|fault| fault.lasts());
+        for fault in by_end {
+            std::thread::sleep((begun + fault.lasts()).saturating_duration_since(Instant::now()));
+            fault.end(cluster);
+        }
+    });
     faults.iter().for_each(|fault| fault.settle(cluster));
+    cluster.assert_alive();
+}
+
+/// Gives a process little CPU time until then, whatever else happens meanwhile.
+fn slow(process: u32, until: Instant) {
+    const PIECE: Duration = Duration::from_millis(20);
+    let process = i32::try_from(process).ok().and_then(Pid::from_raw).expect("a child has a process id");
+    let signal = |signal| kill_process(process, signal).expect("a child that was not waited for can be signalled");
+    while Instant::now() < until {
+        signal(Signal::STOP);
+        std::thread::sleep(PIECE * 9 / 10);
+        signal(Signal::CONT);
+        std::thread::sleep(PIECE / 10);
+    }
 }
 
 // === impl Fault ===
@@ -77,7 +101,7 @@ impl Fault {
     }
 
     /// How long it stays before it is put right.
-    fn lasts(&self) -> Duration {
+    pub(super) fn lasts(&self) -> Duration {
         match *self {
             Fault::Terminate(_) | Fault::Roll(_) | Fault::Reset(_) => Duration::ZERO,
             Fault::Kill(_, time)
@@ -146,21 +170,6 @@ impl Fault {
         }
     }
 
-    /// Waits until `end`.
-    fn go_on(&self, cluster: &Cluster, end: Instant) {
-        const PIECE: Duration = Duration::from_millis(20);
-        while let Fault::Slow(member, _) = *self
-            && Instant::now() < end
-        {
-            let process = &cluster.members[member].process;
-            process.pause();
-            std::thread::sleep(PIECE * 9 / 10);
-            process.resume();
-            std::thread::sleep(PIECE / 10);
-        }
-        std::thread::sleep(end.saturating_duration_since(Instant::now()));
-    }
-
     /// What was taken away comes back.
     fn end(&self, cluster: &mut Cluster) {
         match *self {
@@ -209,4 +218,49 @@ fn wait_end(cluster: &mut Cluster, member: usize) {
     let process = &mut cluster.members[member].process;
     let status = process.wait_exit(EXIT_LIMIT);
     assert!(status.success(), "{} ended with {status} when told to stop:\n{}", process.name(), process.log_tail());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::super::cluster::Shape;
+    use super::*;
+    use crate::Process;
+
+    fn state(process: u32) -> String {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it is there");
+        status.lines().find_map(|line| line.strip_prefix("State:")).expect("a process has a state").trim().to_owned()
+    }
+
+    #[test]
+    fn a_process_is_slow_beside_everything_else_and_goes_on_afterwards() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let process = Process::start("sleep", Command::new("sleep").arg("60"), folder.path());
+        let (id, until) = (process.id(), Instant::now() + Duration::from_millis(400));
+        std::thread::scope(|scope| {
+            scope.spawn(move || slow(id, until));
+            let mut stopped = 0;
+            while Instant::now() < until - Duration::from_millis(50) {
+                stopped += usize::from(state(id).starts_with('T'));
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            assert!(stopped > 5, "it was seen stopped {stopped} times");
+        });
+        assert!(!state(id).starts_with('T'), "{}", state(id));
+    }
+
+    /// Its replacement would hide that it had ended.
+    #[test]
+    #[should_panic(expected = "ended by themselves")]
+    fn a_process_that_ended_by_itself_is_noticed_before_it_is_killed() {
+        let shape = Shape { deadline: Duration::from_secs(60), acknowledge_early: false, hand_over: false, disk: None };
+        let mut cluster = Cluster::start(shape);
+        let victim = cluster.members.len() - 1;
+        cluster.members[victim].process.terminate();
+        while cluster.members[victim].process.exited().is_none() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        strike(&[Fault::Kill(victim, Duration::ZERO)], &mut cluster);
+    }
 }

@@ -1,6 +1,6 @@
 //! One process of the system under chaos, its network cable, and its door.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
 
 use super::proxy::Proxy;
@@ -29,12 +29,17 @@ pub(super) struct Member {
     pub door: Option<Arc<Door>>,
 }
 
+/// Connections to a gateway that clients keep: so few that there are soon as many as ever.
+const KEPT: usize = 4;
+
 /// A gateway as clients see it.
 #[derive(Debug)]
 pub(super) struct Door {
     pub http: SocketAddr,
     pub grpc: SocketAddr,
     state: Mutex<DoorState>,
+    /// HTTP connections that have had an answer and wait for another request.
+    kept: Mutex<Vec<TcpStream>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,12 +105,25 @@ impl Member {
 
 impl Door {
     pub fn open(http: SocketAddr, grpc: SocketAddr) -> Door {
-        Door { http, grpc, state: Mutex::new(DoorState::Open) }
+        Door { http, grpc, state: Mutex::new(DoorState::Open), kept: Mutex::default() }
     }
 
     /// Says what is going to happen to the gateway, before it does.
     pub fn set(&self, state: DoorState) {
         *self.state.lock().expect("no holder panics") = state;
+    }
+
+    /// A connection that was kept, if there is one.
+    pub fn reuse(&self) -> Option<TcpStream> {
+        self.kept.lock().expect("no holder panics").pop()
+    }
+
+    /// Keeps a connection for another request, unless there are enough.
+    pub fn keep(&self, connection: TcpStream) {
+        let mut kept = self.kept.lock().expect("no holder panics");
+        if kept.len() < KEPT {
+            kept.push(connection);
+        }
     }
 
     pub fn state(&self) -> DoorState {

@@ -1,9 +1,10 @@
 //! Chaos: the whole system under steady load while its processes, its broker and its network fail at random.
 //!
 //! Every answer is checked. [`run`] draws [`Fault`]s from a seed, lets one after the other happen, or two at once, and
-//! reports what the clients noticed. The bar: no answer wrong, lost, doubled or late, no error, whatever ends, hangs or is
-//! cut off, and every worker works again afterwards; a caller notices a delay at most. To show that the harness would
-//! notice, [`Options::acknowledge_early`] breaks the rule that everything rests on, and requests have to get lost.
+//! reports what the clients noticed. The bar: no answer wrong, lost or late, no part of one doubled, no error, whatever
+//! ends, hangs or is cut off, and every worker executes each of its models again afterwards; a caller notices a delay at
+//! most. To show that the harness would notice, [`Options::acknowledge_early`] breaks the rule that everything rests on,
+//! and requests have to get lost.
 
 mod ask;
 mod clients;
@@ -22,7 +23,7 @@ mod soak;
 mod tally;
 mod usage;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use disk::SmallDisk;
 pub use fault::Fault;
@@ -43,6 +44,9 @@ const ROUNDS_PER_CHECK: usize = 10;
 
 /// How long nothing may be answered once there are no faults any more, beyond the deadline of requests.
 const SILENCE: Duration = Duration::from_secs(30);
+
+/// How often processes are looked at after the last fault.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What to do.
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +96,7 @@ pub fn run_faults(
     let storage = if disk.is_some() { "files" } else { "memory" };
     let mut cluster = Cluster::start(Shape { deadline, acknowledge_early, hand_over, disk });
     let doors = cluster.doors.clone();
-    let clients = Clients::new(&doors, &golden, deadline);
+    let clients = Clients::new(&doors, &golden, deadline).of_halting(draw::LONGEST_HALT * 2);
     let (mut struck, mut healing) = (Vec::new(), Default::default());
     std::thread::scope(|scope| {
         clients::start(scope, &clients, options.concurrency);
@@ -109,25 +113,33 @@ pub fn run_faults(
             let begun = clients.elapsed();
             fault::strike(faults, &mut cluster);
             struck.push(Struck { kind, count: faults.len(), begun, ended: clients.elapsed() });
-            let crashed = cluster.crashed();
-            assert!(crashed.is_empty(), "ended by themselves:\n{}", crashed.join("\n"));
             if (number + 1) % ROUNDS_PER_CHECK == 0 || number + 1 == rounds.len() {
                 Report::heal(&mut healing, healing::check(&cluster));
             }
         }
-        let (mut before, mut last) = (clients.answered(), clients.elapsed());
-        while before < options.requests {
-            std::thread::sleep(Duration::from_secs(1));
-            let now = clients.answered();
-            if now > before {
-                (before, last) = (now, clients.elapsed());
-            }
-            // Requests have a deadline: when none is answered for so long, none will be.
-            assert!(clients.elapsed() - last < deadline + SILENCE, "nothing is answered any more");
-        }
+        // Requests have a deadline: when none is answered for so long, none will be.
+        wait_for(options.requests, deadline + SILENCE, || clients.answered(), || cluster.assert_alive());
     });
     let elapsed = clients.elapsed();
     Report { tally: clients.into_tally(), struck, elapsed, storage, healing }
+}
+
+/// Waits until there are enough answers, and looks every second at what else there is to see, at least once.
+///
+/// # Panics
+/// When there is none any more for longer than `silence`.
+fn wait_for(enough: usize, silence: Duration, answered: impl Fn() -> usize, mut look: impl FnMut()) {
+    let (mut before, mut last) = (answered(), Instant::now());
+    look();
+    while before < enough {
+        std::thread::sleep(LOOK);
+        look();
+        let now = answered();
+        if now > before {
+            (before, last) = (now, Instant::now());
+        }
+        assert!(last.elapsed() < silence, "nothing is answered any more");
+    }
 }
 
 struct StopOnDrop<'a>(&'a Clients<'a>);
@@ -135,5 +147,26 @@ struct StopOnDrop<'a>(&'a Clients<'a>);
 impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn processes_are_looked_at_until_the_end() {
+        let (answers, looks) = (Cell::new(0), Cell::new(0));
+        let answered = || answers.replace(answers.get() + 5);
+        wait_for(10, Duration::from_secs(60), answered, || looks.set(looks.get() + 1));
+        assert_eq!(looks.get(), 3, "before the first pause and after each");
+    }
+
+    #[test]
+    #[should_panic(expected = "nothing is answered any more")]
+    fn silence_is_noticed() {
+        wait_for(1, Duration::ZERO, || 0, || {});
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Not here: what is asked of them (`questions`).
 
+use super::member::Role;
 use crate::ModelFolder;
 
 /// What the broker takes in one message: little, so that what travels by claim need not be much.
@@ -40,6 +41,28 @@ pub(super) fn models() -> ModelFolder {
         .model("repeat", &repeat())
         .model("echo", &echo())
         .model("repeat_echo", &repeat_echo())
+}
+
+/// Every model that is executed, and who does; ensembles are not.
+const EXECUTED: [(Role, &str); 12] = [
+    (Role::Tokenizer, "tiny_tokenizer"),
+    (Role::Model, "tiny_encoder"),
+    (Role::Model, "slow"),
+    (Role::Model, "snail"),
+    (Role::Model, "left"),
+    (Role::Model, "right"),
+    (Role::Model, "pair"),
+    (Role::Model, "large"),
+    (Role::Model, "large_on"),
+    (Role::Model, "repeat"),
+    (Role::Model, "echo"),
+    (Role::Postprocess, "tiny_pool"),
+];
+
+/// The models that a process of this role executes.
+pub(super) fn models_of(role: Role) -> impl Iterator<Item = &'static str> {
+    let executes = move |by| by == role || (role == Role::Both && matches!(by, Role::Model | Role::Postprocess));
+    EXECUTED.into_iter().filter(move |(by, _)| executes(*by)).map(|(_, model)| model)
 }
 
 /// A step of an ensemble: its model, and its maps as `model's name: ensemble's tensor`.

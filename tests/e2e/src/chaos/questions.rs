@@ -54,6 +54,8 @@ pub(super) enum Data {
 pub(super) enum Way {
     /// JSON over HTTP.
     Json,
+    /// The same on a connection that is kept for further requests.
+    KeptAlive,
     /// Binary tensors over HTTP.
     Binary,
     /// Server-sent events.
@@ -106,8 +108,10 @@ impl Question {
             2 | 12 | 22 | 32 => Question::diamond(number),
             3 | 23 => Question::parts(number, Way::Events),
             13 | 33 => Question::parts(number, Way::GrpcStream),
+            17 => Question::echo(number, "snail", Way::Json),
             4 => Question { timeout: Some(HURRY), ..Question::echo(number, "snail", Way::Json) },
             24 => Question { leaves: true, ..Question::echo(number, "snail", Way::Json) },
+            9 | 19 | 29 | 39 => Question::echo(number, "slow", Way::KeptAlive),
             5 | 15 | 25 | 35 => Question::echo(number, "slow", Way::Grpc),
             other if other.is_multiple_of(2) => Question::embedding(number, golden, number % 3 + 1),
             _ => Question::echo(number, "slow", Way::Json),
@@ -226,6 +230,18 @@ mod tests {
         assert_eq!(question.judge(&said(7.0)), Verdict::Right);
         assert_eq!(question.judge(&said(8.0)), Verdict::Wrong);
         assert_eq!(question.judge(&Said::Outputs(Vec::new())), Verdict::Wrong);
+    }
+
+    /// Workers have to execute each of their models again after faults, which takes callers that wait for each.
+    #[test]
+    fn every_model_has_callers_that_wait() {
+        let golden = crate::golden();
+        let patient = (0..40).map(|number| Question::of(number, &golden));
+        let mut asked: Vec<_> =
+            patient.filter(|one| one.timeout.is_none() && !one.leaves).map(|one| one.model).collect();
+        asked.sort_unstable();
+        asked.dedup();
+        assert_eq!(asked, ["diamond", "heavy", "repeat_echo", "slow", "snail", "tiny_embedding"]);
     }
 
     #[test]

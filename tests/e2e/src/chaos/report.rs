@@ -102,7 +102,7 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tally { right, expired, left, moved: Moved { killed, refused, reset }, .. } = &self.tally;
+        let Tally { right, expired, left, moved: Moved { killed, killed_after, refused, reset }, .. } = &self.tally;
         let seconds = self.elapsed.as_secs_f64();
         let faults: usize = self.struck.iter().map(|struck| struck.count).sum();
         writeln!(f, "queues in {}: {} requests in {seconds:.0} s, {faults} faults", self.storage, self.requests())?;
@@ -126,6 +126,7 @@ impl fmt::Display for Report {
         if faults == 0 {
             return Ok(());
         }
+        millis("longest wait for one that was killed then", *killed_after)?;
         millis("longest until every worker worked again", self.healing.0)?;
         let faulty: Duration = self.struck.iter().map(|struck| struck.ended - struck.begun).sum();
         writeln!(f, "  {:<44}{:>8.0} %", "time under some fault", 100.0 * faulty.as_secs_f64() / seconds)?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::clients::{self, Clients};
 use super::cluster::{Cluster, Shape};
 use super::report::Report;
-use super::usage::{Trace, Usage};
+use super::usage::{Finding, Trace, Usage};
 use crate::golden;
 
 /// How long the system is loaded to find out what it can do.
@@ -17,6 +17,10 @@ const CALIBRATION: Duration = Duration::from_secs(10);
 
 /// The deadline of requests: that of gateways that are told no other.
 const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The share of the rate at which requests have to be answered: clients wait for answers, so less are sent when those are
+/// late.
+const KEEPS_UP: f64 = 0.95;
 
 /// What to do.
 #[derive(Clone, Copy, Debug)]
@@ -50,20 +54,21 @@ pub fn soak(options: &SoakOptions, mut progress: impl FnMut(&str)) -> SoakReport
     let rate = capacity / CALIBRATION.as_secs_f64() * options.share;
     progress(&format!("{:.0} requests/s, {:.0} % of what it can do", rate, options.share * 100.0));
 
-    let mut traces: Vec<_> = cluster.processes().map(|(name, id, _)| Trace { name, id, samples: Vec::new() }).collect();
+    let trace =
+        |(name, id, member): (_, _, Option<_>)| Trace { name, id, is_member: member.is_some(), samples: vec![] };
+    let mut traces: Vec<_> = cluster.processes().map(trace).collect();
     let clients = Clients::new(&doors, &golden, DEADLINE).at_rate(rate);
     let mut minute = Instant::now();
     load(&clients, options.concurrency, options.duration, || {
         for (trace, (_, _, member)) in traces.iter_mut().zip(cluster.processes()) {
-            trace.samples.push(Usage::of(trace.id, member));
+            trace.samples.push((clients.answered(), Usage::of(trace.id, member)));
         }
         if minute.elapsed() >= Duration::from_secs(60) {
             minute += Duration::from_secs(60);
             progress(&format!("{:.0} s, {} requests answered", clients.elapsed().as_secs_f64(), clients.answered()));
         }
     });
-    let crashed = cluster.crashed();
-    assert!(crashed.is_empty(), "ended by themselves:\n{}", crashed.join("\n"));
+    cluster.assert_alive();
     let elapsed = clients.elapsed();
     let tally = clients.into_tally();
     let outcome = Report { tally, struck: Vec::new(), elapsed, storage: "memory", healing: Default::default() };
@@ -87,27 +92,68 @@ fn load(clients: &Clients<'_>, concurrency: usize, duration: Duration, mut sampl
 // === impl SoakReport ===
 
 impl SoakReport {
-    /// Whether nothing grew, and every request was answered as it should be.
+    /// Whether nothing grew, as far as every process tells, and every request was answered as it should be, at the rate that
+    /// was meant.
     pub fn is_flat(&self) -> bool {
-        self.outcome.is_clean() && !self.traces.iter().any(Trace::grows)
+        let is_steady = self.outcome.is_clean() && self.kept_up() >= KEEPS_UP;
+        is_steady && self.traces.iter().all(|trace| trace.finding().is_none())
+    }
+
+    /// The rate of requests, as a share of what was meant.
+    fn kept_up(&self) -> f64 {
+        self.outcome.requests() as f64 / self.outcome.elapsed.as_secs_f64() / self.rate
     }
 }
 
 impl fmt::Display for SoakReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}at {:.0} requests/s; medians once warm, early and late:", self.outcome, self.rate)?;
-        writeln!(f, "  {:<20}{:>22}{:>18}{:>14}{:>14}", "process", "memory MB", "descriptors", "threads", "tasks")?;
+        let kept_up = self.kept_up();
+        let verdict = if kept_up < KEEPS_UP { ": TOO SLOW" } else { "" };
+        writeln!(f, "{}at {:.1} % of {:.0} requests/s{verdict}", self.outcome, kept_up * 100.0, self.rate)?;
+        writeln!(f, "medians once warm, early and late, and the growth of memory in the second half:")?;
+        write!(f, "  {:<20}{:>22}{:>15}", "process", "memory MB", "bytes/request")?;
+        writeln!(f, "{:>18}{:>14}{:>14}", "descriptors", "threads", "tasks")?;
         for trace in &self.traces {
-            let (early, late) = trace.early_and_late(|usage| usage.memory);
+            let (early, late) = trace.early_and_late(|usage| Some(usage.memory));
             let memory = format!("{:.1} -> {:.1}", early as f64 / 1e6, late as f64 / 1e6);
-            let descriptors = trace.early_and_late(|usage| usage.descriptors);
-            let threads = trace.early_and_late(|usage| usage.threads);
+            let growth = trace.bytes_per_request();
+            let descriptors = trace.early_and_late(|usage| Some(usage.descriptors));
+            let threads = trace.early_and_late(|usage| Some(usage.threads));
             let tasks = trace.early_and_late(|usage| usage.tasks);
             let pair = |(early, late): (u64, u64)| format!("{early} -> {late}");
-            let verdict = if trace.grows() { "  GROWS" } else { "" };
+            let verdict = match trace.finding() {
+                Some(Finding::Grows) => "  GROWS",
+                Some(Finding::TellsNoTasks) => "  TELLS NO TASKS",
+                None => "",
+            };
             let [descriptors, threads, tasks] = [descriptors, threads, tasks].map(pair);
-            writeln!(f, "  {:<20}{memory:>22}{descriptors:>18}{threads:>14}{tasks:>14}{verdict}", trace.name)?;
+            write!(f, "  {:<20}{memory:>22}{growth:>15.1}", trace.name)?;
+            writeln!(f, "{descriptors:>18}{threads:>14}{tasks:>14}{verdict}")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tally::{Answered, Tally};
+    use super::*;
+
+    #[test]
+    fn a_load_that_falls_behind_its_rate_is_noticed() {
+        let report = |requests: usize| {
+            let right = vec![Answered { sent: Duration::ZERO, answered: Duration::ZERO }; requests];
+            let outcome = Report {
+                tally: Tally { right, ..Tally::default() },
+                struck: Vec::new(),
+                elapsed: Duration::from_secs(10),
+                storage: "memory",
+                healing: Default::default(),
+            };
+            SoakReport { outcome, rate: 10.0, traces: Vec::new() }
+        };
+        assert!(report(96).is_flat());
+        assert!(!report(94).is_flat());
+        assert!(report(94).to_string().contains("at 94.0 % of 10 requests/s: TOO SLOW"), "{}", report(94));
     }
 }

@@ -15,11 +15,11 @@ pub(super) struct Tally {
     pub wrong: Vec<String>,
     /// Not answered, or answered that their deadline has passed; streams that ended without all of their parts.
     pub lost: Vec<String>,
-    /// More than one answer to one request, or a part more than once.
+    /// A part more than once. A whole answer comes once whatever happens: what serves HTTP and gRPC sends no other.
     pub doubled: Vec<String>,
     /// Answered with an error before their deadline.
     pub failed: Vec<String>,
-    /// Answered rightly, but after their deadline.
+    /// Answered rightly, but after their deadline, or after their own timeout.
     pub late: Vec<String>,
     /// Connections that broke although their gateway lived, or had taken them before it was told to stop.
     pub broken: Vec<String>,
@@ -39,6 +39,8 @@ pub(super) struct Answered {
 pub(super) struct Moved {
     /// It was killed.
     pub killed: usize,
+    /// The longest that one of those had waited by then.
+    pub killed_after: Duration,
     /// It was told to stop, and took no connection any more.
     pub refused: usize,
     /// It was told to stop while the connection waited to be accepted.
@@ -59,7 +61,7 @@ impl Tally {
         [
             ("wrong", wrong),
             ("lost", lost),
-            ("doubled", doubled),
+            ("doubled (which only parts can be)", doubled),
             ("failed before its deadline", failed),
             ("answered after its deadline", late),
             ("connection broken", broken),

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::healing::samples;
+use super::healing::sum;
 use super::member::Member;
 
 /// The share of a run after which caches, pools and heaps have the size they keep.
@@ -21,16 +21,27 @@ pub(super) struct Usage {
     pub memory: u64,
     pub descriptors: u64,
     pub threads: u64,
-    /// Asynchronous tasks; 0 where nobody tells.
-    pub tasks: u64,
+    /// Asynchronous tasks, where the process tells.
+    pub tasks: Option<u64>,
 }
 
-/// The samples of one process.
+/// What one process uses over time.
 #[derive(Debug)]
 pub(super) struct Trace {
     pub name: String,
     pub id: u32,
-    pub samples: Vec<Usage>,
+    /// Whether it has metrics of its own: all but the broker.
+    pub is_member: bool,
+    /// How many requests the system had answered by then, and what the process used.
+    pub samples: Vec<(usize, Usage)>,
+}
+
+/// What is wrong with what a process uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Finding {
+    Grows,
+    /// It never said how many tasks it has, so that nobody knows whether those grow.
+    TellsNoTasks,
 }
 
 // === impl Usage ===
@@ -44,7 +55,7 @@ impl Usage {
             line.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
         };
         let descriptors = fs::read_dir(format!("/proc/{process}/fd")).map_or(0, |entries| entries.count() as u64);
-        let tasks = member.and_then(|member| samples(member, "trireme_process_tasks")).unwrap_or(0.0) as u64;
+        let tasks = member.and_then(|member| sum(member, "trireme_process_tasks")).map(|tasks| tasks as u64);
         Usage { memory: field("VmRSS:") << 10, descriptors, threads: field("Threads:"), tasks }
     }
 }
@@ -52,11 +63,11 @@ impl Usage {
 // === impl Trace ===
 
 impl Trace {
-    /// The median of a figure once warm, in the first and in the last third of what follows.
-    pub fn early_and_late(&self, figure: impl Fn(&Usage) -> u64) -> (u64, u64) {
+    /// The median of a figure once warm, in the first and in the last third of what follows, where it was told.
+    pub fn early_and_late(&self, figure: impl Fn(&Usage) -> Option<u64>) -> (u64, u64) {
         let warm = &self.samples[(self.samples.len() as f64 * WARM) as usize..];
-        let median = |samples: &[Usage]| {
-            let mut figures: Vec<u64> = samples.iter().map(&figure).collect();
+        let median = |samples: &[(usize, Usage)]| {
+            let mut figures: Vec<u64> = samples.iter().filter_map(|(_, usage)| figure(usage)).collect();
             figures.sort_unstable();
             figures.get(figures.len() / 2).copied().unwrap_or(0)
         };
@@ -64,34 +75,84 @@ impl Trace {
         (median(&warm[..third]), median(&warm[warm.len() - third..]))
     }
 
-    pub fn grows(&self) -> bool {
-        let (early, late) = self.early_and_late(|usage| usage.memory);
+    /// The bytes by which its memory grows with each request: the slope of a line through the second half of the run.
+    pub fn bytes_per_request(&self) -> f64 {
+        let half = &self.samples[self.samples.len() / 2..];
+        slope(half.iter().map(|(requests, usage)| (*requests as f64, usage.memory as f64)))
+    }
+
+    pub fn finding(&self) -> Option<Finding> {
+        let tells_tasks = self.samples.iter().any(|(_, usage)| usage.tasks.is_some());
+        match (self.is_member && !tells_tasks, self.grows()) {
+            (true, _) => Some(Finding::TellsNoTasks),
+            (_, true) => Some(Finding::Grows),
+            _ => None,
+        }
+    }
+
+    fn grows(&self) -> bool {
+        let (early, late) = self.early_and_late(|usage| Some(usage.memory));
         let memory = late > early + (early as f64 * TOLERANCE_SHARE) as u64 + TOLERANCE_BYTES;
         let few = |(early, late): (u64, u64), more: u64| late > early + early / 10 + more;
         memory
-            || few(self.early_and_late(|usage| usage.descriptors), 2)
-            || few(self.early_and_late(|usage| usage.threads), 2)
+            || few(self.early_and_late(|usage| Some(usage.descriptors)), 2)
+            || few(self.early_and_late(|usage| Some(usage.threads)), 2)
             || few(self.early_and_late(|usage| usage.tasks), TOLERANCE_TASKS)
     }
+}
+
+/// The slope of the line that is nearest to these points, by least squares; 0 where there is none.
+fn slope(points: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
+    let count = points.clone().count() as f64;
+    let mean = |coordinate: fn((f64, f64)) -> f64| points.clone().map(coordinate).sum::<f64>() / count;
+    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
+    let spread: f64 = points.clone().map(|point| (point.0 - x).powi(2)).sum();
+    let slope = points.map(|point| (point.0 - x) * (point.1 - y)).sum::<f64>() / spread;
+    if slope.is_finite() { slope } else { 0.0 }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const REQUESTS_A_SECOND: usize = 500;
+
+    fn trace(sample: fn(u64) -> Usage) -> Trace {
+        let samples = (0..100).map(|second| (second as usize * REQUESTS_A_SECOND, sample(second))).collect();
+        Trace { name: "gateway-0".to_owned(), id: 0, is_member: true, samples }
+    }
+
+    fn flat(second: u64) -> Usage {
+        Usage { memory: 40 << 20, descriptors: 30 + second % 3, threads: 9, tasks: Some(50 + second % 20) }
+    }
+
     #[test]
     fn what_grows_is_noticed() {
-        let trace = |sample: fn(u64) -> Usage| Trace {
-            name: "gateway-0".to_owned(),
-            id: 0,
-            samples: (0..100).map(sample).collect(),
-        };
-        let flat =
-            |second| Usage { memory: 40 << 20, descriptors: 30 + second % 3, threads: 9, tasks: 50 + second % 20 };
-        assert!(!trace(flat).grows());
-        assert!(trace(|second| Usage { memory: second << 20, ..Usage::default() }).grows());
-        assert!(trace(|second| Usage { descriptors: second, ..Usage::default() }).grows());
-        assert!(trace(|second| Usage { threads: second, ..Usage::default() }).grows());
-        assert!(trace(|second| Usage { tasks: 5 * second, ..Usage::default() }).grows());
+        assert_eq!(trace(flat).finding(), None);
+        let grows = |sample| assert_eq!(trace(sample).finding(), Some(Finding::Grows));
+        grows(|second| Usage { memory: second << 20, ..flat(second) });
+        grows(|second| Usage { descriptors: second, ..flat(second) });
+        grows(|second| Usage { threads: second, ..flat(second) });
+        grows(|second| Usage { tasks: Some(5 * second), ..flat(second) });
+    }
+
+    #[test]
+    fn tasks_that_nobody_tells_of_are_noticed() {
+        let silent = || trace(|second| Usage { tasks: None, ..flat(second) });
+        assert_eq!(silent().finding(), Some(Finding::TellsNoTasks));
+        assert_eq!(Trace { is_member: false, ..silent() }.finding(), None, "the broker tells of none");
+        let now_and_then = |second| Usage { tasks: Some(50).filter(|_| second % 3 == 0), ..flat(second) };
+        assert_eq!(trace(now_and_then).finding(), None, "it may not answer for once");
+    }
+
+    #[test]
+    fn growth_is_told_for_each_request() {
+        // Too little to be called growth in so short a run.
+        let leak = |second: u64| Usage { memory: (40 << 20) + second * REQUESTS_A_SECOND as u64 * 30, ..flat(second) };
+        assert_eq!(trace(leak).finding(), None);
+        assert!((trace(leak).bytes_per_request() - 30.0).abs() < 0.1);
+        let warms_up = |second: u64| Usage { memory: second.min(45) << 20, ..flat(second) };
+        assert_eq!([trace(flat).bytes_per_request(), trace(warms_up).bytes_per_request()], [0.0, 0.0]);
+        assert_eq!(slope(std::iter::empty()), 0.0);
     }
 }

@@ -1,11 +1,16 @@
 //! Overload: more requests than the system can take, in an open loop, and what becomes of them.
 //!
-//! Requests are sent at the times a schedule gives, answered or not, as a crowd of independent callers does, and an answer
-//! counts from when its request was due. One step takes a fixed time, so that the system's capacity is known and nothing
-//! but queueing is seen. A [`Scene`] says what stands around that step, which bus there is, and what bounds the waiting: a
-//! short queue, or the deadline of each request before a queue that is never full.
+//! Requests are sent at the times a schedule gives, answered or not, as a crowd of independent callers does. A result is
+//! judged by the time since its request was due, as its caller sees it. A refusal is judged by the time since its request
+//! was sent: how late the harness was, whose thousands of threads share the CPU with the system, is no matter of the
+//! system's. Both times are told of both.
+//!
+//! One step takes a fixed time, so that the system's capacity is known and nothing but queueing is seen. A [`Scene`] says
+//! what stands around that step, which bus there is, and what bounds the waiting: a short queue, or the deadline of each
+//! request before a queue that is never full. What levels have to come up to is in `demands`.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -13,6 +18,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::{Mode, ModelFolder, Request, Sandbox, Setup, Stage};
+
+mod demands;
+
+pub use demands::{Demands, Summary};
 
 /// Instances of the model that takes its time. That time and they together say what the system can do.
 const WORKERS: usize = 3;
@@ -22,6 +31,9 @@ const QUEUE: &str = "32";
 
 /// Callers. Each waits for its answer, so there have to be more than the system holds requests.
 const CALLERS: usize = 2000;
+
+/// How much later than at its deadline a result may come and be of use.
+const LATE: Duration = Duration::from_millis(100);
 
 /// What a caller's thread needs.
 const STACK: usize = 128 << 10;
@@ -57,26 +69,52 @@ pub struct Level {
     pub load: f64,
     /// Requests offered a second.
     pub offered: f64,
-    /// Requests answered with a result a second.
+    /// Requests answered with a result a second, in time where there are deadlines.
     pub goodput: f64,
     /// Requests refused a second because a queue was full: status 503.
     pub refused: f64,
     /// Requests a second whose time ran out: status 503.
     pub expired: f64,
+    /// Results a second that came too late.
+    pub late: f64,
     /// Anything else.
     pub other: usize,
-    /// Latencies of results: median and 99th percentile.
-    pub latency: [Duration; 2],
-    /// Latencies of refusals, likewise.
-    pub refusal: [Duration; 2],
+    /// Latencies of results.
+    pub result: Times,
+    /// Latencies of refusals.
+    pub refusal: Times,
+    /// How long after the time ran out its caller was told so, counted from when the request was sent: median and 99th
+    /// percentile.
+    pub overdue: [Duration; 2],
+}
+
+/// Latencies: each the median and the 99th percentile.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Times {
+    /// From when requests were due.
+    pub due: [Duration; 2],
+    /// From when they were sent.
+    pub sent: [Duration; 2],
 }
 
 /// What became of a request.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    end: End,
+    /// When, since the beginning.
+    at: Duration,
+    /// The same since it was due.
+    due: Duration,
+    /// The same since it was sent.
+    sent: Duration,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Good,
     Refused,
     Expired,
+    Late,
     Other,
 }
 
@@ -94,6 +132,18 @@ pub fn overload(scene: Scene, loads: &[f64], duration: Duration, mut progress: i
     let levels = loads.iter().map(measure).collect();
     drop(models);
     levels
+}
+
+// === impl Bound ===
+
+impl Bound {
+    /// Whether a result is of use that comes so long after its request was due.
+    fn is_in_time(self, took: Duration) -> bool {
+        match self {
+            Bound::Queue => true,
+            Bound::Deadline(timeout) => took <= timeout + LATE,
+        }
+    }
 }
 
 // === impl Scene ===
@@ -149,7 +199,7 @@ impl Scene {
 
     fn offer(&self, sandbox: &Sandbox, load: f64, duration: Duration) -> Level {
         let request = self.request();
-        let rate = load * WORKERS as f64 / self.run.as_secs_f64();
+        let rate = load * self.capacity();
         // Queues get full in that time, or as old as they get.
         let warm_up = match self.bound {
             Bound::Queue => Duration::from_secs(1),
@@ -158,7 +208,7 @@ impl Scene {
         let warm_up = warm_up + self.run * 5;
         let until = warm_up + duration;
         let (next, count) = (AtomicUsize::new(0), (rate * until.as_secs_f64()) as usize);
-        let ends = Mutex::new(Vec::with_capacity(count));
+        let calls = Mutex::new(Vec::with_capacity(count));
         let started = Instant::now();
         let call = || {
             loop {
@@ -168,14 +218,18 @@ impl Scene {
                 }
                 let due = Duration::from_secs_f64(number as f64 / rate);
                 std::thread::sleep(due.saturating_sub(started.elapsed()));
-                let end = match request.send(sandbox.address) {
-                    Ok(answer) if answer.status == 200 => End::Good,
+                let sent = started.elapsed();
+                let answer = request.send(sandbox.address);
+                let at = started.elapsed();
+                let (due, sent) = (at.saturating_sub(due), at - sent);
+                let end = match answer {
+                    Ok(answer) if answer.status == 200 && self.bound.is_in_time(due) => End::Good,
+                    Ok(answer) if answer.status == 200 => End::Late,
                     Ok(answer) if answer.status == 503 && answer.error().ends_with("queue size") => End::Refused,
                     Ok(answer) if answer.status == 503 && answer.error().ends_with("timeout expired") => End::Expired,
                     _ => End::Other,
                 };
-                let at = started.elapsed();
-                ends.lock().expect("no holder panics").push((end, at, at.saturating_sub(due)));
+                calls.lock().expect("no holder panics").push(Call { end, at, due, sent });
             }
         };
         std::thread::scope(|scope| {
@@ -184,24 +238,12 @@ impl Scene {
                 caller.expect("threads can be started");
             }
         });
-        let ends = ends.into_inner().expect("joined");
-        let measured = |of: End| -> Vec<Duration> {
-            let times = ends.iter().filter(|(end, at, _)| *end == of && (warm_up..until).contains(at));
-            times.map(|(_, _, took)| *took).collect()
-        };
-        let a_second = |times: &[Duration]| times.len() as f64 / duration.as_secs_f64();
-        let (good, refused, expired) = (measured(End::Good), measured(End::Refused), measured(End::Expired));
-        Level {
-            scene: *self,
-            load,
-            offered: rate,
-            goodput: a_second(&good),
-            refused: a_second(&refused),
-            expired: a_second(&expired),
-            other: ends.iter().filter(|(end, _, _)| *end == End::Other).count(),
-            latency: percentiles(good),
-            refusal: percentiles(refused),
-        }
+        Level::of(*self, load, &calls.into_inner().expect("joined"), warm_up..until)
+    }
+
+    /// Requests a second that the system can do.
+    fn capacity(&self) -> f64 {
+        WORKERS as f64 / self.run.as_secs_f64()
     }
 }
 
@@ -223,7 +265,8 @@ const PIPELINE: &str = "platform: 'ensemble' max_batch_size: 0
           output_map { key: 'embedding' value: 'embedding' } }
     ] }";
 
-fn percentiles(mut times: Vec<Duration>) -> [Duration; 2] {
+fn percentiles(times: impl Iterator<Item = Duration>) -> [Duration; 2] {
+    let mut times: Vec<Duration> = times.collect();
     times.sort_unstable();
     [0.5, 0.99].map(|share| times.get((times.len() as f64 * share) as usize).copied().unwrap_or_default())
 }
@@ -243,26 +286,66 @@ impl fmt::Display for Scene {
 
 impl Level {
     /// The head of a table whose lines are levels.
-    pub const HEAD: &str =
-        " load   offered/s   goodput/s   refused/s   expired/s   other   p50 ms   p99 ms   refusal p50   refusal p99";
+    pub const HEAD: &str = "                                                                        \
+        result: since due / sent       refusal: since sent / due     overdue
+ load   offered/s   goodput/s   refused/s   expired/s  late/s  other   \
+        p50 ms   p99 ms   p99 ms     p50 ms   p99 ms   p99 ms      p99 ms";
+
+    /// What callers noticed of the requests that were answered in that time.
+    fn of(scene: Scene, load: f64, calls: &[Call], during: Range<Duration>) -> Level {
+        let ended = |of: End| calls.iter().filter(move |call| call.end == of);
+        let measured = |of: End| ended(of).filter(|call| during.contains(&call.at));
+        let a_second = |of: End| measured(of).count() as f64 / (during.end - during.start).as_secs_f64();
+        let times = |of: End| Times {
+            due: percentiles(measured(of).map(|call| call.due)),
+            sent: percentiles(measured(of).map(|call| call.sent)),
+        };
+        let timeout = match scene.bound {
+            Bound::Queue => Duration::ZERO,
+            Bound::Deadline(timeout) => timeout,
+        };
+        Level {
+            scene,
+            load,
+            offered: load * scene.capacity(),
+            goodput: a_second(End::Good),
+            refused: a_second(End::Refused),
+            expired: a_second(End::Expired),
+            late: a_second(End::Late),
+            other: ended(End::Other).count(),
+            result: times(End::Good),
+            refusal: times(End::Refused),
+            overdue: percentiles(measured(End::Expired).map(|call| call.sent.saturating_sub(timeout))),
+        }
+    }
 
     /// The same as an object for programs; times in milliseconds.
     pub fn json(&self) -> Value {
-        let millis = |time: Duration| time.as_secs_f64() * 1e3;
         json!({
             "scene": self.scene.to_string(), "load": self.load, "offered": self.offered, "goodput": self.goodput,
-            "refused": self.refused, "expired": self.expired, "other": self.other,
-            "latency_ms": self.latency.map(millis), "refusal_ms": self.refusal.map(millis),
+            "refused": self.refused, "expired": self.expired, "late": self.late, "other": self.other,
+            "latency_ms": self.result.due.map(millis), "latency_since_sent_ms": self.result.sent.map(millis),
+            "refusal_ms": self.refusal.sent.map(millis), "refusal_since_due_ms": self.refusal.due.map(millis),
+            "overdue_ms": self.overdue.map(millis),
         })
     }
 }
 
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [p50, p99] = self.latency.map(|time| time.as_secs_f64() * 1e3);
-        let [refusal50, refusal99] = self.refusal.map(|time| time.as_secs_f64() * 1e3);
-        let Level { load, offered, goodput, refused, expired, other, .. } = self;
-        write!(f, "{load:>5.2}{offered:>12.1}{goodput:>12.1}{refused:>12.1}{expired:>12.1}{other:>8}")?;
-        write!(f, "{p50:>9.1}{p99:>9.1}{refusal50:>14.2}{refusal99:>14.2}")
+        let Level { load, offered, goodput, refused, expired, late, other, result, refusal, overdue, .. } = self;
+        write!(f, "{load:>5.2}{offered:>12.1}{goodput:>12.1}{refused:>12.1}{expired:>12.1}{late:>8.1}{other:>7}   ")?;
+        for time in [result.due[0], result.due[1], result.sent[1]] {
+            write!(f, "{:>9.1}", millis(time))?;
+        }
+        write!(f, "  ")?;
+        for time in [refusal.sent[0], refusal.sent[1], refusal.due[1]] {
+            write!(f, "{:>9.2}", millis(time))?;
+        }
+        write!(f, "{:>12.1}", millis(overdue[1]))
     }
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
