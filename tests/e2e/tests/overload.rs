@@ -7,8 +7,9 @@ use trireme_e2e::{Bound, Demands, Level, Mode, Scene, Summary, in_every_mode, ov
 
 in_every_mode!(a_short_queue_keeps_goodput_under_overload, deadlines_keep_goodput_under_overload,);
 
+/// Without what keeps goodput it is a tenth of the best, or nothing.
 const DEMANDS: Demands =
-    Demands { of_capacity: 0.8, of_best: 0.8, refusal: Duration::from_secs(1), overdue: Duration::from_secs(1) };
+    Demands { of_capacity: 0.5, of_best: 0.5, refusal: Duration::from_secs(3), overdue: Duration::from_secs(3) };
 
 /// Long, so that a load of ten times what the model can do is little for the machine.
 const RUN: Duration = Duration::from_millis(200);

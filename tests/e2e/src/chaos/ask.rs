@@ -38,7 +38,7 @@ pub(super) enum Break {
 pub(super) fn ask(question: &Question, address: SocketAddr, patience: Duration) -> Attempt {
     let mut stream = match Request::connect(address) {
         Ok(stream) => stream,
-        Err(error) => return Attempt::Broken(Break::Refused, error.to_string()),
+        Err(error) => return not_connected(&error),
     };
     let sent = request(question).write(&mut stream);
     if question.leaves {
@@ -58,7 +58,7 @@ pub(super) fn ask_again(question: &Question, door: &Door, patience: Duration) ->
     let is_kept = kept.is_some();
     let mut stream = match kept.map_or_else(|| Request::connect(door.http), Ok) {
         Ok(stream) => stream,
-        Err(error) => return Attempt::Broken(Break::Refused, error.to_string()),
+        Err(error) => return not_connected(&error),
     };
     let sent = request(question).keep_connection().write(&mut stream);
     let ready = stream.set_read_timeout(Some(patience));
@@ -106,6 +106,12 @@ fn broken(read: Error, sent: Result<()>) -> Attempt {
         _ if is_reset(&read) => Attempt::Broken(Break::Reset, read.to_string()),
         _ => Attempt::Broken(Break::Cut, read.to_string()),
     }
+}
+
+/// A connection that the kernel had taken may be reset before the client is told of it.
+fn not_connected(error: &Error) -> Attempt {
+    let how = if is_reset(error) { Break::Reset } else { Break::Refused };
+    Attempt::Broken(how, error.to_string())
 }
 
 /// Whether the kernel told that the other side has reset the connection. What HTTP/2 says of one that was closed in order

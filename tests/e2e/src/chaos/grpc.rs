@@ -12,7 +12,7 @@ use tokio::runtime::{Builder, Runtime};
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status};
+use tonic::{Request, Status};
 use tonic_prost::ProstCodec;
 
 use super::ask::{Attempt, Break, floats, is_reset};
@@ -157,11 +157,13 @@ fn failed(status: &Status, before_anything_came: bool) -> Attempt {
     let text = describe(source);
     let mut io = causes(source).filter_map(|cause| cause.downcast_ref::<std::io::Error>());
     // A server that ends names the last call that it took in; the client then knows that it never saw this one.
-    let never_taken = status.code() == Code::Unavailable && text.contains("GoAway") && text.contains("NO_ERROR");
+    let never_taken = text.contains("GoAway") && text.contains("NO_ERROR");
+    // What the client says of a request that it had not sent when the connection ended.
+    let never_sent = text.contains("Canceled, \"connection closed\"");
     let how = match before_anything_came {
         // The connection had ended before the request was sent, so another one was tried.
         true if io.clone().any(|error| error.kind() == ErrorKind::ConnectionRefused) => Break::Refused,
-        true if io.any(is_reset) || never_taken => Break::Reset,
+        true if io.any(is_reset) || never_taken || never_sent => Break::Reset,
         _ => Break::Cut,
     };
     Attempt::Broken(how, text)
