@@ -1,0 +1,206 @@
+use super::*;
+use axum::routing::{get, post};
+use bytes::Bytes;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Semaphore;
+
+struct Server {
+    address: SocketAddr,
+    stop: CancellationToken,
+    tasks: TaskSet,
+    listening: TaskSet,
+    /// Tells of bodies that are kept.
+    kept: Arc<Semaphore>,
+}
+
+async fn doomed() -> StatusCode {
+    panic!("as planned")
+}
+
+async fn echo(body: Body) -> Result<Bytes, String> {
+    body::read(&Default::default(), body, 1 << 20).await.map_err(|error| error.message)
+}
+
+async fn serve(idle_timeout: Duration) -> Server {
+    let kept = Arc::new(Semaphore::new(0));
+    let keeper = kept.clone();
+    let keep = async move |body: Body| {
+        let body = echo(body).await.unwrap();
+        keeper.add_permits(1);
+        std::future::pending::<()>().await;
+        drop(body);
+    };
+    let router = Router::new()
+        .route("/panic", get(doomed))
+        .route("/now", get(|| async { "now" }))
+        .route("/slow", get(|| tokio::time::sleep(Duration::from_secs(2))))
+        .route("/echo", post(echo))
+        .route("/echo/infer", post(echo))
+        .route("/keep/infer", post(keep))
+        .route("/early", post(|| async { "no need" }));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
+    let (tasks, listening) = (TaskSet::new(), TaskSet::new());
+    let budget = Budget::new(8 << 20);
+    let connections = Connections { router, idle_timeout, budget, tls: None, tasks: tasks.clone() };
+    let raised = stop.clone();
+    listening.spawn("listener", async move { connections.serve(listener, raised, Duration::from_secs(60)).await });
+    Server { address, stop, tasks, listening, kept }
+}
+
+/// Sends pieces with pauses between them, and reads until the server closes the connection.
+async fn exchange(address: SocketAddr, pieces: &[&[u8]]) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    for piece in pieces {
+        // A server that has answered may have closed its side.
+        let _ = stream.write_all(piece).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let mut received = Vec::new();
+    let reading = stream.read_to_end(&mut received);
+    let _ = tokio::time::timeout(Duration::from_secs(60), reading).await.expect("the connection ends");
+    String::from_utf8_lossy(&received).into_owned()
+}
+
+#[tokio::test]
+async fn a_panic_is_one_request_s_affair() {
+    let server = serve(Duration::from_secs(60)).await;
+    let answers =
+        exchange(server.address, &[b"GET /panic HTTP/1.1\r\n\r\n", b"GET /slow HTTP/1.1\r\nConnection: close\r\n\r\n"])
+            .await;
+    assert!(answers.starts_with("HTTP/1.1 500 ") && answers.contains("HTTP/1.1 200 "), "{answers}");
+}
+
+#[tokio::test]
+async fn silence_ends_connections() {
+    let server = serve(Duration::from_millis(500)).await;
+    assert_eq!(exchange(server.address, &[]).await, "");
+    assert_eq!(exchange(server.address, &[b"GET /slow HT"]).await, "");
+    let stalled = exchange(server.address, &[b"POST /echo HTTP/1.1\r\nContent-Length: 10\r\n\r\n", b"12345"]).await;
+    assert!(stalled.starts_with("HTTP/1.1 ") && stalled.contains("no data for 500ms"), "{stalled}");
+    // A handler may take longer than a client may be silent.
+    assert!(exchange(server.address, &[b"GET /slow HTTP/1.1\r\n\r\n"]).await.starts_with("HTTP/1.1 200 "));
+}
+
+/// Sends a byte whenever the server has had enough of waiting, nearly.
+#[tokio::test]
+async fn a_body_that_never_gets_whole_ends() {
+    let server = serve(Duration::from_millis(500)).await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(b"POST /echo HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    let trickle = async {
+        while tokio::time::timeout(Duration::from_millis(50), stream.read_buf(&mut answer)).await.is_err() {
+            // It may have answered by now.
+            let _ = stream.write_all(b"x").await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), trickle).await.expect("it ends");
+    assert!(answer.starts_with(b"HTTP/1.1 "), "{}", String::from_utf8_lossy(&answer));
+}
+
+#[tokio::test]
+async fn an_unread_body_does_not_cost_the_answer() {
+    let server = serve(Duration::from_secs(60)).await;
+    let body = vec![b' '; 4 << 20];
+    let head = format!("POST /early HTTP/1.1\r\nContent-Length: {}\r\n\r\n", body.len());
+    let next = b"GET /slow HTTP/1.1\r\nConnection: close\r\n\r\n";
+    let answers = exchange(server.address, &[head.as_bytes(), &body, next]).await;
+    assert!(answers.contains("no need") && answers.matches("HTTP/1.1 200 ").count() == 2, "{answers}");
+}
+
+#[tokio::test]
+async fn stopping_waits_for_requests_in_flight() {
+    let server = serve(Duration::from_secs(60)).await;
+    let mut idle = TcpStream::connect(server.address).await.unwrap();
+    let stop = server.stop.clone();
+    server.tasks.spawn("stop", async move {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        stop.cancel();
+    });
+    let answer = exchange(server.address, &[b"GET /slow HTTP/1.1\r\n\r\n"]).await;
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("connection: close"), "{answer}");
+    server.listening.join().await;
+    assert_eq!(idle.read(&mut [0]).await.unwrap(), 0);
+    assert!(TcpStream::connect(server.address).await.is_err());
+}
+
+/// What the kernel has accepted belongs to a server that is told to stop, whether or not it was looked at.
+#[tokio::test]
+async fn connections_that_wait_when_it_stops_are_answered() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut clients = Vec::new();
+    for _ in 0..20 {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET /slow HTTP/1.1\r\n\r\n").await.unwrap();
+        clients.push(client);
+    }
+    let router = Router::new().route("/slow", get(|| tokio::time::sleep(Duration::from_millis(100))));
+    let (budget, tasks) = (Budget::new(1 << 20), TaskSet::new());
+    let connections =
+        Connections { router, idle_timeout: Duration::from_secs(60), budget, tls: None, tasks: TaskSet::new() };
+    let stop = CancellationToken::new();
+    stop.cancel();
+    tasks.spawn("listener", async move { connections.serve(listener, stop, Duration::from_secs(60)).await });
+    for (number, mut client) in clients.into_iter().enumerate() {
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap_or_else(|error| panic!("connection {number}: {error}"));
+        assert!(answer.starts_with("HTTP/1.1 200 "), "connection {number}: {answer:?}");
+    }
+    tasks.join().await;
+    assert!(TcpStream::connect(address).await.is_err());
+}
+
+/// A client that has had answers sends its next request as the server stops, which the runtime learns of later.
+#[tokio::test]
+async fn requests_on_used_connections_that_wait_when_it_stops_are_answered() {
+    let server = serve(Duration::from_secs(60)).await;
+    let mut clients = Vec::new();
+    for _ in 0..20 {
+        let mut client = TcpStream::connect(server.address).await.unwrap();
+        client.write_all(b"GET /now HTTP/1.1\r\n\r\n").await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\nnow") {
+            assert_ne!(client.read_buf(&mut answer).await.unwrap(), 0);
+        }
+        clients.push(client);
+    }
+    for client in &clients {
+        // Without waiting: nothing else runs until the server has been told.
+        assert_eq!(client.try_write(b"GET /slow HTTP/1.1\r\n\r\n").unwrap(), 22);
+    }
+    server.stop.cancel();
+    for (number, mut client) in clients.into_iter().enumerate() {
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap_or_else(|error| panic!("connection {number}: {error}"));
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("connection: close"), "{number}: {answer:?}");
+    }
+    server.listening.join().await;
+}
+
+#[tokio::test]
+async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
+    let server = serve(Duration::from_secs(60)).await;
+    let head = |path: &str, length: usize| {
+        format!("POST {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n")
+    };
+    let mut others = Vec::new();
+    for _ in 0..8 {
+        let mut other = TcpStream::connect(server.address).await.unwrap();
+        other.write_all(head("/keep/infer", 1 << 20).as_bytes()).await.unwrap();
+        other.write_all(&vec![b'x'; 1 << 20]).await.unwrap();
+        others.push(other);
+    }
+    // Until all of them are there.
+    server.kept.acquire_many(8).await.unwrap().forget();
+    let refused = exchange(server.address, &[head("/echo/infer", 10).as_bytes(), b"0123456789"]).await;
+    assert!(refused.contains("Exceeds maximum queue size"), "{refused}");
+    let answered = exchange(server.address, &[head("/echo", 10).as_bytes(), b"0123456789"]).await;
+    assert!(answered.contains("0123456789"), "it is about the server: {answered}");
+    drop(others);
+    while !exchange(server.address, &[head("/echo/infer", 10).as_bytes(), b"0123456789"]).await.contains("0123456789") {
+    }
+}
