@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
-use trireme_bus::{Answer, Delivery, QueueOptions, WorkMessage, original_id};
+use trireme_bus::{Answer, Delivery, MessageName, QueueOptions, WorkMessage, original_id};
 use trireme_inference::{FailureReason, InferError, ModelKey, Tensor, UnixMicros};
 use trireme_model_repository::ModelConfig;
 use trireme_telemetry::steps::{Step, StepSpan};
@@ -24,7 +24,7 @@ use crate::lateness::is_too_late;
 use crate::queue::{Permit, WorkQueue};
 use crate::queue_policy::{self, Patience};
 use crate::statistics::ModelStatistics;
-use crate::suspects::Turn;
+use crate::suspects::Suspect;
 use crate::watchdog::Executions;
 use crate::worker::Shared;
 
@@ -80,14 +80,16 @@ pub(crate) struct Stay {
 /// work has left the process.
 pub(crate) struct Claim {
     pub acker: HeldAcker,
+    /// Its message, whatever step the work is at.
+    pub name: MessageName,
     /// Which delivery of its message it is, counted from 1.
     pub deliveries: u32,
     /// How often the message was begun, this time included once it was.
     pub attempts: u32,
     /// Whether it has begun this time.
     pub begun: bool,
-    /// For one that is not the first.
-    pub turn: Option<Turn>,
+    /// For one that is not the first, until it has been executed.
+    pub suspect: Option<Suspect>,
     /// Number of the reply that an error becomes.
     pub sequence: u32,
 }
@@ -109,10 +111,11 @@ impl HostedModel {
     fn hold(&self, delivery: Delivery) -> (WorkMessage, Claim) {
         let claim = Claim {
             acker: self.worker.held.hold(delivery.acker),
+            name: delivery.message.name(&self.key),
             deliveries: delivery.attempt,
             attempts: 0,
             begun: false,
-            turn: None,
+            suspect: None,
             sequence: delivery.message.part().sequence,
         };
         (delivery.message, claim)
@@ -268,7 +271,7 @@ impl Claim {
 
     /// Whether nothing else may run in one batch with it.
     pub fn is_alone(&self) -> bool {
-        matches!(self.turn, Some(Turn::Alone { .. }))
+        self.suspect.as_ref().is_some_and(Suspect::is_alone)
     }
 }
 

@@ -28,14 +28,16 @@ impl HostedModel {
         pending.stay.span.computed(computed(&response.timing));
         self.count_completed(&pending, &response.timing, true);
         let hop = self.hop(&pending, &response.timing);
-        let Pending { mut message, delivery, stay, .. } = pending;
+        let Pending { mut message, mut delivery, stay, .. } = pending;
         advance(&mut message, hop, response.outputs);
 
         if message.route.current().is_some() {
-            let Some((message, delivery)) = self.worker.hand_over(message, delivery) else { return };
+            let Some((message, mut delivery)) = self.worker.hand_over(message, delivery) else { return };
+            delivery.suspect = None;
             let this = self.clone();
             self.settle(async move { this.publish(message, delivery, stay).await });
         } else {
+            delivery.suspect = None;
             let output = Output { tensors: std::mem::take(&mut message.tensors), parameters: Default::default() };
             let reply = message.reply(Ok(output));
             let this = self.clone();
@@ -122,26 +124,28 @@ impl HostedModel {
     pub(crate) async fn settle_error(
         &self,
         message: WorkMessage,
-        delivery: Claim,
+        mut delivery: Claim,
         error: InferError,
         failure: FailureReason,
     ) {
+        // Others may have their turn.
+        delivery.suspect = None;
         let max_deliver = self.worker.queue_options.max_deliver;
         let remaining = message.deadline.remaining(UnixMicros::now());
         let attempt = delivery.attempt();
-        let Claim { acker, attempts, deliveries, turn: _turn, sequence, .. } = delivery;
+        let Claim { attempts, deliveries, sequence, .. } = delivery;
         let (request_id, traceparent) = (message.request_id.clone(), message.traceparent.clone());
         if failure == FailureReason::Rejected {
             // Trying again would only make it later.
             self.count_failure(&message, failure);
             self.answer(&message, sequence, error).await;
-            return self.report(&message, acker.ack().await);
+            return self.report(&message, delivery.acker.ack().await);
         }
         let settled = match disposition(error.code, attempt, max_deliver, remaining) {
             Disposition::Answer => {
                 self.count_failure(&message, failure);
                 self.answer(&message, sequence, error).await;
-                acker.ack().await
+                delivery.acker.ack().await
             }
             Disposition::Retry(delay) => {
                 let (request_id, id, trace_id) = ids(&message);
@@ -149,7 +153,8 @@ impl HostedModel {
                     request_id, id, trace_id, model = %self.key, attempt, %error,
                     "step failed; it will be tried again"
                 );
-                acker.nak(delay).await
+                self.note_end(&delivery).await;
+                delivery.acker.nak(delay).await
             }
             Disposition::GiveUp => {
                 let reason = error.message.clone();
@@ -162,13 +167,13 @@ impl HostedModel {
                     // There may be room for it later, until nobody waits any more.
                     let later = UnixMicros::now().after(LETTER_PAUSE) < message.deadline;
                     if later && deliveries < self.worker.queue_options.max_deliveries() {
-                        return self.report(&message, acker.nak(LETTER_PAUSE).await);
+                        return self.report(&message, delivery.acker.nak(LETTER_PAUSE).await);
                     }
                 }
                 self.count_failure(&message, failure);
                 self.statistics.record(|counters| counters.dead_letters += 1);
                 self.answer(&message, sequence, error).await;
-                acker.term(&reason).await
+                delivery.acker.term(&reason).await
             }
             Disposition::Drop => {
                 // What cannot be answered in time is dropped before its deadline passes.
@@ -178,7 +183,7 @@ impl HostedModel {
                     false => DropReason::Deadline,
                 };
                 self.statistics.record(|counters| counters.drop_request(reason));
-                acker.ack().await
+                delivery.acker.ack().await
             }
         };
         if let Err(error) = settled {

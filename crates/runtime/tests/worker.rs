@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
-use trireme_bus::{Answer, Bus, InProcess, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage};
+use trireme_bus::{
+    Answer, Bus, Delivery, InProcess, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage,
+};
 use trireme_inference::{
     ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
@@ -20,7 +22,7 @@ use trireme_runtime::{
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Longer than any execution here that ends.
-const EXECUTION_LIMIT: Duration = Duration::from_secs(5);
+const EXECUTION_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a cancellation takes to its worker at most: nobody hears that it has come.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
@@ -247,13 +249,17 @@ impl Stage {
     }
 }
 
+/// A model of one instance, or of so many as its name says at the end.
 fn write_model(repository: &Path, name: &str) {
     let directory = repository.join(name);
     std::fs::create_dir_all(directory.join("1")).expect("a directory");
-    let config = "backend: 'identity' max_batch_size: 0
-        input [{ name: 'INPUT0' data_type: TYPE_STRING dims: [1] }]
-        output [{ name: 'OUTPUT0' data_type: TYPE_STRING dims: [1] }]
-        instance_group [{ count: 1 kind: KIND_CPU }]";
+    let instances: u32 = name.trim_start_matches(char::is_alphabetic).parse().unwrap_or(1);
+    let config = format!(
+        "backend: 'identity' max_batch_size: 0
+        input [{{ name: 'INPUT0' data_type: TYPE_STRING dims: [1] }}]
+        output [{{ name: 'OUTPUT0' data_type: TYPE_STRING dims: [1] }}]
+        instance_group [{{ count: {instances} kind: KIND_CPU }}]"
+    );
     std::fs::write(directory.join("config.pbtxt"), config).expect("a file");
 }
 
@@ -500,35 +506,71 @@ async fn a_message_that_was_never_settled_is_given_up_without_running() {
     assert!(dead[0].reason.message.contains("was given up after 1 attempts"), "{}", dead[0].reason.message);
 }
 
-/// Two messages that were delivered before and come to a new worker as suspects with one attempt left; it executes one of
-/// them, until that is cancelled.
-async fn two_suspects() -> (Stage, [&'static str; 2]) {
-    let bus = Arc::new(InProcess::default());
-    let queue = QueueOptions { max_deliver: 2, ..QueueOptions::default() };
-    let model = ModelKey { name: "a".to_owned(), version: 1 };
-    bus.declare_queue(&model, &queue).await.expect("in process nothing refuses");
-    let ids = ["1", "2"];
-    for id in ids {
-        bus.publish(&request(id, &["a"], "last")).await.expect("in process nothing refuses");
+fn two_attempts() -> QueueOptions {
+    QueueOptions { max_deliver: 2, ..QueueOptions::default() }
+}
+
+/// These messages, in the hands of a worker. When it dies, they are suspects with one attempt left.
+async fn delivered_once(bus: &InProcess, messages: &[WorkMessage]) -> Vec<Delivery> {
+    let model = messages[0].queue().expect("a route");
+    bus.declare_queue(model, &two_attempts()).await.expect("in process nothing refuses");
+    for message in messages {
+        bus.publish(message).await.expect("in process nothing refuses");
     }
-    drop(
-        bus.pull(&model).await.expect("in process nothing refuses").next(2).await.expect("in process nothing refuses"),
-    );
-    let stage = Stage::start_on(bus, "gateway", &["a"], queue).await;
+    let mut puller = bus.pull(model).await.expect("in process nothing refuses");
+    puller.next(messages.len()).await.expect("in process nothing refuses")
+}
+
+/// Suspects with one attempt left at a new worker, which executes one of them until that is cancelled.
+async fn suspects(model: &'static str, count: usize) -> (Stage, Vec<String>) {
+    let bus = Arc::new(InProcess::default());
+    let ids: Vec<_> = (0..count).map(|number| number.to_string()).collect();
+    let messages: Vec<_> = ids.iter().map(|id| request(id, &[model], "last")).collect();
+    drop(delivered_once(&bus, &messages).await);
+    let stage = Stage::start_on(bus, "gateway", &[model], two_attempts()).await;
     stage.wait_for_executions(1).await;
     (stage, ids)
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn suspects_whose_turn_it_is_not_take_nobodys_place() {
+    // Far more than the worker takes in.
+    let (stage, ids) = suspects("a2", 100).await;
+    stage.ask(&request("healthy", &["a2"], "echo")).await.outcome.expect("a result");
+    // What is seen to fail kills nobody: its last attempt needs no turn.
+    let error = stage.ask(&request("failing", &["a2"], "fail")).await.outcome.unwrap_err();
+    assert_eq!(error.message, "failed");
+    assert_eq!(stage.executions(), 4, "of the suspects the first is still executed");
+    for id in ids {
+        stage.bus.cancel(&id).await.expect("in process nothing refuses");
+    }
+    stage.wait_for_rest(&["a2"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_is_over_when_its_run_is() {
+    /// Results wait for longer to be sent.
+    const SOON: Duration = Duration::from_secs(20);
+    let bus = Arc::new(InProcess::default());
+    let messages = [request("1", &["a", "nowhere"], "echo"), request("2", &["a"], "echo")];
+    let mut before = delivered_once(&bus, &messages).await;
+    drop(before.remove(0));
+    let stage = Stage::start_on(bus, "gateway", &["a"], two_attempts()).await;
+    let mut second = stage.inbox.expect(&messages[1]);
+    stage.wait_for_executions(1).await;
+    drop(before);
+    tokio::time::timeout(SOON, second.next()).await.expect("an answer").outcome.expect("a result");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_suspect_that_waits_for_its_turn_goes_to_another_worker_when_this_one_stops() {
-    let (Stage { bus, worker, executions, inbox: _inbox, _repository, .. }, ids) = two_suspects().await;
+    let (Stage { bus, worker, executions, inbox: _inbox, _repository, .. }, ids) = suspects("a", 2).await;
     let peer_starts = async {
         // The first worker is leaving: it takes nothing any more.
-        let queue = QueueOptions { max_deliver: 2, ..QueueOptions::default() };
-        let peer = Stage::start_on(bus.clone(), "other gateway", &["a"], queue).await;
+        let peer = Stage::start_on(bus.clone(), "other gateway", &["a"], two_attempts()).await;
         peer.wait_for_executions(1).await;
         for id in ids {
-            bus.cancel(id).await.unwrap();
+            bus.cancel(&id).await.unwrap();
         }
         peer
     };
@@ -541,9 +583,9 @@ async fn a_suspect_that_waits_for_its_turn_goes_to_another_worker_when_this_one_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_suspect_that_waits_for_its_turn_leaves_when_it_is_cancelled() {
-    let (stage, ids) = two_suspects().await;
+    let (stage, ids) = suspects("a", 2).await;
     for id in ids {
-        stage.bus.cancel(id).await.unwrap();
+        stage.bus.cancel(&id).await.unwrap();
     }
     stage.wait_for_rest(&["a"]).await;
     assert!(stage.bus.dead_letters().is_empty());
