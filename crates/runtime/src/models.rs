@@ -26,7 +26,7 @@ use trireme_model_repository::RepositoryModel;
 
 use crate::backend::{Backend, LoadError, LoadedModel};
 use crate::canary::{self, Canary};
-use crate::hosted::HostedModel;
+use crate::hosted::{HostedModel, Work};
 use crate::intake;
 use crate::limits;
 use crate::load::{backend_of, load_version, stage};
@@ -71,6 +71,9 @@ struct Instances {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// Closes the queue of a version that is not hosted in the end: its threads would wait there for ever, with all of the model.
+struct Unhosted(Option<Arc<WorkQueue<Work>>>);
+
 /// The task that pulls work for a version. It stays when the instances behind it change: what is on its way is for
 /// whichever is current.
 struct Pull {
@@ -90,6 +93,14 @@ pub(crate) struct Applied {
     pub entries: Vec<WorkerEntry>,
     /// Versions that could not be loaded.
     pub faults: Vec<(i64, LoadError)>,
+}
+
+impl Drop for Unhosted {
+    fn drop(&mut self) {
+        if let Some(queue) = &self.0 {
+            queue.close();
+        }
+    }
 }
 
 // === impl Models ===
@@ -267,9 +278,6 @@ impl Models {
         let intake = intake::of(policy.as_ref(), &instances, &config);
         let queue = WorkQueue::new(policy, in_hand, intake);
         let statistics = self.shared.statistics.model(&key);
-        let observed = Arc::downgrade(&queue);
-        let load = move || observed.upgrade().map(|queue| queue.load()).unwrap_or_default();
-        statistics.host(stage(&config.backend), took, load);
         let mut entry = self.entry(&key, ModelState::Ready, config.to_json(), queue.capacity());
         // Where another is replaced its puller stays, and with it what stops that.
         let running = self.versions.lock().get(&key).and_then(|known| Some(known.running.as_ref()?.pull.stop.clone()));
@@ -288,6 +296,7 @@ impl Models {
             executions: Executions::default(),
             taken_in: Mutex::default(),
         });
+        let mut unhosted = Unhosted(Some(hosted.queue.clone()));
         let mut threads = Vec::new();
         for (index, instance) in instances.into_iter().enumerate() {
             let model = hosted.clone();
@@ -301,6 +310,10 @@ impl Models {
         self.declare(&hosted).await?;
         let mut said = self.shared.said.lock().await;
         self.shared.announce(&mut said, &mut entry).await?;
+        unhosted.0 = None;
+        let observed = Arc::downgrade(&hosted.queue);
+        let load = move || observed.upgrade().map(|queue| queue.load()).unwrap_or_default();
+        hosted.statistics.host(stage(&hosted.config.backend), took, load);
         self.shared.remember(&hosted);
         self.look_after(&hosted);
         let instances = Instances { model: hosted.clone(), threads };

@@ -1,5 +1,8 @@
 //! A whole worker on the in-process bus, with a backend whose behaviour each request chooses.
 
+#[path = "worker/faulty.rs"]
+mod faulty;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,6 +21,8 @@ use trireme_runtime::{
     Backend, BatchPolicy, Candidate, ControlOptions, Decision, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel,
     ModelInstance, ModelSource, OneAtATime, Snapshot, Statistics, Stop, Worker, WorkerOptions,
 };
+
+use crate::faulty::{Asked, Faulty};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -219,17 +224,7 @@ impl Stage {
             write_model(repository.path(), model);
         }
         let executions = backend.executions.clone();
-        let options = WorkerOptions {
-            name: "worker".to_owned(),
-            service: "test".to_owned(),
-            model_repository: vec![repository.path().to_owned()],
-            execution_limit: Some(EXECUTION_LIMIT),
-            canary: (!backend.canary.lock().is_empty()).then_some(backend.pause.max(CANARY)),
-            auto_complete: true,
-            control: ControlOptions::default(),
-            queue,
-            statistics: Statistics::new("worker"),
-        };
+        let options = options(repository.path(), &backend, queue);
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(backend)];
         let worker = Worker::start(bus.clone(), &backends, &options).await.expect("in process nothing refuses");
         let inbox = bus.open_inbox(gateway).await.expect("in process nothing refuses");
@@ -246,6 +241,20 @@ impl Stage {
 
     fn executions(&self) -> usize {
         self.executions.load(Ordering::SeqCst)
+    }
+}
+
+fn options(repository: &Path, backend: &Obedient, queue: QueueOptions) -> WorkerOptions {
+    WorkerOptions {
+        name: "worker".to_owned(),
+        service: "test".to_owned(),
+        model_repository: vec![repository.to_owned()],
+        execution_limit: Some(EXECUTION_LIMIT),
+        canary: (!backend.canary.lock().is_empty()).then_some(backend.pause.max(CANARY)),
+        auto_complete: true,
+        control: ControlOptions::default(),
+        queue,
+        statistics: Statistics::new("worker"),
     }
 }
 
@@ -641,6 +650,25 @@ async fn a_step_that_nobody_serves_is_waited_for_until_the_deadline() {
     let late = Stage::start_on(stage.bus.clone(), "another gateway", &["late"], three_attempts()).await;
     tokio::time::timeout(PATIENCE, replies.next()).await.expect("no answer").outcome.unwrap();
     assert_eq!((stage.executions(), late.executions()), (2, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_cannot_be_hosted_is_let_go_of() {
+    for asked in [Asked::Queue, Asked::Entry] {
+        let (repository, backend) = (tempfile::tempdir().expect("a temporary directory"), Obedient::default());
+        write_model(repository.path(), "a");
+        let (bus, instances) = (Faulty::default(), backend.executions.clone());
+        bus.refuse(asked);
+        let options = options(repository.path(), &backend, three_attempts());
+        let started = Worker::start(Arc::new(bus), &[Arc::new(backend)], &options).await;
+        assert!(started.is_err_and(|error| error.to_string().contains("as told")), "{asked:?}");
+        let gone = async {
+            while Arc::strong_count(&instances) > 1 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, gone).await.expect("nobody has the instance any more");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
