@@ -289,7 +289,7 @@ pub(crate) fn unwanted(cancelled: &CancelFlag, deadline: UnixMicros) -> Option<I
 /// Triton's text.
 const TIMEOUT_EXPIRED: &str = "Request timeout expired";
 
-fn cancelled_by_client() -> InferError {
+pub(crate) fn cancelled_by_client() -> InferError {
     InferError::cancelled("cancelled by the client")
 }
 

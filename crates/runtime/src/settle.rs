@@ -4,7 +4,7 @@
 //! table).
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use trireme_bus::{BusError, DeadLetter, Output, Reply, WorkMessage, queue_pause};
@@ -14,7 +14,10 @@ use trireme_telemetry::trace_id;
 use crate::backend::ExecuteResponse;
 use crate::disposition::{Disposition, disposition};
 use crate::execute::computed;
-use crate::hosted::{Claim, HostedModel, Pending, Stay};
+use crate::hosted::{Claim, HostedModel, Pending, Stay, cancelled_by_client};
+
+/// Longest that a result waits for a queue that is not there: its workers make it anew when they see that it is lost.
+const QUEUE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Pause before a message that is given up, and could not be set aside, is delivered again for that.
 const LETTER_PAUSE: Duration = Duration::from_secs(1);
@@ -87,6 +90,9 @@ impl HostedModel {
 
     /// The next step's queue did not take the request, or its answer could not be sent.
     pub(crate) async fn settle_unpublished(&self, message: WorkMessage, delivery: Claim, error: BusError) {
+        if self.worker.cancellations.is_cancelled(&message.request_id) {
+            return self.settle_error(message, delivery, cancelled_by_client(), FailureReason::Other).await;
+        }
         match error {
             BusError::Full { .. } | BusError::ClaimsFull { .. } => {
                 // Running the step again would not make room: the request is refused, at once.
@@ -108,11 +114,13 @@ impl HostedModel {
     /// A broker that restarts loses its queues, and each worker makes its own anew: between the two, results wait here,
     /// because running their step again would not bring the next one's queue back.
     pub(crate) async fn publish_when_there_is_a_queue(&self, message: &WorkMessage) -> Result<(), BusError> {
-        let mut time = 0;
+        let (begun, mut time) = (Instant::now(), 0);
         loop {
             let published = self.worker.bus.publish(message).await.map(drop);
-            let waits = matches!(published, Err(BusError::NoQueue { .. })) && message.deadline > UnixMicros::now();
-            if !waits {
+            let over = message.deadline <= UnixMicros::now()
+                || begun.elapsed() >= QUEUE_LIMIT
+                || self.worker.cancellations.is_cancelled(&message.request_id);
+            if over || !matches!(published, Err(BusError::NoQueue { .. })) {
                 return published;
             }
             tokio::time::sleep(queue_pause(time)).await;

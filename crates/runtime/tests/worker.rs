@@ -653,6 +653,18 @@ async fn a_step_that_nobody_serves_is_waited_for_until_the_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_result_that_waits_for_its_queue_is_let_go_of_when_nobody_wants_it() {
+    let stage = Stage::start(&["a"], three_attempts()).await;
+    let patient = WorkMessage { deadline: UnixMicros::NEVER, ..request("1", &["a", "nowhere"], "echo") };
+    stage.bus.publish(&patient).await.unwrap();
+    stage.wait_for_executions(1).await;
+    stage.bus.cancel("1").await.unwrap();
+    stage.wait_for_rest(&["a"]).await;
+    assert_eq!(stage.executions(), 1);
+    assert!(stage.bus.dead_letters().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_model_that_cannot_be_hosted_is_let_go_of() {
     for asked in [Asked::Queue, Asked::Entry] {
         let (repository, backend) = (tempfile::tempdir().expect("a temporary directory"), Obedient::default());
