@@ -31,14 +31,16 @@ impl HostedModel {
         pending.stay.span.computed(computed(&response.timing));
         self.count_completed(&pending, &response.timing, true);
         let hop = self.hop(&pending, &response.timing);
-        let Pending { mut message, mut delivery, stay, .. } = pending;
+        // What is given up is set aside as it came.
+        let Pending { message: received, mut delivery, stay, .. } = pending;
+        let mut message = received.clone();
         advance(&mut message, hop, response.outputs);
 
         if message.route.current().is_some() {
             let Some((message, mut delivery)) = self.worker.hand_over(message, delivery) else { return };
             delivery.suspect = None;
             let this = self.clone();
-            self.settle(async move { this.publish(message, delivery, stay).await });
+            self.settle(async move { this.publish(received, message, delivery, stay).await });
         } else {
             delivery.suspect = None;
             let output = Output { tensors: std::mem::take(&mut message.tensors), parameters: Default::default() };
@@ -47,10 +49,10 @@ impl HostedModel {
             self.settle(async move {
                 let mut stay = stay;
                 match this.worker.bus.reply(reply).await {
-                    Ok(()) => this.report(&message, delivery.acker.ack().await),
+                    Ok(()) => this.report(&received, delivery.acker.ack().await),
                     Err(error) => {
                         stay.span.fail(&error.to_string());
-                        this.settle_unpublished(message, delivery, error).await;
+                        this.settle_unpublished(received, delivery, error).await;
                     }
                 }
             });
@@ -78,17 +80,18 @@ impl HostedModel {
         }
     }
 
-    pub(crate) async fn publish(self: Arc<Self>, message: WorkMessage, delivery: Claim, mut stay: Stay) {
+    /// Sends a result, `message`, to the next step's queue.
+    async fn publish(self: Arc<Self>, received: WorkMessage, message: WorkMessage, delivery: Claim, mut stay: Stay) {
         match self.publish_when_there_is_a_queue(&message).await {
-            Ok(()) => self.report(&message, delivery.acker.ack().await),
+            Ok(()) => self.report(&received, delivery.acker.ack().await),
             Err(error) => {
                 stay.span.fail(&error.to_string());
-                self.settle_unpublished(message, delivery, error).await;
+                self.settle_unpublished(received, delivery, error).await;
             }
         }
     }
 
-    /// The next step's queue did not take the request, or its answer could not be sent.
+    /// The next step's queue did not take the result of this message, or its answer could not be sent.
     pub(crate) async fn settle_unpublished(&self, message: WorkMessage, delivery: Claim, error: BusError) {
         if self.worker.cancellations.is_cancelled(&message.request_id) {
             return self.settle_error(message, delivery, cancelled_by_client(), FailureReason::Other).await;
@@ -96,11 +99,10 @@ impl HostedModel {
         match error {
             BusError::Full { .. } | BusError::ClaimsFull { .. } => {
                 // Running the step again would not make room: the request is refused, at once.
-                match message.queue() {
+                match message.route.remaining().get(1) {
                     Some(next) => {
-                        let took = UnixMicros::now().since(message.sent_at);
-                        let next = self.worker.statistics.model(next);
-                        next.record(|counters| counters.fail(FailureReason::Rejected, took));
+                        let next = self.worker.statistics.model(&next.model);
+                        next.record(|counters| counters.fail(FailureReason::Rejected, Duration::ZERO));
                     }
                     None => self.count_failure(&message, FailureReason::Rejected),
                 }

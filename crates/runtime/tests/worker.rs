@@ -10,9 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
-use trireme_bus::{
-    Answer, Bus, Delivery, InProcess, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage,
-};
+use trireme_bus::{Answer, Bus, Delivery, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage};
 use trireme_inference::{
     ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
@@ -157,7 +155,7 @@ fn obey(request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
 
 /// A worker that hosts `models` of one step each, and a gateway's inbox.
 struct Stage {
-    bus: Arc<InProcess>,
+    bus: Arc<Faulty>,
     worker: Worker,
     inbox: Arc<Inbox>,
     executions: Arc<AtomicUsize>,
@@ -170,7 +168,7 @@ impl Stage {
         Stage::start_on(Arc::default(), "gateway", models, queue).await
     }
 
-    async fn start_on(bus: Arc<InProcess>, gateway: &str, models: &[&str], queue: QueueOptions) -> Stage {
+    async fn start_on(bus: Arc<Faulty>, gateway: &str, models: &[&str], queue: QueueOptions) -> Stage {
         let repository = tempfile::tempdir().expect("a temporary directory");
         Stage::start_backend(bus, gateway, models, queue, Obedient::default(), repository).await
     }
@@ -183,7 +181,7 @@ impl Stage {
     }
 
     /// The same, with no canary requests for being idle.
-    async fn start_with_rare_canary(bus: &Arc<InProcess>, canary: &Arc<Mutex<&'static str>>, declared: bool) -> Stage {
+    async fn start_with_rare_canary(bus: &Arc<Faulty>, canary: &Arc<Mutex<&'static str>>, declared: bool) -> Stage {
         let repository = tempfile::tempdir().expect("a temporary directory");
         let backend = Obedient { canary: canary.clone(), declared, pause: Duration::MAX / 4, ..Obedient::default() };
         Stage::start_backend(bus.clone(), "gateway", &["a"], three_attempts(), backend, repository).await
@@ -213,7 +211,7 @@ impl Stage {
     }
 
     async fn start_backend(
-        bus: Arc<InProcess>,
+        bus: Arc<Faulty>,
         gateway: &str,
         models: &[&str],
         queue: QueueOptions,
@@ -453,7 +451,7 @@ async fn fail_in_a_row(stage: &Stage, requests: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_ends_that_fails_all_that_comes() {
-    let (bus, canary) = (Arc::new(InProcess::default()), Arc::new(Mutex::new("echo")));
+    let (bus, canary) = (Arc::new(Faulty::default()), Arc::new(Mutex::new("echo")));
     let stage = Stage::start_with_rare_canary(&bus, &canary, true).await;
     *canary.lock() = "fail";
     fail_in_a_row(&stage, 8).await;
@@ -494,7 +492,7 @@ async fn a_made_up_canary_request_that_the_model_does_not_take_is_given_up() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_was_never_settled_is_given_up_without_running() {
-    let bus = Arc::new(InProcess::default());
+    let bus = Arc::new(Faulty::default());
     let queue = QueueOptions { max_deliver: 1, ..QueueOptions::default() };
     let model = ModelKey { name: "a".to_owned(), version: 1 };
     bus.declare_queue(&model, &queue).await.unwrap();
@@ -520,7 +518,7 @@ fn two_attempts() -> QueueOptions {
 }
 
 /// These messages, in the hands of a worker. When it dies, they are suspects with one attempt left.
-async fn delivered_once(bus: &InProcess, messages: &[WorkMessage]) -> Vec<Delivery> {
+async fn delivered_once(bus: &Faulty, messages: &[WorkMessage]) -> Vec<Delivery> {
     let model = messages[0].queue().expect("a route");
     bus.declare_queue(model, &two_attempts()).await.expect("in process nothing refuses");
     for message in messages {
@@ -532,7 +530,7 @@ async fn delivered_once(bus: &InProcess, messages: &[WorkMessage]) -> Vec<Delive
 
 /// Suspects with one attempt left at a new worker, which executes one of them until that is cancelled.
 async fn suspects(model: &'static str, count: usize) -> (Stage, Vec<String>) {
-    let bus = Arc::new(InProcess::default());
+    let bus = Arc::new(Faulty::default());
     let ids: Vec<_> = (0..count).map(|number| number.to_string()).collect();
     let messages: Vec<_> = ids.iter().map(|id| request(id, &[model], "last")).collect();
     drop(delivered_once(&bus, &messages).await);
@@ -560,7 +558,7 @@ async fn suspects_whose_turn_it_is_not_take_nobodys_place() {
 async fn a_turn_is_over_when_its_run_is() {
     /// Results wait for longer to be sent.
     const SOON: Duration = Duration::from_secs(20);
-    let bus = Arc::new(InProcess::default());
+    let bus = Arc::new(Faulty::default());
     let messages = [request("1", &["a", "nowhere"], "echo"), request("2", &["a"], "echo")];
     let mut before = delivered_once(&bus, &messages).await;
     drop(before.remove(0));
@@ -642,7 +640,8 @@ async fn a_step_that_nobody_serves_is_waited_for_until_the_deadline() {
     let error = stage.ask(&patient("1", Duration::from_secs(1))).await.outcome.unwrap_err();
     assert_eq!(error.code, ErrorCode::Unavailable);
     assert_eq!(error.message, "in ensemble 'e', no worker serves 'late:1' on this bus");
-    assert_eq!(stage.bus.dead_letters().len(), 1);
+    let [dead] = &stage.bus.dead_letters()[..] else { panic!("it is set aside") };
+    assert_eq!(dead.message.queue().map(|model| model.name.as_str()), Some("a"), "as it was delivered");
 
     let mut replies = stage.inbox.expect(&request("2", &["a"], ""));
     stage.bus.publish(&patient("2", PATIENCE)).await.unwrap();
@@ -665,12 +664,23 @@ async fn a_result_that_waits_for_its_queue_is_let_go_of_when_nobody_wants_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_answered_is_set_aside_as_it_came() {
+    let stage = Stage::start(&["a"], three_attempts()).await;
+    stage.bus.refuse(&[Asked::Reply]);
+    let message = request("1", &["a"], "echo");
+    stage.bus.publish(&message).await.unwrap();
+    stage.wait_for_rest(&["a"]).await;
+    let [dead] = &stage.bus.dead_letters()[..] else { panic!("it is set aside") };
+    assert_eq!((&dead.message, dead.attempts), (&message, 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_model_that_cannot_be_hosted_is_let_go_of() {
     for asked in [Asked::Queue, Asked::Entry] {
         let (repository, backend) = (tempfile::tempdir().expect("a temporary directory"), Obedient::default());
         write_model(repository.path(), "a");
         let (bus, instances) = (Faulty::default(), backend.executions.clone());
-        bus.refuse(asked);
+        bus.refuse(&[asked]);
         let options = options(repository.path(), &backend, three_attempts());
         let started = Worker::start(Arc::new(bus), &[Arc::new(backend)], &options).await;
         assert!(started.is_err_and(|error| error.to_string().contains("as told")), "{asked:?}");

@@ -1,6 +1,7 @@
 //! The in-process bus, and a broker's refusals.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Deref;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -18,18 +19,20 @@ use trireme_inference::ModelKey;
 pub enum Asked {
     Queue,
     Entry,
+    Reply,
 }
 
 /// A bus that refuses for as long as it is told to.
 #[derive(Clone, Default)]
 pub struct Faulty {
-    pub bus: InProcess,
+    bus: InProcess,
     refused: Arc<Mutex<HashSet<Asked>>>,
 }
 
 impl Faulty {
-    pub fn refuse(&self, asked: Asked) {
-        self.refused.lock().insert(asked);
+    /// From now on it refuses these, and nothing else.
+    pub fn refuse(&self, asked: &[Asked]) {
+        *self.refused.lock() = asked.iter().copied().collect();
     }
 
     fn check(&self, asked: Asked) -> Result<(), BusError> {
@@ -37,6 +40,14 @@ impl Faulty {
             true => Err(BusError::Refused { action: "doing as asked", reason: "as told".to_owned() }),
             false => Ok(()),
         }
+    }
+}
+
+impl Deref for Faulty {
+    type Target = InProcess;
+
+    fn deref(&self) -> &InProcess {
+        &self.bus
     }
 }
 
@@ -80,6 +91,7 @@ impl Bus for Faulty {
     }
 
     async fn reply(&self, reply: Reply) -> Result<(), BusError> {
+        self.check(Asked::Reply)?;
         self.bus.reply(reply).await
     }
 
