@@ -34,6 +34,8 @@ pub(crate) struct Suspects(Arc<Mutex<()>>);
 
 /// What is known of a suspect.
 pub(crate) struct Suspect {
+    /// How often it was begun before.
+    known: Attempts,
     /// Whether nothing else may run in one batch with it.
     alone: bool,
     /// Until it has been executed.
@@ -83,7 +85,7 @@ impl HostedModel {
                 },
                 false => None,
             };
-            claim.suspect = Some(Suspect { alone: left == 1, _turn: turn });
+            claim.suspect = Some(Suspect { known, alone: left == 1, _turn: turn });
         }
         self.admit(message, claim, permit);
     }
@@ -123,11 +125,15 @@ impl HostedModel {
     }
 
     fn do_not_begin(self: &Arc<Self>, pending: Pending, error: BusError) {
-        let (this, Pending { message, delivery, mut stay, .. }) = (self.clone(), pending);
+        let (this, Pending { message, mut delivery, mut stay, .. }) = (self.clone(), pending);
         self.worker.cancellations.leave(&message.request_id);
         stay.span.fail(&error.to_string());
         self.settle(async move {
             let _stay = stay;
+            if let Some(known) = delivery.suspect.take().map(|suspect| suspect.known) {
+                // The note may be on its way all the same: this one comes after it, and says what is true.
+                let _ = this.worker.bus.note_attempts(&delivery.name, known).await;
+            }
             this.give_back(&message, delivery, &error).await;
         });
     }

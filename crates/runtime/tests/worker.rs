@@ -555,6 +555,18 @@ async fn suspects_whose_turn_it_is_not_take_nobodys_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_could_not_be_noted_in_time_does_not_count() {
+    let bus = Arc::new(Faulty::default());
+    let message = request("1", &["a"], "echo");
+    drop(delivered_once(&bus, std::slice::from_ref(&message)).await);
+    // The broker has it, and says so too late.
+    bus.refuse(&[Asked::NoteUnheard]);
+    let stage = Stage::start_on(bus, "gateway", &["a"], two_attempts()).await;
+    let mut answer = stage.inbox.expect(&message);
+    tokio::time::timeout(PATIENCE, answer.next()).await.expect("an answer").outcome.expect("it was begun once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_turn_is_over_when_its_run_is() {
     /// Results wait for longer to be sent.
     const SOON: Duration = Duration::from_secs(20);

@@ -20,6 +20,8 @@ pub enum Asked {
     Queue,
     Entry,
     Reply,
+    /// One note is taken, and nobody is told.
+    NoteUnheard,
 }
 
 /// A bus that refuses for as long as it is told to.
@@ -71,7 +73,11 @@ impl Bus for Faulty {
     }
 
     async fn note_attempts(&self, message: &MessageName, attempts: Attempts) -> Result<(), BusError> {
-        self.bus.note_attempts(message, attempts).await
+        self.bus.note_attempts(message, attempts).await?;
+        match self.refused.lock().remove(&Asked::NoteUnheard) {
+            true => Err(BusError::Unreachable("as told".to_owned())),
+            false => Ok(()),
+        }
     }
 
     fn message_bytes(&self) -> usize {
