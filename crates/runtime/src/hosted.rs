@@ -197,9 +197,7 @@ impl HostedModel {
     fn check(&self, message: &WorkMessage, delivery: &Claim, now: UnixMicros) -> Result<Vec<Tensor>, InferError> {
         let attempts = delivery.attempts;
         if !delivery.begun && attempts >= self.worker.queue_options.max_deliver {
-            return Err(InferError::internal(format!(
-                "request was given up after {attempts} attempts: each time the worker died or stopped responding"
-            )));
+            return Err(given_up(attempts));
         }
         if message.deadline <= now {
             return Err(expired());
@@ -291,6 +289,13 @@ const TIMEOUT_EXPIRED: &str = "Request timeout expired";
 
 pub(crate) fn cancelled_by_client() -> InferError {
     InferError::cancelled("cancelled by the client")
+}
+
+/// A message has been begun as often as it may be, and nobody has said how that ended.
+pub(crate) fn given_up(attempts: u32) -> InferError {
+    InferError::internal(format!(
+        "request was given up after {attempts} attempts: each time the worker died or stopped responding"
+    ))
 }
 
 /// Nobody waits for a request past its deadline: the gateway has answered it.

@@ -15,10 +15,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use trireme_bus::{Attempts, BusError, WorkMessage};
-use trireme_inference::UnixMicros;
+use trireme_inference::{FailureReason, UnixMicros};
 
 use crate::backend::ExecuteRequest;
-use crate::hosted::{Claim, HostedModel, Pending, Work};
+use crate::hosted::{Claim, HostedModel, Pending, Work, given_up};
 use crate::queue::Permit;
 
 /// Pause before a delivery that was given back is delivered again: by then the pull requests of a worker that stops, and of
@@ -65,6 +65,8 @@ impl HostedModel {
             Ok(Some(known)) => known,
             // Who had it first has not said that it did not begin it.
             Ok(None) => Attempts { begun: 1, ended: false },
+            // There is a broker, and no place for notes: deliveries are counted, or nothing that came again would be done.
+            Err(BusError::Refused { .. }) => Attempts { begun: claim.deliveries.saturating_sub(1), ended: false },
             Err(error) => return self.give_back(&message, claim, &error).await,
         };
         claim.attempts = known.begun;
@@ -91,7 +93,7 @@ impl HostedModel {
     }
 
     /// Counts the attempts that begin now; those of suspects are noted first. One that cannot be noted does not begin, or
-    /// its message could kill workers without end. Called by an instance's thread, which waits for the bus: at most as long
+    /// its message could kill workers without end; where the broker has no place for notes, deliveries are its count. Called by an instance's thread, which waits for the bus: at most as long
     /// as a publish takes.
     pub(crate) fn count_attempts(
         self: &Arc<Self>,
@@ -109,11 +111,12 @@ impl HostedModel {
             let noted = self.worker.tasks.runtime().block_on(join_all(noting));
             let mut noted = noted.into_iter();
             let mut begin = |begun: (ExecuteRequest, Pending)| match noted.next() {
+                None | Some(Ok(())) => Some(begun),
+                Some(Err(error @ BusError::Refused { .. })) => self.begin_unnoted(begun, &error),
                 Some(Err(error)) => {
                     self.do_not_begin(begun.1, error);
                     None
                 }
-                _ => Some(begun),
             };
             batch = batch.into_iter().filter_map(&mut begin).collect();
         }
@@ -122,6 +125,24 @@ impl HostedModel {
             pending.delivery.begun = true;
         }
         batch
+    }
+
+    /// Counts an attempt by the deliveries of its message, as far as that leaves one.
+    fn begin_unnoted(
+        self: &Arc<Self>,
+        (request, mut pending): (ExecuteRequest, Pending),
+        error: &BusError,
+    ) -> Option<(ExecuteRequest, Pending)> {
+        let (message, model) = (&pending.delivery.name.id, &self.key);
+        tracing::warn!(message, %model, %error, "attempts cannot be noted; deliveries are counted instead");
+        let delivery = &mut pending.delivery;
+        delivery.attempts = delivery.attempts.max(delivery.deliveries.saturating_sub(1));
+        if delivery.attempts < self.worker.queue_options.max_deliver {
+            return Some((request, pending));
+        }
+        let given_up = given_up(delivery.attempts);
+        self.fail(pending, given_up, FailureReason::Other);
+        None
     }
 
     fn do_not_begin(self: &Arc<Self>, pending: Pending, error: BusError) {

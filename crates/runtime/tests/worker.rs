@@ -567,6 +567,36 @@ async fn an_attempt_that_could_not_be_noted_in_time_does_not_count() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn where_there_is_no_place_for_notes_deliveries_are_counted() {
+    for refused in [&[Asked::Note][..], &[Asked::Note, Asked::Attempts]] {
+        let bus = Arc::new(Faulty::default());
+        let messages =
+            [("good", "echo"), ("bad", "fail"), ("deadly", "echo")].map(|(id, order)| request(id, &["a"], order));
+        let mut delivered = delivered_once(&bus, &messages).await;
+        // Each of its workers dies.
+        let mut deadly = delivered.pop();
+        for _ in 1..3 {
+            drop(deadly.take());
+            let mut puller = bus.pull(messages[2].queue().unwrap()).await.unwrap();
+            deadly = puller.next(1).await.unwrap().pop();
+        }
+        bus.refuse(refused);
+        let stage = Stage::start_on(bus, "gateway", &["a"], three_attempts()).await;
+        let mut answers = messages.each_ref().map(|message| stage.inbox.expect(message));
+        drop((delivered, deadly));
+        let mut outcomes = Vec::new();
+        for answer in &mut answers {
+            let reply = tokio::time::timeout(PATIENCE, answer.next()).await.expect("an answer");
+            outcomes.push(reply.outcome.map(drop).map_err(|error| error.message));
+        }
+        let given_up = "request was given up after 3 attempts: each time the worker died or stopped responding";
+        assert_eq!(outcomes, [Ok(()), Err("failed".to_owned()), Err(given_up.to_owned())]);
+        assert_eq!(stage.executions(), 3, "the good one, and the second and third attempt at the bad one");
+        assert!(stage.bus.dead_letters().iter().all(|dead| dead.attempts == 3));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_turn_is_over_when_its_run_is() {
     /// Results wait for longer to be sent.
     const SOON: Duration = Duration::from_secs(20);

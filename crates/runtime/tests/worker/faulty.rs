@@ -20,6 +20,8 @@ pub enum Asked {
     Queue,
     Entry,
     Reply,
+    Attempts,
+    Note,
     /// One note is taken, and nobody is told.
     NoteUnheard,
 }
@@ -69,10 +71,12 @@ impl Bus for Faulty {
     }
 
     async fn attempts(&self, message: &MessageName) -> Result<Option<Attempts>, BusError> {
+        self.check(Asked::Attempts)?;
         self.bus.attempts(message).await
     }
 
     async fn note_attempts(&self, message: &MessageName, attempts: Attempts) -> Result<(), BusError> {
+        self.check(Asked::Note)?;
         self.bus.note_attempts(message, attempts).await?;
         match self.refused.lock().remove(&Asked::NoteUnheard) {
             true => Err(BusError::Unreachable("as told".to_owned())),
