@@ -145,15 +145,16 @@ impl HostedModel {
                 return self.fail(pending, cancelled_by_client(), FailureReason::Other);
             }
             Err(error) => return self.fail(pending, error, FailureReason::Other),
-            Ok(_) if self.is_late(&pending.message, received_at) => {
-                self.queue.came_late();
-                return self.drop_late(pending);
-            }
-            Ok(_) if self.patience(&pending.message, received_at) == Patience::Over => {
-                return self.fail(pending, refused(), FailureReason::Rejected);
-            }
             Ok(checked) => checked,
         };
+        let description = self.queue.describe(&inputs);
+        if self.is_late(&pending.message, &description, received_at) {
+            self.queue.came_late();
+            return self.drop_late(pending);
+        }
+        if self.patience(&pending.message, received_at) == Patience::Over {
+            return self.fail(pending, refused(), FailureReason::Rejected);
+        }
         let message = &pending.message;
         let outputs = message.route.current().map_or(&[][..], |step| &step.outputs);
         let request = ExecuteRequest {
@@ -166,7 +167,6 @@ impl HostedModel {
             inputs,
         };
         let arrived = Instant::now();
-        let description = self.queue.describe(&request.inputs);
         let delayed = self.patience(message, received_at) == Patience::Delayed;
         let priority = message.level().saturating_mul(2) | u32::from(delayed);
         let candidate = Candidate { arrived, priority, description };
@@ -208,8 +208,8 @@ impl HostedModel {
     }
 
     /// Whether a request that comes now will not be answered before its deadline.
-    fn is_late(&self, message: &WorkMessage, now: UnixMicros) -> bool {
-        self.queue.outlook().is_some_and(|(run, wait)| is_too_late(message, run, wait, now))
+    fn is_late(&self, message: &WorkMessage, description: &Description, now: UnixMicros) -> bool {
+        self.queue.outlook(description).is_some_and(|(run, wait)| is_too_late(message, run, wait, now))
     }
 
     /// Lets go of a request that would not be answered before its deadline; the gateway answers it then.
