@@ -65,6 +65,13 @@ struct Running {
     pull: Pull,
 }
 
+/// A version that was loaded, which took so long, and its canary request.
+struct Proven {
+    loaded: LoadedModel,
+    canary: Option<Canary>,
+    took: Duration,
+}
+
 /// A loaded version with its threads.
 struct Instances {
     model: Arc<HostedModel>,
@@ -138,7 +145,11 @@ impl Models {
         let outcomes = join_all(loading).await;
         let (mut loaded, mut faults) = (Vec::new(), Vec::new());
         for (version, outcome) in changed.into_iter().zip(outcomes) {
-            match outcome {
+            let proven = match outcome {
+                Ok((instance, took)) => self.prove(&model.name, instance, took).await,
+                Err(fault) => Err(fault),
+            };
+            match proven {
                 Ok(instance) => loaded.push((version, instance)),
                 Err(fault) => faults.push((version, fault)),
             }
@@ -257,19 +268,24 @@ impl Models {
         Ok(())
     }
 
+    /// Finds out what canary requests a model takes, where there are any.
+    async fn prove(&self, name: &str, mut loaded: LoadedModel, took: Duration) -> Result<Proven, LoadError> {
+        let canary = match self.options.canary {
+            Some(_) => Canary::prove(&mut loaded, name, self.options.execution_limit).await?,
+            None => None,
+        };
+        Ok(Proven { loaded, canary, took })
+    }
+
     /// Lets a loaded version take work; the one that it replaces drains.
     async fn host(
         &self,
         model: &RepositoryModel,
         version: i64,
-        (loaded, took): (LoadedModel, Duration),
+        Proven { loaded, canary, took }: Proven,
     ) -> Result<(), BusError> {
         let key = ModelKey { name: model.name.clone(), version };
-        let LoadedModel { config, instances, policy, canary } = loaded;
-        let (canary, instances) = match self.options.canary {
-            Some(_) => Canary::prove(canary, &key, &config, instances).await,
-            None => (None, instances),
-        };
+        let LoadedModel { config, instances, policy, .. } = loaded;
         let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
         let in_hand = match queue_policy::is_limited(&config) {
             true => queue_policy::taken_in(instances.len().max(1), policy.max_rows()),

@@ -146,6 +146,7 @@ fn obey(request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
         b"fail" => return Err(InferError::internal("failed")),
         // Without a trace: to write one takes seconds on a busy machine, which would count as an execution that hangs.
         b"panic" => std::panic::resume_unwind(Box::new("as told")),
+        b"hang" => std::thread::sleep(Duration::from_secs(3600)),
         b"sleep" => std::thread::sleep(Duration::from_secs(1)),
         b"hang once" if !HUNG.swap(true, Ordering::SeqCst) => std::thread::sleep(Duration::from_secs(3600)),
         _ => {}
@@ -488,6 +489,18 @@ async fn a_made_up_canary_request_that_the_model_does_not_take_is_given_up() {
     assert!(ended.is_err(), "the worker goes on");
     assert_eq!(stage.executions(), 1, "it is not tried again");
     stage.ask(&request("1", &["a"], "echo")).await.outcome.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_hangs_on_a_made_up_canary_request_is_not_served() {
+    let repository = tempfile::tempdir().expect("a temporary directory");
+    write_model(repository.path(), "a");
+    let backend = Obedient { canary: Arc::new(Mutex::new("hang")), ..Obedient::default() };
+    let options = options(repository.path(), &backend, three_attempts());
+    let options = WorkerOptions { execution_limit: Some(CANARY), ..options };
+    let (bus, backends): (_, [Arc<dyn Backend>; 1]) = (Arc::new(Faulty::default()), [Arc::new(backend)]);
+    let started = tokio::time::timeout(PATIENCE, Worker::start(bus, &backends, &options)).await.expect("it is noticed");
+    assert!(started.is_err_and(|error| error.to_string().contains("takes longer than the execution limit")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
