@@ -67,6 +67,20 @@ fn what_runs_alone_comes_first_and_joins_nobody() {
 }
 
 #[test]
+fn one_instance_is_enough_for_what_runs_alone() {
+    let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
+    queue.push(candidate(), 0);
+    queue.push_alone(candidate(), 7);
+    assert_eq!(queue.try_take(1), None, "this one is to be empty");
+    let other = queue.clone();
+    assert_eq!(std::thread::spawn(move || other.try_take(1)).join().unwrap(), Some(vec![0]), "others go on");
+    assert_eq!(queue.try_take(1), None);
+    assert_eq!(queue.take(1, &mut 0), Some(vec![7]));
+    queue.push(candidate(), 1);
+    assert_eq!(queue.try_take(1), Some(vec![1]));
+}
+
+#[test]
 fn a_closed_queue_is_emptied_first() {
     let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
     queue.push(candidate(), "last");
