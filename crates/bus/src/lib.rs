@@ -41,7 +41,9 @@ pub use envelope::{
 };
 pub use in_process::InProcess;
 pub use inbox::{Arrival, Inbox, PendingReplies};
-pub use message::{Answer, DeadLetter, Output, Part, Reply, StoredLetter, WorkMessage, original_id};
+pub use message::{
+    Answer, Attempts, DeadLetter, MessageName, Output, Part, Reply, StoredLetter, WorkMessage, original_id,
+};
 pub use nats::{Nats, NatsLogin, NatsOptions, NatsTls};
 pub use registry::{ModelState, RegistryEvent, WorkerEntry};
 
@@ -164,11 +166,12 @@ pub trait Bus: Send + Sync + 'static {
     async fn take_back(&self, queued: &Queued) -> Result<(), BusError>;
 
     /// How often a message was begun, as [`Bus::note_attempts`] said last. `None`: nobody noted it, or that is forgotten.
-    async fn attempts(&self, message: &WorkMessage) -> Result<Option<u32>, BusError>;
+    async fn attempts(&self, message: &MessageName) -> Result<Option<Attempts>, BusError>;
 
     /// Notes how often a message was begun, for whoever it is delivered to next. Once this returns, the note outlives this
-    /// process wherever the message does; it is forgotten with the message or when its deadline has passed.
-    async fn note_attempts(&self, message: &WorkMessage, attempts: u32) -> Result<(), BusError>;
+    /// process where the message does, but not a restart of the broker; it is forgotten with the message or when its
+    /// deadline has passed.
+    async fn note_attempts(&self, message: &MessageName, attempts: Attempts) -> Result<(), BusError>;
 
     /// How many bytes of tensors a message may have that travels as it is, without a claim.
     fn message_bytes(&self) -> usize;

@@ -82,6 +82,26 @@ pub struct Output {
     pub parameters: Parameters,
 }
 
+/// What a message that waits in a queue is called there, for notes about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MessageName {
+    /// The queue's model.
+    pub model: ModelKey,
+    /// [`WorkMessage::message_id`].
+    pub id: String,
+    /// After this nobody is interested in it.
+    pub deadline: UnixMicros,
+}
+
+/// How often a message was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempts {
+    /// So often.
+    pub begun: u32,
+    /// Whether the last of them is known to have ended: its worker outlived it.
+    pub ended: bool,
+}
+
 /// A message that was given up, with the reason.
 #[derive(Clone, Debug)]
 pub struct DeadLetter {
@@ -156,6 +176,11 @@ impl WorkMessage {
             Answer::Whole | Answer::InParts => format!("{request}/{step}"),
             Answer::Part(part) => format!("{request}/{step}/{}", part.sequence),
         }
+    }
+
+    /// What it is called in the queue of `model`, which it was taken from.
+    pub fn name(&self, model: &ModelKey) -> MessageName {
+        MessageName { model: model.clone(), id: self.message_id(), deadline: self.deadline }
     }
 
     /// Bytes that it takes in memory, about: tensors, parameters, route, and all that has names.

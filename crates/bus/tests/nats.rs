@@ -19,8 +19,8 @@ use futures_util::StreamExt;
 use trireme_bus::conformance::fixtures::{full_message, message, model, number, options, take, within};
 use trireme_bus::conformance::{self, Setup};
 use trireme_bus::{
-    Bus, BusError, Connection, DeadLetter, EnvelopeError, ModelState, Nats, NatsLogin, NatsOptions, NatsTls, Output,
-    QueueOptions, RegistryEvent, WorkMessage, WorkerEntry, encode_reply, encode_work,
+    Attempts, Bus, BusError, Connection, DeadLetter, EnvelopeError, ModelState, Nats, NatsLogin, NatsOptions, NatsTls,
+    Output, QueueOptions, RegistryEvent, WorkMessage, WorkerEntry, encode_reply, encode_work,
 };
 use trireme_inference::{InferError, ModelKey, UnixMicros};
 use trireme_testkit::NatsServer;
@@ -97,8 +97,9 @@ async fn who_may_make_no_streams_has_a_gateway_make_them() {
     stage.publish(&message(&model, 1)).await.unwrap();
     let mut puller = stage.pull(&model).await.unwrap();
     let delivery = take(&mut puller, "a message").await;
-    stage.note_attempts(&delivery.message, 1).await.unwrap();
-    assert_eq!(stage.attempts(&delivery.message).await.unwrap(), Some(1));
+    let (name, noted) = (delivery.message.name(&model), Attempts { begun: 1, ended: true });
+    stage.note_attempts(&name, noted).await.unwrap();
+    assert_eq!(stage.attempts(&name).await.unwrap(), Some(noted));
     let letter = DeadLetter { message: delivery.message.clone(), reason: InferError::internal("why"), attempts: 1 };
     stage.dead_letter(letter).await.unwrap();
     assert!(stage.dead_letter_after(0).await.unwrap().is_some());

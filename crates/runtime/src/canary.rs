@@ -9,10 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use trireme_inference::{ErrorCode, InferError, ModelKey, Shape, Tensor};
+use tokio::sync::oneshot;
+use trireme_inference::{ErrorCode, InferError, Shape, Tensor};
 use trireme_model_repository::{ModelConfig, ModelInput};
 
-use crate::backend::{ExecuteRequest, Instance, ModelInstance, Progress, StepwiseInstance, Ticket};
+use crate::backend::{
+    ExecuteRequest, Instance, LoadError, LoadedModel, ModelInstance, Progress, StepwiseInstance, Ticket,
+};
 use crate::execute::panicked;
 use crate::hosted::HostedModel;
 
@@ -38,6 +41,9 @@ pub(crate) struct Streak(u32);
 
 /// Name under which a worker fails whose canary request fails.
 const FAILURE: &str = "canary request";
+
+/// Why a model is not served that does not answer the request it is tried with.
+const HANGS: &str = "a made-up canary request takes longer than the execution limit; model_warmup can declare another";
 
 /// Has the idle instances of a model execute its canary request after every `pause` in which nothing succeeded.
 pub(crate) async fn watch(model: Arc<HostedModel>, pause: Duration) {
@@ -96,36 +102,43 @@ impl Canary {
         self.successes.fetch_add(u64::from(outcome.is_ok()), Ordering::Relaxed);
     }
 
-    /// `declared` has run when the model was loaded. Without it, a request of one row whose open dimensions are 1, all zeros
-    /// and empty texts, if the first of the instances takes it; `None` for a model without inputs, or with very large ones.
+    /// What is declared has run when the model was loaded. Without it, a request of one row whose open dimensions are 1, all
+    /// zeros and empty texts, if the first of the instances takes it, which may take as long as `limit`; `None` for a model
+    /// without inputs, or with very large ones.
     pub async fn prove(
-        declared: Option<ExecuteRequest>,
-        key: &ModelKey,
-        config: &ModelConfig,
-        mut instances: Vec<Instance>,
-    ) -> (Option<Canary>, Vec<Instance>) {
-        let proven = |request| Some(Canary::new(request));
-        let request = match (declared, made_up(config)) {
-            (Some(request), _) => return (proven(request), instances),
-            (None, None) => return (None, instances),
+        model: &mut LoadedModel,
+        name: &str,
+        limit: Option<Duration>,
+    ) -> Result<Option<Canary>, LoadError> {
+        let request = match (model.canary.take(), made_up(&model.config)) {
+            (Some(request), _) => return Ok(Some(Canary::new(request))),
+            (None, None) => return Ok(None),
             (None, Some(request)) => request,
         };
-        let tried = request.clone();
-        let trying = tokio::task::spawn_blocking(move || {
+        let failed = |reason: &str| LoadError::Backend { model: name.to_owned(), reason: reason.to_owned() };
+        let (mut instances, tried) = (std::mem::take(&mut model.instances), request.clone());
+        let (sender, trying) = oneshot::channel();
+        // A thread of its own: one that hangs is waited for by nobody, and ends with the process.
+        let thread = std::thread::Builder::new().name(format!("{name}-canary")).spawn(move || {
             let outcome = instances.first_mut().map_or(Ok(()), |instance| attempt(instance, tried));
-            (outcome, instances)
+            // Nobody waits for it any more.
+            let _ = sender.send((outcome, instances));
         });
-        let (outcome, instances) = trying.await.expect("panics of an instance are caught where it is called");
-        match outcome {
-            Ok(()) => (proven(request), instances),
+        thread.map_err(|error| failed(&error.to_string()))?;
+        let tried = tokio::time::timeout(limit.unwrap_or(Duration::MAX), trying).await;
+        let Ok(tried) = tried else { return Err(failed(HANGS)) };
+        let (outcome, instances) = tried.map_err(|_| failed("its first instance panicked"))?;
+        model.instances = instances;
+        Ok(match outcome {
+            Ok(()) => Some(Canary::new(request)),
             Err(error) => {
                 tracing::info!(
-                    model = %key, %error,
+                    model = name, %error,
                     "no canary requests: the model does not take a made-up one; model_warmup can declare one"
                 );
-                (None, instances)
+                None
             }
-        }
+        })
     }
 }
 

@@ -1,13 +1,14 @@
 //! Cancelled requests: the flag that a request's work looks at, and who raises it.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-/// Cancellations remembered for work that has not come yet.
-const REMEMBERED: usize = 65_536;
+/// Cancellations remembered for work that has not come yet: so many at least, and less than twice as many.
+const REMEMBERED: usize = 32_768;
 
 /// Raised once, never lowered; clones share it.
 #[derive(Clone, Debug, Default)]
@@ -17,12 +18,21 @@ pub struct CancelFlag(Arc<AtomicBool>);
 #[derive(Clone, Debug, Default)]
 pub struct Cancellations(Arc<Mutex<State>>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     /// With how much work of the request is in hand: it may be several parts of an answer.
     in_hand: HashMap<String, (CancelFlag, usize)>,
-    recent: HashSet<String>,
-    recent_order: VecDeque<String>,
+    recent: Recent,
+}
+
+/// The requests that were cancelled lately. Of each a number is enough, which nobody can aim at another's, and what they take
+/// in memory is there from the beginning.
+#[derive(Debug)]
+struct Recent {
+    numbers: RandomState,
+    /// Up to [`REMEMBERED`], and those before them.
+    latest: HashSet<u64>,
+    before: HashSet<u64>,
 }
 
 // === impl CancelFlag ===
@@ -36,6 +46,32 @@ impl CancelFlag {
     /// Whether it was raised.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Acquire)
+    }
+}
+
+// === impl State ===
+
+impl Default for State {
+    fn default() -> Self {
+        let set = || HashSet::with_capacity(REMEMBERED);
+        State { in_hand: HashMap::new(), recent: Recent { numbers: RandomState::new(), latest: set(), before: set() } }
+    }
+}
+
+// === impl Recent ===
+
+impl Recent {
+    fn contains(&self, request_id: &str) -> bool {
+        let number = self.numbers.hash_one(request_id);
+        self.latest.contains(&number) || self.before.contains(&number)
+    }
+
+    fn insert(&mut self, request_id: &str) {
+        if self.latest.len() == REMEMBERED {
+            std::mem::swap(&mut self.latest, &mut self.before);
+            self.latest.clear();
+        }
+        self.latest.insert(self.numbers.hash_one(request_id));
     }
 }
 
@@ -71,21 +107,14 @@ impl Cancellations {
     }
 
     /// A request was cancelled. Whether work of it is in hand.
-    pub fn cancel(&self, request_id: String) -> bool {
+    pub fn cancel(&self, request_id: &str) -> bool {
         let mut state = self.0.lock();
-        let in_hand = state.in_hand.get(&request_id);
+        let in_hand = state.in_hand.get(request_id);
         if let Some((flag, _)) = in_hand {
             flag.cancel();
         }
         let in_hand = in_hand.is_some();
-        if state.recent.insert(request_id.clone()) {
-            state.recent_order.push_back(request_id);
-        }
-        if state.recent_order.len() > REMEMBERED
-            && let Some(oldest) = state.recent_order.pop_front()
-        {
-            state.recent.remove(&oldest);
-        }
+        state.recent.insert(request_id);
         in_hand
     }
 }
@@ -99,9 +128,9 @@ mod tests {
         let cancellations = Cancellations::default();
         let here = cancellations.enter("a");
         assert!(!here.is_cancelled());
-        assert!(cancellations.cancel("a".to_owned()), "in hand");
+        assert!(cancellations.cancel("a"), "in hand");
         assert!(here.is_cancelled());
-        assert!(!cancellations.cancel("b".to_owned()), "not in hand");
+        assert!(!cancellations.cancel("b"), "not in hand");
         assert!(cancellations.enter("b").is_cancelled());
     }
 
@@ -110,7 +139,7 @@ mod tests {
         let cancellations = Cancellations::default();
         let flags = [cancellations.enter("a"), cancellations.enter("a")];
         cancellations.leave("a");
-        cancellations.cancel("a".to_owned());
+        cancellations.cancel("a");
         assert!(flags.iter().all(CancelFlag::is_cancelled));
         cancellations.leave("a");
         assert!(cancellations.0.lock().in_hand.is_empty());
@@ -119,10 +148,16 @@ mod tests {
     #[test]
     fn memory_is_bounded() {
         let cancellations = Cancellations::default();
-        for i in 0..REMEMBERED + 10 {
-            cancellations.cancel(i.to_string());
+        let taken = || {
+            let state = cancellations.0.lock();
+            (state.recent.latest.capacity(), state.recent.before.capacity())
+        };
+        let before = taken();
+        for i in 0..3 * REMEMBERED + 10 {
+            cancellations.cancel(&i.to_string());
         }
-        assert_eq!(cancellations.0.lock().recent.len(), REMEMBERED);
-        assert!(!cancellations.enter("0").is_cancelled());
+        assert_eq!(taken(), before);
+        assert!(!cancellations.is_cancelled("0"));
+        assert!(cancellations.enter(&(2 * REMEMBERED + 10).to_string()).is_cancelled(), "the last but so many");
     }
 }

@@ -27,7 +27,6 @@ impl Worker {
             tracing::warn!("could not announce that this worker leaves: its entries lapse");
         }
         self.models.pulling.cancel();
-        self.shared.suspects.close();
         let finished = tokio::time::timeout_at(until, self.finish()).await;
         let unfinished = if finished.is_ok() { 0 } else { self.shared.held.count() };
 

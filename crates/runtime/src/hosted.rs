@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
-use trireme_bus::{Answer, Delivery, QueueOptions, WorkMessage, original_id};
+use trireme_bus::{Answer, Delivery, MessageName, QueueOptions, WorkMessage, original_id};
 use trireme_inference::{FailureReason, InferError, ModelKey, Tensor, UnixMicros};
 use trireme_model_repository::ModelConfig;
 use trireme_telemetry::steps::{Step, StepSpan};
@@ -24,7 +24,7 @@ use crate::lateness::is_too_late;
 use crate::queue::{Permit, WorkQueue};
 use crate::queue_policy::{self, Patience};
 use crate::statistics::ModelStatistics;
-use crate::suspects::Turn;
+use crate::suspects::Suspect;
 use crate::watchdog::Executions;
 use crate::worker::Shared;
 
@@ -80,14 +80,16 @@ pub(crate) struct Stay {
 /// work has left the process.
 pub(crate) struct Claim {
     pub acker: HeldAcker,
+    /// Its message, whatever step the work is at.
+    pub name: MessageName,
     /// Which delivery of its message it is, counted from 1.
     pub deliveries: u32,
     /// How often the message was begun, this time included once it was.
     pub attempts: u32,
     /// Whether it has begun this time.
     pub begun: bool,
-    /// For one that is not the first.
-    pub turn: Option<Turn>,
+    /// For one that is not the first, until it has been executed.
+    pub suspect: Option<Suspect>,
     /// Number of the reply that an error becomes.
     pub sequence: u32,
 }
@@ -109,10 +111,11 @@ impl HostedModel {
     fn hold(&self, delivery: Delivery) -> (WorkMessage, Claim) {
         let claim = Claim {
             acker: self.worker.held.hold(delivery.acker),
+            name: delivery.message.name(&self.key),
             deliveries: delivery.attempt,
             attempts: 0,
             begun: false,
-            turn: None,
+            suspect: None,
             sequence: delivery.message.part().sequence,
         };
         (delivery.message, claim)
@@ -142,15 +145,16 @@ impl HostedModel {
                 return self.fail(pending, cancelled_by_client(), FailureReason::Other);
             }
             Err(error) => return self.fail(pending, error, FailureReason::Other),
-            Ok(_) if self.is_late(&pending.message, received_at) => {
-                self.queue.came_late();
-                return self.drop_late(pending);
-            }
-            Ok(_) if self.patience(&pending.message, received_at) == Patience::Over => {
-                return self.fail(pending, refused(), FailureReason::Rejected);
-            }
             Ok(checked) => checked,
         };
+        let description = self.queue.describe(&inputs);
+        if self.is_late(&pending.message, &description, received_at) {
+            self.queue.came_late();
+            return self.drop_late(pending);
+        }
+        if self.patience(&pending.message, received_at) == Patience::Over {
+            return self.fail(pending, refused(), FailureReason::Rejected);
+        }
         let message = &pending.message;
         let outputs = message.route.current().map_or(&[][..], |step| &step.outputs);
         let request = ExecuteRequest {
@@ -163,7 +167,6 @@ impl HostedModel {
             inputs,
         };
         let arrived = Instant::now();
-        let description = self.queue.describe(&request.inputs);
         let delayed = self.patience(message, received_at) == Patience::Delayed;
         let priority = message.level().saturating_mul(2) | u32::from(delayed);
         let candidate = Candidate { arrived, priority, description };
@@ -194,9 +197,7 @@ impl HostedModel {
     fn check(&self, message: &WorkMessage, delivery: &Claim, now: UnixMicros) -> Result<Vec<Tensor>, InferError> {
         let attempts = delivery.attempts;
         if !delivery.begun && attempts >= self.worker.queue_options.max_deliver {
-            return Err(InferError::internal(format!(
-                "request was given up after {attempts} attempts: each time the worker died or stopped responding"
-            )));
+            return Err(given_up(attempts));
         }
         if message.deadline <= now {
             return Err(expired());
@@ -207,8 +208,8 @@ impl HostedModel {
     }
 
     /// Whether a request that comes now will not be answered before its deadline.
-    fn is_late(&self, message: &WorkMessage, now: UnixMicros) -> bool {
-        self.queue.outlook().is_some_and(|(run, wait)| is_too_late(message, run, wait, now))
+    fn is_late(&self, message: &WorkMessage, description: &Description, now: UnixMicros) -> bool {
+        self.queue.outlook(description).is_some_and(|(run, wait)| is_too_late(message, run, wait, now))
     }
 
     /// Lets go of a request that would not be answered before its deadline; the gateway answers it then.
@@ -268,7 +269,7 @@ impl Claim {
 
     /// Whether nothing else may run in one batch with it.
     pub fn is_alone(&self) -> bool {
-        matches!(self.turn, Some(Turn::Alone { .. }))
+        self.suspect.as_ref().is_some_and(Suspect::is_alone)
     }
 }
 
@@ -286,8 +287,15 @@ pub(crate) fn unwanted(cancelled: &CancelFlag, deadline: UnixMicros) -> Option<I
 /// Triton's text.
 const TIMEOUT_EXPIRED: &str = "Request timeout expired";
 
-fn cancelled_by_client() -> InferError {
+pub(crate) fn cancelled_by_client() -> InferError {
     InferError::cancelled("cancelled by the client")
+}
+
+/// A message has been begun as often as it may be, and nobody has said how that ended.
+pub(crate) fn given_up(attempts: u32) -> InferError {
+    InferError::internal(format!(
+        "request was given up after {attempts} attempts: each time the worker died or stopped responding"
+    ))
 }
 
 /// Nobody waits for a request past its deadline: the gateway has answered it.

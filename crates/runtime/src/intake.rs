@@ -167,9 +167,12 @@ impl Intake {
         self.pace.run(cost).and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
     }
 
-    /// How long runs take of late, and how long it is until an instance is free; `None` while that is not known.
-    pub fn outlook(&self, now: Instant) -> Option<(Duration, Duration)> {
+    /// How long a run takes that has a request of this cost in it, and how long it is until an instance is free; `None`
+    /// while that is not known. The run has as many like it as runs have of late, and takes no longer than those do: one that
+    /// is odd may well be by itself.
+    pub fn outlook(&self, cost: f64, now: Instant) -> Option<(Duration, Duration)> {
         let run = (self.pace.runs > 0.0).then_some(self.pace.seconds)?;
+        let run = self.pace.run(cost * self.pace.requests).map_or(run, |alike| run.min(alike));
         let left = |run: &Running| {
             let takes = self.pace.run(run.cost).unwrap_or_default();
             (takes - now.saturating_duration_since(run.started).as_secs_f64()).max(0.0)

@@ -26,7 +26,7 @@ use trireme_model_repository::RepositoryModel;
 
 use crate::backend::{Backend, LoadError, LoadedModel};
 use crate::canary::{self, Canary};
-use crate::hosted::HostedModel;
+use crate::hosted::{HostedModel, Work};
 use crate::intake;
 use crate::limits;
 use crate::load::{backend_of, load_version, stage};
@@ -65,11 +65,21 @@ struct Running {
     pull: Pull,
 }
 
+/// A version that was loaded, which took so long, and its canary request.
+struct Proven {
+    loaded: LoadedModel,
+    canary: Option<Canary>,
+    took: Duration,
+}
+
 /// A loaded version with its threads.
 struct Instances {
     model: Arc<HostedModel>,
     threads: Vec<JoinHandle<()>>,
 }
+
+/// Closes the queue of a version that is not hosted in the end: its threads would wait there for ever, with all of the model.
+struct Unhosted(Option<Arc<WorkQueue<Work>>>);
 
 /// The task that pulls work for a version. It stays when the instances behind it change: what is on its way is for
 /// whichever is current.
@@ -90,6 +100,14 @@ pub(crate) struct Applied {
     pub entries: Vec<WorkerEntry>,
     /// Versions that could not be loaded.
     pub faults: Vec<(i64, LoadError)>,
+}
+
+impl Drop for Unhosted {
+    fn drop(&mut self) {
+        if let Some(queue) = &self.0 {
+            queue.close();
+        }
+    }
 }
 
 // === impl Models ===
@@ -127,7 +145,11 @@ impl Models {
         let outcomes = join_all(loading).await;
         let (mut loaded, mut faults) = (Vec::new(), Vec::new());
         for (version, outcome) in changed.into_iter().zip(outcomes) {
-            match outcome {
+            let proven = match outcome {
+                Ok((instance, took)) => self.prove(&model.name, instance, took).await,
+                Err(fault) => Err(fault),
+            };
+            match proven {
                 Ok(instance) => loaded.push((version, instance)),
                 Err(fault) => faults.push((version, fault)),
             }
@@ -246,19 +268,24 @@ impl Models {
         Ok(())
     }
 
+    /// Finds out what canary requests a model takes, where there are any.
+    async fn prove(&self, name: &str, mut loaded: LoadedModel, took: Duration) -> Result<Proven, LoadError> {
+        let canary = match self.options.canary {
+            Some(_) => Canary::prove(&mut loaded, name, self.options.execution_limit).await?,
+            None => None,
+        };
+        Ok(Proven { loaded, canary, took })
+    }
+
     /// Lets a loaded version take work; the one that it replaces drains.
     async fn host(
         &self,
         model: &RepositoryModel,
         version: i64,
-        (loaded, took): (LoadedModel, Duration),
+        Proven { loaded, canary, took }: Proven,
     ) -> Result<(), BusError> {
         let key = ModelKey { name: model.name.clone(), version };
-        let LoadedModel { config, instances, policy, canary } = loaded;
-        let (canary, instances) = match self.options.canary {
-            Some(_) => Canary::prove(canary, &key, &config, instances).await,
-            None => (None, instances),
-        };
+        let LoadedModel { config, instances, policy, .. } = loaded;
         let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
         let in_hand = match queue_policy::is_limited(&config) {
             true => queue_policy::taken_in(instances.len().max(1), policy.max_rows()),
@@ -267,9 +294,6 @@ impl Models {
         let intake = intake::of(policy.as_ref(), &instances, &config);
         let queue = WorkQueue::new(policy, in_hand, intake);
         let statistics = self.shared.statistics.model(&key);
-        let observed = Arc::downgrade(&queue);
-        let load = move || observed.upgrade().map(|queue| queue.load()).unwrap_or_default();
-        statistics.host(stage(&config.backend), took, load);
         let mut entry = self.entry(&key, ModelState::Ready, config.to_json(), queue.capacity());
         // Where another is replaced its puller stays, and with it what stops that.
         let running = self.versions.lock().get(&key).and_then(|known| Some(known.running.as_ref()?.pull.stop.clone()));
@@ -288,6 +312,7 @@ impl Models {
             executions: Executions::default(),
             taken_in: Mutex::default(),
         });
+        let mut unhosted = Unhosted(Some(hosted.queue.clone()));
         let mut threads = Vec::new();
         for (index, instance) in instances.into_iter().enumerate() {
             let model = hosted.clone();
@@ -301,6 +326,10 @@ impl Models {
         self.declare(&hosted).await?;
         let mut said = self.shared.said.lock().await;
         self.shared.announce(&mut said, &mut entry).await?;
+        unhosted.0 = None;
+        let observed = Arc::downgrade(&hosted.queue);
+        let load = move || observed.upgrade().map(|queue| queue.load()).unwrap_or_default();
+        hosted.statistics.host(stage(&hosted.config.backend), took, load);
         self.shared.remember(&hosted);
         self.look_after(&hosted);
         let instances = Instances { model: hosted.clone(), threads };

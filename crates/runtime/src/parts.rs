@@ -70,6 +70,7 @@ async fn forward(model: Arc<HostedModel>, mut pending: Pending, mut made: mpsc::
             None => break Err(Failure::Step(InferError::internal("model instance gave no result"))),
         };
         if last {
+            pending.delivery.suspect = None;
             pending.stay.span.computed(computed(&part.timing));
         }
         let sent = send(&model, &pending, Part { sequence, last }, part).await;

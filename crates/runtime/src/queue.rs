@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -33,6 +34,8 @@ struct State<T> {
     items: VecDeque<T>,
     /// What runs in a batch of its own, before all else: no policy is asked.
     alone: VecDeque<(Candidate, T)>,
+    /// The instance that takes in nobody else until it is empty and takes the first of those.
+    reserved: Option<ThreadId>,
     /// How much to take from the shared queue; `None`: as much as there are permits for.
     intake: Option<Intake>,
     /// For how many the shared queue was last asked: whoever asks sleeps until that is wrong.
@@ -76,6 +79,7 @@ impl<T> WorkQueue<T> {
             candidates: Vec::new(),
             items: VecDeque::new(),
             alone: VecDeque::new(),
+            reserved: None,
             intake,
             asked: 0,
             permits_out: 0,
@@ -178,9 +182,11 @@ impl<T> WorkQueue<T> {
         self.policy.describe(inputs)
     }
 
-    /// How long runs take of late, and how long it is until an instance is free; `None` while that is not known.
-    pub fn outlook(&self) -> Option<(Duration, Duration)> {
-        self.state.lock().intake.as_ref()?.outlook(Instant::now())
+    /// How long a run takes that a request like this is in, and how long it is until an instance is free; `None` while
+    /// that is not known.
+    pub fn outlook(&self, request: &Description) -> Option<(Duration, Duration)> {
+        let cost = self.policy.cost(std::slice::from_ref(request));
+        self.state.lock().intake.as_ref()?.outlook(cost, Instant::now())
     }
 
     /// A request came too late to be executed. So will those behind it in the shared queue: more of them are asked for at
@@ -247,6 +253,7 @@ impl<T> WorkQueue<T> {
         let mut state = self.state.lock();
         loop {
             if let Some((candidate, item)) = state.alone.pop_front() {
+                state.reserved = None;
                 // Before all others, and taken out again at once: no policy sees it.
                 state.candidates.insert(0, candidate);
                 state.items.push_front(item);
@@ -285,11 +292,16 @@ impl<T> WorkQueue<T> {
         }
     }
 
-    /// Takes at most `limit` requests that the policy would run now, to join others. `None` when there are none, or while
-    /// one waits that shall join nobody: it gets the first instance that is empty.
+    /// Takes at most `limit` requests that the policy would run now, to join others. `None` when there are none. While one
+    /// waits that shall join nobody, the first instance to ask takes in nobody else: it gets that one, unless another is empty
+    /// before.
     pub fn try_take(&self, limit: usize) -> Option<Vec<T>> {
         let mut state = self.state.lock();
-        if state.items.is_empty() || !state.alone.is_empty() {
+        let me = std::thread::current().id();
+        if !state.alone.is_empty() && *state.reserved.get_or_insert(me) == me {
+            return None;
+        }
+        if state.items.is_empty() {
             return None;
         }
         match self.policy.decide(&state.candidates, Instant::now()) {

@@ -4,7 +4,7 @@
 //! table).
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use trireme_bus::{BusError, DeadLetter, Output, Reply, WorkMessage, queue_pause};
@@ -14,7 +14,10 @@ use trireme_telemetry::trace_id;
 use crate::backend::ExecuteResponse;
 use crate::disposition::{Disposition, disposition};
 use crate::execute::computed;
-use crate::hosted::{Claim, HostedModel, Pending, Stay};
+use crate::hosted::{Claim, HostedModel, Pending, Stay, cancelled_by_client};
+
+/// Longest that a result waits for a queue that is not there: its workers make it anew when they see that it is lost.
+const QUEUE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Pause before a message that is given up, and could not be set aside, is delivered again for that.
 const LETTER_PAUSE: Duration = Duration::from_secs(1);
@@ -28,24 +31,28 @@ impl HostedModel {
         pending.stay.span.computed(computed(&response.timing));
         self.count_completed(&pending, &response.timing, true);
         let hop = self.hop(&pending, &response.timing);
-        let Pending { mut message, delivery, stay, .. } = pending;
+        // What is given up is set aside as it came.
+        let Pending { message: received, mut delivery, stay, .. } = pending;
+        let mut message = received.clone();
         advance(&mut message, hop, response.outputs);
 
         if message.route.current().is_some() {
-            let Some((message, delivery)) = self.worker.hand_over(message, delivery) else { return };
+            let Some((message, mut delivery)) = self.worker.hand_over(message, delivery) else { return };
+            delivery.suspect = None;
             let this = self.clone();
-            self.settle(async move { this.publish(message, delivery, stay).await });
+            self.settle(async move { this.publish(received, message, delivery, stay).await });
         } else {
+            delivery.suspect = None;
             let output = Output { tensors: std::mem::take(&mut message.tensors), parameters: Default::default() };
             let reply = message.reply(Ok(output));
             let this = self.clone();
             self.settle(async move {
                 let mut stay = stay;
                 match this.worker.bus.reply(reply).await {
-                    Ok(()) => this.report(&message, delivery.acker.ack().await),
+                    Ok(()) => this.report(&received, delivery.acker.ack().await),
                     Err(error) => {
                         stay.span.fail(&error.to_string());
-                        this.settle_unpublished(message, delivery, error).await;
+                        this.settle_unpublished(received, delivery, error).await;
                     }
                 }
             });
@@ -73,26 +80,29 @@ impl HostedModel {
         }
     }
 
-    pub(crate) async fn publish(self: Arc<Self>, message: WorkMessage, delivery: Claim, mut stay: Stay) {
+    /// Sends a result, `message`, to the next step's queue.
+    async fn publish(self: Arc<Self>, received: WorkMessage, message: WorkMessage, delivery: Claim, mut stay: Stay) {
         match self.publish_when_there_is_a_queue(&message).await {
-            Ok(()) => self.report(&message, delivery.acker.ack().await),
+            Ok(()) => self.report(&received, delivery.acker.ack().await),
             Err(error) => {
                 stay.span.fail(&error.to_string());
-                self.settle_unpublished(message, delivery, error).await;
+                self.settle_unpublished(received, delivery, error).await;
             }
         }
     }
 
-    /// The next step's queue did not take the request, or its answer could not be sent.
+    /// The next step's queue did not take the result of this message, or its answer could not be sent.
     pub(crate) async fn settle_unpublished(&self, message: WorkMessage, delivery: Claim, error: BusError) {
+        if self.worker.cancellations.is_cancelled(&message.request_id) {
+            return self.settle_error(message, delivery, cancelled_by_client(), FailureReason::Other).await;
+        }
         match error {
             BusError::Full { .. } | BusError::ClaimsFull { .. } => {
                 // Running the step again would not make room: the request is refused, at once.
-                match message.queue() {
+                match message.route.remaining().get(1) {
                     Some(next) => {
-                        let took = UnixMicros::now().since(message.sent_at);
-                        let next = self.worker.statistics.model(next);
-                        next.record(|counters| counters.fail(FailureReason::Rejected, took));
+                        let next = self.worker.statistics.model(&next.model);
+                        next.record(|counters| counters.fail(FailureReason::Rejected, Duration::ZERO));
                     }
                     None => self.count_failure(&message, FailureReason::Rejected),
                 }
@@ -106,11 +116,13 @@ impl HostedModel {
     /// A broker that restarts loses its queues, and each worker makes its own anew: between the two, results wait here,
     /// because running their step again would not bring the next one's queue back.
     pub(crate) async fn publish_when_there_is_a_queue(&self, message: &WorkMessage) -> Result<(), BusError> {
-        let mut time = 0;
+        let (begun, mut time) = (Instant::now(), 0);
         loop {
             let published = self.worker.bus.publish(message).await.map(drop);
-            let waits = matches!(published, Err(BusError::NoQueue { .. })) && message.deadline > UnixMicros::now();
-            if !waits {
+            let over = message.deadline <= UnixMicros::now()
+                || begun.elapsed() >= QUEUE_LIMIT
+                || self.worker.cancellations.is_cancelled(&message.request_id);
+            if over || !matches!(published, Err(BusError::NoQueue { .. })) {
                 return published;
             }
             tokio::time::sleep(queue_pause(time)).await;
@@ -122,26 +134,28 @@ impl HostedModel {
     pub(crate) async fn settle_error(
         &self,
         message: WorkMessage,
-        delivery: Claim,
+        mut delivery: Claim,
         error: InferError,
         failure: FailureReason,
     ) {
+        // Others may have their turn.
+        delivery.suspect = None;
         let max_deliver = self.worker.queue_options.max_deliver;
         let remaining = message.deadline.remaining(UnixMicros::now());
         let attempt = delivery.attempt();
-        let Claim { acker, attempts, deliveries, turn: _turn, sequence, .. } = delivery;
+        let Claim { attempts, deliveries, sequence, .. } = delivery;
         let (request_id, traceparent) = (message.request_id.clone(), message.traceparent.clone());
         if failure == FailureReason::Rejected {
             // Trying again would only make it later.
             self.count_failure(&message, failure);
             self.answer(&message, sequence, error).await;
-            return self.report(&message, acker.ack().await);
+            return self.report(&message, delivery.acker.ack().await);
         }
         let settled = match disposition(error.code, attempt, max_deliver, remaining) {
             Disposition::Answer => {
                 self.count_failure(&message, failure);
                 self.answer(&message, sequence, error).await;
-                acker.ack().await
+                delivery.acker.ack().await
             }
             Disposition::Retry(delay) => {
                 let (request_id, id, trace_id) = ids(&message);
@@ -149,7 +163,8 @@ impl HostedModel {
                     request_id, id, trace_id, model = %self.key, attempt, %error,
                     "step failed; it will be tried again"
                 );
-                acker.nak(delay).await
+                self.note_end(&delivery).await;
+                delivery.acker.nak(delay).await
             }
             Disposition::GiveUp => {
                 let reason = error.message.clone();
@@ -162,13 +177,13 @@ impl HostedModel {
                     // There may be room for it later, until nobody waits any more.
                     let later = UnixMicros::now().after(LETTER_PAUSE) < message.deadline;
                     if later && deliveries < self.worker.queue_options.max_deliveries() {
-                        return self.report(&message, acker.nak(LETTER_PAUSE).await);
+                        return self.report(&message, delivery.acker.nak(LETTER_PAUSE).await);
                     }
                 }
                 self.count_failure(&message, failure);
                 self.statistics.record(|counters| counters.dead_letters += 1);
                 self.answer(&message, sequence, error).await;
-                acker.term(&reason).await
+                delivery.acker.term(&reason).await
             }
             Disposition::Drop => {
                 // What cannot be answered in time is dropped before its deadline passes.
@@ -178,7 +193,7 @@ impl HostedModel {
                     false => DropReason::Deadline,
                 };
                 self.statistics.record(|counters| counters.drop_request(reason));
-                acker.ack().await
+                delivery.acker.ack().await
             }
         };
         if let Err(error) = settled {

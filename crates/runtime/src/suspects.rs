@@ -2,9 +2,10 @@
 //! suspect: how often it was begun is noted where that outlives this process, and a message that has been begun
 //! `max_deliver` times is given up. A delivery that nobody began costs nothing.
 //!
-//! The last attempt that a message has is made alone: in a batch of its own, and while no other suspect of this process is
-//! executed. Whatever else shared a run with an input that kills its worker has then a run without it, and only that input
-//! is given up. First deliveries pay nothing for any of this.
+//! The last attempt that a message has is made in a batch of its own. Where nobody knows how the one before it ended, its
+//! worker may have died of it: then it is also the only one of its kind that is executed in this process. What was executed
+//! beside an input that kills its worker has then a run without it, and only that input is given up. One whose turn it is not
+//! goes back to the queue: what waited here would take the place of work that has done nothing wrong.
 //!
 //! Not here: who takes the place of first deliveries (`hosted`), and what becomes of an attempt that fails (`settle`).
 
@@ -12,65 +13,47 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
-use tokio_util::sync::CancellationToken;
-use trireme_bus::{BusError, WorkMessage};
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use trireme_bus::{Attempts, BusError, WorkMessage};
+use trireme_inference::{FailureReason, UnixMicros};
 
 use crate::backend::ExecuteRequest;
-use crate::hosted::{Claim, HostedModel, Pending, Work, unwanted};
+use crate::hosted::{Claim, HostedModel, Pending, Work, given_up};
 use crate::queue::Permit;
 
 /// Pause before a delivery that was given back is delivered again: by then the pull requests of a worker that stops, and of
 /// others that stop with it, have ended.
 pub(crate) const GIVE_BACK_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often a suspect that waits for its turn looks whether anybody still waits for it.
-const LOOK: Duration = Duration::from_millis(50);
+/// After so many deliveries a suspect whose turn it was not stays away for longer by [`GIVE_BACK_PAUSE`].
+const PATIENCE: u32 = 10;
 
-/// Which suspects of a process may be executed now: any number together, or one alone.
+/// Whose turn it is among a process's suspects that may have killed their workers and have one attempt left.
 #[derive(Default)]
-pub(crate) struct Suspects {
-    turns: Arc<RwLock<()>>,
-    closed: CancellationToken,
+pub(crate) struct Suspects(Arc<Mutex<()>>);
+
+/// What is known of a suspect.
+pub(crate) struct Suspect {
+    /// How often it was begun before.
+    known: Attempts,
+    /// Whether nothing else may run in one batch with it.
+    alone: bool,
+    /// Until it has been executed.
+    _turn: Option<OwnedMutexGuard<()>>,
 }
 
-/// A suspect's turn, until its delivery is settled.
-pub(crate) enum Turn {
-    /// Beside others.
-    Shared { _guard: OwnedRwLockReadGuard<()> },
-    /// The last attempt.
-    Alone { _guard: OwnedRwLockWriteGuard<()> },
-}
+// === impl Suspect ===
 
-/// How the wait for a turn ended.
-enum Waited {
-    Turn(Turn),
-    /// Nobody waits for the request any more.
-    Unwanted,
-    /// This worker stops.
-    Closed,
-}
-
-// === impl Suspects ===
-
-impl Suspects {
-    /// From now on those whose turn has not come are given back.
-    pub fn close(&self) {
-        self.closed.cancel();
-    }
-
-    async fn turn(&self, alone: bool) -> Turn {
-        match alone {
-            false => Turn::Shared { _guard: self.turns.clone().read_owned().await },
-            true => Turn::Alone { _guard: self.turns.clone().write_owned().await },
-        }
+impl Suspect {
+    pub fn is_alone(&self) -> bool {
+        self.alone
     }
 }
 
 // === impl HostedModel ===
 
 impl HostedModel {
-    /// Takes in a delivery that is not the first of its message, once its turn has come.
+    /// Takes in a delivery that is not the first of its message, if it is its turn.
     pub(crate) fn suspect(self: &Arc<Self>, message: WorkMessage, claim: Claim, permit: Permit<Work>) {
         let this = self.clone();
         self.worker.tasks.spawn("suspect", async move { this.admit_in_turn(message, claim, permit).await });
@@ -78,64 +61,62 @@ impl HostedModel {
 
     async fn admit_in_turn(self: Arc<Self>, message: WorkMessage, mut claim: Claim, permit: Permit<Work>) {
         let options = &self.worker.queue_options;
-        match self.worker.bus.attempts(&message).await {
+        let known = match self.worker.bus.attempts(&claim.name).await {
+            Ok(Some(known)) => known,
             // Who had it first has not said that it did not begin it.
-            Ok(noted) => claim.attempts = noted.unwrap_or(1),
+            Ok(None) => Attempts { begun: 1, ended: false },
+            // There is a broker, and no place for notes: deliveries are counted, or nothing that came again would be done.
+            Err(BusError::Refused { .. }) => Attempts { begun: claim.deliveries.saturating_sub(1), ended: false },
             Err(error) => return self.give_back(&message, claim, &error).await,
-        }
+        };
+        claim.attempts = known.begun;
         if claim.deliveries > options.max_deliveries() {
             claim.attempts = claim.attempts.max(options.max_deliver);
         }
-        // What has no attempt left needs no turn to be given up.
-        if let Some(left) = options.max_deliver.checked_sub(claim.attempts).filter(|left| *left > 0) {
-            match self.wait_for_turn(&message, left == 1).await {
-                Waited::Turn(turn) => claim.turn = Some(turn),
-                Waited::Unwanted => {}
-                Waited::Closed => return self.report(&message, claim.acker.nak(GIVE_BACK_PAUSE).await),
-            }
+        let left = options.max_deliver.saturating_sub(claim.attempts);
+        let over = message.deadline <= UnixMicros::now() || self.worker.cancellations.is_cancelled(&message.request_id);
+        // What will not be executed needs no turn for that.
+        if left > 0 && !over {
+            let turn = match left == 1 && !known.ended {
+                true => match self.worker.suspects.0.clone().try_lock_owned() {
+                    Ok(turn) => Some(turn),
+                    Err(_) => {
+                        let pause = pause(claim.deliveries, UnixMicros::now());
+                        return self.report(&message, claim.acker.nak(pause).await);
+                    }
+                },
+                false => None,
+            };
+            claim.suspect = Some(Suspect { known, alone: left == 1, _turn: turn });
         }
         self.admit(message, claim, permit);
     }
 
-    async fn wait_for_turn(&self, message: &WorkMessage, alone: bool) -> Waited {
-        let (suspects, cancellations) = (&self.worker.suspects, &self.worker.cancellations);
-        let cancelled = cancellations.enter(&message.request_id);
-        let nobody_waits = async {
-            while unwanted(&cancelled, message.deadline).is_none() {
-                tokio::time::sleep(LOOK).await;
-            }
-        };
-        let waited = tokio::select! {
-            biased;
-            turn = suspects.turn(alone) => Waited::Turn(turn),
-            () = nobody_waits => Waited::Unwanted,
-            () = suspects.closed.cancelled() => Waited::Closed,
-        };
-        cancellations.leave(&message.request_id);
-        waited
-    }
-
     /// Counts the attempts that begin now; those of suspects are noted first. One that cannot be noted does not begin, or
-    /// its message could kill workers without end. Called by an instance's thread, which waits for the bus: at most as long
+    /// its message could kill workers without end; where the broker has no place for notes, deliveries are its count. Called by an instance's thread, which waits for the bus: at most as long
     /// as a publish takes.
     pub(crate) fn count_attempts(
         self: &Arc<Self>,
         mut batch: Vec<(ExecuteRequest, Pending)>,
     ) -> Vec<(ExecuteRequest, Pending)> {
-        let is_new = |claim: &Claim| !claim.begun && claim.turn.is_some();
+        let is_new = |claim: &Claim| !claim.begun && claim.suspect.is_some();
         if batch.iter().any(|(_, pending)| is_new(&pending.delivery)) {
-            let noting = batch.iter().map(async |(_, Pending { message, delivery, .. })| match is_new(delivery) {
-                true => self.worker.bus.note_attempts(message, delivery.attempt()).await,
+            let noting = batch.iter().map(async |(_, Pending { delivery, .. })| match is_new(delivery) {
+                true => {
+                    let begins = Attempts { begun: delivery.attempt(), ended: false };
+                    self.worker.bus.note_attempts(&delivery.name, begins).await
+                }
                 false => Ok(()),
             });
             let noted = self.worker.tasks.runtime().block_on(join_all(noting));
             let mut noted = noted.into_iter();
             let mut begin = |begun: (ExecuteRequest, Pending)| match noted.next() {
+                None | Some(Ok(())) => Some(begun),
+                Some(Err(error @ BusError::Refused { .. })) => self.begin_unnoted(begun, &error),
                 Some(Err(error)) => {
                     self.do_not_begin(begun.1, error);
                     None
                 }
-                _ => Some(begun),
             };
             batch = batch.into_iter().filter_map(&mut begin).collect();
         }
@@ -146,12 +127,34 @@ impl HostedModel {
         batch
     }
 
+    /// Counts an attempt by the deliveries of its message, as far as that leaves one.
+    fn begin_unnoted(
+        self: &Arc<Self>,
+        (request, mut pending): (ExecuteRequest, Pending),
+        error: &BusError,
+    ) -> Option<(ExecuteRequest, Pending)> {
+        let (message, model) = (&pending.delivery.name.id, &self.key);
+        tracing::warn!(message, %model, %error, "attempts cannot be noted; deliveries are counted instead");
+        let delivery = &mut pending.delivery;
+        delivery.attempts = delivery.attempts.max(delivery.deliveries.saturating_sub(1));
+        if delivery.attempts < self.worker.queue_options.max_deliver {
+            return Some((request, pending));
+        }
+        let given_up = given_up(delivery.attempts);
+        self.fail(pending, given_up, FailureReason::Other);
+        None
+    }
+
     fn do_not_begin(self: &Arc<Self>, pending: Pending, error: BusError) {
-        let (this, Pending { message, delivery, mut stay, .. }) = (self.clone(), pending);
+        let (this, Pending { message, mut delivery, mut stay, .. }) = (self.clone(), pending);
         self.worker.cancellations.leave(&message.request_id);
         stay.span.fail(&error.to_string());
         self.settle(async move {
             let _stay = stay;
+            if let Some(known) = delivery.suspect.take().map(|suspect| suspect.known) {
+                // The note may be on its way all the same: this one comes after it, and says what is true.
+                let _ = this.worker.bus.note_attempts(&delivery.name, known).await;
+            }
             this.give_back(&message, delivery, &error).await;
         });
     }
@@ -162,6 +165,18 @@ impl HostedModel {
         self.report(message, claim.acker.nak(GIVE_BACK_PAUSE).await);
     }
 
+    /// An attempt is over, and its message will be delivered again: who gets it need not fear that its worker died of it.
+    pub(crate) async fn note_end(&self, claim: &Claim) {
+        if !claim.begun {
+            return;
+        }
+        let ended = Attempts { begun: claim.attempts, ended: true };
+        if let Err(error) = self.worker.bus.note_attempts(&claim.name, ended).await {
+            // Taken for one whose worker died: it will have to wait for its turn.
+            tracing::debug!(message = claim.name.id, model = %self.key, %error, "not noted that an attempt has ended");
+        }
+    }
+
     /// Gives back what waits in this worker. It was not begun, and that is noted.
     pub(crate) async fn hand_back(&self) {
         let waiting = self.queue.remove_where(|_| true);
@@ -169,10 +184,41 @@ impl HostedModel {
             let Pending { message, delivery, .. } = work.pending;
             if delivery.attempts == 0 {
                 // Otherwise it counts as begun once.
-                let _ = self.worker.bus.note_attempts(&message, 0).await;
+                let never = Attempts { begun: 0, ended: true };
+                let _ = self.worker.bus.note_attempts(&delivery.name, never).await;
             }
             self.report(&message, delivery.acker.nak(GIVE_BACK_PAUSE).await);
         });
         join_all(giving).await;
+    }
+}
+
+/// How long a suspect whose turn it was not stays away: never quite the same, so that those who came together do not come
+/// together again, and longer as deliveries add up, of which there is an end.
+fn pause(deliveries: u32, now: UnixMicros) -> Duration {
+    let spread = (now.0 % 1000) as f64 / 1000.0;
+    (GIVE_BACK_PAUSE * (1 + deliveries / PATIENCE)).mul_f64(0.5 + spread)
+}
+
+#[cfg(test)]
+mod tests {
+    use trireme_bus::QueueOptions;
+
+    use super::*;
+
+    #[test]
+    fn deliveries_last_for_a_long_wait() {
+        for max_deliver in [2, 3] {
+            let deliveries = 2..QueueOptions { max_deliver, ..QueueOptions::default() }.max_deliveries();
+            let shortest: Duration = deliveries.map(|delivery| pause(delivery, UnixMicros(0))).sum();
+            assert!(shortest > Duration::from_secs(5 * 60), "{shortest:?} for {max_deliver}");
+        }
+    }
+
+    #[test]
+    fn those_who_came_together_part() {
+        let pauses: Vec<_> = (0..1000).map(|now| pause(2, UnixMicros(now))).collect();
+        assert!(pauses.is_sorted() && pauses.windows(2).all(|two| two[0] < two[1]));
+        assert!(pauses[0] >= GIVE_BACK_PAUSE / 2 && pauses[999] < GIVE_BACK_PAUSE * 3 / 2);
     }
 }

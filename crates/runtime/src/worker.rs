@@ -305,7 +305,7 @@ impl Shared {
     }
 
     /// Nobody waits for a request any more: what waits of it here makes room at once.
-    fn cancel(&self, request_id: String) {
+    fn cancel(&self, request_id: &str) {
         if self.cancellations.cancel(request_id) {
             for model in self.hosted.read().values() {
                 model.drop_cancelled();
@@ -332,7 +332,7 @@ impl Shared {
                 tokio::select! {
                     request_id = cancelled.recv() => match request_id {
                         Some(request_id) => match shared.upgrade() {
-                            Some(shared) => shared.cancel(request_id),
+                            Some(shared) => shared.cancel(&request_id),
                             None => return,
                         },
                         None => return,

@@ -1,5 +1,8 @@
 //! A whole worker on the in-process bus, with a backend whose behaviour each request chooses.
 
+#[path = "worker/faulty.rs"]
+mod faulty;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
-use trireme_bus::{Answer, Bus, InProcess, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage};
+use trireme_bus::{Answer, Bus, Delivery, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage};
 use trireme_inference::{
     ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
@@ -17,10 +20,12 @@ use trireme_runtime::{
     ModelInstance, ModelSource, OneAtATime, Snapshot, Statistics, Stop, Worker, WorkerOptions,
 };
 
+use crate::faulty::{Asked, Faulty};
+
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Longer than any execution here that ends.
-const EXECUTION_LIMIT: Duration = Duration::from_secs(5);
+const EXECUTION_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a cancellation takes to its worker at most: nobody hears that it has come.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
@@ -141,6 +146,7 @@ fn obey(request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
         b"fail" => return Err(InferError::internal("failed")),
         // Without a trace: to write one takes seconds on a busy machine, which would count as an execution that hangs.
         b"panic" => std::panic::resume_unwind(Box::new("as told")),
+        b"hang" => std::thread::sleep(Duration::from_secs(3600)),
         b"sleep" => std::thread::sleep(Duration::from_secs(1)),
         b"hang once" if !HUNG.swap(true, Ordering::SeqCst) => std::thread::sleep(Duration::from_secs(3600)),
         _ => {}
@@ -150,7 +156,7 @@ fn obey(request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
 
 /// A worker that hosts `models` of one step each, and a gateway's inbox.
 struct Stage {
-    bus: Arc<InProcess>,
+    bus: Arc<Faulty>,
     worker: Worker,
     inbox: Arc<Inbox>,
     executions: Arc<AtomicUsize>,
@@ -163,7 +169,7 @@ impl Stage {
         Stage::start_on(Arc::default(), "gateway", models, queue).await
     }
 
-    async fn start_on(bus: Arc<InProcess>, gateway: &str, models: &[&str], queue: QueueOptions) -> Stage {
+    async fn start_on(bus: Arc<Faulty>, gateway: &str, models: &[&str], queue: QueueOptions) -> Stage {
         let repository = tempfile::tempdir().expect("a temporary directory");
         Stage::start_backend(bus, gateway, models, queue, Obedient::default(), repository).await
     }
@@ -176,7 +182,7 @@ impl Stage {
     }
 
     /// The same, with no canary requests for being idle.
-    async fn start_with_rare_canary(bus: &Arc<InProcess>, canary: &Arc<Mutex<&'static str>>, declared: bool) -> Stage {
+    async fn start_with_rare_canary(bus: &Arc<Faulty>, canary: &Arc<Mutex<&'static str>>, declared: bool) -> Stage {
         let repository = tempfile::tempdir().expect("a temporary directory");
         let backend = Obedient { canary: canary.clone(), declared, pause: Duration::MAX / 4, ..Obedient::default() };
         Stage::start_backend(bus.clone(), "gateway", &["a"], three_attempts(), backend, repository).await
@@ -206,7 +212,7 @@ impl Stage {
     }
 
     async fn start_backend(
-        bus: Arc<InProcess>,
+        bus: Arc<Faulty>,
         gateway: &str,
         models: &[&str],
         queue: QueueOptions,
@@ -217,17 +223,7 @@ impl Stage {
             write_model(repository.path(), model);
         }
         let executions = backend.executions.clone();
-        let options = WorkerOptions {
-            name: "worker".to_owned(),
-            service: "test".to_owned(),
-            model_repository: vec![repository.path().to_owned()],
-            execution_limit: Some(EXECUTION_LIMIT),
-            canary: (!backend.canary.lock().is_empty()).then_some(backend.pause.max(CANARY)),
-            auto_complete: true,
-            control: ControlOptions::default(),
-            queue,
-            statistics: Statistics::new("worker"),
-        };
+        let options = options(repository.path(), &backend, queue);
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(backend)];
         let worker = Worker::start(bus.clone(), &backends, &options).await.expect("in process nothing refuses");
         let inbox = bus.open_inbox(gateway).await.expect("in process nothing refuses");
@@ -247,13 +243,31 @@ impl Stage {
     }
 }
 
+fn options(repository: &Path, backend: &Obedient, queue: QueueOptions) -> WorkerOptions {
+    WorkerOptions {
+        name: "worker".to_owned(),
+        service: "test".to_owned(),
+        model_repository: vec![repository.to_owned()],
+        execution_limit: Some(EXECUTION_LIMIT),
+        canary: (!backend.canary.lock().is_empty()).then_some(backend.pause.max(CANARY)),
+        auto_complete: true,
+        control: ControlOptions::default(),
+        queue,
+        statistics: Statistics::new("worker"),
+    }
+}
+
+/// A model of one instance, or of so many as its name says at the end.
 fn write_model(repository: &Path, name: &str) {
     let directory = repository.join(name);
     std::fs::create_dir_all(directory.join("1")).expect("a directory");
-    let config = "backend: 'identity' max_batch_size: 0
-        input [{ name: 'INPUT0' data_type: TYPE_STRING dims: [1] }]
-        output [{ name: 'OUTPUT0' data_type: TYPE_STRING dims: [1] }]
-        instance_group [{ count: 1 kind: KIND_CPU }]";
+    let instances: u32 = name.trim_start_matches(char::is_alphabetic).parse().unwrap_or(1);
+    let config = format!(
+        "backend: 'identity' max_batch_size: 0
+        input [{{ name: 'INPUT0' data_type: TYPE_STRING dims: [1] }}]
+        output [{{ name: 'OUTPUT0' data_type: TYPE_STRING dims: [1] }}]
+        instance_group [{{ count: {instances} kind: KIND_CPU }}]"
+    );
     std::fs::write(directory.join("config.pbtxt"), config).expect("a file");
 }
 
@@ -438,7 +452,7 @@ async fn fail_in_a_row(stage: &Stage, requests: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_ends_that_fails_all_that_comes() {
-    let (bus, canary) = (Arc::new(InProcess::default()), Arc::new(Mutex::new("echo")));
+    let (bus, canary) = (Arc::new(Faulty::default()), Arc::new(Mutex::new("echo")));
     let stage = Stage::start_with_rare_canary(&bus, &canary, true).await;
     *canary.lock() = "fail";
     fail_in_a_row(&stage, 8).await;
@@ -478,8 +492,20 @@ async fn a_made_up_canary_request_that_the_model_does_not_take_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_hangs_on_a_made_up_canary_request_is_not_served() {
+    let repository = tempfile::tempdir().expect("a temporary directory");
+    write_model(repository.path(), "a");
+    let backend = Obedient { canary: Arc::new(Mutex::new("hang")), ..Obedient::default() };
+    let options = options(repository.path(), &backend, three_attempts());
+    let options = WorkerOptions { execution_limit: Some(CANARY), ..options };
+    let (bus, backends): (_, [Arc<dyn Backend>; 1]) = (Arc::new(Faulty::default()), [Arc::new(backend)]);
+    let started = tokio::time::timeout(PATIENCE, Worker::start(bus, &backends, &options)).await.expect("it is noticed");
+    assert!(started.is_err_and(|error| error.to_string().contains("takes longer than the execution limit")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_was_never_settled_is_given_up_without_running() {
-    let bus = Arc::new(InProcess::default());
+    let bus = Arc::new(Faulty::default());
     let queue = QueueOptions { max_deliver: 1, ..QueueOptions::default() };
     let model = ModelKey { name: "a".to_owned(), version: 1 };
     bus.declare_queue(&model, &queue).await.unwrap();
@@ -500,35 +526,113 @@ async fn a_message_that_was_never_settled_is_given_up_without_running() {
     assert!(dead[0].reason.message.contains("was given up after 1 attempts"), "{}", dead[0].reason.message);
 }
 
-/// Two messages that were delivered before and come to a new worker as suspects with one attempt left; it executes one of
-/// them, until that is cancelled.
-async fn two_suspects() -> (Stage, [&'static str; 2]) {
-    let bus = Arc::new(InProcess::default());
-    let queue = QueueOptions { max_deliver: 2, ..QueueOptions::default() };
-    let model = ModelKey { name: "a".to_owned(), version: 1 };
-    bus.declare_queue(&model, &queue).await.expect("in process nothing refuses");
-    let ids = ["1", "2"];
-    for id in ids {
-        bus.publish(&request(id, &["a"], "last")).await.expect("in process nothing refuses");
+fn two_attempts() -> QueueOptions {
+    QueueOptions { max_deliver: 2, ..QueueOptions::default() }
+}
+
+/// These messages, in the hands of a worker. When it dies, they are suspects with one attempt left.
+async fn delivered_once(bus: &Faulty, messages: &[WorkMessage]) -> Vec<Delivery> {
+    let model = messages[0].queue().expect("a route");
+    bus.declare_queue(model, &two_attempts()).await.expect("in process nothing refuses");
+    for message in messages {
+        bus.publish(message).await.expect("in process nothing refuses");
     }
-    drop(
-        bus.pull(&model).await.expect("in process nothing refuses").next(2).await.expect("in process nothing refuses"),
-    );
-    let stage = Stage::start_on(bus, "gateway", &["a"], queue).await;
+    let mut puller = bus.pull(model).await.expect("in process nothing refuses");
+    puller.next(messages.len()).await.expect("in process nothing refuses")
+}
+
+/// Suspects with one attempt left at a new worker, which executes one of them until that is cancelled.
+async fn suspects(model: &'static str, count: usize) -> (Stage, Vec<String>) {
+    let bus = Arc::new(Faulty::default());
+    let ids: Vec<_> = (0..count).map(|number| number.to_string()).collect();
+    let messages: Vec<_> = ids.iter().map(|id| request(id, &[model], "last")).collect();
+    drop(delivered_once(&bus, &messages).await);
+    let stage = Stage::start_on(bus, "gateway", &[model], two_attempts()).await;
     stage.wait_for_executions(1).await;
     (stage, ids)
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn suspects_whose_turn_it_is_not_take_nobodys_place() {
+    // Far more than the worker takes in.
+    let (stage, ids) = suspects("a2", 100).await;
+    stage.ask(&request("healthy", &["a2"], "echo")).await.outcome.expect("a result");
+    // What is seen to fail kills nobody: its last attempt needs no turn.
+    let error = stage.ask(&request("failing", &["a2"], "fail")).await.outcome.unwrap_err();
+    assert_eq!(error.message, "failed");
+    assert_eq!(stage.executions(), 4, "of the suspects the first is still executed");
+    for id in ids {
+        stage.bus.cancel(&id).await.expect("in process nothing refuses");
+    }
+    stage.wait_for_rest(&["a2"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_could_not_be_noted_in_time_does_not_count() {
+    let bus = Arc::new(Faulty::default());
+    let message = request("1", &["a"], "echo");
+    drop(delivered_once(&bus, std::slice::from_ref(&message)).await);
+    // The broker has it, and says so too late.
+    bus.refuse(&[Asked::NoteUnheard]);
+    let stage = Stage::start_on(bus, "gateway", &["a"], two_attempts()).await;
+    let mut answer = stage.inbox.expect(&message);
+    tokio::time::timeout(PATIENCE, answer.next()).await.expect("an answer").outcome.expect("it was begun once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_there_is_no_place_for_notes_deliveries_are_counted() {
+    for refused in [&[Asked::Note][..], &[Asked::Note, Asked::Attempts]] {
+        let bus = Arc::new(Faulty::default());
+        let messages =
+            [("good", "echo"), ("bad", "fail"), ("deadly", "echo")].map(|(id, order)| request(id, &["a"], order));
+        let mut delivered = delivered_once(&bus, &messages).await;
+        // Each of its workers dies.
+        let mut deadly = delivered.pop();
+        for _ in 1..3 {
+            drop(deadly.take());
+            let mut puller = bus.pull(messages[2].queue().unwrap()).await.unwrap();
+            deadly = puller.next(1).await.unwrap().pop();
+        }
+        bus.refuse(refused);
+        let stage = Stage::start_on(bus, "gateway", &["a"], three_attempts()).await;
+        let mut answers = messages.each_ref().map(|message| stage.inbox.expect(message));
+        drop((delivered, deadly));
+        let mut outcomes = Vec::new();
+        for answer in &mut answers {
+            let reply = tokio::time::timeout(PATIENCE, answer.next()).await.expect("an answer");
+            outcomes.push(reply.outcome.map(drop).map_err(|error| error.message));
+        }
+        let given_up = "request was given up after 3 attempts: each time the worker died or stopped responding";
+        assert_eq!(outcomes, [Ok(()), Err("failed".to_owned()), Err(given_up.to_owned())]);
+        assert_eq!(stage.executions(), 3, "the good one, and the second and third attempt at the bad one");
+        assert!(stage.bus.dead_letters().iter().all(|dead| dead.attempts == 3));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_is_over_when_its_run_is() {
+    /// Results wait for longer to be sent.
+    const SOON: Duration = Duration::from_secs(20);
+    let bus = Arc::new(Faulty::default());
+    let messages = [request("1", &["a", "nowhere"], "echo"), request("2", &["a"], "echo")];
+    let mut before = delivered_once(&bus, &messages).await;
+    drop(before.remove(0));
+    let stage = Stage::start_on(bus, "gateway", &["a"], two_attempts()).await;
+    let mut second = stage.inbox.expect(&messages[1]);
+    stage.wait_for_executions(1).await;
+    drop(before);
+    tokio::time::timeout(SOON, second.next()).await.expect("an answer").outcome.expect("a result");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_suspect_that_waits_for_its_turn_goes_to_another_worker_when_this_one_stops() {
-    let (Stage { bus, worker, executions, inbox: _inbox, _repository, .. }, ids) = two_suspects().await;
+    let (Stage { bus, worker, executions, inbox: _inbox, _repository, .. }, ids) = suspects("a", 2).await;
     let peer_starts = async {
         // The first worker is leaving: it takes nothing any more.
-        let queue = QueueOptions { max_deliver: 2, ..QueueOptions::default() };
-        let peer = Stage::start_on(bus.clone(), "other gateway", &["a"], queue).await;
+        let peer = Stage::start_on(bus.clone(), "other gateway", &["a"], two_attempts()).await;
         peer.wait_for_executions(1).await;
         for id in ids {
-            bus.cancel(id).await.unwrap();
+            bus.cancel(&id).await.unwrap();
         }
         peer
     };
@@ -541,9 +645,9 @@ async fn a_suspect_that_waits_for_its_turn_goes_to_another_worker_when_this_one_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_suspect_that_waits_for_its_turn_leaves_when_it_is_cancelled() {
-    let (stage, ids) = two_suspects().await;
+    let (stage, ids) = suspects("a", 2).await;
     for id in ids {
-        stage.bus.cancel(id).await.unwrap();
+        stage.bus.cancel(&id).await.unwrap();
     }
     stage.wait_for_rest(&["a"]).await;
     assert!(stage.bus.dead_letters().is_empty());
@@ -591,7 +695,8 @@ async fn a_step_that_nobody_serves_is_waited_for_until_the_deadline() {
     let error = stage.ask(&patient("1", Duration::from_secs(1))).await.outcome.unwrap_err();
     assert_eq!(error.code, ErrorCode::Unavailable);
     assert_eq!(error.message, "in ensemble 'e', no worker serves 'late:1' on this bus");
-    assert_eq!(stage.bus.dead_letters().len(), 1);
+    let [dead] = &stage.bus.dead_letters()[..] else { panic!("it is set aside") };
+    assert_eq!(dead.message.queue().map(|model| model.name.as_str()), Some("a"), "as it was delivered");
 
     let mut replies = stage.inbox.expect(&request("2", &["a"], ""));
     stage.bus.publish(&patient("2", PATIENCE)).await.unwrap();
@@ -599,6 +704,48 @@ async fn a_step_that_nobody_serves_is_waited_for_until_the_deadline() {
     let late = Stage::start_on(stage.bus.clone(), "another gateway", &["late"], three_attempts()).await;
     tokio::time::timeout(PATIENCE, replies.next()).await.expect("no answer").outcome.unwrap();
     assert_eq!((stage.executions(), late.executions()), (2, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_that_waits_for_its_queue_is_let_go_of_when_nobody_wants_it() {
+    let stage = Stage::start(&["a"], three_attempts()).await;
+    let patient = WorkMessage { deadline: UnixMicros::NEVER, ..request("1", &["a", "nowhere"], "echo") };
+    stage.bus.publish(&patient).await.unwrap();
+    stage.wait_for_executions(1).await;
+    stage.bus.cancel("1").await.unwrap();
+    stage.wait_for_rest(&["a"]).await;
+    assert_eq!(stage.executions(), 1);
+    assert!(stage.bus.dead_letters().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_answered_is_set_aside_as_it_came() {
+    let stage = Stage::start(&["a"], three_attempts()).await;
+    stage.bus.refuse(&[Asked::Reply]);
+    let message = request("1", &["a"], "echo");
+    stage.bus.publish(&message).await.unwrap();
+    stage.wait_for_rest(&["a"]).await;
+    let [dead] = &stage.bus.dead_letters()[..] else { panic!("it is set aside") };
+    assert_eq!((&dead.message, dead.attempts), (&message, 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_cannot_be_hosted_is_let_go_of() {
+    for asked in [Asked::Queue, Asked::Entry] {
+        let (repository, backend) = (tempfile::tempdir().expect("a temporary directory"), Obedient::default());
+        write_model(repository.path(), "a");
+        let (bus, instances) = (Faulty::default(), backend.executions.clone());
+        bus.refuse(&[asked]);
+        let options = options(repository.path(), &backend, three_attempts());
+        let started = Worker::start(Arc::new(bus), &[Arc::new(backend)], &options).await;
+        assert!(started.is_err_and(|error| error.to_string().contains("as told")), "{asked:?}");
+        let gone = async {
+            while Arc::strong_count(&instances) > 1 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, gone).await.expect("nobody has the instance any more");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,7 +7,7 @@ use trireme_inference::ModelKey;
 
 use super::Setup;
 use super::fixtures::{ACK_WAIT, assert_idle, message, model, number, options, take, within};
-use crate::{Bus, Puller, QueueOptions};
+use crate::{Attempts, Bus, Puller, QueueOptions};
 
 pub async fn an_acknowledged_message_is_forgotten(setup: &Setup) {
     let (_, mut puller, _) = queue_with_one(setup, "acked", &options()).await;
@@ -85,13 +85,15 @@ pub async fn who_gets_a_message_next_knows_how_often_it_was_begun(setup: &Setup)
     let (_, mut puller, model) = queue_with_one(setup, "begun", &options()).await;
     let first = take(&mut puller, "the message").await;
     let (one, two) = (setup.connect().await, setup.connect().await);
-    let attempts = async |bus: &dyn Bus| within("a look", bus.attempts(&first.message)).await.expect("an answer");
+    let name = first.message.name(&model);
+    let attempts = async |bus: &dyn Bus| within("a look", bus.attempts(&name)).await.expect("an answer");
     assert_eq!(attempts(&*one).await, None, "nobody noted anything");
-    for noted in [0, 1, 7] {
-        within("a note", one.note_attempts(&first.message, noted)).await.expect("noted");
+    for (begun, ended) in [(0, true), (1, false), (1, true), (7, false)] {
+        let noted = Attempts { begun, ended };
+        within("a note", one.note_attempts(&name, noted)).await.expect("noted");
         assert_eq!(attempts(&*two).await, Some(noted));
     }
-    let another = message(&model, 2);
+    let another = message(&model, 2).name(&model);
     assert_eq!(within("a look", two.attempts(&another)).await.expect("an answer"), None, "that is another message");
     first.acker.ack().await.expect("acknowledged");
 }

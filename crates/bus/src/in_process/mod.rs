@@ -17,8 +17,8 @@ use trireme_inference::{ModelKey, UnixMicros};
 use self::queue::Queue;
 use crate::registry::{RegistryEvent, WorkerEntry};
 use crate::{
-    AnswerHandle, Bus, BusError, Connection, DeadLetter, Inbox, Puller, Question, QueueOptions, QueueStatus, Queued,
-    Reply, StoredLetter, WorkMessage,
+    AnswerHandle, Attempts, Bus, BusError, Connection, DeadLetter, Inbox, MessageName, Puller, Question, QueueOptions,
+    QueueStatus, Queued, Reply, StoredLetter, WorkMessage,
 };
 
 /// Registry events and cancellations that a slow watcher may be behind before it misses some.
@@ -132,13 +132,13 @@ impl Bus for InProcess {
         Ok(())
     }
 
-    async fn attempts(&self, message: &WorkMessage) -> Result<Option<u32>, BusError> {
-        Ok(message.queue().and_then(|model| self.queue(model).ok()?.attempts(message)))
+    async fn attempts(&self, message: &MessageName) -> Result<Option<Attempts>, BusError> {
+        Ok(self.queue(&message.model).ok().and_then(|queue| queue.attempts(&message.id)))
     }
 
-    async fn note_attempts(&self, message: &WorkMessage, attempts: u32) -> Result<(), BusError> {
-        if let Some(queue) = message.queue().and_then(|model| self.queue(model).ok()) {
-            queue.note_attempts(message, attempts);
+    async fn note_attempts(&self, message: &MessageName, attempts: Attempts) -> Result<(), BusError> {
+        if let Ok(queue) = self.queue(&message.model) {
+            queue.note_attempts(&message.id, attempts);
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use trireme_inference::ModelKey;
 
-use crate::{AckHandle, Acker, BusError, Delivery, Puller, QueueOptions, QueueStatus, WorkMessage};
+use crate::{AckHandle, Acker, Attempts, BusError, Delivery, Puller, QueueOptions, QueueStatus, WorkMessage};
 
 /// The queue of one model version.
 pub(super) struct Queue {
@@ -34,7 +34,7 @@ struct Unsettled {
     /// When it was published.
     since: Instant,
     /// How often it was begun, as far as that was noted.
-    attempts: Option<u32>,
+    attempts: Option<Attempts>,
 }
 
 #[derive(Default)]
@@ -129,12 +129,12 @@ impl Queue {
         }
     }
 
-    pub fn attempts(&self, message: &WorkMessage) -> Option<u32> {
-        self.state.lock().unsettled.get(&message.message_id())?.attempts
+    pub fn attempts(&self, message_id: &str) -> Option<Attempts> {
+        self.state.lock().unsettled.get(message_id)?.attempts
     }
 
-    pub fn note_attempts(&self, message: &WorkMessage, attempts: u32) {
-        if let Some(unsettled) = self.state.lock().unsettled.get_mut(&message.message_id()) {
+    pub fn note_attempts(&self, message_id: &str, attempts: Attempts) {
+        if let Some(unsettled) = self.state.lock().unsettled.get_mut(message_id) {
             unsettled.attempts = Some(attempts);
         }
     }

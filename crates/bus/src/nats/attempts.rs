@@ -11,15 +11,18 @@ use bytes::Bytes;
 use super::streams::Needed;
 use super::work::{LONGEST_LAPSE, chain, failure, lapse};
 use super::{Nats, subjects};
-use crate::{BusError, WorkMessage};
+use crate::{Attempts, BusError, MessageName};
+
+/// Header of a note: whether the last attempt is known to have ended.
+const ENDED: &str = "Trireme-Attempt-Ended";
 
 impl Nats {
     /// What was noted last; `None` where nothing was.
-    pub(super) async fn noted_attempts(&self, message: &WorkMessage) -> Result<Option<u32>, BusError> {
+    pub(super) async fn noted_attempts(&self, message: &MessageName) -> Result<Option<Attempts>, BusError> {
         const ACTION: &str = "looking up how often a message was begun";
         let stream = self.jetstream.get_stream_no_info(subjects::ATTEMPTS_STREAM).await;
         let stream = stream.map_err(|error| failure(ACTION, &error))?;
-        let subject = subjects::attempts(&message.message_id());
+        let subject = subjects::attempts(&message.id);
         let note = match stream.direct_get_last_for_subject(subject).await {
             Ok(note) => note,
             Err(error) if error.kind() == DirectGetErrorKind::NotFound => return Ok(None),
@@ -27,22 +30,26 @@ impl Nats {
             Err(error) if chain(&error).contains("no responders") => return Ok(None),
             Err(error) => return Err(failure(ACTION, &error)),
         };
-        let attempts = std::str::from_utf8(&note.payload).ok().and_then(|text| text.parse().ok());
-        if attempts.is_none() {
+        let begun = std::str::from_utf8(&note.payload).ok().and_then(|text| text.parse().ok());
+        if begun.is_none() {
             tracing::warn!(subject = %note.subject, "ignored a malformed note of attempts");
         }
-        Ok(attempts)
+        let ended = note.headers.get(ENDED).is_some_and(|ended| ended.as_str() == "true");
+        Ok(begun.map(|begun| Attempts { begun, ended }))
     }
 
     /// Notes it until the broker confirms; the stream is made when it is first needed.
-    pub(super) async fn publish_attempts(&self, message: &WorkMessage, attempts: u32) -> Result<(), BusError> {
+    pub(super) async fn publish_attempts(&self, message: &MessageName, attempts: Attempts) -> Result<(), BusError> {
         let mut headers = HeaderMap::new();
-        let lapse = lapse(message);
+        let lapse = lapse(message.deadline);
         if lapse < LONGEST_LAPSE {
             headers.insert(async_nats::header::NATS_MESSAGE_TTL, lapse.as_secs().max(1).to_string());
         }
-        let subject = subjects::attempts(&message.message_id());
-        let note = || self.send_confirmed(subject.clone(), headers.clone(), Bytes::from(attempts.to_string()));
+        if attempts.ended {
+            headers.insert(ENDED, "true");
+        }
+        let subject = subjects::attempts(&message.id);
+        let note = || self.send_confirmed(subject.clone(), headers.clone(), Bytes::from(attempts.begun.to_string()));
         let mut noted = note().await;
         if noted.as_ref().is_err_and(|error| error.kind() == PublishErrorKind::StreamNotFound) {
             self.need(Needed::Attempts).await?;

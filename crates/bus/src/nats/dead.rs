@@ -14,7 +14,12 @@ use crate::{BusError, DeadLetter, StoredLetter, envelope};
 impl Nats {
     /// Puts a message into the dead-letter stream, which is made when first needed.
     pub(super) async fn publish_dead(&self, letter: DeadLetter) -> Result<(), BusError> {
-        let Some(model) = letter.message.queue() else { return Ok(()) };
+        let Some(model) = letter.message.queue() else {
+            return Err(BusError::Refused {
+                action: "setting a message aside",
+                reason: format!("route of request '{}' has no step left", letter.message.request_id),
+            });
+        };
         if self.jetstream.get_stream(subjects::DEAD_STREAM).await.is_err() {
             self.need(Needed::Dead).await?;
         }

@@ -47,7 +47,7 @@ impl Fetch {
             let _ = ack.ack().await;
             return None;
         }
-        let reason = match self.body().await {
+        let reason = match self.kept_alive(self.body()).await {
             Ok(body) => match decode(&self.model, self.headers.clone(), &body) {
                 Ok(work) => {
                     let ack = NatsAck { nats: self.nats, message: self.message, claim: Some(self.claim.name) };
@@ -69,34 +69,36 @@ impl Fetch {
         };
         tracing::warn!(model = %self.model, request_id = self.headers.request_id, reason, "refused a message");
         let error = InferError::unavailable(format!("message was lost: {reason}")).at(&self.model, "");
-        let WorkHeaders { request_id, gateway, answer, .. } = self.headers;
+        let WorkHeaders { request_id, gateway, answer, .. } = self.headers.clone();
         let sequence = match answer {
             Answer::Part(part) => part.sequence,
             Answer::Whole | Answer::InParts => 0,
         };
         let headers = ReplyHeaders { request_id, gateway, sequence, last: true };
-        let _ = self.nats.reply(Reply::failed(headers, error)).await;
+        let _ = self.kept_alive(self.nats.reply(Reply::failed(headers, error))).await;
         let _ = self.message.ack_with(AckKind::Term).await;
         None
     }
 
-    /// The body, asked for as long as time lasts; the delivery is kept alive meanwhile.
+    /// The body, asked for as long as time lasts.
     async fn body(&self) -> Result<Bytes, RedeemError> {
-        let fetching = async {
-            loop {
-                match self.nats.redeem(Store::Claims, &self.claim).await {
-                    Err(error @ RedeemError::Unreachable { .. }) if self.time_left() > FETCH_PAUSE => {
-                        tracing::debug!(model = %self.model, %error, "a message's body cannot be fetched yet");
-                        tokio::time::sleep(FETCH_PAUSE).await;
-                    }
-                    fetched => return fetched,
+        loop {
+            match self.nats.redeem(Store::Claims, &self.claim).await {
+                Err(error @ RedeemError::Unreachable { .. }) if self.time_left() > FETCH_PAUSE => {
+                    tracing::debug!(model = %self.model, %error, "a message's body cannot be fetched yet");
+                    tokio::time::sleep(FETCH_PAUSE).await;
                 }
+                fetched => return fetched,
             }
-        };
-        tokio::pin!(fetching);
+        }
+    }
+
+    /// Does something for the delivery, so that nobody else gets it meanwhile.
+    async fn kept_alive<T>(&self, doing: impl Future<Output = T>) -> T {
+        tokio::pin!(doing);
         loop {
             tokio::select! {
-                fetched = &mut fetching => return fetched,
+                done = &mut doing => return done,
                 () = tokio::time::sleep(PROGRESS) => drop(taken(self.message.ack_with(AckKind::Progress)).await),
             }
         }

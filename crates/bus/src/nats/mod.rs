@@ -46,8 +46,8 @@ use streams::Needed;
 use crate::envelope::MAX_NAME;
 use crate::registry::{RegistryEvent, WorkerEntry};
 use crate::{
-    Bus, BusError, Connection, DeadLetter, Inbox, Puller, Question, QueueOptions, QueueStatus, Queued, Reply,
-    StoredLetter, WorkMessage,
+    Attempts, Bus, BusError, Connection, DeadLetter, Inbox, MessageName, Puller, Question, QueueOptions, QueueStatus,
+    Queued, Reply, StoredLetter, WorkMessage,
 };
 
 /// Changes of the registry and cancellations that a reader may be behind before the bus waits for it.
@@ -95,11 +95,11 @@ impl Bus for Nats {
         self.publish_work(message).await
     }
 
-    async fn attempts(&self, message: &WorkMessage) -> Result<Option<u32>, BusError> {
+    async fn attempts(&self, message: &MessageName) -> Result<Option<Attempts>, BusError> {
         limited(REQUEST_TIMEOUT, self.noted_attempts(message)).await
     }
 
-    async fn note_attempts(&self, message: &WorkMessage, attempts: u32) -> Result<(), BusError> {
+    async fn note_attempts(&self, message: &MessageName, attempts: Attempts) -> Result<(), BusError> {
         limited(REQUEST_TIMEOUT, self.publish_attempts(message, attempts)).await
     }
 

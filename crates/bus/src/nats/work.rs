@@ -72,7 +72,7 @@ impl Nats {
         let mut headers = headers::write_work(message)?;
         // The broker keeps a message that was delivered for the last time. Nobody would remove one whose workers all
         // died of it, and a message past its deadline is of no use to anybody.
-        let lapse = lapse(message);
+        let lapse = lapse(message.deadline);
         if lapse < LONGEST_LAPSE {
             headers.insert(async_nats::header::NATS_MESSAGE_TTL, lapse.as_secs().to_string());
         }
@@ -165,8 +165,8 @@ impl Nats {
 }
 
 /// How long a message, and what belongs to it, is of use to anybody.
-pub fn lapse(message: &WorkMessage) -> Duration {
-    message.deadline.since(UnixMicros::now()) + LAPSE_SLACK
+pub fn lapse(deadline: UnixMicros) -> Duration {
+    deadline.since(UnixMicros::now()) + LAPSE_SLACK
 }
 
 /// Takes a message out of its stream, wherever that has it. Workers that have it in hand hear of it as of any request that

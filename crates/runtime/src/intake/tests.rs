@@ -90,6 +90,32 @@ fn where_messages_come_late_they_are_asked_for_earlier() {
     assert!(intake.horizon() <= 0.3, "one that took very long is no reason to hoard");
 }
 
+/// How long a run takes that has a request of this cost in it, in milliseconds.
+fn run_with(intake: &Intake, cost: f64, now: Instant) -> u128 {
+    intake.outlook(cost, now).expect("runs have been seen").0.as_millis()
+}
+
+#[test]
+fn a_request_is_judged_by_what_it_costs() {
+    let (mut mixed, mut now) = (intake(1, 8), Instant::now());
+    for _ in 0..20 {
+        for (cost, requests, took) in [(8.0, 8, 20 * MS), (400.0, 1, 1000 * MS)] {
+            let id = mixed.begin(cost, now);
+            now += took;
+            mixed.end(id, requests, now);
+        }
+    }
+    let (short, long) = (run_with(&mixed, 1.0, now), run_with(&mixed, 400.0, now));
+    assert!((5..=20).contains(&short), "{short} ms, however long others are");
+    assert!((450..=600).contains(&long), "{long} ms: no longer than runs are, what is odd is corrected by being tried");
+
+    let (mut alike, mut now) = (intake(1, 8), Instant::now());
+    let id = alike.begin(8.0, now);
+    now += 80 * MS;
+    alike.end(id, 8, now);
+    assert_eq!(run_with(&alike, 1.0, now), 80, "it will have company");
+}
+
 /// Whatever has happened: an idle instance always has room for a batch, nothing beyond the horizon is taken, there is no
 /// room before it is said to come, and who asks when told to does not ask for ever.
 #[test]

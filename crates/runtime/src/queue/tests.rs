@@ -44,7 +44,8 @@ fn no_more_is_taken_than_the_limit() {
         queue.push(candidate(), item);
     }
     assert_eq!((queue.take(1, &mut 0), queue.try_take(2)), (Some(vec![2]), Some(vec![1, 0])));
-    queue.push(candidate(), 3);
+    // However late this thread is, that one has only just come.
+    queue.push(Candidate { arrived: Instant::now() + Duration::from_secs(3600), ..candidate() }, 3);
     assert_eq!(queue.try_take(2), None, "the policy would wait for a second one");
 }
 
@@ -63,6 +64,20 @@ fn what_runs_alone_comes_first_and_joins_nobody() {
     assert_eq!(queue.remove_where(|item| *item == 8), [8]);
     queue.close();
     assert_eq!((queue.take(1, &mut 0), queue.take(1, &mut 0)), (Some(vec![9]), None));
+}
+
+#[test]
+fn one_instance_is_enough_for_what_runs_alone() {
+    let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
+    queue.push(candidate(), 0);
+    queue.push_alone(candidate(), 7);
+    assert_eq!(queue.try_take(1), None, "this one is to be empty");
+    let other = queue.clone();
+    assert_eq!(std::thread::spawn(move || other.try_take(1)).join().unwrap(), Some(vec![0]), "others go on");
+    assert_eq!(queue.try_take(1), None);
+    assert_eq!(queue.take(1, &mut 0), Some(vec![7]));
+    queue.push(candidate(), 1);
+    assert_eq!(queue.try_take(1), Some(vec![1]));
 }
 
 #[test]
