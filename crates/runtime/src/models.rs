@@ -42,6 +42,8 @@ pub(crate) struct Models {
     backends: Vec<Arc<dyn Backend>>,
     /// Raised when the worker takes no more work.
     pub pulling: CancellationToken,
+    /// Raised then, and when the worker ends because a model cannot be loaded: nobody waits for a queue any more.
+    pub hopeless: CancellationToken,
     versions: Arc<Mutex<BTreeMap<ModelKey, Version>>>,
     /// Threads of versions that are gone.
     retired: Mutex<Vec<JoinHandle<()>>>,
@@ -115,7 +117,9 @@ impl Drop for Unhosted {
 impl Models {
     pub fn new(shared: Arc<Shared>, options: WorkerOptions, backends: Vec<Arc<dyn Backend>>) -> Models {
         let (versions, retired, pulls) = (Arc::default(), Mutex::default(), TaskTracker::new());
-        Models { shared, options, backends, pulling: CancellationToken::new(), versions, retired, pulls }
+        let pulling = CancellationToken::new();
+        let hopeless = pulling.child_token();
+        Models { shared, options, backends, pulling, hopeless, versions, retired, pulls }
     }
 
     /// The names of the backends.
@@ -133,7 +137,7 @@ impl Models {
                 if self.is_current(model, version, retry) {
                     return Ok(Applied::default());
                 }
-                self.refuse(model, version, &fault).await?;
+                self.refuse(model, version, &fault).await;
                 let (entries, faults) = (self.entries_of(&model.name), vec![(version, fault)]);
                 return Ok(Applied { mine: true, entries, faults });
             }
@@ -155,7 +159,7 @@ impl Models {
             }
         }
         for (version, fault) in &faults {
-            self.refuse(model, *version, fault).await?;
+            self.refuse(model, *version, fault).await;
         }
         for (version, instance) in loaded {
             self.host(model, version, instance).await?;
@@ -253,19 +257,20 @@ impl Models {
     }
 
     /// A version could not be loaded: what served before goes on, otherwise the registry says why nothing does.
-    async fn refuse(&self, model: &RepositoryModel, version: i64, fault: &LoadError) -> Result<(), BusError> {
+    async fn refuse(&self, model: &RepositoryModel, version: i64, fault: &LoadError) {
         tracing::error!(model = model.name, version, %fault, "a model version could not be loaded");
         let key = ModelKey { name: model.name.clone(), version };
         let fingerprint = model.fingerprint(version);
         let mut said = self.shared.said.lock().await;
         if let Some(known) = self.versions.lock().get_mut(&key).filter(|known| known.running.is_some()) {
             (known.fingerprint, known.failed) = (fingerprint, true);
-            return Ok(());
+            return;
         }
         let mut entry = self.entry(&key, ModelState::Unavailable(fault.reason()), model.config.to_json(), 0);
-        self.shared.announce(&mut said, &mut entry).await?;
+        if let Err(error) = self.shared.announce(&mut said, &mut entry).await {
+            tracing::warn!(model = %key, %error, "could not announce that it is not available; done with the next renewal");
+        }
         self.versions.lock().insert(key, Version { entry, fingerprint, failed: true, running: None });
-        Ok(())
     }
 
     /// Finds out what canary requests a model takes, where there are any.
@@ -360,7 +365,7 @@ impl Models {
         let mut told = String::new();
         loop {
             match self.shared.bus.declare_queue(&hosted.key, &hosted.queue_options()).await {
-                Err(BusError::Unreachable(reason)) if !self.pulling.is_cancelled() => {
+                Err(BusError::Unreachable(reason)) if !self.hopeless.is_cancelled() => {
                     if reason != told {
                         tracing::warn!(model = %hosted.key, reason, "its queue cannot be made yet; trying on");
                         told = reason;
@@ -370,7 +375,7 @@ impl Models {
             }
             tokio::select! {
                 () = tokio::time::sleep(REOPEN_PAUSE) => {}
-                () = self.pulling.cancelled() => {}
+                () = self.hopeless.cancelled() => {}
             }
         }
     }

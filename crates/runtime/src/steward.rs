@@ -132,15 +132,28 @@ impl Models {
             return Err(StartError::Repository(broken.into_iter().map(|(_, broken)| broken.fault.clone()).collect()));
         }
         let models: Vec<_> = wanted.iter().filter_map(|name| repository.model(name)).collect();
-        let applied = join_all(models.iter().map(|model| self.apply(model, true))).await;
-        let (mut mine, mut faults) = (false, Vec::<LoadError>::new());
-        for applied in applied {
-            let applied = applied?;
-            mine |= applied.mine;
-            faults.extend(applied.faults.into_iter().map(|(_, fault)| fault));
+        let applying = models.iter().map(async |model| {
+            let applied = self.apply(model, true).await;
+            if control.exit_on_error && applied.as_ref().map_or(true, |applied| !applied.faults.is_empty()) {
+                self.hopeless.cancel();
+            }
+            applied
+        });
+        let (mut mine, mut faults, mut failed) = (false, Vec::<LoadError>::new(), None);
+        for applied in join_all(applying).await {
+            match applied {
+                Ok(applied) => {
+                    mine |= applied.mine;
+                    faults.extend(applied.faults.into_iter().map(|(_, fault)| fault));
+                }
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
         if control.exit_on_error && !faults.is_empty() {
             return Err(StartError::Load(faults));
+        }
+        if let Some(error) = failed {
+            return Err(error.into());
         }
         if !mine && control.mode == ControlMode::None {
             let paths = self.options.model_repository.iter().map(|path| path.display().to_string());
