@@ -24,6 +24,9 @@ use crate::faulty::{Asked, Faulty};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Results wait for longer for a queue that is not there.
+const SOON: Duration = Duration::from_secs(20);
+
 /// Longer than any execution here that ends.
 const EXECUTION_LIMIT: Duration = Duration::from_secs(10);
 
@@ -611,8 +614,6 @@ async fn where_there_is_no_place_for_notes_deliveries_are_counted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_is_over_when_its_run_is() {
-    /// Results wait for longer to be sent.
-    const SOON: Duration = Duration::from_secs(20);
     let bus = Arc::new(Faulty::default());
     let messages = [request("1", &["a", "nowhere"], "echo"), request("2", &["a"], "echo")];
     let mut before = delivered_once(&bus, &messages).await;
@@ -713,7 +714,7 @@ async fn a_result_that_waits_for_its_queue_is_let_go_of_when_nobody_wants_it() {
     stage.bus.publish(&patient).await.unwrap();
     stage.wait_for_executions(1).await;
     stage.bus.cancel("1").await.unwrap();
-    stage.wait_for_rest(&["a"]).await;
+    tokio::time::timeout(SOON, stage.wait_for_rest(&["a"])).await.expect("it is let go of");
     assert_eq!(stage.executions(), 1);
     assert!(stage.bus.dead_letters().is_empty());
 }
