@@ -61,12 +61,14 @@ impl HostedModel {
 
     async fn admit_in_turn(self: Arc<Self>, message: WorkMessage, mut claim: Claim, permit: Permit<Work>) {
         let options = &self.worker.queue_options;
-        let known = match self.worker.bus.attempts(&claim.name).await {
-            Ok(Some(known)) => known,
+        let (known, noted) = match self.worker.bus.attempts(&claim.name).await {
+            Ok(Some(known)) => (known, true),
             // Who had it first has not said that it did not begin it.
-            Ok(None) => Attempts { begun: 1, ended: false },
+            Ok(None) => (Attempts { begun: 1, ended: false }, false),
             // There is a broker, and no place for notes: deliveries are counted, or nothing that came again would be done.
-            Err(BusError::Refused { .. }) => Attempts { begun: claim.deliveries.saturating_sub(1), ended: false },
+            Err(BusError::Refused { .. }) => {
+                (Attempts { begun: claim.deliveries.saturating_sub(1), ended: false }, false)
+            }
             Err(error) => return self.give_back(&message, claim, &error).await,
         };
         claim.attempts = known.begun;
@@ -77,9 +79,13 @@ impl HostedModel {
         let over = message.deadline <= UnixMicros::now() || self.worker.cancellations.is_cancelled(&message.request_id);
         // What will not be executed needs no turn for that.
         if left > 0 && !over {
-            let turn = match left == 1 && !known.ended {
+            // Should there be no place for a note, this delivery is the last attempt.
+            let alone = left == 1 || !noted && claim.deliveries >= options.max_deliver;
+            let turn = match alone && !known.ended {
                 true => match self.worker.suspects.0.clone().try_lock_owned() {
                     Ok(turn) => Some(turn),
+                    // Where deliveries are counted, one that is given back would be an attempt: it does without its turn.
+                    Err(_) if !noted && self.cannot_note(&claim, known).await => None,
                     Err(_) => {
                         let pause = pause(claim.deliveries, UnixMicros::now());
                         return self.report(&message, claim.acker.nak(pause).await);
@@ -87,9 +93,14 @@ impl HostedModel {
                 },
                 false => None,
             };
-            claim.suspect = Some(Suspect { known, alone: left == 1, _turn: turn });
+            claim.suspect = Some(Suspect { known, alone, _turn: turn });
         }
         self.admit(message, claim, permit);
+    }
+
+    /// Whether the broker has no place for notes; what is `known` is noted where it has.
+    async fn cannot_note(&self, claim: &Claim, known: Attempts) -> bool {
+        matches!(self.worker.bus.note_attempts(&claim.name, known).await, Err(BusError::Refused { .. }))
     }
 
     /// Counts the attempts that begin now; those of suspects are noted first. One that cannot be noted does not begin, or
@@ -171,6 +182,10 @@ impl HostedModel {
             return;
         }
         let ended = Attempts { begun: claim.attempts, ended: true };
+        // Another worker may have begun it meanwhile: this one stood still for too long.
+        if matches!(self.worker.bus.attempts(&claim.name).await, Ok(Some(noted)) if noted.begun > ended.begun) {
+            return;
+        }
         if let Err(error) = self.worker.bus.note_attempts(&claim.name, ended).await {
             // Taken for one whose worker died: it will have to wait for its turn.
             tracing::debug!(message = claim.name.id, model = %self.key, %error, "not noted that an attempt has ended");

@@ -18,6 +18,9 @@ use http_body::{Frame, SizeHint};
 use trireme_bus::QUEUE_FULL;
 use trireme_inference::InferError;
 
+/// Most bytes of an answer that the HTTP library is given at a time: it takes a piece whole, whether or not its client does.
+const PIECE: usize = 64 << 10;
+
 /// How many bytes of a request that is about the server are not refused.
 const CONTROL: u64 = 16 << 10;
 
@@ -64,6 +67,8 @@ pub type Refuse = fn(NoRoom) -> axum::BoxError;
 /// A response's body that holds its request's bytes, and its own, until it is sent.
 struct Sent {
     body: Body,
+    /// What has come of it and was not asked for.
+    rest: Bytes,
     _hold: Hold,
 }
 
@@ -78,7 +83,7 @@ pub fn count(body: Body, announced: u64, hold: &Hold, refuse: Refuse) -> Body {
 /// Lets go of `hold` when the response was sent.
 pub fn until_sent(response: Response<Body>, hold: Hold) -> Response<Body> {
     hold.add(response.body().size_hint().exact().unwrap_or_default());
-    response.map(|body| Body::new(Sent { body, _hold: hold }))
+    response.map(|body| Body::new(Sent { body, rest: Bytes::new(), _hold: hold }))
 }
 
 // === impl Budget ===
@@ -227,15 +232,29 @@ impl HttpBody for Sent {
     type Error = axum::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        if self.rest.is_empty() {
+            let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)?) else { return Poll::Ready(None) };
+            match frame.into_data() {
+                Ok(data) => self.rest = data,
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            }
+        }
+        let length = self.rest.len().min(PIECE);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(length)))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (body, rest) = (self.body.size_hint(), self.rest.len() as u64);
+        let mut hint = SizeHint::new();
+        hint.set_lower(body.lower() + rest);
+        if let Some(upper) = body.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
     }
 }
 
@@ -274,6 +293,26 @@ mod tests {
         let answer = until_sent(Response::new(Body::from(vec![0; 50])), first.clone());
         drop(first);
         assert_eq!(budget.used(), 110, "an answer is counted, too large or not");
+        drop(answer);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_held_until_its_last_piece_is_taken() {
+        let budget = Budget::new(1 << 20);
+        let bytes: Vec<u8> = (0..=255u8).cycle().take(3 * PIECE + 1).collect();
+        let mut answer = until_sent(Response::new(Body::from(bytes.clone())), budget.hold()).into_body();
+        let mut taken = Vec::new();
+        for size in [PIECE, PIECE, PIECE, 1] {
+            assert_eq!(answer.size_hint().exact(), Some((bytes.len() - taken.len()) as u64));
+            assert!(!answer.is_end_stream());
+            let piece = answer.frame().await.unwrap().unwrap().into_data().unwrap();
+            assert_eq!(piece.len(), size);
+            taken.extend_from_slice(&piece);
+            assert_eq!(budget.used(), bytes.len() as u64);
+        }
+        assert!(answer.is_end_stream() && answer.frame().await.is_none());
+        assert_eq!(taken, bytes);
         drop(answer);
         assert_eq!(budget.used(), 0);
     }

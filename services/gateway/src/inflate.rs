@@ -13,7 +13,10 @@ use crate::budget::{Hold, NoRoom};
 
 /// What every gzip stream begins with.
 const GZIP_MAGIC: &[u8] = &[0x1F, 0x8B];
-/// How much room for what is made grows at a time, at least.
+/// The least by which it grows where hardly any is left: requests about the server have so much.
+const LAST_STEP: usize = 4 << 10;
+
+/// How much room for what is made grows at a time, if possible.
 const STEP: usize = 64 << 10;
 
 /// Why nothing was made.
@@ -93,7 +96,7 @@ impl Made<'_> {
         if length == room {
             // Where there is no room for as much as that, less may do.
             let most = (self.limit - length).saturating_add(1);
-            let mut steps = [room.max(STEP), STEP].map(|more| more.min(most)).into_iter();
+            let mut steps = [room.max(STEP), STEP, LAST_STEP].map(|more| more.min(most)).into_iter();
             let more = steps.find(|&more| self.hold.take(more as u64).is_ok()).ok_or(NoRoom)?;
             self.bytes.reserve_exact(more);
         }

@@ -6,7 +6,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::Bytes;
+use http_body::Frame;
 use tokio::time::{Instant, Sleep};
+
+/// Bytes a second that are no pause: who sends as much may take as long as it takes.
+const STEADY: f64 = 65_536.0;
 
 /// How many times the longest pause all pauses together may last.
 const WHOLE: u32 = 5;
@@ -30,6 +35,12 @@ pub enum Overdue {
     Slow(Duration),
 }
 
+/// Bytes of data in what came of a body.
+pub fn size<E>(frame: &Option<Result<Frame<Bytes>, E>>) -> usize {
+    let frame = frame.as_ref().and_then(|frame| frame.as_ref().ok());
+    frame.and_then(Frame::data_ref).map_or(0, Bytes::len)
+}
+
 // === impl Pace ===
 
 impl Pace {
@@ -48,10 +59,11 @@ impl Pace {
         self.left = Pace::whole(self.pause);
     }
 
-    /// A piece has come.
-    pub fn arrived(&mut self) {
+    /// A piece of so many bytes has come.
+    pub fn arrived(&mut self, bytes: usize) {
         if let Some(since) = self.since.take() {
-            self.left = self.left.saturating_sub(since.elapsed());
+            let steady = Duration::from_secs_f64(bytes as f64 / STEADY);
+            self.left = self.left.saturating_sub(since.elapsed().saturating_sub(steady));
         }
     }
 
@@ -97,19 +109,29 @@ mod tests {
         let overdue = loop {
             match tokio::time::timeout(PAUSE * 9 / 10, overdue(&mut pace)).await {
                 Ok(overdue) => break overdue,
-                Err(_) => pace.arrived(),
+                Err(_) => pace.arrived(1),
             }
             assert!(begun.elapsed() < PAUSE * 10, "it never ends");
         };
         assert!(matches!(overdue, Overdue::Slow(_)), "{overdue:?}");
-        assert_eq!(begun.elapsed(), Pace::whole(PAUSE));
+        let elapsed = begun.elapsed();
+        assert!((Pace::whole(PAUSE)..Pace::whole(PAUSE) + PAUSE / 100).contains(&elapsed), "{elapsed:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_goes_on_at_a_rate_may_take_its_time() {
+        let mut pace = Pace::new(PAUSE);
+        for _ in 0..1000 {
+            assert!(tokio::time::timeout(PAUSE / 10, overdue(&mut pace)).await.is_err());
+            pace.arrived(STEADY as usize);
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn time_in_which_nobody_waits_does_not_count() {
         let mut pace = Pace::new(PAUSE);
         for _ in 0..10 {
-            pace.arrived();
+            pace.arrived(0);
             tokio::time::sleep(PAUSE * 10).await;
         }
         assert!(tokio::time::timeout(PAUSE * 9 / 10, overdue(&mut pace)).await.is_err());

@@ -73,8 +73,8 @@ pub async fn questions(nats: &Nats, topic: &str) -> Result<mpsc::Receiver<Questi
                 () = sender.closed() => return,
             };
             let Some(message) = message else { return };
-            // Without a way back it is no question.
-            let Some(inbox) = message.reply.clone() else { continue };
+            // Without a way back it is no question; and the broker lets an answer go wherever the asker says.
+            let Some(inbox) = message.reply.clone().filter(|inbox| inbox.starts_with("_INBOX.")) else { continue };
             let Some(body) = unpack(&nats, message).await else { continue };
             let question = Question::new(body, Answers { nats: nats.clone(), inbox });
             if sender.send(question).await.is_err() {

@@ -5,6 +5,8 @@
 //! them to (`trireme.streams.work.<model>.<version>` for a queue), and what it is to be like is decided here. The same is
 //! true of consumers, which deliver to any subject that who makes them likes.
 
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::client::RequestErrorKind;
@@ -12,6 +14,7 @@ use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind};
 use async_nats::jetstream::{consumer, stream};
 use async_nats::{Message, jetstream};
 use futures_util::StreamExt;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use trireme_inference::{ModelKey, UnixMicros};
@@ -42,6 +45,9 @@ const DEAD_BYTES: i64 = 1 << 30;
 
 /// Streams that are made for others at a time; who asks for one more asks again.
 const MAKING: usize = 64;
+
+/// Streams whose requests are remembered, beside those that are being made.
+const REMEMBERED: usize = 4096;
 
 /// Most levels of a queue that is made for others.
 const MAX_LEVELS: usize = 1024;
@@ -78,6 +84,23 @@ enum Answer {
     Made,
     Refused(String),
     Unreachable(String),
+}
+
+/// The requests for each stream one after the other: one that is held up must not undo what was asked for later. By subject,
+/// the number of the last that was done.
+#[derive(Default)]
+struct Turns(Mutex<HashMap<String, Arc<tokio::sync::Mutex<u64>>>>);
+
+// === impl Turns ===
+
+impl Turns {
+    fn of(&self, subject: &str) -> Arc<tokio::sync::Mutex<u64>> {
+        let mut turns = self.0.lock();
+        if turns.len() >= REMEMBERED {
+            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        }
+        turns.entry(subject.to_owned()).or_default().clone()
+    }
 }
 
 // === impl Needed ===
@@ -130,19 +153,27 @@ impl Nats {
         let mut asked = self.subscribe_at_once(subjects::STREAM_REQUESTS.to_owned()).await?;
         let nats = self.clone();
         crate::spawn("nats streams", async move {
-            let mut making = JoinSet::new();
+            let (mut making, turns, mut number) = (JoinSet::new(), Arc::new(Turns::default()), 0);
             loop {
                 let message = tokio::select! {
                     message = asked.next() => message,
                     Some(_) = making.join_next() => continue,
                 };
                 let Some(message) = message else { return };
-                if making.len() == MAKING {
-                    tracing::warn!(subject = %message.subject, "left a request for a stream unanswered: too many at a time");
-                    continue;
-                }
-                let nats = nats.clone();
-                making.spawn(async move { nats.make_for(message).await });
+                number += 1;
+                // The broker lets an answer go wherever the asker says.
+                let Some(asker) = message.reply.clone().filter(|inbox| inbox.starts_with("_INBOX.")) else { continue };
+                let (nats, turns, is_one_too_many) = (nats.clone(), turns.clone(), making.len() >= MAKING);
+                making.spawn(async move {
+                    let answer = match is_one_too_many {
+                        true => Answer::Unreachable("too many streams are asked for at a time".to_owned()),
+                        false => nats.make_for(&message, &turns, number).await,
+                    };
+                    if let Ok(body) = serde_json::to_vec(&answer) {
+                        // Who does not get it asks again.
+                        let _ = taken(nats.client.publish(asker, body.into())).await;
+                    }
+                });
             }
         });
         Ok(())
@@ -163,7 +194,7 @@ impl Nats {
         let request = async_nats::Request::new().payload(body.into()).timeout(Some(needed.patience()));
         let answer = tokio::select! {
             answer = self.client.send_request(subject.clone(), request) => answer,
-            reason = self.refused(&subject) => return Err(BusError::Refused { action, reason }),
+            reason = self.refused(|refusal| refusal.contains(&format!("\"{subject}\""))) => return Err(BusError::Refused { action, reason }),
             _ = connection.changed() => return Err(unreachable(&"the connection was lost")),
         };
         let answer = answer.map_err(|error| match error.kind() {
@@ -179,25 +210,30 @@ impl Nats {
         }
     }
 
-    /// Waits until the broker says that this process may not publish to `subject`, which it tells no other way.
-    async fn refused(&self, subject: &str) -> String {
+    /// Waits until the broker says that this process may not do what `is_meant` knows by the subject in its words: it tells so
+    /// no other way.
+    async fn refused(&self, is_meant: impl Fn(&str) -> bool) -> String {
         let mut refusals = self.refusals.clone();
         refusals.mark_unchanged();
-        let subject = format!("\"{subject}\"");
         loop {
             if refusals.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
             let refusal = refusals.borrow_and_update();
-            if refusal.contains(&subject) {
+            if is_meant(&refusal) {
                 return refusal.clone();
             }
         }
     }
 
-    /// Answers one request for a stream.
-    async fn make_for(&self, message: Message) {
-        let Some(asker) = message.reply.clone() else { return };
+    /// Does what one request for a stream asks for, the `number`th that came here.
+    async fn make_for(&self, message: &Message, turns: &Turns, number: u64) -> Answer {
+        let turn = turns.of(&message.subject);
+        let mut done = turn.lock().await;
+        if *done > number {
+            // What was asked for later holds.
+            return Answer::Made;
+        }
         let made = match read(&message.subject, &message.payload) {
             Ok(Request::Stream(needed)) => limited(LONGEST, self.make(needed)).await,
             Ok(Request::Queue(QueueRequest { model, options })) => {
@@ -208,14 +244,13 @@ impl Nats {
                 Err(BusError::Refused { action: "making a stream", reason })
             }
         };
-        let answer = match made {
-            Ok(()) => Answer::Made,
+        match made {
+            Ok(()) => {
+                *done = number;
+                Answer::Made
+            }
             Err(BusError::Refused { reason, .. }) => Answer::Refused(reason),
             Err(error) => Answer::Unreachable(error.to_string()),
-        };
-        if let Ok(body) = serde_json::to_vec(&answer) {
-            // Who does not get it asks again.
-            let _ = taken(self.client.publish(asker, body.into())).await;
         }
     }
 
@@ -225,11 +260,24 @@ impl Nats {
             Needed::Claims => claims(),
             Needed::Dead => dead(),
             Needed::Registry => registry(),
-            Needed::Queue(model, options) => return self.make_queue(model, options).await,
+            Needed::Queue(model, options) => return self.make_allowed_queue(model, options).await,
         };
         let name = config.name.clone();
         let made = self.jetstream.get_or_create_stream(config).await;
         made.map(drop).map_err(|error| stream_failure(needed.action(), &name, &error))
+    }
+
+    /// As [`Nats::make_queue`]; says so where the broker does not let this process, which it tells nobody who waits.
+    async fn make_allowed_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
+        let stream = subjects::work_stream(model, 0);
+        // A level's name goes on with `-`, a consumer's with `.`.
+        let ends = ['"', '-', '.'].map(|end| format!(".{stream}{end}"));
+        tokio::select! {
+            made = self.make_queue(model, options) => made,
+            reason = self.refused(|refusal| ends.iter().any(|end| refusal.contains(end))) => {
+                Err(BusError::Refused { action: Needed::Queue(model, options).action(), reason })
+            }
+        }
     }
 
     async fn make_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {

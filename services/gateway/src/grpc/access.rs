@@ -51,7 +51,7 @@ pub fn restrict(restrictions: &[ProtocolRestriction]) -> anyhow::Result<Access> 
 }
 
 /// The category that access rules know a call by; `None` for calls that are not served.
-fn category(path: &str) -> Option<Category> {
+pub(super) fn category(path: &str) -> Option<Category> {
     if path == "/grpc.health.v1.Health/Check" {
         return Some(Category::Health);
     }

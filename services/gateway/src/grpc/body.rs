@@ -25,7 +25,7 @@ use trireme_protocol::grpc::status;
 
 use crate::budget::{self, Hold, NoRoom};
 use crate::inflate::{InflateError, inflate};
-use crate::pace::{Overdue, Pace};
+use crate::pace::{Overdue, Pace, size};
 
 /// How many bytes before each message say what it is.
 const PREFIX: usize = 5;
@@ -168,7 +168,7 @@ impl CallBody {
             let (body, pace) = (&mut self.body, &mut self.pace);
             let frame = poll_fn(|cx| {
                 if let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(cx) {
-                    pace.arrived();
+                    pace.arrived(size(&frame));
                     return Poll::Ready(Ok(frame));
                 }
                 match waits {

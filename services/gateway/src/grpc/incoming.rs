@@ -2,17 +2,24 @@
 
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use futures_util::stream::{self, Stream, StreamExt};
+use http_body_util::Limited;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
+use super::access;
 use super::body::{self, Rules};
 use super::unread::Unread;
 use crate::backlog;
 use crate::budget::{self, Budget};
+use crate::handlers::Category;
+
+/// Most bytes of a health check's body: who makes one need not have shown a key.
+const HEALTH: usize = 16 << 10;
 
 /// The header that names the coding of a call's messages.
 const ENCODING: &str = "grpc-encoding";
@@ -55,11 +62,13 @@ pub async fn count(State(counting): State<Counting>, request: Request, next: Nex
     let path = parts.uri.path();
     let hold = if infers(path) { budget.hold() } else { budget.hold_of_control() };
     let streams = path.ends_with("/ModelStreamInfer");
+    let is_health = access::category(path) == Some(Category::Health);
     // Whoever reads the body behind this finds no coding. Others than these are for the gRPC library to refuse.
     let coded = parts.headers.get(ENCODING).is_some_and(|coding| coding == "gzip" || coding == "deflate");
     if coded {
         parts.headers.remove(ENCODING);
     }
+    let body = if is_health { Body::new(Limited::new(body, HEALTH)) } else { body };
     let body = body::guard(body, Rules { streams, coded, largest, pause }, &hold);
     parts.extensions.insert(hold.clone());
     unread.watch(budget::until_sent(next.run(Request::from_parts(parts, body)).await, hold))

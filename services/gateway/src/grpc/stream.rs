@@ -33,6 +33,9 @@ const MAX_IN_FLIGHT: usize = 128;
 /// What a stream that was opened as the server stops has to show its first request, before it counts as idle.
 const FIRST_REQUEST: Duration = Duration::from_secs(1);
 
+/// How long a stream that had requests before is waited for when the server stops: one may be on its way, or is being inflated.
+const ON_ITS_WAY: Duration = Duration::from_millis(200);
+
 /// The key that asks for the first error to end the stream with its status.
 const CLOSE_ON_ERROR: &str = "triton_grpc_error";
 
@@ -200,12 +203,17 @@ async fn read(
         }
     };
     let stopping = || Err(status(&InferError::unavailable("Server is stopping")));
+    let Stop { raised, lasted } = stop;
+    let quiet = async {
+        raised.cancelled().await;
+        tokio::time::sleep(ON_ITS_WAY).await;
+    };
     tokio::select! {
         biased;
         () = overdue => Err(deadline::exceeded()),
-        () = &mut stop.lasted => stopping(),
+        () = lasted => stopping(),
         message = requests.try_next() => message,
-        () = stop.raised.cancelled(), if begun => stopping(),
+        () = quiet, if begun => stopping(),
     }
 }
 
@@ -260,8 +268,9 @@ mod tests {
     async fn a_stop_lets_a_stream_that_was_taken_in_last_send_its_request() {
         assert!(read_when_stopped(false, FIRST_REQUEST / 2).await.is_ok_and(|request| request.is_some()));
         assert!(read_when_stopped(false, FIRST_REQUEST * 2).await.is_err(), "an idle stream does not hold up the end");
-        assert!(read_when_stopped(true, Duration::from_millis(1)).await.is_err(), "it has had its requests");
+        assert!(read_when_stopped(true, FIRST_REQUEST / 2).await.is_err(), "it has had its requests");
         assert!(read_when_stopped(true, Duration::ZERO).await.is_ok(), "this one has come");
+        assert!(read_when_stopped(true, ON_ITS_WAY / 2).await.is_ok(), "this one was on its way");
     }
 
     #[tokio::test(start_paused = true)]

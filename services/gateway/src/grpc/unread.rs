@@ -1,5 +1,6 @@
 //! Answers that wait for their clients to take them. One that nobody takes for too long is given up, with what it holds: the
-//! HTTP/2 library does not look at a call whose client has closed its window, and a connection that others use goes on.
+//! HTTP/2 library asks for no more while its client takes nothing, and a connection that others use goes on. A piece that the
+//! library has (`budget`) stays with it.
 
 use std::collections::HashMap;
 use std::pin::Pin;

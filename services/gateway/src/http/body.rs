@@ -18,7 +18,7 @@ use trireme_inference::InferError;
 use trireme_runtime::TaskSet;
 
 use crate::budget::NoRoom;
-use crate::pace::{Overdue, Pace};
+use crate::pace::{Overdue, Pace, size};
 
 /// A request's body on its way in.
 struct RequestBody {
@@ -103,7 +103,7 @@ impl http_body::Body for RequestBody {
         self.withheld = false;
         let Some(incoming) = &mut self.incoming else { return Poll::Ready(None) };
         if let Poll::Ready(frame) = Pin::new(incoming).poll_frame(cx) {
-            self.pace.arrived();
+            self.pace.arrived(size(&frame));
             if !matches!(frame, Some(Ok(_))) {
                 self.incoming = None;
             }

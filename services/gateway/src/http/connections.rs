@@ -96,7 +96,16 @@ impl Connections {
 
     async fn connection(self, stream: TcpStream) {
         let Some(acceptor) = self.tls.clone() else { return self.http(stream).await };
-        match tokio::time::timeout(self.idle_timeout, acceptor.accept(stream)).await {
+        // One that has not said hello by then has no request.
+        let stopped = async {
+            self.tasks.stopping().cancelled().await;
+            tokio::time::sleep(backlog::FIRST_REQUEST).await;
+        };
+        let shaken = tokio::select! {
+            shaken = tokio::time::timeout(self.idle_timeout, acceptor.accept(stream)) => shaken,
+            () = stopped => return,
+        };
+        match shaken {
             Ok(Ok(stream)) => self.http(stream).await,
             Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
             Err(_) => tracing::debug!("TLS handshake took too long"),
