@@ -189,9 +189,7 @@ impl ModelControl {
         let expected = workers.chain([self.0.participant.clone()]).collect();
         let answers = control::command(self.0.bus.as_ref(), model, order, &expected).await;
         let answers = answers.map_err(|error| InferError::new(error.code(), error.to_string()))?;
-        for entry in answers.values().flat_map(Outcome::entries) {
-            self.0.registry.take(entry.clone());
-        }
+        self.0.registry.take(answers.values().flat_map(Outcome::entries).cloned());
         Ok(answers)
     }
 

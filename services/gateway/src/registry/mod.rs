@@ -104,9 +104,13 @@ impl Registry {
         others.into_iter().any(|name| state.repository.composing(name).contains(model))
     }
 
-    /// Takes an entry at its word before the bus brings it.
-    pub fn take(&self, entry: WorkerEntry) {
-        let changed = self.0.state.lock().put(entry, true);
+    /// Takes entries at their word before the bus brings them, all at once: where a version takes over from another, one of
+    /// both is there at any time.
+    pub fn take(&self, entries: impl IntoIterator<Item = WorkerEntry>) {
+        let changed = {
+            let mut state = self.0.state.lock();
+            entries.into_iter().fold(false, |changed, entry| state.put(entry, true) | changed)
+        };
         if changed {
             self.publish();
         }
