@@ -104,8 +104,8 @@ impl HostedModel {
     }
 
     /// Counts the attempts that begin now; those of suspects are noted first. One that cannot be noted does not begin, or
-    /// its message could kill workers without end; where the broker has no place for notes, deliveries are its count. Called by an instance's thread, which waits for the bus: at most as long
-    /// as a publish takes.
+    /// its message could kill workers without end; where the broker has no place for notes, deliveries are its count. Called by
+    /// an instance's thread, which waits for the bus: at most as long as a publish takes.
     pub(crate) fn count_attempts(
         self: &Arc<Self>,
         mut batch: Vec<(ExecuteRequest, Pending)>,
