@@ -7,8 +7,8 @@ ensemble, and speaks for its own models in the registry and among dead letters. 
     permissions.py --tokenizer tokenizer --model minilm/1 minilm/2 --postprocess pooling > users.conf
 
 A model is NAME, NAME/VERSION (1 if not said) or, with priority levels, NAME/VERSION/LEVELS. Work may then go from every
-stage to every model named; --limits names the stages whose models have a queue policy. Without any of that a worker may
-read and write every queue: the broker cannot tell one stage's models from another's. The file includes secrets/passwords.conf, made at the first start and no part of the
+stage to every model named. Without any of that a worker may read and write every queue: the broker cannot tell one
+stage's models from another's. The file includes secrets/passwords.conf, made at the first start and no part of the
 project: GATEWAY_PASSWORD: "..." and so on, one for each user.
 """
 
@@ -36,7 +36,7 @@ CLAIMS = ["trireme.claim.>", "$JS.API.DIRECT.GET.trireme_claims.>", "$JS.API.STR
 # How often a message that came again was begun: noted and looked up by workers.
 ATTEMPTS = ["trireme.attempts.*", "$JS.API.DIRECT.GET.trireme_attempts.>"]
 
-# Reading the registry: gateways do, and workers whose queue limits follow the other workers.
+# Reading the registry: gateways do.
 REGISTRY_READ = [f"$JS.API.CONSUMER.{verb}.{REGISTRY}.>" for verb in ("CREATE", "INFO", "DELETE")]
 REGISTRY_READ += [f"$JS.API.CONSUMER.CREATE.{REGISTRY}", f"$JS.FC.{REGISTRY}.>"]
 
@@ -53,17 +53,18 @@ def name_of(model):
 
 
 def streams(model):
-    """The streams of a model version, as the services name them: MODEL is NAME, NAME/VERSION or NAME/VERSION/LEVELS."""
+    """The streams of a model version, as the services name them: MODEL is NAME, NAME/VERSION or NAME/VERSION/LEVELS. The last
+    is that of scheduled work, which is there where the model has a queue policy."""
     name, version, levels = (*model.split("/"), "", "")[:3]
     stream = f"trireme_work_{token(name)}_{int(version or 1)}"
-    return [f"{stream}-{level}" for level in range(1, int(levels or 0) + 1)] or [stream]
+    return [*([f"{stream}-{level}" for level in range(1, int(levels or 0) + 1)] or [stream]), f"{stream}-scheduled"]
 
 
 class Stage:
-    """What a stage has to do with: its models, the names of models that its work goes to, whether it follows the registry."""
+    """What a stage has to do with: its models, and the names of models that its work goes to."""
 
-    def __init__(self, models=(), next_models=(), limits=False):
-        self.models, self.next_models, self.limits = list(models), sorted(set(next_models)), limits
+    def __init__(self, models=(), next_models=()):
+        self.models, self.next_models = list(models), sorted(set(next_models))
 
 
 # === A model repository ===
@@ -159,12 +160,10 @@ def read_repository(root):
         if name in ensembles:
             continue
         stage = stages[stage_of(folder, config)]
-        policy = json.dumps(config)
-        levels = re.search(r'\["priority_levels", "(\d+)"\]', policy)
+        levels = re.search(r'\["priority_levels", "(\d+)"\]', json.dumps(config))
         versions = sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdigit()) or [1]
         stage.models += [f"{name}/{version}" + (f"/{levels[1]}" if levels else "") for version in versions]
         stage.next_models = sorted({*stage.next_models, *after.get(name, ())})
-        stage.limits |= "queue_policy" in policy or levels is not None
     return stages
 
 
@@ -194,20 +193,20 @@ def gateway(stages):
 def worker(stage):
     """Reads and confirms its queues, writes the next ones, answers gateways, keeps its registry entries, asks gateways for the
     streams that it needs. `None`: any models."""
-    own, work, limits = ["trireme.dead.>", "$KV.trireme_registry.>"], ["trireme.work.>"], REGISTRY_READ
+    own, work = ["trireme.dead.>", "$KV.trireme_registry.>"], ["trireme.work.>"]
     names, needs = ["*"], ["trireme.streams.>"]
     if stage:
         mine = sorted({name_of(model) for model in stage.models})
         own = ["trireme.dead.=claim.>"]
         own += [subject.format(token(name)) for name in mine for subject in ("trireme.dead.{}.*", "$KV.trireme_registry.{}.>")]
         work = [f"trireme.work.{token(name)}.>" for name in stage.next_models]
-        limits = REGISTRY_READ if stage.limits else []
+        # What is scheduled is put there by the workers that are about to take it.
+        work += [f"trireme.work.{token(name)}.*.scheduled" for name in mine if name not in stage.next_models]
         names = [stream for model in stage.models for stream in streams(model)]
         needs = ["trireme.streams.*", *(f"trireme.streams.work.{token(name)}.*" for name in mine)]
     queues = []
     for name in names:
-        queues += [f"$JS.API.CONSUMER.{verb}.{name}.workers" for verb in ("INFO", "MSG.NEXT")]
-        queues += [f"$JS.API.DIRECT.GET.{name}", f"$JS.ACK.{name}.workers.>"]
+        queues += [f"$JS.API.CONSUMER.MSG.NEXT.{name}.workers", f"$JS.API.STREAM.INFO.{name}", f"$JS.ACK.{name}.workers.>"]
     return (
         [
             *work,
@@ -215,7 +214,7 @@ def worker(stage):
             *own,
             # What a worker that leaves has counted; what was loaded by request, asked at start.
             *("trireme.control.statistics_told", "trireme.control.recall"),
-            *(JETSTREAM + CLAIMS + ATTEMPTS + needs + limits + queues),
+            *(JETSTREAM + CLAIMS + ATTEMPTS + needs + queues),
         ],
         ["trireme.cancel", *SERVICE, *ASKED],
     )
@@ -250,15 +249,13 @@ def main():
     parser.add_argument("--repository", metavar="DIR", help="the model repository that all services have")
     for stage in STAGES:
         parser.add_argument(f"--{stage}", nargs="+", default=[], metavar="MODEL", help=f"models of the {stage} service")
-    parser.add_argument("--limits", nargs="+", default=[], choices=STAGES, help="stages whose models have a queue policy")
     args = parser.parse_args()
     named = {stage: getattr(args, stage) for stage in STAGES}
     if args.repository:
         stages = read_repository(args.repository)
     elif any(named.values()):
         everywhere = [name_of(model) for models in named.values() for model in models]
-        levels = lambda models: any(model.count("/") == 2 for model in models)
-        stages = {s: Stage(models, everywhere, s in args.limits or levels(models)) for s, models in named.items()}
+        stages = {stage: Stage(models, everywhere) for stage, models in named.items()}
     else:
         stages = dict.fromkeys(STAGES)
     users = [block("gateway", *gateway([stages[stage] for stage in STAGES]))]

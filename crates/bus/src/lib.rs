@@ -57,10 +57,11 @@ const DELIVERIES_TO_GIVE_UP: u32 = 10;
 /// How a queue behaves. One queue serves one model version.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct QueueOptions {
-    /// Its priority levels, 1 highest, each with the most messages that it may hold where that is less than `max_messages`.
-    /// Empty is one level, 0. Higher levels are taken first.
-    pub levels: BTreeMap<u32, Option<u64>>,
-    /// Most messages at each level, those being worked on included. One more is refused.
+    /// Its priority levels, 1 highest, each with what holds for the messages that wait there. Empty is one level, 0. Higher
+    /// levels are taken first.
+    pub levels: BTreeMap<u32, LevelPolicy>,
+    /// Most messages at each level, those being worked on included unless they are counted apart
+    /// ([`QueueOptions::has_policy`]). One more is refused.
     pub max_messages: u64,
     /// Most bytes at each level, likewise.
     pub max_bytes: u64,
@@ -72,8 +73,25 @@ pub struct QueueOptions {
     pub file_storage: bool,
     /// Copies the broker keeps of each message.
     pub replicas: usize,
-    /// Whether a queue that is there already keeps the most messages that it has: who declares it does not know better.
-    pub keep_limits: bool,
+}
+
+/// What holds for the messages that wait at a level of a queue, which are those that no worker has taken to execute them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LevelPolicy {
+    /// Most of them, where that is less than the queue's `max_messages`. One more is refused.
+    pub max_waiting: Option<u64>,
+    /// How long each may wait.
+    pub timeout: Option<WaitTimeout>,
+}
+
+/// What becomes of a message that waits longer than it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WaitTimeout {
+    /// It is refused: [`Puller::overdue`] gives it.
+    Reject(Duration),
+    /// It goes behind all others of its level.
+    Delay(Duration),
 }
 
 impl Default for QueueOptions {
@@ -86,7 +104,28 @@ impl Default for QueueOptions {
             max_deliver: 3,
             file_storage: false,
             replicas: 1,
-            keep_limits: false,
+        }
+    }
+}
+
+// === impl LevelPolicy ===
+
+impl LevelPolicy {
+    /// Whether a message that has waited so long goes behind all others of its level.
+    pub(crate) fn delays(&self, waited: Duration) -> bool {
+        matches!(self.timeout, Some(WaitTimeout::Delay(timeout)) if waited > timeout)
+    }
+
+    /// Whether some messages go behind others.
+    pub(crate) fn has_delays(&self) -> bool {
+        matches!(self.timeout, Some(WaitTimeout::Delay(_)))
+    }
+
+    /// How long a message waits at most before it is refused.
+    pub(crate) fn rejects_after(&self) -> Option<Duration> {
+        match self.timeout {
+            Some(WaitTimeout::Reject(timeout)) => Some(timeout),
+            Some(WaitTimeout::Delay(_)) | None => None,
         }
     }
 }
@@ -106,15 +145,17 @@ impl QueueOptions {
         self.max_deliveries().saturating_add(DELIVERIES_TO_GIVE_UP)
     }
 
-    /// Its levels, the highest first, with the most messages of each.
-    pub(crate) fn level_limits(&self) -> Vec<(u32, u64)> {
-        if self.levels.is_empty() {
-            return vec![(0, self.max_messages)];
+    /// Whether waiting and being executed are two things in it: there is an order among those that wait, or a limit to them.
+    pub fn has_policy(&self) -> bool {
+        self.levels.len() > 1 || self.levels.values().any(|policy| *policy != LevelPolicy::default())
+    }
+
+    /// Its levels, the highest first.
+    pub(crate) fn policies(&self) -> Vec<(u32, LevelPolicy)> {
+        match self.levels.is_empty() {
+            true => vec![(0, LevelPolicy::default())],
+            false => self.levels.iter().map(|(&level, &policy)| (level, policy)).collect(),
         }
-        let limit = |(&level, limit): (&u32, &Option<u64>)| {
-            (level, limit.map_or(self.max_messages, |limit| limit.min(self.max_messages)))
-        };
-        self.levels.iter().map(limit).collect()
     }
 }
 
@@ -140,6 +181,19 @@ pub struct QueueStatus {
     pub delivered: u64,
     /// Age of the oldest message that is not settled; zero when there is none.
     pub oldest: Duration,
+}
+
+// === impl QueueStatus ===
+
+impl QueueStatus {
+    /// Two parts of a queue together.
+    fn and(self, other: QueueStatus) -> QueueStatus {
+        QueueStatus {
+            waiting: self.waiting + other.waiting,
+            delivered: self.delivered + other.delivered,
+            oldest: self.oldest.max(other.oldest),
+        }
+    }
 }
 
 /// Whether the bus can be reached.
@@ -176,11 +230,12 @@ pub trait Bus: Send + Sync + 'static {
     /// How many bytes of tensors a message may have that travels as it is, without a claim.
     fn message_bytes(&self) -> usize;
 
-    /// Takes part in working on the queue of `model`, at the levels that [`Bus::declare_queue`] was last given for it here.
+    /// Takes part in working on the queue of `model`, which is as [`Bus::declare_queue`] was last given it here.
     async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError>;
 
-    /// How full the queue of `model` is, `levels` of it together.
-    async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError>;
+    /// How full the queue of `model` is, `levels` of it together, and whether it has a policy
+    /// ([`QueueOptions::has_policy`]).
+    async fn queue_status(&self, model: &ModelKey, levels: &[u32], policy: bool) -> Result<QueueStatus, BusError>;
 
     /// Opens the inbox that replies to `gateway` arrive in. Once per gateway name.
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError>;
@@ -241,9 +296,9 @@ pub trait Puller: Send {
     /// Cancel safe.
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError>;
 
-    /// What has waited at `level` for longer than `age` while this worker had no room: at most a few, so that they can be
-    /// refused. Not to be executed.
-    async fn overdue(&mut self, level: u32, age: Duration) -> Result<Vec<Delivery>, BusError>;
+    /// What has waited for longer than its level allows ([`WaitTimeout::Reject`]) while this worker had no room: some of it,
+    /// to be refused and not executed. Nothing when there is none.
+    async fn overdue(&mut self) -> Result<Vec<Delivery>, BusError>;
 
     /// Asks for no more work. What was asked for before may be on its way here: gives it as it comes, and `None` when nothing
     /// will come any more, which takes seconds at most. To be called until then. Cancel safe.

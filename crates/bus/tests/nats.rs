@@ -19,8 +19,8 @@ use futures_util::StreamExt;
 use trireme_bus::conformance::fixtures::{full_message, message, model, number, options, take, within};
 use trireme_bus::conformance::{self, Setup};
 use trireme_bus::{
-    Attempts, Bus, BusError, Connection, DeadLetter, EnvelopeError, ModelState, Nats, NatsLogin, NatsOptions, NatsTls,
-    Output, QueueOptions, RegistryEvent, WorkMessage, WorkerEntry, encode_reply, encode_work,
+    Attempts, Bus, BusError, Connection, DeadLetter, EnvelopeError, LevelPolicy, ModelState, Nats, NatsLogin,
+    NatsOptions, NatsTls, Output, QueueOptions, RegistryEvent, WorkMessage, WorkerEntry, encode_reply, encode_work,
 };
 use trireme_inference::{InferError, ModelKey, UnixMicros};
 use trireme_testkit::NatsServer;
@@ -491,7 +491,7 @@ async fn messages_are_on_the_wire_as_the_golden_vectors_say() {
         jetstream::new(client.clone()).query_account().await.unwrap();
         match &vector.message {
             vectors::Message::Work(work) => {
-                let levels = [(work.level(), None)].into();
+                let levels = [(work.level(), LevelPolicy::default())].into();
                 bus.declare_queue(work.queue().unwrap(), &QueueOptions { levels, ..options() }).await.unwrap();
                 bus.publish(work).await.unwrap();
             }

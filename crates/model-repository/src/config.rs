@@ -249,6 +249,14 @@ impl ModelConfig {
         }
     }
 
+    /// Whether the model's queue has an order among the requests that wait, or limits to them.
+    pub fn has_queue_policy(&self) -> bool {
+        let limits = |policy: &QueuePolicy| policy.max_queue_size > 0 || !policy.default_timeout.is_zero();
+        self.dynamic_batching.as_ref().is_some_and(|batching| {
+            batching.priority_levels > 1 || self.queue_levels().into_iter().any(|level| limits(batching.policy(level)))
+        })
+    }
+
     /// The level of the model's queue that a request of this priority waits at; 0 where it has no levels. What is no level is
     /// the default one, as 0 is.
     pub fn priority_level(&self, priority: u32) -> u32 {

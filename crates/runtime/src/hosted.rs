@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::{Answer, Delivery, MessageName, QueueOptions, WorkMessage, original_id};
 use trireme_inference::{FailureReason, InferError, ModelKey, Tensor, UnixMicros};
@@ -47,8 +46,6 @@ pub(crate) struct HostedModel {
     pub canary: Option<Canary>,
     /// What its instances execute.
     pub executions: Executions,
-    /// How many requests all its workers take in together, once that is known.
-    pub taken_in: Mutex<Option<u64>>,
 }
 
 /// A request in this worker's hands.
@@ -121,9 +118,10 @@ impl HostedModel {
         (delivery.message, claim)
     }
 
-    /// Takes in a request that a step in this process made; gives it back when there is no room.
+    /// Takes in a request that a step in this process made; gives it back when there is no room, and where it has to wait its
+    /// turn among others.
     pub fn hand_over(self: &Arc<Self>, message: WorkMessage, claim: Claim) -> Option<(WorkMessage, Claim)> {
-        match self.queue.try_permit() {
+        match self.queue.try_permit().filter(|_| !self.config.has_queue_policy()) {
             Some(permit) => {
                 self.admit(message, claim, permit);
                 None
@@ -219,11 +217,7 @@ impl HostedModel {
 
     /// How its queue is to behave.
     pub fn queue_options(&self) -> QueueOptions {
-        let taken_in = *self.taken_in.lock();
-        // Until the registry has said what all workers take in, this one's part is known; what a queue has already is more.
-        let levels = queue_policy::levels(&self.config, taken_in.unwrap_or(self.queue.capacity() as u64));
-        let keep_limits = taken_in.is_none() && queue_policy::is_limited(&self.config);
-        QueueOptions { levels, keep_limits, ..self.worker.queue_options.clone() }
+        QueueOptions { levels: queue_policy::levels(&self.config), ..self.worker.queue_options.clone() }
     }
 
     pub fn patience(&self, message: &WorkMessage, now: UnixMicros) -> Patience {

@@ -12,8 +12,6 @@
 
 use std::time::{Duration, Instant};
 
-use trireme_model_repository::ModelConfig;
-
 use crate::backend::Instance;
 use crate::batching::{Appetite, BatchPolicy};
 
@@ -75,29 +73,31 @@ pub enum Room {
 }
 
 /// The most requests that this worker has in hand for a model, waiting and being executed. Instances that work step by step
-/// say themselves how many they take; one more each waits, so that no place stays empty between pulls.
-pub(crate) fn most_in_hand(policy: &dyn BatchPolicy, instances: &[Instance]) -> usize {
+/// say themselves how many they take; one more each waits, so that no place stays empty between pulls. Where the model's
+/// `queue` has a policy, what is in hand is out of its order: as in Triton that is a batch for each instance and one more.
+pub(crate) fn most_in_hand(policy: &dyn BatchPolicy, instances: &[Instance], queue: bool) -> usize {
     let batches = instances.iter().filter(|instance| matches!(instance, Instance::Batch(_))).count();
     let stepwise = instances.iter().filter_map(|instance| match instance {
         Instance::Batch(_) => None,
         Instance::Stepwise(instance) => Some(instance.room() + 1),
     });
     let stepwise: usize = stepwise.sum();
+    let in_batches = |batches: usize| match queue {
+        true => (batches + 1).saturating_mul(policy.max_rows().max(1) as usize),
+        false => policy.in_hand(batches),
+    };
     match (batches, stepwise) {
-        (0, 0) => policy.in_hand(1),
+        (0, 0) => in_batches(1),
         (0, stepwise) => stepwise,
-        (batches, stepwise) => policy.in_hand(batches) + stepwise,
+        (batches, stepwise) => in_batches(batches) + stepwise,
     }
 }
 
 /// How much of the shared queue this worker takes at a time; `None` where instances work step by step: a request that joins
-/// one shares its time with the others, so there are no runs to go by. With several priority levels there is room for one
-/// request of each, because one is asked for at each while nothing waits.
-pub(crate) fn of(policy: &dyn BatchPolicy, instances: &[Instance], config: &ModelConfig) -> Option<Intake> {
+/// one shares its time with the others, so there are no runs to go by.
+pub(crate) fn of(policy: &dyn BatchPolicy, instances: &[Instance]) -> Option<Intake> {
     let batches = instances.iter().all(|instance| matches!(instance, Instance::Batch(_)));
-    let Appetite { batch, look_ahead } = policy.appetite();
-    let batch = batch.max(config.queue_levels().len());
-    batches.then(|| Intake::new(instances.len(), Appetite { batch, look_ahead }))
+    batches.then(|| Intake::new(instances.len(), policy.appetite()))
 }
 
 // === impl Pace ===

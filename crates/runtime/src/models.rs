@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trireme_bus::{BusError, ModelState, WorkerEntry};
 use trireme_inference::{ModelKey, UnixMicros};
-use trireme_model_repository::RepositoryModel;
+use trireme_model_repository::{ModelConfig, RepositoryModel};
 
 use crate::backend::{Backend, LoadError, LoadedModel};
 use crate::canary::{self, Canary};
@@ -34,6 +34,9 @@ use crate::queue::WorkQueue;
 use crate::queue_policy;
 use crate::watchdog::{self, Executions};
 use crate::worker::{Current, REOPEN_PAUSE, Shared, WorkerOptions, now_said, pull};
+
+/// How long work is still pulled the way that a queue was before its levels changed: gateways hear of that soon.
+const LEFT_BEHIND: Duration = Duration::from_secs(60);
 
 /// What a worker hosts.
 pub(crate) struct Models {
@@ -91,6 +94,13 @@ struct Pull {
     stop: CancellationToken,
     /// Raised when it has.
     stopped: CancellationToken,
+}
+
+impl Running {
+    /// Whether the queue of a version with this configuration is the one that work is pulled from.
+    fn serves_queue_of(&self, config: &ModelConfig) -> bool {
+        queue_policy::levels(&self.instances.model.config) == queue_policy::levels(config)
+    }
 }
 
 /// What a model's versions came to.
@@ -292,17 +302,16 @@ impl Models {
         let key = ModelKey { name: model.name.clone(), version };
         let LoadedModel { config, instances, policy, .. } = loaded;
         let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
-        let in_hand = match queue_policy::is_limited(&config) {
-            true => queue_policy::taken_in(instances.len().max(1), policy.max_rows()),
-            false => intake::most_in_hand(policy.as_ref(), &instances),
-        };
-        let intake = intake::of(policy.as_ref(), &instances, &config);
+        let in_hand = intake::most_in_hand(policy.as_ref(), &instances, config.has_queue_policy());
+        let intake = intake::of(policy.as_ref(), &instances);
         let queue = WorkQueue::new(policy, in_hand, intake);
         let statistics = self.shared.statistics.model(&key);
         let mut entry = self.entry(&key, ModelState::Ready, config.to_json(), queue.capacity());
         // Where another is replaced its puller stays, and with it what stops that.
-        let running = self.versions.lock().get(&key).and_then(|known| Some(known.running.as_ref()?.pull.stop.clone()));
-        let intake = running.unwrap_or_else(|| self.pulling.child_token());
+        let intake = match self.versions.lock().get(&key).and_then(|known| known.running.as_ref()) {
+            Some(running) if running.serves_queue_of(&config) => running.pull.stop.clone(),
+            _ => self.pulling.child_token(),
+        };
         let hosted = Arc::new(HostedModel {
             key: key.clone(),
             config,
@@ -315,7 +324,6 @@ impl Models {
             intake: intake.clone(),
             canary,
             executions: Executions::default(),
-            taken_in: Mutex::default(),
         });
         let mut unhosted = Unhosted(Some(hosted.queue.clone()));
         let mut threads = Vec::new();
@@ -343,11 +351,15 @@ impl Models {
             let mut versions = self.versions.lock();
             let before = versions.remove(&key).and_then(|before| before.running);
             let (pull, replaced) = match before {
-                Some(Running { instances, pull }) => {
-                    *pull.current.write() = hosted;
-                    (pull, Some(instances))
+                Some(running) if running.serves_queue_of(&hosted.config) => {
+                    *running.pull.current.write() = hosted;
+                    (running.pull, Some(running.instances))
                 }
-                None => (self.start_pull(hosted, intake), None),
+                Some(Running { instances, pull }) => {
+                    *pull.current.write() = hosted.clone();
+                    (self.start_pull(hosted, intake, Some(pull)), Some(instances))
+                }
+                None => (self.start_pull(hosted, intake, None), None),
             };
             let running = Some(Running { instances, pull });
             versions.insert(key, Version { entry, fingerprint, failed: false, running });
@@ -398,21 +410,25 @@ impl Models {
         if let Some(pause) = self.options.canary.filter(|_| model.canary.is_some()) {
             spawn("canary", Box::pin(canary::watch(model.clone(), pause)));
         }
-        if queue_policy::is_limited(&model.config) {
-            spawn("queue limits", Box::pin(limits::follow(model.clone())));
-        }
         if queue_policy::has_timeouts(&model.config) {
             spawn("queue timeouts", Box::pin(limits::watch_timeouts(model.clone())));
         }
     }
 
-    fn start_pull(&self, model: Arc<HostedModel>, stop: CancellationToken) -> Pull {
+    /// Starts to pull work for a model. What comes the way that its queue was `before` still does for a while.
+    fn start_pull(&self, model: Arc<HostedModel>, stop: CancellationToken, before: Option<Pull>) -> Pull {
         let current = Arc::new(RwLock::new(model));
         let stopped = CancellationToken::new();
         let (task, ended) = (pull(current.clone(), stop.clone()), stopped.clone().drop_guard());
-        let counted = self.pulls.token();
+        let (stopping, counted) = (stop.clone(), self.pulls.token());
         self.shared.tasks.spawn("pull", async move {
-            task.await;
+            let rest = async {
+                let Some(before) = before else { return };
+                let _ = tokio::time::timeout(LEFT_BEHIND, stopping.cancelled()).await;
+                before.stop.cancel();
+                before.stopped.cancelled().await;
+            };
+            tokio::join!(task, rest);
             drop((ended, counted));
         });
         Pull { current, stop, stopped }

@@ -1,45 +1,36 @@
 //! Triton's queue policy (`dynamic_batching` in config.pbtxt) on a queue that all workers of a model share: what each
-//! priority level may hold, and how long a request may wait. Pure, but for [`WorkerRooms`], which is a sum.
+//! priority level may hold, and how long a request may wait. Pure.
 //!
-//! The exact rule for `max_queue_size`: a level refuses a request when as many as `max_queue_size` wait besides those that
-//! the model's workers may take in. Workers count because the broker cannot tell what they have begun to execute; a
-//! worker of such a model takes in one batch for each instance and one more, as Triton's scheduler does. What it leaves in
-//! the shared queue meanwhile, because it cannot begin it soon, counts all the same: so the sum is the same whoever holds it.
+//! The rule for `max_queue_size`: a level refuses a request when as many as `max_queue_size` wait there. Those that a
+//! worker has taken to execute them do not wait any more, as those that Triton's scheduler has given to an instance; it
+//! takes them when an instance is free or about to be.
 //!
-//! Not here: enforcing the limits (the bus), answering requests that waited too long (`hosted`).
+//! Not here: enforcing the limits and the order (the bus), answering requests that waited too long (`hosted`).
 
-use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
-use trireme_bus::{ModelState, RegistryEvent, WorkerEntry};
-use trireme_inference::ModelKey;
+use trireme_bus::{LevelPolicy, WaitTimeout};
 use trireme_model_repository::{DynamicBatching, ModelConfig, QueuePolicy};
 
 /// Bounds of the time between two looks at what waits.
 const LOOKS_SHORTEST: Duration = Duration::from_millis(5);
 const LOOKS_LONGEST: Duration = Duration::from_millis(100);
 
-/// A queue's levels and the most messages of each; `None` is no limit of the model's own.
-pub type Levels = BTreeMap<u32, Option<u64>>;
-
-/// The levels of a model's queue when its workers have room for `taken_in` requests together.
-pub fn levels(config: &ModelConfig, taken_in: u64) -> Levels {
-    let Some(batching) = &config.dynamic_batching else { return Levels::new() };
-    let limit = |level| match batching.policy(level).max_queue_size {
-        0 => None,
-        size => Some(taken_in.saturating_add(u64::from(size))),
+/// The levels of a model's queue, each with what holds for the requests that wait there.
+pub fn levels(config: &ModelConfig) -> BTreeMap<u32, LevelPolicy> {
+    let Some(batching) = &config.dynamic_batching else { return BTreeMap::new() };
+    let level = |level| {
+        let QueuePolicy { max_queue_size, default_timeout, delay_on_timeout, .. } = *batching.policy(level);
+        let timeout = match delay_on_timeout {
+            _ if default_timeout.is_zero() => None,
+            true => Some(WaitTimeout::Delay(default_timeout)),
+            false => Some(WaitTimeout::Reject(default_timeout)),
+        };
+        let max_waiting = (max_queue_size > 0).then(|| u64::from(max_queue_size));
+        (level, LevelPolicy { max_waiting, timeout })
     };
-    config.queue_levels().into_iter().map(|level| (level, limit(level))).collect()
-}
-
-/// Whether any level has a limit.
-pub fn is_limited(config: &ModelConfig) -> bool {
-    config.dynamic_batching.as_ref().is_some_and(|batching| policies(batching).any(|policy| policy.max_queue_size > 0))
-}
-
-/// The most requests that a worker of a limited model takes in.
-pub fn taken_in(instances: usize, max_rows: u32) -> usize {
-    (instances + 1) * max_rows.max(1) as usize
+    config.queue_levels().into_iter().map(level).collect()
 }
 
 /// What happens to a request that has waited for so long.
@@ -79,48 +70,20 @@ pub fn look_every(config: &ModelConfig) -> Duration {
     (shortest / 4).clamp(LOOKS_SHORTEST, LOOKS_LONGEST)
 }
 
-/// The levels at which requests are refused that wait too long, with how long that is.
-pub fn refusing_levels(config: &ModelConfig) -> Vec<(u32, Duration)> {
-    let Some(batching) = &config.dynamic_batching else { return Vec::new() };
-    // Each level has a look of its own at the broker.
-    let timeout = |level: u32| {
-        let policy = batching.policy(level);
-        (!policy.default_timeout.is_zero() && !policy.delay_on_timeout).then_some((level, policy.default_timeout))
-    };
-    config.queue_levels().into_iter().filter_map(timeout).collect()
+/// Whether requests are refused that wait too long.
+pub fn has_refusals(config: &ModelConfig) -> bool {
+    let refuses = |policy: &QueuePolicy| !policy.default_timeout.is_zero() && !policy.delay_on_timeout;
+    config.dynamic_batching.as_ref().is_some_and(|batching| policies(batching).any(refuses))
 }
 
 fn policies(batching: &DynamicBatching) -> impl Iterator<Item = &QueuePolicy> {
     batching.priority_queue_policy.values().chain([&batching.default_queue_policy])
 }
 
-/// How many requests the workers of each model take in together, by the registry.
-#[derive(Debug, Default)]
-pub struct WorkerRooms(HashMap<String, (ModelKey, u64, Instant)>);
-
-// === impl WorkerRooms ===
-
-impl WorkerRooms {
-    /// Takes in what the registry says, now.
-    pub fn note(&mut self, event: RegistryEvent, now: Instant) {
-        match event {
-            RegistryEvent::Put(entry) if entry.state == ModelState::Ready => {
-                self.0.insert(entry.key(), (entry.model, entry.capacity as u64, now));
-            }
-            RegistryEvent::Put(entry) => drop(self.0.remove(&entry.key())),
-            RegistryEvent::Delete(key) => drop(self.0.remove(&key)),
-        }
-    }
-
-    /// The sum for one model; entries that were not renewed do not count.
-    pub fn of(&mut self, model: &ModelKey, now: Instant) -> u64 {
-        self.0.retain(|_, (_, _, seen)| now.saturating_duration_since(*seen) <= WorkerEntry::TIME_TO_LIVE);
-        self.0.values().filter(|(of, _, _)| of == model).map(|(_, room, _)| room).sum()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use trireme_bus::QueueOptions;
+
     use super::*;
 
     fn config(batching: &str) -> ModelConfig {
@@ -130,17 +93,49 @@ mod tests {
     }
 
     #[test]
-    fn each_level_has_its_own_limit() {
-        assert_eq!(levels(&config(""), 4), Levels::new());
-        assert_eq!(levels(&config("dynamic_batching {}"), 4), Levels::from([(0, None)]));
+    fn each_level_has_a_policy_of_its_own() {
+        let none = LevelPolicy::default();
+        assert_eq!(levels(&config("")), BTreeMap::new());
+        assert_eq!(levels(&config("dynamic_batching {}")), BTreeMap::from([(0, none)]));
+        let at_most = |size| LevelPolicy { max_waiting: Some(size), ..none };
         let one = config("dynamic_batching { default_queue_policy { max_queue_size: 5 } }");
-        assert_eq!(levels(&one, 4), Levels::from([(0, Some(9))]));
+        assert_eq!(levels(&one), BTreeMap::from([(0, at_most(5))]));
         let three = config(
             "dynamic_batching { priority_levels: 3 default_priority_level: 2 default_queue_policy { max_queue_size: 5 }
-             priority_queue_policy [{ key: 1 value { max_queue_size: 1 } }, { key: 3 value {} }] }",
+             priority_queue_policy [
+                 { key: 1 value { max_queue_size: 1 default_timeout_microseconds: 7 timeout_action: DELAY } },
+                 { key: 3 value { default_timeout_microseconds: 8 } }
+             ] }",
         );
-        assert_eq!(levels(&three, 4), Levels::from([(1, Some(5)), (2, Some(9)), (3, None)]));
-        assert!(is_limited(&three) && !is_limited(&config("dynamic_batching {}")) && !is_limited(&config("")));
+        let timeout = |timeout| LevelPolicy { timeout: Some(timeout), ..none };
+        let first = LevelPolicy { max_waiting: Some(1), ..timeout(WaitTimeout::Delay(Duration::from_micros(7))) };
+        let third = timeout(WaitTimeout::Reject(Duration::from_micros(8)));
+        assert_eq!(levels(&three), BTreeMap::from([(1, first), (2, at_most(5)), (3, third)]));
+    }
+
+    /// What a gateway takes a queue for is what its workers make.
+    #[test]
+    fn a_queue_has_a_policy_where_the_configuration_says_so() {
+        let level = "priority_levels: 1 default_priority_level: 1";
+        for (batching, expected) in [
+            ("", false),
+            ("dynamic_batching { max_queue_delay_microseconds: 5 }", false),
+            ("dynamic_batching { default_queue_policy { timeout_action: DELAY } }", false),
+            ("dynamic_batching { default_queue_policy { max_queue_size: 1 } }", true),
+            ("dynamic_batching { default_queue_policy { default_timeout_microseconds: 1 } }", true),
+            ("dynamic_batching { priority_levels: 2 default_priority_level: 1 }", true),
+            (&format!("dynamic_batching {{ {level} }}"), false),
+            (
+                &format!(
+                    "dynamic_batching {{ {level} priority_queue_policy {{ key: 1 value {{ max_queue_size: 1 }} }} }}"
+                ),
+                true,
+            ),
+        ] {
+            let config = config(batching);
+            let options = QueueOptions { levels: levels(&config), ..QueueOptions::default() };
+            assert_eq!((config.has_queue_policy(), options.has_policy()), (expected, expected), "{batching}");
+        }
     }
 
     #[test]
@@ -154,31 +149,8 @@ mod tests {
         assert_eq!(patience(&config, 2, micros(1000)), Patience::Left);
         assert_eq!(patience(&config, 2, micros(1001)), Patience::Over);
         assert_eq!(patience(&config, 1, micros(501)), Patience::Delayed);
-        assert_eq!(refusing_levels(&config), [(2, micros(1000))]);
+        assert!(has_refusals(&config));
         let patient = self::config("dynamic_batching {}");
         assert_eq!(patience(&patient, 0, Duration::MAX), Patience::Left);
-    }
-
-    #[test]
-    fn workers_count_while_they_are_ready_and_renewed() {
-        let model = ModelKey { name: "m".to_owned(), version: 1 };
-        let entry = |worker: &str, capacity| WorkerEntry {
-            worker: worker.to_owned(),
-            service: "model".to_owned(),
-            host: "h".to_owned(),
-            model: model.clone(),
-            state: ModelState::Ready,
-            config: String::new(),
-            capacity,
-            since: trireme_inference::UnixMicros(1),
-        };
-        let (mut rooms, start) = (WorkerRooms::default(), Instant::now());
-        rooms.note(RegistryEvent::Put(entry("a", 3)), start);
-        rooms.note(RegistryEvent::Put(entry("b", 4)), start + WorkerEntry::TIME_TO_LIVE);
-        assert_eq!(rooms.of(&model, start + WorkerEntry::TIME_TO_LIVE), 7);
-        assert_eq!(rooms.of(&ModelKey { version: 2, ..model.clone() }, start), 0);
-        assert_eq!(rooms.of(&model, start + WorkerEntry::TIME_TO_LIVE * 2), 4, "one has lapsed");
-        rooms.note(RegistryEvent::Put(WorkerEntry { state: ModelState::Unloading, ..entry("b", 4) }), start);
-        assert_eq!(rooms.of(&model, start), 0);
     }
 }

@@ -135,7 +135,6 @@ impl WorkerArgs {
                 max_deliver: self.max_deliver,
                 file_storage: self.queue_storage == Storage::File,
                 replicas: self.queue_replicas,
-                keep_limits: false,
             },
         })
     }

@@ -196,7 +196,11 @@ impl Stage {
         for model in models {
             let model = ModelKey { name: (*model).to_owned(), version: 1 };
             let rest = async {
-                while self.bus.queue_status(&model, &[]).await.is_ok_and(|status| status.waiting + status.delivered > 0)
+                while self
+                    .bus
+                    .queue_status(&model, &[], false)
+                    .await
+                    .is_ok_and(|status| status.waiting + status.delivered > 0)
                 {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }

@@ -133,8 +133,8 @@ impl Dispatcher {
     }
 
     /// How full the queue of a model version is, all of its levels together.
-    pub async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
-        self.bus.queue_status(model, levels).await
+    pub async fn queue_status(&self, model: &ModelKey, levels: &[u32], policy: bool) -> Result<QueueStatus, BusError> {
+        self.bus.queue_status(model, levels, policy).await
     }
 
     /// The bytes of tensors that one message carries without a detour.

@@ -13,6 +13,7 @@ const POLLING: &[&str] = &["--model-control-mode=poll", "--repository-poll-secs=
 in_every_mode!(
     models_are_loaded_and_unloaded_by_request,
     a_load_brings_its_configuration_and_files,
+    a_load_may_change_how_requests_wait,
     ensembles_are_loaded_with_what_they_are_made_of,
     what_cannot_be_loaded_says_why,
     a_changed_repository_is_followed,
@@ -152,6 +153,27 @@ fn models_are_loaded_and_unloaded_by_request(mode: Mode) {
         });
         assert_eq!(max_batch_size(&sandbox, "b"), 7, "with the configuration it was loaded with");
         assert_eq!(infer(&sandbox, "c").status, 404, "what was unloaded stays so");
+    }
+}
+
+fn a_load_may_change_how_requests_wait(mode: Mode) {
+    let models = models();
+    let sandbox = explicit(mode, &models).start();
+    let level = json!({ "max_queue_size": 3 });
+    let levels = json!({ "priority_levels": 2, "default_priority_level": 2, "default_queue_policy": level });
+    for batching in [None, Some(&levels), None, Some(&json!({ "default_queue_policy": level })), Some(&levels)] {
+        let mut config = identity_json("a", 4);
+        if let Some(batching) = batching {
+            config["dynamic_batching"] = batching.clone();
+        }
+        let loaded = load(&sandbox, "a", json!({ "config": config.to_string() }));
+        assert_eq!(loaded.status, 200, "{}", loaded.text());
+        for priority in [0, 1, 2] {
+            let inputs = json!([{ "name": "INPUT0", "datatype": "INT32", "shape": [1, 2], "data": [1, 2] }]);
+            let parameters = json!({ "priority": priority, "timeout": 20_000_000 });
+            let response = sandbox.infer("a", &json!({ "parameters": parameters, "inputs": inputs }));
+            assert_eq!(response.status, 200, "{batching:?} {priority}: {}", response.text());
+        }
     }
 }
 

@@ -12,6 +12,8 @@ in_every_mode!(
     a_full_queue_is_429_where_that_is_asked_for,
     what_waits_too_long_is_refused_in_time,
     higher_priorities_go_first,
+    each_level_holds_what_its_policy_says_whatever_is_executed,
+    what_waits_too_long_goes_behind_what_came_later,
     callers_that_leave_and_time_that_runs_out_make_room,
     a_request_of_more_parts_than_the_queue_holds_is_answered,
 );
@@ -19,7 +21,7 @@ in_every_mode!(
 /// How long the models here take for a request: longer than it takes to see that others wait for it, on any machine.
 const RUN: Duration = Duration::from_secs(6);
 
-/// The same where requests have to come while a worker still asks at every level: it does so for a while only.
+/// The same where several of them follow one another.
 const SHORT_RUN: Duration = Duration::from_secs(2);
 
 /// A model that executes one request at a time, under a queue policy.
@@ -56,10 +58,12 @@ fn ask(address: SocketAddr, value: usize, parameters: Value) -> JoinHandle<(Resp
     })
 }
 
-/// One executes, one is taken in, three wait: the next is refused.
+/// One executes, three wait: the next is refused.
 fn fill(sandbox: &Sandbox) -> Vec<JoinHandle<(Response, Duration)>> {
-    let waiting = (0..5).map(|n| ask(sandbox.address, n, json!({}))).collect();
-    sandbox.wait_queued("queue", 5);
+    let mut waiting = vec![ask(sandbox.address, 0, json!({}))];
+    sandbox.wait_delivered("queue", 1);
+    waiting.extend((1..4).map(|n| ask(sandbox.address, n, json!({}))));
+    sandbox.wait_queued("queue", 4);
     waiting
 }
 
@@ -122,16 +126,16 @@ fn callers_that_leave_and_time_that_runs_out_make_room(mode: Mode) {
         Request::infer("queue", &number(0, parameters)).start(sandbox.address).expect("the gateway listens")
     };
     let _running = begin(json!({}));
-    sandbox.wait_queued("queue", 1);
+    sandbox.wait_delivered("queue", 1);
     for _ in 0..2 {
-        let waiting: Vec<_> = (0..4).map(|_| begin(json!({}))).collect();
-        sandbox.wait_queued("queue", 5);
+        let waiting: Vec<_> = (0..3).map(|_| begin(json!({}))).collect();
+        sandbox.wait_queued("queue", 4);
         let refused = sandbox.infer("queue", &number(0, json!({})));
         assert_eq!((refused.status, refused.error().ends_with("queue size")), (503, true), "{}", refused.text());
         drop(waiting);
         sandbox.wait_queued("queue", 1);
 
-        let waiting: Vec<_> = (0..4).map(|n| ask(sandbox.address, n, json!({"timeout": 500_000}))).collect();
+        let waiting: Vec<_> = (0..3).map(|n| ask(sandbox.address, n, json!({"timeout": 500_000}))).collect();
         for request in waiting {
             let (expired, _) = request.join().expect("no panic");
             assert!(expired.error().ends_with("timeout expired"), "{}", expired.text());
@@ -151,7 +155,7 @@ fn a_request_of_more_parts_than_the_queue_holds_is_answered(mode: Mode) {
          ]";
     let models = ModelFolder::new().model("parts", config);
     let sandbox = setup(mode, &models).start();
-    // 11 at a time: 3 besides what the worker takes in, two batches.
+    // 11 at a time: 3 that wait, and two batches that the worker has.
     let rows: Vec<f32> = (0..40u8).map(f32::from).collect();
     let body = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [rows.len(), 1], "data": rows}]});
     let response = sandbox.infer("parts", &body);
@@ -196,8 +200,7 @@ fn higher_priorities_go_first(mode: Mode) {
     let models = queueing("priority_levels: 3 default_priority_level: 2", SHORT_RUN);
     let sandbox = setup(mode, &models).start();
     let running = ask(sandbox.address, 0, json!({}));
-    // Long for a publish, and short for a run.
-    std::thread::sleep(Duration::from_millis(200));
+    sandbox.wait_delivered("queue", 1);
     // Low, default (none, 0, unknown), high; all of them at once.
     let started = Instant::now();
     let asked = [json!({"priority": 3}), json!({}), json!({"priority": 9}), json!({"priority": 1})];
@@ -214,4 +217,74 @@ fn higher_priorities_go_first(mode: Mode) {
     assert_eq!(running.join().expect("no panic").0.status, 200);
     let [low, default, unknown, high] = ended[..] else { unreachable!("as many as were asked") };
     assert!(high < default.min(unknown) && default.max(unknown) < low, "by level: {ended:?}");
+}
+
+/// Batches that are not full, and several levels: neither changes how many wait.
+fn each_level_holds_what_its_policy_says_whatever_is_executed(mode: Mode) {
+    let config = format!(
+        "backend: 'identity' max_batch_size: 8 instance_group [{{ count: 2 kind: KIND_CPU }}]
+         dynamic_batching {{
+             priority_levels: 2 default_priority_level: 2 default_queue_policy {{ max_queue_size: 3 }}
+             priority_queue_policy {{ key: 1 value {{ max_queue_size: 2 }} }}
+         }}
+         input [{{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }}]
+         output [{{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }}]
+         parameters {{ key: 'execute_delay_ms' value {{ string_value: '{}' }} }}",
+        RUN.as_millis()
+    );
+    let models = ModelFolder::new().model("queue", &config);
+    let sandbox = setup(mode, &models).start();
+    let body = |level: usize| {
+        let input = json!({"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [level]});
+        json!({"parameters": {"priority": level}, "inputs": [input]})
+    };
+    let ask = |level| {
+        let (address, body) = (sandbox.address, body(level));
+        std::thread::spawn(move || Request::infer("queue", &body).send(address).expect("an answer"))
+    };
+    // Two instances, each with one request of the eight that it could have.
+    let mut accepted = Vec::new();
+    for (number, level) in [(1, 2), (2, 1)] {
+        accepted.push(ask(level));
+        sandbox.wait_delivered("queue", number);
+    }
+    for (level, most) in [(2, 3), (1, 2)] {
+        let before = accepted.len() as u64;
+        accepted.extend((0..most).map(|_| ask(level)));
+        sandbox.wait_queued("queue", before + most);
+        let refused = sandbox.infer("queue", &body(level));
+        assert_eq!((refused.status, refused.error().ends_with("queue size")), (503, true), "{}", refused.text());
+    }
+    for request in accepted {
+        let response = request.join().expect("no panic");
+        assert_eq!(response.status, 200, "{}", response.text());
+    }
+}
+
+fn what_waits_too_long_goes_behind_what_came_later(mode: Mode) {
+    let (run, patience) = (Duration::from_secs(4), Duration::from_secs(2));
+    let policy =
+        format!("default_timeout_microseconds: {} timeout_action: DELAY max_queue_size: 3", patience.as_micros());
+    let models = queueing(&format!("default_queue_policy {{ {policy} }}"), run);
+    let sandbox = setup(mode, &models).start();
+    let started = Instant::now();
+    let running = ask(sandbox.address, 0, json!({}));
+    sandbox.wait_delivered("queue", 1);
+    let old: Vec<_> = (1..3).map(|n| (Instant::now(), ask(sandbox.address, n, json!({})))).collect();
+    sandbox.wait_queued("queue", 3);
+    std::thread::sleep((started + run * 3 / 4).saturating_duration_since(Instant::now()));
+    let young = (Instant::now(), ask(sandbox.address, 3, json!({})));
+    sandbox.wait_queued("queue", 4);
+    let refused = sandbox.infer("queue", &number(4, json!({})));
+    assert_eq!((refused.status, refused.error().ends_with("queue size")), (503, true), "{}", refused.text());
+    let ended = |(asked, request): (Instant, JoinHandle<(Response, Duration)>)| {
+        let (response, took) = request.join().expect("no panic");
+        assert_eq!(response.status, 200, "{}", response.text());
+        asked + took
+    };
+    let young = ended(young);
+    for old in old {
+        assert!(young < ended(old), "what waited too long goes last");
+    }
+    assert_eq!(running.join().expect("no panic").0.status, 200);
 }

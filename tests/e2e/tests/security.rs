@@ -332,13 +332,18 @@ fn what_follows_in_an_ensemble_is_read_from_its_configuration() {
             .collect::<Vec<_>>()
     };
     let next = |models: &[&str]| models.iter().map(|model| format!("trireme.work.{model}.>")).collect::<Vec<_>>();
+    let schedule = |model: &str| vec![format!("trireme.work.{model}.*.scheduled")];
     let queues = |streams: &[&str]| {
-        let info = |stream: &&str| format!("$JS.API.CONSUMER.INFO.trireme_work_{stream}.workers");
+        let info = |stream: &&str| format!("$JS.API.STREAM.INFO.trireme_work_{stream}");
         streams.iter().map(info).collect::<Vec<_>>()
     };
-    assert_eq!(of("tokenizer"), [next(&["first", "last", "second"]), queues(&["words_1"])].concat());
-    assert_eq!(of("model"), [next(&["last", "second"]), queues(&["first_1", "second_1-1", "second_1-2"])].concat());
-    assert_eq!(of("postprocess"), queues(&["last_1"]));
+    let tokenizers = [next(&["first", "last", "second"]), schedule("words"), queues(&["words_1", "words_1-scheduled"])];
+    assert_eq!(of("tokenizer"), tokenizers.concat());
+    let second = ["second_1-1", "second_1-2", "second_1-scheduled"];
+    let models =
+        [next(&["last", "second"]), schedule("first"), queues(&["first_1", "first_1-scheduled"]), queues(&second)];
+    assert_eq!(of("model"), models.concat());
+    assert_eq!(of("postprocess"), [schedule("last"), queues(&["last_1", "last_1-scheduled"])].concat());
 }
 
 #[test]

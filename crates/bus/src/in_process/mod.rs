@@ -115,7 +115,7 @@ impl InProcess {
 impl Bus for InProcess {
     async fn declare_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
         let mut queues = self.0.queues.lock();
-        queues.entry(model.clone()).or_insert_with(|| Queue::new(options)).set_limits(options);
+        queues.entry(model.clone()).or_insert_with(|| Queue::new(options)).set_policies(options);
         Ok(())
     }
 
@@ -151,7 +151,7 @@ impl Bus for InProcess {
         Ok(Box::new(self.queue(model)?.puller()))
     }
 
-    async fn queue_status(&self, model: &ModelKey, _levels: &[u32]) -> Result<QueueStatus, BusError> {
+    async fn queue_status(&self, model: &ModelKey, _levels: &[u32], _policy: bool) -> Result<QueueStatus, BusError> {
         Ok(self.queue(model)?.status())
     }
 

@@ -9,11 +9,14 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use trireme_inference::ModelKey;
 
-use crate::{AckHandle, Acker, Attempts, BusError, Delivery, Puller, QueueOptions, QueueStatus, WorkMessage};
+use crate::{
+    AckHandle, Acker, Attempts, BusError, Delivery, LevelPolicy, Puller, QueueOptions, QueueStatus, WorkMessage,
+};
 
 /// The queue of one model version.
 pub(super) struct Queue {
     deliveries: u32,
+    max_messages: u64,
     max_bytes: u64,
     state: Mutex<QueueState>,
     arrived: Notify,
@@ -40,7 +43,7 @@ struct Unsettled {
 #[derive(Default)]
 struct Level {
     ready: VecDeque<Queued>,
-    max_messages: u64,
+    policy: LevelPolicy,
     /// Unsettled messages of this level, and their bytes.
     messages: u64,
     bytes: u64,
@@ -73,18 +76,16 @@ pub(super) struct QueuePuller {
 
 impl Queue {
     pub fn new(options: &QueueOptions) -> Arc<Queue> {
-        let (deliveries, max_bytes) = (options.deliveries_made(), options.max_bytes);
-        Arc::new(Queue { deliveries, max_bytes, state: Mutex::default(), arrived: Notify::new() })
+        let QueueOptions { max_messages, max_bytes, .. } = *options;
+        let (deliveries, state) = (options.deliveries_made(), Mutex::default());
+        Arc::new(Queue { deliveries, max_messages, max_bytes, state, arrived: Notify::new() })
     }
 
     /// Levels that it does not have yet are made.
-    pub fn set_limits(&self, options: &QueueOptions) {
+    pub fn set_policies(&self, options: &QueueOptions) {
         let mut state = self.state.lock();
-        for (level, max_messages) in options.level_limits() {
-            let known = state.levels.contains_key(&level);
-            if !(known && options.keep_limits) {
-                state.levels.entry(level).or_default().max_messages = max_messages;
-            }
+        for (level, policy) in options.policies() {
+            state.levels.entry(level).or_default().policy = policy;
         }
     }
 
@@ -106,8 +107,9 @@ impl Queue {
         let Some(level) = state.levels.get_mut(&message.level()) else {
             return Err(BusError::NoQueue { model: model.clone() });
         };
-        let fits = level.messages < level.max_messages && level.bytes.saturating_add(size) <= self.max_bytes;
-        if !fits {
+        let may_wait = level.policy.max_waiting.is_none_or(|most| (level.ready.len() as u64) < most);
+        let fits = level.messages < self.max_messages && level.bytes.saturating_add(size) <= self.max_bytes;
+        if !(may_wait && fits) {
             return Err(BusError::Full { model: model.clone() });
         }
         level.messages += 1;
@@ -196,8 +198,7 @@ impl Queue {
         }
         let mut taken = Vec::new();
         for level in state.levels.values_mut() {
-            let count = (room - taken.len()).min(level.ready.len());
-            taken.extend(level.ready.drain(..count));
+            level.take(room - taken.len(), &mut taken);
         }
         if taken.is_empty() {
             return Err(state.delayed.peek().map(|delayed| delayed.due));
@@ -211,12 +212,15 @@ impl Queue {
         Ok(taken.into_iter().map(|queued| self.deliver(queued)).collect())
     }
 
-    /// Takes what has waited at `level` for longer than `age`.
-    fn overdue(self: &Arc<Self>, level: u32, age: Duration) -> Vec<Delivery> {
-        let mut state = self.state.lock();
-        let Some(level) = state.levels.get_mut(&level) else { return Vec::new() };
-        let overdue = level.ready.iter().take_while(|queued| queued.since.elapsed() > age).count();
-        let taken: Vec<_> = level.ready.drain(..overdue).collect();
+    /// Takes what has waited for longer than its level allows.
+    fn overdue(self: &Arc<Self>) -> Vec<Delivery> {
+        let (mut state, mut taken) = (self.state.lock(), Vec::new());
+        for level in state.levels.values_mut() {
+            if let Some(timeout) = level.policy.rejects_after() {
+                let over = level.ready.iter().take_while(|queued| queued.since.elapsed() > timeout).count();
+                taken.extend(level.ready.drain(..over));
+            }
+        }
         drop(state);
         taken.into_iter().map(|queued| self.deliver(queued)).collect()
     }
@@ -226,6 +230,20 @@ impl Queue {
         let kept = Queued { message: message.clone(), attempt, since };
         let handle = Handle { queue: self.clone(), message: Mutex::new(Some(kept)) };
         Delivery { message, attempt, acker: Acker::new(Arc::new(handle)) }
+    }
+}
+
+// === impl Level ===
+
+impl Level {
+    /// Takes the `room` messages that go first.
+    fn take(&mut self, room: usize, taken: &mut Vec<Queued>) {
+        let room = room.min(self.ready.len());
+        // What waits longest is first, so those that go behind others are.
+        let delayed = self.ready.iter().take_while(|queued| self.policy.delays(queued.since.elapsed())).count();
+        let first = room.min(self.ready.len() - delayed);
+        taken.extend(self.ready.drain(delayed..delayed + first));
+        taken.extend(self.ready.drain(..room - first));
     }
 }
 
@@ -302,8 +320,8 @@ impl Puller for QueuePuller {
         }
     }
 
-    async fn overdue(&mut self, level: u32, age: Duration) -> Result<Vec<Delivery>, BusError> {
-        Ok(self.queue.overdue(level, age))
+    async fn overdue(&mut self) -> Result<Vec<Delivery>, BusError> {
+        Ok(self.queue.overdue())
     }
 
     async fn stop(&mut self) -> Option<Vec<Delivery>> {

@@ -157,7 +157,7 @@ impl Nats {
             fence,
             keeps_streams: options.keeps_streams,
             cancelling: Arc::new(Semaphore::new(super::CANCELLING)),
-            levels: Arc::default(),
+            queues: Arc::default(),
             service: Arc::default(),
         };
         if options.keeps_streams {

@@ -2,7 +2,7 @@
 //! key-value bucket. Needs nats-server 2.11 or newer with JetStream enabled.
 //!
 //! The only user of `async-nats`. Each file is one part of the surface: [`connect`], [`work`] (publish), [`streams`] (who makes them),
-//! [`puller`], [`ack`], [`attempts`], [`replies`] and the [`fence`] behind which they have arrived, [`registry`]; bodies that
+//! [`puller`] and, where a queue has a policy, [`policy`], [`ack`], [`attempts`], [`replies`] and the [`fence`] behind which they have arrived, [`registry`]; bodies that
 //! travel by claim are in [`claims`] and [`fetch`], names on the wire in [`subjects`], headers in [`headers`].
 
 mod ack;
@@ -14,12 +14,14 @@ mod dead;
 mod fence;
 mod fetch;
 mod headers;
-mod levels;
 mod micro;
+mod open;
+mod policy;
 mod puller;
 mod pulls;
 mod registry;
 mod replies;
+mod source;
 mod streams;
 mod subjects;
 mod work;
@@ -75,8 +77,8 @@ pub struct Nats {
     fence: Fence,
     /// Whether this process makes streams, or asks a gateway for them.
     keeps_streams: bool,
-    /// The levels of the queues that were declared here.
-    levels: Arc<Mutex<HashMap<ModelKey, Vec<u32>>>>,
+    /// The queues that were declared here.
+    queues: Arc<Mutex<HashMap<ModelKey, QueueOptions>>>,
     /// Keeps the answers of [`micro`] going.
     service: Arc<Mutex<Option<async_nats::service::Service>>>,
 }
@@ -86,8 +88,7 @@ pub struct Nats {
 #[async_trait]
 impl Bus for Nats {
     async fn declare_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
-        let levels = options.level_limits().iter().map(|(level, _)| *level).collect();
-        self.levels.lock().insert(model.clone(), levels);
+        self.queues.lock().insert(model.clone(), options.clone());
         limited(LONGEST, self.need(Needed::Queue(model, options))).await
     }
 
@@ -112,19 +113,18 @@ impl Bus for Nats {
     }
 
     async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
-        let levels = self.levels.lock().get(model).cloned().unwrap_or_else(|| vec![0]);
-        if let [level] = levels[..] {
-            return Ok(Box::new(puller::NatsPuller::open(self, model, level, pulls::PULL_EXPIRES).await?));
+        let options = self.queues.lock().get(model).cloned().unwrap_or_default();
+        match options.has_policy() {
+            true => Ok(Box::new(policy::PolicyPuller::open(self, model, &options).await?)),
+            false => {
+                let level = options.levels.keys().next().copied().unwrap_or(0);
+                Ok(Box::new(puller::NatsPuller::open(self, model, level).await?))
+            }
         }
-        let mut pullers = Vec::with_capacity(levels.len());
-        for level in levels {
-            pullers.push((level, puller::NatsPuller::open(self, model, level, levels::EXPIRES).await?));
-        }
-        Ok(Box::new(levels::LevelPuller::new(pullers)))
     }
 
-    async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
-        limited(LONGEST, work::queue_status(self, model, levels)).await
+    async fn queue_status(&self, model: &ModelKey, levels: &[u32], policy: bool) -> Result<QueueStatus, BusError> {
+        limited(LONGEST, work::queue_status(self, model, levels, policy)).await
     }
 
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {

@@ -281,42 +281,46 @@ impl Nats {
     }
 
     async fn make_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
-        for (level, mut max_messages) in options.level_limits() {
-            if options.keep_limits
-                && let Ok(stream) = self.jetstream.get_stream(subjects::work_stream(model, level)).await
-            {
-                // Not known is no limit to the broker: below zero.
-                max_messages = u64::try_from(stream.cached_info().config.max_messages).unwrap_or(u64::MAX);
-            }
-            self.make_level(model, level, max_messages, options).await?;
+        // Deliveries at a level are no attempts at its messages where those are scheduled first.
+        let (scheduled, any_number) = (options.has_policy(), -1);
+        let deliveries = i64::from(options.deliveries_made());
+        for (level, policy) in options.policies() {
+            let max_messages = policy.max_waiting.map_or(options.max_messages, |most| most.min(options.max_messages));
+            let (name, subject) = (subjects::work_stream(model, level), subjects::work(model, level));
+            let max_deliver = if scheduled { any_number } else { deliveries };
+            self.make_stream(model, name, subject, max_messages, max_deliver, options).await?;
+        }
+        if scheduled {
+            let (name, subject) = (subjects::scheduled_stream(model), subjects::scheduled(model));
+            self.make_stream(model, name, subject, options.max_messages, deliveries, options).await?;
         }
         Ok(())
     }
 
-    async fn make_level(
+    /// Makes a stream of work, and the consumer that workers share.
+    async fn make_stream(
         &self,
         model: &ModelKey,
-        level: u32,
+        name: String,
+        subject: String,
         max_messages: u64,
+        max_deliver: i64,
         options: &QueueOptions,
     ) -> Result<(), BusError> {
         let storage = match options.file_storage {
             true => stream::StorageType::File,
             false => stream::StorageType::Memory,
         };
-        let name = subjects::work_stream(model, level);
         let config = stream::Config {
             name: name.clone(),
             description: Some(format!("work for {model}")),
-            subjects: vec![subjects::work(model, level)],
+            subjects: vec![subject],
             retention: stream::RetentionPolicy::WorkQueue,
             discard: stream::DiscardPolicy::New,
             max_messages: i64::try_from(max_messages).unwrap_or(i64::MAX),
             max_bytes: i64::try_from(options.max_bytes).unwrap_or(i64::MAX),
             duplicate_window: DEDUP_WINDOW,
             allow_message_ttl: true,
-            // For a look at what waits.
-            allow_direct: true,
             num_replicas: options.replicas,
             storage,
             ..Default::default()
@@ -328,7 +332,7 @@ impl Nats {
             description: Some(format!("workers of {model}")),
             ack_policy: consumer::AckPolicy::Explicit,
             ack_wait: options.ack_wait,
-            max_deliver: i64::from(options.deliveries_made()),
+            max_deliver,
             // Pullers ask only for what they have room for, so the queue's own limit is the only one needed.
             max_ack_pending: i64::try_from(options.max_messages).unwrap_or(i64::MAX),
             ..Default::default()
@@ -472,13 +476,16 @@ fn stream_failure(action: &'static str, name: &str, error: &CreateStreamError) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::LevelPolicy;
 
     #[test]
     fn a_request_is_for_what_its_subject_says() {
         let model = ModelKey { name: "a.b".to_owned(), version: 3 };
         let body = |levels: u32| {
-            let options =
-                QueueOptions { levels: (1..=levels).map(|level| (level, None)).collect(), ..Default::default() };
+            let options = QueueOptions {
+                levels: (1..=levels).map(|level| (level, LevelPolicy::default())).collect(),
+                ..Default::default()
+            };
             serde_json::to_vec(&QueueRequest { model: model.clone(), options }).unwrap()
         };
         let subject = "trireme.streams.work.a=2Eb.3";

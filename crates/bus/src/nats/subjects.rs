@@ -43,6 +43,16 @@ pub fn work_stream(model: &ModelKey, level: u32) -> String {
     }
 }
 
+/// Subject of work for a model version that its workers are about to execute, where its queue has a policy.
+pub fn scheduled(model: &ModelKey) -> String {
+    format!("trireme.work.{}.{}.scheduled", escape_token(&model.name), model.version)
+}
+
+/// Name of the stream of that work.
+pub fn scheduled_stream(model: &ModelKey) -> String {
+    format!("{}-scheduled", work_stream(model, 0))
+}
+
 /// Subject of the replies to one request.
 pub fn reply(gateway: &str, request_id: &str) -> String {
     format!("trireme.reply.{}.{}", escape_token(gateway), escape_token(request_id))

@@ -152,7 +152,7 @@ impl Nats {
         }
     }
 
-    fn publish_error(&self, model: &ModelKey, error: &PublishError) -> BusError {
+    pub(super) fn publish_error(&self, model: &ModelKey, error: &PublishError) -> BusError {
         match error.kind() {
             PublishErrorKind::StreamNotFound => BusError::NoQueue { model: model.clone() },
             _ if unconfirmed(error) => BusError::Unreachable(chain(error)),
@@ -187,21 +187,30 @@ pub async fn take_back(nats: &Nats, queued: &Queued) -> Result<(), BusError> {
 }
 
 /// How full the streams of a model version's levels are together. Whatever consumers they have, what those have not in
-/// hand waits.
-pub async fn queue_status(nats: &Nats, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
+/// hand waits; with a `policy` all that is at a level does, and what is scheduled is in the hands of workers.
+pub async fn queue_status(
+    nats: &Nats,
+    model: &ModelKey,
+    levels: &[u32],
+    policy: bool,
+) -> Result<QueueStatus, BusError> {
     let mut all = QueueStatus::default();
     for &level in levels {
-        let status = level_status(nats, model, level).await?;
-        all.waiting += status.waiting;
-        all.delivered += status.delivered;
-        all.oldest = all.oldest.max(status.oldest);
+        let mut status = stream_status(nats, model, subjects::work_stream(model, level)).await?;
+        if policy {
+            status = QueueStatus { waiting: status.waiting + status.delivered, delivered: 0, ..status };
+        }
+        all = all.and(status);
+    }
+    if policy {
+        let status = stream_status(nats, model, subjects::scheduled_stream(model)).await?;
+        all = all.and(QueueStatus { waiting: 0, delivered: status.waiting + status.delivered, ..status });
     }
     Ok(all)
 }
 
-async fn level_status(nats: &Nats, model: &ModelKey, level: u32) -> Result<QueueStatus, BusError> {
+async fn stream_status(nats: &Nats, model: &ModelKey, name: String) -> Result<QueueStatus, BusError> {
     const ACTION: &str = "looking at a work queue";
-    let name = subjects::work_stream(model, level);
     let stream = nats.jetstream.get_stream(&name).await.map_err(|error| match error.kind() {
         GetStreamErrorKind::JetStream(answer) if answer.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND => {
             BusError::NoQueue { model: model.clone() }

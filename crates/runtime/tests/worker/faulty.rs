@@ -92,8 +92,8 @@ impl Bus for Faulty {
         self.bus.pull(model).await
     }
 
-    async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
-        self.bus.queue_status(model, levels).await
+    async fn queue_status(&self, model: &ModelKey, levels: &[u32], policy: bool) -> Result<QueueStatus, BusError> {
+        self.bus.queue_status(model, levels, policy).await
     }
 
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {

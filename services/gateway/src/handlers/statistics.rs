@@ -41,9 +41,12 @@ impl Handlers {
 
     /// How full the queue of a model version is.
     async fn queue_status(&self, key: &ModelKey) -> Result<QueueStatus, BusError> {
-        let levels =
-            self.registry.catalog().find(&key.name, Some(key.version)).map(|(_, served)| served.config.queue_levels());
-        self.dispatcher.queue_status(key, &levels.unwrap_or_else(|_| vec![0])).await
+        let catalog = self.registry.catalog();
+        let (levels, policy) = match catalog.find(&key.name, Some(key.version)) {
+            Ok((_, served)) => (served.config.queue_levels(), served.config.has_queue_policy()),
+            Err(_) => (vec![0], false),
+        };
+        self.dispatcher.queue_status(key, &levels, policy).await
     }
 
     /// How full every queue is. Models that have none, as ensembles, are left out; so are those the bus says nothing of.

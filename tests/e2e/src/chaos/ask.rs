@@ -160,6 +160,10 @@ fn body(question: &Question, binary: bool) -> Value {
     if let Some(timeout) = question.timeout {
         body["parameters"]["timeout"] = json!(timeout.as_micros());
     }
+    if question.way == Way::KeptAlive {
+        // Where the model has levels: some go first.
+        body["parameters"]["priority"] = json!(1);
+    }
     if binary {
         body["parameters"]["binary_data_output"] = json!(true);
     }

@@ -16,26 +16,37 @@ const TWO_INPUTS: &str =
 const TWO_OUTPUTS: &str =
     "output [{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }, { name: 'OUTPUT1' data_type: TYPE_FP32 dims: [-1] }]";
 
+/// What waits for `slow` has an order, which faults change all the time.
+const LEVELS: &str = "dynamic_batching {
+    priority_levels: 2 default_priority_level: 2
+    default_queue_policy { max_queue_size: 5000 default_timeout_microseconds: 200000 timeout_action: DELAY }
+}";
+
+/// What waits for `large` has a limit, which nothing here comes near.
+const LIMIT: &str = "dynamic_batching { default_queue_policy { max_queue_size: 5000 } }";
+
 /// What `repeat` takes: numbers to give one after the other, and the milliseconds before each.
 const NUMBERS: &str =
     "input [{ name: 'IN' data_type: TYPE_INT32 dims: [-1] }, { name: 'DELAY' data_type: TYPE_UINT32 dims: [-1] }]";
 
 /// - `tiny_embedding`: three stages, one after the other; many rows travel in parts.
-/// - `slow`, `snail`: one step that takes its time, or more than a caller in a hurry has.
+/// - `slow`, `snail`: one step that takes its time, or more than a caller in a hurry has; `slow` has priority levels.
 /// - `diamond`: two branches, which join.
-/// - `heavy`: two steps, for tensors beyond the broker's limit.
+/// - `heavy`: two steps, for tensors beyond the broker's limit; the first has a queue policy.
 /// - `repeat_echo`: an answer in parts, through a step that lets them overtake one another.
 pub(super) fn models() -> ModelFolder {
     let rows = format!("parameters {{ key: 'max_rows_per_message' value {{ string_value: '{ROWS_IN_A_PART}' }} }}");
     ModelFolder::basic(&["tiny_embedding", "tiny_tokenizer", "tiny_encoder", "tiny_pool"])
         .with_setting("tiny_embedding", &rows)
         .slow("slow", 2)
+        .with_setting("slow", LEVELS)
         .slow("snail", 20)
         .slow("left", 1)
         .slow("right", 1)
         .model("pair", &format!("backend: 'identity' {TWO_INPUTS} {TWO_OUTPUTS}"))
         .model("diamond", &diamond())
         .slow("large", 0)
+        .with_setting("large", LIMIT)
         .slow("large_on", 0)
         .model("heavy", &heavy())
         .model("repeat", &repeat())
