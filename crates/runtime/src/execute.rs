@@ -12,7 +12,7 @@ use trireme_telemetry::steps::{Computed, ran_together};
 use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, ModelInstance, Stop};
 use crate::canary::Streak;
 use crate::hosted::{HostedModel, Pending, Work, refused};
-use crate::lateness::is_too_late;
+use crate::lateness::begins_too_late;
 use crate::queue::Taken;
 use crate::queue_policy::Patience;
 use crate::statistics::runs::{Runs, executed};
@@ -55,7 +55,7 @@ impl HostedModel {
     /// Takes a batch, executes it, sends the results on.
     fn run_batches(self: Arc<Self>, mut instance: Box<dyn ModelInstance>) {
         let (stop, mut calls, mut streak) = (instance.stop(), 0, Streak::default());
-        let late = |work: &Work, takes| is_too_late(&work.pending.message, takes, Duration::ZERO, UnixMicros::now());
+        let late = |work: &Work, takes| begins_too_late(&work.pending.message, takes, UnixMicros::now());
         while let Some(taken) = self.queue.take_run(&mut calls, late) {
             let called = match taken {
                 Taken::Late(late) => {

@@ -19,7 +19,7 @@ use crate::batching::{Candidate, Description};
 use crate::canary::Canary;
 use crate::cancel::CancelFlag;
 use crate::held::HeldAcker;
-use crate::lateness::is_too_late;
+use crate::lateness::comes_too_late;
 use crate::queue::{Permit, WorkQueue};
 use crate::queue_policy::{self, Patience};
 use crate::statistics::ModelStatistics;
@@ -207,7 +207,7 @@ impl HostedModel {
 
     /// Whether a request that comes now will not be answered before its deadline.
     fn is_late(&self, message: &WorkMessage, description: &Description, now: UnixMicros) -> bool {
-        self.queue.outlook(description).is_some_and(|(run, wait)| is_too_late(message, run, wait, now))
+        self.queue.outlook(description).is_some_and(|(run, wait)| comes_too_late(message, run, wait, now))
     }
 
     /// Lets go of a request that would not be answered before its deadline; the gateway answers it then.

@@ -167,18 +167,24 @@ impl Intake {
         self.pace.run(cost).and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
     }
 
-    /// How long a run takes that has a request of this cost in it, and how long it is until an instance is free; `None`
-    /// while that is not known. The run has as many like it as runs have of late, and takes no longer than those do: one that
-    /// is odd may well be by itself.
-    pub fn outlook(&self, cost: f64, now: Instant) -> Option<(Duration, Duration)> {
+    /// How long a run takes that has a request of this cost in it, and how long it is until that begins after those that
+    /// wait here; `None` while that is not known. The run has as many like it as runs have of late, and takes no longer than
+    /// those do: one that is odd may well be by itself. Those before it are taken to be like it.
+    pub fn outlook(&self, cost: f64, waiting: usize, now: Instant) -> Option<(Duration, Duration)> {
         let run = (self.pace.runs > 0.0).then_some(self.pace.seconds)?;
         let run = self.pace.run(cost * self.pace.requests).map_or(run, |alike| run.min(alike));
         let left = |run: &Running| {
             let takes = self.pace.run(run.cost).unwrap_or_default();
             (takes - now.saturating_duration_since(run.started).as_secs_f64()).max(0.0)
         };
-        let idle = self.running.len() < self.instances;
-        let wait = if idle { 0.0 } else { self.running.iter().map(left).fold(f64::INFINITY, f64::min) };
+        // When each instance is free: first those that are idle.
+        let mut free = vec![0.0; self.instances.saturating_sub(self.running.len())];
+        free.extend(self.running.iter().map(left));
+        free.sort_unstable_by(f64::total_cmp);
+        // In how many runs those are that wait.
+        let before = (waiting as f64 / self.pace.requests.max(1.0) + ROUNDED) as usize;
+        let (rounds, turn) = (before / free.len(), before % free.len());
+        let wait = free.get(turn)? + rounds as f64 * run;
         Some((Duration::try_from_secs_f64(run).ok()?, Duration::try_from_secs_f64(wait).ok()?))
     }
 

@@ -4,9 +4,11 @@
 //! that took it, because its deadline has not passed yet, would be late with each. So what cannot be answered in time is
 //! let go before it is executed, and the time goes to one that can.
 //!
-//! It has to be enough for the run, for a run as long as that at each later step, of which nothing is known here, for the
-//! ways between them and back, and for one run more, because runs differ. To ask for too much costs nothing: what is let go
-//! a little early makes room for another. A later step that takes longer than this is not reckoned with.
+//! It has to be enough for the run, for a run as long as that at each later step, of which nothing is known here, and for
+//! the ways between them and back. When it comes, also for what it waits here, and for one run more, because runs differ. To
+//! ask for too much then costs nothing: what is let go a little early makes room for another. When it is about to be
+//! executed there is no other, and an instance would idle until one came: by then the run more may have been used up. A later
+//! step that takes longer than this is not reckoned with.
 //!
 //! All that is an estimate and may be wrong, so a request is tried whatever it says that has not waited yet: for a
 //! quarter of the time that it had when it came into its queue. An estimate that is much too high, as after one slow run,
@@ -25,22 +27,35 @@ const WAYS: u32 = 10;
 /// A request that has waited for less than this part of its time is tried.
 const TRIED: u32 = 4;
 
-/// Whether a request whose run takes that long, and begins after `wait`, will not be answered before its deadline.
-pub(crate) fn is_too_late(message: &WorkMessage, run: Duration, wait: Duration, now: UnixMicros) -> bool {
-    let steps = u32::try_from(message.route.remaining().len()).unwrap_or(u32::MAX);
-    is_over(message.deadline.since(now), message.deadline.since(message.sent_at), steps, run, wait)
+/// Whether a request that comes now, and whose run takes that long and begins after `wait`, will not be answered before its
+/// deadline.
+pub(crate) fn comes_too_late(message: &WorkMessage, run: Duration, wait: Duration, now: UnixMicros) -> bool {
+    is_too_late(message, run, wait.saturating_add(run), now)
 }
 
-/// `left` is what remains of the time, `had`, that a request had when it came into its queue.
-fn is_over(left: Duration, had: Duration, steps: u32, run: Duration, wait: Duration) -> bool {
-    let runs = run.saturating_mul(steps.saturating_add(1));
-    let needs = wait.saturating_add(runs).saturating_add(had / WAYS);
+/// Whether a request whose run begins now and takes that long will not be answered before its deadline.
+pub(crate) fn begins_too_late(message: &WorkMessage, run: Duration, now: UnixMicros) -> bool {
+    is_too_late(message, run, Duration::ZERO, now)
+}
+
+fn is_too_late(message: &WorkMessage, run: Duration, before: Duration, now: UnixMicros) -> bool {
+    let steps = u32::try_from(message.route.remaining().len()).unwrap_or(u32::MAX);
+    is_over(message.deadline.since(now), message.deadline.since(message.sent_at), steps, run, before)
+}
+
+/// `left` is what remains of the time, `had`, that a request had when it came into its queue; `before` is what goes by
+/// before the run.
+fn is_over(left: Duration, had: Duration, steps: u32, run: Duration, before: Duration) -> bool {
+    let needs = before.saturating_add(run.saturating_mul(steps)).saturating_add(had / WAYS);
     left < needs && had.saturating_sub(left) >= had / TRIED
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
+
+    use trireme_bus::conformance::fixtures::message;
+    use trireme_inference::ModelKey;
 
     use super::*;
 
@@ -49,9 +64,21 @@ mod tests {
     #[test]
     fn what_has_waited_and_cannot_end_is_late() {
         let over = |left: u32, steps| is_over(MS * left, MS * 1000, steps, MS * 20, Duration::ZERO);
-        assert!(over(139, 1) && !over(140, 1), "two runs and the ways");
-        assert!(over(179, 3) && !over(180, 3), "later steps take time as well");
-        assert!(is_over(MS * 159, MS * 1000, 1, MS * 20, MS * 20), "it would not begin at once");
+        assert!(over(119, 1) && !over(120, 1), "a run and the ways");
+        assert!(over(159, 3) && !over(160, 3), "later steps take time as well");
+        assert!(is_over(MS * 139, MS * 1000, 1, MS * 20, MS * 20), "it would not begin at once");
+    }
+
+    #[test]
+    fn what_was_in_time_when_it_came_has_a_run_to_spare_when_it_begins() {
+        let (sent_at, model) = (UnixMicros::now(), ModelKey { name: "any".into(), version: 1 });
+        let message = WorkMessage { sent_at, deadline: sent_at.after(MS * 1000), ..message(&model, 1) };
+        let (run, at_left) = (MS * 20, |left: u32| sent_at.after(MS * (1000 - left)));
+        let comes = |left| !comes_too_late(&message, run, run, at_left(left));
+        assert!(comes(160) && !comes(159), "a run until it begins, two runs and the ways");
+        let begins = |left| !begins_too_late(&message, run, at_left(left));
+        assert!(begins(139), "what came with 160 left, and began a moment later than expected");
+        assert!(begins(120) && !begins(119), "but not any longer");
     }
 
     #[test]
@@ -88,7 +115,7 @@ mod tests {
     #[test]
     fn goodput_holds_where_the_deadline_bounds_the_queue() {
         for load in [1.05, 2.0, 10.0] {
-            let kept = goodput(load, |left| is_over(left, MS * 1000, 1, MS * 20, Duration::ZERO));
+            let kept = goodput(load, |left| is_over(left, MS * 1000, 1, MS * 20, MS * 20));
             assert!(kept > 0.95, "{kept} at {load}");
             let expired = goodput(load, |left| left.is_zero());
             assert!(expired < 0.5, "{expired} at {load}: otherwise there would be no need for this");

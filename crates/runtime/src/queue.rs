@@ -182,11 +182,12 @@ impl<T> WorkQueue<T> {
         self.policy.describe(inputs)
     }
 
-    /// How long a run takes that a request like this is in, and how long it is until an instance is free; `None` while
-    /// that is not known.
+    /// How long a run takes that a request like this is in, and how long it is until that begins after all that wait here;
+    /// `None` while that is not known.
     pub fn outlook(&self, request: &Description) -> Option<(Duration, Duration)> {
         let cost = self.policy.cost(std::slice::from_ref(request));
-        self.state.lock().intake.as_ref()?.outlook(cost, Instant::now())
+        let state = self.state.lock();
+        state.intake.as_ref()?.outlook(cost, state.waiting(), Instant::now())
     }
 
     /// A request came too late to be executed. So will those behind it in the shared queue: more of them are asked for at

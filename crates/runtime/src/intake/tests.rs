@@ -92,7 +92,19 @@ fn where_messages_come_late_they_are_asked_for_earlier() {
 
 /// How long a run takes that has a request of this cost in it, in milliseconds.
 fn run_with(intake: &Intake, cost: f64, now: Instant) -> u128 {
-    intake.outlook(cost, now).expect("runs have been seen").0.as_millis()
+    intake.outlook(cost, 0, now).expect("runs have been seen").0.as_millis()
+}
+
+#[test]
+fn a_request_begins_after_those_that_wait() {
+    let (mut intake, now) = paced(2, 4, 20 * MS, 4);
+    let wait = |intake: &Intake, waiting| intake.outlook(1.0, waiting, now).expect("a run has been seen").1.as_millis();
+    assert_eq!([0, 3, 4, 7].map(|waiting| wait(&intake, waiting)), [0; 4], "two runs begin at once");
+    assert_eq!([8, 15, 16].map(|waiting| wait(&intake, waiting)), [20, 20, 40]);
+    intake.begin(1.0, now - 5 * MS);
+    assert_eq!([0, 4, 8, 12].map(|waiting| wait(&intake, waiting)), [0, 15, 20, 35], "one of them has begun before");
+    intake.begin(1.0, now);
+    assert_eq!([0, 4, 8, 12].map(|waiting| wait(&intake, waiting)), [15, 20, 35, 40]);
 }
 
 #[test]
@@ -107,6 +119,8 @@ fn a_request_is_judged_by_what_it_costs() {
     }
     let (short, long) = (run_with(&mixed, 1.0, now), run_with(&mixed, 400.0, now));
     assert!((5..=20).contains(&short), "{short} ms, however long others are");
+    let (run, wait) = mixed.outlook(1.0, 8, now).expect("runs have been seen");
+    assert_eq!(wait, run, "behind eight short ones it waits for a short run");
     assert!((450..=600).contains(&long), "{long} ms: no longer than runs are, what is odd is corrected by being tried");
 
     let (mut alike, mut now) = (intake(1, 8), Instant::now());

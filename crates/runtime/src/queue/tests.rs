@@ -174,6 +174,24 @@ fn more_is_asked_for_while_all_that_comes_is_late() {
     assert_eq!(queue.state.lock().late, 0);
 }
 
+#[test]
+fn a_request_waits_for_those_that_wait_here() {
+    let appetite = Appetite { batch: 1, look_ahead: Duration::from_millis(20) };
+    let queue = WorkQueue::new(Box::new(OneAtATime), 8, Some(Intake::new(1, appetite)));
+    let outlook = || queue.outlook(&Description::exact(&[]));
+    queue.push(candidate(), ());
+    assert_eq!(outlook(), None, "nobody knows how long a run takes");
+    let mut run = taken_run(&queue);
+    std::thread::sleep(Duration::from_millis(5));
+    run.executed = 1;
+    drop(run);
+    for waiting in 0..3 {
+        let (run, wait) = outlook().unwrap();
+        assert!(wait.abs_diff(run * waiting) < Duration::from_micros(1), "{wait:?} behind {waiting} of {run:?}");
+        queue.push(candidate(), ());
+    }
+}
+
 #[tokio::test]
 async fn room_opens_shortly_before_the_instance_is_free() {
     let appetite = Appetite { batch: 1, look_ahead: Duration::from_millis(20) };

@@ -32,6 +32,10 @@ struct Args {
     #[arg(long, default_value_t = 20)]
     run: u64,
 
+    /// Only scenes whose names have this in them, as "model over NATS" or "1 s each"
+    #[arg(long, default_value = "")]
+    scene: String,
+
     /// File to write the measurements to, one JSON object a line
     #[arg(long)]
     json: Option<std::path::PathBuf>,
@@ -40,7 +44,8 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     let (mut levels, mut kept) = (Vec::new(), true);
-    for scene in scenes(Duration::from_millis(args.run)) {
+    let wanted = |scene: &Scene| scene.to_string().contains(&args.scene);
+    for scene in scenes(Duration::from_millis(args.run)).filter(wanted) {
         println!("{scene}\n{}", Level::HEAD);
         let of_scene = overload(scene, &args.loads, Duration::from_secs_f64(args.seconds), |level| println!("{level}"));
         let summary = Summary::of(&of_scene);
