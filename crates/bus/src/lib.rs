@@ -116,11 +116,6 @@ impl LevelPolicy {
         matches!(self.timeout, Some(WaitTimeout::Delay(timeout)) if waited > timeout)
     }
 
-    /// Whether some messages go behind others.
-    pub(crate) fn has_delays(&self) -> bool {
-        matches!(self.timeout, Some(WaitTimeout::Delay(_)))
-    }
-
     /// How long a message waits at most before it is refused.
     pub(crate) fn rejects_after(&self) -> Option<Duration> {
         match self.timeout {

@@ -4,6 +4,8 @@
 mod cable;
 #[path = "nats/claims.rs"]
 mod claims;
+#[path = "nats/policy.rs"]
+mod policy;
 #[path = "nats/replies.rs"]
 mod replies;
 #[path = "golden/vectors.rs"]

@@ -103,6 +103,12 @@ impl Running {
     }
 }
 
+/// The way that a queue was before its policy changed, and how long work may still come by it.
+struct Before {
+    pull: Pull,
+    left_behind: Duration,
+}
+
 /// What a model's versions came to.
 #[derive(Debug, Default)]
 pub(crate) struct Applied {
@@ -357,7 +363,13 @@ impl Models {
                 }
                 Some(Running { instances, pull }) => {
                     *pull.current.write() = hosted.clone();
-                    (self.start_pull(hosted, intake, Some(pull)), Some(instances))
+                    let left_behind = match instances.model.config.queue_levels() == hosted.config.queue_levels() {
+                        // All that is there is the new one's to take.
+                        true => Duration::ZERO,
+                        false => LEFT_BEHIND,
+                    };
+                    let before = Before { pull, left_behind };
+                    (self.start_pull(hosted, intake, Some(before)), Some(instances))
                 }
                 None => (self.start_pull(hosted, intake, None), None),
             };
@@ -416,7 +428,7 @@ impl Models {
     }
 
     /// Starts to pull work for a model. What comes the way that its queue was `before` still does for a while.
-    fn start_pull(&self, model: Arc<HostedModel>, stop: CancellationToken, before: Option<Pull>) -> Pull {
+    fn start_pull(&self, model: Arc<HostedModel>, stop: CancellationToken, before: Option<Before>) -> Pull {
         let current = Arc::new(RwLock::new(model));
         let stopped = CancellationToken::new();
         let (task, ended) = (pull(current.clone(), stop.clone()), stopped.clone().drop_guard());
@@ -424,7 +436,8 @@ impl Models {
         self.shared.tasks.spawn("pull", async move {
             let rest = async {
                 let Some(before) = before else { return };
-                let _ = tokio::time::timeout(LEFT_BEHIND, stopping.cancelled()).await;
+                let _ = tokio::time::timeout(before.left_behind, stopping.cancelled()).await;
+                let before = before.pull;
                 before.stop.cancel();
                 before.stopped.cancelled().await;
             };

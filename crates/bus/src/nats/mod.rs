@@ -114,7 +114,7 @@ impl Bus for Nats {
 
     async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
         let options = self.queues.lock().get(model).cloned().unwrap_or_default();
-        match options.has_policy() {
+        match limited(LONGEST, self.is_scheduled(model, &options)).await? {
             true => Ok(Box::new(policy::PolicyPuller::open(self, model, &options).await?)),
             false => {
                 let level = options.levels.keys().next().copied().unwrap_or(0);

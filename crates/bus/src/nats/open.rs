@@ -36,10 +36,7 @@ pub fn open(nats: &Nats, model: &ModelKey, message: jetstream::Message) -> Opene
                 let acker = Acker::new(Arc::new(NatsAck { nats, message, claim: None }));
                 Opened::Work(Box::new(Delivery { message: work, attempt, acker }))
             }
-            Err(reason) => {
-                refuse(&model, message, &reason);
-                Opened::Nothing
-            }
+            Err(reason) => refuse(&model, message, &reason),
         },
         // Another worker may know that version.
         Err(error @ EnvelopeError::Version(_)) => {
@@ -47,10 +44,7 @@ pub fn open(nats: &Nats, model: &ModelKey, message: jetstream::Message) -> Opene
             settle(message, AckKind::Nak(Some(VERSION_PAUSE)));
             Opened::Nothing
         }
-        Err(error) => {
-            refuse(&model, message, &error.to_string());
-            Opened::Nothing
-        }
+        Err(error) => refuse(&model, message, &error.to_string()),
     }
 }
 
@@ -67,13 +61,14 @@ fn read(message: &jetstream::Message) -> Result<(WorkHeaders, u32, Option<Claim>
 }
 
 /// Ends a message that nobody can make anything of. Unsettled it would come again, to be refused again.
-pub fn refuse(model: &ModelKey, message: jetstream::Message, reason: &str) {
+fn refuse(model: &ModelKey, message: jetstream::Message, reason: &str) -> Opened {
     tracing::warn!(%model, subject = %message.subject, reason, "refused a malformed message");
     settle(message, AckKind::Term);
+    Opened::Nothing
 }
 
 /// Settles a message in a task of its own.
-pub fn settle(message: jetstream::Message, kind: AckKind) {
+fn settle(message: jetstream::Message, kind: AckKind) {
     crate::spawn("nats refusal", async move {
         let _ = message.ack_with(kind).await;
     });

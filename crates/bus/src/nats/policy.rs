@@ -21,8 +21,8 @@ use futures_util::future::{join_all, select_all};
 use tokio::task::JoinSet;
 use trireme_inference::{ModelKey, UnixMicros};
 
-use super::connect::CLOSE_TIMEOUT;
-use super::open::{Opened, open, refuse};
+use super::connect::{CLOSE_TIMEOUT, taken};
+use super::open::{Opened, open};
 use super::source::Source;
 use super::work::failure;
 use super::{Nats, subjects};
@@ -31,14 +31,20 @@ use crate::{BusError, Delivery, LevelPolicy, Puller, QueueOptions};
 /// How soon what is scheduled is looked at again by a worker that has found nothing: work that another has left there.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// How many of the oldest messages of a level are looked at for those that go first, where some go behind others.
-const WINDOW: usize = 256;
+/// How many of the oldest messages of a level are looked at for those that go first, where the oldest go behind others.
+const WINDOW: usize = 64;
 
 /// The most messages that are refused at a time because they waited too long.
 const OVERDUE: usize = 64;
 
-/// After this a message is taken again that could not be scheduled.
+/// For so long nothing is scheduled after that was not possible.
 const TRY_AGAIN: Duration = Duration::from_millis(100);
+
+/// After this a message is tried again that the broker does not let into the schedule.
+const REFUSED_AGAIN: Duration = Duration::from_secs(1);
+
+/// What was scheduled and has not come after so long is with another worker.
+const COMES_WITHIN: Duration = Duration::from_secs(2);
 
 pub struct PolicyPuller {
     /// By level, the highest first.
@@ -48,8 +54,10 @@ pub struct PolicyPuller {
     first: Vec<jetstream::Message>,
     /// From there, and not read yet because the caller went away.
     taken: Vec<jetstream::Message>,
-    /// What is on its way from one stream to the other, or back.
-    moving: JoinSet<()>,
+    /// What is on its way from one stream to the other, or back; false where that was not possible.
+    moving: JoinSet<bool>,
+    /// Nothing is scheduled before this.
+    held_up_until: Option<Instant>,
     /// Deliveries whose bodies are being fetched. They take up room already.
     fetching: JoinSet<Option<Delivery>>,
     /// Until when what was asked for is awaited, once it stops.
@@ -75,17 +83,33 @@ impl PolicyPuller {
             levels.push(Level { policy, stream, source, held: Vec::new() });
         }
         let scheduled = Source::open(nats, model, &subjects::scheduled_stream(model)).await?;
-        let (moving, fetching) = (JoinSet::new(), JoinSet::new());
-        Ok(PolicyPuller { levels, scheduled, first: Vec::new(), taken: Vec::new(), moving, fetching, give_up: None })
+        Ok(PolicyPuller {
+            levels,
+            scheduled,
+            first: Vec::new(),
+            taken: Vec::new(),
+            moving: JoinSet::new(),
+            held_up_until: None,
+            fetching: JoinSet::new(),
+            give_up: None,
+        })
     }
 
     /// Waits until all that moves has arrived.
     async fn moved(&mut self) {
-        while self.moving.join_next().await.is_some() {}
+        while let Some(moved) = self.moving.join_next().await {
+            if !moved.unwrap_or(false) {
+                self.held_up_until = Some(Instant::now() + TRY_AGAIN);
+            }
+        }
     }
 
-    /// Takes what is scheduled, at most `room` messages.
-    async fn take_scheduled(&mut self, room: usize) -> Result<(), BusError> {
+    fn is_held_up(&self) -> bool {
+        self.held_up_until.is_some_and(|until| until > Instant::now())
+    }
+
+    /// Takes what is scheduled, at most `room` messages. Whether there are as many, or no more.
+    async fn take_scheduled(&mut self, room: usize) -> Result<bool, BusError> {
         // The answer to a request whose caller went away.
         while let Some(message) = self.scheduled.last(Instant::now() + LOOK_AGAIN).await {
             self.taken.push(message);
@@ -107,8 +131,8 @@ impl PolicyPuller {
         deliveries
     }
 
-    /// Schedules what goes first, at most `room` messages. Whether there were any.
-    async fn schedule(&mut self, room: usize) -> Result<bool, BusError> {
+    /// Schedules what goes first, at most `room` messages; how many those are.
+    async fn schedule(&mut self, room: usize) -> Result<usize, BusError> {
         // There was more room when they were chosen.
         let others = self.first.split_off(room.min(self.first.len()));
         give_back(&mut self.moving, others);
@@ -117,22 +141,18 @@ impl PolicyPuller {
             if left == 0 {
                 break;
             }
-            if level.held.is_empty() {
-                level.source.take_waiting(level.window(left), &mut level.held).await?;
-            }
+            level.look(left).await?;
             let others = level.choose(left, UnixMicros::now(), &mut self.first);
             give_back(&mut self.moving, others);
         }
         let first = std::mem::take(&mut self.first);
-        let some = !first.is_empty();
-        if some {
-            let (nats, model) = (self.scheduled.nats.clone(), self.scheduled.model.clone());
-            // Sent in this order, confirmed in any.
-            let first = first.into_iter().map(move |message| put_into_schedule(nats.clone(), model.clone(), message));
-            self.moving.spawn(join_all(first).map(drop));
-        }
+        let count = first.len();
+        // Sent in this order, confirmed in any.
+        let (nats, model) = (self.scheduled.nats.clone(), self.scheduled.model.clone());
+        let first = first.into_iter().map(move |message| put_into_schedule(nats.clone(), model.clone(), message));
+        self.moving.spawn(join_all(first).map(|moved| moved.into_iter().all(|moved| moved)));
         self.moved().await;
-        Ok(some)
+        Ok(count)
     }
 
     /// What this worker got at a level and does not take is given back; some of it may be on its way here yet.
@@ -147,29 +167,37 @@ impl PolicyPuller {
 #[async_trait]
 impl Puller for PolicyPuller {
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError> {
-        let mut looked = false;
+        // Whether the levels were looked at, and how many were scheduled that have not been seen to be gone.
+        let (mut looked, mut due) = (false, 0);
         loop {
-            self.moved().await;
-            let free = room.saturating_sub(self.fetching.len());
-            // Levels are looked at once; from then on each has an open request.
-            let chosen = !self.first.is_empty() || self.levels.iter().any(|level| !level.held.is_empty());
-            if free > 0 && chosen {
-                self.schedule(free).await?;
-            }
-            self.take_scheduled(free).await?;
             let deliveries = self.read();
             if !deliveries.is_empty() {
                 return Ok(deliveries);
             }
+            self.moved().await;
             let free = room.saturating_sub(self.fetching.len());
-            if free > 0 && !looked {
-                looked = !self.schedule(free).await?;
+            let held = !self.first.is_empty() || self.levels.iter().any(|level| !level.held.is_empty());
+            if held && free > due && !self.is_held_up() {
+                due += self.schedule(free - due).await?;
+            }
+            if self.take_scheduled(free).await? {
+                due = 0;
+            }
+            if !self.taken.is_empty() {
+                continue;
+            }
+            let may_schedule = free > due && !self.is_held_up();
+            if may_schedule && !looked {
+                // Once; from then on each level has an open request.
+                let count = self.schedule(free - due).await?;
+                (looked, due) = (count == 0, due + count);
                 continue;
             }
             // Nothing waits anywhere, or there is no room: then what comes goes back.
             self.give_back();
-            let asked = usize::from(free > 0);
+            let asked = usize::from(may_schedule);
             let come = select_all(self.levels.iter_mut().map(|level| Box::pin(level.wait(asked))));
+            let late = self.scheduled.outstanding() > 0;
             tokio::select! {
                 biased;
                 Some(fetched) = self.fetching.join_next() => {
@@ -177,11 +205,13 @@ impl Puller for PolicyPuller {
                         return Ok(vec![delivery]);
                     }
                 }
+                Some(message) = self.scheduled.last(Instant::now() + COMES_WITHIN), if late => self.taken.push(message),
                 (come, _, _) = come => come?,
                 () = tokio::time::sleep(LOOK_AGAIN), if free > 0 => {}
             }
-            if free == 0 {
+            if !may_schedule {
                 self.give_back();
+                looked = false;
             }
         }
     }
@@ -209,6 +239,9 @@ impl Puller for PolicyPuller {
                     Opened::Nothing => {}
                 }
             }
+            if !overdue.is_empty() {
+                break;
+            }
         }
         Ok(overdue)
     }
@@ -226,7 +259,7 @@ impl Puller for PolicyPuller {
             }
         }
         self.give_back();
-        self.moved().await;
+        let _ = tokio::time::timeout_at(give_up.into(), self.moved()).await;
         while let Some(message) = self.scheduled.last(give_up).await {
             self.taken.push(message);
         }
@@ -249,21 +282,24 @@ impl Puller for PolicyPuller {
 // === impl Level ===
 
 impl Level {
-    /// How many of the oldest messages have to be looked at to take `room`.
-    fn window(&self, room: usize) -> usize {
-        match self.policy.has_delays() {
-            true => room.max(WINDOW),
-            false => room,
+    /// Takes as many of the oldest messages as have to be looked at to choose `room`.
+    async fn look(&mut self, room: usize) -> Result<(), BusError> {
+        self.source.take_waiting(room.saturating_sub(self.held.len()), &mut self.held).await?;
+        let now = UnixMicros::now();
+        if self.held.iter().any(|message| self.policy.delays(waited(message, now))) {
+            self.source.take_waiting(WINDOW.saturating_sub(self.held.len()), &mut self.held).await?;
         }
+        Ok(())
     }
 
-    /// Puts the `room` messages that go first, of what is held, behind those of higher levels; gives the others.
+    /// Puts the `room` messages that go first, of what is held, behind those of higher levels; gives the others, in that order.
     fn choose(&mut self, room: usize, now: UnixMicros, first: &mut Vec<jetstream::Message>) -> Vec<jetstream::Message> {
         let mut held = std::mem::take(&mut self.held);
-        // Stable: in the order of arrival otherwise.
-        held.sort_by_key(|message| self.policy.delays(waited(message, now)));
-        let mut others = held.split_off(room.min(held.len()));
-        others.sort_by_key(|message| message.info().map(|info| info.stream_sequence).unwrap_or_default());
+        held.sort_by_cached_key(|message| {
+            let number = message.info().map(|info| info.stream_sequence).unwrap_or_default();
+            (self.policy.delays(waited(message, now)), number)
+        });
+        let others = held.split_off(room.min(held.len()));
         first.extend(held);
         others
     }
@@ -293,20 +329,25 @@ fn waited(message: &jetstream::Message, now: UnixMicros) -> Duration {
     published.map_or(Duration::ZERO, |published| now.since(UnixMicros(published)))
 }
 
-/// Puts a message from a level into the stream of what is scheduled, and takes it away there.
-async fn put_into_schedule(nats: Nats, model: ModelKey, message: jetstream::Message) {
+/// Puts a message from a level into the stream of what is scheduled, and takes it away there. Whether that was possible.
+async fn put_into_schedule(nats: Nats, model: ModelKey, message: jetstream::Message) -> bool {
     let headers = message.headers.as_ref().map(carried).unwrap_or_default();
     let sent = nats.send_confirmed(subjects::scheduled(&model), headers, message.payload.clone()).await;
-    let kind = match sent.map_err(|error| nats.publish_error(&model, &error)) {
+    let (kind, possible) = match sent.map_err(|error| nats.publish_error(&model, &error)) {
         // Also where it was there already: whoever put it there did not get to confirm it.
-        Ok(_) => AckKind::Ack,
-        Err(error @ (BusError::Full { .. } | BusError::NoQueue { .. } | BusError::Unreachable(_))) => {
-            tracing::debug!(%model, %error, "a message cannot be scheduled yet");
-            AckKind::Nak(Some(TRY_AGAIN))
+        Ok(_) => (AckKind::Ack, true),
+        // Others may be taken, which are not as this one.
+        Err(error @ BusError::Refused { .. }) => {
+            tracing::warn!(%model, %error, "a message cannot be scheduled");
+            (AckKind::Nak(Some(REFUSED_AGAIN)), true)
         }
-        Err(error) => return refuse(&model, message, &error.to_string()),
+        Err(error) => {
+            tracing::debug!(%model, %error, "nothing can be scheduled for now");
+            (AckKind::Nak(None), false)
+        }
     };
-    let _ = message.ack_with(kind).await;
+    let _ = taken(message.ack_with(kind)).await;
+    possible
 }
 
 /// The headers that a message keeps. The broker acts upon others of its own.
@@ -322,13 +363,14 @@ fn carried(headers: &HeaderMap) -> HeaderMap {
 }
 
 /// Gives messages back in their order; each is first at its level again.
-fn give_back(moving: &mut JoinSet<()>, messages: Vec<jetstream::Message>) {
+fn give_back(moving: &mut JoinSet<bool>, messages: Vec<jetstream::Message>) {
     if messages.is_empty() {
         return;
     }
     moving.spawn(async move {
         for message in messages {
-            let _ = message.ack_with(AckKind::Nak(None)).await;
+            let _ = taken(message.ack_with(AckKind::Nak(None))).await;
         }
+        true
     });
 }

@@ -40,14 +40,8 @@ pub struct Source {
     paused_until: Option<Instant>,
 }
 
-/// What one message from the broker was.
-enum Incoming {
-    Work(jetstream::Message),
-    /// A status.
-    Nothing,
-    /// Word that there is no such queue.
-    NoQueue,
-}
+/// The broker says that there is no such queue.
+struct NoQueue;
 
 // === impl Source ===
 
@@ -90,11 +84,10 @@ impl Source {
             // From here to the return nothing waits. Whatever else has arrived comes along.
             while let Some(message) = arrived {
                 match self.receive(message) {
-                    Incoming::Work(message) => messages.push(message),
-                    Incoming::Nothing => {}
-                    Incoming::NoQueue if messages.is_empty() => return Err(self.no_queue()),
+                    Ok(message) => messages.extend(message),
+                    Err(NoQueue) if messages.is_empty() => return Err(self.no_queue()),
                     // Said again when asked again.
-                    Incoming::NoQueue => break,
+                    Err(NoQueue) => break,
                 }
                 arrived = match messages.len() < room {
                     true => self.incoming.next().now_or_never().flatten(),
@@ -107,29 +100,29 @@ impl Source {
         }
     }
 
-    /// Takes what waits now, at most `room` messages more than were asked for already, and puts it into `messages`. Cancel
-    /// safe.
-    pub async fn take_waiting(&mut self, room: usize, messages: &mut Vec<jetstream::Message>) -> Result<(), BusError> {
+    /// Takes what waits now, at most `room` messages more than were asked for already, and puts it into `messages`. Whether
+    /// the broker has answered: then there is no more, or there are as many. Cancel safe.
+    pub async fn take_waiting(
+        &mut self,
+        room: usize,
+        messages: &mut Vec<jetstream::Message>,
+    ) -> Result<bool, BusError> {
         let now = Instant::now();
         self.see_to_connection(now);
         if room == 0 || self.is_down() || self.paused_until.is_some() {
-            return Ok(());
+            return Ok(room == 0);
         }
         let number = self.send(room, r#""no_wait":true"#, now).await?;
         // The broker answers at once; an answer that got lost must not hold up the other levels.
         let mut left = room;
         while left > 0 && self.pulls.is_open(number) {
-            let Some(message) = self.wait(now + TAKE_LIMIT).await? else { break };
-            match self.receive(message) {
-                Incoming::Work(message) => {
-                    messages.push(message);
-                    left -= 1;
-                }
-                Incoming::Nothing => {}
-                Incoming::NoQueue => return Err(self.no_queue()),
+            let Some(message) = self.wait(now + TAKE_LIMIT).await? else { return Ok(false) };
+            if let Some(message) = self.receive(message).map_err(|NoQueue| self.no_queue())? {
+                messages.push(message);
+                left -= 1;
             }
         }
-        Ok(())
+        Ok(self.paused_until.is_none())
     }
 
     /// What still comes of what was asked for, once nothing more is. `None` when nothing will, or none has until then. Cancel
@@ -142,10 +135,11 @@ impl Source {
                 return None;
             }
             match self.wait(until).await {
-                Ok(Some(message)) => match self.receive(message) {
-                    Incoming::Work(message) => return Some(message),
-                    Incoming::Nothing | Incoming::NoQueue => {}
-                },
+                Ok(Some(message)) => {
+                    if let Ok(Some(message)) = self.receive(message) {
+                        return Some(message);
+                    }
+                }
                 Ok(None) => {}
                 Err(_) => return None,
             }
@@ -194,25 +188,24 @@ impl Source {
         self.paused_until = self.paused_until.filter(|until| *until > now);
     }
 
-    /// Does not wait, so that no message is lost between being received and being returned.
-    fn receive(&mut self, message: Message) -> Incoming {
-        match message.status {
-            Some(status) => self.on_status(status, &message),
-            None => {
-                self.pulls.delivered();
-                Incoming::Work(jetstream::Message { message, context: self.nats.jetstream.clone() })
-            }
+    /// What of a queue a message from the broker brings; nothing, if it is a status. Does not wait, so that no message is lost
+    /// between being received and being returned.
+    fn receive(&mut self, message: Message) -> Result<Option<jetstream::Message>, NoQueue> {
+        if let Some(status) = message.status {
+            return self.on_status(status, &message).map(|()| None);
         }
+        self.pulls.delivered();
+        Ok(Some(jetstream::Message { message, context: self.nats.jetstream.clone() }))
     }
 
     /// A status message ends the pull request whose reply subject it came to.
-    fn on_status(&mut self, status: StatusCode, message: &Message) -> Incoming {
+    fn on_status(&mut self, status: StatusCode, message: &Message) -> Result<(), NoQueue> {
         const HEARTBEAT: u16 = 100;
         const EXPIRED: u16 = 408;
         const NO_MESSAGES: u16 = 404;
         const NO_RESPONDERS: u16 = 503;
         if status.as_u16() == HEARTBEAT {
-            return Incoming::Nothing;
+            return Ok(());
         }
         let unserved = message.headers.as_ref().and_then(|headers| headers.get("Nats-Pending-Messages"));
         let unserved = unserved.and_then(|value| value.as_str().parse().ok());
@@ -225,16 +218,16 @@ impl Source {
             return match open {
                 true => {
                     self.pulls.clear();
-                    Incoming::NoQueue
+                    Err(NoQueue)
                 }
-                false => Incoming::Nothing,
+                false => Ok(()),
             };
         }
         if !matches!(status.as_u16(), EXPIRED | NO_MESSAGES) {
             tracing::debug!(model = %self.model, %status, description = message.description, "a pull request ended");
             self.paused_until = Some(Instant::now() + REFUSED_PAUSE);
         }
-        Incoming::Nothing
+        Ok(())
     }
 
     /// Waits for a message; `None` when there is something else to see to, or it is time.

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use trireme_inference::{ModelKey, UnixMicros};
 
 use super::connect::{REQUEST_TIMEOUT, limited, taken};
-use super::work::{chain, failure};
+use super::work::{chain, failure, is_not_found};
 use super::{LONGEST, Nats, subjects};
 use crate::envelope::MAX_NAME;
 use crate::registry::WorkerEntry;
@@ -28,6 +28,12 @@ use crate::{BusError, QueueOptions};
 
 /// How long the broker remembers message ids. Longer than a few redeliveries; its memory is rate times window.
 const DEDUP_WINDOW: Duration = Duration::from_secs(15);
+
+/// Deliveries without a limit.
+const ANY_NUMBER: i64 = -1;
+
+/// The same for what is scheduled: the copy at its level may have to wait for room, should it be there still.
+const SCHEDULED_WINDOW: Duration = Duration::from_secs(120);
 
 /// How long claims and notes of requests without a deadline are kept.
 const AGE: Duration = Duration::from_secs(24 * 3600);
@@ -90,6 +96,15 @@ enum Answer {
 /// the number of the last that was done.
 #[derive(Default)]
 struct Turns(Mutex<HashMap<String, Arc<tokio::sync::Mutex<u64>>>>);
+
+/// One of the streams of a queue.
+struct WorkStream {
+    name: String,
+    subject: String,
+    max_messages: u64,
+    max_deliver: i64,
+    duplicate_window: Duration,
+}
 
 // === impl Turns ===
 
@@ -281,30 +296,51 @@ impl Nats {
     }
 
     async fn make_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
-        // Deliveries at a level are no attempts at its messages where those are scheduled first.
-        let (scheduled, any_number) = (options.has_policy(), -1);
-        let deliveries = i64::from(options.deliveries_made());
+        let scheduled = self.is_scheduled(model, options).await?;
+        let max_deliver = i64::from(options.deliveries_made());
+        let all = WorkStream {
+            name: subjects::scheduled_stream(model),
+            subject: subjects::scheduled(model),
+            max_messages: options.max_messages,
+            max_deliver,
+            duplicate_window: SCHEDULED_WINDOW,
+        };
         for (level, policy) in options.policies() {
-            let max_messages = policy.max_waiting.map_or(options.max_messages, |most| most.min(options.max_messages));
-            let (name, subject) = (subjects::work_stream(model, level), subjects::work(model, level));
-            let max_deliver = if scheduled { any_number } else { deliveries };
-            self.make_stream(model, name, subject, max_messages, max_deliver, options).await?;
+            let most = policy.max_waiting.unwrap_or(u64::MAX).min(options.max_messages);
+            let level = WorkStream {
+                name: subjects::work_stream(model, level),
+                subject: subjects::work(model, level),
+                max_messages: most,
+                // Deliveries at a level are no attempts at its messages where those are scheduled first.
+                max_deliver: if scheduled { ANY_NUMBER } else { max_deliver },
+                duplicate_window: DEDUP_WINDOW,
+            };
+            self.make_stream(model, level, options).await?;
         }
-        if scheduled {
-            let (name, subject) = (subjects::scheduled_stream(model), subjects::scheduled(model));
-            self.make_stream(model, name, subject, options.max_messages, deliveries, options).await?;
+        match scheduled {
+            true => self.make_stream(model, all, options).await,
+            false => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Whether work is scheduled before it is executed: where the queue has a policy, and where it has had one, because what
+    /// waits there still has been delivered any number of times.
+    pub(super) async fn is_scheduled(&self, model: &ModelKey, options: &QueueOptions) -> Result<bool, BusError> {
+        if options.has_policy() {
+            return Ok(true);
+        }
+        match self.jetstream.get_stream(subjects::scheduled_stream(model)).await {
+            Ok(_) => Ok(true),
+            Err(error) if is_not_found(&error) => Ok(false),
+            Err(error) => Err(failure("looking for a work queue", &error)),
+        }
     }
 
     /// Makes a stream of work, and the consumer that workers share.
     async fn make_stream(
         &self,
         model: &ModelKey,
-        name: String,
-        subject: String,
-        max_messages: u64,
-        max_deliver: i64,
+        WorkStream { name, subject, max_messages, max_deliver, duplicate_window }: WorkStream,
         options: &QueueOptions,
     ) -> Result<(), BusError> {
         let storage = match options.file_storage {
@@ -319,7 +355,7 @@ impl Nats {
             discard: stream::DiscardPolicy::New,
             max_messages: i64::try_from(max_messages).unwrap_or(i64::MAX),
             max_bytes: i64::try_from(options.max_bytes).unwrap_or(i64::MAX),
-            duplicate_window: DEDUP_WINDOW,
+            duplicate_window,
             allow_message_ttl: true,
             num_replicas: options.replicas,
             storage,

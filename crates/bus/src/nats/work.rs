@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use async_nats::jetstream::context::{GetStreamErrorKind, PublishError, PublishErrorKind};
+use async_nats::jetstream::context::{GetStreamError, GetStreamErrorKind, PublishError, PublishErrorKind};
 use async_nats::jetstream::stream;
 use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
@@ -211,11 +211,9 @@ pub async fn queue_status(
 
 async fn stream_status(nats: &Nats, model: &ModelKey, name: String) -> Result<QueueStatus, BusError> {
     const ACTION: &str = "looking at a work queue";
-    let stream = nats.jetstream.get_stream(&name).await.map_err(|error| match error.kind() {
-        GetStreamErrorKind::JetStream(answer) if answer.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND => {
-            BusError::NoQueue { model: model.clone() }
-        }
-        _ => failure(ACTION, &error),
+    let stream = nats.jetstream.get_stream(&name).await.map_err(|error| match is_not_found(&error) {
+        true => BusError::NoQueue { model: model.clone() },
+        false => failure(ACTION, &error),
     })?;
     let state = &stream.cached_info().state;
     let mut delivered = 0;
@@ -226,6 +224,14 @@ async fn stream_status(nats: &Nats, model: &ModelKey, name: String) -> Result<Qu
     let first = u64::try_from(state.first_timestamp.unix_timestamp_nanos() / 1000).unwrap_or_default();
     let oldest = if state.messages == 0 { Duration::ZERO } else { UnixMicros::now().since(UnixMicros(first)) };
     Ok(QueueStatus { waiting: state.messages.saturating_sub(delivered), delivered, oldest })
+}
+
+/// Whether there is no such stream.
+pub fn is_not_found(error: &GetStreamError) -> bool {
+    match error.kind() {
+        GetStreamErrorKind::JetStream(answer) => answer.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND,
+        _ => false,
+    }
 }
 
 /// What it means that `action` failed: the broker's own words are a refusal; without any it was not reached.
@@ -246,9 +252,13 @@ pub fn is_full(error: &PublishError) -> bool {
     jetstream_error(error).map(jetstream::Error::error_code) == Some(jetstream::ErrorCode::STREAM_STORE_FAILED)
 }
 
-/// Whether the broker refused because it cannot just now: HTTP's words for it are its own.
+/// Whether the broker refused because it cannot just now: HTTP's words for it are its own. A cluster that is about to take
+/// the same message does not know yet whether it will.
 fn is_overloaded(error: &PublishError) -> bool {
-    jetstream_error(error).is_some_and(|answer| matches!(answer.code(), 429 | 503))
+    jetstream_error(error).is_some_and(|answer| {
+        matches!(answer.code(), 429 | 503)
+            || answer.error_code() == jetstream::ErrorCode::STREAM_DUPLICATE_MESSAGE_CONFLICT
+    })
 }
 
 /// The broker's answer among the causes of `error`.
