@@ -379,6 +379,38 @@ fn a_model_that_permissions_do_not_name_is_not_loaded_and_says_so() {
     assert_eq!(sandbox.infer("identity_fp32", &json!({"inputs": [input]})).status, 200, "the others serve on");
 }
 
+/// Work goes from its level to the schedule and from there to the worker, and what waits too long is seen.
+#[test]
+fn a_queue_with_a_policy_works_for_users_of_their_own() {
+    let (nats, passwords) = broker(&permissions(&[&MODELS[..], &["queued/1/2"]].concat()));
+    let config = "backend: 'identity' max_batch_size: 8 instance_group [{ count: 1 kind: KIND_CPU }]
+         input [{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }]
+         output [{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }]
+         parameters { key: 'execute_delay_ms' value { string_value: '2000' } }
+         dynamic_batching {
+             priority_levels: 2 default_priority_level: 1 default_queue_policy { max_queue_size: 4 }
+             priority_queue_policy { key: 2 value { default_timeout_microseconds: 300000 } }
+         }";
+    let models = ModelFolder::copy_of(&basic_repository()).model("queued", config);
+    let sandbox = start_explicit(&models, passwords.path(), nats, &[]);
+    load(&sandbox, "queued", json!({}));
+    let request = |priority: u64| {
+        let input = json!({"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [0.5]});
+        Request::infer("queued", &json!({"parameters": {"priority": priority}, "inputs": [input]}))
+    };
+    let statuses = std::thread::scope(|scope| {
+        let first = scope.spawn(|| sandbox.send(&request(1)).status);
+        sandbox.wait_delivered("queued", 1);
+        let (sandbox, request) = (&sandbox, &request);
+        let others = [1, 2].map(|priority| scope.spawn(move || sandbox.send(&request(priority))));
+        let [next, late] = others.map(|asked| asked.join().expect("an answer"));
+        assert!(late.status == 200 || late.error().ends_with("Request timeout expired"), "{}", late.text());
+        [first.join().expect("an answer"), next.status, late.status]
+    });
+    assert_eq!(statuses, [200, 200, 503]);
+    assert_nothing_refused(&sandbox);
+}
+
 // === Everything else that services and persons do ===
 
 /// How soon a change is seen at the latest.

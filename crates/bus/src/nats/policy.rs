@@ -43,8 +43,8 @@ const TRY_AGAIN: Duration = Duration::from_millis(100);
 /// After this a message is tried again that the broker does not let into the schedule.
 const REFUSED_AGAIN: Duration = Duration::from_secs(1);
 
-/// What was scheduled and has not come after so long is with another worker.
-const COMES_WITHIN: Duration = Duration::from_secs(2);
+/// What was scheduled and has not come after so long is with another worker, or comes when it is looked for again.
+const ARRIVES_WITHIN: Duration = Duration::from_millis(100);
 
 pub struct PolicyPuller {
     /// By level, the highest first.
@@ -52,6 +52,10 @@ pub struct PolicyPuller {
     scheduled: Source,
     /// Chosen, and not on their way there yet.
     first: Vec<jetstream::Message>,
+    /// How many this worker has put there and not taken from there.
+    due: usize,
+    /// When it was looked what others have left there.
+    looked_at: Option<Instant>,
     /// From there, and not read yet because the caller went away.
     taken: Vec<jetstream::Message>,
     /// What is on its way from one stream to the other, or back; false where that was not possible.
@@ -87,6 +91,8 @@ impl PolicyPuller {
             levels,
             scheduled,
             first: Vec::new(),
+            due: 0,
+            looked_at: None,
             taken: Vec::new(),
             moving: JoinSet::new(),
             held_up_until: None,
@@ -108,14 +114,36 @@ impl PolicyPuller {
         self.held_up_until.is_some_and(|until| until > Instant::now())
     }
 
-    /// Takes what is scheduled, at most `room` messages. Whether there are as many, or no more.
-    async fn take_scheduled(&mut self, room: usize) -> Result<bool, BusError> {
-        // The answer to a request whose caller went away.
-        while let Some(message) = self.scheduled.last(Instant::now() + LOOK_AGAIN).await {
+    /// Takes what this worker has scheduled, at most `room` messages: as many as it has put there.
+    async fn take_due(&mut self, room: usize) -> Result<(), BusError> {
+        self.take_asked_for().await;
+        if self.taken.is_empty() {
+            let count = room.min(self.due);
+            // As long as there is no answer, nothing more is to be put there.
+            if !self.scheduled.take_coming(count, ARRIVES_WITHIN, &mut self.taken).await? {
+                self.held_up_until = Some(Instant::now() + TRY_AGAIN);
+            }
+            self.due -= count;
+        } else {
+            self.due = self.due.saturating_sub(self.taken.len());
+        }
+        Ok(())
+    }
+
+    /// Takes what others have left scheduled, at most `room` messages.
+    async fn take_left(&mut self, room: usize) -> Result<(), BusError> {
+        self.take_asked_for().await;
+        let room = room.saturating_sub(self.taken.len());
+        self.scheduled.take_waiting(room, &mut self.taken).await?;
+        self.looked_at = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Takes what a caller that went away has asked for.
+    async fn take_asked_for(&mut self) {
+        while let Some(message) = self.scheduled.last(Instant::now() + ARRIVES_WITHIN).await {
             self.taken.push(message);
         }
-        let room = room.saturating_sub(self.taken.len());
-        self.scheduled.take_waiting(room, &mut self.taken).await
     }
 
     /// Reads what was taken; bodies that travel by claim are fetched from now on.
@@ -147,11 +175,11 @@ impl PolicyPuller {
         }
         let first = std::mem::take(&mut self.first);
         let count = first.len();
+        self.due += count;
         // Sent in this order, confirmed in any.
         let (nats, model) = (self.scheduled.nats.clone(), self.scheduled.model.clone());
         let first = first.into_iter().map(move |message| put_into_schedule(nats.clone(), model.clone(), message));
         self.moving.spawn(join_all(first).map(|moved| moved.into_iter().all(|moved| moved)));
-        self.moved().await;
         Ok(count)
     }
 
@@ -167,37 +195,38 @@ impl PolicyPuller {
 #[async_trait]
 impl Puller for PolicyPuller {
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError> {
-        // Whether the levels were looked at, and how many were scheduled that have not been seen to be gone.
-        let (mut looked, mut due) = (false, 0);
+        let mut looked = false;
         loop {
             let deliveries = self.read();
             if !deliveries.is_empty() {
                 return Ok(deliveries);
             }
-            self.moved().await;
             let free = room.saturating_sub(self.fetching.len());
+            if free > 0 && self.due > 0 {
+                self.take_due(free).await?;
+                continue;
+            }
+            self.moved().await;
+            let is_time = self.looked_at.is_none_or(|at| at.elapsed() >= LOOK_AGAIN);
+            if self.scheduled.outstanding() > 0 || (free > 0 && is_time) {
+                self.take_left(free).await?;
+                if !self.taken.is_empty() {
+                    continue;
+                }
+            }
+            let may_schedule = free > 0 && !self.is_held_up();
             let held = !self.first.is_empty() || self.levels.iter().any(|level| !level.held.is_empty());
-            if held && free > due && !self.is_held_up() {
-                due += self.schedule(free - due).await?;
-            }
-            if self.take_scheduled(free).await? {
-                due = 0;
-            }
-            if !self.taken.is_empty() {
-                continue;
-            }
-            let may_schedule = free > due && !self.is_held_up();
-            if may_schedule && !looked {
-                // Once; from then on each level has an open request.
-                let count = self.schedule(free - due).await?;
-                (looked, due) = (count == 0, due + count);
-                continue;
+            // All levels are looked at once; from then on each has an open request.
+            if may_schedule && (held || !looked) {
+                looked = self.schedule(free).await? == 0;
+                if !looked {
+                    continue;
+                }
             }
             // Nothing waits anywhere, or there is no room: then what comes goes back.
             self.give_back();
             let asked = usize::from(may_schedule);
             let come = select_all(self.levels.iter_mut().map(|level| Box::pin(level.wait(asked))));
-            let late = self.scheduled.outstanding() > 0;
             tokio::select! {
                 biased;
                 Some(fetched) = self.fetching.join_next() => {
@@ -205,7 +234,7 @@ impl Puller for PolicyPuller {
                         return Ok(vec![delivery]);
                     }
                 }
-                Some(message) = self.scheduled.last(Instant::now() + COMES_WITHIN), if late => self.taken.push(message),
+                Some(message) = self.scheduled.last(Instant::now() + ARRIVES_WITHIN) => self.taken.push(message),
                 (come, _, _) = come => come?,
                 () = tokio::time::sleep(LOOK_AGAIN), if free > 0 => {}
             }

@@ -22,7 +22,7 @@ use crate::{BusError, Connection};
 /// Pause after a pull request that the broker turned down, so that asking again does not become a storm.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long an answer to "what is there now" is awaited.
+/// How long the broker's answer to "what is there" is awaited.
 const TAKE_LIMIT: Duration = Duration::from_millis(500);
 
 /// A consumer that this process pulls from.
@@ -107,16 +107,36 @@ impl Source {
         room: usize,
         messages: &mut Vec<jetstream::Message>,
     ) -> Result<bool, BusError> {
+        self.take(room, r#""no_wait":true"#, TAKE_LIMIT, messages).await
+    }
+
+    /// The same with `count` messages that are on their way to the stream: waits for all of them for so long. Cancel safe.
+    pub async fn take_coming(
+        &mut self,
+        count: usize,
+        within: Duration,
+        messages: &mut Vec<jetstream::Message>,
+    ) -> Result<bool, BusError> {
+        self.take(count, &format!(r#""expires":{}"#, within.as_nanos()), within + TAKE_LIMIT, messages).await
+    }
+
+    async fn take(
+        &mut self,
+        room: usize,
+        until: &str,
+        limit: Duration,
+        messages: &mut Vec<jetstream::Message>,
+    ) -> Result<bool, BusError> {
         let now = Instant::now();
         self.see_to_connection(now);
         if room == 0 || self.is_down() || self.paused_until.is_some() {
             return Ok(room == 0);
         }
-        let number = self.send(room, r#""no_wait":true"#, now).await?;
-        // The broker answers at once; an answer that got lost must not hold up the other levels.
+        let number = self.send(room, until, now).await?;
+        // An answer that got lost must not hold up the other levels.
         let mut left = room;
         while left > 0 && self.pulls.is_open(number) {
-            let Some(message) = self.wait(now + TAKE_LIMIT).await? else { return Ok(false) };
+            let Some(message) = self.wait(now + limit).await? else { return Ok(false) };
             if let Some(message) = self.receive(message).map_err(|NoQueue| self.no_queue())? {
                 messages.push(message);
                 left -= 1;

@@ -22,20 +22,20 @@ fn limited(max_waiting: u64) -> QueueOptions {
 
 async fn declared(server: &NatsServer, model: &ModelKey, options: &QueueOptions) -> Nats {
     let bus = connect(server).await;
-    bus.declare_queue(model, options).await.unwrap();
+    bus.declare_queue(model, options).await.expect("a queue is made");
     bus
 }
 
 async fn raw(server: &NatsServer) -> jetstream::Context {
-    jetstream::new(async_nats::connect(server.url()).await.unwrap())
+    jetstream::new(async_nats::connect(server.url()).await.expect("the server was started"))
 }
 
 /// Messages that the workers' consumer has delivered since the stream was made, and how many are in it.
 async fn delivered(raw: &jetstream::Context, stream: &str) -> (u64, u64) {
-    let mut stream = raw.get_stream(stream).await.unwrap();
-    let mut workers: PullConsumer = stream.get_consumer("workers").await.unwrap();
-    let delivered = workers.info().await.unwrap().delivered.consumer_sequence;
-    (delivered, stream.info().await.unwrap().state.messages)
+    let mut stream = raw.get_stream(stream).await.expect("the queue was made");
+    let mut workers: PullConsumer = stream.get_consumer("workers").await.expect("and its consumer");
+    let delivered = workers.info().await.expect("it is there").delivered.consumer_sequence;
+    (delivered, stream.info().await.expect("it is there").state.messages)
 }
 
 #[tokio::test]
