@@ -362,16 +362,18 @@ impl Models {
                     (running.pull, Some(running.instances))
                 }
                 Some(Running { instances, pull }) => {
-                    *pull.current.write() = hosted.clone();
                     let left_behind = match instances.model.config.queue_levels() == hosted.config.queue_levels() {
                         // All that is there is the new one's to take.
                         true => Duration::ZERO,
                         false => LEFT_BEHIND,
                     };
+                    // What comes by either is for the instances that there are then.
+                    let current = pull.current.clone();
+                    *current.write() = hosted;
                     let before = Before { pull, left_behind };
-                    (self.start_pull(hosted, intake, Some(before)), Some(instances))
+                    (self.start_pull(current, intake, Some(before)), Some(instances))
                 }
-                None => (self.start_pull(hosted, intake, None), None),
+                None => (self.start_pull(Arc::new(RwLock::new(hosted)), intake, None), None),
             };
             let running = Some(Running { instances, pull });
             versions.insert(key, Version { entry, fingerprint, failed: false, running });
@@ -428,8 +430,7 @@ impl Models {
     }
 
     /// Starts to pull work for a model. What comes the way that its queue was `before` still does for a while.
-    fn start_pull(&self, model: Arc<HostedModel>, stop: CancellationToken, before: Option<Before>) -> Pull {
-        let current = Arc::new(RwLock::new(model));
+    fn start_pull(&self, current: Current, stop: CancellationToken, before: Option<Before>) -> Pull {
         let stopped = CancellationToken::new();
         let (task, ended) = (pull(current.clone(), stop.clone()), stopped.clone().drop_guard());
         let (stopping, counted) = (stop.clone(), self.pulls.token());
