@@ -10,7 +10,7 @@ use trireme_inference::{Counters, InferError, ModelKey};
 use super::Handlers;
 use crate::statistics::Totals;
 
-/// How long the bus may take to tell of all queues.
+/// How long the bus may take to tell of a queue.
 const QUEUES_LIMIT: Duration = Duration::from_millis(500);
 
 /// How full the queues are, by model version.
@@ -39,29 +39,31 @@ impl Handlers {
         self.dispatcher.in_flight()
     }
 
-    /// How full the queue of a model version is.
-    async fn queue_status(&self, key: &ModelKey) -> Result<QueueStatus, BusError> {
-        let catalog = self.registry.catalog();
-        let (levels, policy) = match catalog.find(&key.name, Some(key.version)) {
-            Ok((_, served)) => (served.config.queue_levels(), served.config.has_queue_policy()),
-            Err(_) => (vec![0], false),
-        };
-        self.dispatcher.queue_status(key, &levels, policy).await
-    }
-
     /// How full every queue is. Models that have none, as ensembles, are left out; so are those the bus says nothing of.
     pub async fn queues(&self) -> Queues {
-        let ask = async |key: ModelKey| match self.queue_status(&key).await {
-            Ok(status) => Some((key, status)),
-            Err(BusError::NoQueue { .. }) => None,
-            Err(error) => {
-                tracing::debug!(model = %key, %error, "the bus does not tell of a queue");
-                None
+        let ask = async |key: ModelKey| {
+            let (levels, policy) = match self.registry.catalog().find(&key.name, Some(key.version)) {
+                // Nobody made a queue for it, so this process may not be let to look for one.
+                Ok((_, served)) if served.config.is_ensemble() => return None,
+                Ok((_, served)) => (served.config.queue_levels(), served.config.has_queue_policy()),
+                Err(_) => (vec![0], false),
+            };
+            let asked = self.dispatcher.queue_status(&key, &levels, policy);
+            match tokio::time::timeout(QUEUES_LIMIT, asked).await {
+                Ok(Ok(status)) => Some((key, status)),
+                Ok(Err(BusError::NoQueue { .. })) => None,
+                Ok(Err(error)) => {
+                    tracing::debug!(model = %key, %error, "the bus does not tell of a queue");
+                    None
+                }
+                Err(_) => {
+                    tracing::debug!(model = %key, "the bus does not tell of a queue in time");
+                    None
+                }
             }
         };
         let keys = self.registry.catalog().known();
-        let asked = tokio::time::timeout(QUEUES_LIMIT, join_all(keys.into_iter().map(ask)));
-        asked.await.unwrap_or_default().into_iter().flatten().collect()
+        join_all(keys.into_iter().map(ask)).await.into_iter().flatten().collect()
     }
 
     fn keys(&self, model: Option<&str>, version: Option<i64>) -> Result<Vec<ModelKey>, InferError> {
