@@ -58,10 +58,16 @@ fn ask(address: SocketAddr, value: usize, parameters: Value) -> JoinHandle<(Resp
     })
 }
 
+/// Waits until workers have so many requests, and none is left where it waited.
+fn wait_taken(sandbox: &Sandbox, count: u64) {
+    sandbox.wait_delivered("queue", count);
+    sandbox.wait_queued("queue", count);
+}
+
 /// One executes, three wait: the next is refused.
 fn fill(sandbox: &Sandbox) -> Vec<JoinHandle<(Response, Duration)>> {
     let mut waiting = vec![ask(sandbox.address, 0, json!({}))];
-    sandbox.wait_delivered("queue", 1);
+    wait_taken(sandbox, 1);
     waiting.extend((1..4).map(|n| ask(sandbox.address, n, json!({}))));
     sandbox.wait_queued("queue", 4);
     waiting
@@ -126,7 +132,7 @@ fn callers_that_leave_and_time_that_runs_out_make_room(mode: Mode) {
         Request::infer("queue", &number(0, parameters)).start(sandbox.address).expect("the gateway listens")
     };
     let _running = begin(json!({}));
-    sandbox.wait_delivered("queue", 1);
+    wait_taken(&sandbox, 1);
     for _ in 0..2 {
         let waiting: Vec<_> = (0..3).map(|_| begin(json!({}))).collect();
         sandbox.wait_queued("queue", 4);
@@ -200,7 +206,7 @@ fn higher_priorities_go_first(mode: Mode) {
     let models = queueing("priority_levels: 3 default_priority_level: 2", SHORT_RUN);
     let sandbox = setup(mode, &models).start();
     let running = ask(sandbox.address, 0, json!({}));
-    sandbox.wait_delivered("queue", 1);
+    wait_taken(&sandbox, 1);
     // Low, default (none, 0, unknown), high; all of them at once.
     let started = Instant::now();
     let asked = [json!({"priority": 3}), json!({}), json!({"priority": 9}), json!({"priority": 1})];
@@ -246,7 +252,7 @@ fn each_level_holds_what_its_policy_says_whatever_is_executed(mode: Mode) {
     let mut accepted = Vec::new();
     for (number, level) in [(1, 2), (2, 1)] {
         accepted.push(ask(level));
-        sandbox.wait_delivered("queue", number);
+        wait_taken(&sandbox, number);
     }
     for (level, most) in [(2, 3), (1, 2)] {
         let before = accepted.len() as u64;
@@ -269,7 +275,7 @@ fn what_waits_too_long_goes_behind_what_came_later(mode: Mode) {
     let sandbox = setup(mode, &models).start();
     let started = Instant::now();
     let running = ask(sandbox.address, 0, json!({}));
-    sandbox.wait_delivered("queue", 1);
+    wait_taken(&sandbox, 1);
     let old: Vec<_> = (1..3).map(|n| (Instant::now(), ask(sandbox.address, n, json!({})))).collect();
     sandbox.wait_queued("queue", 3);
     std::thread::sleep((started + run * 3 / 4).saturating_duration_since(Instant::now()));

@@ -9,6 +9,7 @@ mod control;
 mod dead;
 mod deliveries;
 pub mod fixtures;
+mod policies;
 mod queues;
 mod registry;
 mod replies;
@@ -62,12 +63,12 @@ pub async fn run(setup: &Setup) {
         queues::a_queue_full_by_bytes_refuses_until_there_is_room,
         queues::what_was_cancelled_and_taken_back_makes_room,
         queues::one_worker_gets_messages_in_order,
-        queues::higher_levels_are_taken_first_and_no_level_is_forgotten,
-        queues::each_level_has_a_limit_of_its_own_that_can_be_changed,
-        queues::what_workers_have_does_not_wait,
-        queues::a_worker_that_became_busy_takes_nothing_before_higher_levels,
-        queues::what_waits_too_long_can_be_taken_without_room,
-        queues::what_waits_too_long_goes_behind_others_of_its_level,
+        policies::higher_levels_are_taken_first_and_no_level_is_forgotten,
+        policies::each_level_has_a_limit_of_its_own_that_can_be_changed,
+        policies::what_workers_have_does_not_wait,
+        policies::a_worker_that_became_busy_takes_nothing_before_higher_levels,
+        policies::what_waits_too_long_can_be_taken_without_room,
+        policies::what_waits_too_long_goes_behind_others_of_its_level,
         queues::a_worker_takes_no_more_than_it_has_room_for,
         queues::a_worker_that_stops_gets_what_was_sent_to_it,
         queues::waiting_for_work_can_be_cancelled_without_loss,

@@ -1,4 +1,6 @@
 //! Properties of queues: what goes in comes out, once, at one worker, and only so much goes in.
+//!
+//! Not here: queues with a policy (`policies`).
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,12 +12,12 @@ use trireme_inference::ModelKey;
 
 use super::Setup;
 use super::fixtures::{
-    LARGE, assert_idle, full_message, heavy_message, message, message_at, model, number, patient_options, take, within,
+    LARGE, assert_idle, full_message, heavy_message, message, model, number, patient_options, take, within,
 };
-use crate::{Bus, BusError, Delivery, LevelPolicy, Puller, QueueOptions, QueueStatus, WaitTimeout, WorkMessage};
+use crate::{Bus, BusError, Delivery, Puller, QueueOptions, QueueStatus, WorkMessage};
 
 /// Time in which a message that is not to come would have come.
-const A_WHILE: Duration = Duration::from_millis(200);
+pub(super) const A_WHILE: Duration = Duration::from_millis(200);
 
 pub async fn a_message_arrives_whole_at_exactly_one_worker(setup: &Setup) {
     let (gateway, one, two) = (setup.connect().await, setup.connect().await, setup.connect().await);
@@ -151,203 +153,6 @@ pub async fn one_worker_gets_messages_in_order(setup: &Setup) {
         }
     }
     assert_eq!(numbers, (0..50).collect::<Vec<_>>());
-}
-
-pub async fn higher_levels_are_taken_first_and_no_level_is_forgotten(setup: &Setup) {
-    let levels = [1, 2, 3].map(|level| (level, LevelPolicy::default())).into();
-    let (bus, model) = declared(setup, "levels", &QueueOptions { levels, ..patient_options() }).await;
-    for n in 0..12 {
-        publish(&*bus, &message_at(&model, 3 - n % 3, i64::from(n))).await;
-    }
-    let mut puller = open(&*bus, &model).await;
-    let mut taken = Vec::new();
-    for room in [1, 2, 3, 1, 5] {
-        let deliveries = within("messages of all levels", puller.next(room)).await.expect("work");
-        assert_eq!(deliveries.len(), room, "there is more than enough");
-        for delivery in deliveries {
-            taken.push(number(&delivery));
-            delivery.acker.ack().await.expect("acknowledged");
-        }
-    }
-    assert_eq!(taken, [2, 5, 8, 11, 1, 4, 7, 10, 0, 3, 6, 9], "by level, then in order");
-    // Also with less room than there are levels, and whichever it waited for.
-    for (n, level) in [3, 1, 2, 3, 3, 2, 1].into_iter().enumerate() {
-        let waiting = tokio::time::timeout(Duration::from_millis(30), puller.next(1 + n % 4)).await;
-        assert!(waiting.is_err(), "the queue is empty, got {waiting:?}");
-        publish(&*bus, &message_at(&model, level, n as i64)).await;
-        let delivery = take(&mut puller, "the one message").await;
-        assert_eq!((number(&delivery), delivery.message.level(), delivery.attempt), (n as i64, level, 1));
-        delivery.acker.ack().await.expect("acknowledged");
-    }
-    let elsewhere = within("a refusal", bus.publish(&message_at(&model, 4, 0))).await;
-    assert!(matches!(elsewhere, Err(BusError::NoQueue { .. })), "there is no such level: {elsewhere:?}");
-    let left = within("the end of a worker", puller.stop()).await;
-    assert!(left.is_none(), "nothing was left, got {left:?}");
-}
-
-/// At most so many wait at a level.
-fn at_most(count: u64) -> LevelPolicy {
-    LevelPolicy { max_waiting: Some(count), ..LevelPolicy::default() }
-}
-
-/// Publishes to a level until it is full; how many that took.
-async fn fill(bus: &dyn Bus, model: &ModelKey, level: u32) -> usize {
-    let mut taken = 0;
-    loop {
-        match within("a publish", bus.publish(&message_at(model, level, taken as i64))).await {
-            Ok(_) => taken += 1,
-            Err(BusError::Full { .. }) => return taken,
-            Err(error) => panic!("only too many messages are refused, found {error}"),
-        }
-    }
-}
-
-pub async fn each_level_has_a_limit_of_its_own_that_can_be_changed(setup: &Setup) {
-    let options = |first| QueueOptions { levels: [(1, at_most(first)), (2, at_most(3))].into(), ..patient_options() };
-    let (bus, model) = declared(setup, "limits", &options(1)).await;
-    let fill = async |level| fill(&*bus, &model, level).await;
-    assert_eq!((fill(1).await, fill(2).await), (1, 3));
-    within("a change", bus.declare_queue(&model, &options(5))).await.expect("limits can be raised");
-    assert_eq!((fill(1).await, fill(2).await), (4, 0));
-    within("a change", bus.declare_queue(&model, &options(2))).await.expect("limits can be lowered");
-    let mut puller = open(&*bus, &model).await;
-    for _ in 0..8 {
-        take(&mut puller, "a message from before").await.acker.ack().await.expect("acknowledged");
-    }
-    assert_idle(&mut puller, A_WHILE, "nothing was lost, nothing else is there").await;
-    // Whoever waited for more gives back what comes to it.
-    let no_room = tokio::time::timeout(A_WHILE, puller.next(0)).await;
-    assert!(no_room.is_err(), "the queue is empty, got {no_room:?}");
-    assert_eq!((fill(1).await, fill(2).await), (2, 3));
-}
-
-pub async fn what_workers_have_does_not_wait(setup: &Setup) {
-    let levels = [(1, at_most(2)), (2, at_most(1))].into();
-    let options = QueueOptions { levels, ..patient_options() };
-    let (bus, model) = declared(setup, "in-hand", &options).await;
-    let workers = [setup.connect().await, setup.connect().await];
-    for worker in &workers {
-        within("a queue", worker.declare_queue(&model, &options)).await.expect("as each worker does");
-    }
-    let mut pullers = [open(&*workers[0], &model).await, open(&*workers[1], &model).await];
-    let mut in_hand: Vec<Delivery> = Vec::new();
-    // Batches that are not full, of one level and of several.
-    for (worker, levels, room) in [(0, &[1][..], 3), (1, &[1, 1, 2][..], 5), (0, &[2][..], 1), (1, &[1, 2][..], 2)] {
-        for (n, &level) in levels.iter().enumerate() {
-            publish(&*bus, &message_at(&model, level, n as i64)).await;
-        }
-        let before = in_hand.len();
-        while in_hand.len() < before + levels.len() {
-            let left = room - (in_hand.len() - before);
-            in_hand.extend(within("all that wait", pullers[worker].next(left)).await.expect("work"));
-        }
-    }
-    assert!(in_hand.iter().all(|delivery| delivery.attempt == 1));
-    let status = bus.queue_status(&model, &[1, 2], true).await.expect("status");
-    assert_eq!((status.waiting, status.delivered), (0, 7));
-    for puller in &mut pullers {
-        let no_room = tokio::time::timeout(A_WHILE, puller.next(0)).await;
-        assert!(no_room.is_err(), "nothing waits, got {no_room:?}");
-    }
-    assert_eq!((fill(&*bus, &model, 1).await, fill(&*bus, &model, 2).await), (2, 1), "as if nothing were executed");
-    let status = bus.queue_status(&model, &[1, 2], true).await.expect("status");
-    assert_eq!((status.waiting, status.delivered), (3, 7));
-    for delivery in in_hand {
-        delivery.acker.ack().await.expect("acknowledged");
-    }
-    for _ in 0..3 {
-        take(&mut pullers[0], "what waited").await.acker.ack().await.expect("acknowledged");
-    }
-    assert_idle(&mut pullers[1], A_WHILE, "each came once").await;
-}
-
-pub async fn a_worker_that_became_busy_takes_nothing_before_higher_levels(setup: &Setup) {
-    let levels = [1, 2, 3].map(|level| (level, LevelPolicy::default())).into();
-    let (bus, model) = declared(setup, "busy", &QueueOptions { levels, ..patient_options() }).await;
-    let mut puller = open(&*bus, &model).await;
-    for round in 0..5 {
-        // It waits for all levels, gets one, and is busy from then on.
-        let waiting = tokio::time::timeout(Duration::from_millis(30), puller.next(1)).await;
-        assert!(waiting.is_err(), "the queue is empty, got {waiting:?}");
-        publish(&*bus, &message_at(&model, 2, 0)).await;
-        let first = take(&mut puller, "the first message").await;
-        for (n, level) in [3, 3, 2, 1].into_iter().enumerate() {
-            publish(&*bus, &message_at(&model, level, n as i64)).await;
-        }
-        let busy = tokio::time::timeout(Duration::from_millis(50 * round), puller.next(0)).await;
-        assert!(busy.is_err(), "there is no room, got {busy:?}");
-        first.acker.ack().await.expect("acknowledged");
-        for expected in [3, 2, 0, 1] {
-            let delivery = take(&mut puller, "the next by level, then by age").await;
-            assert_eq!((number(&delivery), delivery.attempt), (expected, 1), "round {round}");
-            delivery.acker.ack().await.expect("acknowledged");
-        }
-    }
-}
-
-pub async fn what_waits_too_long_can_be_taken_without_room(setup: &Setup) {
-    let age = Duration::from_millis(300);
-    let patient =
-        LevelPolicy { timeout: Some(WaitTimeout::Reject(Duration::from_secs(600))), ..LevelPolicy::default() };
-    let impatient = LevelPolicy { timeout: Some(WaitTimeout::Reject(age)), ..LevelPolicy::default() };
-    let levels = [(1, patient), (2, impatient)].into();
-    let (bus, model) = declared(setup, "overdue", &QueueOptions { levels, ..patient_options() }).await;
-    let mut puller = open(&*bus, &model).await;
-    let started = std::time::Instant::now();
-    for n in 0..100 {
-        publish(&*bus, &message_at(&model, 2, n)).await;
-    }
-    publish(&*bus, &message_at(&model, 1, 100)).await;
-    let early = within("a look", puller.overdue()).await.expect("a look");
-    assert!(early.is_empty() || started.elapsed() >= age, "nothing has waited so long, got {early:?}");
-    drop(early);
-    tokio::time::sleep(age).await;
-    publish(&*bus, &message_at(&model, 2, 101)).await;
-    let mut numbers = Vec::new();
-    while numbers.len() < 100 {
-        for delivery in within("a look", puller.overdue()).await.expect("a look") {
-            numbers.push(number(&delivery));
-            assert_eq!(delivery.attempt, 1, "nobody has begun it");
-            delivery.acker.ack().await.expect("acknowledged");
-        }
-        assert!(started.elapsed() < Duration::from_secs(20), "overdue messages are found, so far {numbers:?}");
-    }
-    assert_eq!(numbers, (0..100).collect::<Vec<_>>());
-    let young = take(&mut puller, "that of the patient level").await;
-    assert_eq!(number(&young), 100);
-    young.acker.ack().await.expect("acknowledged");
-}
-
-pub async fn what_waits_too_long_goes_behind_others_of_its_level(setup: &Setup) {
-    let (age, level) = (Duration::from_millis(400), LevelPolicy::default());
-    let delaying = LevelPolicy { timeout: Some(WaitTimeout::Delay(age)), ..level };
-    let options = QueueOptions { levels: [(1, delaying), (2, level)].into(), ..patient_options() };
-    let (bus, model) = declared(setup, "delayed", &options).await;
-    let mut puller = open(&*bus, &model).await;
-    publish(&*bus, &message_at(&model, 2, 9)).await;
-    for n in 0..3 {
-        publish(&*bus, &message_at(&model, 1, n)).await;
-    }
-    tokio::time::sleep(age + Duration::from_millis(50)).await;
-    let started = std::time::Instant::now();
-    for n in 3..6 {
-        publish(&*bus, &message_at(&model, 1, n)).await;
-    }
-    let mut taken = Vec::new();
-    for room in [1, 1, 2, 1, 1, 1] {
-        let deliveries = within("the next messages", puller.next(room)).await.expect("work");
-        for delivery in deliveries {
-            assert_eq!(delivery.attempt, 1, "to be let behind is no attempt");
-            taken.push(number(&delivery));
-            delivery.acker.ack().await.expect("acknowledged");
-        }
-    }
-    if started.elapsed() < age {
-        assert_eq!(taken, [3, 4, 5, 0, 1, 2, 9]);
-    }
-    taken.sort_unstable();
-    assert_eq!(taken, [0, 1, 2, 3, 4, 5, 9], "each came once");
-    assert_idle(&mut puller, A_WHILE, "each came once").await;
 }
 
 pub async fn a_worker_takes_no_more_than_it_has_room_for(setup: &Setup) {
@@ -488,17 +293,17 @@ pub async fn a_large_message_passes_and_can_be_delivered_again(setup: &Setup) {
     assert_idle(&mut puller, A_WHILE, "both messages were acknowledged").await;
 }
 
-async fn declared(setup: &Setup, name: &str, options: &QueueOptions) -> (std::sync::Arc<dyn Bus>, ModelKey) {
+pub(super) async fn declared(setup: &Setup, name: &str, options: &QueueOptions) -> (std::sync::Arc<dyn Bus>, ModelKey) {
     let (bus, model) = (setup.connect().await, model(name));
     within("a queue", bus.declare_queue(&model, options)).await.expect("a queue is made");
     (bus, model)
 }
 
-async fn open(bus: &dyn Bus, model: &ModelKey) -> Box<dyn Puller> {
+pub(super) async fn open(bus: &dyn Bus, model: &ModelKey) -> Box<dyn Puller> {
     within("a hold on the queue", bus.pull(model)).await.expect("the queue can be worked on")
 }
 
-async fn publish(bus: &dyn Bus, message: &WorkMessage) {
+pub(super) async fn publish(bus: &dyn Bus, message: &WorkMessage) {
     within("a publish", bus.publish(message)).await.expect("the queue takes the message");
 }
 

@@ -13,6 +13,7 @@ mod control;
 mod dead;
 mod fence;
 mod fetch;
+mod fixed_streams;
 mod headers;
 mod micro;
 mod open;

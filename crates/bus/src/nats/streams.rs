@@ -4,6 +4,8 @@
 //! answers, and read them there. So stages may not. They say which of these they need, by a subject that the broker can hold
 //! them to (`trireme.streams.work.<model>.<version>` for a queue), and what it is to be like is decided here. The same is
 //! true of consumers, which deliver to any subject that who makes them likes.
+//!
+//! Not here: what the streams are like that there is one of (`fixed_streams`).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,9 +23,8 @@ use trireme_inference::{ModelKey, UnixMicros};
 
 use super::connect::{REQUEST_TIMEOUT, limited, taken};
 use super::work::{chain, failure, is_not_found};
-use super::{LONGEST, Nats, subjects};
+use super::{LONGEST, Nats, fixed_streams, subjects};
 use crate::envelope::MAX_NAME;
-use crate::registry::WorkerEntry;
 use crate::{BusError, QueueOptions};
 
 /// How long the broker remembers message ids. Longer than a few redeliveries; its memory is rate times window.
@@ -34,20 +35,6 @@ const ANY_NUMBER: i64 = -1;
 
 /// The same for what is scheduled: the copy at its level may have to wait for room, should it be there still.
 const SCHEDULED_WINDOW: Duration = Duration::from_secs(120);
-
-/// How long claims and notes of requests without a deadline are kept.
-const AGE: Duration = Duration::from_secs(24 * 3600);
-
-/// Bytes of claims that the broker keeps at a time, unless an operator made the stream with another limit.
-const CLAIM_BYTES: i64 = 256 << 20;
-
-/// Bytes of notes that the broker keeps: tens of thousands. The oldest go first.
-const ATTEMPT_BYTES: i64 = 4 << 20;
-
-/// How long dead letters are kept, how many, and how many bytes of them: the oldest go first.
-const DEAD_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
-const DEAD_LETTERS: i64 = 10_000;
-const DEAD_BYTES: i64 = 1 << 30;
 
 /// Streams that are made for others at a time; who asks for one more asks again.
 const MAKING: usize = 64;
@@ -271,10 +258,10 @@ impl Nats {
 
     async fn make(&self, needed: Needed<'_>) -> Result<(), BusError> {
         let config = match needed {
-            Needed::Attempts => attempts(),
-            Needed::Claims => claims(),
-            Needed::Dead => dead(),
-            Needed::Registry => registry(),
+            Needed::Attempts => fixed_streams::attempts(),
+            Needed::Claims => fixed_streams::claims(),
+            Needed::Dead => fixed_streams::dead(),
+            Needed::Registry => fixed_streams::registry(),
             Needed::Queue(model, options) => return self.make_allowed_queue(model, options).await,
         };
         let name = config.name.clone();
@@ -396,70 +383,6 @@ impl Nats {
             Err(error) if is_name_in_use(&error) => self.jetstream.update_stream(&config).await.map(drop),
             created => created.map(drop),
         }
-    }
-}
-
-// === The fixed ones ===
-
-fn attempts() -> stream::Config {
-    stream::Config {
-        name: subjects::ATTEMPTS_STREAM.to_owned(),
-        description: Some("how often messages that came again were begun".to_owned()),
-        subjects: vec![subjects::ATTEMPTS_SUBJECTS.to_owned()],
-        max_messages_per_subject: 1,
-        max_bytes: ATTEMPT_BYTES,
-        max_age: AGE,
-        allow_message_ttl: true,
-        allow_direct: true,
-        storage: stream::StorageType::Memory,
-        ..Default::default()
-    }
-}
-
-fn claims() -> stream::Config {
-    stream::Config {
-        name: subjects::CLAIM_STREAM.to_owned(),
-        description: Some("bodies of messages above max_payload".to_owned()),
-        subjects: vec![subjects::CLAIM_SUBJECTS.to_owned()],
-        discard: stream::DiscardPolicy::New,
-        // A part that is laid down again replaces the one before.
-        max_messages_per_subject: 1,
-        max_bytes: CLAIM_BYTES,
-        max_age: AGE,
-        allow_message_ttl: true,
-        allow_direct: true,
-        storage: stream::StorageType::Memory,
-        ..Default::default()
-    }
-}
-
-fn dead() -> stream::Config {
-    stream::Config {
-        name: subjects::DEAD_STREAM.to_owned(),
-        description: Some("messages that were given up".to_owned()),
-        subjects: vec![subjects::DEAD_SUBJECTS.to_owned()],
-        max_age: DEAD_AGE,
-        max_messages: DEAD_LETTERS,
-        max_bytes: DEAD_BYTES,
-        allow_direct: true,
-        ..Default::default()
-    }
-}
-
-/// A key-value bucket but for one thing: a message in it cannot roll up those of other keys, which who may write one key
-/// could use to remove the rest.
-fn registry() -> stream::Config {
-    stream::Config {
-        name: subjects::REGISTRY_STREAM.to_owned(),
-        description: Some("workers and the model versions they serve".to_owned()),
-        subjects: vec![subjects::REGISTRY_SUBJECTS.to_owned()],
-        discard: stream::DiscardPolicy::New,
-        max_messages_per_subject: 1,
-        max_age: WorkerEntry::TIME_TO_LIVE,
-        deny_delete: true,
-        allow_rollup: false,
-        storage: stream::StorageType::Memory,
-        ..Default::default()
     }
 }
 
