@@ -1,4 +1,4 @@
-# Images of Trireme, one target each: gateway, tokenizer, model, postprocess; trireme (all in one process); model-gpu;
+# Images of Trireme, one target each: gateway, tokenizer, model, postprocess, python; trireme (all in one process); model-gpu;
 # setup (what docker-compose.yml runs first). Builds with BuildKit and with the classic builder, which runs every stage
 # above the target, needed or not: what is large and seldom wanted is at the end.
 #
@@ -10,6 +10,8 @@ ARG RUST_IMAGE=rust:1-bookworm
 ARG RUNTIME_IMAGE=debian:bookworm-slim
 # Fetches prebuilt files with pip; nothing of itself ends up in an image.
 ARG PYTHON_IMAGE=python:3.11-bookworm
+# What runs model.py files; its C library must not be older than the build image's.
+ARG MODELS_PYTHON_IMAGE=python:3.11-slim-bookworm
 
 # The workspace with empty sources: it changes only when a dependency does, so that what is built from it stays cached.
 FROM ${RUNTIME_IMAGE} AS manifests
@@ -25,14 +27,18 @@ WORKDIR /src
 # `unoptimized` builds in a fraction of the time.
 ARG CARGO_PROFILE=release
 ENV CARGO_INCREMENTAL=0 CARGO_PROFILE_RELEASE_DEBUG=false
-ENV PROGRAMS="trireme trireme-gateway trireme-tokenizer trireme-model trireme-postprocess"
+ENV PROGRAMS="trireme trireme-gateway trireme-tokenizer trireme-model trireme-postprocess trireme-python"
 COPY --from=manifests /src .
-RUN cargo build --locked --bins --profile ${CARGO_PROFILE} $(printf -- '--package %s ' ${PROGRAMS})
+# With cargo-auditable in the image of Rust, programs say which crates they are made of: scanners of images read it (trivy,
+# grype, syft, cargo audit bin).
+RUN cargo $(if command -v cargo-auditable >/dev/null; then echo auditable; fi) \
+        build --locked --bins --profile ${CARGO_PROFILE} $(printf -- '--package %s ' ${PROGRAMS})
 COPY . .
 # Cargo goes by times of change, and the empty sources' is later than the real ones'. Not so in target: dependencies whose
 # build scripts wrote sources there would be compiled again.
 RUN find . -path ./target -prune -o -name '*.rs' -exec touch {} + \
-    && cargo build --locked --bins --profile ${CARGO_PROFILE} $(printf -- '--package %s ' ${PROGRAMS}) \
+    && cargo $(if command -v cargo-auditable >/dev/null; then echo auditable; fi) \
+        build --locked --bins --profile ${CARGO_PROFILE} $(printf -- '--package %s ' ${PROGRAMS}) \
     && mkdir /out \
     && for program in ${PROGRAMS}; do \
            install --strip --mode 755 target/*/$program /out/ || exit 1; \
@@ -111,3 +117,14 @@ COPY --from=build /out/trireme-model /usr/local/bin/
 ENV LD_LIBRARY_PATH=/opt/onnxruntime NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 HEALTHCHECK --interval=5s --timeout=3s --start-period=300s CMD ["trireme-model", "--healthcheck"]
 ENTRYPOINT ["trireme-model"]
+
+# An interpreter with numpy. What models import besides, an image on top of this one has, or their EXECUTION_ENV_PATH.
+FROM ${MODELS_PYTHON_IMAGE} AS python
+RUN pip install --no-cache-dir numpy
+COPY --from=build /out/trireme-python /usr/local/bin/
+USER 65532:65532
+WORKDIR /
+ENV TRIREME_MODEL_REPOSITORY=/models TRIREME_ADMIN_ADDRESS=0.0.0.0:8081 TRIREME_LOG_FORMAT=json
+EXPOSE 8081
+HEALTHCHECK --interval=5s --timeout=3s --start-period=300s CMD ["trireme-python", "--healthcheck"]
+ENTRYPOINT ["trireme-python"]

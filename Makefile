@@ -31,11 +31,13 @@ test: setup lint ## Everything that has to hold before a change lands
 	@echo "==> cargo test"
 	cargo test --workspace
 	@$(MAKE) --no-print-directory kubernetes-test
+	@$(MAKE) --no-print-directory cluster-test
 
 .PHONY: chaos
-chaos: setup ## The whole system under load while everything in it fails at random (FAULTS=500 REQUESTS=100000 SEED=1 STORAGE=memory|file|both HAND_OVER=1)
+chaos: setup ## The whole system under load while everything in it fails at random (FAULTS=500 REQUESTS=100000 SEED=1 STORAGE=memory|file|both HAND_OVER=1 ONLY="kill node"; BROKERS=3: on a cluster, whose nodes fail, too, with clocks CLOCKS=60 seconds apart)
 	cargo build --release --workspace
-	cargo run --release -p trireme-e2e --bin chaos -- --faults $(or $(FAULTS),60) --requests $(or $(REQUESTS),10000) --seed $(or $(SEED),1) --storage $(or $(STORAGE),both) $(if $(HAND_OVER),--hand-over)
+	cargo run --release -p trireme-e2e --bin chaos -- --faults $(or $(FAULTS),60) --requests $(or $(REQUESTS),10000) --seed $(or $(SEED),1) --storage $(or $(STORAGE),both) \
+		--brokers $(or $(BROKERS),1) $(if $(CLOCKS),--clocks $(CLOCKS)) $(if $(ONLY),--only "$(ONLY)") $(if $(HAND_OVER),--hand-over)
 
 .PHONY: soak
 soak: setup ## Half an hour of steady load, to see that nothing grows (MINUTES=30)
@@ -49,6 +51,15 @@ overload: setup ## Up to ten times the load that the system can take: goodput an
 	cargo run --release -p trireme-e2e --bin overload -- --json bench/results/overload.json
 	"$(TRIREME_PYTHON)" -c 'import matplotlib' 2>/dev/null || "$(TRIREME_PYTHON)" -m pip install --quiet matplotlib
 	"$(TRIREME_PYTHON)" scripts/plot-overload.py bench/results/overload.json bench/results/overload.svg
+
+.PHONY: scale
+scale: setup ## What hundreds of workers and gateways cost, with a table and a plot in bench/results (SIZES=small,medium,large SCENES=idle,join,read,cluster,crowd,restart)
+	cargo build --release --workspace
+	mkdir -p bench/results
+	measured=0; cargo run --release -p trireme-e2e --bin scale -- $(if $(SIZES),--sizes $(SIZES)) $(if $(SCENES),--scenes $(SCENES)) --json bench/results/scale.json --markdown bench/results/scale.md || measured=$$?; \
+	"$(TRIREME_PYTHON)" -c 'import matplotlib' 2>/dev/null || "$(TRIREME_PYTHON)" -m pip install --quiet matplotlib; \
+	if [[ -s bench/results/scale.json ]]; then "$(TRIREME_PYTHON)" scripts/plot-scale.py bench/results/scale.json bench/results/scale.svg; fi; \
+	exit $$measured
 
 .PHONY: bench-generation
 bench-generation: setup build ## Tokens per second of generation against plain loops over the same files (MODEL=directory of a version)
@@ -70,12 +81,13 @@ bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (M
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
 
 .PHONY: lint
-lint: ## Formatting, clippy, shell scripts, who may depend on whom
+lint: ## Formatting, clippy, shell scripts, who may depend on whom; advisories and licences where cargo-deny is installed
 	@echo "==> lint"
 	cargo fmt --all --check
 	@for script in scripts/*.sh deploy/*.sh deploy/kubernetes/*.sh .ci/run; do bash -n "$$script"; done
 	@if command -v shellcheck >/dev/null; then shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh deploy/*.sh deploy/kubernetes/*.sh .ci/run; fi
 	@scripts/check-dependencies.py
+	@if command -v cargo-deny >/dev/null; then cargo deny check; fi
 	cargo clippy --workspace --all-targets -- -D warnings
 
 .PHONY: check
@@ -88,6 +100,16 @@ check: ## One crate alone, with its own features: make check CRATE=trireme-bus
 kubernetes-test: ## Renders deploy/kubernetes and checks every object against its schema
 	@scripts/kubernetes-test.sh
 
+.PHONY: cluster-test
+cluster-test: ## Three brokers with the shipped configuration: they form a cluster, and lose nothing when one is killed, hangs or is replaced
+	@python3 tests/cluster/cluster_test.py
+
+.PHONY: verify-test
+verify-test: setup-demo ## Model folders of every kind, made by sentence-transformers, transformers and model2vec: what is served is what they compute (ONLY=dense,splade; VERIFY_PYTHON=a Python that has them)
+	@if [[ -z "$(VERIFY_PYTHON)" ]]; then scripts/setup-verify.sh; fi
+	cargo build -p trireme
+	"$(or $(VERIFY_PYTHON),$(TOOLS)/verify-python/bin/python)" tests/verify/verify_test.py $(if $(ONLY),--only $(ONLY))
+
 .PHONY: perf-analyzer
 perf-analyzer: setup ## NVIDIA's perf_analyzer measures an ensemble over HTTP, gRPC and streams, in one process and as services
 	@scripts/setup-perf-analyzer.sh
@@ -98,6 +120,12 @@ perf-analyzer: setup ## NVIDIA's perf_analyzer measures an ensemble over HTTP, g
 observability-test: setup ## Traces, the dashboard and its rules; with a real Prometheus, where it is installed (or PROMETHEUS names it)
 	cargo build --workspace
 	cargo test -p trireme-e2e --test traces --test observability -- --nocapture
+
+.PHONY: clients-test
+clients-test: setup ## OpenAI's, Cohere's, LangChain's and Hugging Face's Python clients from PyPI, in one process and as services
+	@scripts/setup-clients.sh
+	cargo build --workspace
+	cargo test -p trireme-e2e --test dialect_clients -- --nocapture
 
 .PHONY: compose-test
 compose-test: ## Builds the images, brings docker-compose.yml up, scales it, kills containers under load (needs docker)
@@ -129,6 +157,11 @@ fuzz: ## Changed inputs for everything that parses outside bytes, SECONDS for ea
 .PHONY: fuzz-http
 fuzz-http: ## N changed HTTP requests and gRPC calls (10000 of each) for a gateway that runs: HTTP=host:port GRPC=host:port PID=its-process
 	@$(TRIREME_PYTHON) scripts/fuzz-server.py --http $(or $(HTTP),127.0.0.1:8000) --grpc $(or $(GRPC),127.0.0.1:8001) --count $(or $(N),10000) $(addprefix --pid ,$(PID)) $(addprefix --log ,$(LOG))
+
+.PHONY: siege
+siege: setup ## Silent, slow, huge and many hostile clients over HTTP and gRPC, and what honest clients feel of them (SECONDS=10 ATTACK=slow SERVICES=1)
+	cargo build --release --workspace
+	cargo run --release -p trireme-e2e --bin siege -- --seconds $(or $(SECONDS),10) $(if $(ATTACK),--attack $(ATTACK)) $(if $(SERVICES),--services)
 
 .PHONY: clean
 clean: ## Removes what was built and fetched

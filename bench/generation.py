@@ -29,7 +29,7 @@ import onnxruntime
 
 
 class Model:
-    """What optimum's ORTModelForSeq2SeqLM does in its greedy loop: the cache goes from one run's outputs to the next's inputs."""
+    """The greedy loop of optimum's ORTModelForSeq2SeqLM: the cache goes from one run's outputs to the next's inputs."""
 
     def __init__(self, directory, suffix, threads):
         options = onnxruntime.SessionOptions()
@@ -50,7 +50,7 @@ class Model:
         return dict(zip((each.name for each in session.get_outputs()), outputs))
 
     def generate(self, texts, counts):
-        """As many new ids for each text as `counts` says; the batch ends with the largest of them."""
+        """Generates as many new ids for each text as `counts` says; the batch ends with the largest of them."""
         longest = max(map(len, texts))
         pad = self.config["pad_token_id"]
         ids = np.array([text + [pad] * (longest - len(text)) for text in texts], dtype=np.int64)
@@ -129,7 +129,7 @@ def first_token(url, name, work):
 
 @contextlib.contextmanager
 def server(binary, directory, suffix, threads):
-    """Runs `trireme serve` on a repository that holds the model; yields its URL."""
+    """Runs `trireme serve` on a repository with the model; yields its URL."""
     with tempfile.TemporaryDirectory() as repository:
         model = Path(repository) / "generation"
         model.mkdir()

@@ -1,4 +1,4 @@
-"""What is measured: deployments of Trireme, raw ONNX Runtime beside them, and the rounds in which all take turns."""
+"""The plan of the benchmark: deployments of Trireme, raw ONNX Runtime for comparison, and the rounds in which all take turns."""
 
 import json
 import os
@@ -78,7 +78,7 @@ class Bench:
         return f"nats://127.0.0.1:{port}", store
 
     def start(self):
-        """Starts what the parts that are wanted need."""
+        """Starts the deployments that the wanted parts need."""
         if {"texts", "lone"} & self.parts:
             fp32 = self.repository("plain")
             self.start_raw("raw", [])
@@ -165,8 +165,8 @@ class Bench:
             self.keep(f"{name} / 1 request of {many}", measured)
 
     def lone_turns(self):
-        """One text at a time, raw and served in quick turns: their difference is smaller than what a machine drifts.
-        Few texts, so that all go through them several times: who is faster would otherwise have others."""
+        """One text at a time, raw and served in quick turns, because their difference is smaller than a machine's drift. There
+        are few texts, so that all sides process each of them several times; otherwise the faster side would get other texts."""
         texts = self.work / "lone.txt"
         chosen = read_texts(self.options.texts)[:LONE_TEXTS]
         texts.write_text("\n".join(json.dumps({"text": text}) for text in chosen))
@@ -179,17 +179,19 @@ class Bench:
                 self.keep(f"{name} / lone, less raw", {"p50_ms": turn[name] - turn["raw"]})
 
     def simulated(self):
-        """Throughput of a model that only waits, with more and more workers on one queue."""
+        """Throughput of a model that only waits, with a growing number of workers on one queue."""
         repository = ROOT / "bench/repositories/simulated"
         on_bus = self.services("simulated", repository, "simulated", [("worker-1", ["trireme-model"])])
         deployment = self.deployments["simulated"]
         for count in WORKERS:
             for number in range(len(deployment.processes) - 1, count + 1):
                 deployment.start(f"worker-{number}", [self.binaries / "trireme-model", *on_bus])
-            # Workers announce themselves when they are ready; the load's warm-up is for what is left.
+            # Workers print this line when they are ready. The warm-up of the load covers the rest of their
+            # start.
             for process in deployment.processes:
                 wait_for_line(process, "ready")
-            # Four requests for each worker: one it executes and some that wait, or the queue would run dry.
+            # Four requests for each worker: one that it executes, and some that wait so that the queue does
+            # not run empty.
             measured = load(self.binaries / "trireme", deployment, "simulated", self.options.seconds, 4 * count)
             measured["ideal"] = count / DELAY_SECONDS
             self.keep(f"simulated / {count} workers", measured)
@@ -202,7 +204,7 @@ class Bench:
 
 
 def library_of(python):
-    """The ONNX Runtime library beside the module of that Python."""
+    """The ONNX Runtime library in that Python's installation."""
     where = "import onnxruntime, pathlib; print(*pathlib.Path(onnxruntime.__file__).parent.glob('capi/libonnxruntime.so.*'))"
     return subprocess.run([python, "-c", where], check=True, capture_output=True, text=True).stdout.strip()
 

@@ -1,7 +1,7 @@
 """Raw ONNX Runtime: what the model itself can do on these CPUs, without a server.
 
-A process of its own that reads one JSON object a line (what to measure) and answers with one. `offline` runs texts sorted
-by length in batches of about so many tokens; `lone` tokenizes, runs and pools one text at a time.
+It runs as its own process, which reads one JSON object a line (the measurement to make) and answers with one. `offline` runs
+texts sorted by length in batches of about the given number of tokens; `lone` tokenizes, runs and pools one text at a time.
 """
 
 import argparse
@@ -49,7 +49,7 @@ class Raw:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.enable_mem_pattern = False
         wanted = "OpenVINOExecutionProvider" if self.openvino else "CPUExecutionProvider"
-        # Pinned, the threads of all sessions would be on the first CPU.
+        # If they were pinned, the threads of all sessions would be on the first CPU.
         properties = {"INFERENCE_NUM_THREADS": str(threads), "NUM_STREAMS": "1", "ENABLE_CPU_PINNING": "NO", **self.properties}
         settings = {"load_config": json.dumps({"CPU": properties})} if self.openvino else {}
         if self.openvino and not self.plugin:
@@ -90,7 +90,8 @@ class Raw:
         for thread in threads:
             thread.start()
         passes = 0
-        # Whole passes only: short and long texts have their share. Nobody waits between them.
+        # Whole passes only, so that short and long texts have their share. There is no pause
+        # between passes.
         while passes == 0 or time.perf_counter() < until:
             for item in reversed(feeds):
                 work.put(item)
@@ -120,7 +121,7 @@ class Raw:
         return {"p50_ms": 1e3 * statistics.median(latencies)}
 
     def embed(self, count):
-        """Embeddings of the first texts, to compare two providers by."""
+        """Embeddings of the first texts, to compare two providers."""
         vectors = []
         for text in self.texts[:count]:
             feed = self.feed([self.tokenizer.encode(text).ids])

@@ -1,4 +1,4 @@
-"""The table, its JSON and its plot, from what was measured in rounds."""
+"""Makes the table, its JSON and its plot from the measurements of all rounds."""
 
 import json
 import statistics
@@ -7,7 +7,7 @@ from plan import BUDGETS, CONCURRENCY, WORKERS
 
 
 def spread(values):
-    """Median, lowest, highest."""
+    """Median, lowest and highest value."""
     return statistics.median(values), min(values), max(values)
 
 
@@ -32,7 +32,7 @@ class Report:
         return max(keys, key=lambda key: self.median(key, "texts_per_second"))
 
     def bars(self):
-        """(measured, value, bar, whether it holds): each from medians of this one run, as far as it was measured."""
+        """(measured, value, bar, whether it holds), each from the medians of this run, for the parts that were measured."""
         rate = lambda name: self.median(f"{name} / 64", "requests_per_second")
         lone = lambda name: self.median(f"{name} / lone, less raw", "p50_ms")
         bars = []

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures Trireme beside raw ONNX Runtime on this machine, and prints and writes one table. What `make bench` runs.
 
-All that is compared is measured in this one run on the same texts and CPUs: everything is started once, and takes turns
-in rounds. Nothing else should run on the machine meanwhile.
+All compared measurements are made in this one run, on the same texts and CPUs: everything is started once and takes turns in
+rounds. Nothing else should run on the machine meanwhile.
 """
 
 import argparse
@@ -24,7 +24,7 @@ BUILT_IN = ROOT / ".tools/bench-openvino/bin/python"
 
 
 def find_openvino():
-    """Where OpenVINO comes from: the plugin on Intel's processors, which are all that it takes; built in on others."""
+    """The source of OpenVINO: the plugin on Intel's processors, the only ones that it supports; built in on others."""
     with open("/proc/cpuinfo") as info:
         found = PLUGIN if "GenuineIntel" in info.read() else BUILT_IN
     return str(found) if found.is_file() else ""
@@ -85,7 +85,7 @@ def main():
 
 
 if __name__ == "__main__":
-    # Told to stop, it stops what it started.
+    # On SIGTERM, the benchmark stops its processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: stopped"))
     try:
         main()

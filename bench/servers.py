@@ -16,7 +16,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class BenchError(Exception):
-    """Something the reader can act on."""
+    """An error that the user can fix."""
 
 
 def free_port():
@@ -42,13 +42,13 @@ class Process:
             raise BenchError(f"{self.name} ended with {self.process.returncode}; the end of {self.log}:\n{tail}")
 
     def cpu_seconds(self):
-        """User and system time of all threads so far."""
+        """User and system time of all threads so far, in seconds."""
         with open(f"/proc/{self.process.pid}/stat") as stat:
             fields = stat.read().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def cpu_by_thread(self):
-        """The same by the names of threads, numbers at their ends left out."""
+        """The same by the names of threads, without numbers at their ends."""
         seconds = {}
         for task in os.listdir(f"/proc/{self.process.pid}/task"):
             try:
@@ -70,7 +70,7 @@ class Process:
 
 
 class Deployment:
-    """Processes that serve together, with the port that clients use."""
+    """Processes that serve together, and the port for clients."""
 
     def __init__(self, name, logs):
         self.name, self.logs = name, logs
@@ -111,7 +111,7 @@ class Deployment:
 
 
 def load(trireme, deployment, model, seconds, concurrency, texts=None, dimension=1):
-    """One measurement with `trireme bench`; CPU time of each process comes along."""
+    """One measurement with `trireme bench`, including the CPU time of each process."""
     argv = [trireme, "bench", deployment.address, "--model", model, "--json", "--seconds", seconds]
     argv += ["--concurrency", concurrency, "--warmup-seconds", min(1, seconds / 4), "--dimension", dimension]
     argv += ["--texts", texts] if texts else []
@@ -121,7 +121,8 @@ def load(trireme, deployment, model, seconds, concurrency, texts=None, dimension
         raise BenchError(f"trireme bench failed on {deployment.name}: {done.stderr.strip()}")
     result = json.loads(done.stdout)
     after, threads_after = deployment.cpu(), deployment.processes[0].cpu_by_thread()
-    # The warm-up's requests are in the CPU time as well: scale by the whole time under load.
+    # The CPU time includes the warm-up's requests, so the number of requests is scaled by the whole
+    # time under load.
     requests = result["requests_per_second"] * (seconds + min(1, seconds / 4))
     per_request = lambda seconds: 1e6 * seconds / max(requests, 1)
     result["cpu_us"] = {stage: per_request(after[stage] - before[stage]) for stage in after}

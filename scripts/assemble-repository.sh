@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes a model repository: assemble-repository.sh MODEL_DIR REPOSITORY (configurations from examples/demo, files from MODEL_DIR).
 #
-# MODEL_DIR holds model.onnx, tokenizer.json and tokenizer_config.json of a sentence encoder with 384 dimensions. Files
-# are hard links where the file system allows, else copies: the repository stands on its own.
+# MODEL_DIR contains model.onnx, tokenizer.json and tokenizer_config.json of a sentence encoder with 384 dimensions.
+# Files are hard links if the file system allows, otherwise copies, so the repository does not depend on MODEL_DIR.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 [[ $# == 2 ]] || fail "usage: assemble-repository.sh MODEL_DIR REPOSITORY"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Checks which crate may depend on which: the layers of the workspace, and one owner for each heavy dependency.
 
-The tables below are the rules; `cargo metadata` says what is. Only direct dependencies count, development and build
-dependencies included: those are what a crate can name in its code. deny.toml says the same of owners for cargo-deny,
-which also sees indirect dependencies.
+The tables below are the rules; `cargo metadata` lists the actual dependencies. Only direct ones are checked, including those for
+development and build: a crate can name only these in its code. deny.toml has the same rules of owners for cargo-deny, which also
+checks indirect dependencies.
 """
 
 import json
@@ -13,17 +13,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A member may use members of layers above its own, never one of its own layer.
+# A member may use members of layers above its own, but none of its own layer.
 LAYERS = [
     ("domain", ["trireme-inference", "trireme-telemetry"]),
     ("libraries", ["trireme-protocol", "trireme-model-repository", "trireme-text", "trireme-bus"]),
     ("runtime", ["trireme-runtime"]),
-    ("services", ["trireme-gateway", "trireme-tokenizer", "trireme-model", "trireme-postprocess"]),
+    ("services", ["trireme-gateway", "trireme-tokenizer", "trireme-model", "trireme-postprocess", "trireme-python"]),
     ("cli", ["trireme"]),
     ("tests", ["trireme-e2e", "trireme-fuzz"]),
 ]
 
-# Help for tests: uses the domain words only, and is itself used by tests only.
+# Helpers for tests: this crate uses domain types only, and only tests use it.
 TESTKIT = "trireme-testkit"
 TESTKIT_USES = {"trireme-inference"}
 
@@ -33,11 +33,12 @@ OWNERS = {
     "axum": {"trireme-gateway", "trireme-runtime"},
     "ort": {"trireme-model"},
     "prost-reflect": {"trireme-model-repository"},
+    "tiktoken-rs": {"trireme-gateway"},
     "tokenizers": {"trireme-text"},
     "tonic": {"trireme-gateway", "trireme-protocol", "trireme-e2e"},
 }
 
-# Data types outlive transports: what the domain words must never need.
+# Domain types outlive transports, so they must never need these.
 NEVER = {"trireme-inference": {"prost", "serde_json", "tokio"}}
 
 
@@ -48,7 +49,7 @@ def read_members():
 
 
 def layer_faults(member, uses, layer_of, names):
-    """What is wrong with `member` using the members in `uses` (name -> kinds of dependency)."""
+    """The faults of `member`, which uses the members in `uses` (name -> kinds of dependency)."""
     for used, kinds in uses.items():
         if member == TESTKIT:
             if used not in TESTKIT_USES:

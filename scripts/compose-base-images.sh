@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# Makes stand-ins for the images that ours are built from, on a machine that reaches no image registry. What is there
-# already stays.
+# Makes stand-ins for the base images of ours, on a machine that reaches no image registry. Existing images stay.
 #
-# Debian comes from its packages (debootstrap), the Rust toolchain and the crates fetched so far from this machine, the
-# NATS server from its wheel. The Dockerfile and the compose file are the same as anywhere: only these names differ.
+# Debian comes from its packages (debootstrap), the Rust toolchain and the fetched crates from this machine, the NATS
+# server from its wheel. The Dockerfile and the compose file are unchanged: only the names of the images differ.
 #
 #     compose-base-images.sh PREFIX    makes images PREFIX/…, and prints the variables that name them to docker-compose.yml
 #
-# Exit code 69 (EX_UNAVAILABLE): this machine lacks what it takes, and the message says what.
+# Exit code 69 (EX_UNAVAILABLE): this machine lacks a requirement, which the message names.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 [[ $# == 1 ]] || fail "usage: compose-base-images.sh PREFIX"
@@ -21,7 +20,7 @@ unavailable() {
     exit 69
 }
 
-# logged WHAT COMMAND...: runs it in silence; where it fails, shows the end of what it said.
+# logged WHAT COMMAND...: runs the command quietly; if it fails, shows the end of its output.
 logged() {
     local what=$1
     shift
@@ -31,12 +30,12 @@ logged() {
     }
 }
 
-# Debian's base system in $SCRATCH/debian, on which the others stand.
+# Debian's base system in $SCRATCH/debian, from which the other images are made.
 unpack_debian() {
     [[ $(id -u) == 0 ]] || unavailable "stand-ins for base images are made as root (debootstrap)"
     command -v debootstrap >/dev/null || unavailable "debootstrap is missing: install it (Debian: apt-get install debootstrap)"
     logged debootstrap debootstrap --variant=minbase bookworm "$SCRATCH/debian" "$MIRROR"
-    # What the slim image leaves out as well.
+    # The slim image leaves these out as well.
     rm -rf "$SCRATCH"/debian/usr/share/{doc,man,info,locale}/* "$SCRATCH"/debian/var/{cache/apt,lib/apt/lists}/*
 }
 
@@ -50,8 +49,8 @@ import() {
     tar --directory "$folder" --create . | docker import "${changes[@]}" - "$name" >/dev/null
 }
 
-# What builds: a C compiler, Python with pip, this machine's Rust and its trust, so that pip and cargo work behind
-# whatever it works behind.
+# The build image: a C compiler, Python with pip, this machine's Rust and its certificates, so that pip and cargo work
+# in the same network environment as this machine.
 import_tools() {
     local root=$SCRATCH/tools sysroot cargo_home=${CARGO_HOME:-$HOME/.cargo}
     cp -a "$SCRATCH/debian" "$root"
@@ -72,7 +71,7 @@ import_tools() {
         "ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt"
 }
 
-# As the official image: the same folders, and busybox for a health check.
+# Like the official image: the same folders, and busybox for a health check.
 import_nats() {
     local root=$SCRATCH/nats
     cp -a "$SCRATCH/debian" "$root"

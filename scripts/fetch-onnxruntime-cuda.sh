@@ -28,7 +28,7 @@ while read -r requirement sha256; do
     [[ -n $requirement ]] || continue
     say "fetching $requirement"
     fetch_wheel "$requirement" "$sha256"
-    # Licences go along, under the package's name; headers, static libraries and Python do not.
+    # Licences are installed too, under the package's name; headers, static libraries and Python files are not.
     while read -r library; do
         install_file "$library" "$TARGET/$(basename "$library")"
     done < <(find "$SCRATCH" -name 'lib*.so*' -type f)

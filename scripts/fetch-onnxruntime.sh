@@ -12,7 +12,7 @@ case $processor in
     aarch64) SHA256=da05378364c44d4407e463982d2bf8d5e4cfea873283757e48beeb41df97b7f3 ;;
 esac
 
-# Loads the library and prints the version that it names itself, through the first two functions of its C interface.
+# Loads the library and prints its version, through the first two functions of its C interface.
 library_version() {
     python3 - "$LIBRARY" 2>&1 <<'PYTHON'
 import ctypes, sys

@@ -18,7 +18,7 @@ fi
 
 say "fetching the OpenVINO plugin $VERSION (about 53 MB)"
 package=onnxruntime_ep_openvino
-# What runs on the CPU: the plugins for GPUs and NPUs are left out.
+# Only the plugin for the CPU: those for GPUs and NPUs are left out.
 fetch_wheel "onnxruntime-ep-openvino==$VERSION" "$SHA256" \
     $package/libonnxruntime_providers_openvino_plugin.so $package/libopenvino.so.2641 $package/libopenvino_intel_cpu_plugin.so \
     $package/libopenvino_onnx_frontend.so.2641 $package/libopenvino_ir_frontend.so.2641 $package/libhwloc.so.15 \

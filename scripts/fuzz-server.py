@@ -27,7 +27,7 @@ import grpc
 
 FUZZ = Path(__file__).resolve().parent.parent / "fuzz"
 WATCH_S = 1
-# The memory that a server needs for its work is in use after so many requests.
+# After this many requests, the memory that a server needs for its work is in use.
 WARM = 2000
 HTTP_CORPUS = ["infer-json", "infer-binary", "generate", "control-json"]
 PATHS = [
@@ -46,6 +46,34 @@ PATHS = [
     "/v2/models/simple/config",
     "/v2/health/ready",
 ]
+# A valid body of each route of the dialects; part of the requests are these, changed.
+DIALECTS = {
+    "/v1/embeddings": b'{"model":"tiny_embedding","input":["a","b"],"encoding_format":"base64","dimensions":8,"user":"u"}',
+    "/openai/v1/embeddings": b'{"model":"tiny_embedding","input":[[15339,1917],[64]]}',
+    "/v1/models": b"",
+    "/jina/v1/embeddings": b'{"model":"tiny_embedding","input":[{"text":"a"}],"task":"retrieval.query","embedding_type":"binary"}',
+    "/v1/rerank": b'{"model":"reranker","query":"q","documents":["a",{"text":"b"}],"top_n":1,"return_documents":true}',
+    "/v1/multi-vector": b'{"model":"token_vectors","input":["a"],"input_type":"query"}',
+    "/v2/embed": b'{"model":"tiny_embedding","texts":["a"],"input_type":"search_query","embedding_types":["float","int8"],"truncate":"END"}',
+    "/v1/embed": b'{"texts":["a"]}',
+    "/v2/rerank": b'{"model":"reranker","query":"q","documents":["a","b"],"top_n":1}',
+    "/cohere/v1/rerank": b'{"query":"q","documents":[{"title":"a"}],"rank_fields":["title"]}',
+    "/embed": b'{"inputs":["a","b"],"normalize":true,"truncate":true,"truncation_direction":"Right"}',
+    "/embed_all": b'{"inputs":"a"}',
+    "/embed_sparse": b'{"inputs":"a"}',
+    "/rerank": b'{"query":"q","texts":["a","b"],"raw_scores":false,"return_text":true}',
+    "/predict": b'{"inputs":[["a"],["a","b"]],"parameters":{"top_k":1}}',
+    "/similarity": b'{"inputs":{"source_sentence":"a","sentences":["b"]},"parameters":{"truncate":true}}',
+    "/": b'{"inputs":"a"}',
+    "/tei/tiny_embedding": b'{"inputs":["a"]}',
+    "/info": b"",
+    "/embeddings": b'{"input":["a"],"model":"default/not-specified","modality":"text","dimensions":0}',
+    "/infinity/rerank": b'{"query":"q","documents":["a"],"return_documents":true,"top_n":1}',
+    "/classify": b'{"input":["a"],"raw_scores":true}',
+    "/score": b'{"text_1":"a","text_2":["b","c"],"truncate_prompt_tokens":-1,"use_activation":false}',
+    "/pooling": b'{"input":["a"],"encoding_format":"base64","truncation_side":"left"}',
+    "/vllm/rerank": b'{"query":"q","documents":["a"],"top_n":0}',
+}
 HEADERS = [
     b"Inference-Header-Content-Length: 20",
     b"Content-Encoding: gzip",
@@ -55,7 +83,8 @@ HEADERS = [
     b"Expect: 100-continue",
     b"Content-Type: application/x-www-form-urlencoded",
 ]
-# Valid messages of each call: those of the corpus and these. ModelInfer is called as often as all others together.
+# Valid messages of each call: those of the corpus and these. ModelInfer is called as often as all other calls
+# together.
 TEXT_INFER = (
     b'\n\x0etiny_embedding\x1a\x017"\x07\n\x01x\x12\x02\x10\x01*\x10\n\x04TEXT\x12\x05BYTES\x1a\x01\x02'
     b"2\x0b\n\tembedding:\x16\x06\x00\x00\x00a boat\x08\x00\x00\x00the oars"
@@ -72,7 +101,7 @@ CALLS = {
 }
 EDGES = b"\x00\x01\x7f\x80\xff\"{}[]\\-09e,:"
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: fuzz\r\n\r\n"
-# Many rows, many parts, and rows that nothing stands behind.
+# Many rows, many parts, and rows without data.
 ROWS = [
     b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[5,1],"data":[1,2,3,4,5]}]}',
     b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[4000000000,0],"data":[]}]}',
@@ -81,12 +110,12 @@ ROWS = [
 ]
 KNOWN = b'{"inputs":[{"name":"TEXT","datatype":"BYTES","shape":[1],"data":["the rowers pull"]}]}'
 KNOWN_GOOD = b"POST /v2/models/tiny_embedding/infer HTTP/1.1\r\nHost: fuzz\r\nContent-Length: %d\r\n\r\n%s" % (len(KNOWN), KNOWN)
-# What a gRPC client says when the server did not answer but went away.
+# Error texts of a gRPC client whose server disappeared without an answer.
 LOST = re.compile("Socket closed|failed to connect|Connection re|Stream removed|RST_STREAM|GOAWAY|Broken pipe", re.IGNORECASE)
 
 
 class Fault(Exception):
-    """What must not happen; with the request that led to it, if one did."""
+    """A failure, with the request that led to it, if there is one."""
 
     def __init__(self, reason, sent=b""):
         super().__init__(reason)
@@ -119,7 +148,7 @@ def main():
 
 
 def keep(sent):
-    """Keeps a request for whoever looks into it."""
+    """Writes a request to a file for later inspection."""
     if not sent:
         return ""
     (FUZZ / "crashes").mkdir(exist_ok=True)
@@ -129,7 +158,7 @@ def keep(sent):
 
 
 class Run:
-    """One run: its clients, and whoever watches the server meanwhile."""
+    """One run: its clients, and the checks of the server in the meantime."""
 
     def __init__(self, arguments):
         self.arguments = arguments
@@ -147,7 +176,7 @@ class Run:
         return sum(self.statuses.values())
 
     async def all(self):
-        """Runs until everything is sent or something is wrong; the fault, if there is one."""
+        """Runs until all requests are sent or there is a fault; returns the fault, if there is one."""
         try:
             await self.look()
             watch = asyncio.create_task(self.watch())
@@ -183,7 +212,7 @@ class Run:
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(self.arguments.grpc, options=options) as channel:
             calls = [(channel.unary_unary(f"/inference.GRPCInferenceService/{name}"), messages) for name, messages in CALLS.items()]
-            # The corpus knows a model 'm'; there is one called so nowhere.
+            # The corpus uses a model 'm', which does not exist on any server.
             infer = [message.replace(b"\n\x01m", b"\n\x06simple", 1) for message in examples(["infer-grpc"])]
             calls += [(calls[0][0], calls[0][1] + infer)] * (len(calls) - 2)
             stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
@@ -208,7 +237,7 @@ class Run:
                 print(f"{self.sent()} requests, {self.sent() / (told - self.began):.0f} a second", flush=True)
 
     async def look(self):
-        """Whether the server lives, does its work, keeps within its memory and has not panicked."""
+        """Checks that the server lives, answers, keeps within its memory and has not panicked."""
         connection = Http(self.http, self.arguments.patience)
         if (await connection.ask(LIVE))[0] != 200:
             raise Fault("the server is no longer live")
@@ -234,7 +263,7 @@ class Run:
 
 
 def resident_mib(pid):
-    """The memory of a process, in MiB."""
+    """The memory of a process in MiB."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -250,11 +279,11 @@ def examples(targets):
 
 
 def change(chance, example):
-    """Some bytes changed, left out, put in, or repeated."""
+    """Changes, removes, inserts or repeats some bytes."""
     data = bytearray(example)
     for _ in range(chance.choice([0, 1, 1, 1, 2, 3, 6])):
         at = chance.randint(0, len(data))
-        # Mostly such that lengths stay what others say they are: what contradicts itself is refused at once.
+        # Most changes keep lengths consistent: contradictory messages are refused at once.
         match chance.choice([0, 0, 0, 1, 1, 1, 2, 3, 4]):
             case 0 if at < len(data):
                 data[at] ^= 1 << chance.randint(0, 7)
@@ -270,14 +299,18 @@ def change(chance, example):
 
 
 def http_request(chance, bodies):
-    """A request whose body is as long as it says, or in chunks; its head is changed now and then, and then it is the connection's last."""
-    body = change(chance, chance.choice(bodies))
+    """A request with a body of the declared length or in chunks. Sometimes its head is changed; it is then the connection's last."""
+    if chance.random() < 0.3:
+        path, body = chance.choice(list(DIALECTS.items()))
+    else:
+        path, body = chance.choice(PATHS), chance.choice(bodies)
+    body = change(chance, body)
     coding = chance.choice([None] * 6 + [b"gzip", b"deflate"])
     if coding:
         body = gzip.compress(body, 1) if coding == b"gzip" else zlib.compress(body, 1)
     chunked = chance.random() < 0.1
     method = chance.choice(["POST"] * 12 + ["GET", "GET", "PUT", "HEAD", "OPTIONS"])
-    lines = [f"{method} {chance.choice(PATHS)} HTTP/1.1".encode(), b"Host: fuzz"]
+    lines = [f"{method} {path} HTTP/1.1".encode(), b"Host: fuzz"]
     lines += chance.sample(HEADERS, chance.randint(0, 2))
     if coding:
         lines.append(b"Content-Encoding: " + coding)
@@ -296,13 +329,13 @@ def http_request(chance, bodies):
 
 
 class Http:
-    """A connection that is used until one side closes it."""
+    """A connection that stays in use until one side closes it."""
 
     def __init__(self, address, patience):
         self.address, self.patience, self.reader, self.writer = address, patience, None, None
 
     async def ask(self, request):
-        """The status and the body of the answer."""
+        """Sends a request; returns the status and body of the answer."""
         used = self.writer is not None
         try:
             async with asyncio.timeout(self.patience):
@@ -311,7 +344,7 @@ class Http:
             raise Fault(f"no answer within {self.patience:g} s", request) from None
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             self.close()
-            # A server may close a connection that is not in use; the next request then comes too late, and goes another way.
+            # A server may close an unused connection. A request that arrives too late for it is sent on a new one.
             if used and not getattr(error, "partial", b""):
                 return await self.ask(request)
             raise Fault("the connection ended without an answer", request) from None
@@ -330,7 +363,7 @@ class Http:
         return status, body
 
     async def head(self):
-        """The status and the headers of the answer, in lower case; of the last one, where others go before it."""
+        """The status and the headers of the answer, in lower case. Interim answers before the last one are skipped."""
         while True:
             head = await self.reader.readuntil(b"\r\n\r\n")
             status = int(head.split(b" ", 2)[1])
@@ -355,7 +388,7 @@ class Http:
 
 
 async def grpc_status(call, message, patience):
-    """The status of the answer."""
+    """Makes a call; returns the status of the answer."""
     try:
         await call(message, timeout=patience)
         return "OK"
@@ -366,7 +399,7 @@ async def grpc_status(call, message, patience):
 
 
 async def stream_status(stream, messages, leaves, patience):
-    """How a stream of these messages ended: by itself, or by its client, who stays for one answer at most."""
+    """How a stream of these messages ended: by itself, or by its client, which leaves after at most one answer."""
 
     async def requests():
         for message in messages:

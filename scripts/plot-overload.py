@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws what `make overload` measured, as one SVG: for each scene, offered load against goodput and latencies."""
+"""Draws the measurements of `make overload` as one SVG: for each scene, offered load against goodput and latencies."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402 - the backend comes first
 
-# Scenes beside each other.
+# Number of scenes side by side.
 COLUMNS = 4
 
 
@@ -35,7 +35,7 @@ def main(measurements: str, picture: str) -> None:
 
 
 def draw(levels: list[dict], rates, times) -> None:
-    """One scene: its rates, and its times below them."""
+    """Draws one scene: its rates, and its times below them."""
     load = [level["load"] for level in levels]
     for name in ("offered", "goodput", "refused", "expired"):
         values = [level[name] or None for level in levels]

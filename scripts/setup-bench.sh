@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes .tools/bench-python, the Python environment of `make bench`, and .tools/bench-openvino where OpenVINO has to be
-# built into ONNX Runtime: its plugin takes processors of Intel only.
+# Makes .tools/bench-python, the Python environment of `make bench`, and .tools/bench-openvino if OpenVINO has to be
+# built into ONNX Runtime, because its plugin only supports Intel processors.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-# environment TARGET REQUIREMENTS SIZE: makes the Python environment, unless it is there.
+# environment TARGET REQUIREMENTS SIZE: makes the Python environment, unless it exists.
 environment() {
     local target=$1 requirements=$2 size=$3 stamp=$1/requirements.txt quiet=()
     if cmp --silent "$requirements" "$stamp"; then

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Puts NVIDIA's perf_analyzer, which `make perf-analyzer` runs against us, into .tools/perf-analyzer.
+# Puts NVIDIA's perf_analyzer, which `make perf-analyzer` runs against Trireme, into .tools/perf-analyzer.
 #
-# Its wheel holds a program that needs the C library of Debian 13. Where this machine's is older, Debian 13 is unpacked
-# beside it (debootstrap) and the program is started with that one's libraries: only making it needs root.
+# Its wheel contains a program that needs the C library of Debian 13. If this machine's is older, Debian 13 is unpacked
+# beside it (debootstrap) and the program uses its libraries. Only unpacking needs root.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 VERSION=2.60.0
@@ -17,7 +17,7 @@ BINARY=$TARGET/bin/perf_analyzer
 
 usable() { "$PROGRAM" --version >/dev/null 2>&1; }
 
-# Debian 13 in $DEBIAN, or nothing: it is made beside it and moved when it is whole.
+# Debian 13 in $DEBIAN, complete or not at all: it is made under another name and then moved.
 unpack_debian() {
     [[ $(id -u) == 0 ]] || fail "perf_analyzer needs glibc 2.38, this machine has an older one, and making a Debian 13 for it needs root: run scripts/setup-perf-analyzer.sh as root once"
     command -v debootstrap >/dev/null || fail "debootstrap is missing: install it (Debian: apt-get install debootstrap)"
@@ -43,7 +43,7 @@ if [[ ! -x $BINARY ]]; then
     install_file "$SCRATCH/perf_analyzer/bin/perf_analyzer" "$BINARY"
 fi
 
-# The folder may be moved: what starts the program finds its parts beside itself.
+# The folder may be moved, so the start script finds its parts relative to itself.
 {
     printf '#!/bin/sh\nhere=$(cd "$(dirname "$0")" && pwd -P)\n'
     if "$BINARY" --version >/dev/null 2>&1; then

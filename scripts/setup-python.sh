@@ -31,7 +31,7 @@ fi
 say "installing tritonclient, onnxruntime, tokenizers and numpy (about 60 MB)"
 quiet=()
 [[ -t 1 ]] || quiet=(--quiet)
-# The list is complete, so nothing is resolved and nothing that is not in it comes along.
+# The list is complete, so pip resolves nothing and installs nothing that is not in it.
 "$PYTHON" -m pip install "${quiet[@]}" --disable-pip-version-check --no-deps --only-binary=:all: --requirement "$REQUIREMENTS" ||
     fail "cannot install ${REQUIREMENTS#"$ROOT"/}: see pip's message above; check the network and pip's configuration, then run this again"
 problem=$(imports) || fail "an installed package does not load: ${problem##*$'\n'}; remove $TARGET and run this again"

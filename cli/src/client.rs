@@ -29,6 +29,15 @@ pub struct Client {
     headers: Vec<(String, String)>,
 }
 
+// === impl ServerArgs ===
+
+impl ServerArgs {
+    /// The server at `url`.
+    pub fn at(url: impl Into<String>, headers: Vec<String>, timeout_secs: u64) -> ServerArgs {
+        ServerArgs { server: url.into(), headers, timeout_secs }
+    }
+}
+
 // === impl Client ===
 
 impl Client {

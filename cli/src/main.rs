@@ -4,12 +4,15 @@ mod bench;
 mod client;
 mod dead;
 mod infer;
+mod init;
 mod serve;
+mod settings;
 mod stages;
 mod status;
 mod style;
 mod tap;
 mod validate;
+mod verify;
 mod worker;
 
 use std::process::ExitCode;
@@ -26,7 +29,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve a model repository: gateway and all stages in this process, without a broker
+    /// Serve model folders and model repositories: gateway and all stages in this process, without a broker
     Serve(Box<serve::ServeArgs>),
     /// Host some stages in this process, on NATS: those side by side hand work over in memory
     Worker(Box<worker::WorkerCommand>),
@@ -36,12 +39,18 @@ enum Command {
     Dead(dead::DeadArgs),
     /// Ask a model: text in, answer out
     Infer(infer::InferArgs),
+    /// Write the model repository that a model folder is served as, to look at and to edit
+    Init(init::InitArgs),
+    /// Show how the queues of a deployment are kept, and change it
+    Settings(settings::SettingsArgs),
     /// Show what runs: workers, models, queues, rates, latencies
     Status(status::StatusArgs),
     /// Show messages as workers take them in, decoded, without touching them; over NATS only
     Tap(tap::TapArgs),
     /// Find every fault of model repositories: read, load and link all models without serving them
     Validate(validate::ValidateArgs),
+    /// Compare what a model serves with what its own library computes: sentence-transformers, transformers or model2vec
+    Verify(Box<verify::VerifyArgs>),
     /// Print the completion script of a shell; for bash: source <(trireme completions bash)
     Completions {
         /// The shell
@@ -56,9 +65,12 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Dead(args) => dead::run(&args),
         Command::Infer(args) => infer::run(&args),
+        Command::Init(args) => init::run(&args),
+        Command::Settings(args) => settings::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Tap(args) => tap::run(&args),
         Command::Validate(args) => validate::run(&args),
+        Command::Verify(args) => verify::run(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "trireme", &mut script);

@@ -1,5 +1,6 @@
 //! `trireme serve`: gateway and all stages in one process, on the in-process bus.
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,12 +8,13 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use trireme_bus::{Bus, InProcess};
 use trireme_gateway::{Gateway, GatewayArgs, ModelOptions, TritonFlags};
-use trireme_model::{OnnxRuntimeArgs, OnnxRuntimeOptions};
-use trireme_runtime::Worker;
-use trireme_runtime::service::{self, AdminArgs, WorkerArgs};
+use trireme_model::OnnxRuntimeArgs;
+use trireme_python::{AllowPython, PythonArgs};
+use trireme_runtime::service::{self, AdminArgs, QueueArgs, WorkerArgs};
+use trireme_runtime::{Worker, faults};
 use trireme_telemetry::TelemetryArgs;
 
-use crate::stages::{Stage, backends};
+use crate::stages::{Stage, StageOptions, backends};
 
 /// How long the registry may take to see models that are loaded: both are in this process.
 const REGISTRY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,13 +27,25 @@ pub struct ServeArgs {
     #[command(flatten)]
     gateway: GatewayArgs,
     #[command(flatten)]
-    onnxruntime: OnnxRuntimeArgs,
+    queue: QueueArgs,
+    #[command(flatten)]
+    pub onnxruntime: OnnxRuntimeArgs,
+    #[command(flatten)]
+    python: PythonArgs,
     #[command(flatten)]
     admin: AdminArgs,
     #[command(flatten)]
     telemetry: TelemetryArgs,
     #[command(flatten)]
     triton: TritonFlags,
+}
+
+/// Gateway and worker of this process, on a bus of their own.
+pub struct Server {
+    gateway: Gateway,
+    worker: Worker,
+    exit_timeout: Duration,
+    exit_on_error: bool,
 }
 
 /// Serves until told to stop. The port is taken before models are loaded, so that probes see "not ready" meanwhile.
@@ -42,36 +56,70 @@ pub fn run(args: &ServeArgs) -> ExitCode {
     service::block_on("trireme", &args.telemetry, async {
         args.triton.warn();
         let shutdown = service::shutdown_signal()?;
-        let backends = backends(Stage::value_variants(), &OnnxRuntimeOptions::from(&args.onnxruntime));
-        let options = args.worker.options("trireme")?;
-        let models =
-            ModelOptions { model_repository: options.model_repository.clone(), control: options.control.clone() };
-        let bus: Arc<dyn Bus> = Arc::new(InProcess::default());
-        let exit_timeout = args.worker.exit_timeout();
-        let gateway =
-            Gateway::start(bus.clone(), options.statistics.clone(), models, &args.gateway, exit_timeout).await?;
-        args.admin.listen(gateway.readiness(), &options.statistics)?;
-
-        let worker = Worker::open(bus, &backends, &options).await?;
+        let server = Server::open(args).await?;
         let serving = async {
-            worker.load().await?;
-            match gateway.until_ready(REGISTRY_TIMEOUT).await {
-                Err(unready) if options.control.exit_on_error => return Err(anyhow::Error::msg(unready)),
-                Err(unready) => tracing::warn!(unready, "serving what could be loaded"),
-                Ok(()) => {}
-            }
-            tracing::info!(http = gateway.http_address.map(tracing::field::display), "ready");
+            server.load().await?;
+            tracing::info!(http = server.gateway.http_address.map(tracing::field::display), "ready");
             std::future::pending().await
         };
         // Models that are loaded take work while others are not yet.
         let outcome = tokio::select! {
             outcome = serving => outcome,
-            outcome = service::until_shutdown(&shutdown, &worker) => outcome,
-            task = gateway.failed() => Err(anyhow::anyhow!("task '{task}' died")),
+            outcome = service::until_shutdown(&shutdown, &server.worker) => outcome,
+            task = server.gateway.failed() => Err(anyhow::anyhow!("task '{task}' died")),
         };
-        tracing::info!("draining");
-        gateway.drain().await;
-        service::report_drained(worker.drain(exit_timeout).await);
+        server.drain().await;
         outcome
     })
+}
+
+// === impl Server ===
+
+impl Server {
+    /// Listens; nothing is loaded yet.
+    pub async fn open(args: &ServeArgs) -> anyhow::Result<Server> {
+        let stages = StageOptions {
+            onnxruntime: (&args.onnxruntime).into(),
+            // The repository is the one that whoever starts this names.
+            python: args.python.options(AllowPython::Local, args.worker.execution_limit()),
+        };
+        let backends = backends(Stage::value_variants(), &stages);
+        let options = args.worker.options("trireme")?;
+        let exit_on_error = options.control.exit_on_error;
+        let models =
+            ModelOptions { model_repository: options.model_repository.clone(), control: options.control.clone() };
+        let bus: Arc<dyn Bus> = Arc::new(InProcess::new(&args.queue.deployment().queue));
+        let exit_timeout = args.worker.exit_timeout();
+        let gateway =
+            Gateway::start(bus.clone(), options.statistics.clone(), models, &args.gateway, exit_timeout).await?;
+        args.admin.listen(gateway.readiness(), &options.statistics)?;
+        let worker = Worker::open(bus, &backends, &options).await?;
+        Ok(Server { gateway, worker, exit_timeout, exit_on_error })
+    }
+
+    /// Loads the models. Where some fail and that is no reason to end, the others are served.
+    pub async fn load(&self) -> anyhow::Result<()> {
+        self.worker.load().await?;
+        match self.gateway.until_ready(REGISTRY_TIMEOUT).await {
+            Err(unready) if self.exit_on_error => return Err(anyhow::Error::msg(faults::list(unready))),
+            Err(unready) => {
+                unready.iter().for_each(|reason| tracing::warn!("{reason}"));
+                tracing::warn!(missing = unready.len(), "serving what could be loaded");
+            }
+            Ok(()) => {}
+        }
+        Ok(())
+    }
+
+    /// Where it listens for HTTP.
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.gateway.http_address
+    }
+
+    /// Finishes what is under way.
+    pub async fn drain(self) {
+        tracing::info!("draining");
+        self.gateway.drain().await;
+        service::report_drained(self.worker.drain(self.exit_timeout).await);
+    }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use clap::ValueEnum;
 use trireme_model::OnnxRuntimeOptions;
 use trireme_postprocess::PostprocessBackend;
+use trireme_python::{PythonBackend, PythonOptions};
 use trireme_runtime::Backend;
 use trireme_tokenizer::TokenizerBackend;
 
@@ -17,21 +18,33 @@ pub enum Stage {
     Model,
     /// Ops on what models give.
     Postprocess,
+    /// Models that are a model.py.
+    Python,
+}
+
+/// How models are run, by the flags.
+#[derive(Clone, Debug, Default)]
+pub struct StageOptions {
+    /// Those of ONNX Runtime.
+    pub onnxruntime: OnnxRuntimeOptions,
+    /// Those of backend `python`.
+    pub python: PythonOptions,
 }
 
 /// The backends of these stages.
-pub fn backends(stages: &[Stage], onnxruntime: &OnnxRuntimeOptions) -> Vec<Arc<dyn Backend>> {
-    stages.iter().flat_map(|stage| stage.backends(onnxruntime)).collect()
+pub fn backends(stages: &[Stage], options: &StageOptions) -> Vec<Arc<dyn Backend>> {
+    stages.iter().flat_map(|stage| stage.backends(options)).collect()
 }
 
 // === impl Stage ===
 
 impl Stage {
-    fn backends(self, onnxruntime: &OnnxRuntimeOptions) -> Vec<Arc<dyn Backend>> {
+    fn backends(self, options: &StageOptions) -> Vec<Arc<dyn Backend>> {
         match self {
             Stage::Tokenizer => vec![Arc::new(TokenizerBackend)],
-            Stage::Model => trireme_model::backends(onnxruntime.clone()),
+            Stage::Model => trireme_model::backends(options.onnxruntime.clone()),
             Stage::Postprocess => vec![Arc::new(PostprocessBackend)],
+            Stage::Python => vec![Arc::new(PythonBackend::new(options.python.clone()))],
         }
     }
 }
@@ -49,7 +62,7 @@ mod tests {
         let mut hosted = BTreeSet::new();
         for stage in Stage::value_variants() {
             let service = stage.to_possible_value().unwrap().get_name().to_owned();
-            let backends = stage.backends(&OnnxRuntimeOptions::default());
+            let backends = stage.backends(&StageOptions::default());
             hosted.extend(backends.iter().map(|backend| (backend.name(), service.clone())));
         }
         let known = BACKENDS.iter().filter_map(|known| Some((known.name, known.service?.to_owned())));

@@ -16,6 +16,9 @@ use crate::style::{Cell, Style, cell, colours, paint, table};
 /// Where the document is.
 const PATH: &str = "/v2/trireme/status";
 
+/// Seconds by which a clock may be off without a word.
+const WORTH_A_WARNING: f64 = 1.0;
+
 /// Clears the terminal and what scrolled off it.
 const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
 
@@ -84,6 +87,11 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
     let lines: Vec<_> = list(&now["workers"]).flat_map(worker).collect();
     table(&mut out, &["worker", "service", "host", ">up", "model", "state", ">capacity", ">seen"], &lines, colours);
     out.push('\n');
+    for process in list(&now["gateways"]).chain(list(&now["workers"])) {
+        if let Some(warning) = clock(process) {
+            let _ = writeln!(out, "{}\n", paint(&warning, Style::Bad, colours));
+        }
+    }
     let earlier: HashMap<String, &Value> =
         before.into_iter().flat_map(|before| list(&before["models"])).map(|model| (key(model), model)).collect();
     let elapsed = before.map(|before| number(&now["time"]) - number(&before["time"])).filter(|elapsed| *elapsed > 0.0);
@@ -152,6 +160,16 @@ fn worker(worker: &Value) -> Vec<Vec<Cell>> {
         ]
     };
     list(&worker["models"]).enumerate().map(line).collect()
+}
+
+/// What is said of a process whose clock is so far off that a person has to look after it.
+fn clock(process: &Value) -> Option<String> {
+    let offset = number(&process["clock_offset_seconds"]);
+    let way = if offset > 0.0 { "behind" } else { "ahead of" };
+    let off = age(&Value::from(offset.abs()));
+    let host = process["host"].as_str().map(|host| format!(" (host {host})")).unwrap_or_default();
+    let name = text(&process["name"]);
+    (offset.abs() > WORTH_A_WARNING).then(|| format!("the clock of {name}{host} is {off} {way} the broker's"))
 }
 
 /// A model's line; `since` is the same model earlier, and the seconds that have passed.
@@ -239,6 +257,18 @@ mod tests {
                 {"name": "e\u{1b}[2J", "version": 1, "ready": false, "reason": "no worker serves it", "workers": 0, "queue": null,
                  "steps": [{"model": "m"}, {"model": "n"}]}]
         })
+    }
+
+    #[test]
+    fn clocks_that_are_off_are_named() {
+        let process = |offset: f64| json!({"name": "w", "host": "h", "clock_offset_seconds": offset});
+        assert_eq!(clock(&process(2.5)).unwrap(), "the clock of w (host h) is 2.5 s behind the broker's");
+        assert_eq!(clock(&process(-180.0)).unwrap(), "the clock of w (host h) is 3 min ahead of the broker's");
+        assert_eq!(clock(&process(0.9)), None);
+        assert_eq!(clock(&json!({"name": "g"})), None);
+        let mut document = document(10.0, 1);
+        document["gateways"][0]["clock_offset_seconds"] = json!(7200.0);
+        assert!(render(&document, None, false).contains("the clock of g is 2 h behind the broker's"));
     }
 
     #[test]

@@ -2,28 +2,28 @@
 //! ensembles to the configurations that loading has completed; serves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use trireme_inference::ErrorCode;
-use trireme_model::{OnnxRuntimeArgs, OnnxRuntimeOptions};
-use trireme_model_repository::{EnsembleError, ModelConfig, Repository, compile_ensemble};
+use trireme_model::OnnxRuntimeArgs;
+use trireme_model_repository::{EnsembleError, ModelConfig, ModelSources, Repository, compile_ensemble};
+use trireme_python::{AllowPython, PythonArgs};
 use trireme_runtime::service;
 use trireme_runtime::{Backend, LoadError, backend_of, load_version};
 use trireme_telemetry::TelemetryArgs;
 
-use crate::stages::{Stage, backends};
+use crate::stages::{Stage, StageOptions, backends};
 use crate::style::{Style, colours, harmless, paint};
 
 /// Flags of `trireme validate`.
 #[derive(Args)]
 pub struct ValidateArgs {
-    /// Model repositories, as they are served together
-    #[arg(value_name = "DIR", required = true)]
-    repositories: Vec<PathBuf>,
+    /// Model repositories and model folders, as they are served together
+    #[arg(value_name = "MODEL", required = true)]
+    models: Vec<String>,
 
     /// Read configurations only: load no model and link no ensemble, which need complete configurations
     #[arg(long)]
@@ -39,6 +39,8 @@ pub struct ValidateArgs {
 
     #[command(flatten)]
     onnxruntime: OnnxRuntimeArgs,
+    #[command(flatten)]
+    python: PythonArgs,
     #[command(flatten)]
     telemetry: TelemetryArgs,
 }
@@ -78,11 +80,18 @@ pub fn run(args: &ValidateArgs) -> ExitCode {
 }
 
 async fn check(args: &ValidateArgs) -> (Repository, Vec<Fault>) {
-    let repository = match Repository::read(&args.repositories, &[]) {
+    let unreadable = |code, message| Fault { model: None, code, message };
+    let sources = match ModelSources::open(args.models.iter().map(|model| (None, model.as_str()))) {
+        Ok(sources) => sources,
+        Err(faults) => {
+            let faults = faults.iter().map(|fault| unreadable(fault.code(), fault.to_string()));
+            return (Repository::default(), faults.collect());
+        }
+    };
+    let repository = match Repository::read(&sources.repositories, &[]) {
         Ok(repository) => repository,
         Err(faults) => {
-            let faults =
-                faults.iter().map(|fault| Fault { model: None, code: fault.code(), message: fault.to_string() });
+            let faults = faults.iter().map(|fault| unreadable(fault.code(), fault.to_string()));
             return (Repository::default(), faults.collect());
         }
     };
@@ -90,7 +99,11 @@ async fn check(args: &ValidateArgs) -> (Repository, Vec<Fault>) {
     let mut faults: Vec<_> =
         broken.map(|(name, broken)| Fault::of(name, broken.fault.code(), broken.fault.to_string())).collect();
     if !args.no_load {
-        let backends = backends(Stage::value_variants(), &OnnxRuntimeOptions::from(&args.onnxruntime));
+        let stages = StageOptions {
+            onnxruntime: (&args.onnxruntime).into(),
+            python: args.python.options(AllowPython::Local, None),
+        };
+        let backends = backends(Stage::value_variants(), &stages);
         let configs = load(&repository, &backends, !args.disable_auto_complete_config, &mut faults).await;
         link(&repository, &configs, &mut faults);
     }

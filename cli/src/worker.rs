@@ -6,10 +6,11 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use trireme_model::{OnnxRuntimeArgs, OnnxRuntimeOptions};
+use trireme_model::OnnxRuntimeArgs;
+use trireme_python::{AllowPython, PythonArgs};
 use trireme_runtime::service::{self, ServiceArgs};
 
-use crate::stages::{Stage, backends};
+use crate::stages::{Stage, StageOptions, backends};
 
 /// Flags of `trireme worker`.
 #[derive(Args)]
@@ -22,6 +23,8 @@ pub struct WorkerCommand {
     args: ServiceArgs,
     #[command(flatten)]
     onnxruntime: OnnxRuntimeArgs,
+    #[command(flatten)]
+    python: PythonArgs,
 }
 
 /// Works until told to stop.
@@ -29,6 +32,10 @@ pub fn run(command: &WorkerCommand) -> ExitCode {
     let mut stages = command.stages.clone();
     stages.sort_unstable();
     stages.dedup();
-    let backends = backends(&stages, &OnnxRuntimeOptions::from(&command.onnxruntime));
+    let options = StageOptions {
+        onnxruntime: (&command.onnxruntime).into(),
+        python: command.python.options(AllowPython::Never, command.args.worker.execution_limit()),
+    };
+    let backends = backends(&stages, &options);
     service::run("worker", &command.args, &backends)
 }

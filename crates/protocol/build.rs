@@ -1,4 +1,4 @@
-//! Compiles the gRPC interface in `proto/` in Rust: messages, server traits and, for tests, clients.
+//! Compiles the gRPC interface in `proto/` to Rust: messages, server traits and, for tests, clients.
 
 use std::error::Error;
 use std::path::Path;
@@ -13,11 +13,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut compiler = protox::Compiler::new([folder])?;
     compiler.include_imports(true).open_files(FILES)?;
     tonic_prost_build::configure()
-        // Tensors stay slices of the message that they came in.
+        // Tensors stay slices of the received message.
         .bytes(".")
-        // Ordered maps: of several faulty parameters the same one is always named.
+        // Ordered maps, so that of several faulty parameters the error always names the same one.
         .btree_map(".")
-        // Connecting is for whoever has a transport.
+        // Clients bring their own transport.
         .build_transport(false)
         .compile_fds(compiler.file_descriptor_set())?;
     Ok(())

@@ -17,28 +17,31 @@ import json
 import pathlib
 import re
 
-STAGES = ("tokenizer", "model", "postprocess")
+STAGES = ("tokenizer", "model", "postprocess", "python")
 INBOX = "_INBOX.{}.>"
-# Echoes to oneself: they tell that the broker has read what was sent before.
-FENCE = "_INBOX.{}.fence.*"
-REGISTRY = "KV_trireme_registry"
-# Messages that were given up; bodies too large for a message.
-KEPT = ["trireme_dead", "trireme_claims"]
 
-# Questions to every process: the NATS service API, and what stages are asked.
-SERVICE = ["$SRV.>"]
-ASKED = [f"trireme.control.{topic}" for topic in ("statistics", "models", "recall_workers", "tap", "logging")]
-# The account's limits, asked at start; what everybody looks for, and asks a gateway for who finds it missing.
-JETSTREAM = ["$JS.API.INFO"] + [f"$JS.API.STREAM.INFO.{name}" for name in [REGISTRY, *KEPT]]
-# A body too large for a message is left with the broker, read by who gets the message, and removed by either.
+# Streams on the broker's disk: settings, models loaded by request, dead letters.
+ON_DISK = ["KV_trireme_settings", "KV_trireme_models", "trireme_dead"]
+# Streams in its memory: registry, attempts, and bodies too large for a message.
+IN_MEMORY = ["KV_trireme_registry", "trireme_attempts", "trireme_claims"]
+
+# The account's limits, which every process asks for at its start, and the broker's clock.
+EVERYBODY = ["$JS.API.INFO", "$JS.API.STREAM.INFO.KV_trireme_settings"]
+# A body too large for a message is stored at the broker, read by the receiver, and removed by sender or receiver.
 CLAIMS = ["trireme.claim.>", "$JS.API.DIRECT.GET.trireme_claims.>", "$JS.API.STREAM.PURGE.trireme_claims"]
+# How many times a message was begun that was delivered again: workers write and read it.
+ATTEMPTS = ["trireme.attempts.*", "$JS.API.DIRECT.GET.trireme_attempts.trireme.attempts.*"]
+# The deployment's settings.
+SETTINGS = ["$JS.API.DIRECT.GET.KV_trireme_settings.$KV.trireme_settings.*"]
 
-# How often a message that came again was begun: noted and looked up by workers.
-ATTEMPTS = ["trireme.attempts.*", "$JS.API.DIRECT.GET.trireme_attempts.>"]
+# Topics on which stages send, and those that they listen to.
+SAID = [f"trireme.control.{topic}" for topic in ("heartbeat", "statistics_told")]
+HEARD = [f"trireme.control.{topic}" for topic in ("cancel", "announce", "models", "statistics", "tap", "logging")]
 
-# Reading the registry: gateways do.
-REGISTRY_READ = [f"$JS.API.CONSUMER.{verb}.{REGISTRY}.>" for verb in ("CREATE", "INFO", "DELETE")]
-REGISTRY_READ += [f"$JS.API.CONSUMER.CREATE.{REGISTRY}", f"$JS.FC.{REGISTRY}.>"]
+
+def followed(store):
+    """Permissions to follow a store: for a consumer, and for the flow control of its messages."""
+    return [f"$JS.API.STREAM.INFO.{store}", f"$JS.API.CONSUMER.CREATE.{store}", f"$JS.FC.{store}.>"]
 
 
 def token(name):
@@ -48,20 +51,19 @@ def token(name):
 
 
 def name_of(model):
-    """The name in NAME, NAME/VERSION or NAME/VERSION/LEVELS."""
+    """The model's name in NAME, NAME/VERSION or NAME/VERSION/LEVELS."""
     return model.split("/")[0]
 
 
 def streams(model):
-    """The streams of a model version, as the services name them: MODEL is NAME, NAME/VERSION or NAME/VERSION/LEVELS. The last
-    is that of scheduled work, which is there where the model has a queue policy."""
+    """The streams of a model version's queue, as the services name them: MODEL is NAME, NAME/VERSION or NAME/VERSION/LEVELS."""
     name, version, levels = (*model.split("/"), "", "")[:3]
     stream = f"trireme_work_{token(name)}_{int(version or 1)}"
-    return [*([f"{stream}-{level}" for level in range(1, int(levels or 0) + 1)] or [stream]), f"{stream}-scheduled"]
+    return [f"{stream}-{level}" for level in range(1, int(levels or 0) + 1)] or [stream]
 
 
 class Stage:
-    """What a stage has to do with: its models, and the names of models that its work goes to."""
+    """A stage: its models, and the names of models to which it sends work."""
 
     def __init__(self, models=(), next_models=()):
         self.models, self.next_models = list(models), sorted(set(next_models))
@@ -71,7 +73,7 @@ class Stage:
 
 
 def parse(text):
-    """A text of protobuf as a list of (field, value); a value is a text or such a list."""
+    """Parses a protobuf text to a list of (field, value); a value is a text or such a list."""
     text = re.sub(r'("(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\')|#[^\n]*', lambda found: found[1] or "", text)
     words = re.findall(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|[\w.+-]+|[{}\[\]<>:]', text)
 
@@ -108,17 +110,18 @@ def every(fields, name):
 
 
 def stage_of(folder, config):
-    """Which stage executes a model."""
+    """The stage that executes a model."""
     backend = (every(config, "backend") + [""])[0]
     if not backend and not every(config, "platform"):
-        # The files tell it.
+        # The files show it.
         files = {path.name for path in folder.glob("*/*")}
-        backend = "tokenizer" if "tokenizer.json" in files and "model.onnx" not in files else ""
-    return backend if backend in ("tokenizer", "postprocess") else "model"
+        told = [("model.onnx", "model"), ("model.py", "python"), ("tokenizer.json", "tokenizer")]
+        backend = next((backend for file, backend in told if file in files), "")
+    return backend if backend in ("tokenizer", "postprocess", "python") else "model"
 
 
 def flows(ensemble):
-    """For each step of an ensemble its model, and the models of the steps that do not come before it."""
+    """Returns for each step of an ensemble its model, and the models of the steps that may come after it."""
     steps = every(every(ensemble, "ensemble_scheduling")[0], "step")
     ends = lambda step, field: {every(entry, "value")[0] for entry in every(step, field)}
     before = {}
@@ -144,7 +147,7 @@ def read_repository(root):
     ensembles = {name: list(flows(config)) for name, (_, config) in configs.items() if "ensemble" in every(config, "platform")}
 
     def executed(name, seen=()):
-        """The models that a step stands for: an ensemble's are those it is made of."""
+        """The models that a step runs. For an ensemble, these are the models of its own steps."""
         if name not in ensembles or name in seen:
             return {name}
         return set().union(*(executed(step, (*seen, name)) for step, _ in ensembles[name]))
@@ -154,7 +157,8 @@ def read_repository(root):
         for step, later in steps:
             for model in executed(step):
                 after.setdefault(model, set()).update(*(executed(other) for other in later))
-    # What follows an ensemble within another follows each of its steps: that is above. What comes within it is its own.
+    # Steps after a nested ensemble follow each of its models; the loop above adds those. Steps inside it are in its own
+    # entry.
     stages = {stage: Stage() for stage in STAGES}
     for name, (folder, config) in configs.items():
         if name in ensembles:
@@ -171,60 +175,68 @@ def read_repository(root):
 
 
 def gateway(stages):
-    """Sends work and takes it back, gets answers, follows the registry, counts what waits, and makes the streams of all. Reads
-    no queue and writes no registry entry."""
-    kept = [REGISTRY, *KEPT, "trireme_attempts"]
+    """The gateway publishes work and takes it back, receives replies and acknowledges their deliveries, follows the stores, counts
+    waiting messages, creates all streams and removes queues without workers. It reads no queue."""
+    kept = [*ON_DISK, *IN_MEMORY]
     names = [name for stage in stages if stage for model in stage.models for name in streams(model)] if all(stages) else ["*"]
     queues = []
     for name in names:
-        queues += [f"$JS.API.STREAM.{verb}.{name}" for verb in ("CREATE", "UPDATE", "INFO", "MSG.DELETE")]
-        queues += [f"$JS.API.CONSUMER.{verb}.{name}.workers" for verb in ("CREATE", "DURABLE.CREATE")]
-        queues += [f"$JS.API.CONSUMER.LIST.{name}"]
-    made = [f"$JS.API.STREAM.{verb}.{name}" for name in kept for verb in ("CREATE", "INFO")]
-    ours = ["trireme.work.>", "trireme.cancel", "trireme.control.>", "$JS.API.INFO", *made]
-    denied = [f"$JS.API.STREAM.{verb}.{name}" for name in kept for verb in ("UPDATE", "MSG.DELETE")]
+        queues += [f"$JS.API.STREAM.{verb}.{name}" for verb in ("CREATE", "UPDATE", "INFO", "DELETE", "MSG.DELETE")]
+        queues += [f"$JS.API.CONSUMER.{verb}" for verb in (f"CREATE.{name}.workers", f"INFO.{name}.workers", f"LIST.{name}")]
+        queues += [f"$JS.ACK.{name}.workers.>"]
+    made = [f"$JS.API.STREAM.{verb}.{name}" for name in kept for verb in ("CREATE", "UPDATE", "INFO")]
+    # A stream that was lost with its broker is created again.
+    made += [f"$JS.API.STREAM.DELETE.{name}" for name in IN_MEMORY]
+    stores = []
+    for name in ("settings", "registry", "models"):
+        store = f"KV_trireme_{name}"
+        stores += [f"$KV.trireme_{name}.>", f"$JS.API.DIRECT.GET.{store}.>", *followed(store)[1:]]
+    stores += ["$JS.API.STREAM.PURGE.KV_trireme_models"]
+    ours = ["trireme.work.>", "trireme.control.>", "$JS.API.INFO", "$JS.API.STREAM.NAMES"]
+    denied = [f"$JS.API.STREAM.MSG.DELETE.{name}" for name in kept] + [f"$JS.API.STREAM.DELETE.{name}" for name in ON_DISK]
     return (
-        [*ours, *CLAIMS, *REGISTRY_READ, *queues],
-        ["trireme.reply.>", *SERVICE, "trireme.control.>", "trireme.streams.>"],
+        [*ours, *made, *stores, *CLAIMS, *queues],
+        ["trireme.reply.>", "trireme.control.>", "trireme.streams.>"],
         denied if names == ["*"] else [],
     )
 
 
 def worker(stage):
-    """Reads and confirms its queues, writes the next ones, answers gateways, keeps its registry entries, asks gateways for the
-    streams that it needs. `None`: any models."""
-    own, work = ["trireme.dead.>", "$KV.trireme_registry.>"], ["trireme.work.>"]
-    names, needs = ["*"], ["trireme.streams.>"]
+    """A worker reads and acknowledges its queues, publishes to the next ones, replies to gateways, sends heartbeats, writes its
+    registry entries, follows the models loaded by request, and asks gateways for its streams. `None`: any models."""
+    work, mine, names, needs = ["trireme.work.>"], [], ["*"], ["trireme.streams.>"]
+    own = ["trireme.dead.>", "$JS.API.DIRECT.GET.trireme_dead.>"]
+    own += ["$KV.trireme_registry.>", "$JS.API.DIRECT.GET.KV_trireme_registry.>"]
+    denied = [f"$JS.API.STREAM.MSG.GET.{name}" for name in [*ON_DISK, *IN_MEMORY]]
     if stage:
-        mine = sorted({name_of(model) for model in stage.models})
-        own = ["trireme.dead.=claim.>"]
-        own += [subject.format(token(name)) for name in mine for subject in ("trireme.dead.{}.*", "$KV.trireme_registry.{}.>")]
+        mine = [token(name) for name in sorted({name_of(model) for model in stage.models})]
+        own, denied = ["trireme.dead.=claim.>"], []
+        for name in mine:
+            # A worker reads the present letter before it stores a large one in parts, and an entry before it deletes
+            # it.
+            for stream, subject in (("trireme_dead", f"trireme.dead.{name}.>"), ("KV_trireme_registry", f"$KV.trireme_registry.{name}.>")):
+                own += [subject, f"$JS.API.DIRECT.GET.{stream}.{subject}"]
         work = [f"trireme.work.{token(name)}.>" for name in stage.next_models]
-        # What is scheduled is put there by the workers that are about to take it.
-        work += [f"trireme.work.{token(name)}.*.scheduled" for name in mine if name not in stage.next_models]
         names = [stream for model in stage.models for stream in streams(model)]
-        needs = ["trireme.streams.*", *(f"trireme.streams.work.{token(name)}.*" for name in mine)]
+        needs = ["trireme.streams.*", *(f"trireme.streams.work.{name}.*" for name in mine)]
     queues = []
     for name in names:
-        queues += [f"$JS.API.CONSUMER.MSG.NEXT.{name}.workers", f"$JS.API.STREAM.INFO.{name}", f"$JS.ACK.{name}.workers.>"]
+        queues += [f"$JS.API.CONSUMER.MSG.NEXT.{name}.workers", f"$JS.ACK.{name}.workers.>"]
+        # For messages that have waited too long.
+        queues += [f"$JS.API.CONSUMER.INFO.{name}.workers", f"$JS.API.STREAM.MSG.GET.{name}"]
+    models = ["$JS.API.DIRECT.GET.KV_trireme_models.$KV.trireme_models.>", *followed("KV_trireme_models")]
     return (
-        [
-            *work,
-            "trireme.reply.>",
-            *own,
-            # What a worker that leaves has counted; what was loaded by request, asked at start.
-            *("trireme.control.statistics_told", "trireme.control.recall"),
-            *(JETSTREAM + CLAIMS + ATTEMPTS + needs + queues),
-        ],
-        ["trireme.cancel", *SERVICE, *ASKED],
+        [*work, "trireme.reply.>", *own, *SAID, *EVERYBODY, *SETTINGS, *models, *CLAIMS, *ATTEMPTS, *needs, *queues],
+        HEARD,
+        denied,
     )
 
 
 def admin():
-    """A person's tools: everything of Trireme's and of JetStream's."""
+    """An operator's tools: everything of Trireme's and of JetStream's."""
     return (
-        ["trireme.>", "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$KV.>", "$O.>", "$SRV.>"],
-        ["trireme.>", "$KV.>", "$O.>", "$SRV.>"],
+        ["trireme.>", "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$KV.>", "$O.>"],
+        ["trireme.>", "$KV.>", "$O.>"],
     )
 
 
@@ -234,9 +246,9 @@ def listed(subjects):
 
 
 def block(user, publish, subscribe, deny=()):
-    """One user as the server's configuration has it. Answers go where the question asked for them."""
+    """One user in the server's configuration. Answers may go to the reply subject of a question."""
     lines = [f"    {{ user: {user}, password: ${user.upper()}_PASSWORD, permissions: {{"]
-    lines += ["        publish: { allow: [", *listed([*publish, FENCE.format(user)])]
+    lines += ["        publish: { allow: [", *listed(publish)]
     lines += ["        ], deny: [", *listed(deny)] if deny else []
     lines += ["        ] }", "        subscribe: [", *listed([*subscribe, INBOX.format(user)])]
     lines += ["        ]", '        allow_responses: { max: 1024, expires: "10m" }', "    } }"]
@@ -255,7 +267,7 @@ def main():
         stages = read_repository(args.repository)
     elif any(named.values()):
         everywhere = [name_of(model) for models in named.values() for model in models]
-        stages = {stage: Stage(models, everywhere) for stage, models in named.items()}
+        stages = {stage: Stage(models, everywhere if models else ()) for stage, models in named.items()}
     else:
         stages = dict.fromkeys(STAGES)
     users = [block("gateway", *gateway([stages[stage] for stage in STAGES]))]

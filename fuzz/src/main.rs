@@ -1,8 +1,8 @@
-//! Runs everything that parses outside bytes on changed examples: `make fuzz SECONDS=600`.
+//! Runs every parser of outside bytes on changed examples: `make fuzz SECONDS=600`.
 //!
-//! Each target begins with the files of `corpus/<target>`. An input that gives an outcome of a new kind (another error, another
-//! success) is kept and changed further, which leads on without compiling anything specially. A panic, or an input that takes
-//! longer than [`LIMIT`], is written to `crashes/` and ends the run.
+//! Each target starts with the files in `corpus/<target>`. An input with a new kind of outcome (another error, another
+//! success) is kept and changed further. This makes progress without special compilation. A panic, or an input that
+//! takes longer than [`LIMIT`], is written to `crashes/` and ends the run.
 
 mod mutate;
 mod targets;
@@ -24,10 +24,10 @@ use targets::{TARGETS, Target};
 /// How long one input may take.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Kinds of outcome that are told apart, at most.
+/// The most kinds of outcome that are distinguished.
 const MAX_KINDS: usize = 100_000;
 
-/// Inputs kept for a target, at most.
+/// The most inputs kept for a target.
 const MAX_KEPT: usize = 4096;
 
 #[derive(Parser)]
@@ -42,12 +42,12 @@ struct Arguments {
     targets: Vec<String>,
 }
 
-/// The input that is being run, and since when.
+/// The present input and its start time.
 type Current = Arc<Mutex<Option<(Instant, Vec<u8>)>>>;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // What is wrong is said once, with the input.
+    // The panic is reported once, together with the input.
     std::panic::set_hook(Box::new(|_| {}));
     let chosen = TARGETS
         .iter()
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs a target. Gives how many inputs were run and how many kinds of outcome there were.
+/// Runs a target. Returns the number of inputs and the number of kinds of outcome.
 fn fuzz(target: &'static Target, time: Duration, seed: u64) -> anyhow::Result<(u64, usize)> {
     let mut kept = corpus(target.name)?;
     let current = Current::default();
@@ -79,7 +79,7 @@ fn fuzz(target: &'static Target, time: Duration, seed: u64) -> anyhow::Result<(u
         let input = mutator.change(&kept, target.words);
         runs += 1;
         let outcome = run(target, &input, &current)?;
-        // What an error cites makes kinds without end: past this many, new ones lead nowhere.
+        // Errors that quote their input can make endless kinds. Beyond the limit, new ones are not kept.
         if outcomes.len() < MAX_KINDS && outcomes.insert(outcome) && kept.len() < MAX_KEPT {
             kept.push(input);
         }
@@ -101,7 +101,7 @@ fn run(target: &Target, input: &[u8], current: &Current) -> anyhow::Result<Strin
     }
 }
 
-/// An outcome without what differs from input to input: numbers and what stands in quotes.
+/// An outcome without its numbers and quoted parts, which differ from input to input.
 fn kind(outcome: &str) -> String {
     let mut kind = String::new();
     let mut quoted = false;
@@ -115,7 +115,7 @@ fn kind(outcome: &str) -> String {
     kind
 }
 
-/// Ends the process when an input takes too long.
+/// Ends the process if an input takes too long.
 fn watch(target: &'static str, current: Current) {
     std::thread::spawn(move || {
         loop {

@@ -1,12 +1,12 @@
-//! Changes to inputs: small ones, several at a time, the same for the same seed.
+//! Changes inputs: a few small changes at a time, always the same ones for a seed.
 
-/// Longest input that is made.
+/// Longest input.
 const MAX_LENGTH: usize = 64 << 10;
 
-/// Bytes that are at the edge of something.
+/// Bytes that are edge cases in many formats.
 const EDGES: &[u8] = &[0, 1, 0x7F, 0x80, 0xFE, 0xFF, b'"', b'{', b'[', b'\\', b'-', b'0', b'9', b'e'];
 
-/// Makes inputs of inputs.
+/// Makes new inputs from existing ones.
 pub struct Mutator {
     state: u64,
 }
@@ -18,7 +18,7 @@ impl Mutator {
         Mutator { state: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1 }
     }
 
-    /// One of `inputs`, changed. `words` are pieces that the format knows.
+    /// One of `inputs`, changed. `words` are pieces of the format.
     pub fn change(&mut self, inputs: &[Vec<u8>], words: &[&str]) -> Vec<u8> {
         let mut input = inputs[self.below(inputs.len())].clone();
         for _ in 0..=self.below(6) {
@@ -64,7 +64,7 @@ impl Mutator {
         (self.next() % limit.max(1) as u64) as usize
     }
 
-    /// xorshift.
+    /// A random number by xorshift.
     fn next(&mut self) -> u64 {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;

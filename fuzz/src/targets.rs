@@ -1,5 +1,5 @@
-//! What is run: each target takes bytes and says what came of them. What was accepted has to survive being written and read
-//! again.
+//! The targets: each takes bytes and returns the outcome as text. An accepted input also has to survive being written
+//! and read again.
 
 use std::sync::LazyLock;
 
@@ -14,11 +14,11 @@ use trireme_protocol::{generate, grpc, infer, json, logging, repository};
 
 /// A parser.
 pub struct Target {
-    /// Its name, and that of its corpus.
+    /// Its name, which is also the name of its corpus.
     pub name: &'static str,
-    /// Runs it and says what came of it.
+    /// Runs it and returns the outcome.
     pub run: fn(&[u8]) -> String,
-    /// Pieces that its inputs are made of.
+    /// Pieces of its format.
     pub words: &'static [&'static str],
 }
 
@@ -109,7 +109,7 @@ fn infer_json(body: &[u8]) -> String {
     infer_http(body, None)
 }
 
-/// The length header comes first, up to a line end.
+/// The input begins with the header length, up to a line feed.
 fn infer_binary(input: &[u8]) -> String {
     let end = input.iter().position(|&byte| byte == b'\n').unwrap_or(0);
     let header = String::from_utf8_lossy(&input[..end]);

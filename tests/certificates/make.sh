@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the certificates of the TLS tests, for localhost and valid for a hundred years. Run it here and commit what it writes.
+# Creates the certificates of the TLS tests, for localhost and valid for a hundred years. Run it here and commit the
+# files.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -13,5 +14,5 @@ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout ca.
     -subj "/CN=Trireme tests" -addext "basicConstraints=critical,CA:TRUE" 2>/dev/null
 issue server "subjectAltName=DNS:localhost,IP:127.0.0.1"
 issue client "extendedKeyUsage=clientAuth"
-# Nothing else is to be issued with it.
+# No other certificate is to be issued with it.
 rm ca.key ca.srl

@@ -1,4 +1,4 @@
-"""What the client scripts share: their arguments, one line for each check, and an end at the first failure.
+"""Shared by the client scripts: their arguments, one line for each check, and an end at the first failure.
 
 Each script runs the official tritonclient against a server that is up: `SCRIPT --url HOST:PORT`. It exits 0 when every
 check holds, and 1 with the reason when one does not.
@@ -12,7 +12,7 @@ import tritonclient.http as triton
 
 
 class Failure(Exception):
-    """A check that does not hold; the text says what was expected and what was found."""
+    """A check that failed; the text has the expected and the found value."""
 
 
 def arguments(description, add=lambda parser: None):
@@ -77,7 +77,7 @@ def texts(values):
 
 
 def utf8(array):
-    """A BYTES output as strings: tritonclient gives bytes from binary outputs and str from JSON ones."""
+    """A BYTES output as strings: tritonclient returns bytes from binary outputs and str from JSON ones."""
     decode = lambda item: item.decode() if isinstance(item, bytes) else item
     return [decode(item) for item in array.reshape(-1)]
 

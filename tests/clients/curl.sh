@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# curl against tests/repositories/basic, as a person without a client library would ask: `curl.sh http://HOST:PORT`.
-# One line for each check; ends with 1 at the first that does not hold.
+# Tests with curl against tests/repositories/basic, as for a user without a client library: `curl.sh http://HOST:PORT`.
+# Prints one line for each check; exits with 1 at the first check that fails.
 set -uo pipefail
 
 URL=$1
@@ -14,8 +14,8 @@ FLOATS='\x00\x00\xc0\x3f\x00\x00\x00\xc0'
 COUNT=0
 touch "$WORK/head" "$WORK/body"
 
-# ask ARGUMENTS...: leaves the status in $STATUS, the head in $WORK/head (lower case, no carriage returns) and the body in
-# $WORK/body.
+# ask ARGUMENTS...: puts the status into $STATUS, the head into $WORK/head (lower case, no carriage returns) and the
+# body into $WORK/body.
 ask() {
     : > "$WORK/body"
     STATUS=$(curl --silent --show-error --max-time 30 --dump-header "$WORK/raw" --output "$WORK/body" \
@@ -40,7 +40,7 @@ status() { [ "$STATUS" = "$1" ] || fail "expected status $1, found $STATUS"; }
 header() { grep -qx "$1: $2" "$WORK/head" || fail "expected the header '$1: $2'"; }
 body() { [ "$(cat "$WORK/body")" = "$1" ] || fail "expected the body $1"; }
 contains() { grep -qF -- "$1" "$WORK/body" || fail "expected a body with $1"; }
-# The bytes that follow the JSON of $1 bytes, in hex, are $2.
+# Checks that the bytes after the first $1 bytes, which are the JSON, are $2 in hex.
 tensor() {
     local found
     found=$(tail -c +$(($1 + 1)) "$WORK/body" | od -An -tx1 | tr -d ' \n')

@@ -28,7 +28,7 @@ PATIENCE = 30
 
 A = np.arange(32, dtype=np.int32).reshape(2, 16)
 B = np.full((2, 16), 3, np.int32)
-# For slow_identity, which takes 50 ms.
+# The input of slow_identity, which takes 50 ms.
 SLOW = np.zeros(1, np.float32)
 
 
@@ -53,7 +53,7 @@ def expect_sums(result, a=A, b=B):
 
 
 class Replies:
-    """A callback that keeps what it gets."""
+    """A callback that stores its results."""
 
     def __init__(self):
         self.queue = queue.Queue()
@@ -115,7 +115,7 @@ def check_embedding(client):
 
 
 def check_large_message(client):
-    """Over the 4 MB that gRPC libraries take by default, within what one message over NATS holds."""
+    """More than the 4 MB that gRPC libraries accept by default, and less than one message over NATS holds."""
     values = [b"y" * (6 << 20)]
     result = client.infer("identity_bytes", [tensor("INPUT0", texts(values))])
     expect_equal("OUTPUT0", list(result.as_numpy("OUTPUT0")), values)
@@ -132,7 +132,7 @@ def check_parameters(client):
 
 
 def check_typed_contents(url):
-    """Without raw bytes, as the generated stubs are used by hand."""
+    """Without raw contents, as with the generated stubs."""
     with grpc.insecure_channel(url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         request = service_pb2.ModelInferRequest(model_name="simple")
@@ -194,7 +194,7 @@ def check_asyncio(url):
 
 
 def check_cancel(client):
-    """A call that is given up is told so, and the server goes on."""
+    """A cancelled call ends with that status, and the server goes on."""
     reply = Replies()
     call = client.async_infer("slow_identity", [tensor("INPUT0", SLOW)], reply)
     time.sleep(0.02)
@@ -273,7 +273,8 @@ def check_health(client):
 
 
 def check_health_service(url):
-    """grpc.health.v1, which orchestrators probe: its messages are made here, for want of a package with them."""
+    """grpc.health.v1, which orchestrators probe. Its messages are declared here, because there is no package with
+    them."""
     file = FileDescriptorProto(name="health.proto", package="grpc.health.v1", syntax="proto3")
     file.message_type.add(name="Request").field.add(name="service", number=1, type=9, label=1)
     file.message_type.add(name="Response").field.add(name="status", number=1, type=5, label=1)
@@ -449,7 +450,7 @@ def check_threads(url):
         for _ in range(20):
             try:
                 expect_equal("OUTPUT0", client.infer("simple", simple(rows, B[:1])).as_numpy("OUTPUT0"), rows + 3)
-            except Exception as error:  # handed on to the main thread
+            except Exception as error:  # passed on to the main thread
                 failures.put(error)
 
     with triton.InferenceServerClient(url) as client:

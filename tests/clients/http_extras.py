@@ -24,7 +24,7 @@ SUM += '{"name":"INPUT1","shape":[1,16],"datatype":"INT32","data":%s}]}' % B.res
 
 
 class Http:
-    """One request at a time, without a library that is kind to servers."""
+    """Sends one request at a time over a bare socket, so that malformed requests are possible."""
 
     def __init__(self, url):
         self.host, port = url.rsplit(":", 1)
@@ -51,7 +51,7 @@ class Http:
             expect(fragment in message, f"{method} {path}: expected a message with {fragment!r}, found {message!r}")
 
     def raw(self, sent, timeout=10):
-        """What comes back until the server closes the connection."""
+        """The bytes received until the server closes the connection."""
         with socket.create_connection((self.host, self.port), timeout=timeout) as connection:
             connection.sendall(sent)
             received = b""
@@ -116,7 +116,7 @@ def check_classification(client):
     outputs = [triton.InferRequestedOutput("embedding", class_count=100, binary_data=False)]
     result = client.infer("tiny_embedding", [tensor("TEXT", texts(["the rower", "takes the oar"]))], outputs=outputs)
     found = result.as_numpy("embedding")
-    # No batch dimension in its configuration: all scores are one row.
+    # Its configuration has no batch dimension, so all scores are one row.
     expect_equal("shape", found.shape, (16,))
     scores = [float(text.split(":")[0]) for text in checks.utf8(found)]
     expect_equal("order", scores, sorted(scores, reverse=True))
@@ -249,7 +249,7 @@ def check_pipelining(http):
 
 
 def check_malformed(http):
-    """Whatever comes is answered, or the connection is closed; the server lives on."""
+    """Every malformed request is answered, or its connection is closed; the server goes on."""
     head = b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: x\r\n"
     table = [
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 TLS to a plain port\r\n\r\n", b"400"),
@@ -272,7 +272,8 @@ def check_malformed(http):
 
 
 def check_early_answers(http):
-    """A request that is refused by its head is answered before its body is there, and also to a client that sends it all."""
+    """A request that is refused by its head is answered before its body has arrived, also if the client then sends it
+    all."""
     head = b"POST /v2/models/%s/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n"
     with socket.create_connection((http.host, http.port), timeout=5) as connection:
         connection.sendall(head % (b"none", 1 << 30, b""))
@@ -290,7 +291,7 @@ def check_early_answers(http):
 
 
 def check_slow_client(http):
-    """Pieces of head and body that come late are waited for, and others are served meanwhile."""
+    """The server waits for pieces of head and body that come late, and serves other clients meanwhile."""
     request = f"POST /v2/models/simple/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(SUM)}\r\n\r\n{SUM}".encode()
     with socket.create_connection((http.host, http.port), timeout=10) as connection:
         for piece in (request[:10], request[10:60], request[60:200], request[200:]):

@@ -25,7 +25,7 @@ def requested(names, form):
 
 
 def expect_form(result, name, form):
-    """The output came back as JSON data or as a binary block, as asked for."""
+    """The output came as JSON data or as a binary block, as requested."""
     output = result.get_output(name)
     expect(output is not None, f"expected an output {name!r}, found {result.get_response()}")
     is_binary = "binary_data_size" in output.get("parameters", {})

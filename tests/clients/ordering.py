@@ -18,19 +18,19 @@ import checks
 from checks import expect, expect_equal
 
 CALLS = 8
-# Long for a call to come in, short for the fast instance.
+# Long enough for a call to arrive, short for the fast instance.
 PAUSE = 0.1
-# How often a check begins anew that needs the slow instance to be given a call.
+# How often a check starts again because the slow instance was not given a call.
 ATTEMPTS = 10
-# More than the scheduling of threads makes of two answers that leave together, less than the slow instance takes.
+# Longer than thread scheduling separates two answers that leave together, shorter than the slow instance takes.
 TOGETHER = 1
-# A good part of what the slowest instance takes.
+# Most of the time that the slowest instance takes.
 SOON = 20
 PATIENCE = 60
 
 
 def http_call(url, model, value, done, **parameters):
-    """Begins a call; `done` hears its status and value."""
+    """Starts a call; `done` is called with its status and value."""
     body = {"parameters": parameters, "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [value]}]}
     return begin(url, f"/v2/models/{model}/infer", body, done, lambda text: json.loads(text)["outputs"][0]["data"][0])
 
@@ -67,7 +67,7 @@ def grpc_call(client, model, value, done):
 
 
 class Calls:
-    """Calls that were begun one after the other, and when each was answered."""
+    """Calls that were started one after the other, and when each was answered."""
 
     def __init__(self):
         self.answers = []
@@ -91,7 +91,7 @@ class Calls:
 
 
 def overtakes(call, model):
-    """By how much an answer came before that of an earlier call, at most."""
+    """The longest time by which an answer came before the answer to an earlier call."""
     calls = Calls()
     for value in range(CALLS):
         call(model, value, calls.next())
@@ -113,7 +113,7 @@ def check_order(call):
 
 
 def begin_late(url, model, **parameters):
-    """Two calls, the slow instance's among them, and others behind them."""
+    """Two calls, of which the slow instance has one, and others behind them."""
     for _ in range(ATTEMPTS):
         late = Calls()
         connections = [http_call(url, model, value, late.next(), **parameters) for value in range(2)]
@@ -143,7 +143,7 @@ def check_timeout(url):
 def check_gone(url):
     _, connections, others = begin_late(url, "late_gone")
     for connection in connections:
-        # Shut, not only closed: its reader has the socket too.
+        # Shut down, not only closed, because its reader also holds the socket.
         if connection.sock:
             connection.sock.shutdown(socket.SHUT_RDWR)
     check_others(others)

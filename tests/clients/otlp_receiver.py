@@ -50,7 +50,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 def main():
-    # One thread: lines stay whole.
+    # A single thread, so that lines stay whole.
     server = grpc.server(ThreadPoolExecutor(max_workers=1))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Receiver(), server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares a server of the demo's model repository with Python's onnxruntime and tokenizers on the same files.
 
-Needs no reference data: it computes what each text has to give, one text at a time, and then asks the server one at a
-time, all at once and in one request. No text may notice its neighbours.
+Needs no reference data: it computes the embedding of each text, one text at a time, and then asks the server one at a
+time, all at once and in one request. The result for a text must not depend on the other texts.
 """
 
 from concurrent.futures import ThreadPoolExecutor

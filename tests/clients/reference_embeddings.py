@@ -61,7 +61,7 @@ def embed(client, model, batch):
 
 
 def timed(rows):
-    """Runs a generator of row blocks to its end; returns all rows and the seconds that took."""
+    """Runs a generator of row blocks to its end; returns all rows and the duration in seconds."""
     started = time.monotonic()
     found = np.concatenate(list(rows))
     return found, time.monotonic() - started
@@ -74,7 +74,8 @@ def check_alone(options, references):
 
 
 def check_concurrent(options, references):
-    """Threads with a client each: a tritonclient.http client belongs to the thread that made it."""
+    """Threads with one client each, because a tritonclient.http client can only be used by the thread that created
+    it."""
     blocks = [range(start, len(references.texts), options.concurrency) for start in range(options.concurrency)]
     found = np.full_like(references.embeddings, np.nan)
 

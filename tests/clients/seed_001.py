@@ -23,7 +23,7 @@ class Tokenized:
 
 
 class ServedTokenizer:
-    """What the tutorial uses of a tokenizer of transformers, done by the server's models."""
+    """The part of transformers' tokenizer that the tutorial uses, computed by the server's models."""
 
     def __init__(self, url):
         self.client = httpclient.InferenceServerClient(url=url)

@@ -15,7 +15,7 @@ import checks
 
 
 class ServedTokenizer:
-    """What the tutorial uses of a tokenizer of transformers, done by the server."""
+    """The part of transformers' tokenizer that the tutorial uses, computed by the server."""
 
     def __init__(self, address):
         self.client = grpcclient.InferenceServerClient(address)

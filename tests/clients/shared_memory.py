@@ -18,7 +18,7 @@ from checks import expect, expect_equal, expect_error, texts
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
 B = np.full((1, 16), 3, np.int32)
 SIZE = A.nbytes
-# Above what the gateway copies without handing the work on, and above one message of an unchanged nats-server.
+# Larger than what the gateway copies on its own thread, and than one message of a nats-server with default settings.
 LARGE = 3 << 20
 PATIENCE = 30
 
@@ -92,7 +92,7 @@ def check_mixed(module, client):
 
 
 def check_texts(module, client):
-    """Strings, whose size nobody knows from their shape."""
+    """Strings, whose size does not follow from their shape."""
     values = texts(["oar".encode(), b"", "漢字".encode(), b"x" * LARGE])
     packed = serialize_byte_tensor(values)
     size = len(packed.item())
@@ -105,7 +105,7 @@ def check_texts(module, client):
 
 
 def check_embedding(module, client):
-    """Through an ensemble: what comes out is what comes out without shared memory."""
+    """Through an ensemble: the outputs are the same as without shared memory."""
     values = texts([b"the rower", b"takes the oar"])
     travelling = [module.InferInput("TEXT", [2], "BYTES").set_data_from_numpy(values)]
     expected = client.infer("tiny_embedding", travelling).as_numpy("embedding")
@@ -141,7 +141,7 @@ def check_stream(_, client):
 
 
 def check_control(module, client):
-    """Registering, listing, giving back."""
+    """Registering, listing, unregistering."""
     exists, invalid, internal = {
         triton_http: ("400", "400", "500"),
         triton_grpc: ("StatusCode.ALREADY_EXISTS", "StatusCode.INVALID_ARGUMENT", "StatusCode.INTERNAL"),
@@ -185,13 +185,13 @@ def check_faults(module, client):
         message = f"for output 'OUTPUT0' ({SIZE - 4} bytes) should be at least {SIZE} bytes to hold the results"
         expect_error("output too long", infer(("part", SIZE), ("part", SIZE - 4)), internal, message)
         expect_equal("memory after errors", shm.get_contents_as_numpy(memory, np.int32, A.shape), A)
-        # Given back while the object is still there: the name is free again.
+        # Unregistered while the object still exists: the name is free again.
         client.unregister_system_shared_memory("part")
         expect_error("given back", infer(("part", SIZE)), missing, "Unable to find shared memory region: 'part'")
 
 
 def check_cut_short(module, client):
-    """The object of a region is made shorter behind the server's back; it says so and lives on."""
+    """The object of a region is truncated while it is registered; the server reports that and goes on."""
     with region(client, "short", 2 * SIZE) as memory:
         os.truncate(f"/dev/shm{key(memory)}", SIZE)
         inputs = simple(module, ("short", SIZE), ("short", SIZE, SIZE))

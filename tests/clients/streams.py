@@ -15,7 +15,7 @@ PATIENCE = 30
 
 
 class Replies(queue.Queue):
-    """What a stream gives, in order of arrival."""
+    """The results of a stream, in order of arrival."""
 
     def __call__(self, result, error):
         self.put((result, error))
@@ -58,7 +58,7 @@ def check_flags(url, model):
 
 
 def check_interleaving(url, model):
-    """A long answer does not hold up short ones, and each comes in order."""
+    """A long answer does not delay short ones, and the parts of each come in order."""
 
     def act(client, replies):
         client.async_stream_infer(model, inputs(range(50), [20] * 50), request_id="long")
@@ -125,7 +125,7 @@ def check_events(url, model):
 
 
 def check_one_answer(url, model):
-    """generate takes exactly one response, infer no decoupled model at all."""
+    """`generate` accepts exactly one response, `infer` no decoupled model at all."""
     for path, body, status, text in [
         ("generate", {"IN": 7, "DELAY": 0}, 200, '"OUT":7'),
         ("generate", {"IN": [1, 2], "DELAY": [0, 0]}, 400, "generate expects model to produce exactly 1 response"),

@@ -19,17 +19,17 @@ A = np.arange(16, dtype=np.int32).reshape(1, 16)
 def infer(client, kind, headers):
     """Sum and difference, checked."""
     inputs = [kind.InferInput(name, [1, 16], "INT32").set_data_from_numpy(A) for name in ("INPUT0", "INPUT1")]
-    # A copy: the HTTP client adds its own to what it is given.
+    # A copy, because the HTTP client adds its own headers to the dictionary.
     result = client.infer("simple", inputs, headers=dict(headers) if headers else None)
     expect_equal("sum", result.as_numpy("OUTPUT0"), A + A)
     expect_equal("difference", result.as_numpy("OUTPUT1"), A - A)
 
 
 def fails(call):
-    """Whether the call does not get through."""
+    """Whether the call fails."""
     try:
         call()
-    except Exception as error:  # each transport has its own kinds
+    except Exception as error:  # each transport has its own exceptions
         return str(error) or type(error).__name__
     return None
 
@@ -37,7 +37,7 @@ def fails(call):
 def main():
     def add(parser):
         parser.add_argument("--grpc", required=True, metavar="HOST:PORT")
-        parser.add_argument("--mutual", action="store_true", help="whether gRPC clients have to show a certificate")
+        parser.add_argument("--mutual", action="store_true", help="whether clients have to show a certificate")
         parser.add_argument("--api-key")
 
     arguments = checks.arguments(__doc__, add)
@@ -45,8 +45,9 @@ def main():
     http_host = arguments.url.replace("127.0.0.1", "localhost")
     grpc_host = arguments.grpc.replace("127.0.0.1", "localhost")
 
-    def https(ca=CA):
-        return triton.InferenceServerClient(http_host, ssl=True, ssl_options={"ca_certs": ca})
+    def https(ca=CA, certificate=arguments.mutual):
+        shown = {"certfile": CERTIFICATE, "keyfile": KEY} if certificate else {}
+        return triton.InferenceServerClient(http_host, ssl=True, ssl_options={"ca_certs": ca, **shown})
 
     def grpc(ssl=True, certificate=arguments.mutual):
         shown = dict(private_key=KEY, certificate_chain=CERTIFICATE) if certificate else {}
@@ -68,6 +69,7 @@ def main():
         if not arguments.mutual:
             return "none is asked for"
         expect(fails(lambda: grpc(certificate=False).is_server_live(client_timeout=5)), "a stranger was answered")
+        expect(fails(https(certificate=False).is_server_live), "a stranger was answered over HTTPS")
 
     checks.run(
         [

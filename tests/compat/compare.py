@@ -1,15 +1,15 @@
-"""An answer against what was expected: the differences, in words."""
+"""Compares an answer with the expected one: the differences, as texts."""
 
 import json
 import math
 import re
 
-# How many differences within one JSON body are told.
+# Most differences within one JSON body that are reported.
 TOLD = 5
 
 
 def differences(scenario, answer):
-    """What is wrong with Trireme's answer to a scenario; empty when nothing is."""
+    """The differences of Trireme's answer to a scenario from the expected one; empty if there are none."""
     if scenario.divergence:
         return against_expectation(scenario.divergence["expect"], answer)
     if scenario.expect:
@@ -20,7 +20,7 @@ def differences(scenario, answer):
 
 
 def against_expectation(expect, answer):
-    """Against an expectation that is written by hand."""
+    """Compares with an expectation that was written by hand."""
     found = differ("status", expect["status"], answer.status)
     for name, value in expect.get("headers", {}).items():
         found += differ(f"header {name}", value, answer.headers.get(name))
@@ -40,14 +40,14 @@ def against_expectation(expect, answer):
 
 
 def against_recording(compare, recorded, answer):
-    """Against what the real server answered. Statuses, the header that splits bodies and the types of successes count
-    always; texts and bytes are compared as they are unless `compare` says otherwise."""
+    """Compares with the answer of the real server. Statuses, the header that splits bodies and the types of successes
+    always count; texts and bytes are compared as they are unless `compare` says otherwise."""
     found = differ("status", recorded.status, answer.status)
     names = ["inference-header-content-length", "content-encoding"]
     if recorded.status == 200 and recorded.text:
         names.append("content-type")
     for name in names:
-        # Where JSON may be laid out otherwise, its length is free as well.
+        # If the layout of the JSON is free, its length is free as well.
         if name != "inference-header-content-length" or compare.get("as", "text") == "text":
             found += differ(f"header {name}", recorded.headers.get(name), answer.headers.get(name))
     match compare.get("as", "text"):
@@ -84,7 +84,7 @@ def parsed(text):
 
 
 def unequal(a, b, tolerance, where="body"):
-    """The places where two JSON values differ. Integers and doubles are different things to clients: `1` is not `1.0`."""
+    """The places where two JSON values differ. Clients distinguish integers and doubles: `1` is not `1.0`."""
     if isinstance(a, dict) and isinstance(b, dict):
         found = [f"{where}.{key}: is missing" for key in a if key not in b]
         found += [f"{where}.{key}: is not expected" for key in b if key not in a]
@@ -100,7 +100,7 @@ def unequal(a, b, tolerance, where="body"):
 
 
 def without(value, paths):
-    """`value` less the members that the dotted paths name; `*` is every element of an array."""
+    """`value` without the members that the dotted paths name; `*` is every element of an array."""
     for path in paths:
         *steps, last = path.split(".")
         places = [value]
@@ -114,7 +114,7 @@ def without(value, paths):
 
 
 def outside(subset, value, where):
-    """What of `subset` is not in `value`. Objects may have more members; arrays may not. `<integer>`, `<number>`,
+    """The parts of `subset` that are not in `value`. Objects may have more members; arrays may not. `<integer>`, `<number>`,
     `<string>` and `<any>` stand for any such value, `<absent>` for a member that must not be there."""
     if isinstance(subset, dict):
         if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""docs/compatibility.md, written from the scenarios and what is known about them."""
+"""Writes docs/compatibility.md from the scenarios and the data about them."""
 
 import json
 
@@ -106,7 +106,7 @@ def theme_row(theme):
 
 
 def divergences(everything):
-    """Each reason, with what Triton answers and what Trireme does."""
+    """Each reason, with the answers of Triton and of Trireme."""
     groups = []
     for divergence in json.loads(DIVERGENCES.read_text()):
         rows = []
@@ -120,7 +120,7 @@ def divergences(everything):
 
 
 def body(expect):
-    """The body that is expected, as text."""
+    """The expected body, as text."""
     if "error" in expect:
         return json.dumps({"error": expect["error"]}, ensure_ascii=False)
     if "text" in expect:
@@ -146,5 +146,5 @@ def shown(text):
 
 
 def cell(text):
-    """Text that stays within its cell of a table."""
+    """Escapes a text so that it stays within its cell of a table."""
     return text.replace("|", "\\|").replace("\n", " ").replace("\0", "\\u0000")

@@ -1,7 +1,7 @@
-"""One HTTP request of a scenario, and what came back.
+"""Sends one HTTP request of a scenario and returns the answer.
 
 Requests are sent as a scenario has them, byte for byte, on a connection of their own. An answer is kept in a form that
-can be written down: status, the headers that mean something to clients, the JSON or text, and the bytes behind it.
+can be recorded: status, the headers that clients act on, the JSON or text, and the bytes after it.
 """
 
 import base64
@@ -23,7 +23,7 @@ KEPT_HEADERS = ("content-type", HEADER_LENGTH, "content-encoding", "accept-encod
 LARGEST_KEPT = 65536
 # How long one answer may take.
 TIMEOUT_S = 30
-# What `during` gives its requests to arrive.
+# How long the requests in `during` have to arrive.
 HEAD_START_S = 0.1
 INTEGERS = {"int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q", "uint64": "Q"}
 NUMBERS = {**INTEGERS, "fp16": "e", "fp32": "f", "fp64": "d"}
@@ -39,7 +39,7 @@ class Answer:
     binary: bytes = b""
 
     def to_json(self):
-        """The form in which it is recorded."""
+        """The form in which the answer is recorded."""
         recorded = {"status": self.status, "headers": self.headers, "text": self.text}
         if self.binary:
             recorded["binary"] = base64.b64encode(self.binary).decode()
@@ -51,7 +51,7 @@ class Answer:
         return Answer(recorded["status"], recorded["headers"], recorded["text"], binary)
 
 
-# --- what is sent ---
+# --- requests ---
 
 
 def part(value):
@@ -86,7 +86,7 @@ def target(request):
 
 
 def body_of(request):
-    """The body and the headers that go with it."""
+    """The body and its headers."""
     headers = dict(request.get("headers", {}))
     parts = request.get("parts")
     if parts is None:
@@ -102,11 +102,11 @@ def body_of(request):
     return body, headers
 
 
-# --- what comes back ---
+# --- answers ---
 
 
 def exchange(url, request):
-    """Sends the request of a scenario, after those that are to be in flight meanwhile; returns the answer."""
+    """Sends the request of a scenario while the requests in `during` are in flight; returns the answer."""
     during = request.get("during")
     threads = []
     for _ in range(during.get("times", 1) if during else 0):
@@ -150,7 +150,7 @@ def read(response):
 
 
 def shortened(piece):
-    """What stands for a piece of an answer: itself, or a digest when it is large."""
+    """The recorded form of a piece of an answer: the piece itself, or a digest if it is large."""
     if len(piece) <= LARGEST_KEPT:
         return piece
     return f"{len(piece)} bytes, sha256 {hashlib.sha256(piece).hexdigest()}".encode()

@@ -1,8 +1,8 @@
-"""One gRPC call of a scenario, and what came back, in the same form as an HTTP answer.
+"""Makes one gRPC call of a scenario and returns the answer in the same form as an HTTP answer.
 
-The status is gRPC's number, 0 for OK. The text is the response as protobuf's JSON, its fields named as in the .proto file,
-bytes in base64; of a stream it is the array of responses, of an error `{"error": message}`. Messages are made of the
-descriptors that the official client brings; its other code is not used.
+The status is gRPC's number, 0 for OK. The text is the response as protobuf's JSON, with field names as in the .proto file
+and bytes in base64. For a stream it is the array of responses, for an error `{"error": message}`. Messages are made from
+the descriptors of the official client; its other code is not used.
 """
 
 import base64
@@ -41,7 +41,7 @@ def exchange(address, request):
 
 
 def to_message(kind, message):
-    """A message from its JSON, where `raw_input_contents` may be written as the parts of HTTP bodies are."""
+    """A message from its JSON, in which `raw_input_contents` may be parts like those of HTTP bodies."""
     if "raw_input_contents" in message:
         contents = [base64.b64encode(part(piece)).decode() for piece in message["raw_input_contents"]]
         message = {**message, "raw_input_contents": contents}

@@ -1,4 +1,4 @@
-"""The memory objects that themes have: files of /dev/shm, as `shm_open` makes them."""
+"""The shared memory objects of themes: files in /dev/shm, as `shm_open` creates them."""
 
 import contextlib
 import fcntl
@@ -12,8 +12,8 @@ FOLDER = Path("/dev/shm")
 
 @contextlib.contextmanager
 def objects(themes):
-    """Makes the objects of these themes; they are there for the length of a `with` block. Others on this host, who have
-    the same ones, wait for it to end."""
+    """Creates the objects of these themes for the duration of a `with` block. Other runs on this host, which use the same
+    objects, wait until it ends."""
     made = {FOLDER / name: parts for theme in themes for name, parts in theme.objects.items()}
     if not made:
         yield

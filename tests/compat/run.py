@@ -50,7 +50,7 @@ def main():
 
 
 def verdict(servers, scenario):
-    """What is wrong, as lines; none when nothing is."""
+    """The differences, as lines; empty if there are none."""
     try:
         found = differences(scenario, servers[scenario.protocol](scenario.request))
     except (OSError, http.client.HTTPException) as error:
@@ -61,7 +61,7 @@ def verdict(servers, scenario):
 
 
 def check(themes):
-    """Whether each scenario can be judged, and recordings and expectations agree or say why not."""
+    """Checks that each scenario has an expectation, and that recordings and expectations agree or say why not."""
     results = []
     for scenario in (s for theme in themes for s in theme.scenarios):
         found = []
@@ -85,7 +85,7 @@ def check(themes):
 
 
 def report(results, word, listed=()):
-    """Prints the outcome. Of the ids in `listed` it is known that they fail."""
+    """Prints the outcome. The ids in `listed` are known to fail."""
     failed = [(name, found) for name, found in results if found]
     for name, found in failed:
         print(f"FAILED {name}")

@@ -1,7 +1,8 @@
-"""The scenarios and what is written down about them: themes, recorded answers, divergences, expected failures.
+"""The scenarios and the data about them: themes, recorded answers, divergences, expected failures.
 
-The answer expected of Trireme comes from the first of these that has one: `divergences.json` (a difference on purpose),
-the scenario's own `expect` (a fact of Triton's sources, or what cannot be recorded word for word), the recording.
+The answer expected of Trireme comes from the first of these sources that has one: `divergences.json` (a difference on
+purpose), the scenario's own `expect` (a fact of Triton's sources, or an answer that cannot be recorded word for word),
+the recording.
 """
 
 import json
@@ -21,7 +22,7 @@ OTHER_FIELDS = {"id", "why", "expect", "compare", "newer", "no_recording"}
 
 @dataclass
 class Scenario:
-    """One request and what is known about its answer."""
+    """One request and the data about its answer."""
 
     id: str
     why: str
@@ -29,9 +30,9 @@ class Scenario:
     request: dict
     # The scenario's own expectation: `status` and one of `error`, `json`, `subset`, `text`, `pattern`.
     expect: dict | None = None
-    # How the recording is held against an answer: `as`, `ignore`, `tolerance`.
+    # How the recording is compared with an answer: `as`, `ignore`, `tolerance`.
     compare: dict = field(default_factory=dict)
-    # Why `expect` is right although the recorded, older Triton answered otherwise.
+    # Why `expect` is right although the recorded, older Triton gave another answer.
     newer: str | None = None
     # Why there is no recording.
     no_recording: str | None = None
@@ -55,16 +56,16 @@ class Theme:
     title: str
     about: str
     scenarios: list
-    # Which of servers.SERVERS answers them, in their order.
+    # The entry of servers.SERVERS that answers the scenarios, in their order.
     server: str
-    # The memory objects they use: names, each with the parts of its bytes.
+    # The shared memory objects that the scenarios use: names, each with the parts of its bytes.
     objects: dict
     # The version of the recorded Triton.
     triton: str | None = None
 
 
 class DataError(Exception):
-    """What is written down contradicts itself."""
+    """The recordings, expectations and lists contradict each other."""
 
 
 def load():
@@ -119,5 +120,5 @@ def load_scenario(theme, entry, recorded):
 
 
 def recorded_path(theme):
-    """Where the recorded answers of a theme are."""
+    """The path of a theme's recorded answers."""
     return ROOT / "recorded" / f"{theme}.json"

@@ -1,21 +1,22 @@
-"""The ways to ask a server: by protocol, a function from a scenario's request to the answer."""
+"""The protocols: for each, a function from a scenario's request to the server's answer."""
 
 import functools
 
 import exchange
 
-# How servers are set up, by name: the folder in models/ that they serve, and their flags.
+# The setups of servers, by name: the folder in models/ that they serve, and their flags.
 DEFAULT = "default"
 SERVERS = {
     DEFAULT: ("repository", []),
-    # Regions can be registered: in the recorded release always, in Trireme and in newer ones with --allow-client-shm.
+    # Regions can be registered: in the recorded release always, in Trireme and in newer releases with
+    # --allow-client-shm.
     "shared memory": ("repository", []),
     "explicit": ("control", ["--model-control-mode=explicit", "--load-model=c"]),
 }
 
 
 def servers_at(url, grpc_address=None):
-    """HTTP, and gRPC where its address is known. Only then are the packages needed that gRPC takes."""
+    """HTTP, and gRPC if its address is known. The packages for gRPC are needed only then."""
     servers = {"http": functools.partial(exchange.exchange, url)}
     if grpc_address:
         import exchange_grpc

@@ -20,12 +20,12 @@ from servers import SERVERS
 MODELS = Path(__file__).resolve().parent / "models"
 BACKEND = re.compile(r'^backend: "(\w+)"$', re.MULTILINE)
 START_LIMIT_S = 120
-# How long a crash may take to become an exit.
+# How long a crashing Triton may take to exit.
 DYING_S = 3
 
 
 def assemble_repository(source, target):
-    """Writes the model repository that Triton serves in place of `source`, a folder in models/."""
+    """Writes the model repository for Triton that corresponds to `source`, a folder in models/."""
     for model in sorted((MODELS / source).iterdir()):
         config = (model / "config.pbtxt").read_text()
         backend = BACKEND.search(config)
@@ -62,7 +62,7 @@ class Triton:
         if self.libraries:
             environment["LD_LIBRARY_PATH"] = str(self.libraries)
         if self.python:
-            # The backend's stub finds its interpreter through PATH.
+            # The backend's stub finds its Python interpreter through PATH.
             environment["PATH"] = f"{Path(self.python).parent}:{environment['PATH']}"
         command = [self.program, "--model-repository", repository, "--log-info=0"]
         command += ["--http-port", self.port, "--grpc-port", self.port + 1, "--metrics-port", self.port + 2]
@@ -80,12 +80,12 @@ class Triton:
 
     @staticmethod
     def adapted(request):
-        """A request as it is for models whose backend is python: one may hold a model's configuration."""
+        """The request for models whose backend is python: it may contain a model's configuration."""
         ours, theirs = (json.dumps(f'"backend": "{name}"')[1:-1] for name in ("identity", "python"))
         return json.loads(json.dumps(request).replace(ours, theirs))
 
     def revive(self):
-        """Starts it again if it has died, which some requests do to a Triton. Says whether it had."""
+        """Starts Triton again if it has died, which some requests cause. Returns whether it had."""
         try:
             self.process.wait(timeout=DYING_S)
         except subprocess.TimeoutExpired:

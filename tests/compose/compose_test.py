@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""`make compose-test`: the Dockerfile and docker-compose.yml, as a user has them, under a container runtime.
+"""`make compose-test`: tests the shipped Dockerfile and docker-compose.yml with a container runtime.
 
-Builds the images, brings everything up, asks it over HTTP and gRPC with Triton's own client, scales stages, kills one
-container of each stage under load, and takes everything down. Not one request may fail. Ends with how long each phase took
-and what each service weighs. Where no image registry can be reached, scripts/compose-base-images.sh makes stand-ins for the
-base images.
+Builds the images, starts everything, sends requests over HTTP and gRPC with Triton's own client, scales stages, kills one
+container of each stage under load, and removes everything. No request may fail. Then starts the three brokers of
+docker-compose.cluster.yml, kills one of them and stops one. Ends with the duration of each phase, and the memory and image
+size of each service. If no image registry can be reached, scripts/compose-base-images.sh creates stand-ins for the base
+images.
 
 Images stay, so that the next run is quick; containers, networks and volumes do not.
 """
@@ -37,24 +38,26 @@ BASES = ("RUST_IMAGE", "RUNTIME_IMAGE", "PYTHON_IMAGE", "NATS_IMAGE")
 BUILT = f"{PROJECT}-build"
 TEXTS = ["The rowers pull together.", "A crew rows in time.", "The quarterly report is due."]
 READY_LIMIT = 240
-# How long another run on this machine may take before this one gives up.
+# How long to wait for another run on this machine.
 LOCK_LIMIT = 2400
 COMMAND_LIMIT = 3600
-# What images and what they are built from take.
+# Disk space for the images and their builds.
 DISK_NEEDED = 10 << 30
-# scripts/compose-base-images.sh ends with it where the machine lacks something.
+# Exit code of scripts/compose-base-images.sh if the machine lacks something that it needs.
 UNAVAILABLE = 69
+CLUSTER = ("-f", "docker-compose.yml", "-f", "docker-compose.cluster.yml")
+BROKERS = ("nats", "nats-2", "nats-3")
 REPLICAS = {"tokenizer": 2, "model": 3, "postprocess": 2}
 CONCURRENCY = 8
 
 
 def say(text):
-    """One line of progress."""
+    """Prints one line of progress."""
     print(f"==> [{time.monotonic() - STARTED:4.0f}s] {text}", flush=True)
 
 
 def run(*command):
-    """Runs a command and returns what it prints; one that fails ends the test with all of it."""
+    """Runs a command and returns its output; if it fails, the test ends with all of the output."""
     done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, check=False, timeout=COMMAND_LIMIT)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}")
@@ -71,7 +74,7 @@ def phase(name):
 
 
 class Skipped(Exception):
-    """This machine cannot run the test, and says why."""
+    """The reason why this machine cannot run the test."""
 
 
 def compose(*arguments):
@@ -80,12 +83,12 @@ def compose(*arguments):
 
 
 def runs(*command):
-    """Whether there is such a command, and it works."""
+    """Whether a command exists and works."""
     return shutil.which(command[0]) is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def find_compose():
-    """The command that COMPOSE names, else docker compose, else docker-compose; or None."""
+    """The command in COMPOSE, else docker compose, else docker-compose; or None."""
     if named := os.environ.get("COMPOSE", "").split():
         if not runs(*named, "version"):
             sys.exit(f"COMPOSE={' '.join(named)}: there is no such command, or `version` fails")
@@ -111,13 +114,14 @@ def base_images():
 
 
 def image_ids():
-    """The ids of the images that the test builds."""
+    """The ids of the images that the test has built."""
     names = [BUILT, *(f"{PROJECT}-{service}" for service in ("setup", "gateway", *REPLICAS))]
     return {i for name in names for i in run("docker", "image", "ls", "--quiet", "--no-trunc", name).split()}
 
 
 def build():
-    """Builds every image; those that they replace go, or each change of the sources would leave some gigabytes behind."""
+    """Builds every image. Removes the replaced ones; otherwise each change of the sources would leave gigabytes
+    behind."""
     before = image_ids()
     names = {*BASES, "CARGO_PROFILE"} - {"NATS_IMAGE"}
     arguments = [f"--build-arg={name}={ENVIRONMENT[name]}" for name in sorted(names) if name in ENVIRONMENT]
@@ -137,14 +141,14 @@ def containers(service):
 
 
 def healthy():
-    """How many containers of each service are running and healthy."""
+    """Number of running and healthy containers of each service."""
     shown = '{{.Label "com.docker.compose.service"}}'
     filters = [f"--filter=label=com.docker.compose.project={PROJECT}", "--filter=health=healthy"]
     return collections.Counter(run("docker", "ps", *filters, "--format", shown).split())
 
 
 def until_healthy(expected):
-    """Waits until so many containers of each service are healthy."""
+    """Waits until each service has this many healthy containers."""
     give_up = time.monotonic() + READY_LIMIT
     while (found := healthy()) != expected:
         if time.monotonic() > give_up:
@@ -154,7 +158,7 @@ def until_healthy(expected):
 
 
 def port(inside):
-    """Where a port of the gateway is published."""
+    """The published address of a port of the gateway."""
     return "127.0.0.1:" + run("docker", "port", containers("gateway")[0], str(inside)).split()[0].rsplit(":", 1)[1]
 
 
@@ -180,7 +184,7 @@ def until_first_answer(address):
 
 
 class Client:
-    """Asks for embeddings over both protocols, each thread with clients of its own."""
+    """Requests embeddings over both protocols; each thread has clients of its own."""
 
     def __init__(self, http, grpc):
         self.addresses = (http, grpc)
@@ -201,7 +205,7 @@ class Client:
 
 
 class Load:
-    """Requests without a pause until told to stop; every answer is compared."""
+    """Sends requests without a pause until it is stopped; compares every answer."""
 
     def __init__(self, client, expected):
         self.client, self.expected = client, expected
@@ -212,7 +216,7 @@ class Load:
         self.running = [self.pool.submit(self.work, worker) for worker in range(CONCURRENCY)]
 
     def work(self, number):
-        """One thread's requests."""
+        """The requests of one thread."""
         while not self.stop.is_set():
             which, started = number % len(TEXTS), time.monotonic()
             problem = None
@@ -220,7 +224,7 @@ class Load:
                 answer = self.client.embed(TEXTS[which], number)
                 if numpy.dot(answer, self.expected[which]) < 0.99:
                     problem = f"a wrong answer to {TEXTS[which]!r}"
-            except Exception as error:  # whatever a client may raise is a failed request
+            except Exception as error:  # any exception of a client is a failed request
                 problem = repr(error)
             with self.lock:
                 self.slowest = max(self.slowest, time.monotonic() - started)
@@ -231,7 +235,7 @@ class Load:
             number += 1
 
     def end(self):
-        """Stops, and fails the test if one request did."""
+        """Stops, and fails the test if a request failed."""
         self.stop.set()
         for running in self.running:
             running.result()
@@ -242,7 +246,7 @@ class Load:
 
 
 def check_containers():
-    """Nobody is root, nothing is writable, no capability is left."""
+    """Checks that no container runs as root, has a writable root file system, or has a capability."""
     for service in ("gateway", *REPLICAS, "nats"):
         about = json.loads(run("docker", "inspect", containers(service)[0]))[0]
         host = about["HostConfig"]
@@ -256,7 +260,7 @@ def check_containers():
 
 
 def memory():
-    """What each service's first container uses, as the container runtime counts it."""
+    """The resource use of each service's first container, from the container runtime."""
     first = {containers(service)[0]: service for service in ("nats", "gateway", *REPLICAS)}
     used = run("docker", "stats", "--no-stream", "--format", "{{.ID}} {{.MemUsage}}", *first)
     return {first[line.split()[0]]: line.split()[1] for line in used.splitlines()}
@@ -274,7 +278,7 @@ def check_answers(client):
 
 
 def kill_under_load(load):
-    """Kills a container of each stage; answers go on."""
+    """Kills a container of each stage; requests still succeed."""
     for service in REPLICAS:
         before = load.right
         run("docker", "kill", containers(service)[0])
@@ -286,7 +290,7 @@ def kill_under_load(load):
 
 
 def check_ends():
-    """Each service was stopped in order, and NATS refused nothing to it."""
+    """Checks that each service was stopped in order, and that NATS refused it no command."""
     for service in ("gateway", *REPLICAS):
         for container in compose("ps", "-a", "-q", service).split():
             code = json.loads(run("docker", "inspect", container))[0]["State"]["ExitCode"]
@@ -296,8 +300,58 @@ def check_ends():
         assert '"stopped"' in logs, f"{service} was not stopped in order:\n{logs[-3000:]}"
 
 
+def cluster_leader(broker):
+    """The leader of the cluster of brokers, according to one of them."""
+    told = run("docker", "exec", containers(broker)[0], "wget", "-q", "-O", "-", "http://127.0.0.1:8222/jsz")
+    return json.loads(told)["meta_cluster"].get("leader")
+
+
+def check_merged():
+    """The combination of the two compose files: every service knows all brokers, and brokers differ only in their
+    data."""
+    urls = ",".join(f"nats://{broker}:4222" for broker in BROKERS)
+    compose(*CLUSTER, "up", "--no-start", "--no-build")
+    for service in ("gateway", *REPLICAS):
+        about = json.loads(run("docker", "inspect", compose(*CLUSTER, "ps", "-a", "-q", service).split()[0]))[0]
+        assert f"TRIREME_NATS_URL={urls}" in about["Config"]["Env"], service
+    first, *others = [json.loads(run("docker", "inspect", containers(broker)[0]))[0] for broker in BROKERS]
+    for other in others:
+        for field in ("Image", "User", "Healthcheck", "StopSignal"):
+            assert other["Config"][field] == first["Config"][field], f"{other['Name']}: {field}"
+        differ = {entry.split("=")[0] for entry in set(other["Config"]["Env"]) ^ set(first["Config"]["Env"])}
+        assert differ == {"BROKER_NAME"}, f"{other['Name']}: {differ}"
+        for field in ("ReadonlyRootfs", "CapDrop", "SecurityOpt", "Memory", "PidsLimit", "RestartPolicy"):
+            assert other["HostConfig"][field] == first["HostConfig"][field], f"{other['Name']}: {field}"
+    mounts = [mount for about in (first, *others) for mount in about["Mounts"] if mount["Destination"] == "/data"]
+    assert len({mount["Name"] for mount in mounts}) == len(BROKERS), mounts
+
+
+def check_cluster():
+    """The three brokers of docker-compose.cluster.yml form a cluster; when one is killed or stopped, the others go
+    on."""
+    compose(*CLUSTER, "up", "-d", "--no-build", *BROKERS)
+    until_healthy(dict.fromkeys(BROKERS, 1))
+    check_merged()
+    leader = cluster_leader("nats")
+    assert leader in BROKERS, leader
+    rest = [broker for broker in BROKERS if broker != leader]
+    run("docker", "kill", containers(leader)[0])
+    give_up = time.monotonic() + 60
+    while (found := cluster_leader(rest[0])) not in rest:
+        assert time.monotonic() < give_up, f"{leader} was killed, and the cluster's leader is {found}"
+        time.sleep(0.5)
+    say(f"{leader} led the cluster and was killed; {found} leads it now")
+    compose(*CLUSTER, "up", "-d", "--no-build", *BROKERS)
+    until_healthy(dict.fromkeys(BROKERS, 1))
+    stopped = containers(found)[0]
+    compose(*CLUSTER, "stop", found)
+    code = json.loads(run("docker", "inspect", stopped))[0]["State"]["ExitCode"]
+    assert code == 0, f"a broker that was stopped in order ended with code {code}"
+    until_healthy({broker: 1 for broker in BROKERS if broker != found})
+
+
 def test():
-    """Everything, in order."""
+    """All checks, in order."""
     build()
     with phase("cold start: from up to the first answer"):
         compose("up", "-d", "--no-build")
@@ -322,6 +376,9 @@ def test():
     with phase("stop"):
         compose("stop")
     check_ends()
+    down()
+    with phase("three brokers: together, one killed, one stopped"):
+        check_cluster()
     for name, seconds in PHASES:
         say(f"{seconds:6.1f} s  {name}")
     for service, amount in used.items():
@@ -336,7 +393,7 @@ PHASES, IMAGE_SIZES = [], {}
 
 @contextlib.contextmanager
 def alone():
-    """One run at a time on a machine: runs share names of containers and images."""
+    """Allows one run at a time on a machine, because runs use the same names of containers and images."""
     with open(pathlib.Path(tempfile.gettempdir()) / f"{PROJECT}-{os.getuid()}.lock", "w", encoding="utf-8") as lock:
         give_up = time.monotonic() + LOCK_LIMIT
         while True:
@@ -351,7 +408,7 @@ def alone():
 
 
 def check_docker():
-    """That a daemon answers and has room."""
+    """Checks that a docker daemon answers and has enough disk space."""
     info = subprocess.run(["docker", "info", "--format", "{{.DockerRootDir}}"], text=True, capture_output=True, check=False, timeout=60)
     if info.returncode != 0:
         raise Skipped("no docker daemon answers (`docker info`)")
@@ -361,7 +418,7 @@ def check_docker():
 
 
 def check_containers_run():
-    """That the daemon may start a container at all; some machines have one that may not."""
+    """Checks that the daemon may start containers; on some machines it may not."""
     image = ENVIRONMENT.get("RUNTIME_IMAGE", "debian:bookworm-slim")
     tried = subprocess.run(["docker", "run", "--rm", image, "true"], text=True, capture_output=True, check=False, timeout=300)
     if tried.returncode != 0:
@@ -369,24 +426,24 @@ def check_containers_run():
 
 
 def down():
-    """Takes away what a run leaves, this one or one that was killed."""
-    compose("down", "--volumes", "--remove-orphans", "--timeout", "5")
+    """Removes the containers, networks and volumes of a run: this one, or one that was killed."""
+    compose(*CLUSTER, "down", "--volumes", "--remove-orphans", "--timeout", "5")
 
 
 def main():
-    """Skips where there is no docker; leaves nothing running."""
+    """Skips the test if there is no docker; leaves no container running."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     try:
         if shutil.which("docker") is None or COMPOSE is None:
             raise Skipped("docker, with its compose plugin or docker-compose, is not installed")
         check_docker()
-        # Ports are free ones, and names are not those of the images that a user of this machine runs.
+        # Free ports, and names that differ from those of the user's own images and containers.
         ENVIRONMENT.update({f"TRIREME_{name}_PORT": "0" for name in ("HTTP", "GRPC", "METRICS")})
         ENVIRONMENT.update({"COMPOSE_PROJECT_NAME": PROJECT, "TRIREME_IMAGE_PREFIX": PROJECT})
         ENVIRONMENT.setdefault("CARGO_PROFILE", "unoptimized")
-        # A busy machine makes docker-compose wait longer than its 60 s; hints are for people.
+        # On a busy machine docker-compose needs longer than its default of 60 s; hints are for interactive use.
         ENVIRONMENT.update({"COMPOSE_HTTP_TIMEOUT": "600", "DOCKER_CLI_HINTS": "false"})
-        # Docker compose brings BuildKit along where docker has none: two builders would build everything twice.
+        # Docker compose has BuildKit even if docker does not: with two builders everything would be built twice.
         if not runs("docker", "buildx", "version"):
             ENVIRONMENT.setdefault("DOCKER_BUILDKIT", "0")
         say(f"{' '.join(COMPOSE)} {run(*COMPOSE, 'version', '--short').strip()}")

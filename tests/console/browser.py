@@ -1,4 +1,4 @@
-"""A real browser without a window, told what to do over the DevTools protocol through a pipe. Standard library only."""
+"""A real browser without a window, controlled over the DevTools protocol through a pipe. Standard library only."""
 
 import base64
 import json
@@ -13,13 +13,13 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def installed():
-    """The browser's path, or None: the one that TRIREME_CHROMIUM names, or the first that the system has."""
+    """The browser's path, or None: the one in TRIREME_CHROMIUM, or the first that the system has."""
     named = os.environ.get("TRIREME_CHROMIUM")
     return named or next((path for path in map(shutil.which, NAMES) if path), None)
 
 
 class Browser:
-    """One page. What the page logs as an error or throws is in `errors`."""
+    """One page. `errors` has the errors that the page logs or throws."""
 
     def __init__(self, path, width=1200, height=820):
         self.profile = tempfile.mkdtemp(prefix="trireme-browser-")
@@ -28,7 +28,7 @@ class Browser:
         self.read, from_browser = os.pipe()
 
         def wire():
-            # The browser reads from 3 and writes to 4. Copies first: either may be 3 or 4 already.
+            # The browser reads from 3 and writes to 4. The ends are copied first, because either may already be 3 or 4.
             commands, answers = os.dup(to_browser), os.dup(from_browser)
             os.dup2(commands, 3)
             os.dup2(answers, 4)
@@ -97,7 +97,7 @@ class Browser:
         return result["result"].get("value")
 
     def wait(self, what, expression, limit=30):
-        """Waits until the expression is true, or says what was waited for."""
+        """Waits until the expression is true; the error names `what`."""
         give_up = time.monotonic() + limit
         while True:
             value = self.evaluate(expression)
@@ -116,7 +116,7 @@ class Browser:
         self.call("Input.insertText", text=text)
 
     def scheme(self, name):
-        """Light or dark."""
+        """Sets light or dark mode."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
     def screenshot(self, path):

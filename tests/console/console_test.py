@@ -20,7 +20,7 @@ from browser import Browser, installed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 READY_LIMIT = 90
-# The server is on this machine, whatever proxy the environment names.
+# Without a proxy, because the server is on this machine.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 HOSTILE_NAME = "<img src=x onerror='document.title=1'>"
 HOSTILE_TEXT = "<script>document.title=2</script>"

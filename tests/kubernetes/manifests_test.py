@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""`make kubernetes-test`: renders deploy/kubernetes and checks what comes out.
+"""`make kubernetes-test`: renders deploy/kubernetes and checks the objects.
 
-Every object against Kubernetes' published schema (strictly: an unknown field is an error), KEDA's against what its
-documentation asks for, and that names fit together: selectors, ports, volumes, secrets, queues, and environment variables
-against docs/configuration.md; that Prometheus finds every service's metrics.
+Checks every object against Kubernetes' published schema (strictly: an unknown field is an error), KEDA's objects against
+its documentation, and that names match: selectors, ports, volumes, secrets, queues, and environment variables against
+docs/configuration.md; that Prometheus finds every service's metrics; that the brokers of a cluster know one another, and
+services know all of them.
 """
 
+import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 import kubernetes_validate
 import yaml
@@ -28,10 +31,23 @@ def check(holds, text):
 
 
 def render(overlay):
-    """The objects of an overlay, or None where there is nothing to render it with."""
+    """The objects of an overlay, or None if there is no tool to render it. BASE+COMPONENT stands for a user's own overlay:
+    a base with a component."""
+    with tempfile.TemporaryDirectory() as made:
+        folder, *components = [FOLDER / part for part in overlay.split("+")]
+        if components:
+            listed = {"resources": [folder], "components": components}
+            listed = {field: [os.path.relpath(path, os.path.realpath(made)) for path in paths] for field, paths in listed.items()}
+            (pathlib.Path(made) / "kustomization.yaml").write_text(yaml.safe_dump({"namespace": "trireme", **listed}))
+            folder = made
+        return render_folder(overlay, folder)
+
+
+def render_folder(overlay, folder):
+    """The objects that a folder describes."""
     for command in (["kustomize", "build"], ["kubectl", "kustomize"]):
         if shutil.which(command[0]):
-            done = subprocess.run([*command, FOLDER / overlay], text=True, capture_output=True, check=False)
+            done = subprocess.run([*command, folder], text=True, capture_output=True, check=False)
             if done.returncode != 0:
                 sys.exit(f"{overlay} cannot be rendered: {done.stderr}")
             return [document for document in yaml.safe_load_all(done.stdout) if document]
@@ -68,7 +84,7 @@ def check_scaled_object(thing, workloads, queues):
 
 
 def check_pod(where, template, have, variables, claims):
-    """A pod's references: volumes, secrets, ports, environment variables; and that it runs without rights."""
+    """A pod's references: volumes, secrets, ports, environment variables; and that it runs without privileges."""
     spec = template["spec"]
     volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
     for volume in volumes.values():
@@ -93,7 +109,7 @@ def check_pod(where, template, have, variables, claims):
 
 
 def scraped_ports():
-    """The port that Prometheus asks each service at under docker compose."""
+    """The port that Prometheus scrapes at each service under docker compose."""
     configuration = yaml.safe_load((ROOT / "deploy" / "observability" / "prometheus.yml").read_text())
     return {job["job_name"]: job["dns_sd_configs"][0]["port"] for job in configuration["scrape_configs"]}
 
@@ -114,8 +130,80 @@ def check_scraping(where, service, template, policies):
     check(port in reached, f"{where}: no policy lets anybody reach its metrics on port {port}")
 
 
+def only(objects, kind, name):
+    """The object with this kind and name."""
+    return next(thing for thing in objects if (thing["kind"], thing["metadata"]["name"]) == (kind, name))
+
+
+def peers_of(objects, pod, direction):
+    """The peers that the policies for a pod allow, incoming or outgoing: pairs of an `app` and a port."""
+    peer = {"ingress": "from", "egress": "to"}[direction]
+    return {
+        (where.get("podSelector", {}).get("matchLabels", {}).get("app.kubernetes.io/name"), port["port"])
+        for policy in objects
+        if policy["kind"] == "NetworkPolicy" and matches(policy["spec"]["podSelector"], pod["metadata"]["labels"])
+        for rule in policy["spec"].get(direction, [])
+        for where in rule.get(peer, [])
+        for port in rule["ports"]
+    }
+
+
+def services(overlay):
+    """The Deployments of an overlay."""
+    return ("gateway", "tokenizer", "model", "postprocess", *(["python"] if "python" in overlay else []))
+
+
+def check_brokers(overlay, objects):
+    """Checks one broker, or a cluster whose brokers know one another, and that services know all of them."""
+    broker, service = only(objects, "StatefulSet", "nats"), only(objects, "Service", "nats")
+    spec, pod, replicas = broker["spec"], broker["spec"]["template"], broker["spec"]["replicas"]
+    container = pod["spec"]["containers"][0]
+    clustered = "cluster" in overlay
+    check(replicas == (3 if clustered else 1), f"{overlay}: {replicas} brokers")
+    names = [f"nats-{number}.{spec['serviceName']}" for number in range(replicas)] if clustered else ["nats"]
+    urls = ",".join(f"nats://{name}:4222" for name in names)
+    for name in services(overlay):
+        variables = only(objects, "Deployment", name)["spec"]["template"]["spec"]["containers"][0]["env"]
+        given = [variable["value"] for variable in variables if variable["name"] == "TRIREME_NATS_URL"]
+        check(given == [urls], f"{overlay}: {name} looks for the broker at {given}, expected {urls}")
+    configuration = f"/etc/nats/{'cluster' if clustered else 'nats-server'}.conf"
+    check(container["args"][:2] == ["--config", configuration], f"{overlay}: the broker's arguments are {container['args']}")
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    check({configuration, "/etc/nats/nats-server.conf", "/etc/nats/users.conf", "/etc/nats/secrets", "/data"} <= mounted, f"{overlay}: the broker has {sorted(mounted)}")
+    claims = [claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]]
+    data = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == "/data"]
+    check(data == claims, f"{overlay}: the broker keeps its data in {data}, its claims are {claims}")
+    if not clustered:
+        return
+    named = [v["valueFrom"]["fieldRef"]["fieldPath"] for v in container["env"] if v["name"] == "BROKER_NAME"]
+    check(named == ["metadata.name"], f"{overlay}: a broker has the name {named}, expected its pod's")
+    # Values in the configuration file: the port of routes, who may use it, how long a stop in order takes.
+    text = only(objects, "ConfigMap", next(v["configMap"]["name"] for v in pod["spec"]["volumes"] if "configMap" in v))["data"]["cluster.conf"]
+    port = int(re.search(r"^    port: (\d+)$", text, re.MULTILINE).group(1))
+    secret = only(objects, "Secret", "trireme-nats-passwords")["stringData"]["routes.conf"]
+    password = re.search(r'ROUTE_PASSWORD: "([0-9a-f]{64})"', secret).group(1)
+    routes = re.findall(r'"(nats://[^"]+)"', secret)
+    check(routes == [f"nats://route:{password}@{name}:{port}" for name in names], f"{overlay}: routes to other brokers than {names}")
+    check(port in {entry["containerPort"] for entry in container["ports"]}, f"{overlay}: the broker has no port {port}")
+    for direction in ("ingress", "egress"):
+        peers = {peer for peer, to in peers_of(objects, pod, direction) if to == port}
+        check(peers == {"nats"}, f"{overlay}: {direction} of routes: {peers}, expected brokers and nobody else")
+    check(service["spec"]["clusterIP"] == "None" and service["spec"].get("publishNotReadyAddresses"), f"{overlay}: brokers have no names before they are ready")
+    check(spec.get("podManagementPolicy") == "Parallel", f"{overlay}: the first broker would wait for a leader, and the others for the first")
+    check("js-enabled-only" in container["livenessProbe"]["httpGet"]["path"], f"{overlay}: a broker that lost the others would be started again and again")
+    check("js-meta-only" in container["readinessProbe"]["httpGet"]["path"], f"{overlay}: a broker is ready without a leader of the cluster")
+    stop = int(re.search(r'^lame_duck_duration: "(\d+)s"$', text, re.MULTILINE).group(1))
+    check("ldm=1" in container["lifecycle"]["preStop"]["exec"]["command"], f"{overlay}: a broker keeps its leaderships until it ends")
+    check(pod["spec"]["terminationGracePeriodSeconds"] >= stop + 10, f"{overlay}: a broker is killed before it has ended in order")
+    budget = only(objects, "PodDisruptionBudget", "nats")["spec"]
+    check(budget["maxUnavailable"] == 1 and matches(budget["selector"], pod["metadata"]["labels"]), f"{overlay}: two brokers may go at a time")
+    spread = pod["spec"]["topologySpreadConstraints"][0]
+    expected = {"topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule", "maxSkew": 1, "minDomains": replicas}
+    check(expected.items() <= spread.items() and matches(spread["labelSelector"], pod["metadata"]["labels"]), f"{overlay}: two brokers may be on one node")
+
+
 def check_overlay(overlay):
-    """Everything about one overlay; returns how many objects it has, or None."""
+    """Checks one overlay; returns its number of objects, or None."""
     objects = render(overlay)
     if objects is None:
         return None
@@ -135,7 +223,7 @@ def check_overlay(overlay):
     queues = {f"trireme_work_{model}_1" for model in demo}
 
     workloads = {t["metadata"]["name"]: t for t in objects if t["kind"] in ("Deployment", "StatefulSet")}
-    check(set(workloads) == {"nats", "gateway", "tokenizer", "model", "postprocess"}, f"{overlay}: {sorted(workloads)}")
+    check(set(workloads) == {"nats", *services(overlay)}, f"{overlay}: {sorted(workloads)}")
     pods = {name: workload["spec"]["template"] for name, workload in workloads.items()}
     for name, workload in workloads.items():
         labels = pods[name]["metadata"]["labels"]
@@ -156,12 +244,16 @@ def check_overlay(overlay):
             check(any(matches(selector, pod["metadata"]["labels"]) for pod in pods.values()), f"{where}: chooses nothing")
         if thing["kind"] == "ScaledObject":
             check_scaled_object(thing, workloads, queues)
+    check_brokers(overlay, objects)
     return len(objects)
 
 
 def main():
-    """Checks both overlays; skips where there is no kustomize."""
-    for overlay in ("base", "demo"):
+    """Checks all overlays; skips the test if there is no kustomize."""
+    check_scaled_object(
+        yaml.safe_load((FOLDER / "python" / "scaled-object.yaml").read_text()), {"python"}, {"trireme_work_preprocessing_1"}
+    )
+    for overlay in ("base", "demo", "base+cluster", "demo-cluster", "base+python", "base+python+cluster"):
         count = check_overlay(overlay)
         if count is None:
             print("==> skipped: neither kustomize nor kubectl is installed")

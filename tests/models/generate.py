@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the small models that the tests serve: the generated files in tests/repositories, and what they must answer.
+"""Writes the small models that the tests serve: the generated files in tests/repositories, and their expected answers.
 
 Run it after a change here and commit what it writes; the tests themselves generate nothing. It needs the `onnx` package
 on top of the tests' Python environment:
@@ -9,11 +9,12 @@ on top of the tests' Python environment:
     .tools/python/bin/python tests/models/generate.py
 
 Models are ONNX opset 17 in IR version 8, which any ONNX Runtime since 1.12 loads. Weights come from a fixed seed, so a
-second run writes the same bytes. Every model is executed with ONNX Runtime before it counts as written; what the two
-text models answer is kept in tests/models/golden.json.
+second run writes the same bytes. Every model is executed with ONNX Runtime before it counts as written; the answers of
+the two text models are stored in tests/models/golden.json.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,7 @@ def vocabulary():
 
 
 def tokenizer_json(vocab):
-    """A WordPiece tokenizer as `tokenizers` saves it, with the fixed padding and truncation that published files carry."""
+    """A WordPiece tokenizer as saved by `tokenizers`, with the fixed padding and truncation of published files."""
     piece = lambda kind, name, type_id: {kind: {"id": name, "type_id": type_id}}
     cls, sep = (piece("SpecialToken", name, 0) for name in ("[CLS]", "[SEP]"))
     return {
@@ -123,7 +124,7 @@ def tokenizer_json(vocab):
 
 
 def write_tokenizer(folder, vocab, max_length):
-    """The files that a Hugging Face tokenizer saves, as far as servers read them."""
+    """The files of a Hugging Face tokenizer, as far as servers read them."""
     folder.mkdir(parents=True, exist_ok=True)
     special = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
     config = {"do_lower_case": True, "model_max_length": max_length, "tokenizer_class": "BertTokenizer", **special}
@@ -193,7 +194,8 @@ def arithmetic():
 
 
 def countdown():
-    """`countdown`: takes as many steps, one after the other, as the largest number of the batch says: a run that lasts."""
+    """`countdown`: takes as many steps, one after the other, as the largest number in the batch, for runs of any
+    duration."""
     steps = lambda name: value(name, TensorProto.INT64, ["batch", 1])
     running = lambda name: value(name, TensorProto.BOOL, [])
     body = helper.make_graph(
@@ -240,7 +242,8 @@ def axes():
 
 
 def tiny_encoder(vocab_size, random):
-    """tanh(embedding · W + mean embedding · U): each token sees its text, so a wrong mask shows in every number."""
+    """tanh(embedding · W + mean embedding · U): each token depends on its text, so a wrong mask changes every
+    number."""
     return write_model(
         REPOSITORIES / "basic/tiny_encoder/1/model.onnx",
         ids_inputs(),
@@ -263,7 +266,7 @@ def tiny_encoder(vocab_size, random):
 
 
 def seed_embedder(vocab_size, random):
-    """Mean embedding, widened to 1024; its output is named `3391`, as an exporter that was given no name does."""
+    """Mean embedding, widened to 1024; its output is named `3391`, as by an exporter without a given name."""
     return write_model(
         REPOSITORIES / "seed/embedding_model/1/bio-bert-embedder.onnx",
         ids_inputs(),
@@ -321,7 +324,8 @@ def pool(states):
 
 
 def golden(tokenizer, encoder, seed_tokenizer, embedder):
-    """What the two ensembles answer for `TEXTS`, one text at a time: `tiny_embedding` whole, `ensemble_model` its first 8."""
+    """The answers of the two ensembles for `TEXTS`, one text at a time: `tiny_embedding` whole, `ensemble_model` its
+    first 8."""
     answers = []
     for text in TEXTS:
         one = lambda ids: {"input_ids": np.array([ids]), "attention_mask": np.ones((1, len(ids)), np.int64)}
@@ -344,10 +348,12 @@ def main():
     random = np.random.default_rng(20240407)
     vocab = vocabulary()
     tokenizer = write_tokenizer(REPOSITORIES / "basic/tiny_tokenizer/1", vocab, MAX_LENGTH["tiny"])
+    write_tokenizer(REPOSITORIES / "texts/words/1", vocab, MAX_LENGTH["tiny"])
     seed_tokenizer = write_tokenizer(REPOSITORIES / "seed/tokenizer/1", vocab, MAX_LENGTH["seed"])
     arithmetic()
     countdown()
     encoder = tiny_encoder(len(vocab), random)
+    shutil.copyfile(encoder, REPOSITORIES / "texts/encoder/1/model.onnx")
     embedder = seed_embedder(len(vocab), random)
     sentiment_classifier(vocab)
     golden(tokenizer, encoder, seed_tokenizer, embedder)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the small encoder-decoder models that the tests of backend `generation` run, and what `transformers` makes of them.
+"""Writes the small encoder-decoder models for the tests of backend `generation`, and the answers of `transformers` for them.
 
 Run it after a change here and commit what it writes; the tests themselves generate nothing. It needs an environment of
 its own:
@@ -8,8 +8,8 @@ its own:
     .venv/bin/pip install -r tests/models/requirements-generation.txt
     .venv/bin/python tests/models/generation.py
 
-For each architecture it makes a model of the real class with random weights, exports it in the layout of Hugging Face's
-ONNX export, and keeps what `generate()` of the PyTorch model answers: greedy and with four beams for 200 inputs, and
+For each architecture it creates a model of the real class with random weights, exports it in the layout of Hugging Face's
+ONNX export, and stores the answers of the PyTorch model's `generate()`: greedy and with four beams for 200 inputs, and
 samples of every option. The quantised model's answers come from the same loop of `transformers` over ONNX Runtime.
 
 With a directory as its argument it writes a larger model there, for `bench/generation.py`, and nothing else.
@@ -68,11 +68,11 @@ COMMON = {
     "decoder_ffn_dim": 16,
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 64,
-    # Tied to random embeddings, an output repeats its last token for ever.
+    # With an output tied to random embeddings, a model would repeat its last token for ever.
     "tie_word_embeddings": False,
 }
 
-# Class, configuration, generation configuration as models of the kind publish it, and the seed of the weights.
+# Class, configuration, generation configuration as in published models, and the seed of the weights.
 MODELS = {
     "m2m100": (
         M2M100ForConditionalGeneration,
@@ -160,7 +160,7 @@ SHARED = {
 }
 MULTILINGUAL = {"m2m100", "mbart", "nllb"}
 
-# Every option, over the model's own generation configuration.
+# Every option, in addition to the model's own generation configuration.
 OPTIONS = [
     {"max_new_tokens": 5},
     {"max_length": 7},
@@ -196,9 +196,9 @@ def model_of(name):
     transformers.set_seed(seed)
     model = kind(config).eval()
     with torch.no_grad():
-        # One token of many rarely ends a sentence: stretch its logits, so that lengths differ.
+        # One of many tokens rarely ends a sentence, so its logits are stretched, and lengths differ.
         model.lm_head.weight[generation["eos_token_id"]] *= 1.5
-        # Left alone, the last token decides the next one: let the text and what came before weigh more.
+        # With random weights, the last token would decide the next one, so the text and earlier tokens get more weight.
         for key, weight in model.named_parameters():
             if "decoder" in key and any(part in key for part in ("attn.out_proj", "Attention.o.", "fc2", "DenseReluDense.wo")):
                 weight *= 3
@@ -222,7 +222,7 @@ def inputs(name, count):
 
 
 def generate(model, texts, **options):
-    """What `generate()` answers to texts of one batch: sequences up to their end, and beams' scores."""
+    """The answers of `generate()` for texts of one batch: sequences up to their end, and beams' scores."""
     generation = model.generation_config
     longest = max(map(len, texts))
     ids = torch.tensor([text + [generation.pad_token_id] * (longest - len(text)) for text in texts])
@@ -232,7 +232,7 @@ def generate(model, texts, **options):
         answer = model.generate(
             input_ids=ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **options
         )
-    # What follows the end is padding, which `generate()` does not always take from `pad_token_id`.
+    # After the end there is padding, which `generate()` does not always take from `pad_token_id`.
     ends = options.get("eos_token_id", generation.eos_token_id)
     ends = ends if isinstance(ends, list) else [ends]
     sequences = []
@@ -247,12 +247,12 @@ def generate(model, texts, **options):
 
 
 def firm(model, exact, texts, **options):
-    """For each text its answer, or None where that depends on rounding."""
+    """The answer for each text, or None if it depends on rounding."""
     answers = generate(model, texts, **options)
     others = [generate(exact, texts, **options), generate(model, texts, use_cache=False, **options)]
     same = [all(answer["sequences"] == other["sequences"] for other in every) for answer, *every in zip(answers, *others)]
     if options.get("num_beams", 1) > 1:
-        # Two sequences of one score: which of them is first is rounding as well.
+        # The order of two sequences with the same score also depends on rounding.
         returned = max(2, options.get("num_return_sequences", 1))
         ranked = generate(exact, texts, **options | {"num_return_sequences": returned})
         for index, rank in enumerate(ranked):
@@ -296,7 +296,7 @@ def golden(name, graphs, generation):
 
 
 def strip(path):
-    """Drops what no runtime needs, which is a good part of so small a file."""
+    """Removes data that runtimes do not need, which is a large part of so small a file."""
     model = onnx.load(path)
 
     def clean(graph):
@@ -327,9 +327,10 @@ def export(name, directory, model=None):
 
 
 def quantise(directory):
-    """Quantised files beside the others, under the names of Hugging Face's tools, and what they answer."""
+    """Quantised files beside the others, with the names of Hugging Face's tools, and their answers."""
     for file in FILES[:3]:
-        # Seven bits: sums of eight overflow on processors without VNNI, and answers would depend on the machine.
+        # Seven bits, because sums of eight overflow on processors without VNNI, and answers would depend on the
+        # machine.
         quantize_dynamic(
             directory / f"{file}.onnx",
             directory / f"{file}_quantized.onnx",
@@ -358,7 +359,7 @@ def quantise(directory):
 
 
 def warpers():
-    """Which ids survive each way of narrowing a distribution."""
+    """The ids that remain after each way of narrowing a distribution."""
     torch.manual_seed(1)
     makers = {
         "temperature": lambda v, n: logits_process.TemperatureLogitsWarper(v),
@@ -395,7 +396,7 @@ def write(path, value):
 
 
 def export_for_bench(directory):
-    """A model whose weights do not fit into caches, as those of real ones; what it says does not matter."""
+    """A model whose weights do not fit into caches, like those of real ones; its answers do not matter."""
     torch.manual_seed(0)
     layers = {"encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 8, "decoder_attention_heads": 8}
     sizes = {"d_model": 512, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048, "vocab_size": 16000}

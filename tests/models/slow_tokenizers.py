@@ -1,4 +1,4 @@
-"""Makes the SentencePiece tokenizers in crates/text/tests/golden/slow, and records what transformers' slow ones give.
+"""Creates the SentencePiece tokenizers in crates/text/tests/golden/slow, and records the results of transformers' slow ones.
 
     pip install 'transformers<5' sentencepiece sacremoses protobuf
     python slow_tokenizers.py
@@ -22,8 +22,8 @@ HERE = pathlib.Path(__file__).resolve().parents[2] / "crates" / "text" / "tests"
 SLOW = HERE / "slow"
 CORPUS = HERE / "corpus.txt"
 
-# A small table of replacements in place of the usual one of 240 kB: one character by several, several by one (the longest
-# match must win), and nothing.
+# A small table of replacements instead of the usual one of 240 kB: one character by several, several by one (the
+# longest match must win), and by nothing.
 RULES = [("ﬁ", "fi"), ("ﬂ", "fl"), ("e\u0301", "\u00e9"), ("e\u0301\u0302", "\u1ebf"), ("...", "…"), ("..", "‥"), ("\u00ad", ""), ("\u3000", " "), ("\t", " "), ("½", " 1/2 ")]
 
 ALPHABET = (
@@ -68,7 +68,7 @@ def spm(path, **options):
         sentencepiece.SentencePieceTrainer.train(
             input=str(CORPUS), model_prefix=f"{directory}/m", num_threads=1, minloglevel=2, hard_vocab_limit=False, **options
         )
-        # The file names the folders of the machine that made it.
+        # The file contains paths of the machine that created it.
         model = sentencepiece_model_pb2.ModelProto.FromString(pathlib.Path(f"{directory}/m.model").read_bytes())
         model.trainer_spec.ClearField("input")
         model.trainer_spec.ClearField("model_prefix")
@@ -151,7 +151,7 @@ MODELS = {
 
 
 def with_tokenizer_json(name, kind, languages, every):
-    """The same model as `tokenizer.json`, whose template is for one language, and what other languages give."""
+    """The same model as `tokenizer.json`, whose template is for one language, and its results for other languages."""
     directory = SLOW / f"{name}-json"
     directory.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as saved:

@@ -70,7 +70,7 @@ def swahili(n):
 
 
 def variant(text, language, rng):
-    """A way in which people write the same: without `and` or the hyphen, with a capital letter."""
+    """Another way to write the same number: without `and` or the hyphen, with a capital letter."""
     if language == "en":
         if rng.random() < 0.2:
             text = text.replace(" and ", " ")
@@ -82,7 +82,7 @@ def variant(text, language, rng):
 def split_numbers():
     numbers = list(range(10000))
     random.Random(7).shuffle(numbers)
-    # Every word must occur: what is below 100 is always learnt.
+    # Every word must occur, so numbers below 100 are always learnt.
     held_out = sorted([n for n in numbers if n >= 100][:2000])
     return sorted(set(numbers) - set(held_out)), held_out
 
@@ -101,7 +101,7 @@ def make_tokenizer(work):
         character_coverage=1.0, bos_id=0, pad_id=1, eos_id=2, unk_id=3, num_threads=1, minloglevel=2,
         required_chars="abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,!?'-",
     )
-    # The file names the folders of the machine that made it.
+    # The file contains paths of the machine that created it.
     path = work / "sentencepiece.bpe.model"
     model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
     model.trainer_spec.ClearField("input")
@@ -160,7 +160,7 @@ def train(work):
     for step in range(STEPS):
         sources, targets = [], []
         for _ in range(BATCH):
-            # Short numbers are few: they are shown more often than their share.
+            # There are few short numbers, so they are shown more often than in proportion.
             n = rng.choice(learnt) if rng.random() < 0.8 else rng.randrange(100)
             source, target = ("en", "sw") if rng.random() < 0.6 else ("sw", "en")
             sources.append(encode(variant(spell[source](n), source, rng), source))
@@ -267,7 +267,7 @@ def export(work):
         shutil.copy(work / "model" / file, generator / file)
 
     encoder, decoder, with_past = exported_modules(model)
-    # Sizes of the example that the graph must not take for constants: each another number.
+    # Example sizes that the graph must not treat as constants, so each is another number.
     rows, source, past = 3, 7, 5
     ids, mask = torch.randint(4, 90, (rows, source)), torch.ones(rows, source, dtype=torch.int64)
     batch = {0: "batch_size"}
@@ -323,7 +323,7 @@ def measure(model, tokenizer, generator):
 
 
 def greedy(generator, ids, mask, forced):
-    """What `generate` does, by the exported files."""
+    """The same as `generate`, with the exported files."""
     import numpy
     import onnxruntime
 

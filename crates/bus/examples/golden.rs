@@ -1,6 +1,6 @@
-//! Writes the golden vectors of the message contract anew: `cargo run -p trireme-bus --example golden`.
+//! Writes the golden vectors of the message contract: `cargo run -p trireme-bus --example golden`.
 //!
-//! A difference to what is committed is a change of the contract: see "Versions" in `docs/message-contract.md`.
+//! A difference from the committed files is a change of the contract: see "Versions" in `docs/message-contract.md`.
 
 #[path = "../tests/golden/vectors.rs"]
 mod vectors;

@@ -1,4 +1,4 @@
-//! A message handed to a worker, and the one right to settle it.
+//! A message delivered to a worker, and the right to settle it once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::{BusError, WorkMessage};
 pub struct Delivery {
     /// The message.
     pub message: WorkMessage,
-    /// Which delivery of the message this is, counted from 1, whether the others began it or not.
+    /// Which delivery of the message this is, counted from 1. Deliveries that no worker began count too.
     pub attempt: u32,
     /// Settles it.
     pub acker: Acker,
@@ -27,14 +27,16 @@ pub trait AckHandle: Send + Sync {
     async fn nak(&self, delay: Duration) -> Result<(), BusError>;
     /// Never again: forget the message although it was not done.
     async fn term(&self, reason: &str) -> Result<(), BusError>;
-    /// Still at it: start the wait for acknowledgement anew.
-    async fn in_progress(&self) -> Result<(), BusError>;
-    /// The worker let go of the delivery without settling it.
+    /// The subject by which the receiver of the reply that ends the delivery settles it.
+    fn settled_by(&self) -> Option<String>;
+    /// From now on the receiver of the reply settles the delivery.
+    fn entrust(&self);
+    /// The worker dropped the delivery without settling it.
     fn abandon(&self);
 }
 
-/// The right to settle a delivery. Settling takes it by value, so a delivery is settled at most once. Dropped unsettled,
-/// the message is delivered again: at once in process, after `ack_wait` over NATS.
+/// The right to settle a delivery. Settling takes it by value, so a delivery is settled at most once. If it is dropped
+/// unsettled, the message is delivered again: at once in process, after `ack_wait` over NATS.
 pub struct Acker {
     handle: Option<Arc<dyn AckHandle>>,
 }
@@ -47,7 +49,7 @@ impl Acker {
         Acker { handle: Some(handle) }
     }
 
-    /// The work is done and handed on: forget the message.
+    /// The work is done and its result passed on: forget the message.
     pub async fn ack(mut self) -> Result<(), BusError> {
         self.take().ack().await
     }
@@ -62,7 +64,29 @@ impl Acker {
         self.take().term(reason).await
     }
 
-    /// What keeps the delivery alive while it is worked on, without the right to settle it.
+    /// The subject by which the receiver of the reply that ends the delivery settles it.
+    pub(crate) fn settled_by(&self) -> Option<String> {
+        self.handle.as_ref()?.settled_by()
+    }
+
+    /// Entrusts the delivery to the receiver of the reply, which was sent. Leaves `self` without a handle.
+    pub(crate) fn entrust(&mut self) {
+        if let Some(handle) = self.handle.take() {
+            handle.entrust();
+        }
+    }
+
+    /// Acknowledges the delivery and leaves `self` without a handle.
+    pub(crate) async fn spend(&mut self) -> Result<(), BusError> {
+        self.take().ack().await
+    }
+
+    /// Whether the delivery was already entrusted to the gateway or acknowledged.
+    pub fn is_spent(&self) -> bool {
+        self.handle.is_none()
+    }
+
+    /// A handle that can return the delivery to the queue when the worker that holds the `Acker` hangs.
     pub fn handle(&self) -> Arc<dyn AckHandle> {
         self.handle.clone().expect("present until settled, and settling takes self")
     }

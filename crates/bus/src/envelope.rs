@@ -1,8 +1,8 @@
-//! The wire form of messages: a MessagePack map each, as `docs/message-contract.md` writes it down.
+//! The wire form of messages: each is a MessagePack map, as described in `docs/message-contract.md`.
 //!
-//! Decoding copies no tensor bytes (tensors are slices of the message) and trusts nothing: sizes are held against the
-//! bytes that are there before anything is allocated, lists are counted while they are read. What a reader would refuse
-//! is not written either: who sends it learns it.
+//! Decoding copies no tensor bytes (tensors are slices of the message) and trusts nothing: sizes are checked against
+//! the bytes present before anything is allocated, and entries of lists are counted while they are read. The encoder
+//! refuses any message that the decoder would refuse, so the sender gets the error.
 
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -14,23 +14,25 @@ use trireme_inference::{
 
 use crate::message::{Answer, Output, Reply, WorkMessage};
 
-/// The contract's version, sent with every message. A worker refuses messages of another one.
-pub const CONTRACT_VERSION: u32 = 1;
+/// The contract's version, sent with every message. A worker sets messages of another one aside.
+pub const CONTRACT_VERSION: u32 = 2;
 
-/// Bytes of the longest name of a request, gateway, model or claim in a message. They become tokens of subjects, with up to
-/// three bytes for each, and a broker closes the connection of who sends a line longer than its `max_control_line` (4096).
+/// Bytes of the longest name of a request, gateway, model or claim in a message. Names become tokens of subjects, with
+/// up to three bytes for each byte, and a broker closes the connection of a client that sends a line longer than its
+/// `max_control_line` (4096).
 pub const MAX_NAME: usize = 256;
 
-/// Bytes of the longest name of a tensor, and of what a step calls one: they are compared with one another.
+/// Bytes of the longest name of a tensor, at the model or in a step.
 pub const MAX_TENSOR_NAME: usize = 1024;
 
-/// Maps and arrays inside one another that a message may hold. What we know takes six; the rest is for keys to come.
+/// Depth of nested maps and arrays that a message may have. The present contract needs six; the rest is for future
+/// keys.
 const MAX_DEPTH: usize = 32;
 
-/// Why bytes are no message.
+/// Why a message cannot be decoded or encoded.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvelopeError {
-    /// Of a contract that this build does not speak.
+    /// The contract version is not the one of this build.
     #[error("message of contract version {0}, expected {CONTRACT_VERSION}")]
     Version(String),
     /// A header that routing needs is missing or unreadable.
@@ -38,27 +40,27 @@ pub enum EnvelopeError {
     Header {
         /// The header.
         name: &'static str,
-        /// What it holds.
+        /// The value that was found.
         found: String,
-        /// What it should hold.
+        /// The value that was expected.
         expected: &'static str,
     },
-    /// Not MessagePack, or not the map that the contract calls for.
+    /// The body is not MessagePack, or not the map that the contract requires.
     #[error("message body is not readable: {0}")]
     Decode(#[from] rmp_serde::decode::Error),
     /// A value that MessagePack cannot hold.
     #[error("message body cannot be written: {0}")]
     Encode(#[from] rmp_serde::encode::Error),
-    /// A step's model that no queue can have.
+    /// The name of a step's model is too long for a queue.
     #[error("message leads to a model whose name has {0} bytes, expected {MAX_NAME} at most")]
     ModelName(usize),
-    /// A list of more entries than anybody reads.
+    /// A list has more entries than a reader accepts.
     #[error("message holds {0}")]
     TooMany(#[from] TooMany),
-    /// A tensor whose name is too long, or a step's name of one.
+    /// The name of a tensor is too long, in the tensor or in a step.
     #[error("message holds a name of a tensor of {0} bytes, expected {MAX_TENSOR_NAME} at most")]
     TensorName(usize),
-    /// A tensor that contradicts itself.
+    /// A tensor's fields contradict each other.
     #[error("message holds a malformed tensor: {0}")]
     Tensor(#[from] TensorError),
 }
@@ -73,7 +75,7 @@ struct WireTensor<'a> {
     data: &'a [u8],
 }
 
-/// The steps of a route as they are read.
+/// The steps of a route, as the decoder reads them.
 #[derive(Deserialize)]
 #[serde(transparent)]
 struct Steps(#[serde(deserialize_with = "read_steps")] Vec<Step>);
@@ -131,19 +133,19 @@ fn read_own_parameters<'de, 'a, D: Deserializer<'de>>(
     read_parameters(deserializer).map(std::borrow::Cow::Owned)
 }
 
-/// What a message's headers carry of a [`WorkMessage`].
-#[derive(Clone, Debug, PartialEq)]
+/// The fields of a [`WorkMessage`] that travel in headers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are those of WorkMessage")]
 pub struct WorkHeaders {
     pub request_id: String,
     pub gateway: String,
     pub deadline: UnixMicros,
-    pub priority: u32,
+    pub priority: u64,
     pub traceparent: Option<String>,
     pub answer: Answer,
 }
 
-/// What a message's headers carry of a [`Reply`].
+/// The fields of a [`Reply`] that travel in headers.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the fields are those of Reply")]
 pub struct ReplyHeaders {
@@ -153,7 +155,21 @@ pub struct ReplyHeaders {
     pub last: bool,
 }
 
-/// The body of a work message.
+impl WorkHeaders {
+    /// The headers of a message.
+    pub fn of(message: &WorkMessage) -> WorkHeaders {
+        WorkHeaders {
+            request_id: message.request_id.clone(),
+            gateway: message.gateway.clone(),
+            deadline: message.deadline,
+            priority: message.priority,
+            traceparent: message.traceparent.clone(),
+            answer: message.answer,
+        }
+    }
+}
+
+/// Encodes the body of a work message.
 pub fn encode_work(message: &WorkMessage) -> Result<Bytes, EnvelopeError> {
     let route = &message.route;
     check_route(route.remaining())?;
@@ -177,7 +193,7 @@ pub fn encode_work(message: &WorkMessage) -> Result<Bytes, EnvelopeError> {
     )
 }
 
-/// A work message from its headers and body. Its tensors share `body`'s memory.
+/// Decodes a work message from its headers and body. Its tensors share `body`'s memory.
 pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, EnvelopeError> {
     let wire: WireWork<'_, Steps> = decode(body)?;
     let model = ModelKey { name: wire.route.model.into_owned(), version: wire.route.version };
@@ -199,7 +215,7 @@ pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, En
     })
 }
 
-/// The body of a reply.
+/// Encodes the body of a reply.
 pub fn encode_reply(reply: &Reply) -> Result<Bytes, EnvelopeError> {
     let none = Output::default();
     let (output, error) = match &reply.outcome {
@@ -219,7 +235,7 @@ pub fn encode_reply(reply: &Reply) -> Result<Bytes, EnvelopeError> {
     )
 }
 
-/// A reply from its headers and body. Its tensors share `body`'s memory.
+/// Decodes a reply from its headers and body. Its tensors share `body`'s memory.
 pub fn decode_reply(headers: ReplyHeaders, body: &Bytes) -> Result<Reply, EnvelopeError> {
     let wire: WireReply<'_> = decode(body)?;
     let outcome = match wire.error {
@@ -238,7 +254,7 @@ pub fn decode_reply(headers: ReplyHeaders, body: &Bytes) -> Result<Reply, Envelo
 }
 
 impl Reply {
-    /// The reply to a request of which only these headers are known: it failed.
+    /// The reply with an error, made from headers alone.
     pub(crate) fn failed(headers: ReplyHeaders, error: InferError) -> Reply {
         Reply {
             request_id: headers.request_id,
@@ -252,7 +268,7 @@ impl Reply {
     }
 }
 
-/// What has to hold of the steps of every message, for who writes it and for who reads it.
+/// Checks the steps of a message, before writing and after reading.
 fn check_route(steps: &[Step]) -> Result<(), EnvelopeError> {
     check_listed("steps", steps.len())?;
     for step in steps {
@@ -269,7 +285,7 @@ fn check_route(steps: &[Step]) -> Result<(), EnvelopeError> {
     Ok(())
 }
 
-/// What has to hold of the rest of a message before it is written.
+/// Checks the other lists of a message before writing.
 fn check_lists(tensors: &[Tensor], parameters: &Parameters, ledger: &Ledger) -> Result<(), EnvelopeError> {
     check_listed("tensors", tensors.len())?;
     check_listed("parameters", parameters.len())?;
@@ -285,15 +301,15 @@ fn check_tensor_name(name: &str) -> Result<(), EnvelopeError> {
     if name.len() > MAX_TENSOR_NAME { Err(EnvelopeError::TensorName(name.len())) } else { Ok(()) }
 }
 
-fn decode<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, rmp_serde::decode::Error> {
+pub(crate) fn decode<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, rmp_serde::decode::Error> {
     let mut reader = rmp_serde::Deserializer::from_read_ref(body);
-    // The library's own limit lets a hostile message use up a thread's stack.
+    // The library's default limit would let a hostile message overflow a thread's stack.
     reader.set_max_depth(MAX_DEPTH);
     T::deserialize(&mut reader)
 }
 
 fn encode<T: Serialize>(value: &T, tensors: &[Tensor]) -> Result<Bytes, EnvelopeError> {
-    // Room for the tensors and a route of a few steps: one allocation for most messages.
+    // Room for the tensors and a route of a few steps: most messages need only one allocation.
     let size = tensors.iter().map(|t| t.data().len() + 64).sum::<usize>() + 1024;
     let mut body = Vec::with_capacity(size);
     value.serialize(&mut rmp_serde::Serializer::new(&mut body).with_struct_map())?;

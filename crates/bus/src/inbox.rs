@@ -1,14 +1,14 @@
-//! Where a gateway's replies arrive: one inbox per gateway, and a map from request to whoever waits.
+//! The inbox of a gateway: a map from each request to the task that waits for its replies.
 //!
-//! The map is our own because the NATS client's request call keeps an entry for each request that was never answered
-//! (nats.rs issue 1617); here a waiter that goes away takes its entry with it.
+//! The map is our own because the request call of the NATS client keeps an entry for each request that was never
+//! answered (nats.rs issue 1617). Here, a waiter that is dropped removes its entry.
 //!
-//! Parts of an answer may overtake one another on their way, and come again when a worker died: they are put in order
-//! here, and repetitions left out. What is kept for a reader is bounded, and so is what is kept for all of them; one that
-//! falls behind is told so, and loses nothing silently.
+//! Parts of an answer may overtake each other on their way, and come again after a worker died. The inbox puts them in
+//! order and drops repetitions. The replies kept for one reader are bounded, and so are those for all readers together.
+//! A reader that falls too far behind gets an error, so it never loses a reply without noticing.
 //!
-//! A request's place ends with its deadline, whether or not its reader looks: a reader that stalls keeps neither the place
-//! nor the replies, and its request is cancelled.
+//! The entry of a request ends with its deadline, even if its reader does not read: its replies are dropped and the
+//! request is cancelled.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -24,16 +24,16 @@ use crate::{Bus, Reply, ReplyHeaders, WorkMessage, original_id};
 
 const SHARDS: usize = 16;
 
-/// Replies to one request that are kept for its reader.
+/// Replies to one request that may wait to be read.
 const BACKLOG: usize = 1024;
 
-/// Bytes in them; a single reply may be larger.
+/// Bytes of those replies; a single reply may be larger.
 const BACKLOG_BYTES: usize = 64 << 20;
 
-/// Bytes that are kept for all readers together: of large replies a few, which are read as soon as they come.
+/// Bytes of replies that may wait for all readers together. That is room for a few large replies, which are read soon.
 const KEPT_BYTES: usize = 1 << 30;
 
-/// How often deadlines are looked at. Whoever waits looks by itself, in time.
+/// How often the inbox looks for passed deadlines. A reader that waits notices its own deadline in time.
 const SWEEP: Duration = Duration::from_secs(1);
 
 type Waiters = HashMap<String, Arc<Waiter>>;
@@ -44,11 +44,11 @@ pub struct Inbox {
     gateway: String,
     hasher: RandomState,
     shards: [Mutex<Waiters>; SHARDS],
-    /// Bytes of replies that have come and not been read.
+    /// Bytes of replies that have arrived and were not read.
     kept: Arc<AtomicUsize>,
 }
 
-/// The replies to one request. Dropping it forgets the request: later replies go nowhere.
+/// The replies to one request. Dropping it forgets the request; later replies to it are dropped.
 #[derive(Debug)]
 pub struct PendingReplies {
     inbox: Arc<Inbox>,
@@ -56,17 +56,17 @@ pub struct PendingReplies {
     waiter: Arc<Waiter>,
 }
 
-/// What came for a request.
-#[derive(Debug)]
-pub enum Arrival {
-    /// The next reply in sequence.
-    Reply(Reply),
-    /// Word that a reply was lost on its way, and the id that it had: the request's own, or one of those it was sent again
-    /// under. Nobody else answers it, unless it is sent again.
-    Lost(String),
+/// The effect of a reply on its request.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Dispatched {
+    /// Whether the request needs no more replies: all up to the last one have arrived, or no reader waits for them.
+    pub complete: bool,
+    /// The id of a request that ends because its reader is too far behind. The caller has to cancel it, because the
+    /// reader may not read the error for a long time.
+    pub given_up: Option<String>,
 }
 
-/// What connects the inbox with whoever waits for a request's replies.
+/// Connects the inbox with the reader of a request's replies.
 #[derive(Debug)]
 struct Waiter {
     deadline: UnixMicros,
@@ -74,19 +74,17 @@ struct Waiter {
     arrived: Notify,
 }
 
-/// The replies to one request that have come and not been read: the pure part.
+/// The replies to one request that have arrived and were not read. Without I/O.
 #[derive(Debug, Default)]
 struct Replies {
-    /// By number; what is before `next` was read.
+    /// By number. Replies before `next` were read.
     kept: BTreeMap<u32, Reply>,
     next: u32,
     bytes: usize,
-    /// Bytes that are kept for everybody.
+    /// Bytes that are kept for all readers.
     of_all: Arc<AtomicUsize>,
-    /// The last reply was read, or is all that is kept.
+    /// The last reply was read, or is the only one left to read.
     complete: bool,
-    /// The id of the reply that was lost last, until somebody is told.
-    lost: Option<String>,
 }
 
 // === impl Inbox ===
@@ -97,12 +95,12 @@ impl Inbox {
         Arc::new(Inbox { gateway: gateway.to_owned(), hasher: RandomState::new(), shards, kept: Arc::default() })
     }
 
-    /// The gateway that this inbox belongs to: the return address of its requests.
+    /// The name of the gateway that this inbox belongs to: the return address of its requests.
     pub fn gateway(&self) -> &str {
         &self.gateway
     }
 
-    /// Starts to wait for replies to a request, whose id no other request of this gateway has, until its deadline.
+    /// Starts to wait for replies to a request until its deadline. The request's id must be unique within this gateway.
     pub fn expect(self: &Arc<Self>, request: &WorkMessage) -> PendingReplies {
         let replies = Replies::counted_in(self.kept.clone());
         let waiter =
@@ -112,7 +110,7 @@ impl Inbox {
         PendingReplies { inbox: self.clone(), request_id, waiter }
     }
 
-    /// Ends places at their deadlines for as long as there is the inbox, and cancels their requests on `bus`.
+    /// Ends the entries of requests at their deadlines and cancels the requests on `bus`, until the inbox is dropped.
     pub(crate) fn keep_deadlines(self: &Arc<Self>, bus: impl Bus) {
         let inbox = Arc::downgrade(self);
         crate::spawn("inbox deadlines", async move {
@@ -120,8 +118,8 @@ impl Inbox {
                 tokio::time::sleep(SWEEP).await;
                 let Some(inbox) = inbox.upgrade() else { return };
                 for request_id in inbox.end_overdue(UnixMicros::now()) {
-                    // Who computes it stops at the deadline anyway.
-                    if let Err(error) = bus.cancel(&request_id).await {
+                    // The worker that executes it stops at the deadline anyway.
+                    if let Err(error) = (&bus as &dyn Bus).cancel(&request_id).await {
                         tracing::debug!(request_id, %error, "cancellation could not be sent");
                     }
                 }
@@ -129,7 +127,7 @@ impl Inbox {
         });
     }
 
-    /// Ends the places of requests whose deadlines have passed; gives back their ids.
+    /// Ends the entries of requests whose deadlines have passed; returns their ids.
     fn end_overdue(&self, now: UnixMicros) -> Vec<String> {
         let mut ended = Vec::new();
         for shard in &self.shards {
@@ -148,34 +146,26 @@ impl Inbox {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 
-    /// Hands a reply to whoever waits for it. A reply that nobody waits for was answered before, or given up: dropped.
-    /// Gives back the id of the request that ends here because its reader is too far behind: nobody needs more of it, and
-    /// the reader may not look for a long time.
+    /// Passes a reply to the reader of its request. A reply to an unknown request is dropped: the request was answered
+    /// or given up before.
     #[must_use]
-    pub(crate) fn dispatch(&self, reply: Reply) -> Option<String> {
+    pub(crate) fn dispatch(&self, reply: Reply) -> Dispatched {
         let Some(waiter) = self.waiter(&reply.request_id) else {
             tracing::trace!(request_id = reply.request_id, "reply that nobody waits for");
-            return None;
+            return Dispatched { complete: true, given_up: None };
         };
-        let given_up = waiter.replies.lock().put(reply);
+        let mut replies = waiter.replies.lock();
+        let given_up = replies.put(reply);
+        let complete = replies.have_all();
+        drop(replies);
         waiter.arrived.notify_one();
-        given_up
+        Dispatched { complete, given_up }
     }
 
-    /// Whether somebody waits for this reply: it has not been had, and its request is not over.
+    /// Whether a reader still needs this reply: it has not arrived before, and its request is not over.
     pub(crate) fn awaits(&self, reply: &ReplyHeaders) -> bool {
         let waiter = self.waiter(&reply.request_id);
         waiter.is_some_and(|waiter| waiter.replies.lock().misses(reply.sequence))
-    }
-
-    /// A reply came, and cannot be read: whoever waits for it is told.
-    pub(crate) fn lost(&self, reply: &ReplyHeaders) {
-        let Some(waiter) = self.waiter(&reply.request_id) else { return };
-        let mut replies = waiter.replies.lock();
-        if replies.misses(reply.sequence) {
-            replies.lost = Some(reply.request_id.clone());
-            waiter.arrived.notify_one();
-        }
     }
 
     fn waiter(&self, request_id: &str) -> Option<Arc<Waiter>> {
@@ -191,28 +181,12 @@ impl Inbox {
 // === impl PendingReplies ===
 
 impl PendingReplies {
-    /// The next reply in sequence. Repetitions, which at-least-once delivery brings about, are left out: the first
-    /// answer wins. There is none after the last one. Cancel safe.
+    /// The next reply in sequence. Repetitions, which at-least-once delivery causes, are dropped: the first answer
+    /// wins. Nothing comes after the last reply. Cancel safe.
     pub async fn next(&mut self) -> Reply {
         loop {
             if let Some(reply) = self.waiter.replies.lock().take() {
                 return reply;
-            }
-            self.waiter.arrived.notified().await;
-        }
-    }
-
-    /// As [`PendingReplies::next`], or word that a reply was lost. Cancel safe.
-    pub async fn arrival(&mut self) -> Arrival {
-        loop {
-            {
-                let mut replies = self.waiter.replies.lock();
-                if let Some(reply) = replies.take() {
-                    return Arrival::Reply(reply);
-                }
-                if let Some(request_id) = replies.lost.take() {
-                    return Arrival::Lost(request_id);
-                }
             }
             self.waiter.arrived.notified().await;
         }
@@ -229,17 +203,17 @@ impl Drop for PendingReplies {
 
 impl Replies {
     fn counted_in(of_all: Arc<AtomicUsize>) -> Replies {
-        Replies { kept: BTreeMap::new(), next: 0, bytes: 0, of_all, complete: false, lost: None }
+        Replies { kept: BTreeMap::new(), next: 0, bytes: 0, of_all, complete: false }
     }
 
-    /// Keeps a reply; gives the request's id back when that is one too many.
+    /// Keeps a reply. If that is one too many, ends the request and returns its id.
     fn put(&mut self, mut reply: Reply) -> Option<String> {
         if self.complete {
             return None;
         }
         if reply.outcome.is_err() {
-            // Nothing comes after an error. A worker that gives a request up does not know how many parts another one
-            // has sent before it died.
+            // An error is the last reply. A worker that gives a request up does not know how many parts an earlier
+            // worker sent before it died.
             reply.last = true;
             reply.sequence = reply.sequence.max(self.next);
             while self.kept.get(&reply.sequence).is_some_and(|kept| kept.outcome.is_ok()) {
@@ -266,6 +240,12 @@ impl Replies {
         None
     }
 
+    /// Whether all replies up to the last one have arrived.
+    fn have_all(&self) -> bool {
+        let in_order = self.kept.values().zip(self.next..).take_while(|(reply, number)| reply.sequence == *number);
+        self.complete || in_order.map(|(reply, _)| reply).any(|reply| reply.last)
+    }
+
     fn misses(&self, sequence: u32) -> bool {
         !self.complete && sequence >= self.next && !self.kept.contains_key(&sequence)
     }
@@ -277,13 +257,13 @@ impl Replies {
         self.kept.insert(reply.sequence, reply);
     }
 
-    /// Lets go of all that is kept.
+    /// Drops all replies that are kept.
     fn clear(&mut self) {
         self.kept.clear();
         self.of_all.fetch_sub(std::mem::take(&mut self.bytes), Ordering::Relaxed);
     }
 
-    /// An error takes the place of all that is kept, and nothing more is.
+    /// Replaces all kept replies by an error, and keeps no more.
     fn give_up(&mut self, reply: Reply, error: String) -> String {
         tracing::warn!(request_id = reply.request_id, kept = self.kept.len(), bytes = self.bytes, "{error}");
         let request_id = reply.request_id.clone();
@@ -291,7 +271,7 @@ impl Replies {
         request_id
     }
 
-    /// The deadline has passed: that takes the place of all that is kept.
+    /// Replaces all kept replies by the error for a passed deadline.
     fn expire(&mut self, gateway: &str, request_id: &str) {
         if !self.complete {
             let outcome = Err(InferError::unavailable("Request timeout expired"));

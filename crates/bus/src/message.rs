@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use trireme_inference::{InferError, Ledger, ModelKey, Parameters, Route, Tensor, UnixMicros};
 
 /// A request on its way through the stages.
@@ -11,15 +12,15 @@ pub struct WorkMessage {
     pub request_id: String,
     /// The gateway that waits for the answer.
     pub gateway: String,
-    /// When the whole request has to be answered.
+    /// The time by which the whole request has to be answered.
     pub deadline: UnixMicros,
-    /// The priority that the client asked for, 1 highest; 0 when it did not. The levels it comes to are in the route.
-    pub priority: u32,
+    /// The client's priority, 1 highest; 0 if the client set none. The levels that follow from it are in the route.
+    pub priority: u64,
     /// W3C trace context of the span this hop belongs to.
     pub traceparent: Option<String>,
     /// The client's own id for the request; may be empty.
     pub client_id: String,
-    /// When the stage before sent it.
+    /// When the previous stage sent it.
     pub sent_at: UnixMicros,
     /// The steps still to run.
     pub route: Route,
@@ -27,47 +28,47 @@ pub struct WorkMessage {
     pub tensors: Vec<Tensor>,
     /// The request's parameters, for every step.
     pub parameters: Arc<Parameters>,
-    /// Where the time went so far.
+    /// The time spent in each hop so far.
     pub ledger: Ledger,
-    /// How its answer comes: whole or in parts.
+    /// Whether the answer comes whole or in parts.
     pub answer: Answer,
 }
 
 /// How the answer to a request comes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// As one reply.
     #[default]
     Whole,
-    /// In as many replies as the models like: the caller takes them as they come.
+    /// In as many replies as the models make. The caller takes them one by one.
     InParts,
-    /// In parts, and this message is one of them: the step that makes parts has been made.
+    /// In parts, and this message is one of them: the step that makes the parts has run.
     Part(Part),
 }
 
 /// A part of an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// Counts the parts of an answer from 0; the number of the reply that it becomes.
+    /// Counts the parts of an answer from 0. The reply made from the part has the same number.
     pub sequence: u32,
     /// No more parts follow.
     pub last: bool,
 }
 
-/// An answer to a request, or one of several.
+/// A reply to a request: the whole answer or a part of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
-    /// The request it answers.
+    /// The id of the request.
     pub request_id: String,
-    /// The gateway that waits.
+    /// The gateway that waits for the answer.
     pub gateway: String,
     /// Counts the replies to one request from 0; a repeated number is a repetition.
     pub sequence: u32,
     /// No more replies follow.
     pub last: bool,
-    /// The result, or why there is none.
+    /// The result, or the error.
     pub outcome: Result<Output, InferError>,
-    /// Where the time went.
+    /// The time spent in each hop.
     pub ledger: Ledger,
     /// When it was sent.
     pub sent_at: UnixMicros,
@@ -76,71 +77,29 @@ pub struct Reply {
 /// A result.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Output {
-    /// The tensors that were asked for.
+    /// The requested tensors.
     pub tensors: Vec<Tensor>,
     /// Response parameters.
     pub parameters: Parameters,
 }
 
-/// What a message that waits in a queue is called there, for notes about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MessageName {
-    /// The queue's model.
-    pub model: ModelKey,
-    /// [`WorkMessage::message_id`].
-    pub id: String,
-    /// After this nobody is interested in it.
-    pub deadline: UnixMicros,
-}
-
-/// How often a message was begun.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attempts {
-    /// So often.
-    pub begun: u32,
-    /// Whether the last of them is known to have ended: its worker outlived it.
-    pub ended: bool,
-}
-
-/// A message that was given up, with the reason.
-#[derive(Clone, Debug)]
-pub struct DeadLetter {
-    /// The message as it was last delivered.
-    pub message: WorkMessage,
-    /// Why it was given up.
-    pub reason: InferError,
-    /// How often it was tried.
-    pub attempts: u32,
-}
-
-/// A dead letter where it is kept.
-#[derive(Clone, Debug)]
-pub struct StoredLetter {
-    /// Its number among all that were ever set aside, in their order.
-    pub number: u64,
-    /// When it was set aside.
-    pub at: UnixMicros,
-    /// The letter.
-    pub letter: DeadLetter,
-}
-
-/// What separates a request's id from the number of the time it was sent again.
+/// Separates a request's id from the number of the times it was published again.
 const AGAIN: char = '~';
 
-/// What an entry of a list takes in memory beside its texts and bytes, about.
+/// Approximate bytes that an entry of a list takes in memory, without its texts and bytes.
 const ENTRY: usize = 64;
 
-/// Bytes that tensors take in memory, about.
+/// Approximate bytes that tensors take in memory.
 fn tensors_size(tensors: &[Tensor]) -> usize {
     tensors.iter().map(|tensor| 2 * ENTRY + tensor.name().len() + 8 * tensor.shape().len() + tensor.data().len()).sum()
 }
 
-/// Bytes that parameters take in memory, about.
+/// Approximate bytes that parameters take in memory.
 fn parameters_size(parameters: &Parameters) -> usize {
     parameters.iter().map(|(name, value)| ENTRY + name.len() + value.as_str().map_or(0, str::len)).sum()
 }
 
-/// A request's id without the mark that it was sent again: the same each time.
+/// A request's id without the number of the times it was published again. It stays the same each time.
 pub fn original_id(request_id: &str) -> &str {
     request_id.split_once(AGAIN).map_or(request_id, |(original, _)| original)
 }
@@ -148,8 +107,9 @@ pub fn original_id(request_id: &str) -> &str {
 // === impl WorkMessage ===
 
 impl WorkMessage {
-    /// The id of the request when it is sent again for the `time`th time; 0 is the first one. Of another name, because
-    /// the bus takes a message whose name it knows for one that is under way: when the answer was lost, it is not.
+    /// The id of the request when it is published again for the `time`th time; 0 is the first publish. The id has to
+    /// differ, because the bus drops a message with the name of one in progress. A request whose answer was lost is not
+    /// in progress.
     pub fn id_when_sent_again(&self, time: u32) -> String {
         let original = original_id(&self.request_id);
         match time {
@@ -158,18 +118,18 @@ impl WorkMessage {
         }
     }
 
-    /// The queue it belongs into: that of its route's current step. `None` when the route is complete.
+    /// The queue of its route's current step. `None` if the route is complete.
     pub fn queue(&self) -> Option<&ModelKey> {
         self.route.current().map(|step| &step.model)
     }
 
-    /// The priority level of that queue that it waits at, 1 highest; 0 where there are no levels.
+    /// The priority level at which it waits in that queue, 1 highest; 0 if the queue has no levels.
     pub fn level(&self) -> u32 {
         self.route.current().map_or(0, |step| step.level)
     }
 
-    /// Its name among all messages, the same each time the step is sent: `request/step`, and for a part of an answer
-    /// `request/step/part`.
+    /// Its unique name, the same each time the step is published: `request/step`, and `request/step/part` for a part of
+    /// an answer.
     pub fn message_id(&self) -> String {
         let (request, step) = (&self.request_id, self.route.step_number());
         match self.answer {
@@ -178,12 +138,7 @@ impl WorkMessage {
         }
     }
 
-    /// What it is called in the queue of `model`, which it was taken from.
-    pub fn name(&self, model: &ModelKey) -> MessageName {
-        MessageName { model: model.clone(), id: self.message_id(), deadline: self.deadline }
-    }
-
-    /// Bytes that it takes in memory, about: tensors, parameters, route, and all that has names.
+    /// Approximate bytes that it takes in memory: tensors, parameters, route and all names.
     pub(crate) fn size(&self) -> u64 {
         let steps = self.route.remaining().iter().map(|step| {
             let inputs = step.inputs.iter().map(|input| ENTRY + input.name.len() + input.tensor.len());
@@ -197,7 +152,7 @@ impl WorkMessage {
         (own + lists + steps.chain(hops).sum::<usize>()) as u64
     }
 
-    /// The part of the answer that this message is to become; the only one where no parts have been made.
+    /// The part of the answer that this message will become. If the answer is not in parts, it is the only part.
     pub fn part(&self) -> Part {
         match self.answer {
             Answer::Whole | Answer::InParts => Part { sequence: 0, last: true },
@@ -205,7 +160,7 @@ impl WorkMessage {
         }
     }
 
-    /// A reply to this request: the one that this part of the answer becomes, or the only one. An error is the last.
+    /// A reply to this request, with the number of this message's part. An error is always the last reply.
     pub fn reply(&self, outcome: Result<Output, InferError>) -> Reply {
         let part = self.part();
         Reply {
@@ -223,7 +178,7 @@ impl WorkMessage {
 // === impl Reply ===
 
 impl Reply {
-    /// Bytes that it takes in memory, about.
+    /// Approximate bytes that it takes in memory.
     pub(crate) fn size(&self) -> usize {
         let outcome = match &self.outcome {
             Ok(output) => tensors_size(&output.tensors) + parameters_size(&output.parameters),

@@ -1,16 +1,37 @@
-//! Who serves what: the entries that workers publish and gateways watch.
+//! Which worker hosts which model version, and which processes are alive.
+//!
+//! A worker writes an entry for each model version it hosts, when that entry changes. Separately, each process sends a
+//! heartbeat on a topic every [`Heartbeat::PERIOD`], for all its entries together. An entry counts for as long as
+//! heartbeats of its worker arrive; the reader of the entries decides that (the gateway's `registry`).
+//!
+//! A heartbeat has the number of the process's entries and the sum of their `since`. A reader with another number or
+//! sum asks the process to write its entries again. This repairs a store that was emptied or rolled back.
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
 use trireme_inference::{ModelKey, UnixMicros};
 
-/// One worker's word about one model version it hosts. JSON in the bucket, so that a person can read it.
+use crate::envelope::MAX_NAME;
+use crate::{Bucket, Bus, BusError, Change, Entry, escape_token};
+
+/// The topic of heartbeats.
+const HEARTBEAT: &str = "heartbeat";
+
+/// The topic that asks a process to write its entries again.
+const ANNOUNCE: &str = "announce";
+
+/// Events that may wait for a watcher to read them. Beyond that the bus waits for the watcher.
+const BACKLOG: usize = 4096;
+
+/// One worker's entry for one model version it hosts. It is JSON in the bucket, so that people can read it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkerEntry {
     /// The worker: unique among all processes.
     pub worker: String,
-    /// The service it is: `tokenizer`, `model`, `postprocess`.
+    /// The name of its service: `tokenizer`, `model`, `postprocess`.
     pub service: String,
     /// The host it runs on.
     pub host: String,
@@ -20,43 +41,230 @@ pub struct WorkerEntry {
     pub state: ModelState,
     /// The model's configuration after auto-completion, as protobuf JSON.
     pub config: String,
-    /// Requests it takes in at a time.
+    /// Requests that it accepts at a time.
     pub capacity: usize,
-    /// Since when that holds, by the worker's clock: of two words about the same, the later one counts. Renewals keep it.
+    /// When the entry's content changed last. Of two entries with the same key, the later one counts.
     #[serde(default)]
     pub since: UnixMicros,
 }
 
-/// The state of a model version at a worker; Triton's words.
+/// The state of a model version at a worker, with Triton's names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE", tag = "state", content = "reason")]
 pub enum ModelState {
     /// Takes work.
     Ready,
+    /// Takes none just now, and why, but will again: requests wait.
+    Recovering(String),
     /// Draining: takes no more work.
     Unloading,
-    /// Could not be loaded, and why.
+    /// The model could not be loaded, with the reason.
     Unavailable(String),
+}
+
+/// Reports that a process is alive.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// The process: a worker's or gateway's name.
+    pub process: String,
+    /// When the process started. A process that starts again under the same name has another time.
+    pub started: UnixMicros,
+    /// Grows with each heartbeat of the process.
+    pub number: u64,
+    /// How many entries the process has in the registry.
+    pub entries: u32,
+    /// The sum of their `since`, wrapping around. A reader with another sum has other entries.
+    pub since_sum: u64,
+    /// Requests in flight, if a gateway is in the process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_flight: Option<u64>,
+    /// Microseconds by which the process's own clock is behind the broker's; negative if it is ahead.
+    #[serde(default)]
+    pub clock_offset_us: i64,
 }
 
 /// A change of the registry.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RegistryEvent {
-    /// An entry is there, or was renewed.
-    Put(WorkerEntry),
-    /// The entry under this key was taken back.
+    /// An entry was written, or existed when the watch began; with its revision in the store.
+    Put(WorkerEntry, u64),
+    /// The entry under this key was deleted.
     Delete(String),
+    /// All entries that existed when the watch began have been sent.
+    Complete,
+}
+
+// === impl Heartbeat ===
+
+impl Heartbeat {
+    /// How often a process sends a heartbeat.
+    pub const PERIOD: Duration = Duration::from_secs(2);
+
+    /// A process without a heartbeat for this time is gone or unreachable.
+    pub const TIME_TO_LIVE: Duration = Duration::from_secs(8);
 }
 
 // === impl WorkerEntry ===
 
 impl WorkerEntry {
-    /// How long an entry counts without being renewed. Workers renew after a third of it.
-    pub const TIME_TO_LIVE: Duration = Duration::from_secs(6);
-
     /// The entry's name in the registry.
     pub fn key(&self) -> String {
-        let escape = crate::nats::escape_token;
-        format!("{}.{}.{}", escape(&self.model.name), self.model.version, escape(&self.worker))
+        format!("{}.{}.{}", escape_token(&self.model.name), self.model.version, escape_token(&self.worker))
+    }
+
+    /// Reads the entry under a key. The entry has to match the key, because the broker's permissions limit which keys a
+    /// stage may write, not which entries.
+    fn read(Entry { key, value, .. }: &Entry) -> Result<WorkerEntry, String> {
+        let entry: WorkerEntry = serde_json::from_slice(value).map_err(|error| error.to_string())?;
+        if entry.key() != *key {
+            return Err(format!("it is of model '{}' and worker '{}'", entry.model, entry.worker));
+        }
+        let longest = [&entry.model.name, &entry.worker].map(|name| name.len()).into_iter().max().unwrap_or_default();
+        if longest > MAX_NAME {
+            return Err(format!("it holds a name of {longest} bytes, expected {MAX_NAME} at most"));
+        }
+        Ok(entry)
+    }
+}
+
+impl dyn Bus + '_ {
+    /// Writes a worker's entry.
+    pub async fn announce(&self, entry: &WorkerEntry) -> Result<(), BusError> {
+        let value = serde_json::to_vec(entry)
+            .map_err(|error| BusError::Refused { action: "announcing a worker", reason: error.to_string() })?;
+        self.put(Bucket::Registry, &entry.key(), value.into(), None, None).await.map(drop)
+    }
+
+    /// Deletes the entry under a key.
+    pub async fn withdraw(&self, key: &str) -> Result<(), BusError> {
+        self.delete(Bucket::Registry, key, None).await.map(drop)
+    }
+
+    /// Deletes the entry of a worker that is gone, if its revision is `revision`, or any revision if `revision` is
+    /// `None`. If there is another entry now, returns it and its revision.
+    pub async fn withdraw_for(&self, key: &str, revision: Option<u64>) -> Result<Option<(WorkerEntry, u64)>, BusError> {
+        let revision = match revision {
+            Some(revision) => revision,
+            None => match self.get(Bucket::Registry, key).await? {
+                Some(entry) => entry.revision,
+                None => return Ok(None),
+            },
+        };
+        match self.delete(Bucket::Registry, key, Some(revision)).await {
+            Ok(_) => Ok(None),
+            Err(conflict @ BusError::Conflict { .. }) => match self.get(Bucket::Registry, key).await? {
+                Some(entry) => {
+                    WorkerEntry::read(&entry).map(|worker| Some((worker, entry.revision))).map_err(|_| conflict)
+                }
+                None => Ok(None),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Watches the registry: all its entries, then [`RegistryEvent::Complete`], then every change. Entries may come
+    /// again after the connection to the bus was lost.
+    pub async fn watch_registry(&self) -> Result<mpsc::Receiver<RegistryEvent>, BusError> {
+        let mut changes = self.watch(Bucket::Registry).await?;
+        let (events, receiver) = mpsc::channel(BACKLOG);
+        crate::spawn("registry", async move {
+            while let Some(change) = changes.recv().await {
+                let event = match change {
+                    Change::Put(entry) => match WorkerEntry::read(&entry) {
+                        Ok(worker) => RegistryEvent::Put(worker, entry.revision),
+                        Err(error) => {
+                            tracing::warn!(key = entry.key, error, "ignored a malformed registry entry");
+                            continue;
+                        }
+                    },
+                    Change::Deleted { key, .. } => RegistryEvent::Delete(key),
+                    Change::Complete => RegistryEvent::Complete,
+                };
+                if events.send(event).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(receiver)
+    }
+
+    /// Sends a heartbeat. Best effort: the next one follows soon.
+    pub async fn beat(&self, heartbeat: &Heartbeat) -> Result<(), BusError> {
+        self.say(HEARTBEAT, to_json(heartbeat)).await
+    }
+
+    /// The heartbeats of all processes, this one included.
+    pub async fn heartbeats(&self) -> Result<mpsc::Receiver<Heartbeat>, BusError> {
+        let said = self.listen(HEARTBEAT).await?;
+        Ok(read_json(said, "heartbeat", |heartbeat: &Heartbeat| heartbeat.process.len() <= MAX_NAME))
+    }
+
+    /// Asks a process to write its registry entries again. Best effort.
+    pub async fn ask_to_announce(&self, process: &str) -> Result<(), BusError> {
+        self.say(ANNOUNCE, to_json(&process)).await
+    }
+
+    /// The names of processes that are to write their entries again.
+    pub async fn asked_to_announce(&self) -> Result<mpsc::Receiver<String>, BusError> {
+        let said = self.listen(ANNOUNCE).await?;
+        Ok(read_json(said, "request to announce", |process: &String| process.len() <= MAX_NAME))
+    }
+}
+
+fn to_json(value: &impl Serialize) -> Bytes {
+    serde_json::to_vec(value).expect("numbers and texts become JSON").into()
+}
+
+/// Parses the messages on a topic as JSON. Malformed messages are logged and ignored.
+fn read_json<T: serde::de::DeserializeOwned + Send + 'static>(
+    mut said: mpsc::Receiver<crate::Question>,
+    what: &'static str,
+    is_fit: impl Fn(&T) -> bool + Send + 'static,
+) -> mpsc::Receiver<T> {
+    let (sender, receiver) = mpsc::channel(BACKLOG);
+    crate::spawn(what, async move {
+        while let Some(message) = said.recv().await {
+            match serde_json::from_slice::<T>(&message.body).ok().filter(&is_fit) {
+                Some(value) => {
+                    if sender.send(value).await.is_err() {
+                        return;
+                    }
+                }
+                None => tracing::warn!(bytes = message.body.len(), "ignored a malformed {what}"),
+            }
+        }
+    });
+    receiver
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_what_its_key_says() {
+        let entry = |name: &str, worker: &str| WorkerEntry {
+            worker: worker.to_owned(),
+            service: "model".to_owned(),
+            host: "h".to_owned(),
+            model: ModelKey { name: name.to_owned(), version: 1 },
+            state: ModelState::Ready,
+            config: String::new(),
+            capacity: 1,
+            since: UnixMicros(1),
+        };
+        let read = |key: &str, entry: &WorkerEntry| {
+            let value = serde_json::to_vec(entry).unwrap().into();
+            WorkerEntry::read(&Entry { key: key.to_owned(), value, revision: 1, at: UnixMicros(1) })
+        };
+        let honest = entry("a.b", "w");
+        assert_eq!(read("a=2Eb.1.w", &honest), Ok(honest.clone()));
+        assert_eq!(read("other.1.w", &honest).unwrap_err(), "it is of model 'a.b:1' and worker 'w'");
+        assert!(read("a=2Eb.2.w", &honest).is_err());
+        assert!(read("a=2Eb.1.v", &honest).is_err());
+        for long in [entry(&"m".repeat(257), "w"), entry("m", &"w".repeat(257))] {
+            let error = read(&long.key(), &long).unwrap_err();
+            assert_eq!(error, "it holds a name of 257 bytes, expected 256 at most");
+        }
     }
 }

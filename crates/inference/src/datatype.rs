@@ -1,4 +1,4 @@
-//! Tensor datatypes under their three names: the wire's (`FP32`), config.pbtxt's (`TYPE_FP32`) and ours.
+//! Tensor datatypes under their three names: on the wire (`FP32`), in config.pbtxt (`TYPE_FP32`) and in this code.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! The one error that answers a request, wherever in the pipeline it arose.
+//! The error that answers a request, wherever in the pipeline it arose.
 
 use std::fmt;
 
@@ -22,12 +22,12 @@ pub enum ErrorCode {
     Cancelled,
 }
 
-/// Why a request got no result: a code, a message for its sender, and where in the pipeline it happened.
+/// The error of a request: a code, a message for its sender, and where in the pipeline it happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub struct InferError {
     /// The code, from which statuses and acknowledgements follow.
     pub code: ErrorCode,
-    /// Lowercase, no full stop; names the model, tensor or field, what was found and what was expected.
+    /// Lowercase, no full stop; names the model, tensor or field, the value found and the value expected.
     pub message: String,
     /// The model whose step failed, as `name:version`; `None` when the request never reached one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -65,27 +65,27 @@ macro_rules! constructors {
 }
 
 impl InferError {
-    /// An error that has not been placed at a stage yet.
+    /// An error without a stage.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> InferError {
         InferError { code, message: message.into(), stage: None, worker: None }
     }
 
     constructors! {
-        /// A fault of ours.
+        /// A fault of Trireme.
         internal => Internal,
         /// A model, version or resource that does not exist.
         not_found => NotFound,
         /// A fault of the request.
         invalid_arg => InvalidArg,
-        /// Cannot be served now; may succeed later.
+        /// The request cannot be served now; it may succeed later.
         unavailable => Unavailable,
-        /// Asked for something that is not offered.
+        /// The request asks for something that is not offered.
         unsupported => Unsupported,
-        /// Nobody waits for the answer any more.
+        /// No client waits for the answer any more.
         cancelled => Cancelled,
     }
 
-    /// This error, placed at the step and worker where it arose, unless it was placed before.
+    /// This error with the step and worker where it arose, unless it has them already.
     pub fn at(mut self, stage: impl fmt::Display, worker: &str) -> InferError {
         if self.stage.is_none() {
             self.stage = Some(stage.to_string());
@@ -101,7 +101,7 @@ impl fmt::Display for InferError {
     }
 }
 
-/// A tensor that does not hold what its reader needs is the sender's fault.
+/// A tensor that its reader cannot use is the sender's fault.
 impl From<TensorError> for InferError {
     fn from(error: TensorError) -> Self {
         InferError::invalid_arg(error.to_string())

@@ -1,16 +1,16 @@
-//! How long things took: a histogram whose bounds are the same everywhere, so that histograms of several processes add up.
+//! Counts of durations in a histogram. All histograms have the same bounds, so those of several processes can be added.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Bounds within one power of ten. Those that people read from a graph (1, 2.5, 5) are among them.
+/// Bounds within one power of ten. They include 1, 2.5 and 5, which people read from graphs.
 const STEPS: [u64; 10] = [100, 120, 150, 200, 250, 300, 400, 500, 600, 800];
 
-/// Powers of ten that are told apart, from 1 µs: up to 1000 s.
+/// Powers of ten covered by the bounds: from 1 µs to 1000 s.
 const DECADES: usize = 9;
 
-/// Number of bounds; what is longer than the last one is counted all the same.
+/// Number of bounds. Longer durations are counted too.
 const BOUNDS: usize = STEPS.len() * DECADES;
 
 /// Upper bounds in nanoseconds, ascending.
@@ -30,22 +30,22 @@ const fn bounds() -> [u64; BOUNDS] {
 
 static UPPER: [u64; BOUNDS] = bounds();
 
-/// Durations, counted by how long they are. Recording one is a search among fixed bounds and three additions.
+/// A histogram of durations. Recording one takes a search among fixed bounds and three additions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Latencies {
-    /// How many there are.
+    /// The number of durations.
     pub count: u64,
     /// Their sum in nanoseconds.
     pub ns: u64,
-    /// How many lie at or below each bound and above the one before; no longer than needed.
+    /// The number of durations at or below each bound and above the one before. Trailing zeros are left out.
     buckets: Vec<u64>,
 }
 
 // === impl Latencies ===
 
 impl Latencies {
-    /// Counts one.
+    /// Counts a duration.
     pub fn record(&mut self, duration: Duration) {
         let ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         self.count += 1;
@@ -57,11 +57,11 @@ impl Latencies {
         self.buckets[bucket] += 1;
     }
 
-    /// Adds what others counted.
+    /// Adds another histogram.
     pub fn add(&mut self, other: &Latencies) {
         self.count += other.count;
         self.ns = self.ns.saturating_add(other.ns);
-        // A process of another version may know more bounds: those are past our last.
+        // A process of another version may have more bounds. They are above our last one.
         for (bucket, count) in other.buckets.iter().enumerate() {
             let bucket = bucket.min(BOUNDS);
             if self.buckets.len() <= bucket {
@@ -71,21 +71,23 @@ impl Latencies {
         }
     }
 
-    /// What was counted since `earlier`, which is an earlier state of this.
+    /// The durations counted since `earlier`, an earlier state of this histogram.
     pub fn since(&self, earlier: &Latencies) -> Latencies {
         let before = |bucket: usize| earlier.buckets.get(bucket).copied().unwrap_or_default();
         let buckets = self.buckets.iter().enumerate().map(|(i, count)| count.saturating_sub(before(i))).collect();
         Latencies { count: self.count.saturating_sub(earlier.count), ns: self.ns.saturating_sub(earlier.ns), buckets }
     }
 
-    /// How many were no longer than `bound`, which is rounded down to one of the bounds there are: three for each doubling.
+    /// The number of durations up to `bound`. It is rounded down to one of the histogram's bounds, of which there are
+    /// about three for each doubling.
     pub fn at_most(&self, bound: Duration) -> u64 {
         let ns = u64::try_from(bound.as_nanos()).unwrap_or(u64::MAX);
         let known = UPPER.partition_point(|upper| *upper <= ns);
         self.buckets.iter().take(known).sum()
     }
 
-    /// The duration that this share of them does not exceed, estimated within its bounds. `None` without any.
+    /// The duration that this share of all durations does not exceed, interpolated between bounds. `None` if there are
+    /// none.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let rank = share.clamp(0.0, 1.0) * self.count as f64;
         let mut below = 0;

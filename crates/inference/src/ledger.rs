@@ -1,4 +1,4 @@
-//! Where a request's time went, hop by hop.
+//! The time spent on a request, hop by hop.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -18,9 +18,9 @@ pub struct Hop {
     pub model: String,
     /// The worker that ran it.
     pub worker: String,
-    /// From being sent by the stage before until being received here: the broker and its queue.
+    /// From sending by the previous stage to receiving here: the broker and its queue.
     pub transit_us: u64,
-    /// From being received until its batch began to run: the worker's own queue.
+    /// From receiving until the batch began to run: the worker's own queue.
     pub queue_us: u64,
     /// Preparing the batch: gathering, padding, converting inputs.
     pub compute_input_us: u64,
@@ -30,4 +30,65 @@ pub struct Hop {
     pub compute_output_us: u64,
     /// Rows (batch elements) of the executed batch this request was part of.
     pub batch_size: u32,
+    /// What a tokenizer says of the request's texts; `None` from other steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub texts: Option<TextFacts>,
+}
+
+/// What became of a request's texts in a tokenizer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TextFacts {
+    /// Tokens over all rows, special tokens included, padding not.
+    pub tokens: u64,
+    /// Rows that were too long and lost tokens.
+    pub truncated: u64,
+}
+
+// === impl Ledger ===
+
+impl Ledger {
+    /// The facts of all tokenizers together; `None` where no step was one.
+    pub fn texts(&self) -> Option<TextFacts> {
+        self.0.iter().filter_map(|hop| hop.texts).reduce(TextFacts::and)
+    }
+
+    /// Adds the facts about other rows of the same request, which took the same steps in a message of their own.
+    pub fn add_texts_of(&mut self, other: &Ledger) {
+        for (hop, more) in self.0.iter_mut().zip(&other.0) {
+            hop.texts = hop.texts.into_iter().chain(more.texts).reduce(TextFacts::and);
+        }
+    }
+}
+
+// === impl TextFacts ===
+
+impl TextFacts {
+    fn and(self, other: TextFacts) -> TextFacts {
+        TextFacts {
+            tokens: self.tokens.saturating_add(other.tokens),
+            truncated: self.truncated.saturating_add(other.truncated),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ledger(texts: &[Option<(u64, u64)>]) -> Ledger {
+        let facts = |(tokens, truncated)| TextFacts { tokens, truncated };
+        Ledger(texts.iter().map(|texts| Hop { texts: texts.map(facts), ..Hop::default() }).collect())
+    }
+
+    #[test]
+    fn facts_about_texts_add_up_over_steps_and_parts() {
+        assert_eq!(ledger(&[None, None]).texts(), None);
+        let mut all = ledger(&[Some((5, 1)), None, Some((2, 0))]);
+        assert_eq!(all.texts(), Some(TextFacts { tokens: 7, truncated: 1 }));
+        all.add_texts_of(&ledger(&[Some((10, 2)), None, None]));
+        assert_eq!(all, ledger(&[Some((15, 3)), None, Some((2, 0))]));
+        all.add_texts_of(&ledger(&[]));
+        all.add_texts_of(&ledger(&[Some((u64::MAX, 0))]));
+        assert_eq!(all.texts(), Some(TextFacts { tokens: u64::MAX, truncated: 3 }));
+    }
 }

@@ -1,10 +1,11 @@
-//! The words every other crate is written in: tensors and their datatypes, infer requests and responses, routes,
-//! errors, the ledger of time spent, and what was counted.
+//! Domain types that all other crates use: tensors and their datatypes, infer requests and responses, routes, errors,
+//! the ledger of time spent, and counters.
 //!
 //! Invariants:
-//! - A [`Tensor`] that exists is consistent: its bytes have the length that its datatype and shape call for, and the
-//!   length prefixes of BYTES elements add up; one without elements has no dimensions that nobody could walk over. Whoever makes one from outside data goes through [`Tensor::new`].
-//! - A [`Route`] that exists was compiled from a checked plan: every step's inputs are live when it runs.
+//! - A [`Tensor`] is always consistent: its bytes have the length that its datatype and shape require, and the length
+//!   prefixes of BYTES elements add up. The other dimensions of a tensor without elements are bounded
+//!   ([`MAX_EMPTY_SIZE`]). Outside data becomes a tensor only through [`Tensor::new`].
+//! - A [`Route`] is always compiled from a checked plan: every step's inputs are live when it runs.
 //!
 //! Not here: I/O, clocks that block, wire formats (`protocol`, `bus`), configuration files (`model-repository`).
 
@@ -13,8 +14,10 @@ mod error;
 mod latencies;
 mod ledger;
 mod limits;
+mod names;
 mod parameters;
 mod request;
+mod reshape;
 mod route;
 mod shape;
 mod statistics;
@@ -24,10 +27,12 @@ mod time;
 pub use datatype::DataType;
 pub use error::{ErrorCode, InferError};
 pub use latencies::Latencies;
-pub use ledger::{Hop, Ledger};
+pub use ledger::{Hop, Ledger, TextFacts};
 pub use limits::{MAX_LISTED, TooMany, check_listed, read_list, read_parameters};
+pub use names::nearest;
 pub use parameters::{ParameterValue, Parameters};
 pub use request::{InferRequest, InferResponse, ModelKey, RequestedOutput, SharedMemoryPart, SharedTensors};
+pub use reshape::Reshape;
 pub use route::{Branch, Branches, PlanStep, Route, RoutePlan, Step, StepInput, StepOutput};
 pub use shape::{MAX_ELEMENTS, MAX_EMPTY_SIZE, Shape};
 pub use statistics::{BatchTimes, Completed, Counters, DropReason, Executed, FailureReason, Timed};

@@ -1,7 +1,7 @@
-//! How many entries a list that came from elsewhere may have. Counted while it is read, so that a few bytes for each entry
-//! do not become a lot of memory, and checked before it is sent, so that nobody makes what nobody reads.
+//! The limit of entries in a list from outside. Entries are counted while they are read, so that a short message cannot
+//! take a lot of memory. They are also counted before they are sent, so that a reader never has to refuse the list.
 //!
-//! Not here: how long a message may be, and how deep (`bus`).
+//! Not here: the length and depth of messages (`bus`).
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,26 +10,26 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor}
 
 use crate::Parameters;
 
-/// The most entries of a list in a message: of its tensors, of a shape's dimensions, of a route's steps, of what a step takes
-/// and makes, of parameters, of hops. Some of them are held against one another.
+/// The most entries of a list in a message: tensors, dimensions of a shape, steps of a route, inputs and outputs of a
+/// step, parameters, hops. Some of these lists are compared with each other, entry by entry.
 pub const MAX_LISTED: usize = 1024;
 
 /// More entries than a list may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{found} {what}, expected {MAX_LISTED} at most")]
 pub struct TooMany {
-    /// What is listed.
+    /// The name of the list.
     pub what: &'static str,
-    /// How many there are.
+    /// The number of entries.
     pub found: usize,
 }
 
-/// Holds the length of a list against [`MAX_LISTED`].
+/// Checks the length of a list against [`MAX_LISTED`].
 pub fn check_listed(what: &'static str, found: usize) -> Result<(), TooMany> {
     if found > MAX_LISTED { Err(TooMany { what, found }) } else { Ok(()) }
 }
 
-/// Reads a list, called `what` when it is too long: for `deserialize_with`.
+/// Reads a list, for `deserialize_with`. `what` is its name in the error for a list that is too long.
 pub fn read_list<'de, D, T>(deserializer: D, what: &'static str) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -59,7 +59,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Counting<T> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Vec<T>, A::Error> {
-        // The length that is announced is no more than a claim.
+        // The announced length is only a claim.
         let mut list = Vec::with_capacity(entries.size_hint().unwrap_or_default().min(16));
         while let Some(entry) = entries.next_element()? {
             if list.len() == MAX_LISTED {

@@ -1,6 +1,7 @@
 //! Request and response parameters: scalars under string keys.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +23,7 @@ pub enum ParameterValue {
 // === impl ParameterValue ===
 
 impl ParameterValue {
-    /// The value as text, when it is text.
+    /// The value as text, if it is text.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             ParameterValue::String(text) => Some(text),
@@ -30,12 +31,25 @@ impl ParameterValue {
         }
     }
 
-    /// The value as a whole number that is not negative.
+    /// The value as a whole number, if it is one and not negative.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             ParameterValue::Int64(value) => u64::try_from(value).ok(),
             ParameterValue::Uint64(value) => Some(value),
             _ => None,
+        }
+    }
+}
+
+/// As messages show it: texts in quotes.
+impl fmt::Display for ParameterValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ParameterValue::Bool(value) => value.fmt(f),
+            ParameterValue::Int64(value) => value.fmt(f),
+            ParameterValue::Uint64(value) => value.fmt(f),
+            ParameterValue::Double(value) => value.fmt(f),
+            ParameterValue::String(value) => write!(f, "'{value}'"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a client asks and what it gets, free of any protocol.
+//! A client's request and its response, independent of any protocol.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,33 +17,34 @@ pub struct ModelKey {
     pub version: i64,
 }
 
-/// A request as the gateway understands it, decoded from HTTP or gRPC.
+/// A decoded HTTP or gRPC request.
 #[derive(Clone, Debug, Default)]
 pub struct InferRequest {
-    /// The client's own id, echoed in the response; empty when it gave none.
+    /// The client's own id, repeated in the response; empty if the client gave none.
     pub id: String,
-    /// The model asked for.
+    /// The name of the requested model.
     pub model: String,
-    /// The version asked for; `None` is the latest ready one.
+    /// The requested version; `None` means the latest ready one.
     pub version: Option<i64>,
     /// Request parameters that are passed on to the models.
     pub parameters: Parameters,
     /// Priority level, 1 highest; 0 is the model's default level.
-    pub priority: u32,
-    /// Time the client allows for the whole request; `None` is the gateway's default.
+    pub priority: u64,
+    /// Time the client allows for the whole request; `None` means the gateway's default.
     pub timeout: Option<Duration>,
-    /// Input tensors as the client sent them, batch dimension included; the model's schema is yet to judge them.
+    /// Input tensors as the client sent them, batch dimension included. They have not been checked against the model's
+    /// schema.
     pub inputs: Vec<UncheckedTensor>,
-    /// Outputs asked for; empty means all.
+    /// Requested outputs; empty means all.
     pub outputs: Vec<RequestedOutput>,
-    /// Which of its tensors lie in shared memory.
+    /// The tensors that lie in shared memory.
     pub shared: SharedTensors,
 }
 
-/// A part of a region of memory that the gateway and its client have in common.
+/// A part of a memory region that the gateway and its client share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedMemoryPart {
-    /// The name that the region is registered by.
+    /// The name under which the region is registered.
     pub region: String,
     /// Where the part begins in the region, in bytes.
     pub offset: u64,
@@ -54,18 +55,18 @@ pub struct SharedMemoryPart {
 /// The tensors of a request that lie in shared memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SharedTensors {
-    /// Inputs, by their place in [`InferRequest::inputs`]; there they have no bytes until these are read.
+    /// Inputs, by their index in [`InferRequest::inputs`]. Those have no bytes until they are read from shared memory.
     pub inputs: Vec<(usize, SharedMemoryPart)>,
     /// Where outputs are to be written, by their names.
     pub outputs: BTreeMap<String, SharedMemoryPart>,
 }
 
-/// An output asked for.
+/// A requested output.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestedOutput {
     /// The output's name at the model.
     pub name: String,
-    /// Turn it into the labels of its this many highest scores; 0 returns the tensor itself.
+    /// Replaces the tensor by the labels of its highest scores, as many as this number; 0 returns the tensor itself.
     pub classification: u32,
 }
 
@@ -74,15 +75,15 @@ pub struct RequestedOutput {
 pub struct InferResponse {
     /// The client's id.
     pub id: String,
-    /// The model asked for (for an ensemble: the ensemble).
+    /// The requested model (for an ensemble: the ensemble).
     pub model: ModelKey,
     /// Response parameters.
     pub parameters: Parameters,
     /// Output tensors, in the order the route makes them.
     pub outputs: Vec<Tensor>,
-    /// The outputs that were written to shared memory: their bytes do not travel.
+    /// The outputs that were written to shared memory: the response does not contain their bytes.
     pub shared: BTreeSet<String>,
-    /// Where the time went.
+    /// The time spent in each hop.
     pub ledger: Ledger,
 }
 

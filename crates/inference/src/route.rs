@@ -1,32 +1,35 @@
-//! An ensemble as a list of steps, and what is left of it while a request travels.
+//! An ensemble as a list of steps, and the remaining steps of a request on its way.
 //!
-//! A [`RoutePlan`] is what an ensemble compiles to when it is loaded (`model-repository` checks types; nested ensembles
-//! are flattened there). For each request the gateway turns it into a [`Route`]: versions resolved, steps that no
-//! requested output needs pruned, and for each step the tensors that die after it. The route travels in the message,
-//! so workers hold no ensemble state. A request for a single model is a route of one step.
+//! An ensemble compiles to a [`RoutePlan`] when it is loaded (`model-repository` checks types; nested ensembles are
+//! flattened there). For each request the gateway turns the plan into a [`Route`]: it resolves versions, prunes steps
+//! that no requested output needs, and sets for each step the tensors that die after it. The route travels in the
+//! message, so workers hold no ensemble state. A request for a single model is a route of one step.
 
 mod branches;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
 pub use self::branches::{Branch, Branches};
-use crate::{InferError, ModelKey, Tensor};
+use crate::{InferError, ModelKey, Reshape, Tensor};
 
-/// A compiled ensemble or single model, before a request narrows it. Steps are in an order in which each one's inputs
-/// exist when it runs.
+/// A compiled ensemble or single model, before it is reduced to one request. The steps are in an order in which each
+/// one's inputs exist when it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoutePlan {
-    /// The model clients name.
+    /// The model that clients name.
     pub model: String,
-    /// Whether `model` is an ensemble: errors inside a step then say so.
+    /// Whether `model` is an ensemble. Errors inside a step then name it.
     pub ensemble: bool,
     /// Steps in execution order.
     pub steps: Vec<PlanStep>,
     /// The model's outputs, in configuration order.
     pub outputs: Vec<String>,
+    /// What is done to the shapes of outputs before the client gets them, in this order; outputs that are not here keep
+    /// theirs.
+    pub reshapes: BTreeMap<String, Vec<Reshape>>,
 }
 
 /// One step of a plan.
@@ -34,11 +37,11 @@ pub struct RoutePlan {
 pub struct PlanStep {
     /// The model that runs.
     pub model: String,
-    /// Its version; `None` is the latest ready one when the request arrives.
+    /// Its version; `None` means the latest ready one when the request arrives.
     pub version: Option<i64>,
     /// Where its inputs come from.
     pub inputs: Vec<StepInput>,
-    /// Where its outputs go; outputs of the model that are not listed are not asked for.
+    /// Where its outputs go. Outputs of the model that are not listed are not computed.
     pub outputs: Vec<StepOutput>,
 }
 
@@ -49,9 +52,12 @@ pub struct StepInput {
     pub name: String,
     /// The live tensor it takes.
     pub tensor: String,
-    /// Whether the step runs without it when that tensor does not exist.
+    /// Whether the step may run without this input, if the tensor does not exist.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optional: bool,
+    /// What is done to the tensor's shape before the model gets it, in this order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "read_reshapes")]
+    pub reshapes: Vec<Reshape>,
 }
 
 /// One entry of a step's output map.
@@ -74,10 +80,10 @@ pub struct Step {
     /// Where its outputs go.
     #[serde(deserialize_with = "read_outputs")]
     pub outputs: Vec<StepOutput>,
-    /// Live tensors that nothing needs after this step.
+    /// Live tensors that no step needs after this one.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "read_dead")]
     pub dead: Vec<String>,
-    /// The priority level of its model's queue that the request waits at, 1 highest; 0 where the model has no levels.
+    /// The priority level of its model's queue at which the request waits, 1 highest; 0 if the queue has no levels.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub level: u32,
 }
@@ -90,6 +96,10 @@ fn read_outputs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<StepOu
     crate::read_list(deserializer, "outputs of a step")
 }
 
+fn read_reshapes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Reshape>, D::Error> {
+    crate::read_list(deserializer, "reshapes of an input")
+}
+
 fn read_dead<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     crate::read_list(deserializer, "dead tensors of a step")
 }
@@ -98,8 +108,8 @@ fn is_zero(level: &u32) -> bool {
     *level == 0
 }
 
-/// Says of each step which tensors die with it: those that no later step takes, unless they stay to the end. `live` are
-/// there before the first step.
+/// Sets for each step which tensors die with it: those that no later step takes, unless `stays` keeps them to the end.
+/// `live` are the tensors that exist before the first step.
 fn let_die(steps: &mut [Step], live: &[&str], stays: impl Fn(&str) -> bool) {
     let mut live: Vec<String> = live.iter().map(|&tensor| tensor.to_owned()).collect();
     for index in 0..steps.len() {
@@ -113,7 +123,7 @@ fn let_die(steps: &mut [Step], live: &[&str], stays: impl Fn(&str) -> bool) {
     }
 }
 
-/// The steps a request still has to make. Cloning shares the steps.
+/// The remaining steps of a request. Cloning shares the steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     model: ModelKey,
@@ -121,32 +131,34 @@ pub struct Route {
     steps: Arc<[Step]>,
     /// Index into `steps` of the step to run next.
     cursor: usize,
-    /// How many steps had been made before the first of `steps`.
+    /// How many steps had run before the first of `steps`.
     offset: u32,
 }
 
 // === impl RoutePlan ===
 
 impl RoutePlan {
-    /// The plan of a model that is no ensemble: one step whose live tensors are the model's own inputs and outputs.
-    /// `inputs` are names with whether each is optional.
+    /// The plan of a single model: one step whose live tensors are the model's own inputs and outputs. `inputs` are
+    /// names, each with whether it is optional.
     pub fn single(model: &str, inputs: impl IntoIterator<Item = (String, bool)>, outputs: Vec<String>) -> RoutePlan {
-        let inputs =
-            inputs.into_iter().map(|(name, optional)| StepInput { tensor: name.clone(), name, optional }).collect();
+        let input =
+            |(name, optional): (String, bool)| StepInput { tensor: name.clone(), name, optional, reshapes: Vec::new() };
+        let inputs = inputs.into_iter().map(input).collect();
         let step_outputs = outputs.iter().map(|name| StepOutput { name: name.clone(), tensor: name.clone() }).collect();
         RoutePlan {
             model: model.to_owned(),
             ensemble: false,
             steps: vec![PlanStep { model: model.to_owned(), version: None, inputs, outputs: step_outputs }],
             outputs,
+            reshapes: BTreeMap::new(),
         }
     }
 
     /// The route of one request.
     ///
-    /// `version` is the resolved version of the model itself, `requested` the outputs wanted (none means all),
-    /// `inputs` the names of the tensors the request brings, and `resolve` gives the version that runs for a step's
-    /// model, or the error that answers the request. Steps that no wanted output depends on are left out.
+    /// `version` is the resolved version of the model itself. `requested` are the names of the requested outputs; none
+    /// means all. `inputs` are the names of the request's tensors. `resolve` returns the version that runs for a step's
+    /// model, or the error that answers the request. Steps on which no requested output depends are left out.
     pub fn route(
         &self,
         version: i64,
@@ -161,7 +173,7 @@ impl RoutePlan {
         };
         let last_needed = needed.clone();
 
-        // Backward: keep a step if something needed comes from it, then need what it takes.
+        // Backward: keep a step if one of its outputs is needed; then its inputs are needed too.
         let mut kept: Vec<(&PlanStep, Vec<StepOutput>)> = Vec::with_capacity(self.steps.len());
         for step in self.steps.iter().rev() {
             let outputs: Vec<_> = step.outputs.iter().filter(|o| needed.contains(o.tensor.as_str())).cloned().collect();
@@ -191,17 +203,25 @@ impl RoutePlan {
         let model = ModelKey { name: self.model.clone(), version };
         Ok(Route { model, ensemble: self.ensemble, steps: steps.into(), cursor: 0, offset: 0 })
     }
+
+    /// An output under the shape that the client is to see.
+    pub fn reshape_output(&self, output: Tensor) -> Result<Tensor, InferError> {
+        match self.reshapes.get(output.name()) {
+            Some(reshapes) => reshaped(output, reshapes),
+            None => Ok(output),
+        }
+    }
 }
 
 // === impl Route ===
 
 impl Route {
-    /// A route as it came over the bus: `offset` steps were made before the first of `steps`.
+    /// A route received over the bus: `offset` steps had run before the first of `steps`.
     pub fn resume(model: ModelKey, ensemble: bool, offset: u32, steps: Vec<Step>) -> Route {
         Route { model, ensemble, steps: steps.into(), cursor: 0, offset }
     }
 
-    /// The same route with the level of each step's queue, as `level` gives it for the step's model.
+    /// The same route with the level of each step's queue; `level` returns it for the step's model.
     pub fn at_levels(mut self, level: impl Fn(&ModelKey) -> u32) -> Route {
         let levels: Vec<u32> = self.steps.iter().map(|step| level(&step.model)).collect();
         if levels.iter().any(|&level| level != 0) {
@@ -211,7 +231,7 @@ impl Route {
         self
     }
 
-    /// The model the client asked for.
+    /// The model that the client requested.
     pub fn model(&self) -> &ModelKey {
         &self.model
     }
@@ -232,13 +252,13 @@ impl Route {
     }
 
     /// The number of the current step, counted from 0 at the gateway. With the request's id it names the step's
-    /// message: a redelivered step forwards under the same name.
+    /// message, so a step that is delivered again publishes its result under the same name.
     pub fn step_number(&self) -> u32 {
         self.offset.saturating_add(self.cursor as u32)
     }
 
-    /// The current step's inputs under the names the model knows them by. Tensor bytes are shared. A missing required
-    /// tensor is an error that names it and the step.
+    /// The current step's inputs under the model's names for them. Tensor bytes are shared. A missing required tensor
+    /// is an error that names the tensor and the step.
     pub fn step_inputs(&self, live: &[Tensor]) -> Result<Vec<Tensor>, InferError> {
         let Some(step) = self.current() else {
             return Err(InferError::internal(format!("route of '{}' has no step left to run", self.model)));
@@ -246,7 +266,7 @@ impl Route {
         let mut inputs = Vec::with_capacity(step.inputs.len());
         for input in &step.inputs {
             match live.iter().find(|t| t.name() == input.tensor) {
-                Some(tensor) => inputs.push(tensor.clone().renamed(input.name.as_str())),
+                Some(tensor) => inputs.push(reshaped(tensor.clone(), &input.reshapes)?.renamed(input.name.as_str())),
                 None if input.optional => {}
                 None => {
                     return Err(InferError::invalid_arg(format!(
@@ -260,8 +280,8 @@ impl Route {
     }
 
     /// Moves past the current step: `produced` (under the model's names) become live tensors by the output map, and
-    /// tensors that nothing needs any more are dropped. A mapped output the step did not produce is left out: whoever
-    /// takes it says so, unless it may do without.
+    /// tensors that no later step needs are dropped. A mapped output that the step did not produce is left out; a later
+    /// step that requires it reports the error.
     pub fn advance(&mut self, live: &mut Vec<Tensor>, produced: Vec<Tensor>) {
         let Some(step) = self.steps.get(self.cursor) else { return };
         for tensor in produced {
@@ -274,7 +294,7 @@ impl Route {
         self.cursor += 1;
     }
 
-    /// `error` as the client shall see it: inside an ensemble Triton puts the ensemble's name in front.
+    /// `error` as the client will see it: inside an ensemble it begins with the ensemble's name, as in Triton.
     pub fn describe(&self, mut error: InferError) -> InferError {
         if self.ensemble {
             error.message = format!("in ensemble '{}', {}", self.model.name, error.message);
@@ -283,12 +303,21 @@ impl Route {
     }
 }
 
+/// A tensor with its shape changed by `reshapes`, one after the other.
+fn reshaped(tensor: Tensor, reshapes: &[Reshape]) -> Result<Tensor, InferError> {
+    if reshapes.is_empty() {
+        return Ok(tensor);
+    }
+    let shape = reshapes.iter().fold(tensor.shape().clone(), |shape, reshape| reshape.apply(&shape));
+    tensor.reshaped(shape).map_err(|error| InferError::internal(error.to_string()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn input(name: &str, tensor: &str) -> StepInput {
-        StepInput { name: name.into(), tensor: tensor.into(), optional: false }
+        StepInput { name: name.into(), tensor: tensor.into(), optional: false, reshapes: Vec::new() }
     }
 
     fn output(name: &str, tensor: &str) -> StepOutput {
@@ -311,6 +340,7 @@ mod tests {
                 step("classify", vec![input("h", "hidden")], vec![output("l", "label")]),
             ],
             outputs: vec!["embedding".into(), "label".into()],
+            reshapes: BTreeMap::new(),
         }
     }
 
@@ -374,6 +404,22 @@ mod tests {
         assert_eq!(names(&route.step_inputs(&live).unwrap()), ["a"]);
         route.advance(&mut live, vec![tensor("x"), tensor("y")]);
         assert_eq!(names(&live), ["y"]);
+    }
+
+    #[test]
+    fn shapes_change_on_the_way_to_a_step_and_to_the_client() {
+        let mut plan = branching();
+        let reshape = |from: &[i64], to: &[i64]| Reshape { from: from.into(), to: to.into() };
+        plan.steps[0].inputs[0].reshapes = vec![reshape(&[4], &[2, 2]), reshape(&[2, 2], &[1, 4])];
+        plan.reshapes.insert("label".to_owned(), vec![reshape(&[2, 2], &[4])]);
+        let route = plan.route(1, &[], &["TEXT"], |_, _| Ok(1)).unwrap();
+        let tensor = |name: &str, shape: &[i64]| Tensor::from_values(name, shape, vec![1i64; 8]).unwrap();
+        let inputs = route.step_inputs(&[tensor("TEXT", &[2, 4])]).unwrap();
+        assert_eq!(inputs[0].shape()[..], [2, 1, 4]);
+        let label = plan.reshape_output(tensor("label", &[2, 2, 2])).unwrap();
+        assert_eq!(label.shape()[..], [2, 4]);
+        let embedding = plan.reshape_output(tensor("embedding", &[2, 2, 2])).unwrap();
+        assert_eq!(embedding.shape()[..], [2, 2, 2]);
     }
 
     #[test]

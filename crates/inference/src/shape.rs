@@ -1,4 +1,4 @@
-//! Shapes: of tensors, where every dimension is known, and of schemas, where -1 stands for any.
+//! Shapes: of tensors, where every dimension is known, and of schemas, where -1 means any size.
 
 use std::fmt;
 use std::ops::Deref;
@@ -8,8 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// The most elements a tensor may have; Triton's limit too.
 pub const MAX_ELEMENTS: u64 = i64::MAX as u64;
 
-/// The most that the other dimensions of a shape without elements may multiply to. A shape such as `[1000000000, 0]` costs
-/// its sender nothing, but whoever walks over its rows.
+/// Limit for the product of the other dimensions of a shape without elements. A shape such as `[1000000000, 0]` costs
+/// its sender nothing, but costs every reader that loops over its rows.
 pub const MAX_EMPTY_SIZE: u64 = 1 << 24;
 
 /// Dimensions, outermost first. In a schema -1 means "any size"; a [`crate::Tensor`] never holds a negative one.
@@ -24,7 +24,7 @@ fn read_dimensions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<i64
 // === impl Shape ===
 
 impl Shape {
-    /// The product of the dimensions (1 for a scalar). `None` when a dimension is negative or the product passes
+    /// The product of the dimensions (1 for a scalar). `None` if a dimension is negative or the product exceeds
     /// [`MAX_ELEMENTS`].
     pub fn element_count(&self) -> Option<u64> {
         if self.0.iter().any(|&d| d < 0) {
@@ -37,13 +37,13 @@ impl Shape {
         self.0.iter().try_fold(1u64, |product, &d| product.checked_mul(d as u64)).filter(|&count| count <= MAX_ELEMENTS)
     }
 
-    /// Whether there are no elements, though dimensions beside the zero promise more than [`MAX_EMPTY_SIZE`] of something.
+    /// Whether there are no elements, but the product of the other dimensions exceeds [`MAX_EMPTY_SIZE`].
     pub fn is_vast_and_empty(&self) -> bool {
         let size = self.0.iter().filter(|&&d| d > 0).try_fold(1u64, |product, &d| product.checked_mul(d as u64));
         self.0.contains(&0) && size.is_none_or(|size| size > MAX_EMPTY_SIZE)
     }
 
-    /// Whether `concrete` fits this schema: same rank, and every dimension equal or -1 here.
+    /// Whether `concrete` fits this schema: the same rank, and every dimension equal or -1 here.
     pub fn accepts(&self, concrete: &[i64]) -> bool {
         self.0.len() == concrete.len() && self.0.iter().zip(concrete).all(|(&want, &have)| want == -1 || want == have)
     }

@@ -1,11 +1,11 @@
-//! What a model version has done so far: counts and times that only grow, and that add up over processes.
+//! Counters of a model version: numbers and times that only grow, and that can be added over processes.
 //!
 //! Invariants, which clients rely on:
-//! - `queue.count` is `request.count`; `compute_input`, `compute_infer` and `compute_output` have the same count. All four
-//!   are changed by [`Counters::complete`] alone.
-//! - Nothing here ever gets smaller.
+//! - `queue.count` is `request.count`; `compute_input`, `compute_infer` and `compute_output` have the same count. Only
+//!   [`Counters::complete`] changes these four.
+//! - No value here ever decreases.
 //!
-//! Not here: where they are kept and how they are gathered (`runtime`), how they are shown (`protocol`, the gateway).
+//! Not here: where counters are kept and gathered (`runtime`), and how they are shown (`protocol`, the gateway).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,32 +14,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Latencies, UnixMicros};
 
-/// Batch sizes that are told apart; what else is executed is counted with a neighbour.
+/// Batch sizes with an entry of their own; a further size is counted with the next smaller one.
 const MAX_BATCH_SIZES: usize = 1024;
 
-/// How often something happened, and how long it took altogether.
+/// How many times an event happened, and how long it took in total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timed {
-    /// How often.
+    /// Number of times.
     pub count: u64,
-    /// How long, in nanoseconds.
+    /// Total time in nanoseconds.
     pub ns: u64,
 }
 
-/// Why a request failed; Triton's words.
+/// Why a request failed, with Triton's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureReason {
-    /// A queue was full, or its time ran out while it waited.
+    /// A queue was full, or the request waited too long in it.
     Rejected,
-    /// Nobody waited any more.
+    /// No client waited any more.
     Canceled,
-    /// Executing it failed.
+    /// Its execution failed.
     Backend,
     /// Anything else.
     Other,
 }
 
-/// Why a worker let go of a request that nobody waits for.
+/// Why a worker dropped a request for which no client waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropReason {
     /// Its deadline has passed.
@@ -48,7 +48,7 @@ pub enum DropReason {
     Cancelled,
 }
 
-/// What executions of one batch size took.
+/// Times of executions with one batch size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchTimes {
     /// Gathering inputs.
@@ -65,29 +65,29 @@ pub struct BatchTimes {
 pub struct Counters {
     /// Whole requests that succeeded.
     pub request: Latencies,
-    /// Their waiting, on the bus and in the worker.
+    /// Their waiting times, on the bus and in the worker.
     pub queue: Latencies,
-    /// The part of `queue` that is the bus: from being sent until being received.
+    /// The part of `queue` spent on the bus: from sending to receiving.
     pub transit: Latencies,
-    /// The part of `queue` that is the worker's own.
+    /// The part of `queue` spent in the worker's own queue.
     pub worker_queue: Latencies,
-    /// What their executions took altogether.
+    /// Their execution times in total.
     pub compute: Latencies,
-    /// Gathering inputs, for each request the time of its batch.
+    /// Gathering inputs; each request counts the time of its batch.
     pub compute_input: Latencies,
-    /// Running, likewise.
+    /// Running; each request counts the time of its batch.
     pub compute_infer: Latencies,
-    /// Splitting outputs, likewise.
+    /// Splitting outputs; each request counts the time of its batch.
     pub compute_output: Latencies,
-    /// From a request until its first response, also of those that have several.
+    /// From a request until its first response, whether or not more follow.
     pub first_response: Latencies,
     /// Requests that failed.
     pub fail: Timed,
-    /// The same by reason, in the order of [`FailureReason::ALL`].
+    /// Failed requests by reason, in the order of [`FailureReason::ALL`].
     pub failures: [u64; 4],
-    /// Answers from a cache.
+    /// Answers found in a cache.
     pub cache_hit: Latencies,
-    /// Answers that a cache did not have.
+    /// Answers not found in a cache.
     pub cache_miss: Latencies,
     /// Rows of requests that succeeded.
     pub inferences: u64,
@@ -95,23 +95,25 @@ pub struct Counters {
     pub executions: u64,
     /// When the last request succeeded, in milliseconds since the Unix epoch; 0 for never.
     pub last_inference_ms: u64,
-    /// Runs by rows.
+    /// Runs by batch size in rows.
     pub batches: BTreeMap<u32, BatchTimes>,
-    /// Rows times length of what was executed, padding included.
+    /// Rows times length of the executed batches, padding included.
     pub tokens: u64,
     /// The part of `tokens` that is padding.
     pub padding_tokens: u64,
+    /// Texts that a tokenizer cut because they were too long.
+    pub truncated_texts: u64,
     /// Deliveries that were not the first of their message.
     pub redeliveries: u64,
-    /// Messages that were given up.
+    /// Messages that a worker gave up.
     pub dead_letters: u64,
-    /// Requests that were let go, in the order of [`DropReason::ALL`].
+    /// Requests that a worker dropped, in the order of [`DropReason::ALL`].
     pub dropped: [u64; 2],
-    /// Answers that a gateway gave, errors included.
+    /// Answers that a gateway sent, errors included.
     pub answered: Latencies,
 }
 
-/// A request that succeeded, as far as it is counted.
+/// The counted data of a successful request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Completed {
     /// Its rows.
@@ -120,17 +122,17 @@ pub struct Completed {
     pub transit: Duration,
     /// Its time in the worker's queue.
     pub worker_queue: Duration,
-    /// What its batch took to gather.
+    /// The time to gather its batch.
     pub compute_input: Duration,
-    /// What its batch took to run.
+    /// The time to run its batch.
     pub compute_infer: Duration,
-    /// What its batch took to split.
+    /// The time to split its batch.
     pub compute_output: Duration,
-    /// Everything together.
+    /// The total time.
     pub total: Duration,
 }
 
-/// A run, as far as it is counted.
+/// The counted data of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Executed {
     /// Its rows.
@@ -146,7 +148,7 @@ pub struct Executed {
 // === impl Timed ===
 
 impl Timed {
-    /// Counts one more.
+    /// Counts one event.
     pub fn record(&mut self, duration: Duration) {
         self.add(Timed { count: 1, ns: u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX) });
     }
@@ -166,7 +168,7 @@ impl From<&Latencies> for Timed {
 // === impl FailureReason ===
 
 impl FailureReason {
-    /// Each of them, with its label.
+    /// All reasons with their labels.
     pub const ALL: [(FailureReason, &'static str); 4] = [
         (FailureReason::Rejected, "REJECTED"),
         (FailureReason::Canceled, "CANCELED"),
@@ -178,7 +180,7 @@ impl FailureReason {
 // === impl DropReason ===
 
 impl DropReason {
-    /// Each of them, with its label.
+    /// All reasons with their labels.
     pub const ALL: [(DropReason, &'static str); 2] =
         [(DropReason::Deadline, "deadline"), (DropReason::Cancelled, "cancelled")];
 }
@@ -186,7 +188,7 @@ impl DropReason {
 // === impl Counters ===
 
 impl Counters {
-    /// A request has succeeded with an answer from a cache: it did not wait, and nothing was executed for it.
+    /// Counts a request that was answered from a cache: it did not wait, and no model ran for it.
     pub fn hit(&mut self, lookup: Duration, total: Duration, now: UnixMicros) {
         self.request.record(total);
         self.queue.record(Duration::ZERO);
@@ -194,7 +196,7 @@ impl Counters {
         self.last_inference_ms = self.last_inference_ms.max(now.0 / 1000);
     }
 
-    /// A request has succeeded.
+    /// Counts a successful request.
     pub fn complete(&mut self, request: &Completed, now: UnixMicros) {
         let Completed { rows, transit, worker_queue, compute_input, compute_infer, compute_output, total } = *request;
         self.request.record(total);
@@ -209,7 +211,7 @@ impl Counters {
         self.last_inference_ms = self.last_inference_ms.max(now.0 / 1000);
     }
 
-    /// A run has ended.
+    /// Counts a run.
     pub fn execute(&mut self, run: &Executed) {
         self.executions += 1;
         let known = self.batches.len() < MAX_BATCH_SIZES || self.batches.contains_key(&run.batch_size);
@@ -221,18 +223,18 @@ impl Counters {
         times.compute_output.record(run.compute_output);
     }
 
-    /// A request has failed, after `took`.
+    /// Counts a request that failed after `took`.
     pub fn fail(&mut self, reason: FailureReason, took: Duration) {
         self.fail.record(took);
         self.failures[reason as usize] += 1;
     }
 
-    /// A request was let go, because nobody waits for it.
+    /// Counts a request that was dropped because no client waits for it.
     pub fn drop_request(&mut self, reason: DropReason) {
         self.dropped[reason as usize] += 1;
     }
 
-    /// Adds what another process counted.
+    /// Adds another process's counters.
     pub fn add(&mut self, other: &Counters) {
         let latencies = [
             (&mut self.request, &other.request),
@@ -257,6 +259,7 @@ impl Counters {
         self.last_inference_ms = self.last_inference_ms.max(other.last_inference_ms);
         self.tokens += other.tokens;
         self.padding_tokens += other.padding_tokens;
+        self.truncated_texts += other.truncated_texts;
         self.redeliveries += other.redeliveries;
         self.dead_letters += other.dead_letters;
         for (size, times) in &other.batches {

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{DataType, Shape};
 
-/// A named tensor. `data` is little-endian and row-major; a BYTES element is its length as `u32` followed by its
-/// bytes: exactly the v2 binary extension, so no stage transcodes. Cloning shares the bytes.
+/// A named tensor. `data` is little-endian and row-major; a BYTES element is its length as `u32` followed by its bytes.
+/// This is the v2 binary extension, so no stage transcodes. Cloning shares the bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     name: String,
@@ -17,7 +17,8 @@ pub struct Tensor {
     data: Bytes,
 }
 
-/// A tensor as a client sent it: what it claims has not been held against its bytes yet. [`UncheckedTensor::check`] does.
+/// A tensor as a client sent it. Its fields have not been checked against its bytes; [`UncheckedTensor::check`] does
+/// that.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UncheckedTensor {
     /// The claimed name.
@@ -30,7 +31,7 @@ pub struct UncheckedTensor {
     pub data: Bytes,
 }
 
-/// What a model declares of one of its tensors. `shape` holds -1 for any size and includes the batch dimension.
+/// A model's declaration of one of its tensors. `shape` has -1 for any size and includes the batch dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorSpec {
     /// The tensor's name at the model.
@@ -44,32 +45,32 @@ pub struct TensorSpec {
     pub optional: bool,
 }
 
-/// Why bytes are no tensor of the datatype and shape they came with.
+/// Why bytes are not a tensor of the given datatype and shape.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages show")]
 pub enum TensorError {
     /// A dimension is negative.
     #[error("tensor '{name}' has shape {shape} which contains one or more invalid dimensions")]
     NegativeDimension { name: String, shape: Shape },
-    /// The dimensions multiply past [`crate::MAX_ELEMENTS`].
+    /// The product of the dimensions exceeds [`crate::MAX_ELEMENTS`].
     #[error(
         "tensor '{name}' has shape {shape} which causes total element count to exceed maximum size of {}",
         crate::MAX_ELEMENTS
     )]
     TooManyElements { name: String, shape: Shape },
-    /// No elements, and other dimensions that multiply past [`crate::MAX_EMPTY_SIZE`].
+    /// No elements, but the product of the other dimensions exceeds [`crate::MAX_EMPTY_SIZE`].
     #[error(
         "tensor '{name}' has shape {shape} without elements, whose other dimensions exceed the maximum size of {}",
         crate::MAX_EMPTY_SIZE
     )]
     VastAndEmpty { name: String, shape: Shape },
-    /// The bytes are not as many as datatype and shape call for.
+    /// The number of bytes does not match datatype and shape.
     #[error("tensor '{name}' of datatype {datatype} and shape {shape} takes {expected} bytes, got {actual}")]
     ByteSize { name: String, datatype: DataType, shape: Shape, expected: u64, actual: u64 },
     /// A BYTES tensor holds more or fewer elements than its shape says.
     #[error("tensor '{name}' of shape {shape} takes {expected} string elements, got {actual}")]
     ElementCount { name: String, shape: Shape, expected: u64, actual: u64 },
-    /// A BYTES element's length prefix is cut short, or promises more bytes than follow.
+    /// A BYTES element's length prefix is truncated, or larger than the rest of the bytes.
     #[error("tensor '{name}' has an incomplete string element at byte {offset}")]
     IncompleteElement { name: String, offset: usize },
     /// The tensor holds another datatype than the reader asked for.
@@ -102,7 +103,7 @@ element! {
     half::f16 => Fp16, half::bf16 => Bf16, f32 => Fp32, f64 => Fp64,
 }
 
-// Element bytes are reinterpreted, not swapped: the wire is little endian and so must the machine be.
+// Element bytes are reinterpreted, not swapped: the wire is little-endian, so the machine has to be.
 const _: () = assert!(cfg!(target_endian = "little"), "Trireme supports little-endian machines only");
 
 // === impl Tensor ===
@@ -151,8 +152,8 @@ impl Tensor {
         Ok(Tensor { name, datatype, shape, data })
     }
 
-    /// A tensor of numbers. The vector's memory is taken over, not copied. Errors when `values` are not as many as
-    /// `shape` says.
+    /// A tensor of numbers. It takes over the vector's memory, without a copy. Errors if the number of `values` does
+    /// not match `shape`.
     pub fn from_values<T: Element>(
         name: impl Into<String>,
         shape: impl Into<Shape>,
@@ -167,7 +168,7 @@ impl Tensor {
         Tensor::new(name, T::DATATYPE, shape, Bytes::from_owner(Owner(values)))
     }
 
-    /// A BYTES tensor of `elements`. Errors when they are not as many as `shape` says.
+    /// A BYTES tensor of `elements`. Errors if their number does not match `shape`.
     pub fn from_bytes_elements<B: AsRef<[u8]>>(
         name: impl Into<String>,
         shape: impl Into<Shape>,
@@ -214,12 +215,12 @@ impl Tensor {
         self
     }
 
-    /// The same bytes under another shape of as many elements.
+    /// The same bytes under another shape with the same number of elements.
     pub fn reshaped(self, shape: impl Into<Shape>) -> Result<Tensor, TensorError> {
         Tensor::new(self.name, self.datatype, shape, self.data)
     }
 
-    /// The elements as numbers: borrowed where the bytes happen to be aligned for `T`, copied where not.
+    /// The elements as numbers: borrowed if the bytes are aligned for `T`, otherwise copied.
     pub fn values<T: Element>(&self) -> Result<Cow<'_, [T]>, TensorError> {
         if self.datatype != T::DATATYPE {
             return Err(TensorError::Datatype {
@@ -251,7 +252,7 @@ impl Tensor {
 // === impl UncheckedTensor ===
 
 impl UncheckedTensor {
-    /// The tensor, if its claims hold; see [`Tensor::new`].
+    /// The tensor, if its fields match its bytes; see [`Tensor::new`].
     pub fn check(self) -> Result<Tensor, TensorError> {
         Tensor::new(self.name, self.datatype, self.shape, self.data)
     }
@@ -263,7 +264,7 @@ impl From<Tensor> for UncheckedTensor {
     }
 }
 
-/// Walks length-prefixed elements; an item is an element, or the offset at which the bytes stop making sense.
+/// Iterates over length-prefixed elements. An item is an element, or the offset at which the bytes are malformed.
 #[derive(Debug)]
 pub struct BytesElements<'a> {
     rest: &'a [u8],
@@ -271,7 +272,7 @@ pub struct BytesElements<'a> {
 }
 
 impl<'a> BytesElements<'a> {
-    /// Over raw bytes in the BYTES binary form, unchecked.
+    /// Iterates over raw, unchecked bytes in the BYTES binary form.
     pub fn new(data: &'a [u8]) -> Self {
         BytesElements { rest: data, offset: 0 }
     }

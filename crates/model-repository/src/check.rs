@@ -29,6 +29,8 @@ struct Claim<'a> {
 struct Request<'a> {
     /// The client's id for it, empty when it gave none; `None` for work that came from another stage.
     id: Option<&'a str>,
+    /// Whether it travels in parts: each of them has to fit, not the whole.
+    in_parts: bool,
 }
 
 // === impl ModelConfig ===
@@ -38,7 +40,15 @@ impl ModelConfig {
     /// size that is not too large, declared datatypes and shapes, and as many bytes as these call for. `request_id` is
     /// the client's id for the request, empty when it gave none.
     pub fn admit(&self, request_id: &str, inputs: Vec<UncheckedTensor>) -> Result<Vec<Tensor>, InferError> {
-        let request = Request { id: Some(request_id) };
+        self.admit_as(Request { id: Some(request_id), in_parts: self.max_rows_per_message.is_some() }, inputs)
+    }
+
+    /// The same for a request that travels in parts of at most the model's largest batch, whatever the configuration says.
+    pub fn admit_in_parts(&self, request_id: &str, inputs: Vec<UncheckedTensor>) -> Result<Vec<Tensor>, InferError> {
+        self.admit_as(Request { id: Some(request_id), in_parts: true }, inputs)
+    }
+
+    fn admit_as(&self, request: Request<'_>, inputs: Vec<UncheckedTensor>) -> Result<Vec<Tensor>, InferError> {
         let claims: Vec<_> =
             inputs.iter().map(|t| Claim { name: &t.name, datatype: t.datatype, shape: &t.shape }).collect();
         self.judge(request, &claims)?;
@@ -54,7 +64,7 @@ impl ModelConfig {
     pub fn check_tensors(&self, inputs: &[Tensor]) -> Result<u32, InferError> {
         let claims: Vec<_> =
             inputs.iter().map(|t| Claim { name: t.name(), datatype: t.datatype(), shape: t.shape() }).collect();
-        self.judge(Request { id: None }, &claims)
+        self.judge(Request { id: None, in_parts: false }, &claims)
     }
 
     /// Whether the model has the outputs that a client asks for.
@@ -62,7 +72,7 @@ impl ModelConfig {
         let mut seen = BTreeSet::new();
         for output in requested {
             if !seen.insert(output.name.as_str()) {
-                let request = Request { id: Some(request_id) };
+                let request = Request { id: Some(request_id), in_parts: false };
                 return Err(request.fault(format!("output '{}' already exists in request", output.name)));
             }
             if !self.outputs.iter().any(|declared| declared.name == output.name) {
@@ -154,10 +164,8 @@ impl ModelConfig {
         if rows == 0 {
             return Err(request.fault(format!("inference request batch-size must be >= 1 for '{}'", self.name)));
         }
-        // A client's request that travels in parts has to fit part by part.
-        let in_parts = request.id.is_some() && self.max_rows_per_message.is_some();
         match u32::try_from(rows) {
-            Ok(rows) if rows <= self.max_batch_size || in_parts => Ok(rows),
+            Ok(rows) if rows <= self.max_batch_size || request.in_parts => Ok(rows),
             _ => Err(request
                 .fault(format!("inference request batch-size must be <= {} for '{}'", self.max_batch_size, self.name))),
         }

@@ -131,8 +131,10 @@ pub struct DynamicBatching {
     pub max_queue_delay: Duration,
     /// Answers leave in the order requests came.
     pub preserve_ordering: bool,
-    /// Number of priority levels; 0: no priorities.
+    /// Number of priority levels that have queues; 0: no priorities. Each is known by its place among them, 1 first.
     pub priority_levels: u32,
+    /// The highest priority number of each of these levels, ascending. Up to 64 levels each number is a level of its own.
+    pub priority_bounds: Vec<u64>,
     /// The level of requests that name none.
     pub default_priority_level: u32,
     /// The queue policy of levels that have none of their own.
@@ -227,6 +229,12 @@ pub struct AutoComplete {
 // === impl DynamicBatching ===
 
 impl DynamicBatching {
+    /// The level of a priority number; `None` where there is no such number.
+    pub(crate) fn level_of(&self, priority: u64) -> Option<u32> {
+        let below = self.priority_bounds.partition_point(|&bound| bound < priority);
+        (priority > 0 && below < self.priority_bounds.len()).then_some(below as u32 + 1)
+    }
+
     /// The queue policy of a level.
     pub fn policy(&self, level: u32) -> &QueuePolicy {
         self.priority_queue_policy.get(&level).unwrap_or(&self.default_queue_policy)
@@ -239,6 +247,13 @@ impl ModelConfig {
     /// Whether this is an ensemble.
     pub fn is_ensemble(&self) -> bool {
         self.ensemble.is_some()
+    }
+
+    /// The first input or output that has a `reshape`.
+    pub fn reshaped(&self) -> Option<&str> {
+        let inputs = self.inputs.iter().filter(|input| input.reshape.is_some()).map(|input| &input.name);
+        let outputs = self.outputs.iter().filter(|output| output.reshape.is_some()).map(|output| &output.name);
+        inputs.chain(outputs).next().map(String::as_str)
     }
 
     /// The levels of the model's queue, the highest first; 0 alone where it has no priorities.
@@ -259,11 +274,11 @@ impl ModelConfig {
 
     /// The level of the model's queue that a request of this priority waits at; 0 where it has no levels. What is no level is
     /// the default one, as 0 is.
-    pub fn priority_level(&self, priority: u32) -> u32 {
+    pub fn priority_level(&self, priority: u64) -> u32 {
         match &self.dynamic_batching {
-            Some(batching) if (1..=batching.priority_levels).contains(&priority) => priority,
-            Some(batching) if batching.priority_levels > 0 => batching.default_priority_level,
-            _ => 0,
+            Some(batching) if batching.priority_levels == 0 => 0,
+            Some(batching) => batching.level_of(priority).unwrap_or(batching.default_priority_level),
+            None => 0,
         }
     }
 

@@ -6,24 +6,32 @@
 //!   flow is sound. Its fields and the message that `/config` prints say the same.
 //! - A route plan that [`compile_ensemble`] gave was held against the configurations of all its steps: every datatype
 //!   and shape that meet agree, and every required input has a source.
+//! - A path in a [`ModelConfig`] leads nowhere but into the model's own folder, unless the operator has put a link there. One
+//!   that came with a request says nothing of files outside ([`requested`]).
 //! - Error texts are Triton's where it has one, because clients and tests match them; what they leave out follows after.
+//!
+//! A Hugging Face folder is a second way to a repository: `folder` derives the configurations from its files.
 //!
 //! The path of a configuration: `parse` reads text or JSON into the generated message, `normalize` fills in what was left
 //! out, `validate` judges it, `view` turns it into [`ModelConfig`].
 //!
-//! Not here: loading models (the services do), watching for changes, any I/O besides reading the repository and unpacking
-//! files that came with a request.
+//! Not here: loading models (the services do), watching for changes, any I/O besides reading repositories and model folders,
+//! and laying down the files of models that came with a request or are made of a folder.
 
 mod backends;
+mod batch_dimension;
 mod check;
 mod complete;
 mod config;
 mod ensemble;
 mod error;
 mod fingerprint;
+mod folder;
 mod normalize;
 mod parse;
 mod repository;
+mod requested;
+mod sources;
 mod validate;
 mod view;
 
@@ -40,4 +48,8 @@ pub use config::{
 };
 pub use ensemble::{CompiledEnsemble, EnsembleError, compile_ensemble, plan_single};
 pub use error::RepositoryError;
-pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel};
+pub use folder::{
+    Derived, DerivedModel, FolderDescription, FolderError, Placement, Row, folder_name, is_model_folder, place,
+};
+pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel, Uploaded};
+pub use sources::{ModelFolder, ModelSources, SourceError};

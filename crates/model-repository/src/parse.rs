@@ -20,6 +20,9 @@ static SCHEMA: LazyLock<MessageDescriptor> = LazyLock::new(|| {
 /// Reads the text format. `file` is how errors call the text.
 pub(crate) fn read_text(text: &str, file: &str) -> Result<proto::ModelConfig, RepositoryError> {
     let error = |line, reason: String| RepositoryError::Text { file: file.to_owned(), line, reason };
+    if let Some((offset, reason)) = foreign_character(text) {
+        return Err(error(line_of(text, offset), reason));
+    }
     let text = with_list_colons(text);
     let message = DynamicMessage::parse_text_format(SCHEMA.clone(), &text).map_err(|cause| {
         let label = cause.labels().and_then(|mut labels| labels.next());
@@ -42,6 +45,38 @@ pub(crate) fn read_json(json: &str) -> Result<proto::ModelConfig, RepositoryErro
 /// The line, counted from 1, that byte `offset` of `text` is on.
 fn line_of(text: &str, offset: usize) -> usize {
     1 + text.bytes().take(offset).filter(|&byte| byte == b'\n').count()
+}
+
+/// A character that editors and web pages put in, outside of strings and comments: where it is and what to do.
+fn foreign_character(text: &str) -> Option<(usize, String)> {
+    let (mut quote, mut comment, mut escaped) = (None, false, false);
+    for (offset, c) in text.char_indices() {
+        match (c, quote) {
+            ('\n', _) => (quote, comment, escaped) = (None, false, false),
+            _ if comment => {}
+            (_, Some(_)) if escaped => escaped = false,
+            ('\\', Some(_)) => escaped = true,
+            (_, Some(open)) => quote = if c == open { None } else { quote },
+            ('"' | '\'', None) => quote = Some(c),
+            ('#', None) => comment = true,
+            ('\u{feff}', None) => {
+                let reason = "found a byte order mark (U+FEFF): save the file as UTF-8 without one";
+                return Some((offset, reason.to_owned()));
+            }
+            ('\u{2018}'..='\u{201f}' | '\u{ab}' | '\u{bb}', None) => {
+                return Some((offset, format!("found the quotation mark {c} (U+{:04X}), expected \"", u32::from(c))));
+            }
+            ('\u{a0}' | '\u{2007}' | '\u{202f}', None) => {
+                let code = u32::from(c);
+                return Some((
+                    offset,
+                    format!("found a space that does not break (U+{code:04X}), expected a plain one"),
+                ));
+            }
+            _ => {}
+        }
+    }
+    None
 }
 
 /// The text format lets `input [ {..} ]` do without a colon, which our parser insists on: this puts it in. Lines stay

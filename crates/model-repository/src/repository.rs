@@ -18,7 +18,8 @@ use tempfile::TempDir;
 use crate::fingerprint::{self, hash};
 use crate::normalize::Surroundings;
 use crate::parse::{read_json, read_text};
-use crate::{ModelConfig, RepositoryError, VersionPolicy};
+use crate::validate::lies_beneath;
+use crate::{ModelConfig, RepositoryError, VersionPolicy, requested};
 
 /// The configuration's file name.
 const CONFIG_FILE: &str = "config.pbtxt";
@@ -30,6 +31,7 @@ const MAX_TEXT_BYTES: u64 = 64 << 20;
 pub struct Repository {
     models: BTreeMap<String, RepositoryModel>,
     broken: BTreeMap<String, BrokenModel>,
+    unreadable: Vec<Arc<RepositoryError>>,
 }
 
 /// A model as its directory has it.
@@ -45,7 +47,14 @@ pub struct RepositoryModel {
     pub versions: Vec<i64>,
     labels: BTreeMap<String, Arc<[String]>>,
     fingerprints: BTreeMap<i64, u64>,
-    /// Where the files are that came with a request; deleted with the last clone.
+    /// What of it came with a request to load it; `None`: nothing.
+    pub uploaded: Option<Uploaded>,
+}
+
+/// What came with a request to load a model: its configuration, and maybe its files, which are there for as long as a clone of
+/// this is.
+#[derive(Clone, Debug)]
+pub struct Uploaded {
     _folder: Option<Arc<TempDir>>,
 }
 
@@ -87,22 +96,28 @@ impl Repository {
     /// As [`Repository::open_with_gpus`], but models that are broken stand beside those that are not
     /// ([`Repository::broken`]): only a directory that cannot be listed is an error.
     pub fn read(paths: &[PathBuf], gpus: &[i32]) -> Result<Repository, Vec<RepositoryError>> {
+        let mut repository = Repository::read_what_is_there(paths, gpus);
+        match std::mem::take(&mut repository.unreadable) {
+            faults if faults.is_empty() => Ok(repository),
+            faults => Err(faults.into_iter().filter_map(Arc::into_inner).collect()),
+        }
+    }
+
+    /// As [`Repository::read`], but directories that cannot be listed are left out, and named by
+    /// [`Repository::unreadable`].
+    pub fn read_what_is_there(paths: &[PathBuf], gpus: &[i32]) -> Repository {
         let mut found: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
-        let mut faults = Vec::new();
-        for path in paths {
+        let mut repository = Repository::default();
+        for path in distinct(paths) {
             match list(path) {
                 Ok(entries) => {
                     for Entry { name, path, .. } in entries.into_iter().filter(Entry::may_be_model) {
                         found.entry(name).or_default().push(path);
                     }
                 }
-                Err(fault) => faults.push(fault),
+                Err(fault) => repository.unreadable.push(Arc::new(fault)),
             }
         }
-        if !faults.is_empty() {
-            return Err(faults);
-        }
-        let mut repository = Repository::default();
         for (name, paths) in found {
             match RepositoryModel::open_one(&name, &paths, Replacement::default(), gpus) {
                 Ok(model) => repository.insert(model),
@@ -113,7 +128,12 @@ impl Repository {
                 }
             }
         }
-        Ok(repository)
+        repository
+    }
+
+    /// Why model repositories, or parts of them, could not be listed.
+    pub fn unreadable(&self) -> &[Arc<RepositoryError>] {
+        &self.unreadable
     }
 
     /// The models in order of name.
@@ -174,7 +194,7 @@ impl RepositoryModel {
         if !is_name {
             return Ok(None);
         }
-        let found: Vec<_> = paths.iter().map(|path| path.join(name)).filter(|path| path.is_dir()).collect();
+        let found: Vec<_> = distinct(paths).map(|path| path.join(name)).filter(|path| path.is_dir()).collect();
         if found.is_empty() && replacement.files.is_none() {
             return Ok(None);
         }
@@ -234,7 +254,7 @@ impl RepositoryModel {
         // By content: each time the same files come they lie elsewhere.
         let content = hash(&(config, files));
         model.fingerprints.values_mut().for_each(|fingerprint| *fingerprint = content);
-        model._folder = Some(Arc::new(folder));
+        model.uploaded = Some(Uploaded { _folder: Some(Arc::new(folder)) });
         Ok(model)
     }
 
@@ -261,6 +281,9 @@ impl RepositoryModel {
             )),
             fault => fault,
         })?;
+        if replaced.is_some() {
+            requested::check(&config)?;
+        }
 
         let found: Vec<i64> = directories.keys().copied().collect();
         let versions = config.version_policy.choose(&found);
@@ -276,7 +299,8 @@ impl RepositoryModel {
         let fingerprint = |version: &i64| hash(&(replaced, shared, fingerprint::of(&directories[version], |_| true)));
         let fingerprints = versions.iter().map(|version| (*version, fingerprint(version))).collect();
         let (name, path, config) = (name.to_owned(), path.to_owned(), Arc::new(config));
-        Ok(RepositoryModel { name, path, config, versions, labels, fingerprints, _folder: None })
+        let uploaded = replaced.map(|_| Uploaded { _folder: None });
+        Ok(RepositoryModel { name, path, config, versions, labels, fingerprints, uploaded })
     }
 
     /// The directory of version `version`.
@@ -336,9 +360,8 @@ fn version_number(name: &str) -> Option<i64> {
 fn read_labels(config: &ModelConfig, path: &Path) -> Result<BTreeMap<String, Arc<[String]>>, RepositoryError> {
     let mut labels = BTreeMap::new();
     for output in config.outputs.iter().filter(|output| !output.label_filename.is_empty()) {
-        let file = Path::new(&output.label_filename);
-        let label_path = path.join(file);
-        if !file.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
+        let label_path = path.join(&output.label_filename);
+        if !lies_beneath(&output.label_filename) {
             return Err(RepositoryError::Invalid(format!(
                 "label file path '{}' for output '{}' in model '{}' is outside model directory",
                 label_path.display(),
@@ -358,6 +381,12 @@ struct Entry {
 }
 
 /// What lies in the directory `path`, in order of name. Links are followed: mounted configurations are made of them.
+/// The paths without those that name a directory a second time.
+fn distinct(paths: &[PathBuf]) -> impl Iterator<Item = &PathBuf> {
+    let mut seen = BTreeSet::new();
+    paths.iter().filter(move |path| seen.insert(path.canonicalize().unwrap_or_else(|_| path.to_path_buf())))
+}
+
 fn list(path: &Path) -> Result<Vec<Entry>, RepositoryError> {
     let read = || -> io::Result<Vec<Entry>> {
         let mut entries = Vec::new();

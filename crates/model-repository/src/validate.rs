@@ -3,6 +3,7 @@
 //! Inputs and outputs may be missing: the backend completes them. What is declared has to be whole.
 
 use std::collections::BTreeSet;
+use std::path::{Component, Path};
 
 use crate::backends::KnownBackend;
 use crate::normalize::ENSEMBLE;
@@ -10,6 +11,7 @@ use crate::proto::model_config::SchedulingChoice;
 use crate::proto::model_instance_group::Kind;
 use crate::proto::model_queue_policy::TimeoutAction;
 use crate::proto::model_sequence_batching::StrategyChoice;
+use crate::proto::model_warmup::input::InputDataType;
 use crate::proto::{
     DataType, ModelConfig, ModelDynamicBatching, ModelQueuePolicy, ModelSequenceBatching, ModelTensorReshape,
 };
@@ -42,7 +44,33 @@ pub(crate) fn validate(message: &ModelConfig, directory: Option<&str>) -> Result
     validate_metrics(message)?;
     validate_instance_groups(message)?;
     validate_tensors(message).map_err(|fault| format!("{fault} for {name}"))?;
-    validate_warmup(message)
+    validate_warmup(message)?;
+    validate_paths(message)
+}
+
+/// Whether `path` leads down from the folder that it is taken from, as it is written: nothing is looked up, so that the answer
+/// tells nothing about what there is. Links that an operator has put beneath the folder are followed later.
+pub(crate) fn lies_beneath(path: &str) -> bool {
+    let down = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+    !path.contains('\0') && Path::new(path).components().all(down)
+}
+
+/// Paths lead into the model's own folder.
+fn validate_paths(message: &ModelConfig) -> Result<(), String> {
+    let warmup = message.model_warmup.iter().flat_map(|sample| sample.inputs.values());
+    let warmup = warmup.filter_map(|input| match &input.input_data_type {
+        Some(InputDataType::InputDataFile(file)) => Some(("input_data_file", file)),
+        _ => None,
+    });
+    let named = [("default_model_filename", &message.default_model_filename)].into_iter();
+    let named = named.chain(message.cc_model_filenames.values().map(|file| ("cc_model_filenames", file)));
+    match named.chain(warmup).find(|(_, path)| !lies_beneath(path)) {
+        Some((field, path)) => Err(format!(
+            "'{field}' is '{path}' for {}, which is outside the model's folder; expected a path beneath it, without '..'",
+            message.name
+        )),
+        None => Ok(()),
+    }
 }
 
 fn validate_backend(message: &ModelConfig) -> Result<(), String> {
@@ -89,9 +117,6 @@ fn validate_batching(batching: &ModelDynamicBatching, message: &ModelConfig) -> 
         if batching.priority_queue_policy.keys().any(|&level| level == 0 || level > levels) {
             return Err(format!("priority queue policy must have priority level in range [1, {levels}] for {name}"));
         }
-    }
-    if levels > u64::from(u32::MAX) {
-        return Err(format!("'priority_levels' must be <= {} for {name}, got {levels}", u32::MAX));
     }
     if batching.preserve_ordering {
         if levels > 1 {

@@ -1,6 +1,6 @@
 //! The message, once normalized and valid, as the [`ModelConfig`] that services read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use trireme_inference::{DataType, Shape};
@@ -135,21 +135,37 @@ fn read_group(group: &proto::ModelInstanceGroup) -> InstanceGroup {
 }
 
 fn read_batching(batching: &proto::ModelDynamicBatching) -> DynamicBatching {
-    // Levels fit where there are any (validation saw to it); where there are none the others mean nothing.
-    let level = |level: u64| u32::try_from(level).unwrap_or(u32::MAX);
-    DynamicBatching {
+    let mut read = DynamicBatching {
         preferred_batch_sizes: batching.preferred_batch_size.iter().copied().map(unsigned).collect(),
         max_queue_delay: Duration::from_micros(batching.max_queue_delay_microseconds),
         preserve_ordering: batching.preserve_ordering,
-        priority_levels: level(batching.priority_levels),
-        default_priority_level: level(batching.default_priority_level),
+        priority_bounds: priority_bounds(batching),
         default_queue_policy: batching.default_queue_policy.as_ref().map(read_queue_policy).unwrap_or_default(),
-        priority_queue_policy: batching
-            .priority_queue_policy
-            .iter()
-            .map(|(&key, policy)| (level(key), read_queue_policy(policy)))
-            .collect(),
+        ..DynamicBatching::default()
+    };
+    read.priority_levels = read.priority_bounds.len() as u32;
+    // Numbers fit where there are any levels (validation saw to it); where there are none they mean nothing.
+    let level = |priority| read.level_of(priority).unwrap_or_default();
+    let policies = batching.priority_queue_policy.iter();
+    let policies = policies.map(|(&key, policy)| (level(key), read_queue_policy(policy))).collect();
+    let default_level = level(batching.default_priority_level);
+    DynamicBatching { default_priority_level: default_level, priority_queue_policy: policies, ..read }
+}
+
+/// Priority numbers up to which each has a queue of its own.
+const MANY_LEVELS: u64 = 64;
+
+/// The highest priority number of each level. A level is a queue, and Triton allows 2^64 of them: where there are more than
+/// a few, only the first numbers, the default and those with a policy have one of their own, and those between share one.
+fn priority_bounds(batching: &proto::ModelDynamicBatching) -> Vec<u64> {
+    let levels = batching.priority_levels;
+    if levels <= MANY_LEVELS {
+        return (1..=levels).collect();
     }
+    let named = batching.priority_queue_policy.keys().chain([&batching.default_priority_level]);
+    let apart = named.flat_map(|&number| [number.saturating_sub(1), number]);
+    let bounds: BTreeSet<u64> = (1..=MANY_LEVELS / 2).chain(apart).chain([levels]).collect();
+    bounds.into_iter().filter(|bound| (1..=levels).contains(bound)).collect()
 }
 
 /// The parameter of this name. It says of every tensor that its first dimension is rows.

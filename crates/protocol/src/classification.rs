@@ -1,4 +1,4 @@
-//! The classification extension: the labels of an output's highest scores in place of its tensor.
+//! The classification extension: replaces an output's tensor by the labels of its highest scores.
 
 use std::fmt::Display;
 
@@ -7,17 +7,17 @@ use trireme_inference::{DataType, InferError, Shape, Tensor};
 /// The most scores of one row.
 const MAX_SCORES: usize = 1_000_000;
 
-/// How a score is compared and shown.
+/// The comparison and text form of a score.
 trait Score: Copy + PartialOrd {
     fn show(self) -> String;
 }
 
-/// `tensor`, of the `classes` highest scores, as BYTES `score:index` or `score:index:label`, highest first and lower indices
-/// first among equals. With `batched`, each row (outermost dimension) is classified on its own. `labels` are by index; an
-/// index without one, or with an empty one, has none. Shape `[rows,k]`, or `[k]` without batching; k is at most the scores
-/// there are.
+/// The `classes` highest scores of `tensor`, as BYTES `score:index` or `score:index:label`. The highest is first; of
+/// equal scores the lowest index is first. With `batched`, each row (outermost dimension) is classified on its own.
+/// `labels` are by index; an index with a missing or empty label is written without one. Shape `[rows,k]`, or `[k]`
+/// without batching; k is the number of scores at most.
 ///
-/// Errors when scores are not numbers that Triton ranks (BOOL, FP16, BF16, BYTES), or are too many.
+/// Errors if the datatype is one that Triton does not rank (BOOL, FP16, BF16, BYTES), or if there are too many scores.
 pub fn classify(tensor: &Tensor, classes: u32, batched: bool, labels: &[String]) -> Result<Tensor, InferError> {
     match tensor.datatype() {
         DataType::Uint8 => rank(tensor, &tensor.values::<u8>()?, classes, batched, labels),
@@ -57,7 +57,7 @@ fn rank<T: Score>(
     let mut found = Vec::with_capacity(rows * count);
     for row in scores.chunks_exact(width.max(1)) {
         let mut order: Vec<usize> = (0..width).collect();
-        // What compares with nothing (NaN) comes last.
+        // NaN, which cannot be compared, comes last.
         let by_score = |&a: &usize, &b: &usize| {
             let comparable = |x: T| x.partial_cmp(&x).is_some();
             let descending = row[b].partial_cmp(&row[a]);
@@ -106,7 +106,7 @@ impl Score for f64 {
     }
 }
 
-/// As C's `%f` does.
+/// Formats a float as C's `%f` does.
 fn show_float(score: impl Display, is_nan: bool) -> String {
     match is_nan {
         true => "nan".to_owned(),

@@ -11,8 +11,8 @@ use trireme_inference::{InferError, InferRequest, InferResponse, Shape, TensorSp
 use crate::infer::{data, parameters};
 use crate::json::{self, JsonError, Value, Writer};
 
-/// Decodes the body of a generate request for `model`, whose inputs, batch dimension included, are `inputs`. Keys that are no
-/// input, and those within `parameters`, are request parameters; `id` is the request's id.
+/// Decodes the body of a generate request for `model` with these `inputs`, batch dimension included. Other keys, and
+/// those within `parameters`, are request parameters; `id` is the request's id.
 pub fn decode_generate_request(model: &str, inputs: &[TensorSpec], body: &[u8]) -> Result<InferRequest, InferError> {
     let document = json::parse(body)?;
     let mut request = InferRequest { model: model.to_owned(), ..InferRequest::default() };
@@ -47,7 +47,7 @@ pub fn decode_generate_request(model: &str, inputs: &[TensorSpec], body: &[u8]) 
     Ok(request)
 }
 
-/// Puts a value where its key says: into an input, or among the parameters.
+/// Puts a value into the input with its key's name, or among the parameters.
 fn put(request: &mut InferRequest, inputs: &[TensorSpec], key: &str, value: &Value<'_>) -> Result<(), InferError> {
     let Some(spec) = inputs.iter().find(|input| input.name == key) else {
         return parameters::set(request, key, value);
@@ -63,7 +63,7 @@ fn put(request: &mut InferRequest, inputs: &[TensorSpec], key: &str, value: &Val
         InferError::invalid_arg(format!("The schema can not convert input '{key}' to tensor with proper shape"))
     })?;
     let data = match value {
-        // Its elements may be arrays themselves, which hold more than was counted.
+        // Its elements may be arrays themselves, so the count of the outer array is not enough.
         Value::Array(array) => data::from_elements(key, spec.datatype, count, array.flatten(), array.text_len())?,
         scalar => data::from_elements(key, spec.datatype, 1, std::iter::once(Ok(scalar.clone())), 1)?,
     };
@@ -71,15 +71,15 @@ fn put(request: &mut InferRequest, inputs: &[TensorSpec], key: &str, value: &Val
     Ok(())
 }
 
-/// `schema` filled to hold `count` elements: fixed dimensions as they are, the innermost variable one takes what is left, the
-/// others are 1.
+/// A shape by `schema` for `count` elements: fixed dimensions stay, the innermost variable one takes the remaining
+/// factor, the others are 1.
 fn fit(schema: &Shape, count: u64) -> Option<Shape> {
     let mut left = i64::try_from(count).ok()?;
     for &fixed in schema.iter().filter(|&&dimension| dimension >= 0) {
         match left.checked_rem(fixed) {
             Some(0) => left /= fixed,
             Some(_) => return None,
-            // A dimension of zero holds nothing, and only nothing.
+            // A dimension of zero fits only if there are no elements.
             None if left == 0 => left = 1,
             None => return None,
         }
@@ -91,8 +91,8 @@ fn fit(schema: &Shape, count: u64) -> Option<Shape> {
     (left == 1).then(|| Shape::from(dimensions))
 }
 
-/// Encodes the answer to a generate request: outputs by name, a scalar where there is one element. Errors when an output's
-/// datatype has no form in JSON.
+/// Encodes the answer to a generate request: outputs by name, as a scalar if there is one element. Errors if an
+/// output's datatype has no form in JSON.
 pub fn encode_generate_response(response: &InferResponse) -> Result<Bytes, InferError> {
     for output in &response.outputs {
         data::check_writable(output.name(), output.datatype())?;
@@ -185,7 +185,7 @@ mod tests {
         ];
         for (body, code, message) in table {
             match decode(body) {
-                // Two texts are two rows of one.
+                // Two texts are two rows of one element.
                 Ok(request) => {
                     assert_eq!((body, request.inputs[0].shape.to_vec()), (r#"{"text":["a","b"]}"#, vec![2, 1]))
                 }

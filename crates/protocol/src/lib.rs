@@ -1,13 +1,16 @@
-//! The v2 (KServe Open Inference / Triton) protocol: over HTTP, as bytes, infer requests and responses in JSON and in the
-//! binary tensor extension and metadata bodies; over gRPC, as messages; and the table of statuses. Where Triton's own behaviour departs from the
-//! published protocol it is Triton that clients were written against, so its error texts and statuses are kept.
+//! The v2 (KServe Open Inference / Triton) protocol. Over HTTP: infer requests and responses in JSON and in the binary
+//! tensor extension, and metadata bodies, all as bytes. Over gRPC: messages. Also the table of statuses. If Triton
+//! differs from the published protocol, this crate follows Triton, with its error texts and statuses, because clients
+//! were written for Triton.
 //!
 //! Invariants:
-//! - Tensor bytes are never copied on the binary path: inputs are slices of the body, outputs are handed on as they are.
+//! - Tensor bytes are never copied on the binary path: inputs are slices of the body, and outputs are passed on
+//!   unchanged.
 //! - No input makes decoding panic, recurse without bound, or allocate more than a small multiple of its own size.
-//! - [`status`] is the only place that names a status.
+//! - Statuses are only in [`status`].
 //!
-//! Not here: sockets, an HTTP library, gRPC's transport, compression, which model exists, and whether inputs fit a model (the gateway).
+//! Not here: sockets, an HTTP library, gRPC's transport, compression, which models exist, and whether inputs fit a
+//! model (the gateway).
 
 pub mod classification;
 pub mod generate;

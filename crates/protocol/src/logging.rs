@@ -5,7 +5,7 @@ use trireme_inference::InferError;
 
 use crate::json::{self, Writer};
 
-/// What is logged.
+/// The log settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogSettings {
     /// Whether information is logged.
@@ -14,13 +14,13 @@ pub struct LogSettings {
     pub warning: bool,
     /// Whether errors are logged.
     pub error: bool,
-    /// How much more than that; 0 is nothing.
+    /// How much more is logged; 0 means nothing.
     pub verbose_level: u32,
     /// `default` or `ISO8601`.
     pub format: String,
 }
 
-/// `settings`, changed as the body of a request asks. What is absent or null stays.
+/// Applies the changes in a request's body to `settings`. Absent or null settings stay as they are.
 pub fn decode_log_settings(mut settings: LogSettings, body: &[u8]) -> Result<LogSettings, InferError> {
     let document = json::parse(body)?;
     let fields = ["log_file", "log_info", "log_warning", "log_error", "log_verbose_level", "log_format"];
@@ -51,7 +51,7 @@ pub fn decode_log_settings(mut settings: LogSettings, body: &[u8]) -> Result<Log
     Ok(settings)
 }
 
-/// The body that answers every logging request: the settings as they are now. Logs go to standard error, never to a file.
+/// The answer to every logging request: the present settings. Logs go to standard error, never to a file.
 pub fn encode_log_settings(settings: &LogSettings) -> Bytes {
     let mut w = Writer::default();
     w.object(|w| {

@@ -5,7 +5,7 @@ use trireme_inference::TensorSpec;
 
 use crate::json::Writer;
 
-/// What `GET /v2` answers. `name` is `triton` where clients tell a Triton by it; `extensions` are the names of the protocol
+/// The answer to `GET /v2`. `name` is `triton` for clients that expect it; `extensions` are the names of the protocol
 /// extensions that are implemented.
 pub fn server_metadata(name: &str, version: &str, extensions: &[&str]) -> Bytes {
     body(|w| {
@@ -15,7 +15,7 @@ pub fn server_metadata(name: &str, version: &str, extensions: &[&str]) -> Bytes 
     })
 }
 
-/// What `GET /v2/models/{m}` answers. `versions` are the ready ones; shapes include the batch dimension.
+/// The answer to `GET /v2/models/{m}`. `versions` are the ready ones; shapes include the batch dimension.
 pub fn model_metadata(
     name: &str,
     versions: &[i64],
@@ -32,12 +32,13 @@ pub fn model_metadata(
     })
 }
 
-/// What the Open Inference Protocol answers to `GET /v2/health/live`.
+/// The Open Inference Protocol's answer to `GET /v2/health/live`.
 pub fn server_live(live: bool) -> Bytes {
     body(|w| w.name("live").bool(live))
 }
 
-/// What the Open Inference Protocol answers to `GET /v2/health/ready`: its text has `live` here, its clients read `ready`.
+/// The Open Inference Protocol's answer to `GET /v2/health/ready`. The protocol's text has `live` here, its clients
+/// read `ready`.
 pub fn server_ready(live: bool, ready: bool) -> Bytes {
     body(|w| {
         w.name("live").bool(live);
@@ -45,7 +46,7 @@ pub fn server_ready(live: bool, ready: bool) -> Bytes {
     })
 }
 
-/// What the Open Inference Protocol answers to `GET /v2/models/{m}/ready`.
+/// The Open Inference Protocol's answer to `GET /v2/models/{m}/ready`.
 pub fn model_ready(name: &str, ready: bool) -> Bytes {
     body(|w| {
         w.name("name").string(name);

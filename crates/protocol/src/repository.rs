@@ -1,4 +1,4 @@
-//! The model repository extension, as far as JSON is concerned.
+//! The JSON bodies of the model repository extension.
 
 use std::collections::BTreeMap;
 
@@ -9,38 +9,38 @@ use trireme_inference::InferError;
 
 use crate::json::{self, Value, Writer};
 
-/// One line of the index.
+/// An entry of the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexEntry {
     /// The model's name.
     pub name: String,
-    /// A version and how it is; `None` for a model that was never loaded.
+    /// A version and its state; `None` for a model that was never loaded.
     pub version: Option<IndexVersion>,
 }
 
-/// A model version's line of the index.
+/// A model version in the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexVersion {
     /// The version.
     pub version: i64,
-    /// How it is.
+    /// Its state.
     pub state: IndexState,
-    /// Why it is not ready; empty when nothing is to be said.
+    /// Why it is not ready; may be empty.
     pub reason: String,
 }
 
-/// How a model version is.
+/// The state of a model version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IndexState {
     /// It takes requests.
     Ready,
-    /// It does not.
+    /// It does not take requests.
     Unavailable,
     /// It takes no new requests and finishes those it has.
     Unloading,
 }
 
-/// What a request to load a model puts in place of what its directory holds.
+/// The parts of a load request that replace the contents of the model's directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadRequest {
     /// The whole configuration, as JSON.
@@ -49,7 +49,7 @@ pub struct LoadRequest {
     pub files: BTreeMap<String, Bytes>,
 }
 
-/// What parameters of files are called, in front of the path.
+/// The prefix of a file parameter's name, before the file's path.
 pub(crate) const FILE_PREFIX: &str = "file:";
 
 // === impl IndexState ===
@@ -77,7 +77,7 @@ pub fn decode_index_request(body: &[u8]) -> Result<bool, InferError> {
     }
 }
 
-/// What the body of a load request says.
+/// Decodes the body of a load request.
 pub fn decode_load_request(body: &[u8]) -> Result<LoadRequest, InferError> {
     let mut load = LoadRequest::default();
     if body.is_empty() {
@@ -100,8 +100,8 @@ pub fn decode_load_request(body: &[u8]) -> Result<LoadRequest, InferError> {
     Ok(load)
 }
 
-/// Whether the body of an unload request says that the models an ensemble is made of go, too. Triton takes what it does not
-/// understand for no.
+/// Whether the body of an unload request asks to unload an ensemble's models too. A body that cannot be read counts as
+/// no, as in Triton.
 pub fn decode_unload_request(body: &[u8]) -> bool {
     let Ok(request) = json::parse(body) else { return false };
     let [parameters] = request.pick(["parameters"]);
@@ -109,7 +109,7 @@ pub fn decode_unload_request(body: &[u8]) -> bool {
     matches!(dependents, Some(Value::Bool(true)))
 }
 
-/// The body that answers an index request.
+/// The body of the answer to an index request.
 pub fn encode_index(entries: &[IndexEntry]) -> Bytes {
     let mut w = Writer::default();
     w.array(|w| {

@@ -1,4 +1,4 @@
-//! The shared memory extension: which part of a region a tensor lies in, and regions in JSON.
+//! The shared memory extension: regions in JSON, and the part of a region in which a tensor lies.
 
 use bytes::Bytes;
 use trireme_inference::{InferError, SharedMemoryPart};
@@ -6,12 +6,12 @@ use trireme_inference::{InferError, SharedMemoryPart};
 use crate::infer::decode::unable_to_parse;
 use crate::json::{self, Value, Writer};
 
-/// What a client says of a region of system memory that it registers.
+/// A client's description of a region of system memory to register.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SystemRegion {
     /// The memory object's name, as `shm_open` takes it.
     pub key: String,
-    /// Where the region begins in the object, in bytes.
+    /// The offset of the region in the memory object, in bytes.
     pub offset: u64,
     /// Its length in bytes.
     pub byte_size: u64,
@@ -29,7 +29,7 @@ pub fn decode_register_request(body: &[u8]) -> Result<SystemRegion, InferError> 
     })
 }
 
-/// The list of regions, each with the name it is registered by.
+/// The list of regions with the names under which they are registered.
 pub fn encode_status<'a>(regions: impl Iterator<Item = (&'a str, &'a SystemRegion)>) -> Bytes {
     let mut w = Writer::default();
     w.array(|w| {
@@ -45,7 +45,7 @@ pub fn encode_status<'a>(regions: impl Iterator<Item = (&'a str, &'a SystemRegio
     w.into_bytes()
 }
 
-/// Where a tensor lies, if its parameters name a region. A size that is left out is none, which no region has room for.
+/// The place of a tensor in shared memory, if its parameters name a region. A missing size counts as 0.
 pub(crate) fn decode_part(parameters: Option<&Value<'_>>) -> Result<Option<SharedMemoryPart>, InferError> {
     const NAMES: [&str; 3] = ["shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"];
     let Some([Some(region), offset, byte_size]) = parameters.map(|parameters| parameters.pick(NAMES)) else {

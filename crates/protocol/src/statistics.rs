@@ -1,11 +1,11 @@
-//! The statistics extension on the wire. Clients parse it with readers that forgive nothing: every member is there always.
+//! The statistics extension on the wire. Every member is always present, because clients parse it strictly.
 
 use bytes::Bytes;
 use trireme_inference::{Counters, ModelKey, Timed};
 
 use crate::json::Writer;
 
-/// What `GET /v2/models/stats` answers, and its relatives: the models in the order given.
+/// The answer to `GET /v2/models/stats` and similar paths: the models in the given order.
 pub fn encode_statistics<'a>(models: impl IntoIterator<Item = (&'a ModelKey, &'a Counters)>) -> Bytes {
     let mut w = Writer::default();
     w.object(|w| {

@@ -1,14 +1,14 @@
-//! The one table from an error's code to the statuses that HTTP and gRPC clients see.
+//! The one table from error codes to HTTP and gRPC statuses.
 
 use trireme_inference::ErrorCode;
 
-/// The HTTP status that answers an error of this code. Triton knows no 408, 413, 429 or 499: what is neither the server's
-/// fault nor a missing thing is 400, and a full queue is 503.
+/// The HTTP status for an error of this code. Triton never uses 408, 413, 429 or 499: a client's fault is 400, and a
+/// full queue is 503.
 pub const fn http_status(code: ErrorCode) -> u16 {
     statuses(code).0
 }
 
-/// The gRPC status code, as its canonical number, that answers an error of this code.
+/// The gRPC status code, as its canonical number, for an error of this code.
 pub const fn grpc_code(code: ErrorCode) -> i32 {
     statuses(code).1
 }
@@ -30,7 +30,7 @@ const fn statuses(code: ErrorCode) -> (u16, i32) {
 mod tests {
     use super::*;
 
-    /// The published tables: Triton's HTTP statuses, and its gRPC codes under gRPC's own numbers.
+    /// Compares with published tables: Triton's HTTP statuses, and its gRPC codes with gRPC's own numbers.
     #[test]
     fn every_code_has_its_published_statuses() {
         const UNIMPLEMENTED: i32 = 12;

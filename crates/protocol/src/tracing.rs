@@ -1,36 +1,36 @@
-//! The trace extension's settings on the wire, and the rules by which they are read.
+//! The trace extension's settings on the wire, and the rules for reading them.
 
 use bytes::Bytes;
 use trireme_inference::InferError;
 
 use crate::json::{self, Value, Writer};
 
-/// What is traced, of all models or of one.
+/// The trace settings of all models or of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceSettings {
-    /// What a trace holds; neither is no trace at all.
+    /// The contents of a trace; with neither, nothing is traced.
     pub level: TraceLevel,
-    /// Every how many requests one is traced.
+    /// One of this many requests is traced.
     pub rate: u32,
-    /// How many more traces there will be; -1: no end.
+    /// The number of further traces; -1 means no limit.
     pub count: i32,
-    /// After how many traces Triton writes its file; kept for clients, there is no file here.
+    /// After how many traces Triton writes its file. Kept for clients only: there is no file here.
     pub log_frequency: u32,
 }
 
-/// What a trace holds.
+/// The contents of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceLevel {
-    /// When things happened.
+    /// The times of events.
     pub timestamps: bool,
-    /// What tensors held.
+    /// The contents of tensors.
     pub tensors: bool,
 }
 
-/// One setting of a request.
+/// The change of one setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Change<T> {
-    /// Not mentioned.
+    /// Not in the request.
     #[default]
     Keep,
     /// Null: for a model, back to the value of all models; for all models, back to the value at start.
@@ -39,7 +39,7 @@ pub enum Change<T> {
     Set(T),
 }
 
-/// What a request changes.
+/// The changes in a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of TraceSettings")]
 pub struct TraceChanges {
@@ -49,7 +49,7 @@ pub struct TraceChanges {
     pub log_frequency: Change<u32>,
 }
 
-/// What the body of a request changes. Errors in Triton's words; numbers are strings.
+/// Decodes the changes in a request's body. Errors have Triton's texts; numbers are strings.
 pub fn decode_trace_changes(body: &[u8]) -> Result<TraceChanges, InferError> {
     let document = json::parse(body)?;
     let [file, level, rate, count, log_frequency] =
@@ -99,7 +99,7 @@ fn decode_level(value: &Value<'_>) -> Result<TraceLevel, InferError> {
     Ok(level)
 }
 
-/// A number within a string.
+/// Reads a number from a string.
 fn number(name: &str, value: &Value<'_>, min: i32) -> Result<i32, InferError> {
     let text = value.as_text()?;
     let range = |text: &str| {
@@ -121,7 +121,7 @@ fn number(name: &str, value: &Value<'_>, min: i32) -> Result<i32, InferError> {
     }
 }
 
-/// The body that answers every trace request: the settings as they are now. `mode` says what makes the traces.
+/// The answer to every trace request: the present settings. `mode` names the source of the traces.
 pub fn encode_trace_settings(settings: &TraceSettings, mode: &str) -> Bytes {
     let mut w = Writer::default();
     w.object(|w| {
@@ -144,7 +144,7 @@ pub fn encode_trace_settings(settings: &TraceSettings, mode: &str) -> Bytes {
 // === impl TraceLevel ===
 
 impl TraceLevel {
-    /// Whether there is nothing to trace.
+    /// Whether nothing is traced.
     pub fn is_off(&self) -> bool {
         !self.timestamps && !self.tensors
     }

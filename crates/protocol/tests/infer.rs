@@ -1,4 +1,4 @@
-//! Tensors of every datatype through the wire and back, and bodies that are anything at all.
+//! Round trips of tensors of every datatype over the wire, and arbitrary bodies.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -10,8 +10,8 @@ use trireme_protocol::infer::{
 const CONTEXT: RequestContext<'_> =
     RequestContext { model: "m", inputs: &[], max_batch_size: 0, max_json_size: 64 << 20 };
 
-/// The bytes of `count` elements that survive any format: BOOL is 0 or 1, and a NaN has the one bit pattern that JSON
-/// gives it back.
+/// The bytes of `count` elements that survive any format: BOOL is 0 or 1, and NaN has the one bit pattern that JSON
+/// preserves.
 fn element_bytes(datatype: DataType, count: usize) -> BoxedStrategy<Vec<u8>> {
     let count = count..=count;
     let of = |elements: BoxedStrategy<Vec<u8>>| {
@@ -46,7 +46,7 @@ fn tensors() -> impl Strategy<Value = Tensor> {
         })
 }
 
-/// Sends `outputs` as a response, and reads what was sent as a request: outputs and inputs look the same on the wire.
+/// Sends `outputs` as a response, and reads that as a request: outputs and inputs look the same on the wire.
 fn echo(outputs: Vec<Tensor>, format: &OutputFormat) -> Vec<Tensor> {
     let response = InferResponse {
         id: "r".to_owned(),
@@ -57,7 +57,7 @@ fn echo(outputs: Vec<Tensor>, format: &OutputFormat) -> Vec<Tensor> {
         ledger: Ledger::default(),
     };
     let encoded = encode_infer_response(&response, format).expect("what the test made is valid");
-    // Only the list's name differs. The first match is it: quotes in names are escaped.
+    // Only the list's name differs. The first match is the list, because quotes in names are escaped.
     let (outputs, inputs) = (b"\"outputs\":[", b"\"inputs\":[");
     let at = encoded.json.windows(outputs.len()).position(|w| w == outputs).expect("what the test made is valid");
     let renamed = [&encoded.json[..at], inputs, &encoded.json[at + outputs.len()..]].concat();
@@ -92,7 +92,7 @@ proptest! {
         let _decoded = decode_infer_request(&CONTEXT, &body.into(), header_length.as_deref());
     }
 
-    /// Requests of the right form with anything in its places.
+    /// Requests of the right form with arbitrary values.
     #[test]
     fn any_request_is_decoded_or_refused(
         datatype in prop::sample::select(&DataType::ALL[..]),

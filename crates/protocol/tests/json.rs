@@ -1,11 +1,11 @@
-//! The JSON reader against `serde_json`, and against anything at all.
+//! Compares the JSON reader with `serde_json`, and gives it arbitrary texts.
 
 use proptest::prelude::*;
 use serde_json::Value as Reference;
 use trireme_protocol::json::{self, Number, Value};
 
-/// Whether `value` is what `reference` is. Members are compared by name: `serde_json` keeps the last of a name, we the
-/// first, so documents here have no duplicates.
+/// Whether `value` equals `reference`. Members are compared by name. Documents here have no duplicate names, of which
+/// `serde_json` keeps the last and we the first.
 fn same(value: &Value<'_>, reference: &Reference) -> bool {
     match (value, reference) {
         (Value::Null, Reference::Null) => true,
@@ -47,7 +47,7 @@ fn documents() -> impl Strategy<Value = Reference> {
     })
 }
 
-/// Texts that are nearly JSON.
+/// Texts that are almost JSON.
 fn near_json() -> impl Strategy<Value = String> {
     let tokens = prop::sample::select(vec![
         "{",

@@ -1,10 +1,10 @@
-//! The admin listener: liveness and readiness for orchestrators, on a thread of its own, so that it answers however
-//! busy the process is.
+//! The admin listener: liveness and readiness for orchestrators. It has a thread of its own, so it answers however busy
+//! the process is.
 //!
-//! `GET /livez` is 200 while the process works, and 503 when its async runtime has run none of its tasks for half a minute: it
-//! is stuck, and only a restart helps. What counts is time in which this thread did run, so that a process that was stopped
-//! as a whole is not blamed for it. `GET /readyz` is 200 while it takes work and 503 otherwise; `GET /metrics` is
-//! what the process has counted.
+//! `GET /livez` is 200 while the process works. It is 503 when the async runtime has run none of its tasks for half a
+//! minute: such a process is stuck, and only a restart helps. The admin thread counts only the time in which it ran
+//! itself, so a process that was suspended as a whole does not count as stuck.
+//! `GET /readyz` is 200 while the process takes work and 503 otherwise. `GET /metrics` shows the process's counters.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,13 +25,13 @@ use crate::statistics::export;
 #[derive(Clone, Debug, Default)]
 pub struct Health(Arc<AtomicBool>);
 
-/// How often the runtime shows that it works.
+/// Time between two beats of the async runtime.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// Beats that may be missing before the process counts as stuck.
+/// Number of missed beats after which the process counts as stuck.
 const MISSED_BEATS: u32 = 30;
 
-/// Whether the process's tasks are run: the runtime beats, the admin thread counts the beats that are missing.
+/// Shows whether the async runtime runs its tasks: the runtime resets this counter, the admin thread counts it up.
 #[derive(Clone, Debug, Default)]
 struct Pulse(Arc<AtomicU32>);
 
@@ -45,7 +45,7 @@ pub struct Admin {
 // === impl Health ===
 
 impl Health {
-    /// The process takes work from now on, or no longer.
+    /// Sets whether the process takes work.
     pub fn set_ready(&self, ready: bool) {
         self.0.store(ready, Ordering::Release);
     }
@@ -59,8 +59,8 @@ impl Health {
 // === impl Admin ===
 
 impl Admin {
-    /// Starts to listen, for the runtime that this is called in; `ready` says whether the process takes work. Errors when
-    /// the address cannot be bound.
+    /// Starts to listen. `/livez` watches the runtime that this is called in; `ready` says whether the process takes
+    /// work. Errors when the address cannot be bound.
     pub fn start(
         address: SocketAddr,
         ready: impl Fn() -> bool + Clone + Send + Sync + 'static,
@@ -76,7 +76,7 @@ impl Admin {
         statistics: Statistics,
     ) -> std::io::Result<Admin> {
         let pulse = Pulse::default();
-        // On the runtime that is watched, to its end.
+        // On the runtime that is watched, until that runtime ends.
         tokio::runtime::Handle::current().spawn(pulse.clone().beat(every));
         let listener = std::net::TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
@@ -113,7 +113,7 @@ impl Pulse {
         }
     }
 
-    /// Counts on until there is a beat.
+    /// Counts the beats that are missing; `beat` resets the count.
     async fn miss(self, every: Duration) {
         loop {
             tokio::time::sleep(every).await;
@@ -176,7 +176,7 @@ mod tests {
         let working = std::thread::spawn(move || {
             runtime.block_on(async {
                 tokio::time::sleep(Duration::from_millis(50)).await;
-                // As a deadlock would.
+                // Blocks the runtime, as a deadlock would.
                 stuck.recv().unwrap();
                 std::future::pending::<()>().await;
             });

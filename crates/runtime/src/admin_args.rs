@@ -1,6 +1,7 @@
-//! Flags of the admin listener, and the health check of container runtimes, which asks it.
+//! Flags of the admin listener, and the health check for container runtimes.
 //!
-//! The check is the program itself, called a second time: images then need no shell and no HTTP client for it.
+//! The health check is the same program, called a second time: it asks the admin listener. So an image needs neither a
+//! shell nor an HTTP client for it.
 
 use std::io::{BufRead, BufReader, Error, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -30,7 +31,7 @@ pub struct AdminArgs {
 // === impl AdminArgs ===
 
 impl AdminArgs {
-    /// Starts the admin listener if one is wanted. An address that is taken is an error that says which.
+    /// Starts the admin listener if the flags ask for one. The error names the address that cannot be bound.
     pub fn listen(
         &self,
         ready: impl Fn() -> bool + Clone + Send + Sync + 'static,
@@ -43,7 +44,7 @@ impl AdminArgs {
         Ok(())
     }
 
-    /// The health check: what `--healthcheck` does instead of serving.
+    /// The health check that `--healthcheck` runs instead of serving.
     pub fn check(&self, service: &str) -> ExitCode {
         let Some(address) = self.admin_address else {
             eprintln!("{service}: --healthcheck asks the admin listener: give its --admin-address");
@@ -65,7 +66,7 @@ impl AdminArgs {
 
 /// The first line of the answer to `GET /readyz`.
 fn ask(mut address: SocketAddr) -> Result<String, Error> {
-    // Where one listens everywhere, one is asked here.
+    // A listener on the unspecified address is reached at the loopback address.
     if address.ip().is_unspecified() {
         address.set_ip(match address.ip() {
             IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),

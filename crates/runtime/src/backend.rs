@@ -1,4 +1,4 @@
-//! What a service implements: a [`Backend`] loads model versions, a [`ModelInstance`] executes them.
+//! The traits that a service implements: a [`Backend`] loads model versions, a [`ModelInstance`] executes them.
 //!
 //! The harness (`worker`) does everything else: pulling work, forming batches by the model's [`crate::BatchPolicy`],
 //! forwarding results, acknowledging, registering, draining.
@@ -7,23 +7,29 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use trireme_inference::{InferError, Parameters, Tensor, UnixMicros};
-use trireme_model_repository::{InstanceKind, ModelConfig};
+use tokio::sync::watch;
+use trireme_inference::{InferError, Parameters, Tensor, TextFacts, UnixMicros};
+use trireme_model_repository::{InstanceKind, ModelConfig, Uploaded};
 
 use crate::hosted::unwanted;
 use crate::{BatchPolicy, CancelFlag};
 
-/// Loads model versions of one kind; keyed by `backend` in config.pbtxt.
+/// Loads model versions of one kind, which config.pbtxt names in `backend`.
 pub trait Backend: Send + Sync {
-    /// The name that config.pbtxt calls it by.
+    /// The name that config.pbtxt uses in `backend`.
     fn name(&self) -> &'static str;
+
+    /// Whether it acts on `reshape` of inputs and outputs. A model with one is not loaded where not.
+    fn reshapes(&self) -> bool {
+        false
+    }
 
     /// Loads one version of a model: reads its files, completes its configuration, makes its instances and warms them
     /// up. Runs on a thread of its own and may block.
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError>;
 }
 
-/// Where a model version comes from.
+/// The files and configuration of a model version to load.
 #[derive(Clone, Debug)]
 pub struct ModelSource<'a> {
     /// Its configuration as read from the repository.
@@ -34,14 +40,17 @@ pub struct ModelSource<'a> {
     pub model_path: &'a Path,
     /// The version's directory: the model's own files.
     pub version_path: &'a Path,
-    /// Whether the backend may fill in what the configuration leaves out.
+    /// Whether the backend may complete the configuration.
     pub auto_complete: bool,
+    /// What of it came with a request to load it, in place of what the repository has; `None`: nothing.
+    pub uploaded: Option<&'a Uploaded>,
 }
 
 // === impl ModelSource ===
 
 impl ModelSource<'_> {
-    /// How many instances the configuration asks for, for a backend that runs on the CPU: a group on GPUs is an error.
+    /// Number of instances that the configuration asks for, for a backend that runs on the CPU: a group on GPUs is an
+    /// error.
     pub fn cpu_instances(&self) -> Result<usize, LoadError> {
         let groups = &self.config.instance_groups;
         if let Some(group) = groups.iter().find(|group| group.kind == InstanceKind::Gpu) {
@@ -61,13 +70,13 @@ pub struct LoadedModel {
     pub config: Arc<ModelConfig>,
     /// Its instances; each gets an OS thread of its own.
     pub instances: Vec<Instance>,
-    /// Which waiting requests run together. To stepwise instances it gives their order only.
+    /// Decides which waiting requests run together. For stepwise instances it only gives the order of the requests.
     pub policy: Box<dyn BatchPolicy>,
-    /// A request that has been executed while it was loaded, for the canary; `None`: one is made up.
+    /// A request for the canary that was executed when the model was loaded; with `None` the harness makes one up.
     pub canary: Option<ExecuteRequest>,
 }
 
-/// One copy of a model, by the way it works.
+/// One copy of a model, by the way it executes requests.
 pub enum Instance {
     /// Executes batches, one after the other.
     Batch(Box<dyn ModelInstance>),
@@ -78,7 +87,7 @@ pub enum Instance {
 // === impl Instance ===
 
 impl Instance {
-    /// The instance as one that executes batches; `None` when it is none.
+    /// The instance if it executes batches.
     pub fn as_batch(&mut self) -> Option<&mut dyn ModelInstance> {
         match self {
             Instance::Batch(instance) => Some(instance.as_mut()),
@@ -86,11 +95,19 @@ impl Instance {
         }
     }
 
-    /// The instance as one that works step by step; `None` when it is none.
+    /// The instance if it works step by step.
     pub fn as_stepwise(&mut self) -> Option<&mut dyn StepwiseInstance> {
         match self {
             Instance::Batch(_) => None,
             Instance::Stepwise(instance) => Some(instance.as_mut()),
+        }
+    }
+
+    /// Tells of times in which it cannot execute, where there may be any.
+    pub(crate) fn outage(&self) -> Option<watch::Receiver<Outage>> {
+        match self {
+            Instance::Batch(instance) => instance.outage(),
+            Instance::Stepwise(instance) => instance.outage(),
         }
     }
 }
@@ -107,49 +124,66 @@ impl From<Box<dyn StepwiseInstance>> for Instance {
     }
 }
 
+/// Why an instance cannot execute now, though it will again; `None`: it can.
+pub type Outage = Option<Arc<str>>;
+
 /// One copy of a model, owned by one thread.
 pub trait ModelInstance: Send {
-    /// Executes requests that the model's policy put together. Returns one result per request, in their order; one
-    /// request's failure must not fail its neighbours.
+    /// Executes requests that the model's policy put together. Returns one result per request, in their order. The
+    /// failure of one request must not fail the others.
     fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>>;
 
-    /// What stops its executions from another thread; `None` where that is not possible.
+    /// Handle that stops an execution from another thread; `None` if the instance cannot be stopped.
     fn stop(&self) -> Option<Arc<dyn Stop>> {
+        None
+    }
+
+    /// Tells of times in which it cannot execute, for one that may lose what it needs for that and gets it back by itself. The
+    /// harness takes no work for it meanwhile; while all instances of a model are out, the model is not ready.
+    fn outage(&self) -> Option<watch::Receiver<Outage>> {
         None
     }
 }
 
 /// Stops executions of one [`ModelInstance`] from another thread.
 pub trait Stop: Send + Sync {
-    /// Nobody waits for the requests of the execution under way any more: it may end at once, with any error. Does not
-    /// wait. May be called when the execution has only just begun, so the instance has a look at its requests
-    /// ([`ExecuteRequest::unwanted`]) once it can be stopped.
+    /// Stops the execution under way: no client waits for its requests any more, so it may end at once, with any error.
+    /// Does not wait. This may be called just after the execution has begun, so the instance checks its requests
+    /// ([`ExecuteRequest::unwanted`]) as soon as it can be stopped.
     fn stop(&self);
+
+    /// The execution under way has passed the execution limit: ends it by force, where that is possible, and says whether it
+    /// did. The execution is over soon then, with an error that is tried again. Does not wait.
+    fn kill(&self) -> bool {
+        false
+    }
 }
 
 /// One request to execute.
 #[derive(Clone, Debug)]
 pub struct ExecuteRequest {
-    /// The request's id: the same each time it is executed, on whichever worker.
+    /// The request's id: the same for each execution, on every worker.
     pub request_id: String,
+    /// What the client calls the request; may be empty.
+    pub client_id: String,
     /// Inputs under the model's names, checked against its configuration.
     pub inputs: Vec<Tensor>,
-    /// The outputs somebody needs, under the model's names.
+    /// The outputs that the route or the client needs, under the model's names.
     pub outputs: Vec<String>,
     /// The request's parameters.
     pub parameters: Arc<Parameters>,
-    /// When the whole request has to be answered.
+    /// The deadline of the whole request.
     pub deadline: UnixMicros,
-    /// Raised when nobody waits for the answer any more.
+    /// Raised when the client does not wait for the answer any more.
     pub cancelled: CancelFlag,
-    /// Whether the caller takes the answer in parts, as they come. Otherwise it gets one.
+    /// Whether the client takes the answer in parts, as they are made. Otherwise it gets one response.
     pub in_parts: bool,
 }
 
 // === impl ExecuteRequest ===
 
 impl ExecuteRequest {
-    /// A request that no client has sent: without a deadline, never cancelled, answered as a whole.
+    /// A request that the harness makes: without a deadline, never cancelled, answered as a whole.
     pub fn made_up(
         request_id: impl Into<String>,
         inputs: Vec<Tensor>,
@@ -157,6 +191,7 @@ impl ExecuteRequest {
     ) -> ExecuteRequest {
         ExecuteRequest {
             request_id: request_id.into(),
+            client_id: String::new(),
             inputs,
             outputs: outputs.into_iter().map(|name| name.to_string()).collect(),
             parameters: Arc::default(),
@@ -166,19 +201,21 @@ impl ExecuteRequest {
         }
     }
 
-    /// Why nobody waits for the answer any more, if so.
+    /// Why the request need not be executed any more: the client cancelled it, or its deadline has passed.
     pub fn unwanted(&self) -> Option<InferError> {
         unwanted(&self.cancelled, self.deadline)
     }
 }
 
-/// What executing a request gave.
+/// The result of executing a request.
 #[derive(Clone, Debug, Default)]
 pub struct ExecuteResponse {
     /// Outputs under the model's names; at least those asked for.
     pub outputs: Vec<Tensor>,
-    /// Where the time went. The same for all requests of a batch.
+    /// Durations of the execution's parts. The same for all requests of a batch.
     pub timing: ExecuteTiming,
+    /// What became of the request's texts, where the model is a tokenizer.
+    pub texts: Option<TextFacts>,
 }
 
 /// How long the parts of an execution took.
@@ -194,7 +231,7 @@ pub struct ExecuteTiming {
     pub batch_size: u32,
 }
 
-/// Why a model version could not be loaded. Each message says what to do where that is known.
+/// Why a model version could not be loaded. Each message says what to do, where that is known.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages show")]
 pub enum LoadError {
@@ -204,7 +241,7 @@ pub enum LoadError {
     /// The configuration does not fit the model or the backend; the text is Triton's where it has one.
     #[error("{0}")]
     Config(String),
-    /// The backend's library refused.
+    /// The backend's library returned an error.
     #[error("model '{model}': {reason}")]
     Backend { model: String, reason: String },
 }
@@ -212,35 +249,41 @@ pub enum LoadError {
 /// A request within a [`StepwiseInstance`], from joining to its end.
 pub type Ticket = u64;
 
-/// One copy of a model that works on its requests step by step: they join and leave between steps, so that long answers
+/// One copy of a model that works on its requests step by step. Requests join and leave between steps, so long answers
 /// do not hold short ones back. Owned by one thread.
 ///
-/// When a worker dies, another one runs its requests again from the start, and the caller leaves out the parts that it has
-/// had. So a request has to give the same parts each time it is run: whatever is drawn at random is drawn from the
-/// request's own seed, or from its id.
+/// When a worker dies, another worker runs its requests again from the start, and the client leaves out the parts that
+/// it already has. So a request must give the same parts each time it is run: random numbers come from the request's
+/// own seed, or from its id.
 ///
-/// A panic fails the requests in hand; each of them is made to leave, and the instance goes on to be used.
+/// A panic fails all requests in the instance. The harness calls `leave` for each of them and goes on using the
+/// instance.
 pub trait StepwiseInstance: Send {
-    /// How many more requests could join now. The harness takes no more from the queue.
+    /// Number of requests that can join now. The harness takes at most this number from the queue.
     fn room(&self) -> usize;
 
-    /// Takes a request in; an error refuses it and leaves its neighbours alone.
+    /// Lets a request join. An error refuses this request and does not affect the others.
     fn join(&mut self, ticket: Ticket, request: ExecuteRequest) -> Result<(), InferError>;
 
-    /// Forgets a request: its deadline has passed, or nobody waits any more.
+    /// Forgets a request: its deadline has passed, or the client has cancelled it.
     fn leave(&mut self, ticket: Ticket);
 
-    /// Takes every request one step further. The harness calls it while there is a request in hand, and looks at
-    /// deadlines and cancellations in between.
+    /// Takes every request one step further. The harness calls it while there are requests in the instance, and checks
+    /// deadlines and cancellations between two calls.
     fn step(&mut self) -> Vec<(Ticket, Progress)>;
+
+    /// Tells of times in which it cannot execute; see [`ModelInstance::outage`].
+    fn outage(&self) -> Option<watch::Receiver<Outage>> {
+        None
+    }
 }
 
-/// What a step gave for a request.
+/// Outcome of a step for one request.
 #[derive(Clone, Debug)]
 pub enum Progress {
-    /// Part of the answer, for requests that take it in parts ([`ExecuteRequest::in_parts`]); more follows.
+    /// Part of the answer, for requests that take it in parts ([`ExecuteRequest::in_parts`]); more parts follow.
     Part(Vec<Tensor>),
-    /// The answer, or its last part, or why there is none. The request has left the instance. A last part without outputs
-    /// only says that nothing follows.
+    /// The answer, its last part, or the error. The request has left the instance. A last part without outputs only says
+    /// that no more parts follow.
     Done(Result<ExecuteResponse, InferError>),
 }

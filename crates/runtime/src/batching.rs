@@ -1,88 +1,87 @@
 //! Which waiting requests run together: the pure part of batching.
 //!
-//! A [`BatchPolicy`] sees what waits and what time it is and decides; the queue and the instance threads around it live
-//! in `queue`. [`OneAtATime`] is the policy of stages that gain nothing from batches; `services/model` has the dynamic
-//! batcher.
+//! A [`BatchPolicy`] sees the waiting requests and the time, and decides. The queue and the instance threads that call
+//! it are in `queue`. [`OneAtATime`] is the policy of stages that gain nothing from batches; the dynamic batcher is in
+//! `services/model`.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
 use trireme_inference::Tensor;
 
-/// Requests that a worker may have in hand at least for each instance, so that a fast stage does not idle between pulls.
+/// Fewest requests that a worker may hold for each instance, so that a fast stage does not idle between pulls.
 const MIN_REQUESTS_PER_INSTANCE: usize = 8;
 
-/// How far ahead work is taken where there is nothing to choose from: what fetching it takes, with slack.
+/// Default look-ahead of a policy: about the time that it takes to fetch a message from the broker, with slack.
 const FETCH_TIME: Duration = Duration::from_millis(20);
 
-/// What a policy knows of a waiting request.
+/// A waiting request, as a policy sees it.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     /// When it entered this worker's queue.
     pub arrived: Instant,
-    /// Smaller comes first: twice its priority level, and one more when the queue policy has put it behind all others of
-    /// its level.
+    /// Smaller comes first. Twice the request's priority level, plus one if the queue policy has put the request behind
+    /// all others of its level.
     pub priority: u32,
-    /// What its inputs are like, in the policy's own words.
+    /// The request's inputs, as the policy describes them.
     pub description: Description,
 }
 
-/// What a request's inputs are like, as far as batching is concerned.
+/// The properties of a request's inputs that matter for batching.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// Rows it brings: the first dimension of its inputs.
+    /// Rows of the request: the first dimension of its inputs.
     pub rows: u32,
-    /// Length of each row in tokens, where the policy pads rows to a common length; 1 where not.
+    /// Length of each row in tokens if the policy pads rows to a common length; otherwise 1.
     pub length: u32,
-    /// Requests of equal signature may share a batch.
+    /// Requests with equal signatures may share a batch.
     pub signature: u64,
 }
 
-/// How much a policy wants to have waiting.
+/// How many requests a policy wants to have waiting in this worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Appetite {
     /// Requests that fill a run, at least 1.
     pub batch: usize,
-    /// Requests that can begin within this time are worth having here.
+    /// The worker takes requests ahead of time if they can begin within this time.
     pub look_ahead: Duration,
 }
 
-/// What an idle instance shall do.
+/// A policy's decision for an idle instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Execute these, by index into the queue; never empty, each index at most once.
     Run(Vec<usize>),
-    /// Ask again when something arrives, and no later than this.
+    /// Ask again when a request arrives, and at this time at the latest.
     WaitUntil(Instant),
-    /// Ask again when something arrives.
+    /// Ask again when a request arrives.
     Wait,
 }
 
 /// Chooses the next batch. Pure: the same queue at the same time gives the same decision.
 pub trait BatchPolicy: Send + Sync {
-    /// What a request with these inputs is like. By default only requests of equal shapes share a batch.
+    /// Describes a request with these inputs. By default only requests of equal shapes share a batch.
     fn describe(&self, inputs: &[Tensor]) -> Description {
         Description::exact(inputs)
     }
 
-    /// What an idle instance shall do about `waiting`, which is in arrival order.
+    /// Decides what an idle instance does about `waiting`, which is in arrival order.
     fn decide(&self, waiting: &[Candidate], now: Instant) -> Decision;
 
     /// The most rows that one execution takes.
     fn max_rows(&self) -> u32;
 
-    /// How much is worth taking from a queue that others share.
+    /// How many requests to take from the shared queue.
     fn appetite(&self) -> Appetite {
         Appetite { batch: self.max_rows() as usize, look_ahead: FETCH_TIME }
     }
 
-    /// What running these together costs; above 0. Only ratios matter. By default every run costs the same.
+    /// Cost of running these requests together, above 0. Only ratios matter. By default every run costs the same.
     fn cost(&self, _members: &[Description]) -> f64 {
         1.0
     }
 
-    /// The most requests that a worker with this many instances has in hand, waiting and being executed, however fast it
-    /// is.
+    /// The most requests that a worker with this many instances holds, waiting and being executed, however fast it is.
     fn in_hand(&self, instances: usize) -> usize {
         instances * (2 * self.max_rows() as usize).max(MIN_REQUESTS_PER_INSTANCE)
     }
@@ -91,7 +90,8 @@ pub trait BatchPolicy: Send + Sync {
 // === impl Description ===
 
 impl Description {
-    /// Requests are alike when their inputs have equal names, datatypes and shapes, the first dimension aside.
+    /// Describes requests as alike when their inputs have equal names, datatypes and shapes, except for the first
+    /// dimension.
     pub fn exact(inputs: &[Tensor]) -> Description {
         let mut hasher = DefaultHasher::new();
         for input in inputs {
@@ -104,7 +104,7 @@ impl Description {
     }
 }
 
-/// Every request runs alone, by priority, then age.
+/// Runs every request alone, by priority, then by age.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OneAtATime;
 

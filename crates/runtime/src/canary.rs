@@ -1,6 +1,7 @@
-//! The canary: a request that the instances of a model execute from time to time when none of its own succeeds, so that
-//! one that is broken is noticed: without traffic before a client finds it, and with traffic before it fails all that comes,
-//! which it does faster than the others work. It counts nowhere.
+//! The canary: a request that a model's instances execute from time to time while no other request succeeds, so that a
+//! broken instance is noticed. Without traffic, it is noticed before a client's request fails. With traffic, it is
+//! noticed before the instance fails most of the requests: an instance that fails is faster than those that work.
+//! Canary requests are not counted.
 //!
 //! Not here: a canary request that does not end (`watchdog`, as for every execution).
 
@@ -19,33 +20,34 @@ use crate::backend::{
 use crate::execute::panicked;
 use crate::hosted::HostedModel;
 
-/// The most elements of a made-up input: what a model needs more for is no probe.
+/// The most elements of a made-up input. A model that needs a larger input gets no made-up canary request.
 const MAX_ELEMENTS: u64 = 1 << 20;
 
 /// The most steps that a made-up request may take when it is tried.
 const MAX_STEPS: usize = 10_000;
 
-/// So many runs in a row that fail by our fault, and an instance has to show that it still works.
+/// After this many failures in a row that are not the requests' fault, an instance has to execute the canary request.
 const FAILURES: u32 = 8;
 
-/// A model's canary request, which the model has executed: when it fails later, it is the instance that has changed.
+/// A model's canary request. The model has executed it when it was loaded, so a failure later means that the instance
+/// has changed.
 pub(crate) struct Canary {
     request: ExecuteRequest,
-    /// Runs that gave somebody a result.
+    /// Number of clients' runs that succeeded.
     successes: AtomicU64,
 }
 
-/// How often in a row an instance has failed by our fault.
+/// Number of failures in a row of an instance that are not the requests' fault.
 #[derive(Debug, Default)]
 pub(crate) struct Streak(u32);
 
 /// Name under which a worker fails whose canary request fails.
 const FAILURE: &str = "canary request";
 
-/// Why a model is not served that does not answer the request it is tried with.
+/// Why a model is not served that does not answer the made-up request in time.
 const HANGS: &str = "a made-up canary request takes longer than the execution limit; model_warmup can declare another";
 
-/// Has the idle instances of a model execute its canary request after every `pause` in which nothing succeeded.
+/// Makes the idle instances of a model execute its canary request after every `pause` in which no request succeeded.
 pub(crate) async fn watch(model: Arc<HostedModel>, pause: Duration) {
     let Some(canary) = &model.canary else { return };
     let stopping = model.worker.tasks.stopping().clone();
@@ -63,7 +65,7 @@ pub(crate) async fn watch(model: Arc<HostedModel>, pause: Duration) {
     }
 }
 
-/// Whether the time without a success, `seen` before it and `now`, calls for a canary request.
+/// Whether a canary request is due: `seen` and `now` count successes at the pause's beginning and end.
 fn is_due(seen: u64, now: u64, in_hand: usize) -> bool {
     now == seen && in_hand == 0
 }
@@ -71,7 +73,7 @@ fn is_due(seen: u64, now: u64, in_hand: usize) -> bool {
 // === impl Streak ===
 
 impl Streak {
-    /// Notes how a run ended. What the request was refused for says nothing of the instance.
+    /// Notes how a run ended. Errors that are the request's fault say nothing about the instance.
     pub fn note(&mut self, outcome: Result<(), ErrorCode>) {
         match outcome {
             Ok(()) => self.0 = 0,
@@ -80,7 +82,7 @@ impl Streak {
         }
     }
 
-    /// Whether the instance has to show now that it still works; it is asked once.
+    /// Whether the instance has to execute the canary request now. The count starts again at 0.
     pub fn is_due(&mut self) -> bool {
         let due = self.0 >= FAILURES;
         if due {
@@ -97,14 +99,15 @@ impl Canary {
         Canary { request, successes: AtomicU64::new(0) }
     }
 
-    /// Notes how a run of somebody's request ended.
+    /// Notes how a run of a client's request ended.
     fn note(&self, outcome: &Result<(), ErrorCode>) {
         self.successes.fetch_add(u64::from(outcome.is_ok()), Ordering::Relaxed);
     }
 
-    /// What is declared has run when the model was loaded. Without it, a request of one row whose open dimensions are 1, all
-    /// zeros and empty texts, if the first of the instances takes it, which may take as long as `limit`; `None` for a model
-    /// without inputs, or with very large ones.
+    /// Finds the canary request of a model that is being loaded. A declared one has run already. Otherwise a request is
+    /// made up: one row, open dimensions 1, all zeros and empty texts. It is used if the first instance executes it
+    /// without an error. `None` for a model without inputs, or with very large ones. Errors when the made-up request
+    /// takes longer than `limit`.
     pub async fn prove(
         model: &mut LoadedModel,
         name: &str,
@@ -118,10 +121,10 @@ impl Canary {
         let failed = |reason: &str| LoadError::Backend { model: name.to_owned(), reason: reason.to_owned() };
         let (mut instances, tried) = (std::mem::take(&mut model.instances), request.clone());
         let (sender, trying) = oneshot::channel();
-        // A thread of its own: one that hangs is waited for by nobody, and ends with the process.
+        // A thread of its own: if it hangs, nothing waits for it, and it ends with the process.
         let thread = std::thread::Builder::new().name(format!("{name}-canary")).spawn(move || {
             let outcome = instances.first_mut().map_or(Ok(()), |instance| attempt(instance, tried));
-            // Nobody waits for it any more.
+            // After the limit the receiver is gone.
             let _ = sender.send((outcome, instances));
         });
         thread.map_err(|error| failed(&error.to_string()))?;
@@ -142,7 +145,7 @@ impl Canary {
     }
 }
 
-/// Has an instance that nobody uses yet execute a request.
+/// Executes a request on an instance that takes no other requests yet.
 fn attempt(instance: &mut Instance, request: ExecuteRequest) -> Result<(), InferError> {
     const TICKET: Ticket = Ticket::MAX;
     match instance {
@@ -195,7 +198,7 @@ fn zeros(input: &ModelInput, batched: bool) -> Option<Tensor> {
     let shape = Shape::from(input.dims.iter().map(|&size| if size < 0 { 1 } else { size }).collect::<Vec<_>>());
     let shape = if batched { shape.prepend(1) } else { shape };
     let count = shape.element_count().filter(|&count| count <= MAX_ELEMENTS)?;
-    // Of a text, its length.
+    // 4 is the length of an empty text.
     let size = input.datatype.element_size().unwrap_or(4);
     Tensor::new(input.name.as_str(), input.datatype, shape, vec![0; count as usize * size].into()).ok()
 }
@@ -203,7 +206,7 @@ fn zeros(input: &ModelInput, batched: bool) -> Option<Tensor> {
 // === impl HostedModel ===
 
 impl HostedModel {
-    /// The request that its instances execute now and then.
+    /// The request that the model's instances execute from time to time.
     pub(crate) fn canary_request(&self) -> Option<&ExecuteRequest> {
         self.canary.as_ref().map(|canary| &canary.request)
     }
@@ -216,29 +219,33 @@ impl HostedModel {
         streak.note(outcome);
     }
 
-    /// Executes the canary request on an instance between two batches. Says whether the instance may go on.
+    /// Executes the canary request on an instance between two batches. Returns whether the instance may go on.
     pub(crate) fn run_canary(&self, instance: &mut dyn ModelInstance) -> bool {
         let Some(request) = self.canary_request() else { return true };
         let execution = self.executions.begin(Vec::new(), None);
         let result = execute(instance, request);
         drop(execution);
-        let works = result.is_ok();
-        self.judge_canary(result);
-        works
+        self.judge_canary(result)
     }
 
-    /// A worker ends, and is replaced, whose canary request fails: it has run before, so it is the instance that has
-    /// changed, and what broke it (a device, memory) is the process's.
-    pub(crate) fn judge_canary(&self, result: Result<(), InferError>) {
-        match result {
+    /// Fails the worker, so that its process is replaced, if its canary request failed: the request has run before, so
+    /// the instance has changed. The cause (a device, memory) belongs to the process.
+    /// An instance that is unavailable recovers by itself. Returns whether the instance may go on.
+    pub(crate) fn judge_canary(&self, result: Result<(), InferError>) -> bool {
+        match &result {
             Ok(()) => tracing::debug!(model = %self.key, "canary request succeeded"),
+            Err(error) if error.code == ErrorCode::Unavailable => {
+                tracing::warn!(model = %self.key, %error, "the canary request was not executed");
+            }
             Err(error) => {
                 tracing::error!(model = %self.key, %error, "the canary request failed: this worker gives its work back and ends");
                 self.executions.set_broken();
                 self.intake.cancel();
                 self.worker.tasks.fail(FAILURE);
+                return false;
             }
         }
+        true
     }
 }
 

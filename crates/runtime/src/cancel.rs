@@ -1,4 +1,4 @@
-//! Cancelled requests: the flag that a request's work looks at, and who raises it.
+//! Cancelled requests: the flag that executions check, and the table that raises it.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -7,30 +7,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-/// Cancellations remembered for work that has not come yet: so many at least, and less than twice as many.
+/// Fewest cancellations that are remembered for work that has not arrived yet; there are always fewer than twice as
+/// many.
 const REMEMBERED: usize = 32_768;
 
-/// Raised once, never lowered; clones share it.
+/// A flag that is raised once and never lowered; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct CancelFlag(Arc<AtomicBool>);
 
-/// The flags of all work in hand, by request, and the requests that were cancelled lately. Clones are the same.
+/// The flags of all work in this worker, by request, and the recently cancelled requests. Clones are the same.
 #[derive(Clone, Debug, Default)]
 pub struct Cancellations(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
-    /// With how much work of the request is in hand: it may be several parts of an answer.
+    /// Each request's flag, and how many of its messages are in this worker: an answer in parts has several.
     in_hand: HashMap<String, (CancelFlag, usize)>,
     recent: Recent,
 }
 
-/// The requests that were cancelled lately. Of each a number is enough, which nobody can aim at another's, and what they take
-/// in memory is there from the beginning.
+/// The recently cancelled requests, as keyed hashes: no client can choose an id that collides with another's. Their
+/// memory is allocated at the start.
 #[derive(Debug)]
 struct Recent {
     numbers: RandomState,
-    /// Up to [`REMEMBERED`], and those before them.
+    /// The latest cancellations, up to [`REMEMBERED`], and the set that was full before.
     latest: HashSet<u64>,
     before: HashSet<u64>,
 }
@@ -38,7 +39,7 @@ struct Recent {
 // === impl CancelFlag ===
 
 impl CancelFlag {
-    /// Nobody waits any more.
+    /// Raises the flag: the client does not wait any more.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -78,7 +79,7 @@ impl Recent {
 // === impl Cancellations ===
 
 impl Cancellations {
-    /// The flag of a request whose work comes in hand; raised already if the request was cancelled before.
+    /// The flag of a request whose message has arrived; it is raised already if the request was cancelled before.
     pub fn enter(&self, request_id: &str) -> CancelFlag {
         let mut state = self.0.lock();
         let (flag, count) = state.in_hand.entry(request_id.to_owned()).or_default();
@@ -90,7 +91,7 @@ impl Cancellations {
         flag
     }
 
-    /// Work of the request is out of hand.
+    /// A message of the request has left this worker.
     pub fn leave(&self, request_id: &str) {
         let mut state = self.0.lock();
         if let Some((_, count)) = state.in_hand.get_mut(request_id) {
@@ -101,12 +102,12 @@ impl Cancellations {
         }
     }
 
-    /// Whether a request was cancelled lately.
+    /// Whether a request was cancelled recently.
     pub fn is_cancelled(&self, request_id: &str) -> bool {
         self.0.lock().recent.contains(request_id)
     }
 
-    /// A request was cancelled. Whether work of it is in hand.
+    /// Cancels a request. Returns whether this worker has messages of it.
     pub fn cancel(&self, request_id: &str) -> bool {
         let mut state = self.0.lock();
         let in_hand = state.in_hand.get(request_id);

@@ -42,7 +42,7 @@ pub struct ControlArgs {
     pub exit_on_error: bool,
 }
 
-/// What the flags come to.
+/// The flags' values.
 #[derive(Clone, Debug)]
 pub struct ControlOptions {
     /// When the set of served models changes.
@@ -51,14 +51,14 @@ pub struct ControlOptions {
     pub load: Vec<String>,
     /// Time between looks at the repository, in poll mode.
     pub poll: Duration,
-    /// Whether a model that cannot be loaded at the start is an error.
+    /// Whether the process ends when a model cannot be loaded at the start.
     pub exit_on_error: bool,
 }
 
 // === impl ControlArgs ===
 
 impl ControlArgs {
-    /// Which models to serve. Errors name the flag.
+    /// The options from the flags. Errors name the flag.
     pub fn options(&self) -> anyhow::Result<ControlOptions> {
         if !self.load_models.is_empty() && self.model_control_mode != ControlMode::Explicit {
             anyhow::bail!("use of '--load-model' requires setting '--model-control-mode=explicit' as well");
@@ -81,12 +81,12 @@ impl Default for ControlOptions {
 }
 
 impl ControlOptions {
-    /// Whether a fault of this model matters at the start.
+    /// Whether a fault of this model is an error at the start.
     pub fn concerns(&self, model: &str) -> bool {
         self.mode != ControlMode::Explicit || self.load.iter().any(|name| name == "*" || name == model)
     }
 
-    /// The models that are loaded at the start, and those that they are made of.
+    /// The models that are loaded at the start, and the models that they are composed of.
     pub fn initial(&self, repository: &Repository) -> BTreeSet<String> {
         let all = self.mode != ControlMode::Explicit || self.load.iter().any(|name| name == "*");
         let named = match all {

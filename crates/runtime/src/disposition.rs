@@ -1,4 +1,4 @@
-//! What an error does to the delivery it arose from: the one table from [`ErrorCode`] to acknowledgement.
+//! Maps an [`ErrorCode`] to what happens to the failed delivery. This is the only such table.
 
 use std::time::Duration;
 
@@ -7,24 +7,24 @@ use trireme_inference::ErrorCode;
 /// Pause before the first redelivery; it doubles with each attempt.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 
-/// What to do with a delivery whose work failed.
+/// How a delivery whose work failed is settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
     /// Answer the request with the error; the message is done.
     Answer,
     /// Deliver the message again after this pause.
     Retry(Duration),
-    /// Answer the request with the error and set the message aside.
+    /// Answer the request with the error and write the message to the dead letters.
     GiveUp,
-    /// Nobody waits: forget the message.
+    /// The client does not wait: forget the message.
     Drop,
 }
 
 /// Decides about a delivery. `attempt` counts from 1; `remaining` is the time to the request's deadline, `None` when it
 /// has passed.
 ///
-/// Faults of the request fail alike wherever they run, so they are answered at once. Faults of ours may not repeat on
-/// another worker, so they are tried again while attempts and time last.
+/// Errors that are the request's fault would repeat on every worker, so they are answered at once. Other errors may not
+/// repeat on another worker, so the request is tried again while attempts and time last.
 pub fn disposition(code: ErrorCode, attempt: u32, max_deliver: u32, remaining: Option<Duration>) -> Disposition {
     match code {
         ErrorCode::InvalidArg | ErrorCode::NotFound | ErrorCode::Unsupported | ErrorCode::AlreadyExists => {

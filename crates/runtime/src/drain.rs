@@ -1,26 +1,30 @@
-//! How a worker ends without losing anything: what it has begun is finished, and the bus gives the rest to others.
+//! How a worker ends without losing a request: it finishes what it has begun, and the bus delivers the rest to other
+//! workers.
 //!
-//! All of it is within one limit, because whoever told it to stop kills it after theirs; a bus that is lost, or that takes
-//! nothing more, makes it no longer. Not here: how single versions go (`models::retire`).
+//! The whole drain has one time limit, because the process is killed after its orchestrator's limit. A bus that is
+//! lost, or that takes nothing more, does not make the drain longer.
+//!
+//! Not here: how single versions are unloaded (`models::retire`).
 
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
+use crate::suspects::GIVE_BACK_PAUSE;
 use crate::worker::Worker;
 
-/// How long a worker that leaves waits for the bus to hear of it.
+/// How long a worker that leaves waits for the bus to take its last messages.
 pub const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// How often a drain says who is still running.
+/// Time between two log lines that say which models are still busy.
 const DRAIN_REPORT: Duration = Duration::from_secs(5);
 
 // === impl Worker ===
 
 impl Worker {
-    /// Stops: takes no more work, finishes what is in hand, takes its entries back. All of that within `timeout` and
-    /// [`LAST_WORDS`] at its beginning and end, whether or not the bus can be reached. Returns how many requests were still
-    /// unfinished; the bus delivers those to other workers.
+    /// Stops the worker: it takes no more work, finishes the requests that it holds, and withdraws its registry
+    /// entries. All of that takes at most `timeout` plus [`LAST_WORDS`] at the beginning and at the end, whether or not
+    /// the bus can be reached. Returns how many requests were not finished; the bus delivers those to other workers.
     pub async fn drain(self, timeout: Duration) -> usize {
         let until = tokio::time::Instant::now() + timeout;
         if tokio::time::timeout(LAST_WORDS, self.models.leave()).await.is_err() {
@@ -30,11 +34,11 @@ impl Worker {
         let finished = tokio::time::timeout_at(until, self.finish()).await;
         let unfinished = if finished.is_ok() { 0 } else { self.shared.held.count() };
 
-        let (bus, entries) = (self.shared.bus.as_ref(), self.models.entries());
+        let (shared, entries) = (&self.shared, self.models.entries());
         let last_words = async {
             tokio::join!(
-                self.shared.statistics.tell(bus),
-                join_all(entries.iter().map(|entry| async { drop(bus.withdraw(entry).await) })),
+                shared.statistics.tell(shared.bus.as_ref()),
+                join_all(entries.iter().map(|entry| shared.announcer.withdraw(entry))),
             )
         };
         let _ = tokio::time::timeout(LAST_WORDS, last_words).await;
@@ -45,7 +49,7 @@ impl Worker {
             drop(join.await);
             self.shared.tasks.join().await;
         };
-        // One of them may have a canary request in hand. An instance that may hang cannot be waited for; its thread ends
+        // An instance may still execute a canary request. An instance that may hang is not waited for; its thread ends
         // with the process.
         let until = until.max(tokio::time::Instant::now() + LAST_WORDS);
         if unfinished > 0 || broken || tokio::time::timeout_at(until, ended).await.is_err() {
@@ -54,17 +58,17 @@ impl Worker {
         unfinished
     }
 
-    /// Waits until nothing is in hand and nothing can come.
+    /// Waits until the worker holds no requests and can get no more.
     async fn finish(&self) {
         let mut report = Instant::now() + DRAIN_REPORT;
         loop {
             let broken: Vec<_> =
                 self.shared.hosted.read().values().filter(|m| m.executions.broken()).cloned().collect();
             for model in broken {
-                // Nobody will execute it here.
-                model.hand_back().await;
+                // The instances of this model execute nothing any more.
+                model.hand_back(GIVE_BACK_PAUSE).await;
             }
-            // In this order: what a pull has taken is in hand before it ends.
+            // In this order: a pull counts the deliveries that it has taken before it ends.
             if self.models.pulls.is_empty() && self.shared.held.count() == 0 {
                 return;
             }

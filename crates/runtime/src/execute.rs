@@ -13,6 +13,7 @@ use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, M
 use crate::canary::Streak;
 use crate::hosted::{HostedModel, Pending, Work, refused};
 use crate::lateness::begins_too_late;
+use crate::outage::is_out;
 use crate::queue::Taken;
 use crate::queue_policy::Patience;
 use crate::statistics::runs::{Runs, executed};
@@ -55,11 +56,18 @@ impl HostedModel {
     /// Takes a batch, executes it, sends the results on.
     fn run_batches(self: Arc<Self>, mut instance: Box<dyn ModelInstance>) {
         let (stop, mut calls, mut streak) = (instance.stop(), 0, Streak::default());
+        let outage = instance.outage();
         let late = |work: &Work, takes| begins_too_late(&work.pending.message, takes, UnixMicros::now());
-        while let Some(taken) = self.queue.take_run(&mut calls, late) {
+        loop {
+            self.wait_out(outage.as_ref());
+            let Some(taken) = self.queue.take_run(&mut calls, late) else { return };
             let called = match taken {
                 Taken::Late(late) => {
                     late.into_iter().for_each(|work| self.drop_late(work.pending));
+                    false
+                }
+                Taken::Batch(batch, _) if is_out(outage.as_ref()) => {
+                    self.return_work(batch);
                     false
                 }
                 Taken::Batch(batch, _) if batch.is_empty() => true,
@@ -110,10 +118,10 @@ impl HostedModel {
         if requests.is_empty() {
             return 0;
         }
-        let slots = waiting.iter().map(|pending| pending.delivery.acker.slot()).collect();
+        let deliveries = waiting.iter().map(|pending| pending.delivery.hold.holding()).collect();
         let callers = || requests.iter().map(|request| (request.cancelled.clone(), request.deadline)).collect();
         let abort = stop.map(|stop| Abort { callers: callers(), stop: stop.clone() });
-        let execution = self.executions.begin(slots, abort);
+        let execution = self.executions.begin(deliveries, abort);
         let executed = std::panic::catch_unwind(AssertUnwindSafe(|| instance.execute(&requests)));
         drop(execution);
         let mut results = executed.unwrap_or_else(|_| {
@@ -168,7 +176,8 @@ impl HostedModel {
 
     /// Counts a request whose step is done, before anybody hears of it. `first` is its only response; of several, the first
     /// was counted before.
-    pub(crate) fn count_completed(&self, pending: &Pending, timing: &ExecuteTiming, first: bool) {
+    pub(crate) fn count_completed(&self, pending: &Pending, response: &ExecuteResponse, first: bool) {
+        let timing = &response.timing;
         let now = UnixMicros::now();
         let transit = pending.received_at.since(pending.message.sent_at);
         let completed = Completed {
@@ -182,6 +191,7 @@ impl HostedModel {
         };
         self.statistics.record(|counters| {
             counters.complete(&completed, now);
+            counters.truncated_texts += response.texts.map_or(0, |texts| texts.truncated);
             if first {
                 counters.first_response.record(completed.total);
             }
@@ -189,7 +199,8 @@ impl HostedModel {
     }
 
     /// The ledger's entry for a step that was made here.
-    pub(crate) fn hop(&self, pending: &Pending, timing: &ExecuteTiming) -> Hop {
+    pub(crate) fn hop(&self, pending: &Pending, response: &ExecuteResponse) -> Hop {
+        let timing = &response.timing;
         Hop {
             model: self.key.name.clone(),
             worker: self.worker.name.clone(),
@@ -199,6 +210,7 @@ impl HostedModel {
             compute_infer_us: micros(timing.compute_infer),
             compute_output_us: micros(timing.compute_output),
             batch_size: timing.batch_size,
+            texts: response.texts,
         }
     }
 }

@@ -1,15 +1,15 @@
 //! One model version hosted by this worker, and how work is admitted to it.
 //!
-//! The path of a request through here: [`HostedModel::admit`] checks it and puts it into the queue; an instance thread
-//! takes it with its batch and executes (`execute`); the result goes to the next step in this process, to the bus, or back to
-//! the gateway, and only then is the delivery acknowledged (`settle`).
+//! The path of a request through the worker: [`HostedModel::admit`] checks it and puts it into the queue. An instance
+//! thread takes it with its batch and executes it (`execute`). The result goes to the next step in this process, to the
+//! bus, or back to the gateway. Only then is the delivery acknowledged (`settle`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
-use trireme_bus::{Answer, Delivery, MessageName, QueueOptions, WorkMessage, original_id};
+use trireme_bus::{Acker, Answer, Delivery, MessageName, QueueOptions, WorkMessage, original_id};
 use trireme_inference::{FailureReason, InferError, ModelKey, Tensor, UnixMicros};
 use trireme_model_repository::ModelConfig;
 use trireme_telemetry::steps::{Step, StepSpan};
@@ -18,7 +18,7 @@ use crate::backend::ExecuteRequest;
 use crate::batching::{Candidate, Description};
 use crate::canary::Canary;
 use crate::cancel::CancelFlag;
-use crate::held::HeldAcker;
+use crate::held::Hold;
 use crate::lateness::comes_too_late;
 use crate::queue::{Permit, WorkQueue};
 use crate::queue_policy::{self, Patience};
@@ -33,68 +33,69 @@ pub(crate) struct HostedModel {
     pub config: Arc<ModelConfig>,
     pub queue: Arc<WorkQueue<Work>>,
     pub worker: Arc<Shared>,
-    /// Requests that have come in so far.
+    /// Number of requests admitted so far.
     pub admitted: AtomicU64,
     pub statistics: Arc<ModelStatistics>,
     /// Whether the first dimension of its inputs is a batch; otherwise a request is one row.
     pub batched: bool,
-    /// Cancelled when nothing is in hand for it and nothing will be: another has taken its place, or it is unloaded.
+    /// Cancelled when the version holds no requests and gets no more: it was replaced or unloaded.
     pub gone: CancellationToken,
-    /// Cancelled when it shall take no more work from the bus.
+    /// Cancelled when the version takes no more work from the bus.
     pub intake: CancellationToken,
-    /// What idle instances execute now and then.
+    /// The request that idle instances execute from time to time.
     pub canary: Option<Canary>,
-    /// What its instances execute.
+    /// The executions of its instances that are under way.
     pub executions: Executions,
 }
 
-/// A request in this worker's hands.
+/// A request that waits in this worker's queue.
 pub(crate) struct Work {
     pub request: ExecuteRequest,
     pub pending: Pending,
     pub arrived: Instant,
 }
 
-/// What is left of a request while it is executed, and what settles it afterwards.
+/// The rest of a request while an instance executes it; it is needed to settle the delivery afterwards.
 pub(crate) struct Pending {
     pub message: WorkMessage,
     pub delivery: Claim,
     pub stay: Stay,
     pub received_at: UnixMicros,
-    /// How long it has waited in this worker's queue.
+    /// How long the request has waited in this worker's queue.
     pub queued: Duration,
-    /// What its inputs are like; `rows` is what it counts as.
+    /// The description of its inputs, with `rows` set to 1 for a model without batches.
     pub description: Description,
 }
 
-/// What lasts as long as a request is in this worker's hands.
+/// Values that live as long as the request is in this worker.
 pub(crate) struct Stay {
     _permit: Permit<Work>,
     pub span: StepSpan,
 }
 
-/// The delivery that brought a request into this process. With a hand-over it goes along: acknowledging it says that the
-/// work has left the process.
+/// The delivery that brought a request into this process. When the request is handed over to a model in this process,
+/// its delivery goes along: it is acknowledged when the work has left the process.
 pub(crate) struct Claim {
-    pub acker: HeldAcker,
-    /// Its message, whatever step the work is at.
+    pub acker: Acker,
+    pub hold: Hold,
+    /// The name of the delivered message. It stays the same when the request moves on to later steps in this process.
     pub name: MessageName,
-    /// Which delivery of its message it is, counted from 1.
+    /// Delivery count of the message, from 1.
     pub deliveries: u32,
-    /// How often the message was begun, this time included once it was.
+    /// Number of attempts at the message. It includes this attempt once that has begun.
     pub attempts: u32,
-    /// Whether it has begun this time.
+    /// Whether this attempt has begun.
     pub begun: bool,
-    /// For one that is not the first, until it has been executed.
+    /// Set for a redelivery, until it has been executed.
     pub suspect: Option<Suspect>,
-    /// Number of the reply that an error becomes.
+    /// Sequence number of the reply if it is an error.
     pub sequence: u32,
 }
 
 // === impl HostedModel ===
 
 impl HostedModel {
-    /// Takes in what the bus delivered.
+    /// Takes in a delivery from the bus.
     pub fn receive(self: &Arc<Self>, delivery: Delivery) {
         let (message, claim) = self.hold(delivery);
         if claim.deliveries > 1 {
@@ -104,10 +105,11 @@ impl HostedModel {
         self.admit(message, claim, self.queue.permit());
     }
 
-    /// Keeps a delivery alive from now on.
+    /// Starts to count a delivery as held.
     fn hold(&self, delivery: Delivery) -> (WorkMessage, Claim) {
         let claim = Claim {
-            acker: self.worker.held.hold(delivery.acker),
+            hold: self.worker.held.hold(&delivery.acker),
+            acker: delivery.acker,
             name: delivery.message.name(&self.key),
             deliveries: delivery.attempt,
             attempts: 0,
@@ -118,8 +120,8 @@ impl HostedModel {
         (delivery.message, claim)
     }
 
-    /// Takes in a request that a step in this process made; gives it back when there is no room, and where it has to wait its
-    /// turn among others.
+    /// Takes in a request from a step in this process. Gives it back if there is no room, or if the model has a queue
+    /// policy: then the request has to wait in the shared queue.
     pub fn hand_over(self: &Arc<Self>, message: WorkMessage, claim: Claim) -> Option<(WorkMessage, Claim)> {
         match self.queue.try_permit().filter(|_| !self.config.has_queue_policy()) {
             Some(permit) => {
@@ -130,7 +132,7 @@ impl HostedModel {
         }
     }
 
-    /// Checks a request and queues it, or settles it at once.
+    /// Checks a request and puts it into the queue, or settles it at once.
     pub(crate) fn admit(self: &Arc<Self>, message: WorkMessage, delivery: Claim, permit: Permit<Work>) {
         self.admitted.fetch_add(1, Ordering::Relaxed);
         let received_at = UnixMicros::now();
@@ -157,6 +159,7 @@ impl HostedModel {
         let outputs = message.route.current().map_or(&[][..], |step| &step.outputs);
         let request = ExecuteRequest {
             request_id: original_id(&message.request_id).to_owned(),
+            client_id: message.client_id.clone(),
             outputs: outputs.iter().map(|output| output.name.clone()).collect(),
             parameters: message.parameters.clone(),
             deadline: message.deadline,
@@ -176,7 +179,7 @@ impl HostedModel {
         }
     }
 
-    /// A request that has just been received.
+    /// The state of a request that has just arrived.
     fn pending(&self, message: WorkMessage, delivery: Claim, permit: Permit<Work>, received_at: UnixMicros) -> Pending {
         let step = Step {
             model: &self.key.name,
@@ -194,38 +197,43 @@ impl HostedModel {
 
     fn check(&self, message: &WorkMessage, delivery: &Claim, now: UnixMicros) -> Result<Vec<Tensor>, InferError> {
         let attempts = delivery.attempts;
-        if !delivery.begun && attempts >= self.worker.queue_options.max_deliver {
+        if !delivery.begun && attempts >= self.worker.queue_options().max_deliver {
             return Err(given_up(attempts));
         }
         if message.deadline <= now {
             return Err(expired());
         }
         let inputs = message.route.step_inputs(&message.tensors)?;
+        let inputs = if message.route.is_ensemble() { self.config.fit_inputs(inputs) } else { inputs };
         self.config.check_tensors(&inputs)?;
         Ok(inputs)
     }
 
-    /// Whether a request that comes now will not be answered before its deadline.
+    /// Whether a request that arrives now cannot be answered before its deadline.
     fn is_late(&self, message: &WorkMessage, description: &Description, now: UnixMicros) -> bool {
         self.queue.outlook(description).is_some_and(|(run, wait)| comes_too_late(message, run, wait, now))
     }
 
-    /// Lets go of a request that would not be answered before its deadline; the gateway answers it then.
+    /// Drops a request that cannot be answered before its deadline; the gateway answers it at the deadline.
     pub(crate) fn drop_late(self: &Arc<Self>, pending: Pending) {
         self.fail(pending, expired(), FailureReason::Other);
     }
 
-    /// How its queue is to behave.
+    /// The settings of the version's shared queue.
     pub fn queue_options(&self) -> QueueOptions {
-        QueueOptions { levels: queue_policy::levels(&self.config), ..self.worker.queue_options.clone() }
+        QueueOptions {
+            levels: queue_policy::levels(&self.config),
+            in_hand: self.queue.capacity() as u64,
+            ..self.worker.queue_options().clone()
+        }
     }
 
     pub fn patience(&self, message: &WorkMessage, now: UnixMicros) -> Patience {
         queue_policy::patience(&self.config, message.level(), now.since(message.sent_at))
     }
 
-    /// Looks at what waits in this worker by the model's queue policy: refuses what has waited too long, or lets all others
-    /// before it.
+    /// Applies the model's queue policy to the requests that wait in this worker: refuses those that have waited too
+    /// long, or lets all others pass them.
     pub fn apply_queue_policy(self: &Arc<Self>) {
         let now = UnixMicros::now();
         for work in self.queue.remove_where(|work| self.patience(&work.pending.message, now) == Patience::Over) {
@@ -234,19 +242,19 @@ impl HostedModel {
         self.queue.delay_where(|work| self.patience(&work.pending.message, now) == Patience::Delayed);
     }
 
-    /// Lets go of what waits in this worker and was cancelled.
+    /// Removes the cancelled requests from this worker's queue.
     pub fn drop_cancelled(self: &Arc<Self>) {
         for work in self.queue.remove_where(|work| work.request.cancelled.is_cancelled()) {
             self.fail(work.pending, cancelled_by_client(), FailureReason::Other);
         }
     }
 
-    /// Refuses what waited too long in the shared queue.
+    /// Refuses a request that waited too long in the shared queue.
     pub fn refuse(self: &Arc<Self>, delivery: Delivery) {
         let (message, claim) = self.hold(delivery);
         let permit = self.queue.permit();
         let received_at = UnixMicros::now();
-        // As all that is in hand: whatever ends leaves.
+        // Every request that is concluded leaves `cancellations`, so it has to enter them first.
         self.worker.cancellations.enter(&message.request_id);
         let pending = self.pending(message, claim, permit, received_at);
         self.fail(pending, refused(), FailureReason::Rejected);
@@ -256,18 +264,18 @@ impl HostedModel {
 // === impl Claim ===
 
 impl Claim {
-    /// Which attempt at the message this is, or is about to be, counted from 1.
+    /// Number of this attempt at the message, or of the attempt that is about to begin; from 1.
     pub fn attempt(&self) -> u32 {
         self.attempts.saturating_add(u32::from(!self.begun))
     }
 
-    /// Whether nothing else may run in one batch with it.
+    /// Whether the request has to run in a batch of its own.
     pub fn is_alone(&self) -> bool {
         self.suspect.as_ref().is_some_and(Suspect::is_alone)
     }
 }
 
-/// Why a request need not be worked on any more, if so.
+/// Why a request need not be worked on any more: it was cancelled, or its deadline has passed.
 pub(crate) fn unwanted(cancelled: &CancelFlag, deadline: UnixMicros) -> Option<InferError> {
     if cancelled.is_cancelled() {
         Some(cancelled_by_client())
@@ -278,26 +286,26 @@ pub(crate) fn unwanted(cancelled: &CancelFlag, deadline: UnixMicros) -> Option<I
     }
 }
 
-/// Triton's text.
+/// The text is Triton's.
 const TIMEOUT_EXPIRED: &str = "Request timeout expired";
 
 pub(crate) fn cancelled_by_client() -> InferError {
     InferError::cancelled("cancelled by the client")
 }
 
-/// A message has been begun as often as it may be, and nobody has said how that ended.
+/// The error of a message that has used up its attempts, none of which has reported how it ended.
 pub(crate) fn given_up(attempts: u32) -> InferError {
     InferError::internal(format!(
         "request was given up after {attempts} attempts: each time the worker died or stopped responding"
     ))
 }
 
-/// Nobody waits for a request past its deadline: the gateway has answered it.
+/// The error of a request whose deadline has passed or will pass too soon: the gateway answers it.
 fn expired() -> InferError {
     InferError::cancelled(TIMEOUT_EXPIRED)
 }
 
-/// The queue policy refuses a request that waited too long.
+/// The error of a request that waited longer than the queue policy allows.
 pub(crate) fn refused() -> InferError {
     InferError::unavailable(TIMEOUT_EXPIRED)
 }

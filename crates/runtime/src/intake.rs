@@ -1,43 +1,45 @@
-//! How much work a worker takes from a queue that it shares with its peers: what its instances begin soon, and no more.
-//! Pure.
+//! How much work a worker takes from a queue that it shares with other workers: as much as its instances can begin
+//! soon. Pure.
 //!
-//! What one worker holds no other can take, so a slow worker must not hold what a fast one could have done meanwhile; and
-//! an instance must not idle between two runs for want of a message that is still with the broker. So room is counted in
-//! time: for each instance the part of a horizon in which it is free, by how long its runs take ([`Pace`]). That much
-//! waits here, and never less than a full batch for each instance that is free within the horizon; nothing for those that
-//! are busy beyond it. [`Intake::room`] says when it will be more. The horizon is what the batch policy wants to look ahead;
-//! where messages take long to come from the broker, twice that time.
+//! A message that one worker holds is not available to others, so a slow worker must not hold messages that a fast one
+//! could execute. On the other hand, an instance must not idle between two runs because its next message is still with
+//! the broker. So room is counted in time: for each instance, the part of a horizon in which it is free, estimated by
+//! how long its runs take ([`Pace`]). The worker takes as many requests as fit into that time, and at least a full
+//! batch for each instance that is free within the horizon. It takes nothing for instances that are busy beyond the
+//! horizon; [`Intake::room`] returns the time when there will be more room. The horizon is the batch policy's
+//! look-ahead, or twice the time that messages take to come from the broker if that is longer.
 //!
-//! Not here: the most requests that a worker holds whatever its pace (`queue`), which of them run together (`batching`).
+//! Not here: the most requests that a worker holds whatever its pace (`queue`), which of them run together
+//! (`batching`).
 
 use std::time::{Duration, Instant};
 
 use crate::backend::Instance;
 use crate::batching::{Appetite, BatchPolicy};
 
-/// Runs, and fetches, that are remembered, roughly.
+/// Weight of the running means: roughly the number of runs, or fetches, that count.
 const MEMORY: f64 = 8.0;
 
-/// Fetches that take longer than this do not widen the horizon any further.
+/// A fetch that takes longer counts as this long, so that it does not widen the horizon further.
 const LONGEST_FETCH: Duration = Duration::from_millis(250);
 
-/// What counts as rounding, in seconds and in requests.
+/// Differences up to this size count as rounding errors, in seconds and in requests.
 const ROUNDED: f64 = 1e-6;
 
-/// What is added to a time, so that nobody asks a moment too early.
+/// Added to a time, so that it has certainly passed when a caller asks again.
 const TOO_EARLY: Duration = Duration::from_micros(100);
 
-/// How long runs take, by those of late. Weighted, so that one odd run does not count for much.
+/// How long runs take, as running means over the last `MEMORY` runs, so that one odd run does not count for much.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
     runs: f64,
-    /// Means over runs: seconds, cost, requests.
+    /// Means over runs: seconds, cost, and number of requests.
     seconds: f64,
     cost: f64,
     requests: f64,
 }
 
-/// What a worker's instances do, and how long they take for it.
+/// The instances' runs under way, and how long runs and fetches take.
 #[derive(Clone, Debug)]
 pub struct Intake {
     instances: usize,
@@ -45,7 +47,7 @@ pub struct Intake {
     pace: Pace,
     running: Vec<Running>,
     last: u64,
-    /// Fetches seen, and the mean of their seconds.
+    /// Number of fetches seen, and the mean of their seconds.
     fetches: (f64, f64),
 }
 
@@ -57,24 +59,25 @@ struct Running {
     cost: f64,
 }
 
-/// Names a run under way.
+/// Identifies a run under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunId(u64);
 
-/// How many more requests to take.
+/// How many more requests to take from the shared queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// So many now; never 0.
+    /// This many now; never 0.
     Now(usize),
-    /// None before then, if nothing happens.
+    /// None until this time, unless a run begins or ends or a request leaves before.
     At(Instant),
-    /// None before something happens.
+    /// None until a run begins or ends or a request leaves.
     None,
 }
 
-/// The most requests that this worker has in hand for a model, waiting and being executed. Instances that work step by step
-/// say themselves how many they take; one more each waits, so that no place stays empty between pulls. Where the model's
-/// `queue` has a policy, what is in hand is out of its order: as in Triton that is a batch for each instance and one more.
+/// The most requests that this worker holds for a model, waiting and being executed. Stepwise instances say themselves how
+/// many requests they take; one more per instance may wait, so that no place stays empty between pulls. With a queue policy
+/// (`queue`), requests that this worker holds are out of the policy's order. So, as in Triton, it holds a batch for each
+/// instance and one more.
 pub(crate) fn most_in_hand(policy: &dyn BatchPolicy, instances: &[Instance], queue: bool) -> usize {
     let batches = instances.iter().filter(|instance| matches!(instance, Instance::Batch(_))).count();
     let stepwise = instances.iter().filter_map(|instance| match instance {
@@ -93,8 +96,8 @@ pub(crate) fn most_in_hand(policy: &dyn BatchPolicy, instances: &[Instance], que
     }
 }
 
-/// How much of the shared queue this worker takes at a time; `None` where instances work step by step: a request that joins
-/// one shares its time with the others, so there are no runs to go by.
+/// How much of the shared queue this worker takes at a time. `None` for stepwise instances: their requests share time
+/// with each other, so there are no runs to measure.
 pub(crate) fn of(policy: &dyn BatchPolicy, instances: &[Instance]) -> Option<Intake> {
     let batches = instances.iter().all(|instance| matches!(instance, Instance::Batch(_)));
     batches.then(|| Intake::new(instances.len(), policy.appetite()))
@@ -103,7 +106,7 @@ pub(crate) fn of(policy: &dyn BatchPolicy, instances: &[Instance]) -> Option<Int
 // === impl Pace ===
 
 impl Pace {
-    /// Takes in a run of that many requests.
+    /// Adds a run of this many requests to the means.
     fn note(&mut self, took: Duration, cost: f64, requests: usize) {
         self.runs = (self.runs + 1.0).min(MEMORY);
         let weigh = |mean: &mut f64, value: f64| *mean += (value - *mean) / self.runs;
@@ -112,12 +115,12 @@ impl Pace {
         weigh(&mut self.requests, requests as f64);
     }
 
-    /// Seconds that a run of this cost takes, once that is known.
+    /// Seconds that a run of this cost takes; `None` before the first run.
     fn run(&self, cost: f64) -> Option<f64> {
         (self.cost > 0.0).then(|| cost * self.seconds / self.cost)
     }
 
-    /// Seconds of an instance for each request, once that is known.
+    /// Seconds of an instance's time per request; `None` before the first run.
     fn request(&self) -> Option<f64> {
         (self.requests > 0.0).then(|| self.seconds / self.requests)
     }
@@ -126,26 +129,26 @@ impl Pace {
 // === impl Intake ===
 
 impl Intake {
-    /// The intake of that many idle instances.
+    /// The intake of this many idle instances.
     pub fn new(instances: usize, appetite: Appetite) -> Intake {
         let (pace, running) = (Pace::default(), Vec::new());
         Intake { instances: instances.max(1), appetite, pace, running, last: 0, fetches: (0.0, 0.0) }
     }
 
-    /// Work that waited in the shared queue came so long after there was room for it.
+    /// Adds a fetch: a message that was already in the shared queue arrived this long after there was room for it.
     pub fn fetched(&mut self, took: Duration) {
         let (seen, mean) = &mut self.fetches;
         *seen = (*seen + 1.0).min(MEMORY);
         *mean += (took.min(LONGEST_FETCH).as_secs_f64() - *mean) / *seen;
     }
 
-    /// Seconds within which an instance has to be free for work to be taken for it: what the policy wants, and where
-    /// messages take long to come, twice as long as that.
+    /// The horizon in seconds: the worker takes work for an instance that will be free within it. It is the policy's
+    /// look-ahead, or twice the mean fetch time if that is longer.
     fn horizon(&self) -> f64 {
         self.appetite.look_ahead.as_secs_f64().max(2.0 * self.fetches.1)
     }
 
-    /// An instance begins a run, whose cost is in the batch policy's unit.
+    /// An instance begins a run; `cost` is in the batch policy's unit.
     pub fn begin(&mut self, cost: f64, now: Instant) -> RunId {
         self.last += 1;
         let id = RunId(self.last);
@@ -153,7 +156,7 @@ impl Intake {
         id
     }
 
-    /// A run is over that executed so many requests; 0 says that nothing was executed, which tells nothing of the pace.
+    /// A run has ended that executed this many requests. With 0 requests, its time is not added to the means.
     pub fn end(&mut self, id: RunId, requests: usize, now: Instant) {
         let Some(position) = self.running.iter().position(|run| run.id == id) else { return };
         let run = self.running.swap_remove(position);
@@ -162,14 +165,15 @@ impl Intake {
         }
     }
 
-    /// How long a run of this cost is expected to take, once that is known.
+    /// Expected duration of a run of this cost; `None` before the first run.
     pub fn run(&self, cost: f64) -> Option<Duration> {
         self.pace.run(cost).and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
     }
 
-    /// How long a run takes that has a request of this cost in it, and how long it is until that begins after those that
-    /// wait here; `None` while that is not known. The run has as many like it as runs have of late, and takes no longer than
-    /// those do: one that is odd may well be by itself. Those before it are taken to be like it.
+    /// Expected duration of a run that contains a request of this cost, and the expected wait until it begins behind
+    /// `waiting` requests; `None` before the first run. The run is assumed to have as many requests of this cost as
+    /// runs have on average. It is assumed to take no longer than the average run, because an unusual request may run
+    /// alone. The runs before it are assumed to take as long.
     pub fn outlook(&self, cost: f64, waiting: usize, now: Instant) -> Option<(Duration, Duration)> {
         let run = (self.pace.runs > 0.0).then_some(self.pace.seconds)?;
         let run = self.pace.run(cost * self.pace.requests).map_or(run, |alike| run.min(alike));
@@ -177,21 +181,21 @@ impl Intake {
             let takes = self.pace.run(run.cost).unwrap_or_default();
             (takes - now.saturating_duration_since(run.started).as_secs_f64()).max(0.0)
         };
-        // When each instance is free: first those that are idle.
+        // Seconds until each instance is free; idle instances come first.
         let mut free = vec![0.0; self.instances.saturating_sub(self.running.len())];
         free.extend(self.running.iter().map(left));
         free.sort_unstable_by(f64::total_cmp);
-        // In how many runs those are that wait.
+        // Number of runs that the waiting requests need.
         let before = (waiting as f64 / self.pace.requests.max(1.0) + ROUNDED) as usize;
         let (rounds, turn) = (before / free.len(), before % free.len());
         let wait = free.get(turn)? + rounds as f64 * run;
         Some((Duration::try_from_secs_f64(run).ok()?, Duration::try_from_secs_f64(wait).ok()?))
     }
 
-    /// How many requests to take in addition to those that wait here.
+    /// How many requests to take in addition to the `waiting` ones.
     pub fn room(&self, waiting: usize, now: Instant) -> Room {
         let horizon = self.horizon();
-        // How long each running instance is busy yet; unknown is long.
+        // Seconds until a running instance is free; infinite while the pace is unknown.
         let busy = |run: &Running| match self.pace.run(run.cost) {
             Some(takes) => (takes - now.saturating_duration_since(run.started).as_secs_f64()).max(0.0),
             None => f64::INFINITY,
@@ -209,12 +213,12 @@ impl Intake {
         }
     }
 
-    /// When there will be room, by the clock alone.
+    /// When there will be room if only time passes.
     fn later(&self, waiting: usize, busy: &[f64], time: f64, now: Instant) -> Room {
         let horizon = self.horizon();
         let enters = busy.iter().filter(|left| left.is_finite() && **left >= horizon).map(|left| left - horizon);
         let ending = busy.iter().filter(|left| **left > 0.0 && **left < horizon);
-        // While those run down, the time that they are free grows by as much.
+        // While these runs go on, the free time within the horizon grows by each second that passes, for each of them.
         let grown = self.pace.request().map(|each| (waiting + 1) as f64 * each - time);
         let longest = ending.clone().copied().fold(0.0, f64::max);
         let grows = grown.map(|missing| missing / ending.count() as f64).filter(|after| *after <= longest + ROUNDED);

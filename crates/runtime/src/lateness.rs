@@ -1,18 +1,20 @@
-//! Whether a request can still be answered before its deadline, by what a run of its step is expected to take. Pure.
+//! Estimates whether a request can still be answered before its deadline, from the expected duration of a run of its
+//! step. Pure.
 //!
-//! Where the deadline bounds how long requests wait, and not the queue, the oldest of a queue has no time left: a worker
-//! that took it, because its deadline has not passed yet, would be late with each. So what cannot be answered in time is
-//! let go before it is executed, and the time goes to one that can.
+//! If requests wait in a queue until their deadline, the oldest ones have almost no time left. A worker that executed
+//! them, because their deadline has not passed yet, would finish each of them too late. So a worker drops a request
+//! that cannot be answered in time before it executes it, and uses the time for one that can.
 //!
-//! It has to be enough for the run, for a run as long as that at each later step, of which nothing is known here, and for
-//! the ways between them and back. When it comes, also for what it waits here, and for one run more, because runs differ. To
-//! ask for too much then costs nothing: what is let go a little early makes room for another. When it is about to be
-//! executed there is no other, and an instance would idle until one came: by then the run more may have been used up. A later
-//! step that takes longer than this is not reckoned with.
+//! The time left has to be enough for the run, for a run of equal length at each later step (nothing is known of those
+//! here), and for the messages between the steps and back. When a request arrives, the time has to be enough also for
+//! its wait here, and for one more run, because the duration of runs varies. Asking for too much at that point costs
+//! nothing: a request that is dropped a little too early makes room for another one. When a request is about to be
+//! executed there is no other one, and the instance would idle until one came, so the check does not ask for the
+//! additional run any more. Later steps that take longer than this step are not considered.
 //!
-//! All that is an estimate and may be wrong, so a request is tried whatever it says that has not waited yet: for a
-//! quarter of the time that it had when it came into its queue. An estimate that is much too high, as after one slow run,
-//! is corrected by the next of those.
+//! All of this is an estimate and may be wrong. So a request is executed whatever the estimate while it has waited for
+//! less than a quarter of the time that it had when it was sent to its queue. These requests correct an estimate that
+//! is much too high, for example after one slow run.
 //!
 //! Not here: how long runs take (`intake`), deadlines that have passed (`hosted`).
 
@@ -21,19 +23,19 @@ use std::time::Duration;
 use trireme_bus::WorkMessage;
 use trireme_inference::UnixMicros;
 
-/// This part of a request's time is left for its ways, and for whatever is slow on them.
+/// One part in this many of a request's time is reserved for its messages and for delays on their way.
 const WAYS: u32 = 10;
 
-/// A request that has waited for less than this part of its time is tried.
+/// A request that has waited for less than one part in this many of its time is always executed.
 const TRIED: u32 = 4;
 
-/// Whether a request that comes now, and whose run takes that long and begins after `wait`, will not be answered before its
-/// deadline.
+/// Whether a request that arrives now cannot be answered before its deadline, if its run takes `run` and begins after
+/// `wait`.
 pub(crate) fn comes_too_late(message: &WorkMessage, run: Duration, wait: Duration, now: UnixMicros) -> bool {
     is_too_late(message, run, wait.saturating_add(run), now)
 }
 
-/// Whether a request whose run begins now and takes that long will not be answered before its deadline.
+/// Whether a request whose run begins now and takes `run` cannot be answered before its deadline.
 pub(crate) fn begins_too_late(message: &WorkMessage, run: Duration, now: UnixMicros) -> bool {
     is_too_late(message, run, Duration::ZERO, now)
 }
@@ -43,8 +45,8 @@ fn is_too_late(message: &WorkMessage, run: Duration, before: Duration, now: Unix
     is_over(message.deadline.since(now), message.deadline.since(message.sent_at), steps, run, before)
 }
 
-/// `left` is what remains of the time, `had`, that a request had when it came into its queue; `before` is what goes by
-/// before the run.
+/// `left` is the time until the deadline, `had` is the whole time from when the request was sent to its queue, `before`
+/// is the time that passes before the run.
 fn is_over(left: Duration, had: Duration, steps: u32, run: Duration, before: Duration) -> bool {
     let needs = before.saturating_add(run.saturating_mul(steps)).saturating_add(had / WAYS);
     left < needs && had.saturating_sub(left) >= had / TRIED
@@ -89,8 +91,9 @@ mod tests {
         assert!(!is_over(Duration::MAX, Duration::MAX, u32::MAX, Duration::MAX, Duration::MAX));
     }
 
-    /// One server that takes the oldest of a queue; requests come evenly, at `load` times what it can do, with a second
-    /// each. Answers in time, by what it can do at most.
+    /// Simulates one server that takes the oldest request of a queue. Requests arrive evenly, at `load` times the
+    /// server's capacity, each with a second until its deadline. Returns the share of the capacity whose answers are in
+    /// time.
     fn goodput(load: f64, judge: impl Fn(Duration) -> bool) -> f64 {
         let (run, had, until) = (MS * 20, MS * 1000, Duration::from_secs(80));
         let (mut queue, mut now, mut good, mut came) = (VecDeque::new(), Duration::ZERO, 0, 0u32);
@@ -104,7 +107,8 @@ mod tests {
                 Some(came) if judge((came + had).saturating_sub(now)) => {}
                 Some(came) => {
                     now += run;
-                    // The answer has a way to go; what comes first meets an empty queue.
+                    // The answer still has to travel, and the first half is left out because the queue is empty at the
+                    // beginning.
                     good += u32::from(now + MS < came + had && now > until / 2);
                 }
             }

@@ -1,18 +1,19 @@
-//! The stage-worker harness: everything a service does apart from executing its models.
+//! The worker harness: all that a service does apart from executing its models.
 //!
-//! A service is a list of [`Backend`]s and a call of [`service::run`]. The harness loads models, pulls work from the bus,
-//! forms batches by each model's [`BatchPolicy`], executes them on one OS thread per instance, hands results on,
-//! acknowledges, keeps the registry entry alive, and drains.
+//! A service is a list of [`Backend`]s and a call of [`service::run`]. The harness loads models, pulls work from the
+//! bus, forms batches by each model's [`BatchPolicy`] and executes them on one OS thread per instance. It sends results
+//! on, acknowledges deliveries, announces the models that it hosts, and drains.
 //!
 //! Invariants:
 //! - A delivery is settled exactly once, and only after the work has left this process or was answered.
-//! - Everything is bounded: work in hand by permits, waiting by deadlines and timeouts.
-//! - What decides (`disposition`, batch policies) is pure; tasks, threads and clocks live around it.
+//! - Everything is bounded: the requests that a worker holds by permits, waiting by deadlines and timeouts.
+//! - The code that decides (`disposition`, batch policies) is pure; tasks, threads and clocks are around it.
 //!
 //! Not here: wire forms and queues (`bus`), what models compute (`services/*`), clients (`services/gateway`).
 
 mod admin;
 mod admin_args;
+mod announce;
 mod backend;
 mod batching;
 mod canary;
@@ -21,17 +22,22 @@ pub mod control;
 mod control_mode;
 mod disposition;
 mod drain;
+mod dynamic_batching;
 mod execute;
+pub mod faults;
 mod held;
 mod hosted;
 mod intake;
 mod lateness;
 mod limits;
 mod load;
+mod model_args;
 mod models;
 mod nats_args;
+mod outage;
 mod parts;
 mod queue;
+mod queue_args;
 mod queue_policy;
 pub mod service;
 mod settle;
@@ -47,15 +53,18 @@ mod worker;
 pub use admin::{Admin, Health};
 pub use backend::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
-    ModelSource, Progress, StepwiseInstance, Stop, Ticket,
+    ModelSource, Outage, Progress, StepwiseInstance, Stop, Ticket,
 };
 pub use batching::{Appetite, BatchPolicy, Candidate, Decision, Description, OneAtATime};
 pub use cancel::CancelFlag;
 pub use control_mode::{ControlArgs, ControlMode, ControlOptions};
 pub use drain::LAST_WORDS;
+pub use dynamic_batching::DynamicBatcher;
 pub use intake::{Intake, Room, RunId};
 pub use load::{backend_of, load_version};
+pub use model_args::ModelArgs;
 pub use parts::one_response;
+pub use queue_policy::levels as queue_levels;
 pub use statistics::{ModelSnapshot, ModelStatistics, QueueLoad, Snapshot, Statistics};
 pub use task_set::TaskSet;
 pub use worker::{StartError, Worker, WorkerOptions};

@@ -1,5 +1,5 @@
-//! Applies a model's queue policy to what waits too long: here, and in the shared queue. What the policy says is
-//! `queue_policy`'s business; how many wait, and which go first, the bus sees to.
+//! Applies a model's queue policy to requests that wait too long, in this worker and in the shared queue. The policy's
+//! rules are in `queue_policy`; the bus enforces the number of waiting requests and their order.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use trireme_inference::UnixMicros;
 use crate::hosted::HostedModel;
 use crate::queue_policy;
 
-/// Refuses or delays what waits in this worker beyond its timeout.
+/// Refuses or delays requests that wait in this worker longer than their timeout.
 pub(crate) async fn watch_timeouts(model: Arc<HostedModel>) {
     let stopping = model.worker.tasks.stopping().clone();
     let mut ticks = tokio::time::interval(queue_policy::look_every(&model.config));
@@ -23,8 +23,9 @@ pub(crate) async fn watch_timeouts(model: Arc<HostedModel>) {
     }
 }
 
-/// The next deliveries to execute, as far as there is room. What was asked for while there was more room is taken in all the
-/// same: nobody else would report progress on it. Meanwhile refuses what waits too long in the shared queue. Cancel safe.
+/// Waits for the next deliveries, as far as there is room. Deliveries that were pulled before the room became less are
+/// taken as well, because nothing else would keep them alive. Meanwhile, while there is no room, refuses requests that
+/// wait too long in the shared queue. Cancel safe.
 pub(crate) async fn next(model: &Arc<HostedModel>, puller: &mut dyn Puller) -> Result<Vec<Delivery>, BusError> {
     let refuses = queue_policy::has_refusals(&model.config);
     let every = queue_policy::look_every(&model.config);
@@ -55,7 +56,7 @@ pub(crate) async fn next(model: &Arc<HostedModel>, puller: &mut dyn Puller) -> R
     }
 }
 
-/// Refuses what waits too long in the shared queue, as many as time allows: most of what waits is there.
+/// Refuses requests that wait too long in the shared queue, until there are none left or until `until`.
 async fn refuse_overdue(model: &Arc<HostedModel>, puller: &mut dyn Puller, until: Instant) -> Result<(), BusError> {
     loop {
         let overdue = puller.overdue().await?;

@@ -1,11 +1,11 @@
 //! The model versions that a worker hosts, and how they change while it runs.
 //!
-//! [`Models::apply`] brings what is hosted in line with a model as the repository has it now: versions that are new or whose
-//! files have changed are loaded beside those that serve; only when all of them are ready do they take over, and the old ones
-//! drain. Where one fails to load, the one that serves stays.
+//! [`Models::apply`] makes the hosted versions of a model match the repository. It loads versions that are new or whose
+//! files have changed, while the old ones go on to serve. Only when all of them are ready do they replace the old ones,
+//! which then drain. If a version fails to load, the version that serves stays.
 //!
-//! How versions go is in [`retire`]. Not here: who decides what is to be served (`worker` at the start, `steward` later),
-//! and the path of work through a version (`hosted`, `execute`, `settle`).
+//! How versions are unloaded is in [`retire`]. Not here: the decision which models are served (`worker` at the start,
+//! `steward` later), and the path of work through a version (`hosted`, `execute`, `settle`).
 
 mod retire;
 
@@ -18,50 +18,54 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trireme_bus::{BusError, ModelState, WorkerEntry};
 use trireme_inference::{ModelKey, UnixMicros};
 use trireme_model_repository::{ModelConfig, RepositoryModel};
 
-use crate::backend::{Backend, LoadError, LoadedModel};
+use crate::backend::{Backend, Instance, LoadError, LoadedModel, Outage};
 use crate::canary::{self, Canary};
 use crate::hosted::{HostedModel, Work};
 use crate::intake;
 use crate::limits;
 use crate::load::{backend_of, load_version, stage};
+use crate::outage;
 use crate::queue::WorkQueue;
 use crate::queue_policy;
 use crate::watchdog::{self, Executions};
 use crate::worker::{Current, REOPEN_PAUSE, Shared, WorkerOptions, now_said, pull};
 
-/// How long work is still pulled the way that a queue was before its levels changed: gateways hear of that soon.
+/// After a queue's levels have changed, the worker still pulls from the old levels for this long. Gateways learn of the
+/// change sooner.
 const LEFT_BEHIND: Duration = Duration::from_secs(60);
 
-/// What a worker hosts.
+/// The model versions that a worker hosts.
 pub(crate) struct Models {
     pub shared: Arc<Shared>,
     pub options: WorkerOptions,
     backends: Vec<Arc<dyn Backend>>,
-    /// Raised when the worker takes no more work.
+    /// Cancelled when the worker takes no more work.
     pub pulling: CancellationToken,
-    /// Raised then, and when the worker ends because a model cannot be loaded: nobody waits for a queue any more.
+    /// Cancelled at the same time, and when the worker ends because a model cannot be loaded: waiting for a queue is
+    /// over then.
     pub hopeless: CancellationToken,
     versions: Arc<Mutex<BTreeMap<ModelKey, Version>>>,
-    /// Threads of versions that are gone.
+    /// Threads of versions that were replaced or unloaded.
     retired: Mutex<Vec<JoinHandle<()>>>,
     /// The tasks that pull work.
     pub pulls: TaskTracker,
 }
 
-/// A version that was loaded, or could not be.
+/// A version that was loaded, or whose loading failed.
 struct Version {
     entry: WorkerEntry,
-    /// Of the files that it was last loaded from, or could not be.
+    /// Fingerprint of the files from the last attempt to load it.
     fingerprint: u64,
-    /// Whether that failed; what served before goes on then.
+    /// Whether the last attempt to load it failed. A version that served before goes on then.
     failed: bool,
-    /// `None`: it was never loaded.
+    /// `None` if it was never loaded.
     running: Option<Running>,
 }
 
@@ -70,7 +74,7 @@ struct Running {
     pull: Pull,
 }
 
-/// A version that was loaded, which took so long, and its canary request.
+/// A loaded version, how long loading took, and its canary request.
 struct Proven {
     loaded: LoadedModel,
     canary: Option<Canary>,
@@ -83,40 +87,41 @@ struct Instances {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Closes the queue of a version that is not hosted in the end: its threads would wait there for ever, with all of the model.
+/// Closes the queue of a version that is not hosted after all. Otherwise its threads would wait for ever and keep the
+/// model in memory.
 struct Unhosted(Option<Arc<WorkQueue<Work>>>);
 
-/// The task that pulls work for a version. It stays when the instances behind it change: what is on its way is for
-/// whichever is current.
+/// The task that pulls work for a version. It stays when the version's instances are replaced: deliveries on their way
+/// go to the current instances.
 struct Pull {
     current: Current,
-    /// Raised when it is to stop.
+    /// Cancelled to stop the task.
     stop: CancellationToken,
-    /// Raised when it has.
+    /// Cancelled when the task has stopped.
     stopped: CancellationToken,
 }
 
 impl Running {
-    /// Whether the queue of a version with this configuration is the one that work is pulled from.
+    /// Whether a version with this configuration uses the queue that this task pulls from.
     fn serves_queue_of(&self, config: &ModelConfig) -> bool {
         queue_policy::levels(&self.instances.model.config) == queue_policy::levels(config)
     }
 }
 
-/// The way that a queue was before its policy changed, and how long work may still come by it.
+/// The task that pulls from a queue's old levels, and how long it goes on after the levels have changed.
 struct Before {
     pull: Pull,
     left_behind: Duration,
 }
 
-/// What a model's versions came to.
+/// The result of [`Models::apply`].
 #[derive(Debug, Default)]
 pub(crate) struct Applied {
     /// Whether one of this worker's backends executes the model.
     pub mine: bool,
-    /// What the registry says of it now.
+    /// The model's registry entries now.
     pub entries: Vec<WorkerEntry>,
-    /// Versions that could not be loaded.
+    /// Versions that could not be loaded, with their errors.
     pub faults: Vec<(i64, LoadError)>,
 }
 
@@ -143,8 +148,9 @@ impl Models {
         self.backends.iter().map(|backend| backend.name()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Serves the model as it is now. What failed to load is tried again with `retry`, or when its files have changed.
-    pub async fn apply(&self, model: &RepositoryModel, retry: bool) -> Result<Applied, BusError> {
+    /// Serves the model as it is in the repository now. A version that failed to load is tried again with `retry`, or
+    /// when its files have changed.
+    pub async fn apply(self: &Arc<Self>, model: &RepositoryModel, retry: bool) -> Result<Applied, BusError> {
         let backend = match backend_of(model, &self.backends) {
             Ok(Some(backend)) => backend,
             Ok(None) => return Ok(Applied::default()),
@@ -188,42 +194,27 @@ impl Models {
         Ok(Applied { mine: true, entries, faults })
     }
 
-    /// Serves the model no longer. `None`: it is not hosted here.
+    /// Stops serving the model. `None` if it is not hosted here.
     pub async fn unload(&self, model: &str) -> Option<Vec<WorkerEntry>> {
         let known = self.versions.lock().keys().any(|key| key.name == model);
         let entries = self.retire(model, &[]).await;
         known.then_some(entries)
     }
 
-    /// The versions that take work.
+    /// The versions that are loaded and take work.
     pub fn ready(&self) -> Vec<ModelKey> {
         let versions = self.versions.lock();
         versions.iter().filter(|(_, version)| version.running.is_some()).map(|(key, _)| key.clone()).collect()
     }
 
-    /// The names of models that have a version here, loaded or not.
+    /// Names of the models that have a version here, loaded or not.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<_> = self.versions.lock().keys().map(|key| key.name.clone()).collect();
         names.dedup();
         names
     }
 
-    /// The versions that are hosted, or could not be loaded.
-    pub fn known(&self) -> Vec<ModelKey> {
-        self.versions.lock().keys().cloned().collect()
-    }
-
-    /// Says again what the registry says of a version, if it is still there.
-    pub async fn renew(&self, model: &ModelKey) -> Result<(), BusError> {
-        let _said = self.shared.said.lock().await;
-        let entry = self.versions.lock().get(model).map(|version| version.entry.clone());
-        match entry {
-            Some(entry) => self.shared.bus.announce(&entry).await,
-            None => Ok(()),
-        }
-    }
-
-    /// Tells the registry that this worker takes no more work, of all versions at once.
+    /// Writes to the registry, for all versions at once, that this worker takes no more work.
     pub async fn leave(&self) {
         let mut said = self.shared.said.lock().await;
         self.versions.lock().values_mut().for_each(|version| {
@@ -231,7 +222,7 @@ impl Models {
             version.entry.since = now_said(&mut said);
         });
         let entries = self.entries();
-        let announced = join_all(entries.iter().map(|entry| self.shared.bus.announce(entry))).await;
+        let announced = self.shared.announcer.announce_all(&entries).await;
         for (entry, announced) in entries.iter().zip(announced) {
             if let Err(error) = announced {
                 tracing::warn!(model = %entry.model, %error, "could not announce that this worker leaves");
@@ -239,7 +230,7 @@ impl Models {
         }
     }
 
-    /// What the registry says of this worker.
+    /// This worker's registry entries.
     pub fn entries(&self) -> Vec<WorkerEntry> {
         self.versions.lock().values().map(|version| version.entry.clone()).collect()
     }
@@ -250,7 +241,7 @@ impl Models {
         entries
     }
 
-    /// All threads there are, taken out: to be joined once the queues are closed.
+    /// Closes all queues and returns all threads, to be joined.
     pub fn close(&self) -> Vec<JoinHandle<()>> {
         let mut threads = std::mem::take(&mut *self.retired.lock());
         for version in std::mem::take(&mut *self.versions.lock()).into_values() {
@@ -263,7 +254,8 @@ impl Models {
         threads
     }
 
-    /// Whether a version was loaded from what is there now, or with `retry` not set, could not be.
+    /// Whether the last attempt to load the version used the current files. With `retry`, a failed attempt does not
+    /// count.
     fn is_current(&self, model: &RepositoryModel, version: i64, retry: bool) -> bool {
         let key = ModelKey { name: model.name.clone(), version };
         let versions = self.versions.lock();
@@ -272,7 +264,8 @@ impl Models {
             .is_some_and(|known| known.fingerprint == model.fingerprint(version) && !(known.failed && retry))
     }
 
-    /// A version could not be loaded: what served before goes on, otherwise the registry says why nothing does.
+    /// Handles a version that could not be loaded: a version that served before goes on; otherwise the registry entry
+    /// says why the model is not available.
     async fn refuse(&self, model: &RepositoryModel, version: i64, fault: &LoadError) {
         tracing::error!(model = model.name, version, %fault, "a model version could not be loaded");
         let key = ModelKey { name: model.name.clone(), version };
@@ -284,12 +277,12 @@ impl Models {
         }
         let mut entry = self.entry(&key, ModelState::Unavailable(fault.reason()), model.config.to_json(), 0);
         if let Err(error) = self.shared.announce(&mut said, &mut entry).await {
-            tracing::warn!(model = %key, %error, "could not announce that it is not available; done with the next renewal");
+            tracing::warn!(model = %key, %error, "could not announce that it is not available yet; trying on");
         }
         self.versions.lock().insert(key, Version { entry, fingerprint, failed: true, running: None });
     }
 
-    /// Finds out what canary requests a model takes, where there are any.
+    /// Finds the model's canary request if canary requests are enabled.
     async fn prove(&self, name: &str, mut loaded: LoadedModel, took: Duration) -> Result<Proven, LoadError> {
         let canary = match self.options.canary {
             Some(_) => Canary::prove(&mut loaded, name, self.options.execution_limit).await?,
@@ -298,9 +291,9 @@ impl Models {
         Ok(Proven { loaded, canary, took })
     }
 
-    /// Lets a loaded version take work; the one that it replaces drains.
+    /// Lets a loaded version take work. The version that it replaces drains.
     async fn host(
-        &self,
+        self: &Arc<Self>,
         model: &RepositoryModel,
         version: i64,
         Proven { loaded, canary, took }: Proven,
@@ -313,7 +306,7 @@ impl Models {
         let queue = WorkQueue::new(policy, in_hand, intake);
         let statistics = self.shared.statistics.model(&key);
         let mut entry = self.entry(&key, ModelState::Ready, config.to_json(), queue.capacity());
-        // Where another is replaced its puller stays, and with it what stops that.
+        // A version that is replaced keeps its pulling task, and the token that stops the task.
         let intake = match self.versions.lock().get(&key).and_then(|known| known.running.as_ref()) {
             Some(running) if running.serves_queue_of(&config) => running.pull.stop.clone(),
             _ => self.pulling.child_token(),
@@ -332,6 +325,7 @@ impl Models {
             executions: Executions::default(),
         });
         let mut unhosted = Unhosted(Some(hosted.queue.clone()));
+        let outages: Option<Vec<_>> = instances.iter().map(Instance::outage).collect();
         let mut threads = Vec::new();
         for (index, instance) in instances.into_iter().enumerate() {
             let model = hosted.clone();
@@ -344,13 +338,24 @@ impl Models {
         }
         self.declare(&hosted).await?;
         let mut said = self.shared.said.lock().await;
-        self.shared.announce(&mut said, &mut entry).await?;
+        match self.shared.announce(&mut said, &mut entry).await {
+            // The announcer writes it as soon as the registry can be reached.
+            Err(BusError::Unreachable(reason)) => {
+                tracing::warn!(model = %key, reason, "could not be announced yet; trying on")
+            }
+            Err(error) => {
+                let before = self.versions.lock().get(&key).map(|known| known.entry.clone());
+                self.shared.announcer.forget(&entry, before);
+                return Err(error);
+            }
+            Ok(()) => {}
+        }
         unhosted.0 = None;
         let observed = Arc::downgrade(&hosted.queue);
         let load = move || observed.upgrade().map(|queue| queue.load()).unwrap_or_default();
         hosted.statistics.host(stage(&hosted.config.backend), took, load);
         self.shared.remember(&hosted);
-        self.look_after(&hosted);
+        self.look_after(&hosted, outages.filter(|outages| !outages.is_empty()));
         let instances = Instances { model: hosted.clone(), threads };
         let fingerprint = model.fingerprint(version);
         let replaced = {
@@ -363,11 +368,11 @@ impl Models {
                 }
                 Some(Running { instances, pull }) => {
                     let left_behind = match instances.model.config.queue_levels() == hosted.config.queue_levels() {
-                        // All that is there is the new one's to take.
+                        // Both versions use the same levels, so the old task can stop at once.
                         true => Duration::ZERO,
                         false => LEFT_BEHIND,
                     };
-                    // What comes by either is for the instances that there are then.
+                    // Deliveries of both tasks go to the current instances.
                     let current = pull.current.clone();
                     *current.write() = hosted;
                     let before = Before { pull, left_behind };
@@ -385,10 +390,15 @@ impl Models {
         Ok(())
     }
 
-    /// Makes the queue of a version, however long the bus, or the gateway that makes it, is not there: what was loaded for it
-    /// may have taken minutes.
+    /// Declares the queue of a version. Waits as long as the bus, or the gateway that creates the stream, cannot be
+    /// reached: loading the model may have taken minutes.
     async fn declare(&self, hosted: &HostedModel) -> Result<(), BusError> {
         let mut told = String::new();
+        tokio::select! {
+            learnt = self.shared.learn_settings() => learnt?,
+            // The worker ends because another model cannot be loaded.
+            () = self.hopeless.cancelled() => return Err(BusError::Unreachable("the worker cannot start".to_owned())),
+        }
         loop {
             match self.shared.bus.declare_queue(&hosted.key, &hosted.queue_options()).await {
                 Err(BusError::Unreachable(reason)) if !self.hopeless.is_cancelled() => {
@@ -406,8 +416,29 @@ impl Models {
         }
     }
 
-    /// Starts the tasks that a version's configuration calls for; they end with it.
-    fn look_after(&self, model: &Arc<HostedModel>) {
+    /// Announces a new state of a version that is served. Announces nothing of a version that is unloaded or was replaced.
+    pub async fn change(&self, model: &HostedModel, state: ModelState) {
+        let mut said = self.shared.said.lock().await;
+        let changed = self.versions.lock().get_mut(&model.key).and_then(|version| {
+            let is_served = matches!(version.entry.state, ModelState::Ready | ModelState::Recovering(_));
+            let is_this =
+                version.running.as_ref().is_some_and(|running| std::ptr::eq(&*running.instances.model, model));
+            (is_served && is_this).then(|| {
+                version.entry.state = state;
+                version.entry.clone()
+            })
+        });
+        let Some(mut entry) = changed else { return };
+        if let Err(error) = self.shared.announce(&mut said, &mut entry).await {
+            tracing::warn!(model = %model.key, %error, "could not announce yet whether the model can execute; trying on");
+        }
+        if let Some(version) = self.versions.lock().get_mut(&model.key) {
+            version.entry.since = entry.since;
+        }
+    }
+
+    /// Starts the tasks that a version needs. They end when the version is gone.
+    fn look_after(self: &Arc<Self>, model: &Arc<HostedModel>, outages: Option<Vec<watch::Receiver<Outage>>>) {
         let tasks = &self.shared.tasks;
         let spawn = |name, task: Pin<Box<dyn Future<Output = ()> + Send>>| {
             let gone = model.gone.clone();
@@ -424,12 +455,15 @@ impl Models {
         if let Some(pause) = self.options.canary.filter(|_| model.canary.is_some()) {
             spawn("canary", Box::pin(canary::watch(model.clone(), pause)));
         }
+        if let Some(outages) = outages {
+            spawn("outages", Box::pin(outage::watch(self.clone(), model.clone(), outages)));
+        }
         if queue_policy::has_timeouts(&model.config) {
             spawn("queue timeouts", Box::pin(limits::watch_timeouts(model.clone())));
         }
     }
 
-    /// Starts to pull work for a model. What comes the way that its queue was `before` still does for a while.
+    /// Starts to pull work for a model. The task in `before` still pulls from the queue's old levels for a while.
     fn start_pull(&self, current: Current, stop: CancellationToken, before: Option<Before>) -> Pull {
         let stopped = CancellationToken::new();
         let (task, ended) = (pull(current.clone(), stop.clone()), stopped.clone().drop_guard());
@@ -457,7 +491,7 @@ impl Models {
             state,
             config,
             capacity,
-            // When it is announced.
+            // Set when it is announced.
             since: UnixMicros::default(),
         }
     }

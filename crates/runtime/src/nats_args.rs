@@ -1,11 +1,11 @@
-//! How a process reaches NATS and who it is there.
+//! Flags for the connection to NATS and the process's identity there.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use trireme_bus::{Bus, BusError, Nats, NatsLogin, NatsOptions, NatsTls};
+use trireme_bus::{Bus, BusError, Deployment, Nats, NatsLogin, NatsOptions, NatsTls};
 
 /// Flags of every process that speaks over NATS.
 #[derive(Args, Clone, Debug)]
@@ -46,18 +46,19 @@ pub struct NatsArgs {
 // === impl NatsArgs ===
 
 impl NatsArgs {
-    /// Connects as a process of `service` called `name`, with visible retries that end. Gateways make the streams that it
-    /// needs.
+    /// Connects as a process of `service` called `name`. Failed attempts are logged and repeated for a limited time.
+    /// Gateways create the streams that the process needs.
     pub async fn connect(&self, service: &str, name: &str) -> Result<Arc<dyn Bus>, BusError> {
-        self.open(service, name, false).await
+        self.open(service, name, None).await
     }
 
-    /// Connects as a gateway, which makes streams for all.
-    pub async fn connect_gateway(&self, name: &str) -> Result<Arc<dyn Bus>, BusError> {
-        self.open("gateway", name, true).await
+    /// Connects as a gateway, which creates streams for all processes and writes the settings of a deployment that has
+    /// none yet.
+    pub async fn connect_gateway(&self, name: &str, deployment: Deployment) -> Result<Arc<dyn Bus>, BusError> {
+        self.open("gateway", name, Some(deployment)).await
     }
 
-    async fn open(&self, service: &str, name: &str, keeps_streams: bool) -> Result<Arc<dyn Bus>, BusError> {
+    async fn open(&self, service: &str, name: &str, deployment: Option<Deployment>) -> Result<Arc<dyn Bus>, BusError> {
         let login = match (&self.nats_user, &self.nats_password_file, &self.nats_credentials) {
             (Some(user), Some(file), _) => NatsLogin::Password { user: user.clone(), password_file: file.clone() },
             (_, _, Some(file)) => NatsLogin::Credentials(file.clone()),
@@ -68,7 +69,7 @@ impl NatsArgs {
             url: self.nats_url.clone(),
             name: name.to_owned(),
             service: service.to_owned(),
-            keeps_streams,
+            deployment,
             connect_timeout: Duration::from_secs(self.nats_connect_timeout_secs),
             login,
             tls: NatsTls { ca: self.nats_tls_ca.clone(), certificate },

@@ -1,8 +1,9 @@
-//! Answers in parts: each part that a step makes travels the rest of the route as a message of its own, numbered in order.
+//! Answers in parts: each part that a step makes travels the rest of the route as a message of its own, with a sequence
+//! number.
 //!
-//! Parts go out one after the other, in a task per request, and always by the bus: each is then a delivery of its own, and
-//! the one that brought the request here is acknowledged when the last part is on its way. A worker that dies before that
-//! has its request run again, and the same parts get the same numbers.
+//! A task per request sends its parts one after the other, always over the bus, so each part is a delivery of its own.
+//! The delivery that brought the request here is acknowledged when the last part has been sent. If a worker dies before
+//! that, its request is run again, and the same parts get the same numbers.
 
 use std::sync::Arc;
 
@@ -10,22 +11,22 @@ use tokio::sync::mpsc;
 use trireme_bus::{Answer, BusError, Output, Part, WorkMessage};
 use trireme_inference::{FailureReason, InferError, UnixMicros};
 
-use crate::backend::{ExecuteResponse, ExecuteTiming};
+use crate::backend::ExecuteResponse;
 use crate::execute::computed;
 use crate::hosted::{Claim, HostedModel, Pending};
 use crate::settle::advance;
 
-/// Parts of one request that wait to be sent before its instance waits, too.
+/// Parts of one request that may wait to be sent; when there are more, the request's instance waits, too.
 const BACKLOG: usize = 64;
 
-/// Takes the parts of one request's answer.
+/// Sends the parts of one request's answer.
 pub(crate) struct Parts(mpsc::Sender<Made>);
 
-/// What comes from the instance.
+/// A message from the instance thread to the sending task.
 enum Made {
     /// A part; more follow.
     Part(ExecuteResponse),
-    /// The last one, or why there is none.
+    /// The last part, or the error that ends the answer.
     End(Result<ExecuteResponse, InferError>),
 }
 
@@ -36,8 +37,8 @@ pub(crate) fn start(model: &Arc<HostedModel>, pending: Pending) -> Parts {
     Parts(sender)
 }
 
-/// The error of a request that takes one answer from a model that gives another number of them. The text is Triton's. It
-/// is the request's fault, which asks in the wrong place: trying again would not help.
+/// The error of a request for one answer to a model that gives another number of responses. The text is Triton's. It
+/// counts as the request's fault, because a retry would fail in the same way.
 pub fn one_response() -> InferError {
     InferError::invalid_arg(
         "generate expects model to produce exactly 1 response, use generate stream for model that may generate various \
@@ -48,14 +49,14 @@ pub fn one_response() -> InferError {
 // === impl Parts ===
 
 impl Parts {
-    /// Sends a part on; waits while too many of them wait already. `false` when the request has ended meanwhile.
+    /// Sends a part on. Waits while too many parts wait already. Returns `false` if the request has ended meanwhile.
     pub fn send(&self, part: ExecuteResponse) -> bool {
         self.0.blocking_send(Made::Part(part)).is_ok()
     }
 
     /// Ends the answer.
     pub fn end(self, last: Result<ExecuteResponse, InferError>) {
-        // A task that is gone has settled the request.
+        // If the task has ended, it has settled the request.
         let _ = self.0.blocking_send(Made::End(last));
     }
 }
@@ -70,10 +71,12 @@ async fn forward(model: Arc<HostedModel>, mut pending: Pending, mut made: mpsc::
             None => break Err(Failure::Step(InferError::internal("model instance gave no result"))),
         };
         if last {
-            pending.delivery.suspect = None;
+            if pending.delivery.suspect.take().is_some() {
+                model.note_success(&pending.delivery).await;
+            }
             pending.stay.span.computed(computed(&part.timing));
         }
-        let sent = send(&model, &pending, Part { sequence, last }, part).await;
+        let sent = send(&model, &mut pending, Part { sequence, last }, part).await;
         pending.stay.span.part(sequence);
         match sent {
             Ok(()) if last => break Ok(()),
@@ -83,9 +86,11 @@ async fn forward(model: Arc<HostedModel>, mut pending: Pending, mut made: mpsc::
     };
     model.worker.cancellations.leave(&pending.message.request_id);
     let Pending { message, delivery, mut stay, .. } = pending;
-    // An error comes after all parts that were made before.
+    // An error gets the next number, so it comes after all parts that were sent.
     let delivery = Claim { sequence, ..delivery };
     match outcome {
+        // The gateway acknowledges the delivery when it has all parts.
+        Ok(()) if delivery.acker.is_spent() => {}
         Ok(()) => model.report(&message, delivery.acker.ack().await),
         Err(Failure::Step(error)) => {
             stay.span.fail(&error.message);
@@ -104,26 +109,32 @@ enum Failure {
     Bus(BusError),
 }
 
-async fn send(model: &HostedModel, pending: &Pending, part: Part, made: ExecuteResponse) -> Result<(), BusError> {
-    count(model, pending, part, &made.timing);
+async fn send(model: &HostedModel, pending: &mut Pending, part: Part, made: ExecuteResponse) -> Result<(), BusError> {
+    count(model, pending, part, &made);
     let mut message = WorkMessage { answer: Answer::Part(part), ..pending.message.clone() };
-    // With nothing in it, it says that nothing follows, and no step has anything to do with it.
+    // An empty last part only says that no more parts follow, so it skips the remaining steps.
     let empty = part.last && made.outputs.is_empty();
-    advance(&mut message, model.hop(pending, &made.timing), made.outputs);
+    let hop = model.hop(pending, &made);
+    advance(&mut message, hop, made.outputs);
     if message.route.current().is_some() && !empty {
         return model.publish_when_there_is_a_queue(&message).await;
     }
     let tensors = if empty { Vec::new() } else { std::mem::take(&mut message.tensors) };
-    model.worker.bus.reply(message.reply(Ok(Output { tensors, parameters: Default::default() }))).await
+    let reply = message.reply(Ok(Output { tensors, parameters: Default::default() }));
+    // If steps are left, every earlier part is a delivery of its own, so this delivery is over only when the last part
+    // has been sent.
+    let ends = part.last && message.route.current().is_none();
+    let delivery = ends.then_some(&mut pending.delivery.acker);
+    model.reply_when_there_is_room(&message, reply, delivery).await
 }
 
-/// Counts a part before anybody hears of it: the first for how long it took, the last for the whole request.
-fn count(model: &HostedModel, pending: &Pending, part: Part, timing: &ExecuteTiming) {
+/// Counts a part before it is sent: the first part for its latency, the last one for the whole request.
+fn count(model: &HostedModel, pending: &Pending, part: Part, made: &ExecuteResponse) {
     if part.sequence == 0 {
         let took = UnixMicros::now().since(pending.message.sent_at);
         model.statistics.record(|counters| counters.first_response.record(took));
     }
     if part.last {
-        model.count_completed(pending, timing, false);
+        model.count_completed(pending, made, false);
     }
 }

@@ -1,5 +1,5 @@
-//! A model's queue in this worker: between the async side, which admits work, and the instance threads, which take
-//! batches. What makes a batch is the policy's decision; this file is the lock, the waiting and the counting.
+//! A model's queue in this worker, between the async tasks that admit work and the instance threads that take batches.
+//! The policy decides what makes a batch; this file has the lock, the waiting and the counting.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,66 +14,69 @@ use crate::QueueLoad;
 use crate::batching::{BatchPolicy, Candidate, Decision, Description};
 use crate::intake::{Intake, Room, RunId};
 
-/// Most requests that are asked for at a time in place of others that came too late.
+/// The most requests to ask for at a time in place of requests that came too late.
 const REPLACED: usize = 64;
 
-/// The queue. `T` is whatever belongs to a waiting request.
+/// The queue. `T` is the data of a waiting request.
 pub struct WorkQueue<T> {
     policy: Box<dyn BatchPolicy>,
     capacity: usize,
     state: Mutex<State<T>>,
-    /// Work arrived, or the queue was closed.
+    /// Signalled when work has arrived, the queue was closed, or idle instances were called.
     arrived: Condvar,
-    /// There may be more room, or less: a permit was given back, a run began or ended.
+    /// Signalled when the room may have changed: a permit was given back, or a run began or ended.
     room_changed: Notify,
 }
 
 struct State<T> {
-    /// Parallel to `items`: what the policy sees.
+    /// The policy's view of `items`, in the same order.
     candidates: Vec<Candidate>,
     items: VecDeque<T>,
-    /// What runs in a batch of its own, before all else: no policy is asked.
+    /// Requests that run in a batch of their own. They run before all others, and the policy does not see them.
     alone: VecDeque<(Candidate, T)>,
-    /// The instance that takes in nobody else until it is empty and takes the first of those.
+    /// The stepwise instance that lets no other request join until it is empty and takes the first of `alone`.
     reserved: Option<ThreadId>,
-    /// How much to take from the shared queue; `None`: as much as there are permits for.
+    /// How much to take from the shared queue; with `None`, as much as there are permits for.
     intake: Option<Intake>,
-    /// For how many the shared queue was last asked: whoever asks sleeps until that is wrong.
+    /// Number of requests for which the shared queue was last asked. The pulling task sleeps until this number is
+    /// wrong.
     asked: usize,
     permits_out: usize,
-    /// Requests that came too late, since one came that did not.
+    /// Number of requests in a row that came too late.
     late: usize,
-    /// How often the idle were called.
+    /// How often [`WorkQueue::call_idle`] was called.
     calls: u64,
+    /// Whether no instance can execute: no more is taken in.
+    paused: bool,
     closed: bool,
 }
 
-/// Room for one request in this worker: from before it is admitted until it has left.
+/// Room for one request in this worker, from before it is admitted until it has left.
 pub struct Permit<T> {
     queue: Arc<WorkQueue<T>>,
 }
 
-/// A batch under way, from being taken until its results are sent on.
+/// A run under way, from when its batch was taken until its results have been sent on.
 pub struct Run<T> {
     queue: Arc<WorkQueue<T>>,
     id: Option<RunId>,
-    /// Requests that were executed.
+    /// Number of requests that were executed.
     pub executed: usize,
 }
 
-/// What an instance is to do.
+/// A batch, or requests to drop, for an instance.
 pub enum Taken<T> {
-    /// To execute these; none when the idle were called.
+    /// Execute these requests; the batch is empty after [`WorkQueue::call_idle`].
     Batch(Vec<T>, Run<T>),
-    /// Nothing: these would have been executed, and are too late for it.
+    /// Drop these requests: they are too late to be executed.
     Late(Vec<T>),
 }
 
 // === impl WorkQueue ===
 
 impl<T> WorkQueue<T> {
-    /// A queue that holds at most `capacity` requests, those being executed included, and of those in the shared queue no
-    /// more than `intake` says.
+    /// A queue that holds at most `capacity` requests, including those being executed. `intake` limits how many of them
+    /// it takes from the shared queue.
     pub fn new(policy: Box<dyn BatchPolicy>, capacity: usize, intake: Option<Intake>) -> Arc<WorkQueue<T>> {
         let state = State {
             candidates: Vec::new(),
@@ -85,6 +88,7 @@ impl<T> WorkQueue<T> {
             permits_out: 0,
             late: 0,
             calls: 0,
+            paused: false,
             closed: false,
         };
         Arc::new(WorkQueue {
@@ -96,24 +100,24 @@ impl<T> WorkQueue<T> {
         })
     }
 
-    /// The most requests it holds.
+    /// The most requests that the queue holds.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Requests in this worker: waiting and being executed.
+    /// Number of requests in this worker: waiting and being executed.
     pub fn in_hand(&self) -> usize {
         self.state.lock().permits_out
     }
 
-    /// How busy it is.
+    /// Number of requests waiting, and in this worker.
     pub fn load(&self) -> QueueLoad {
         let state = self.state.lock();
         QueueLoad { waiting: state.waiting() as u64, in_hand: state.permits_out as u64 }
     }
 
-    /// Waits until there is room for fewer than `asked` requests from the shared queue, or for twice as many; with 0, for
-    /// any. Tells for how many, and since when.
+    /// Waits until the room for requests from the shared queue is less than `asked`, or at least twice as much; with 0,
+    /// until there is any room. Returns the room, and since when it has been there.
     pub async fn room_beyond(&self, asked: usize) -> (usize, Instant) {
         let mut since = None;
         loop {
@@ -142,14 +146,15 @@ impl<T> WorkQueue<T> {
         }
     }
 
-    /// Work came that had waited for room since then.
+    /// Notes how long a message took to arrive from the shared queue; there has been room for it since `since`.
     pub fn fetched(&self, since: Instant) {
         if let Some(intake) = &mut self.state.lock().intake {
             intake.fetched(since.elapsed());
         }
     }
 
-    /// Room for a request that somebody here already has: may exceed the capacity, because the bus has sent it.
+    /// Room for a request that this worker already has. It may exceed the capacity, because the bus has delivered the
+    /// request.
     pub fn permit(self: &Arc<Self>) -> Permit<T> {
         self.state.lock().permits_out += 1;
         Permit { queue: self.clone() }
@@ -158,14 +163,15 @@ impl<T> WorkQueue<T> {
     /// Room for one more request, if there is any.
     pub fn try_permit(self: &Arc<Self>) -> Option<Permit<T>> {
         let mut state = self.state.lock();
-        if state.closed || state.permits_out >= self.capacity {
+        if state.closed || state.paused || state.permits_out >= self.capacity {
             return None;
         }
         state.permits_out += 1;
         Some(Permit { queue: self.clone() })
     }
 
-    /// Closes the queue if nothing is in hand, so that no permit is given out between the two. Says whether it is closed.
+    /// Closes the queue if it holds no requests, under one lock, so that no permit is given out in between. Returns
+    /// whether it is closed.
     pub fn close_if_idle(&self) -> bool {
         let mut state = self.state.lock();
         state.closed |= state.permits_out == 0;
@@ -177,21 +183,21 @@ impl<T> WorkQueue<T> {
         closed
     }
 
-    /// What the policy says of a request with these inputs.
+    /// The policy's description of a request with these inputs.
     pub fn describe(&self, inputs: &[Tensor]) -> Description {
         self.policy.describe(inputs)
     }
 
-    /// How long a run takes that a request like this is in, and how long it is until that begins after all that wait here;
-    /// `None` while that is not known.
+    /// Expected duration of a run with a request like this, and the expected wait until it begins behind all waiting
+    /// requests; `None` while the durations of runs are not known.
     pub fn outlook(&self, request: &Description) -> Option<(Duration, Duration)> {
         let cost = self.policy.cost(std::slice::from_ref(request));
         let state = self.state.lock();
         state.intake.as_ref()?.outlook(cost, state.waiting(), Instant::now())
     }
 
-    /// A request came too late to be executed. So will those behind it in the shared queue: more of them are asked for at
-    /// a time, until one comes that is not, so that instances do not wait for it.
+    /// A request came too late to be executed. The requests behind it in the shared queue are probably late, too. So
+    /// the worker asks for more of them at a time, until one arrives in time, and instances do not have to wait for it.
     pub fn came_late(&self) {
         let mut state = self.state.lock();
         state.late = (state.late + 1).min(REPLACED);
@@ -207,15 +213,16 @@ impl<T> WorkQueue<T> {
         self.arrived.notify_one();
     }
 
-    /// Puts a request into the queue that shall share its batch with nobody.
+    /// Puts a request into the queue that has to run in a batch of its own.
     pub fn push_alone(&self, candidate: Candidate, item: T) {
         self.state.lock().alone.push_back((candidate, item));
         self.arrived.notify_one();
     }
 
-    /// Waits for a batch to execute, in the order the policy gave; the run ends when it is dropped. `None` once the queue is
-    /// closed and empty. Where nothing waits and [`WorkQueue::call_idle`] was called more than `calls` times, gives an empty
-    /// batch and counts it there. What is too `late` for a run that takes so long is not in a batch, and given by itself.
+    /// Waits for a batch to execute, in the order that the policy gave; the run ends when it is dropped. `None` once
+    /// the queue is closed and empty. When no request waits and [`WorkQueue::call_idle`] was called more than `calls`
+    /// times, returns an empty batch and updates `calls`. If some of the batch's requests are too `late` for its
+    /// expected duration, returns only those.
     pub fn take_run(self: &Arc<Self>, calls: &mut u64, late: impl Fn(&T, Duration) -> bool) -> Option<Taken<T>> {
         let (taken, wrong) = self.take_with(usize::MAX, calls, |state, indices| {
             let members: Vec<_> = indices.iter().map(|&index| state.candidates[index].description).collect();
@@ -229,7 +236,7 @@ impl<T> WorkQueue<T> {
             }
             let (batch, now) = (state.remove(&indices), Instant::now());
             let id = state.intake.as_mut().map(|intake| intake.begin(cost, now));
-            // What waits is less now, and an instance is busy.
+            // Fewer requests wait now, and one more instance is busy.
             let wrong = state.is_asked_wrongly(self.capacity, now);
             (Taken::Batch(batch, Run { queue: self.clone(), id, executed: 0 }), wrong)
         })?;
@@ -239,12 +246,12 @@ impl<T> WorkQueue<T> {
         Some(taken)
     }
 
-    /// As [`WorkQueue::take_run`], at most `limit` requests, for instances that do not work in runs.
+    /// Like [`WorkQueue::take_run`], but takes at most `limit` requests, for instances that do not work in runs.
     pub fn take(&self, limit: usize, calls: &mut u64) -> Option<Vec<T>> {
         self.take_with(limit, calls, |state, indices| state.remove(&indices))
     }
 
-    /// Waits until something is to be executed, and lets `remove` take it out before the queue is unlocked.
+    /// Waits until there is a batch, and lets `remove` take it out before the queue is unlocked.
     fn take_with<R>(
         &self,
         limit: usize,
@@ -255,7 +262,7 @@ impl<T> WorkQueue<T> {
         loop {
             if let Some((candidate, item)) = state.alone.pop_front() {
                 state.reserved = None;
-                // Before all others, and taken out again at once: no policy sees it.
+                // Put before all others only for `remove`, which takes it out at once: the policy does not see it.
                 state.candidates.insert(0, candidate);
                 state.items.push_front(item);
                 let removed = remove(&mut state, vec![0]);
@@ -280,7 +287,8 @@ impl<T> WorkQueue<T> {
                     indices.truncate(limit);
                     let removed = remove(&mut state, indices);
                     if !state.items.is_empty() {
-                        // What stays may be a batch for another instance, whose wake-up was spent on this one.
+                        // The remaining requests may be a batch for another instance, and this instance has used up its
+                        // wake-up.
                         self.arrived.notify_one();
                     }
                     return Some(removed);
@@ -293,9 +301,9 @@ impl<T> WorkQueue<T> {
         }
     }
 
-    /// Takes at most `limit` requests that the policy would run now, to join others. `None` when there are none. While one
-    /// waits that shall join nobody, the first instance to ask takes in nobody else: it gets that one, unless another is empty
-    /// before.
+    /// Takes at most `limit` requests that the policy would run now, to join others in a stepwise instance. `None` if
+    /// there are none. If a request waits that has to run alone, the first instance that asks gets `None` until it is
+    /// empty: it takes that request then, unless another instance is empty before.
     pub fn try_take(&self, limit: usize) -> Option<Vec<T>> {
         let mut state = self.state.lock();
         let me = std::thread::current().id();
@@ -314,7 +322,7 @@ impl<T> WorkQueue<T> {
         }
     }
 
-    /// Takes out what waits and is as `unwanted` says.
+    /// Removes the waiting requests for which `unwanted` is true.
     pub fn remove_where(&self, unwanted: impl Fn(&T) -> bool) -> Vec<T> {
         let mut state = self.state.lock();
         let indices: Vec<usize> = (0..state.items.len()).filter(|&index| unwanted(&state.items[index])).collect();
@@ -329,7 +337,7 @@ impl<T> WorkQueue<T> {
         removed
     }
 
-    /// Lets all others of its level before what is as `late` says.
+    /// Moves the waiting requests for which `late` is true behind all others of their level.
     pub fn delay_where(&self, late: impl Fn(&T) -> bool) {
         let mut state = self.state.lock();
         let State { candidates, items, .. } = &mut *state;
@@ -338,13 +346,24 @@ impl<T> WorkQueue<T> {
         }
     }
 
-    /// Gives everybody who waits for a batch an empty one.
+    /// Gives an empty batch to every instance that waits for one.
     pub fn call_idle(&self) {
         self.state.lock().calls += 1;
         self.arrived.notify_all();
     }
 
-    /// No more work will come: instance threads end when the queue is empty.
+    /// While the queue is paused it has no room, for work from the bus and for hand-overs alike.
+    pub fn pause(&self, paused: bool) {
+        self.state.lock().paused = paused;
+        self.room_changed.notify_one();
+    }
+
+    /// Whether the queue was closed.
+    pub fn is_closed(&self) -> bool {
+        self.state.lock().closed
+    }
+
+    /// No more work will arrive: instance threads end when the queue is empty.
     pub fn close(&self) {
         self.state.lock().closed = true;
         self.arrived.notify_all();
@@ -358,9 +377,10 @@ impl<T> State<T> {
         self.items.len() + self.alone.len()
     }
 
-    /// How many requests there is room for, of at most `capacity`.
+    /// How many requests there is room for, with at most `capacity` in this worker.
     fn room(&self, capacity: usize, now: Instant) -> Room {
         match (capacity.saturating_sub(self.permits_out), &self.intake) {
+            _ if self.paused => Room::None,
             (0, _) => Room::None,
             (free, None) => Room::Now(free),
             (free, Some(intake)) => match intake.room(self.waiting(), now) {
@@ -370,8 +390,8 @@ impl<T> State<T> {
         }
     }
 
-    /// Whether whoever asks the shared queue has to know of a change. A task that is woken for each run would cost more than
-    /// many a run.
+    /// Whether the pulling task has to be woken because the room has changed. Waking it for each run would often cost
+    /// more than the run.
     fn is_asked_wrongly(&self, capacity: usize, now: Instant) -> bool {
         self.asked == 0
             || match self.room(capacity, now) {
@@ -385,7 +405,7 @@ impl<T> State<T> {
             self.candidates.remove(index);
             return self.items.remove(index).into_iter().collect();
         }
-        // The oldest ones, as most policies take: nothing else has to move.
+        // The oldest ones, which most policies take: no other elements have to be moved.
         if indices.iter().copied().eq(0..indices.len()) {
             self.candidates.drain(..indices.len());
             return self.items.drain(..indices.len()).collect();
@@ -406,7 +426,7 @@ impl<T> State<T> {
     }
 }
 
-/// Whether `asked` is too much for this room, or far too little.
+/// Whether `asked` is more than this room, or at most half of it.
 fn is_beyond(room: usize, asked: usize) -> bool {
     room < asked || room >= (2 * asked).max(1)
 }

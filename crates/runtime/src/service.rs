@@ -1,35 +1,34 @@
 //! The `main` of a service: flags, start, signals, drain, exit code.
 //!
-//! Every way to fail ends in one line on standard error that says what to do, and an exit code that is not zero.
+//! Every failure ends in one line on standard error that says what to do, and in an exit code that is not zero.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use trireme_bus::QueueOptions;
 use trireme_telemetry::TelemetryArgs;
 
 use crate::Statistics;
 use crate::admin::Health;
 use crate::backend::Backend;
 use crate::control_mode::ControlArgs;
+use crate::model_args::ModelArgs;
 use crate::worker::{Worker, WorkerOptions};
 
 pub use crate::admin_args::AdminArgs;
 pub use crate::nats_args::NatsArgs;
+pub use crate::queue_args::{QueueArgs, Storage};
 
 /// Flags of every process that hosts models.
 #[derive(Args, Clone, Debug)]
 #[allow(missing_docs, reason = "flattened groups of flags are documented at their types")]
 pub struct WorkerArgs {
-    /// Model repository in Triton's layout; may be given several times
-    #[arg(long, alias = "model-store", env = "TRIREME_MODEL_REPOSITORY", value_name = "DIR", required = true)]
-    #[arg(value_delimiter = ',')]
-    pub model_repository: Vec<PathBuf>,
+    #[command(flatten)]
+    pub models: ModelArgs,
 
     /// Take configurations as they are: do not fill in inputs and outputs from the model file
     #[arg(long, env = "TRIREME_DISABLE_AUTO_COMPLETE_CONFIG", value_parser = clap::builder::FalseyValueParser::new())]
@@ -43,32 +42,6 @@ pub struct WorkerArgs {
 
     #[command(flatten)]
     pub control: ControlArgs,
-
-    /// Most requests in a model version's queue; one more is refused
-    #[arg(long, env = "TRIREME_QUEUE_MAX_MESSAGES", value_name = "COUNT", default_value_t = QueueOptions::default().max_messages)]
-    pub queue_max_messages: u64,
-
-    /// Most bytes in a model version's queue; one more is refused
-    #[arg(long, env = "TRIREME_QUEUE_MAX_BYTES", value_name = "BYTES", default_value_t = QueueOptions::default().max_bytes)]
-    pub queue_max_bytes: u64,
-
-    /// Where the broker keeps queued work
-    #[arg(long, env = "TRIREME_QUEUE_STORAGE", value_name = "STORAGE", default_value = "memory")]
-    pub queue_storage: Storage,
-
-    /// Copies the broker keeps of queued work
-    #[arg(long, env = "TRIREME_QUEUE_REPLICAS", value_name = "COUNT", default_value_t = 1)]
-    pub queue_replicas: usize,
-
-    /// Milliseconds after which unconfirmed work of a dead worker is given to another
-    #[arg(long, env = "TRIREME_ACK_WAIT_MS", value_name = "MILLISECONDS", default_value_t = 2000)]
-    #[arg(value_parser = clap::value_parser!(u64).range(50..=600_000))]
-    pub ack_wait_ms: u64,
-
-    /// How often a request is begun at one step before it is given up; with 1, what a worker had that died is never tried again
-    #[arg(long, env = "TRIREME_MAX_DELIVER", value_name = "COUNT", default_value_t = 3)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub max_deliver: u32,
 
     /// Seconds that one execution may take; a worker past it counts as hung, gives its work back and ends; 0 is no limit
     #[arg(long, env = "TRIREME_EXECUTION_LIMIT_SECS", value_name = "SECONDS", default_value_t = 120)]
@@ -89,15 +62,6 @@ pub struct WorkerArgs {
     pub worker_name: Option<String>,
 }
 
-/// Where the broker keeps queued work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Storage {
-    /// In the broker's memory: fastest; gateways send unanswered requests again when the broker restarts.
-    Memory,
-    /// On the broker's disk.
-    File,
-}
-
 /// Flags of a stage service.
 #[derive(Args, Clone, Debug)]
 #[allow(missing_docs, reason = "flattened groups of flags are documented at their types")]
@@ -115,44 +79,42 @@ pub struct ServiceArgs {
 // === impl WorkerArgs ===
 
 impl WorkerArgs {
-    /// The worker these flags describe. Errors name the flag.
+    /// The worker these flags describe; model folders are read. Errors name the flag.
     pub fn options(&self, service: &str) -> anyhow::Result<WorkerOptions> {
+        let sources = self.models.open_some()?;
         let name = self.worker_name.clone().unwrap_or_else(|| process_name(service));
         Ok(WorkerOptions {
             statistics: Statistics::new(name.as_str()),
             name,
             service: service.to_owned(),
-            model_repository: self.model_repository.clone(),
+            model_repository: sources.repositories.clone(),
+            sources: Some(Arc::new(sources)),
             auto_complete: !(self.disable_auto_complete_config || self.strict_model_config),
             control: self.control.options()?,
-            execution_limit: (self.execution_limit_secs > 0).then(|| Duration::from_secs(self.execution_limit_secs)),
+            execution_limit: self.execution_limit(),
             canary: (self.canary_secs > 0).then(|| Duration::from_secs(self.canary_secs)),
-            queue: QueueOptions {
-                levels: Default::default(),
-                max_messages: self.queue_max_messages,
-                max_bytes: self.queue_max_bytes,
-                ack_wait: Duration::from_millis(self.ack_wait_ms),
-                max_deliver: self.max_deliver,
-                file_storage: self.queue_storage == Storage::File,
-                replicas: self.queue_replicas,
-            },
         })
     }
 
-    /// How long a drain may take.
+    /// The time limit of one execution; `None` is no limit.
+    pub fn execution_limit(&self) -> Option<Duration> {
+        (self.execution_limit_secs > 0).then(|| Duration::from_secs(self.execution_limit_secs))
+    }
+
+    /// The time limit of a drain.
     pub fn exit_timeout(&self) -> Duration {
         Duration::from_secs(self.exit_timeout_secs)
     }
 }
 
-/// A name for this process that no other has: service, host, process id and start time.
+/// A name that no other process has: service, host, process id and start time.
 pub fn process_name(service: &str) -> String {
     let started = trireme_inference::UnixMicros::now().0 % 1_000_000_000;
     let host: String = crate::hostname().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
     format!("{service}-{host}-{}-{started}", std::process::id())
 }
 
-/// Runs a stage service to its end: SIGTERM or SIGINT drains it.
+/// Runs a stage service until SIGTERM or SIGINT, then drains it.
 pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backend>]) -> ExitCode {
     if args.admin.healthcheck {
         return args.admin.check(service);
@@ -172,7 +134,7 @@ pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backen
             tracing::info!(worker = options.name, models = list(&worker.models()), "ready");
             std::future::pending().await
         };
-        // Models that are loaded take work while others are not yet.
+        // A model takes work as soon as it is loaded, while others are still being loaded.
         let outcome = tokio::select! {
             outcome = serving => outcome,
             outcome = until_shutdown(&shutdown, &worker) => outcome,
@@ -186,7 +148,7 @@ pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backen
     })
 }
 
-/// Waits until the process is told to stop, or the worker loses a task, which is an error.
+/// Waits until the process gets a signal to stop. Errors when a task of the worker has died.
 pub async fn until_shutdown(shutdown: &CancellationToken, worker: &Worker) -> anyhow::Result<()> {
     tokio::select! {
         () = shutdown.cancelled() => Ok(()),
@@ -194,7 +156,7 @@ pub async fn until_shutdown(shutdown: &CancellationToken, worker: &Worker) -> an
     }
 }
 
-/// Says how a drain ended.
+/// Logs how a drain ended.
 pub fn report_drained(unfinished: usize) {
     match unfinished {
         0 => tracing::info!("stopped"),
@@ -202,7 +164,8 @@ pub fn report_drained(unfinished: usize) {
     }
 }
 
-/// Listens for SIGTERM and SIGINT from now on: the first raises the token, a second ends the process at once.
+/// Listens for SIGTERM and SIGINT from now on: the first signal cancels the token, a second one ends the process at
+/// once.
 pub fn shutdown_signal() -> anyhow::Result<CancellationToken> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let token = CancellationToken::new();
@@ -224,7 +187,7 @@ pub fn shutdown_signal() -> anyhow::Result<CancellationToken> {
     Ok(token)
 }
 
-/// Runs `starting`, unless the process is told to stop first: then `None`.
+/// Runs `starting`. Returns `None` if the process gets a signal to stop before it is done.
 pub async fn or_shutdown<T, E>(
     shutdown: &CancellationToken,
     starting: impl Future<Output = Result<T, E>>,
@@ -235,12 +198,22 @@ pub async fn or_shutdown<T, E>(
     }
 }
 
+/// Lets this process have as many files open as it may: each client's connection is one, and systems begin with few.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current < limit.maximum || limit.maximum.is_none() {
+        // What is not possible stays as it is; the gateway says what that means for it.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    }
+}
+
 /// Runs a process's async main with telemetry set up. An error becomes one line on standard error and exit code 1.
 pub fn block_on(
     service: &'static str,
     telemetry: &TelemetryArgs,
     main: impl Future<Output = anyhow::Result<()>>,
 ) -> ExitCode {
+    raise_file_limit();
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .thread_name(service)
         .enable_all()
@@ -268,4 +241,17 @@ pub fn block_on(
 
 fn list<T: std::fmt::Display>(items: &[T]) -> String {
     items.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_of_open_files_is_raised_to_what_is_allowed() {
+        let before = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(256), ..before }).expect("a limit can be lowered");
+        raise_file_limit();
+        assert_eq!(getrlimit(Resource::Nofile), Rlimit { current: before.maximum, ..before });
+    }
 }

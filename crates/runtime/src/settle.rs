@@ -1,13 +1,14 @@
-//! How a step ends: its result goes to the next queue, or an error to the gateway, and only then is the delivery settled.
+//! How a step ends: its result goes to the next queue or to the gateway, or an error goes to the gateway. Only then is
+//! the delivery settled.
 //!
-//! Not here: what leads up to it (`hosted`, `execute`), and which error does what to a delivery (`disposition`, the one
-//! table).
+//! Not here: admission and execution (`hosted`, `execute`), and the table that maps errors to dispositions
+//! (`disposition`).
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::FutureExt;
-use trireme_bus::{BusError, DeadLetter, Output, Reply, WorkMessage, queue_pause};
+use trireme_bus::{Acker, BusError, DeadLetter, Output, Reply, WorkMessage, queue_pause};
 use trireme_inference::{DropReason, ErrorCode, FailureReason, Hop, InferError, Tensor, UnixMicros};
 use trireme_telemetry::trace_id;
 
@@ -16,22 +17,27 @@ use crate::disposition::{Disposition, disposition};
 use crate::execute::computed;
 use crate::hosted::{Claim, HostedModel, Pending, Stay, cancelled_by_client};
 
-/// Longest that a result waits for a queue that is not there: its workers make it anew when they see that it is lost.
-const QUEUE_LIMIT: Duration = Duration::from_secs(30);
+/// How often a result waits for a queue that does not exist, about half a minute in all: a queue's workers have it
+/// created again when they notice that it is lost.
+const QUEUE_WAITS: u32 = 34;
 
-/// Pause before a message that is given up, and could not be set aside, is delivered again for that.
+/// How often a result waits for room among the large bodies, some seconds in all: there may never be enough room for
+/// it.
+const CLAIM_WAITS: u32 = 8;
+
+/// Pause before a message is redelivered for which no dead letter could be written.
 const LETTER_PAUSE: Duration = Duration::from_secs(1);
 
 // === impl HostedModel ===
 
 impl HostedModel {
-    /// A step is done: records the hop, applies the output map, sends the request on.
+    /// A step has succeeded: records the hop, applies the output map, sends the request on.
     pub(crate) fn finish(self: &Arc<Self>, mut pending: Pending, response: ExecuteResponse) {
         self.worker.cancellations.leave(&pending.message.request_id);
         pending.stay.span.computed(computed(&response.timing));
-        self.count_completed(&pending, &response.timing, true);
-        let hop = self.hop(&pending, &response.timing);
-        // What is given up is set aside as it came.
+        self.count_completed(&pending, &response, true);
+        let hop = self.hop(&pending, &response);
+        // A dead letter has the message as it was received.
         let Pending { message: received, mut delivery, stay, .. } = pending;
         let mut message = received.clone();
         advance(&mut message, hop, response.outputs);
@@ -42,14 +48,17 @@ impl HostedModel {
             let this = self.clone();
             self.settle(async move { this.publish(received, message, delivery, stay).await });
         } else {
-            delivery.suspect = None;
+            let was_suspect = delivery.suspect.take().is_some();
             let output = Output { tensors: std::mem::take(&mut message.tensors), parameters: Default::default() };
             let reply = message.reply(Ok(output));
             let this = self.clone();
             self.settle(async move {
                 let mut stay = stay;
-                match this.worker.bus.reply(reply).await {
-                    Ok(()) => this.report(&received, delivery.acker.ack().await),
+                if was_suspect {
+                    this.note_success(&delivery).await;
+                }
+                match this.reply_when_there_is_room(&received, reply, Some(&mut delivery.acker)).await {
+                    Ok(()) => {}
                     Err(error) => {
                         stay.span.fail(&error.to_string());
                         this.settle_unpublished(received, delivery, error).await;
@@ -59,7 +68,7 @@ impl HostedModel {
         }
     }
 
-    /// A step failed.
+    /// A step has failed.
     pub(crate) fn fail(self: &Arc<Self>, pending: Pending, error: InferError, reason: FailureReason) {
         let Pending { message, delivery, mut stay, .. } = pending;
         self.worker.cancellations.leave(&message.request_id);
@@ -71,8 +80,8 @@ impl HostedModel {
         });
     }
 
-    /// Runs the sending on of a result. In process it completes on the spot, on the instance's own thread; where the
-    /// broker's confirmation has to be awaited, it becomes a task. Permits bound how many there are.
+    /// Runs a future that sends a result. With an in-process bus it completes at once, on the instance's own thread. If
+    /// it has to wait for the broker's confirmation, it becomes a task. Permits bound the number of these tasks.
     pub(crate) fn settle(&self, sending: impl Future<Output = ()> + Send + 'static) {
         let mut sending = Box::pin(sending);
         if sending.as_mut().now_or_never().is_none() {
@@ -91,46 +100,69 @@ impl HostedModel {
         }
     }
 
-    /// The next step's queue did not take the result of this message, or its answer could not be sent.
+    /// Handles an error of the bus: the next step's queue did not take the result, or the reply could not be sent.
     pub(crate) async fn settle_unpublished(&self, message: WorkMessage, delivery: Claim, error: BusError) {
-        if self.worker.cancellations.is_cancelled(&message.request_id) {
-            return self.settle_error(message, delivery, cancelled_by_client(), FailureReason::Other).await;
+        if matches!(error, BusError::ClaimsFull { .. }) {
+            return self.settle_error(message, delivery, bus_error(&error), FailureReason::Rejected).await;
         }
-        match error {
-            BusError::Full { .. } | BusError::ClaimsFull { .. } => {
-                // Running the step again would not make room: the request is refused, at once.
-                match message.route.remaining().get(1) {
-                    Some(next) => {
-                        let next = self.worker.statistics.model(&next.model);
-                        next.record(|counters| counters.fail(FailureReason::Rejected, Duration::ZERO));
-                    }
-                    None => self.count_failure(&message, FailureReason::Rejected),
-                }
-                self.answer(&message, delivery.sequence, bus_error(&error)).await;
-                self.report(&message, delivery.acker.ack().await);
-            }
-            error => self.settle_error(message, delivery, bus_error(&error), FailureReason::Other).await,
-        }
+        // If the queue was full, or out of reach, until the deadline, the request itself is not at fault: its gateway has
+        // answered it.
+        let is_late = matches!(error, BusError::Full { .. } | BusError::Unreachable(_));
+        let error = match is_late || self.worker.cancellations.is_cancelled(&message.request_id) {
+            true => cancelled_by_client(),
+            false => bus_error(&error),
+        };
+        self.settle_error(message, delivery, error, FailureReason::Other).await;
     }
 
-    /// A broker that restarts loses its queues, and each worker makes its own anew: between the two, results wait here,
-    /// because running their step again would not bring the next one's queue back.
+    /// Publishes to the next queue. Waits if the queue is full, does not exist, or cannot be reached, because running the
+    /// step again would not change that. The request keeps its permit meanwhile, so this worker takes less work. Then the
+    /// queues before it fill up, and the first one refuses new requests.
     pub(crate) async fn publish_when_there_is_a_queue(&self, message: &WorkMessage) -> Result<(), BusError> {
-        let (begun, mut time) = (Instant::now(), 0);
+        let mut waits = 0;
         loop {
             let published = self.worker.bus.publish(message).await.map(drop);
-            let over = message.deadline <= UnixMicros::now()
-                || begun.elapsed() >= QUEUE_LIMIT
-                || self.worker.cancellations.is_cancelled(&message.request_id);
-            if over || !matches!(published, Err(BusError::NoQueue { .. })) {
+            if !self.waits_for_room(message, &published, &mut waits).await {
                 return published;
             }
-            tokio::time::sleep(queue_pause(time)).await;
-            time += 1;
         }
     }
 
-    /// A request has failed, for this reason. What becomes of it depends on the error.
+    /// Replies. Waits if there is no room for a large answer, or the broker cannot be reached.
+    pub(crate) async fn reply_when_there_is_room(
+        &self,
+        message: &WorkMessage,
+        reply: Reply,
+        mut delivery: Option<&mut Acker>,
+    ) -> Result<(), BusError> {
+        let mut waits = 0;
+        loop {
+            let replied = self.worker.bus.reply(reply.clone(), delivery.as_deref_mut()).await;
+            if !self.waits_for_room(message, &replied, &mut waits).await {
+                return replied;
+            }
+        }
+    }
+
+    /// Waits for a moment if the bus may take the result later and the request is still wanted. Returns whether it waited.
+    async fn waits_for_room(&self, message: &WorkMessage, sent: &Result<(), BusError>, waits: &mut u32) -> bool {
+        let may_wait = match sent {
+            Err(BusError::NoQueue { .. }) => *waits < QUEUE_WAITS,
+            Err(BusError::ClaimsFull { .. }) => *waits < CLAIM_WAITS,
+            // A broker that elects a leader, restarts or makes a stream again.
+            Err(BusError::Full { .. } | BusError::Unreachable(_)) => true,
+            _ => false,
+        };
+        let is_wanted =
+            message.deadline > UnixMicros::now() && !self.worker.cancellations.is_cancelled(&message.request_id);
+        if may_wait && is_wanted {
+            tokio::time::sleep(queue_pause(*waits)).await;
+            *waits += 1;
+        }
+        may_wait && is_wanted
+    }
+
+    /// Settles a failed request by its error and the reason of the failure.
     pub(crate) async fn settle_error(
         &self,
         message: WorkMessage,
@@ -138,24 +170,20 @@ impl HostedModel {
         error: InferError,
         failure: FailureReason,
     ) {
-        // Others may have their turn.
+        // Lets the next suspect have its turn.
         delivery.suspect = None;
-        let max_deliver = self.worker.queue_options.max_deliver;
+        let max_deliver = self.worker.queue_options().max_deliver;
         let remaining = message.deadline.remaining(UnixMicros::now());
         let attempt = delivery.attempt();
-        let Claim { attempts, deliveries, sequence, .. } = delivery;
-        let (request_id, traceparent) = (message.request_id.clone(), message.traceparent.clone());
         if failure == FailureReason::Rejected {
-            // Trying again would only make it later.
+            // A retry could only refuse it later.
             self.count_failure(&message, failure);
-            self.answer(&message, sequence, error).await;
-            return self.report(&message, delivery.acker.ack().await);
+            return self.answer(&message, delivery, error).await;
         }
         let settled = match disposition(error.code, attempt, max_deliver, remaining) {
             Disposition::Answer => {
                 self.count_failure(&message, failure);
-                self.answer(&message, sequence, error).await;
-                delivery.acker.ack().await
+                return self.answer(&message, delivery, error).await;
             }
             Disposition::Retry(delay) => {
                 let (request_id, id, trace_id) = ids(&message);
@@ -167,26 +195,24 @@ impl HostedModel {
                 delivery.acker.nak(delay).await
             }
             Disposition::GiveUp => {
-                let reason = error.message.clone();
-                let reason_there = error.clone().at(&self.key, &self.worker.name);
-                let letter = DeadLetter { message: message.clone(), reason: reason_there, attempts };
-                // Before the answer: who is told looks for it.
+                let reason = error.clone().at(&self.key, &self.worker.name);
+                let letter = DeadLetter { message: message.clone(), reason, attempts: delivery.attempts };
+                // Written before the answer, because a client that has the error may look for the dead letter.
                 if let Err(error) = self.worker.bus.dead_letter(letter).await {
-                    let trace_id = trace_id(traceparent.as_deref());
-                    tracing::error!(request_id, trace_id, %error, "a message that was given up could not be set aside");
-                    // There may be room for it later, until nobody waits any more.
+                    let (request_id, id, trace_id) = ids(&message);
+                    tracing::error!(request_id, id, trace_id, %error, "a message that was given up could not be set aside");
+                    // There may be room for the dead letter later, so try again until the deadline.
                     let later = UnixMicros::now().after(LETTER_PAUSE) < message.deadline;
-                    if later && deliveries < self.worker.queue_options.max_deliveries() {
+                    if later && delivery.deliveries < self.worker.queue_options().max_deliveries() {
                         return self.report(&message, delivery.acker.nak(LETTER_PAUSE).await);
                     }
                 }
                 self.count_failure(&message, failure);
                 self.statistics.record(|counters| counters.dead_letters += 1);
-                self.answer(&message, sequence, error).await;
-                delivery.acker.term(&reason).await
+                return self.answer(&message, delivery, error).await;
             }
             Disposition::Drop => {
-                // What cannot be answered in time is dropped before its deadline passes.
+                // A request that cannot be answered in time is dropped before its deadline passes.
                 let in_time = message.deadline > UnixMicros::now();
                 let reason = match in_time && self.worker.cancellations.is_cancelled(&message.request_id) {
                     true => DropReason::Cancelled,
@@ -196,22 +222,17 @@ impl HostedModel {
                 delivery.acker.ack().await
             }
         };
-        if let Err(error) = settled {
-            let trace_id = trace_id(traceparent.as_deref());
-            tracing::debug!(
-                request_id, trace_id, model = %self.key, %error,
-                "delivery could not be settled; the bus delivers it again"
-            );
-        }
+        self.report(&message, settled);
     }
 
-    /// A request is answered with an error: counted here, once, however often it was tried.
+    /// Counts a request that is answered with an error: once, however many attempts it had.
     pub(crate) fn count_failure(&self, message: &WorkMessage, reason: FailureReason) {
         let took = UnixMicros::now().since(message.sent_at);
         self.statistics.record(|counters| counters.fail(reason, took));
     }
 
-    pub(crate) async fn answer(&self, message: &WorkMessage, sequence: u32, error: InferError) {
+    /// Answers a request with an error and so ends its delivery.
+    async fn answer(&self, message: &WorkMessage, mut delivery: Claim, error: InferError) {
         let error = message.route.describe(error).at(&self.key, &self.worker.name);
         let (request_id, id, trace_id) = ids(message);
         match error.code {
@@ -220,9 +241,17 @@ impl HostedModel {
             }
             _ => tracing::warn!(request_id, id, trace_id, model = %self.key, %error, "request failed"),
         }
-        let reply = Reply { sequence, ..message.reply(Err(error)) };
-        if let Err(error) = self.worker.bus.reply(reply).await {
-            tracing::warn!(request_id, id, trace_id, %error, "an error could not be sent to its gateway");
+        let reply = Reply { sequence: delivery.sequence, ..message.reply(Err(error)) };
+        match self.worker.bus.reply(reply, Some(&mut delivery.acker)).await {
+            Ok(()) => {}
+            // The delivery is not acknowledged, so it comes again, and the request is answered then.
+            Err(error @ BusError::Unreachable(_)) => {
+                tracing::warn!(request_id, id, trace_id, %error, "an error could not be sent to its gateway yet");
+            }
+            Err(error) => {
+                tracing::warn!(request_id, id, trace_id, %error, "an error could not be sent to its gateway");
+                self.report(message, delivery.acker.ack().await);
+            }
         }
     }
 
@@ -241,7 +270,7 @@ pub(crate) fn advance(message: &mut WorkMessage, hop: Hop, outputs: Vec<Tensor>)
     message.sent_at = UnixMicros::now();
 }
 
-/// What log lines call a request: our id, the client's, and the trace it belongs to.
+/// The names of a request in log lines: its id, the client's id, and the id of its trace.
 pub(crate) fn ids(message: &WorkMessage) -> (&str, &str, Option<&str>) {
     (&message.request_id, &message.client_id, trace_id(message.traceparent.as_deref()))
 }

@@ -1,21 +1,23 @@
-//! The thread of an instance that works step by step: between two steps requests join as room allows, those that nobody
-//! waits for leave, and results go out.
+//! The thread of an instance that works step by step. Between two steps, requests join as far as there is room,
+//! requests that are cancelled or past their deadline leave, and results are sent on.
 //!
-//! Not here: how a result goes out (`settle`, and `parts` for answers in parts).
+//! Not here: how a result is sent on (`settle`, and `parts` for answers in parts).
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
+use tokio::sync::watch;
 use trireme_inference::{InferError, UnixMicros};
 
-use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Progress, StepwiseInstance, Ticket};
+use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Outage, Progress, StepwiseInstance, Ticket};
 use crate::canary::Streak;
 use crate::cancel::CancelFlag;
 use crate::execute::panicked;
-use crate::held::Slot;
+use crate::held::Holding;
 use crate::hosted::{HostedModel, Pending, Work, unwanted};
+use crate::outage::is_out;
 use crate::parts::{self, Parts};
 
 /// An instance and the requests within it.
@@ -24,30 +26,31 @@ pub(crate) struct Stepper {
     instance: Box<dyn StepwiseInstance>,
     in_hand: BTreeMap<Ticket, InHand>,
     next: Ticket,
-    /// Calls by the queue that were followed.
+    /// Number of the queue's calls that this instance has followed.
     calls: u64,
     streak: Streak,
+    outage: Option<watch::Receiver<Outage>>,
 }
 
 /// A request within the instance.
 struct InHand {
     exit: Exit,
-    /// The place of its delivery among those held, if it came in one.
-    slot: Option<Slot>,
+    /// The handle of its delivery; the canary request has none.
+    holding: Option<Holding>,
     joined: Instant,
     cancelled: CancelFlag,
     deadline: UnixMicros,
-    /// Whether nobody may join while it is here.
+    /// Whether the request has to run alone.
     alone: bool,
 }
 
 /// Where a request's answer goes.
 enum Exit {
-    /// On its way as one.
+    /// The answer is sent as one response.
     Whole(Box<Pending>),
-    /// To the task that sends parts.
+    /// Parts go to the task that sends them.
     InParts(Parts),
-    /// Nowhere: it is the canary request.
+    /// The answer is not sent: it is the canary request's.
     Canary,
 }
 
@@ -55,10 +58,11 @@ enum Exit {
 
 impl Stepper {
     pub fn new(model: Arc<HostedModel>, instance: Box<dyn StepwiseInstance>) -> Stepper {
-        Stepper { model, instance, in_hand: BTreeMap::new(), next: 0, calls: 0, streak: Streak::default() }
+        let outage = instance.outage();
+        Stepper { model, instance, in_hand: BTreeMap::new(), next: 0, calls: 0, streak: Streak::default(), outage }
     }
 
-    /// Works until the queue is closed and nothing is in hand.
+    /// Works until the queue is closed and no request is left in the instance.
     pub fn run(mut self) {
         while self.take_in() {
             self.drop_unwanted();
@@ -68,19 +72,21 @@ impl Stepper {
         }
     }
 
-    /// Lets requests join as long as there is room; waits for one only when there is nothing else to do. `false` when none
-    /// will come any more.
+    /// Lets requests join as far as there is room. Waits for a request only if the instance has none. Returns `false`
+    /// when no more requests will come.
     fn take_in(&mut self) -> bool {
         if self.model.executions.broken() {
-            // What waits is handed back.
+            // The requests that wait are handed back to the bus.
             return !self.in_hand.is_empty();
         }
         if self.streak.is_due() {
             self.enter_canary();
         }
         if self.in_hand.is_empty() {
+            self.model.wait_out(self.outage.as_ref());
             let Some(first) = self.model.queue.take(1, &mut self.calls) else { return false };
             match first.is_empty() {
+                _ if is_out(self.outage.as_ref()) => self.model.return_work(first),
                 true => self.enter_canary(),
                 false => self.join(first),
             }
@@ -101,7 +107,7 @@ impl Stepper {
     fn join(&mut self, work: Vec<Work>) {
         let joined = Instant::now();
         for (request, pending) in self.model.begin(work, joined) {
-            let held = (pending.delivery.acker.slot(), pending.delivery.is_alone());
+            let held = (pending.delivery.hold.holding(), pending.delivery.is_alone());
             let exit = match request.in_parts {
                 true => Exit::InParts(parts::start(&self.model, pending)),
                 false => Exit::Whole(Box::new(pending)),
@@ -116,19 +122,20 @@ impl Stepper {
         }
     }
 
-    fn enter(&mut self, request: ExecuteRequest, exit: Exit, held: Option<(Slot, bool)>, joined: Instant) {
+    fn enter(&mut self, request: ExecuteRequest, exit: Exit, held: Option<(Holding, bool)>, joined: Instant) {
         let ticket = self.next;
         self.next += 1;
         let (cancelled, deadline) = (request.cancelled.clone(), request.deadline);
-        let (slot, alone) = (held.map(|(slot, _)| slot), held.is_some_and(|(_, alone)| alone));
-        self.in_hand.insert(ticket, InHand { exit, slot, joined, cancelled, deadline, alone });
-        // After a panic it is no longer in hand.
+        let alone = held.as_ref().is_some_and(|(_, alone)| *alone);
+        let holding = held.map(|(holding, _)| holding);
+        self.in_hand.insert(ticket, InHand { exit, holding, joined, cancelled, deadline, alone });
+        // A panic has already removed the request from `in_hand`.
         if let Some(Err(error)) = self.call(|instance| instance.join(ticket, request)) {
             self.conclude(ticket, Err(error));
         }
     }
 
-    /// Lets go of requests that nobody waits for.
+    /// Removes requests that were cancelled or whose deadline has passed.
     fn drop_unwanted(&mut self) {
         let unwanted = self.in_hand.iter().filter_map(|(&ticket, request)| {
             let error = unwanted(&request.cancelled, request.deadline)?;
@@ -149,8 +156,8 @@ impl Stepper {
                     let timing = request.timing(ExecuteTiming::default());
                     let sent = match &request.exit {
                         Exit::Canary => true,
-                        Exit::InParts(parts) => parts.send(ExecuteResponse { outputs, timing }),
-                        // Somebody takes one answer, and this is not it.
+                        Exit::InParts(parts) => parts.send(ExecuteResponse { outputs, timing, texts: None }),
+                        // The client takes one answer, but the model gives it in parts.
                         Exit::Whole(_) => {
                             self.call(|instance| instance.leave(ticket));
                             self.conclude(ticket, Err(parts::one_response()));
@@ -167,7 +174,7 @@ impl Stepper {
         }
     }
 
-    /// A request has left the instance.
+    /// Settles a request that has left the instance.
     fn conclude(&mut self, ticket: Ticket, result: Result<ExecuteResponse, InferError>) {
         let Some(request) = self.in_hand.remove(&ticket) else {
             return tracing::warn!(model = %self.model.key, ticket, "model instance answered a request that it does not have");
@@ -191,16 +198,16 @@ impl Stepper {
         match request.exit {
             Exit::Whole(pending) => self.model.conclude(*pending, result),
             Exit::InParts(parts) => parts.end(result),
-            Exit::Canary => self.model.judge_canary(result.map(drop)),
+            Exit::Canary => drop(self.model.judge_canary(result.map(drop))),
         }
     }
 
-    /// Calls the instance. A panic fails every request within it: what state they are in is anybody's guess.
+    /// Calls the instance. A panic fails every request in it, because their state is unknown then.
     fn call<T>(&mut self, call: impl FnOnce(&mut dyn StepwiseInstance) -> T) -> Option<T> {
         let instance = &mut self.instance;
-        // Each call is an execution of all: one that does not end holds up every request within.
-        let slots = self.in_hand.values().filter_map(|request| request.slot).collect();
-        let execution = self.model.executions.begin(slots, None);
+        // Each call counts as an execution of all requests: a call that does not end holds up all of them.
+        let deliveries = self.in_hand.values().filter_map(|request| request.holding.clone()).collect();
+        let execution = self.model.executions.begin(deliveries, None);
         let result = std::panic::catch_unwind(AssertUnwindSafe(|| call(instance.as_mut())));
         drop(execution);
         if let Ok(result) = result {
@@ -209,7 +216,7 @@ impl Stepper {
         tracing::error!(model = %self.model.key, "model instance panicked");
         let tickets: Vec<_> = self.in_hand.keys().copied().collect();
         for ticket in tickets {
-            // One that panics again has nothing left to lose.
+            // A second panic changes nothing: the request is removed anyway.
             let _ = std::panic::catch_unwind(AssertUnwindSafe(|| self.instance.leave(ticket)));
             self.conclude(ticket, Err(panicked()));
         }
@@ -220,7 +227,7 @@ impl Stepper {
 // === impl InHand ===
 
 impl InHand {
-    /// What the ledger says of a request that joined and left at its own time: all of that is its run.
+    /// The timing of a request in the ledger: the time from joining to leaving counts as its run.
     fn timing(&self, timing: ExecuteTiming) -> ExecuteTiming {
         let others = timing.compute_input + timing.compute_output;
         let compute_infer = self.joined.elapsed().saturating_sub(others);

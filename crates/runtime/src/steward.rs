@@ -1,4 +1,4 @@
-//! What decides which models a worker hosts: the flags at the start, then the repository's changes or commands.
+//! Decides which models a worker hosts: by the flags at the start, then by changes of the repository or by commands.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use futures_util::future::join_all;
 use trireme_model_repository::{Replacement, Repository, RepositoryError, RepositoryModel};
 
 use crate::backend::LoadError;
-use crate::control::{Control, Outcome, Override, Participant, Role};
+use crate::control::{Control, Outcome, Override, Participant};
 use crate::control_mode::ControlMode;
 use crate::models::{Applied, Models};
 use crate::worker::StartError;
 
-/// Looks after a worker's models.
+/// Carries out the commands and changes for a worker's models.
 pub(crate) struct Steward {
     models: Arc<Models>,
 }
@@ -20,22 +20,28 @@ pub(crate) struct Steward {
 // === impl Steward ===
 
 impl Steward {
-    /// Loads what is to be served at the start, and sees to changes from then on.
+    /// Loads the models to serve at the start, and follows changes from then on.
     pub async fn start(models: Arc<Models>) -> Result<(), StartError> {
         let control = &models.options.control;
         let joined = match control.mode {
             ControlMode::Explicit => {
                 let name = format!("{}/worker", models.shared.name);
-                Some(Control::join(models.shared.bus.clone(), name, Role::Worker).await?)
+                Some(Control::join(models.shared.bus.clone(), name).await?)
             }
             ControlMode::None | ControlMode::Poll => None,
         };
-        let mut repository =
-            models.read().map_err(|faults| StartError::Repository(faults.into_iter().map(Arc::new).collect()))?;
+        let mut repository = Repository::read_what_is_there(&models.options.model_repository, &[]);
+        if !repository.unreadable().is_empty() && control.exit_on_error {
+            return Err(StartError::Repository(repository.unreadable().to_vec()));
+        }
+        for fault in repository.unreadable() {
+            tracing::error!(%fault, "a model repository could not be read");
+        }
         let mut wanted = control.initial(&repository);
         if let Some(joined) = &joined {
-            // What was decided by request goes before the flags.
-            for (name, change) in joined.memory().changes() {
+            // Changes by request have precedence over the flags.
+            for change in joined.memory().changes() {
+                let name = change.model;
                 match change.wanted {
                     None => drop(wanted.remove(&name)),
                     Some(with) => match models.find(&name, with.replacement()) {
@@ -97,7 +103,7 @@ impl Participant for Steward {
     }
 
     async fn settled(&self, model: &str, wanted: Option<&Override>) {
-        // Mostly this was done when the command came, and there is nothing left to do.
+        // Usually this process has already carried out the command, and nothing is left to do.
         match wanted {
             Some(with) => {
                 if let outcome @ (Outcome::Failed { .. } | Outcome::Unreadable(_)) = self.load(model, with).await {
@@ -112,7 +118,7 @@ impl Participant for Steward {
 // === impl Models ===
 
 impl Models {
-    /// The repository as it is now.
+    /// Reads the repository.
     fn read(&self) -> Result<Repository, Vec<RepositoryError>> {
         Repository::read(&self.options.model_repository, &[])
     }
@@ -121,8 +127,8 @@ impl Models {
         RepositoryModel::find(&self.options.model_repository, name, with, &[])
     }
 
-    /// Loads the models called `wanted`. All faults are reported together.
-    async fn load_first(&self, repository: &Repository, wanted: &[&str]) -> Result<(), StartError> {
+    /// Loads the models in `wanted`. All faults are reported together.
+    async fn load_first(self: &Arc<Self>, repository: &Repository, wanted: &[&str]) -> Result<(), StartError> {
         let control = &self.options.control;
         let broken: Vec<_> = repository.broken().filter(|(name, _)| control.concerns(name)).collect();
         for (model, broken) in &broken {
@@ -134,18 +140,21 @@ impl Models {
         let models: Vec<_> = wanted.iter().filter_map(|name| repository.model(name)).collect();
         let applying = models.iter().map(async |model| {
             let applied = self.apply(model, true).await;
+            // Models that fail after this one fail because the worker gives up.
+            let is_cause = !self.hopeless.is_cancelled();
             if control.exit_on_error && applied.as_ref().map_or(true, |applied| !applied.faults.is_empty()) {
                 self.hopeless.cancel();
             }
-            applied
+            (is_cause, applied)
         });
         let (mut mine, mut faults, mut failed) = (false, Vec::<LoadError>::new(), None);
-        for applied in join_all(applying).await {
+        for (is_cause, applied) in join_all(applying).await {
             match applied {
                 Ok(applied) => {
                     mine |= applied.mine;
                     faults.extend(applied.faults.into_iter().map(|(_, fault)| fault));
                 }
+                Err(error) if is_cause => failed = Some(error),
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
@@ -155,7 +164,7 @@ impl Models {
         if let Some(error) = failed {
             return Err(error.into());
         }
-        if !mine && control.mode == ControlMode::None {
+        if !mine && control.mode == ControlMode::None && repository.unreadable().is_empty() {
             let paths = self.options.model_repository.iter().map(|path| path.display().to_string());
             return Err(StartError::NothingToServe {
                 repository: paths.collect::<Vec<_>>().join(", "),
@@ -167,7 +176,7 @@ impl Models {
     }
 }
 
-/// Follows the repository's changes. What is broken meanwhile stays as it was.
+/// Follows the repository's changes. A model whose directory is broken meanwhile stays as it was.
 async fn poll(models: Arc<Models>) {
     let mut ticks = tokio::time::interval(models.options.control.poll);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

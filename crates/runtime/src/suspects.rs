@@ -1,13 +1,14 @@
-//! Deliveries that are not the first of their message. Somebody may have died of the message, or failed with it, so it is a
-//! suspect: how often it was begun is noted where that outlives this process, and a message that has been begun
-//! `max_deliver` times is given up. A delivery that nobody began costs nothing.
+//! Redeliveries. A worker may have died while it executed the message, or may have failed with it, so the message is a
+//! suspect: the number of its attempts is noted in the bus, where it outlives this process, and after `max_deliver`
+//! attempts the message is given up. A delivery whose execution was never begun does not count as an attempt.
 //!
-//! The last attempt that a message has is made in a batch of its own. Where nobody knows how the one before it ended, its
-//! worker may have died of it: then it is also the only one of its kind that is executed in this process. What was executed
-//! beside an input that kills its worker has then a run without it, and only that input is given up. One whose turn it is not
-//! goes back to the queue: what waited here would take the place of work that has done nothing wrong.
+//! The last attempt of a message is made in a batch of its own. If it is not known how the attempt before it ended, its
+//! worker may have died of it. Then the message is also the only such suspect that is executed in this process at that
+//! time. Requests that shared a batch with an input that kills its worker get a run without it that way, and only that
+//! input is given up. A suspect that has to wait for its turn goes back to the queue: if it waited in this worker, it
+//! would take the place of requests that are not suspects.
 //!
-//! Not here: who takes the place of first deliveries (`hosted`), and what becomes of an attempt that fails (`settle`).
+//! Not here: admitting first deliveries (`hosted`), and what happens to an attempt that fails (`settle`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,24 +22,26 @@ use crate::backend::ExecuteRequest;
 use crate::hosted::{Claim, HostedModel, Pending, Work, given_up};
 use crate::queue::Permit;
 
-/// Pause before a delivery that was given back is delivered again: by then the pull requests of a worker that stops, and of
+/// Pause before a delivery that was given back is delivered again. By then the pull requests of this worker, and of
 /// others that stop with it, have ended.
 pub(crate) const GIVE_BACK_PAUSE: Duration = Duration::from_secs(1);
 
-/// After so many deliveries a suspect whose turn it was not stays away for longer by [`GIVE_BACK_PAUSE`].
+/// A suspect that has to wait for its turn stays away longer by [`GIVE_BACK_PAUSE`] after each time this many
+/// deliveries.
 const PATIENCE: u32 = 10;
 
-/// Whose turn it is among a process's suspects that may have killed their workers and have one attempt left.
+/// The lock of a process's suspects that may have killed their workers and have one attempt left. One of them is
+/// executed at a time.
 #[derive(Default)]
 pub(crate) struct Suspects(Arc<Mutex<()>>);
 
-/// What is known of a suspect.
+/// The state of a suspect.
 pub(crate) struct Suspect {
-    /// How often it was begun before.
+    /// The attempts before this one.
     known: Attempts,
-    /// Whether nothing else may run in one batch with it.
+    /// Whether the message has to run in a batch of its own.
     alone: bool,
-    /// Until it has been executed.
+    /// The turn, held until the message has been executed.
     _turn: Option<OwnedMutexGuard<()>>,
 }
 
@@ -53,19 +56,20 @@ impl Suspect {
 // === impl HostedModel ===
 
 impl HostedModel {
-    /// Takes in a delivery that is not the first of its message, if it is its turn.
+    /// Takes in a redelivery if it need not wait for its turn.
     pub(crate) fn suspect(self: &Arc<Self>, message: WorkMessage, claim: Claim, permit: Permit<Work>) {
         let this = self.clone();
         self.worker.tasks.spawn("suspect", async move { this.admit_in_turn(message, claim, permit).await });
     }
 
     async fn admit_in_turn(self: Arc<Self>, message: WorkMessage, mut claim: Claim, permit: Permit<Work>) {
-        let options = &self.worker.queue_options;
+        let options = self.worker.queue_options();
         let (known, noted) = match self.worker.bus.attempts(&claim.name).await {
             Ok(Some(known)) => (known, true),
-            // Who had it first has not said that it did not begin it.
+            // The first worker has not noted that it did not begin the message.
             Ok(None) => (Attempts { begun: 1, ended: false }, false),
-            // There is a broker, and no place for notes: deliveries are counted, or nothing that came again would be done.
+            // The broker has no place for notes. Then deliveries are counted as attempts, because otherwise no
+            // redelivery could be executed.
             Err(BusError::Refused { .. }) => {
                 (Attempts { begun: claim.deliveries.saturating_sub(1), ended: false }, false)
             }
@@ -77,14 +81,15 @@ impl HostedModel {
         }
         let left = options.max_deliver.saturating_sub(claim.attempts);
         let over = message.deadline <= UnixMicros::now() || self.worker.cancellations.is_cancelled(&message.request_id);
-        // What will not be executed needs no turn for that.
+        // A message that will not be executed needs no turn.
         if left > 0 && !over {
-            // Should there be no place for a note, this delivery is the last attempt.
+            // If the attempt cannot be noted, this delivery may be the last attempt.
             let alone = left == 1 || !noted && claim.deliveries >= options.max_deliver;
             let turn = match alone && !known.ended {
                 true => match self.worker.suspects.0.clone().try_lock_owned() {
                     Ok(turn) => Some(turn),
-                    // Where deliveries are counted, one that is given back would be an attempt: it does without its turn.
+                    // If deliveries are counted as attempts, giving this one back would use up an attempt, so it runs
+                    // without a turn.
                     Err(_) if !noted && self.cannot_note(&claim, known).await => None,
                     Err(_) => {
                         let pause = pause(claim.deliveries, UnixMicros::now());
@@ -98,14 +103,15 @@ impl HostedModel {
         self.admit(message, claim, permit);
     }
 
-    /// Whether the broker has no place for notes; what is `known` is noted where it has.
+    /// Whether the broker has no place for notes. If it has, `known` is noted.
     async fn cannot_note(&self, claim: &Claim, known: Attempts) -> bool {
         matches!(self.worker.bus.note_attempts(&claim.name, known).await, Err(BusError::Refused { .. }))
     }
 
-    /// Counts the attempts that begin now; those of suspects are noted first. One that cannot be noted does not begin, or
-    /// its message could kill workers without end; where the broker has no place for notes, deliveries are its count. Called by
-    /// an instance's thread, which waits for the bus: at most as long as a publish takes.
+    /// Counts the attempts that begin now; those of suspects are noted first. A suspect whose attempt cannot be noted
+    /// does not begin, because its message could kill workers without end. If the broker has no place for notes,
+    /// deliveries are counted instead. An instance thread calls this and waits for the bus, at most as long as a
+    /// publish takes.
     pub(crate) fn count_attempts(
         self: &Arc<Self>,
         mut batch: Vec<(ExecuteRequest, Pending)>,
@@ -138,7 +144,7 @@ impl HostedModel {
         batch
     }
 
-    /// Counts an attempt by the deliveries of its message, as far as that leaves one.
+    /// Counts an attempt by the message's deliveries, if one is left by that count.
     fn begin_unnoted(
         self: &Arc<Self>,
         (request, mut pending): (ExecuteRequest, Pending),
@@ -148,7 +154,7 @@ impl HostedModel {
         tracing::warn!(message, %model, %error, "attempts cannot be noted; deliveries are counted instead");
         let delivery = &mut pending.delivery;
         delivery.attempts = delivery.attempts.max(delivery.deliveries.saturating_sub(1));
-        if delivery.attempts < self.worker.queue_options.max_deliver {
+        if delivery.attempts < self.worker.queue_options().max_deliver {
             return Some((request, pending));
         }
         let given_up = given_up(delivery.attempts);
@@ -163,7 +169,7 @@ impl HostedModel {
         self.settle(async move {
             let _stay = stay;
             if let Some(known) = delivery.suspect.take().map(|suspect| suspect.known) {
-                // The note may be on its way all the same: this one comes after it, and says what is true.
+                // The failed note may still arrive. This note comes after it and corrects it.
                 let _ = this.worker.bus.note_attempts(&delivery.name, known).await;
             }
             this.give_back(&message, delivery, &error).await;
@@ -176,40 +182,57 @@ impl HostedModel {
         self.report(message, claim.acker.nak(GIVE_BACK_PAUSE).await);
     }
 
-    /// An attempt is over, and its message will be delivered again: who gets it need not fear that its worker died of it.
+    /// Notes that an attempt has ended whose message will be delivered again, so that the next worker knows that this
+    /// one did not die of it.
     pub(crate) async fn note_end(&self, claim: &Claim) {
         if !claim.begun {
             return;
         }
         let ended = Attempts { begun: claim.attempts, ended: true };
-        // Another worker may have begun it meanwhile: this one stood still for too long.
+        // If this worker stood still for long, another one may have begun the message meanwhile.
         if matches!(self.worker.bus.attempts(&claim.name).await, Ok(Some(noted)) if noted.begun > ended.begun) {
             return;
         }
         if let Err(error) = self.worker.bus.note_attempts(&claim.name, ended).await {
-            // Taken for one whose worker died: it will have to wait for its turn.
+            // The next worker assumes that this one died, so the message will have to wait for its turn.
             tracing::debug!(message = claim.name.id, model = %self.key, %error, "not noted that an attempt has ended");
         }
     }
 
-    /// Gives back what waits in this worker. It was not begun, and that is noted.
-    pub(crate) async fn hand_back(&self) {
-        let waiting = self.queue.remove_where(|_| true);
-        let giving = waiting.into_iter().map(async |work| {
-            let Pending { message, delivery, .. } = work.pending;
+    /// Notes that an attempt has succeeded. If its answer is lost, the message is executed again, and no worker died of
+    /// it.
+    pub(crate) async fn note_success(&self, claim: &Claim) {
+        let succeeded = Attempts { begun: 0, ended: true };
+        if let Err(error) = self.worker.bus.note_attempts(&claim.name, succeeded).await {
+            tracing::debug!(message = claim.name.id, model = %self.key, %error, "not noted that an attempt has succeeded");
+        }
+    }
+
+    /// Gives the requests that wait in this worker back to the bus, which delivers them again after `pause`. Notes that
+    /// they were not begun.
+    pub(crate) async fn hand_back(&self, pause: Duration) {
+        self.hand_back_work(self.queue.remove_where(|_| true), pause).await;
+    }
+
+    /// Gives requests that were not begun back to the bus, which delivers them again after `pause`.
+    pub(crate) async fn hand_back_work(&self, work: Vec<Work>, pause: Duration) {
+        let giving = work.into_iter().map(async |work| {
+            let Pending { message, delivery, stay, .. } = work.pending;
+            let _stay = stay;
+            self.worker.cancellations.leave(&message.request_id);
             if delivery.attempts == 0 {
-                // Otherwise it counts as begun once.
+                // Without the note, this delivery would count as one attempt.
                 let never = Attempts { begun: 0, ended: true };
                 let _ = self.worker.bus.note_attempts(&delivery.name, never).await;
             }
-            self.report(&message, delivery.acker.nak(GIVE_BACK_PAUSE).await);
+            self.report(&message, delivery.acker.nak(pause).await);
         });
         join_all(giving).await;
     }
 }
 
-/// How long a suspect whose turn it was not stays away: never quite the same, so that those who came together do not come
-/// together again, and longer as deliveries add up, of which there is an end.
+/// How long a suspect that has to wait for its turn stays away. The time varies, so that suspects which came together
+/// do not come together again, and grows with the number of deliveries, which is limited.
 fn pause(deliveries: u32, now: UnixMicros) -> Duration {
     let spread = (now.0 % 1000) as f64 / 1000.0;
     (GIVE_BACK_PAUSE * (1 + deliveries / PATIENCE)).mul_f64(0.5 + spread)

@@ -1,8 +1,9 @@
-//! Taps: decoded copies of messages for a person who looks, without any effect on the messages.
+//! Taps: decoded copies of messages for a person who debugs, without any effect on the messages.
 //!
-//! Whoever looks asks on the topic [`TAP`] and asks again while looking. Workers answer with what they admit in the
-//! meantime, several messages to an answer and few answers a second: what does not fit is counted and left out. So a tap
-//! is no subscriber of work or replies, costs one read of a flag while nobody looks, and has an end when its asker dies.
+//! The process of that person asks on the topic [`TAP`] and repeats the question for as long as the tap is needed.
+//! Workers answer with the messages that they admit in the meantime: several messages in an answer, and few answers per
+//! second. Messages beyond that are counted and left out. So a tap does not subscribe to work or replies, costs one
+//! read of a flag while there is none, and ends when the asking process dies.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,17 +21,17 @@ use trireme_inference::{DataType, Hop, ModelKey, Tensor, UnixMicros};
 use crate::TaskSet;
 use crate::load;
 
-/// The topic that taps are asked for on.
+/// The topic on which processes ask for taps.
 pub const TAP: &str = "tap";
 
-/// How long a tap lasts that is not renewed.
+/// How long a tap lasts without being renewed.
 const LASTS: Duration = Duration::from_secs(5);
 
-/// How often an asker renews its tap. A broker may allow few answers to a question: at most [`LASTS`] / [`FLUSH`] are sent,
-/// apart from the first.
+/// How often the asking process renews its tap. A broker may allow only a few answers to a question: a worker sends at
+/// most [`LASTS`] / [`FLUSH`] of them, apart from the first.
 const RENEW: Duration = Duration::from_secs(2);
 
-/// How often a worker sends what it has seen.
+/// Time between two answers of a worker.
 const FLUSH: Duration = Duration::from_millis(400);
 
 /// Most messages in one answer.
@@ -39,13 +40,13 @@ const MAX_MESSAGES: usize = 32;
 /// Most taps that a worker serves at a time.
 const MAX_TAPS: usize = 8;
 
-/// Elements of a tensor that are shown.
+/// Number of a tensor's elements that are shown.
 const SHOWN: usize = 8;
 
-/// Bytes of a text that are shown.
+/// Number of a text's bytes that are shown.
 const SHOWN_TEXT: usize = 120;
 
-/// What a tap shall show. What is `None` does not matter.
+/// The messages that a tap shows; `None` matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TapFilter {
     /// A model, or a stage: the service that executes it.
@@ -57,28 +58,28 @@ pub struct TapFilter {
 /// A question for a tap.
 #[derive(Serialize, Deserialize)]
 struct Request {
-    /// The same each time it is renewed.
+    /// The id of the tap, the same each time the tap is renewed.
     id: String,
     filter: TapFilter,
 }
 
-/// What a worker answers to a tap.
+/// A worker's answer to a question for a tap.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TapAnswer {
     /// The worker.
     pub worker: String,
-    /// Whether it hosts anything that the tap asks for, and has room for the tap.
+    /// Whether the worker hosts a model that matches the filter, and has room for the tap.
     pub listens: bool,
-    /// What it admitted since its last answer.
+    /// Messages that it admitted since its last answer.
     pub messages: Vec<TappedMessage>,
-    /// How many more there were.
+    /// Number of further messages that were left out.
     pub left_out: u64,
 }
 
 /// A message that a worker admitted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TappedMessage {
-    /// When, in microseconds since the Unix epoch.
+    /// When the message was admitted, in microseconds since the Unix epoch.
     pub time_us: u64,
     /// The model version that is to be executed.
     pub model: String,
@@ -86,26 +87,26 @@ pub struct TappedMessage {
     pub request_id: String,
     /// The client's own id; may be empty.
     pub client_id: String,
-    /// The gateway that waits.
+    /// The gateway that waits for the answer.
     pub gateway: String,
     /// The step's number, from 0.
     pub step: u32,
     /// The models of the steps still to run, this one first.
     pub route: Vec<String>,
-    /// How often it was delivered, this time included.
+    /// Delivery attempt, from 1.
     pub attempt: u32,
     /// Time left until its deadline, in milliseconds.
     pub remaining_ms: u64,
     /// Its live tensors: name, datatype, shape, bytes and the first values.
     pub tensors: Vec<Value>,
-    /// The steps made so far.
+    /// The hops of the steps executed so far.
     pub ledger: Vec<Hop>,
 }
 
 /// The taps of a worker.
 #[derive(Default)]
 pub(crate) struct Taps {
-    /// Whether there are any: all that a message costs while there are none.
+    /// Whether there are any taps. While there are none, a message costs only this read.
     active: AtomicBool,
     open: Mutex<HashMap<String, Tap>>,
 }
@@ -113,7 +114,7 @@ pub(crate) struct Taps {
 struct Tap {
     filter: TapFilter,
     until: Instant,
-    /// Where answers go: to the last time it was asked for.
+    /// The latest question of the asking process; answers go there.
     question: Arc<Question>,
     messages: Vec<TappedMessage>,
     left_out: u64,
@@ -135,7 +136,7 @@ impl TapFilter {
 // === impl Taps ===
 
 impl Taps {
-    /// Shows a message that is being admitted to whoever wants to see it.
+    /// Shows a message that is being admitted to the taps whose filter matches it.
     pub fn see(&self, model: &ModelKey, backend: &str, message: &WorkMessage, attempt: u32) {
         if self.active.load(Ordering::Relaxed) {
             self.show(model, load::stage(backend), message, attempt);
@@ -157,8 +158,8 @@ impl Taps {
         }
     }
 
-    /// Hears questions for taps and answers them, for as long as `tasks` runs. `hosted` gives the models of this worker,
-    /// each with its backend.
+    /// Receives questions for taps and answers them, for as long as `tasks` runs. `hosted` returns the models of this
+    /// worker, each with its backend.
     pub async fn serve(
         self: &Arc<Self>,
         worker: String,
@@ -166,7 +167,7 @@ impl Taps {
         tasks: &TaskSet,
         hosted: impl Fn() -> Vec<(ModelKey, String)> + Send + 'static,
     ) -> Result<(), BusError> {
-        let mut questions = bus.questions(TAP).await?;
+        let mut questions = bus.listen(TAP).await?;
         let (taps, stopping) = (self.clone(), tasks.stopping().clone());
         tasks.spawn("taps", async move {
             let mut ticks = tokio::time::interval(FLUSH);
@@ -262,7 +263,7 @@ impl TappedMessage {
     }
 }
 
-/// A tensor with its first values.
+/// The JSON of a tensor, with its first values.
 fn preview(tensor: &Tensor) -> Value {
     json!({
         "name": tensor.name(),
@@ -273,7 +274,7 @@ fn preview(tensor: &Tensor) -> Value {
     })
 }
 
-/// The first values of a tensor. Only their bytes are looked at, however large the tensor is.
+/// The first values of a tensor. Reads only their bytes, however large the tensor is.
 fn first(tensor: &Tensor) -> Vec<Value> {
     fn numbers<const N: usize>(data: &[u8], number: impl Fn([u8; N]) -> Value) -> Vec<Value> {
         data.as_chunks::<N>().0.iter().take(SHOWN).map(|bytes| number(*bytes)).collect()
@@ -295,21 +296,21 @@ fn first(tensor: &Tensor) -> Vec<Value> {
         DataType::Int64 => numbers(data, |bytes| Value::from(i64::from_le_bytes(bytes))),
         DataType::Fp32 => numbers(data, |bytes| Value::from(f32::from_le_bytes(bytes))),
         DataType::Fp64 => numbers(data, |bytes| Value::from(f64::from_le_bytes(bytes))),
-        // JSON has no words for these: their bits.
+        // JSON has no numbers of these types, so their bits are shown.
         DataType::Fp16 | DataType::Bf16 => {
             numbers(data, |bytes| Value::from(format!("0x{:04x}", u16::from_le_bytes(bytes))))
         }
     }
 }
 
-/// The beginning of what should be text.
+/// The beginning of a text.
 fn cut(bytes: &[u8]) -> String {
     let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(SHOWN_TEXT)]).into_owned();
     if bytes.len() > SHOWN_TEXT { format!("{shown}… ({} bytes)", bytes.len()) } else { shown }
 }
 
-/// Looks, until the receiver is dropped: what workers see, and for each of them, at first and at each renewal, whether it
-/// listens. `id` is a name that no other tap has.
+/// Opens a tap until the receiver is dropped. The receiver gets the messages that workers admit and, from each worker
+/// at the beginning and at each renewal, whether it listens. `id` must be unique among taps.
 pub async fn tap(
     bus: Arc<dyn Bus>,
     tasks: &TaskSet,
@@ -320,7 +321,7 @@ pub async fn tap(
     let body: Bytes = serde_json::to_vec(&Request { id, filter }).expect("texts become JSON").into();
     let mut newer = bus.ask(TAP, body.clone()).await?;
     tasks.spawn("tap", async move {
-        // Answers to the last but one question may still be under way when the next one is asked.
+        // Answers to the question before the last one may still arrive when the next one is sent.
         let mut older = mpsc::channel::<Bytes>(1).1;
         let mut renew = tokio::time::interval_at(tokio::time::Instant::now() + RENEW, RENEW);
         loop {

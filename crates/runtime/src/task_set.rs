@@ -1,5 +1,5 @@
-//! The only place that starts async tasks: every task has a name, is told when to stop, and is waited for. A task that
-//! panics is remembered, so that the process can end instead of limping on without it.
+//! The only place that starts async tasks: every task has a name, gets a signal to stop, and is waited for. The panic
+//! of a task is kept, so that the process can end instead of going on without the task.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -50,29 +50,29 @@ impl TaskSet {
         &self.runtime
     }
 
-    /// Raised when the tasks shall stop: long-lived tasks wait for it beside their work.
+    /// Cancelled when the tasks have to stop: long-lived tasks wait for it beside their work.
     pub fn stopping(&self) -> &CancellationToken {
         &self.stop
     }
 
-    /// Tells the tasks to stop.
+    /// Signals the tasks to stop.
     pub fn stop(&self) {
         self.stop.cancel();
     }
 
-    /// Tells the tasks to stop and waits until they have.
+    /// Signals the tasks to stop and waits until they have ended.
     pub async fn join(&self) {
         self.stop.cancel();
         self.tracker.close();
         self.tracker.wait().await;
     }
 
-    /// Says that something is wrong which the process should not outlive.
+    /// Reports a fault after which the process has to end.
     pub fn fail(&self, what: &'static str) {
         self.failed.send_replace(Some(what));
     }
 
-    /// Waits until a task panics, or [`TaskSet::fail`] is called, and gives its name. Never returns while all is well.
+    /// Waits until a task panics or [`TaskSet::fail`] is called, and returns the name. Does not return otherwise.
     pub async fn failed(&self) -> &'static str {
         let mut failed = self.failed.subscribe();
         loop {

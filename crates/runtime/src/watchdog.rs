@@ -1,8 +1,9 @@
-//! Looks after executions under way: stops those that nobody waits for any more, where their instance can be stopped, and
-//! notices those that do not end. The deliveries of the latter are let go, so that other workers get them, and the worker
-//! fails: its process ends and is replaced, because a thread that hangs in a model cannot be stopped.
+//! Watches executions under way. It stops those for which no client waits any more, if their instance can be stopped,
+//! and notices those that do not end. The deliveries of an execution that does not end go back to the bus, so that
+//! other workers get them. Then the worker fails: its process ends and is replaced, because a thread that hangs in a
+//! model cannot be stopped.
 //!
-//! Not here: executions that end too late for their requests (`hosted` drops those).
+//! Not here: requests that cannot be answered in time (`lateness`), or whose deadline has passed (`hosted`).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,19 +15,19 @@ use trireme_inference::UnixMicros;
 
 use crate::backend::Stop;
 use crate::cancel::CancelFlag;
-use crate::held::Slot;
+use crate::held::{Holding, give_back};
 use crate::hosted::{HostedModel, unwanted};
 
-/// The longest time between two looks.
+/// The longest time between two checks.
 const LOOKS_LONGEST: Duration = Duration::from_secs(1);
 
-/// Time in which a model's intake ends.
+/// How long the end of a model's intake may take.
 const INTAKE_ENDS: Duration = Duration::from_millis(100);
 
-/// Time in which the bus takes back what an execution that does not end has in hand.
+/// How long the bus may take to take back the deliveries of an execution that does not end.
 const LET_GO_LIMIT: Duration = Duration::from_secs(1);
 
-/// Name under which a worker fails whose execution does not end.
+/// The name of the failure with which a worker ends whose execution does not end.
 const FAILURE: &str = "execution that does not end";
 
 /// The executions of one model that are under way.
@@ -44,20 +45,22 @@ struct Running {
 
 struct Begun {
     since: Instant,
-    /// The places of its deliveries among those held.
-    slots: Vec<Slot>,
+    /// Whether it was ended by force.
+    killed: bool,
+    /// The handles that can give its deliveries back.
+    deliveries: Vec<Holding>,
     abort: Option<Abort>,
 }
 
-/// What stops an execution, and who has to be gone for that.
+/// The means to stop an execution, and the requests that must all be unwanted for that.
 pub struct Abort {
-    /// Flag and deadline of each of its requests.
+    /// Cancel flag and deadline of each of its requests.
     pub callers: Vec<(CancelFlag, UnixMicros)>,
     /// Stops it.
     pub stop: Arc<dyn Stop>,
 }
 
-/// An execution under way, until it is dropped.
+/// An execution under way; it ends when this is dropped.
 pub struct Execution<'a> {
     executions: &'a Executions,
     number: u64,
@@ -66,18 +69,18 @@ pub struct Execution<'a> {
 // === impl Executions ===
 
 impl Executions {
-    /// An execution begins, of deliveries that are held at `slots`.
-    pub fn begin(&self, slots: Vec<Slot>, abort: Option<Abort>) -> Execution<'_> {
+    /// An execution of these deliveries begins.
+    pub fn begin(&self, deliveries: Vec<Holding>, abort: Option<Abort>) -> Execution<'_> {
         let mut running = self.running.lock();
         let number = running.next;
         running.next += 1;
-        running.by_number.insert(number, Begun { since: Instant::now(), slots, abort });
+        running.by_number.insert(number, Begun { since: Instant::now(), killed: false, deliveries, abort });
         Execution { executions: self, number }
     }
 
-    /// Stops those that nobody waits for any more.
+    /// Stops the executions for which no client waits any more.
     pub fn stop_unwanted(&self) {
-        // Under the lock: none of them ends meanwhile, so that what is stopped is the one that was meant.
+        // Under the lock no execution can end, so that `stop` cannot hit a later execution of the same instance.
         for Abort { callers, stop } in self.running.lock().by_number.values().filter_map(|begun| begun.abort.as_ref()) {
             if callers.iter().all(|(cancelled, deadline)| unwanted(cancelled, *deadline).is_some()) {
                 stop.stop();
@@ -85,25 +88,33 @@ impl Executions {
         }
     }
 
-    /// Whether the instances can no longer be relied on: an execution did not end, or the canary request failed.
+    /// Whether the instances are unreliable: an execution did not end, or the canary request failed.
     pub fn broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
     }
 
-    /// From now on they cannot.
+    /// Marks the instances as unreliable.
     pub fn set_broken(&self) {
         self.broken.store(true, Ordering::Release);
     }
 
-    /// The deliveries of executions that began more than `limit` ago; told once. `None` when there are none.
-    fn overdue(&self, limit: Duration, now: Instant) -> Option<Vec<Slot>> {
+    /// The deliveries of executions that began more than `limit` ago and cannot be ended by force. Each execution is
+    /// returned only once; `None` if there are none. An execution that was ended by force gets `limit` once more.
+    fn overdue(&self, limit: Duration, now: Instant) -> Option<Vec<Holding>> {
         let mut running = self.running.lock();
-        let is_over = |since: &Instant| now.saturating_duration_since(*since) > limit;
-        let over: Vec<u64> =
-            running.by_number.iter().filter(|(_, begun)| is_over(&begun.since)).map(|(number, _)| *number).collect();
-        let slots = over.iter().filter_map(|number| running.by_number.remove(number)).flat_map(|begun| begun.slots);
-        let slots: Vec<Slot> = slots.collect();
-        (!over.is_empty()).then_some(slots)
+        let mut over = Vec::new();
+        for (number, begun) in &mut running.by_number {
+            if now.saturating_duration_since(begun.since) <= limit {
+                continue;
+            }
+            match &begun.abort {
+                Some(abort) if !begun.killed && abort.stop.kill() => (begun.killed, begun.since) = (true, now),
+                _ => over.push(*number),
+            }
+        }
+        let begun = over.iter().filter_map(|number| running.by_number.remove(number));
+        let deliveries: Vec<Holding> = begun.flat_map(|begun| begun.deliveries).collect();
+        (!over.is_empty()).then_some(deliveries)
     }
 }
 
@@ -113,7 +124,7 @@ impl Drop for Execution<'_> {
     }
 }
 
-/// Looks at a model's executions for as long as its worker runs.
+/// Watches a model's executions for as long as its worker runs.
 pub(crate) async fn watch(model: Arc<HostedModel>, limit: Duration) {
     let stopping = model.worker.tasks.stopping().clone();
     let mut looks = tokio::time::interval((limit / 10).clamp(Duration::from_millis(1), LOOKS_LONGEST));
@@ -124,16 +135,16 @@ pub(crate) async fn watch(model: Arc<HostedModel>, limit: Duration) {
             () = stopping.cancelled() => return,
         }
         model.executions.stop_unwanted();
-        let Some(slots) = model.executions.overdue(limit, Instant::now()) else { continue };
+        let Some(deliveries) = model.executions.overdue(limit, Instant::now()) else { continue };
         tracing::error!(
-            model = %model.key, requests = slots.len(),
+            model = %model.key, requests = deliveries.len(),
             "an execution has not ended for {} s: this worker gives its work back and ends", limit.as_secs_f32()
         );
         model.executions.set_broken();
-        // Otherwise this worker would get it again.
+        // Otherwise this worker would get the deliveries again.
         model.intake.cancel();
         tokio::time::sleep(INTAKE_ENDS).await;
-        model.worker.held.let_go(&slots, LET_GO_LIMIT).await;
+        give_back(&deliveries, LET_GO_LIMIT).await;
         model.worker.tasks.fail(FAILURE);
     }
 }
@@ -145,13 +156,13 @@ mod tests {
     #[test]
     fn an_execution_that_does_not_end_is_told_once() {
         let executions = Executions::default();
-        let ended = executions.begin(vec![1], None);
-        let hanging = executions.begin(vec![2, 3], None);
+        let ended = executions.begin(Vec::new(), None);
+        let hanging = executions.begin(Vec::new(), None);
         let (limit, now) = (Duration::from_secs(5), Instant::now());
-        assert_eq!(executions.overdue(limit, now), None);
+        assert!(executions.overdue(limit, now).is_none());
         drop(ended);
-        assert_eq!(executions.overdue(limit, now + limit * 2), Some(vec![2, 3]));
-        assert_eq!(executions.overdue(limit, now + limit * 2), None);
+        assert!(executions.overdue(limit, now + limit * 2).is_some());
+        assert!(executions.overdue(limit, now + limit * 2).is_none());
         drop(hanging);
         assert!(executions.running.lock().by_number.is_empty());
     }

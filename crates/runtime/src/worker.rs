@@ -1,22 +1,24 @@
 //! A worker: the part of a process that hosts model versions on a bus.
 //!
-//! [`Worker::start`] loads the models that are to be served and that one of its backends executes, and keeps their registry
-//! entries alive; what is served later is decided in `steward`. How it ends is in `drain`.
+//! [`Worker::start`] loads the models that are to be served and that one of its backends executes, and announces them
+//! (`announce`). Later changes of the served models are in `steward`. The worker's end is in `drain`.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
-use trireme_bus::{Bus, BusError, Connection, Delivery, QueueOptions, WorkMessage, WorkerEntry};
+use trireme_bus::{Bus, BusError, Delivery, QueueOptions, WorkMessage, WorkerEntry};
 use trireme_inference::{ModelKey, UnixMicros};
-use trireme_model_repository::RepositoryError;
+use trireme_model_repository::{ModelSources, RepositoryError};
 
+use crate::announce::Announcer;
 use crate::backend::{Backend, LoadError};
 use crate::cancel::Cancellations;
 use crate::control_mode::ControlOptions;
+use crate::faults;
 use crate::held::Held;
 use crate::hosted::{Claim, HostedModel};
 use crate::limits;
@@ -28,10 +30,13 @@ use crate::suspects::Suspects;
 use crate::tap::Taps;
 use crate::task_set::TaskSet;
 
-/// Pause before a queue that broke is opened again.
+/// Pause before a queue is opened again after an error.
 pub(crate) const REOPEN_PAUSE: Duration = Duration::from_millis(250);
 
-/// How a worker is set up.
+/// How long a worker waits for a gateway to create a lost queue before it pulls again. The gateway goes on creating it.
+const DECLARE_LIMIT: Duration = Duration::from_secs(1);
+
+/// Options of a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
     /// The worker's name, unique among all processes.
@@ -40,17 +45,17 @@ pub struct WorkerOptions {
     pub service: String,
     /// Model repositories.
     pub model_repository: Vec<PathBuf>,
+    /// Keeps those among them that were derived of model folders.
+    pub sources: Option<Arc<ModelSources>>,
     /// Whether backends may fill in what configurations leave out.
     pub auto_complete: bool,
     /// Which models are served.
     pub control: ControlOptions,
-    /// How its queues behave.
-    pub queue: QueueOptions,
-    /// What this process counts, under the worker's name.
+    /// The statistics of this process, under the worker's name.
     pub statistics: Statistics,
     /// How long one execution may take before the worker counts as hung; `None` is for ever.
     pub execution_limit: Option<Duration>,
-    /// How long a model has no traffic before its instances execute its canary request; `None` is never.
+    /// The canary request is executed after a model had no traffic for this time; `None` is never.
     pub canary: Option<Duration>,
 }
 
@@ -60,32 +65,34 @@ pub struct Worker {
     pub(crate) models: Arc<Models>,
 }
 
-/// What all parts of a worker share.
+/// State that all parts of a worker share.
 pub(crate) struct Shared {
     pub name: String,
     pub bus: Arc<dyn Bus>,
     pub tasks: TaskSet,
-    pub queue_options: QueueOptions,
+    /// The deployment's settings, read before the first queue is declared.
+    pub settings: OnceLock<QueueOptions>,
     pub held: Held,
     pub suspects: Suspects,
     pub cancellations: Cancellations,
     pub taps: Arc<Taps>,
     pub statistics: Statistics,
-    /// What was said to the registry last; who speaks holds it.
+    /// The `since` of the last registry entry that was announced. A task holds the lock while it announces an entry.
     pub said: tokio::sync::Mutex<UnixMicros>,
+    pub announcer: Arc<Announcer>,
     pub hosted: RwLock<HashMap<ModelKey, Arc<HostedModel>>>,
 }
 
 /// Why a worker could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The model repository is broken; every fault of it.
-    #[error("model repository: {}", join(.0))]
+    /// The model repository is broken; all of its faults.
+    #[error("model repository: {}", faults::list(.0))]
     Repository(Vec<Arc<RepositoryError>>),
-    /// Models that could not be loaded; every one of them.
-    #[error("{}", join(.0))]
+    /// Models that could not be loaded; all of their faults.
+    #[error("{}", faults::list(.0))]
     Load(Vec<LoadError>),
-    /// The repository has nothing for this service.
+    /// The repository has no model for this service.
     #[error("model repository {repository} holds no model for the {service} service (backend {backends})")]
     NothingToServe {
         /// The repository's paths.
@@ -95,7 +102,7 @@ pub enum StartError {
         /// The backends it hosts.
         backends: String,
     },
-    /// The bus refused.
+    /// An error of the bus.
     #[error(transparent)]
     Bus(#[from] BusError),
 }
@@ -103,7 +110,7 @@ pub enum StartError {
 // === impl Worker ===
 
 impl Worker {
-    /// Loads the models and starts to work. Returns once everything is ready.
+    /// Loads the models and starts to work. Returns when all of them are ready.
     pub async fn start(
         bus: Arc<dyn Bus>,
         backends: &[Arc<dyn Backend>],
@@ -119,7 +126,8 @@ impl Worker {
         Ok(worker)
     }
 
-    /// A worker that hosts nothing yet: [`Worker::load`] is next, and [`Worker::drain`] the end, also in the middle of that.
+    /// A worker that hosts no models yet. Next, call [`Worker::load`]. [`Worker::drain`] ends the worker, also while it
+    /// loads.
     pub async fn open(
         bus: Arc<dyn Bus>,
         backends: &[Arc<dyn Backend>],
@@ -128,34 +136,36 @@ impl Worker {
         let tasks = TaskSet::new();
         let shared = Arc::new(Shared {
             name: options.name.clone(),
-            bus,
+            bus: bus.clone(),
             tasks: tasks.clone(),
-            queue_options: options.queue.clone(),
+            settings: OnceLock::new(),
             held: Held::default(),
             suspects: Suspects::default(),
             cancellations: Cancellations::default(),
             taps: Arc::default(),
             statistics: options.statistics.clone(),
             said: tokio::sync::Mutex::default(),
+            announcer: Announcer::start(&options.name, bus, &tasks).await?,
             hosted: RwLock::default(),
         });
         let worker = Worker {
             models: Arc::new(Models::new(shared.clone(), options.clone(), backends.to_vec())),
             shared: shared.clone(),
         };
-        shared.held.keep_alive(options.queue.ack_wait, &tasks);
         shared.follow_cancellations().await?;
         shared.serve_taps().await?;
+        let announcer = Arc::downgrade(&shared.announcer);
+        let entries = move || announcer.upgrade().map(|announcer| announcer.count()).unwrap_or_default();
+        shared.statistics.worker(entries);
         shared.statistics.report(&shared.bus, &tasks).await?;
         follow_log_levels(shared.bus.as_ref(), shared.statistics.process(), &tasks).await?;
-        worker.keep_announced();
         Ok(worker)
     }
 
-    /// Loads the models, each of which takes work as soon as it is there. Returns once everything is ready.
+    /// Loads the models; each of them takes work as soon as it is loaded. Returns when all of them are ready.
     pub async fn load(&self) -> Result<(), StartError> {
         Steward::start(self.models.clone()).await?;
-        self.advertise().await
+        Ok(())
     }
 
     /// The model versions it hosts.
@@ -163,60 +173,23 @@ impl Worker {
         self.models.ready()
     }
 
-    /// Waits until one of the worker's tasks dies, which a process should not outlive.
+    /// Waits until one of the worker's tasks has died. The process should end then.
     pub async fn failed(&self) -> &'static str {
         self.shared.tasks.failed().await
     }
-
-    async fn advertise(&self) -> Result<(), StartError> {
-        let models: Vec<_> = self.models().iter().map(ToString::to_string).collect();
-        let metadata =
-            [("worker", self.shared.name.clone()), ("host", crate::hostname()), ("models", models.join(" "))];
-        let metadata = metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        Ok(self.shared.bus.advertise(&self.models.options.service, metadata).await?)
-    }
-
-    /// Renews the registry's entries for as long as the worker takes work.
-    fn keep_announced(&self) {
-        let (shared, models) = (self.shared.clone(), self.models.clone());
-        let pulling = models.pulling.clone();
-        self.shared.tasks.spawn("heartbeat", async move {
-            let mut ticks = tokio::time::interval(WorkerEntry::TIME_TO_LIVE / 3);
-            ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-            ticks.tick().await;
-            let mut connection = shared.bus.connection();
-            loop {
-                tokio::select! {
-                    _ = ticks.tick() => {}
-                    // A broker that was away may have forgotten everything.
-                    Ok(()) = connection.changed() => if *connection.borrow_and_update() == Connection::Down { continue },
-                    () = pulling.cancelled() => return,
-                    () = shared.tasks.stopping().cancelled() => return,
-                }
-                for model in models.known() {
-                    let renewed = tokio::select! {
-                        renewed = models.renew(&model) => renewed,
-                        () = pulling.cancelled() => return,
-                    };
-                    if let Err(error) = renewed {
-                        tracing::warn!(%model, %error, "registry entry could not be renewed");
-                    }
-                }
-            }
-        });
-    }
 }
 
-/// The instances that work is pulled for; they may be replaced.
+/// The current instances behind a pulling task; they may be replaced.
 pub(crate) type Current = Arc<RwLock<Arc<HostedModel>>>;
 
-/// Pulls work for a model until told to stop, and takes in what was on its way by then; opens the queue again when the bus has lost it.
+/// Pulls work for a model until `pulling` is cancelled, then takes in the deliveries that were on their way. Opens the
+/// queue again if the bus has lost it.
 pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
     let (shared, key) = {
         let model = current.read();
         (model.worker.clone(), model.key.clone())
     };
-    // Under the lock: who replaces the model sees these in its hand.
+    // Under the lock: a task that replaces the model sees these deliveries in the old model's queue.
     let receive = |deliveries: Vec<Delivery>| {
         let model = current.read();
         deliveries.into_iter().for_each(|delivery| model.receive(delivery));
@@ -232,7 +205,7 @@ pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
                 let next = tokio::select! {
                     next = next => next,
                     () = pulling.cancelled() => {
-                        // Sent back it could be sent to the next one that stops.
+                        // A delivery that is given back could be delivered to the next worker that stops.
                         while let Some(deliveries) = puller.stop().await {
                             receive(deliveries);
                         }
@@ -252,10 +225,12 @@ pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
         }
         let options = current.read().queue_options();
         let declared = tokio::select! {
-            declared = shared.bus.declare_queue(&key, &options) => declared,
+            declared = tokio::time::timeout(DECLARE_LIMIT, shared.bus.declare_queue(&key, &options)) => declared,
             () = pulling.cancelled() => return,
         };
-        if let Err(error) = declared {
+        // Pull in any case: it shows whether the queue exists. On a cluster, a queue exists again once a leader is
+        // elected.
+        if let Ok(Err(error)) = declared {
             tracing::warn!(model = %key, %error, "the queue could not be made again yet");
         }
     }
@@ -264,8 +239,21 @@ pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
 // === impl Shared ===
 
 impl Shared {
-    /// Moves a request to its next step, if that is hosted here and has room: no encoding, no broker. The delivery goes
-    /// along and is acknowledged when the work leaves the process. Otherwise gives both back.
+    /// Waits for the deployment's settings, which its first gateway writes.
+    pub async fn learn_settings(&self) -> Result<(), BusError> {
+        if self.settings.get().is_none() {
+            let _ = self.settings.set(self.bus.settings().await?);
+        }
+        Ok(())
+    }
+
+    /// The deployment's settings.
+    pub fn queue_options(&self) -> &QueueOptions {
+        self.settings.get().expect("learnt before a queue is declared, and nothing comes before that")
+    }
+
+    /// Moves a request to its next step if that is hosted here and has room, without encoding and without the broker.
+    /// The delivery goes along and is acknowledged when the work leaves the process. Otherwise returns both.
     pub fn hand_over(&self, message: WorkMessage, claim: Claim) -> Option<(WorkMessage, Claim)> {
         let next = message.queue().and_then(|model| self.hosted.read().get(model).cloned());
         match next {
@@ -274,14 +262,14 @@ impl Shared {
         }
     }
 
-    /// Tells the registry what holds from now on. Only who holds `said` speaks, and changes what is hosted before letting go
-    /// of it: words go out in the order in which they become true.
+    /// Writes an entry to the registry. The caller holds the lock of `said`, and changes the hosted versions before it
+    /// releases the lock, so that entries are written in the order of the changes.
     pub async fn announce(&self, said: &mut UnixMicros, entry: &mut WorkerEntry) -> Result<(), BusError> {
         entry.since = now_said(said);
-        self.bus.announce(entry).await
+        self.announcer.announce(entry).await
     }
 
-    /// Lets requests be handed over to a model version, in place of one of its name.
+    /// Allows to hand requests over to a model version; it replaces another one with the same key.
     pub fn remember(&self, model: &Arc<HostedModel>) {
         self.hosted.write().insert(model.key.clone(), model.clone());
     }
@@ -291,7 +279,7 @@ impl Shared {
         self.hosted.read().contains_key(model)
     }
 
-    /// Hands nothing over to this model version any more; one that took its place stays.
+    /// Hands no more requests over to this model version. A version that has replaced it stays.
     pub fn forget(&self, model: &Arc<HostedModel>) {
         let mut hosted = self.hosted.write();
         if hosted.get(&model.key).is_some_and(|known| Arc::ptr_eq(known, model)) {
@@ -299,12 +287,12 @@ impl Shared {
         }
     }
 
-    /// Hands nothing over any more.
+    /// Hands no more requests over to any model version.
     pub fn forget_all(&self) {
         self.hosted.write().clear();
     }
 
-    /// Nobody waits for a request any more: what waits of it here makes room at once.
+    /// Cancels a request: its messages that wait in this worker are removed at once.
     fn cancel(&self, request_id: &str) {
         if self.cancellations.cancel(request_id) {
             for model in self.hosted.read().values() {
@@ -345,12 +333,9 @@ impl Shared {
     }
 }
 
-/// When something is said that nobody else may say before it is out: later than all that was said before.
+/// A time for a registry entry, later than all entries before. The caller keeps the lock of `said` until the entry is
+/// announced.
 pub(crate) fn now_said(said: &mut UnixMicros) -> UnixMicros {
     *said = UnixMicros::now().max(said.after(Duration::from_micros(1)));
     *said
-}
-
-fn join<E: std::fmt::Display>(errors: &[E]) -> String {
-    errors.iter().map(E::to_string).collect::<Vec<_>>().join("; ")
 }

@@ -1,6 +1,6 @@
-//! Model control on the in-process bus: what a participant is told, and in which order.
+//! Model control on the in-process bus: the calls of participants, their order, and the contents of the store.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,74 +8,148 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use trireme_bus::InProcess;
-use trireme_inference::UnixMicros;
 use trireme_runtime::TaskSet;
-use trireme_runtime::control::{self, Change, Control, Order, Outcome, Override, Participant, Role};
+use trireme_runtime::control::{self, Answers, Change, Control, Memory, Outcome, Override, Participant};
 
-/// Writes down what it is told, and takes its time.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Records the models that it loads. A load takes some time.
 #[derive(Default)]
-struct Scribe(Mutex<Vec<String>>);
+struct Host {
+    /// The configuration of each model.
+    models: Mutex<BTreeMap<String, Option<String>>>,
+    /// The models it has loaded, in order.
+    loads: Mutex<Vec<String>>,
+    is_gateway: bool,
+}
 
 #[async_trait]
-impl Participant for Scribe {
-    async fn load(&self, model: &str, _: &Override) -> Outcome {
+impl Participant for Host {
+    async fn load(&self, model: &str, with: &Override) -> Outcome {
         tokio::time::sleep(Duration::from_millis(1)).await;
-        self.0.lock().push(model.to_owned());
+        self.loads.lock().push(model.to_owned());
+        self.models.lock().insert(model.to_owned(), with.config.clone());
         Outcome::Done(Vec::new())
     }
 
-    async fn unload(&self, _: &str) -> Outcome {
-        Outcome::NotMine
+    async fn unload(&self, model: &str) -> Outcome {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        self.models.lock().remove(model);
+        Outcome::Done(Vec::new())
     }
 
-    async fn settled(&self, model: &str, _: Option<&Override>) {
-        self.0.lock().push(format!("settled {model}"));
+    async fn settled(&self, model: &str, wanted: Option<&Override>) {
+        match wanted {
+            Some(with) => self.load(model, with).await,
+            None => self.unload(model).await,
+        };
+    }
+
+    fn restores(&self) -> bool {
+        self.is_gateway
     }
 }
 
-async fn joined(bus: &Arc<InProcess>, name: &str, role: Role) -> Control {
-    Control::join(bus.clone(), name.to_owned(), role).await.expect("in process nothing refuses")
+/// A process of the deployment.
+struct Process {
+    host: Arc<Host>,
+    memory: Memory,
 }
 
-/// What a worker says that it remembers is nothing to other workers: else one that was broken into would have all others
-/// load what it likes.
+impl Process {
+    async fn start(bus: &Arc<InProcess>, name: &str, tasks: &TaskSet) -> Process {
+        let joined = Control::join(bus.clone(), name.to_owned()).await.expect("in process nothing refuses");
+        let host = Arc::new(Host { is_gateway: name.starts_with("gateway"), ..Host::default() });
+        let memory = joined.memory().clone();
+        for change in memory.changes() {
+            host.settled(&change.model, change.wanted.as_ref()).await;
+        }
+        joined.serve(host.clone(), tasks);
+        Process { host, memory }
+    }
+
+    /// Sends a command and settles it, as a gateway does for a client.
+    async fn order(&self, bus: &InProcess, model: &str, wanted: Option<Override>, expected: &BTreeSet<String>) {
+        let answers = control::command(bus, &self.memory, model, wanted.as_ref(), expected).await.expect("answers");
+        assert_eq!(answers.into_keys().collect::<BTreeSet<_>>(), *expected);
+        control::settle(bus, &self.memory, model, wanted, false).await.expect("the store takes it");
+    }
+
+    /// The wanted configurations that this process knows.
+    fn wanted(&self) -> BTreeMap<String, Option<String>> {
+        let changes = self.memory.changes().into_iter();
+        changes.filter_map(|change| Some((change.model, change.wanted?.config))).collect()
+    }
+}
+
+fn configured(config: &str) -> Override {
+    Override { config: Some(config.to_owned()), ..Override::default() }
+}
+
+fn names(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn workers_believe_gateways_and_a_first_gateway_believes_workers() {
+async fn two_gateways_at_once_end_with_one_state_everywhere() {
+    const ORDERS: usize = 12;
     let (bus, tasks) = (Arc::new(InProcess::default()), TaskSet::new());
-    let old = joined(&bus, "old worker", Role::Worker).await;
-    let change = Change { at: UnixMicros::now(), wanted: Some(Override::default()), implied: false };
-    old.memory().keep("loaded", &change);
-    old.serve(Arc::<Scribe>::default(), &tasks);
-    let new = joined(&bus, "new worker", Role::Worker).await;
-    assert!(new.memory().changes().is_empty(), "there is no gateway to ask");
-    let (scribe, heard) = (Arc::new(Scribe::default()), new.memory().clone());
-    new.serve(scribe.clone(), &tasks);
-
-    let gateway = joined(&bus, "gateway", Role::Gateway).await;
-    assert!(gateway.memory().changes().contains_key("loaded"));
-    let told = async {
-        while *scribe.0.lock() != ["settled loaded"] {
+    let everybody = ["gateway 1", "gateway 2", "worker 1", "worker 2"];
+    let processes = join_all(everybody.map(|name| Process::start(&bus, name, &tasks))).await;
+    let expected = names(&everybody);
+    let clients = processes[..2].iter().enumerate().map(async |(gateway, process)| {
+        for number in 0..ORDERS {
+            let wanted = (number % 3 > 0).then(|| configured(&format!("{gateway} {number}")));
+            process.order(&bus, ["a", "b"][number % 2], wanted, &expected).await;
+        }
+    });
+    join_all(clients).await;
+    // The store has a change for every order: no order overwrote another one that it did not know.
+    let later = Process::start(&bus, "worker 3", &tasks).await;
+    for model in ["a", "b"] {
+        let Change { number, .. } = later.memory.get(model).expect("there were orders");
+        assert_eq!(number, ORDERS as u64, "{model}");
+    }
+    let same = async {
+        while processes.iter().any(|process| process.memory.changes() != later.memory.changes()) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), told).await.expect("the gateway tells what it has heard");
-    assert!(heard.changes().contains_key("loaded"));
-    gateway.serve(Arc::<Scribe>::default(), &tasks);
-    assert!(joined(&bus, "third worker", Role::Worker).await.memory().changes().contains_key("loaded"));
+    tokio::time::timeout(PATIENCE, same).await.expect("every process hears of every change");
+    for (name, process) in everybody.iter().zip(&processes).chain([(&"worker 3", &later)]) {
+        assert_eq!(*process.host.models.lock(), later.wanted(), "{name}");
+    }
+    tasks.join().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_joins_later_hosts_what_was_loaded() {
+    let (bus, tasks) = (Arc::new(InProcess::default()), TaskSet::new());
+    let gateway = Process::start(&bus, "gateway", &tasks).await;
+    let expected = names(&["gateway"]);
+    for model in ["loaded", "unloaded"] {
+        gateway.order(&bus, model, Some(configured("{}")), &expected).await;
+    }
+    gateway.order(&bus, "unloaded", None, &expected).await;
+    for name in ["worker", "gateway 2"] {
+        let later = Process::start(&bus, name, &tasks).await;
+        assert_eq!(*later.host.models.lock(), BTreeMap::from([("loaded".to_owned(), Some("{}".to_owned()))]));
+        assert_eq!(later.memory.changes(), gateway.memory.changes());
+    }
     tasks.join().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_are_carried_out_in_the_order_they_came_in() {
-    let (bus, tasks, scribe) = (Arc::new(InProcess::default()), TaskSet::new(), Arc::new(Scribe::default()));
-    Control::join(bus.clone(), "scribe".to_owned(), Role::Worker).await.unwrap().serve(scribe.clone(), &tasks);
+    let (bus, tasks) = (Arc::new(InProcess::default()), TaskSet::new());
+    let worker = Process::start(&bus, "worker", &tasks).await;
     let models: Vec<String> = (0..50).map(|number| format!("m{number}")).collect();
-    let (order, expected) = (Order::Load(Override::default()), BTreeSet::from(["scribe".to_owned()]));
-    // Each asks when it is polled for the first time, which is in this order.
-    let commands = models.iter().map(|model| control::command(bus.as_ref(), model, &order, &expected));
+    let (wanted, expected) = (Override::default(), names(&["worker"]));
+    // Each command is sent when its future is first polled, which happens in this order.
+    let commands = models.iter().map(|model| control::command(&*bus, &worker.memory, model, Some(&wanted), &expected));
     for answers in join_all(commands).await {
-        assert_eq!(answers.unwrap()["scribe"], Outcome::Done(Vec::new()));
+        assert_eq!(answers.unwrap(), Answers::from([("worker".to_owned(), Outcome::Done(Vec::new()))]));
     }
-    assert_eq!(*scribe.0.lock(), models);
+    assert_eq!(*worker.host.loads.lock(), models);
     tasks.join().await;
 }

@@ -1,5 +1,5 @@
-//! A worker whose model works step by step, on the in-process bus: joining and leaving, parts and their order, what
-//! becomes of errors and panics.
+//! A worker whose model works step by step, on the in-process bus: joining and leaving, parts and their order, errors
+//! and panics.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use trireme_bus::{Answer, Bus, InProcess, Inbox, PendingReplies, QueueOptions, WorkMessage};
+use trireme_bus::{Answer, Bus, InProcess, Inbox, PendingReplies, WorkMessage};
 use trireme_inference::{InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros};
 use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, Instance, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime,
@@ -16,11 +16,11 @@ use trireme_runtime::{
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Requests that the instance takes.
+/// Number of requests that the instance takes.
 const ROOM: usize = 3;
 
-/// Counts up to the number in the request's input, a step each: `n` for n parts and an end without outputs. Negative
-/// numbers are orders.
+/// Counts up to the number in the request's input, one step each. With `n` it makes n parts and an end without outputs.
+/// Negative numbers choose other behaviour.
 struct Counter {
     watch: Arc<Watch>,
     requests: BTreeMap<Ticket, (i64, i64, bool)>,
@@ -70,7 +70,8 @@ impl StepwiseInstance for Counter {
         let mut made = Vec::new();
         for (&ticket, (count, goal, in_parts)) in &mut self.requests {
             if *goal == PANIC || *goal == PANIC_ONCE && self.watch.panics.fetch_add(1, Ordering::SeqCst) == 0 {
-                // Without a trace: to write one takes seconds on a busy machine, which would count as a step that hangs.
+                // Without a backtrace: on a busy machine, writing one takes seconds and would count as a step that
+                // hangs.
                 std::panic::resume_unwind(Box::new("as told"));
             }
             if *goal == HANG_ONCE && !self.watch.hung.swap(true, Ordering::SeqCst) {
@@ -101,7 +102,7 @@ impl StepwiseInstance for Counter {
     }
 }
 
-/// Echoes its input; waits a little before even numbers, so that parts overtake one another.
+/// Echoes its input. Waits a little before even numbers, so that parts overtake one another.
 struct Echo;
 
 impl ModelInstance for Echo {
@@ -139,7 +140,7 @@ impl Backend for Fake {
 }
 
 struct Stage {
-    bus: Arc<InProcess>,
+    bus: Arc<dyn Bus>,
     inbox: Arc<Inbox>,
     watch: Arc<Watch>,
     worker: Worker,
@@ -149,10 +150,10 @@ struct Stage {
 impl Stage {
     /// A worker with the models `count` and `echo`.
     async fn start() -> Stage {
-        Stage::start_on(Arc::default(), "gateway", Arc::default()).await
+        Stage::start_on(Arc::new(InProcess::default()), "gateway", Arc::default()).await
     }
 
-    async fn start_on(bus: Arc<InProcess>, gateway: &str, watch: Arc<Watch>) -> Stage {
+    async fn start_on(bus: Arc<dyn Bus>, gateway: &str, watch: Arc<Watch>) -> Stage {
         let repository = tempfile::tempdir().expect("a temporary directory");
         write_model(repository.path(), "count", "model_transaction_policy { decoupled: true }");
         write_model(repository.path(), "echo", "");
@@ -160,11 +161,11 @@ impl Stage {
             name: "worker".to_owned(),
             service: "test".to_owned(),
             model_repository: vec![repository.path().to_owned()],
+            sources: None,
             execution_limit: Some(EXECUTION_LIMIT),
             canary: None,
             auto_complete: true,
             control: trireme_runtime::ControlOptions::default(),
-            queue: QueueOptions::default(),
             statistics: Statistics::new("worker"),
         };
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(Fake(watch.clone()))];
@@ -202,7 +203,12 @@ fn write_model(repository: &Path, name: &str, rest: &str) {
 fn request(id: &str, models: &[&str], order: i64, answer: Answer) -> WorkMessage {
     let step = |(index, model): (usize, &&str)| Step {
         model: ModelKey { name: (*model).to_owned(), version: 1 },
-        inputs: vec![StepInput { name: "INPUT0".to_owned(), tensor: format!("t{index}"), optional: false }],
+        inputs: vec![StepInput {
+            name: "INPUT0".to_owned(),
+            tensor: format!("t{index}"),
+            optional: false,
+            reshapes: Vec::new(),
+        }],
         outputs: vec![StepOutput { name: "OUTPUT0".to_owned(), tensor: format!("t{}", index + 1) }],
         dead: vec![format!("t{index}")],
         level: 0,
@@ -229,7 +235,7 @@ fn request(id: &str, models: &[&str], order: i64, answer: Answer) -> WorkMessage
     }
 }
 
-/// All replies up to the last: the number in each, `None` where there is none, or the error that ended them.
+/// All replies up to the last one: the number in each (`None` for a reply without one), or the error that ended them.
 async fn all(replies: &mut PendingReplies) -> Result<Vec<Option<i64>>, (Vec<Option<i64>>, InferError)> {
     let mut seen = Vec::new();
     loop {
@@ -325,7 +331,7 @@ async fn a_step_that_does_not_end_is_noticed_and_its_requests_given_back() {
     assert_eq!(failed, "execution that does not end");
     let drained = tokio::time::timeout(PATIENCE, stage.worker.drain(Duration::from_secs(60))).await;
     assert_eq!(drained.expect("nobody waits for it"), 0, "all work was given back");
-    // Another worker does what the first one had.
+    // Another worker executes the first worker's requests.
     let _peer = Stage::start_on(stage.bus.clone(), "other gateway", stage.watch.clone()).await;
     tokio::time::timeout(PATIENCE, hanging.next()).await.expect("an answer").outcome.unwrap();
     assert_eq!(all(&mut within).await.unwrap(), [Some(40)]);
@@ -338,7 +344,8 @@ async fn a_panic_fails_what_is_in_hand_and_the_instance_lives_on() {
     let mut neighbour = stage.send(&request("neighbour", &["count"], 40, Answer::InParts)).await;
     tokio::time::timeout(PATIENCE, neighbour.next()).await.unwrap().outcome.unwrap();
     let mut panics = stage.send(&request("panics", &["count"], PANIC_ONCE, Answer::InParts)).await;
-    // A fault of ours is tried again: a panic costs time, and the parts that were had do not come again.
+    // A panic is not the request's fault, so the request is tried again, and parts that were received do not come
+    // again.
     assert_eq!(tokio::time::timeout(PATIENCE, panics.next()).await.unwrap().sequence, 0);
     assert_eq!(all(&mut neighbour).await.unwrap(), numbers(40)[1..]);
 }
@@ -349,7 +356,7 @@ async fn a_request_that_always_panics_fails_alone() {
     let mut poison = stage.send(&request("poison", &["count"], PANIC, Answer::Whole)).await;
     let mut neighbours = Vec::new();
     for id in ["one", "two"] {
-        // Long enough that the other panics meanwhile, each time it is there.
+        // Long enough for the other request to panic on every attempt meanwhile.
         neighbours.push(stage.send(&request(id, &["count"], 200, Answer::Whole)).await);
     }
     for replies in &mut neighbours {
@@ -357,9 +364,9 @@ async fn a_request_that_always_panics_fails_alone() {
     }
     let (_, error) = all(&mut poison).await.unwrap_err();
     assert_eq!(error.message, "model instance panicked while executing");
-    let dead = stage.bus.dead_letters();
-    let dead: Vec<_> = dead.iter().map(|letter| (letter.message.request_id.as_str(), letter.attempts)).collect();
-    assert_eq!(dead, [("poison", 3)]);
+    let dead = stage.bus.dead_letter_after(0).await.unwrap().expect("a dead letter");
+    assert_eq!((dead.letter.message.request_id.as_str(), dead.letter.attempts), ("poison", 3));
+    assert!(stage.bus.dead_letter_after(dead.number).await.unwrap().is_none());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -371,7 +378,7 @@ async fn a_request_handed_to_another_worker_in_the_middle_goes_on_where_it_was()
         let reply = tokio::time::timeout(PATIENCE, replies.next()).await.unwrap();
         assert_eq!(reply.outcome.unwrap().tensors[0].values::<i64>().unwrap()[0], expected);
     }
-    // As a bus does whose delivery has run out.
+    // A bus redelivers the message like this when the delivery's ack wait has run out.
     let again = WorkMessage {
         route: Route::resume(message.route.model().clone(), true, 7, message.route.remaining().to_vec()),
         ..message

@@ -1,8 +1,5 @@
 //! A whole worker on the in-process bus, with a backend whose behaviour each request chooses.
 
-#[path = "worker/faulty.rs"]
-mod faulty;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,58 +7,56 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
-use trireme_bus::{Answer, Bus, Delivery, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage};
+use trireme_bus::conformance::refusing::{Call, Refusing};
+use trireme_bus::{Answer, Bucket, Bus, Delivery, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage};
 use trireme_inference::{
     ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
-use trireme_runtime::statistics::report::{STATISTICS, STATISTICS_TOLD};
 use trireme_runtime::{
     Backend, BatchPolicy, Candidate, ControlOptions, Decision, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel,
-    ModelInstance, ModelSource, OneAtATime, Snapshot, Statistics, Stop, Worker, WorkerOptions,
+    ModelInstance, ModelSource, OneAtATime, Statistics, Stop, Worker, WorkerOptions,
 };
-
-use crate::faulty::{Asked, Faulty};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Results wait for longer for a queue that is not there.
+/// A limit below the time that results wait for a queue that does not exist.
 const SOON: Duration = Duration::from_secs(20);
 
 /// Longer than any execution here that ends.
 const EXECUTION_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a cancellation takes to its worker at most: nobody hears that it has come.
+/// The longest time that a cancellation takes to its worker, whose arrival the test cannot see.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
 
 /// The id of canary requests here.
 const CANARY_ID: &str = "canary";
 
-/// Whether an instance hangs already: once is enough.
+/// Whether an instance hangs already: `hang once` hangs only one of them.
 static HUNG: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
-/// Without traffic for so long, canary requests are executed.
+/// Canary requests are executed after this time without traffic.
 const CANARY: Duration = Duration::from_millis(50);
 
 /// Does what the text in its input says.
 #[derive(Default)]
 struct Obedient {
     executions: Arc<AtomicUsize>,
-    /// What its canary requests say; there are none where it is empty.
+    /// The text of its canary requests; with an empty text there are none.
     canary: Arc<Mutex<&'static str>>,
-    /// Whether it brings a canary request.
+    /// Whether it declares a canary request.
     declared: bool,
-    /// Without a success for so long, canary requests are executed; [`CANARY`] where it is zero.
+    /// Canary requests are executed after this time without a success; with zero, after [`CANARY`].
     pause: Duration,
     /// Whether its batch policy panics.
     panics: bool,
 }
 
-/// A batch policy with a fault.
+/// A batch policy that panics.
 struct Panics;
 
 impl BatchPolicy for Panics {
     fn decide(&self, _: &[Candidate], _: Instant) -> Decision {
-        // Without a trace: to write one takes seconds on a busy machine.
+        // Without a backtrace: on a busy machine, writing one takes seconds.
         std::panic::resume_unwind(Box::new("as told"))
     }
 
@@ -76,7 +71,7 @@ struct Instance {
     calls: Arc<Calls>,
 }
 
-/// Executions that were called off.
+/// Counts the executions that were stopped.
 #[derive(Default)]
 struct Calls(AtomicUsize);
 
@@ -147,7 +142,7 @@ fn obey(request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
     match order.as_slice() {
         b"refuse" => return Err(InferError::invalid_arg("refused")),
         b"fail" => return Err(InferError::internal("failed")),
-        // Without a trace: to write one takes seconds on a busy machine, which would count as an execution that hangs.
+        // Without a backtrace: on a busy machine, writing one takes seconds and would count as an execution that hangs.
         b"panic" => std::panic::resume_unwind(Box::new("as told")),
         b"hang" => std::thread::sleep(Duration::from_secs(3600)),
         b"sleep" => std::thread::sleep(Duration::from_secs(1)),
@@ -159,7 +154,7 @@ fn obey(request: &ExecuteRequest) -> Result<ExecuteResponse, InferError> {
 
 /// A worker that hosts `models` of one step each, and a gateway's inbox.
 struct Stage {
-    bus: Arc<Faulty>,
+    bus: Arc<Refusing>,
     worker: Worker,
     inbox: Arc<Inbox>,
     executions: Arc<AtomicUsize>,
@@ -172,35 +167,31 @@ impl Stage {
         Stage::start_on(Arc::default(), "gateway", models, queue).await
     }
 
-    async fn start_on(bus: Arc<Faulty>, gateway: &str, models: &[&str], queue: QueueOptions) -> Stage {
+    async fn start_on(bus: Arc<Refusing>, gateway: &str, models: &[&str], queue: QueueOptions) -> Stage {
         let repository = tempfile::tempdir().expect("a temporary directory");
         Stage::start_backend(bus, gateway, models, queue, Obedient::default(), repository).await
     }
 
-    /// A worker whose canary requests say `canary` from now on; they are made up where none is declared.
+    /// A worker whose canary requests have the text `canary` from now on. They are made up unless `declared`.
     async fn start_with_canary(canary: &Arc<Mutex<&'static str>>, declared: bool) -> Stage {
         let repository = tempfile::tempdir().expect("a temporary directory");
         let backend = Obedient { canary: canary.clone(), declared, ..Obedient::default() };
         Stage::start_backend(Arc::default(), "gateway", &["a"], three_attempts(), backend, repository).await
     }
 
-    /// The same, with no canary requests for being idle.
-    async fn start_with_rare_canary(bus: &Arc<Faulty>, canary: &Arc<Mutex<&'static str>>, declared: bool) -> Stage {
+    /// The same, but idle instances execute no canary requests.
+    async fn start_with_rare_canary(bus: &Arc<Refusing>, canary: &Arc<Mutex<&'static str>>, declared: bool) -> Stage {
         let repository = tempfile::tempdir().expect("a temporary directory");
         let backend = Obedient { canary: canary.clone(), declared, pause: Duration::MAX / 4, ..Obedient::default() };
         Stage::start_backend(bus.clone(), "gateway", &["a"], three_attempts(), backend, repository).await
     }
 
-    /// Waits until nothing is in a queue, or was delivered and not acknowledged: that follows the reply.
+    /// Waits until no message is in a queue or delivered and not acknowledged; acknowledgements follow the reply.
     async fn wait_for_rest(&self, models: &[&str]) {
         for model in models {
             let model = ModelKey { name: (*model).to_owned(), version: 1 };
             let rest = async {
-                while self
-                    .bus
-                    .queue_status(&model, &[], false)
-                    .await
-                    .is_ok_and(|status| status.waiting + status.delivered > 0)
+                while self.bus.queue_status(&model, &[]).await.is_ok_and(|status| status.waiting + status.delivered > 0)
                 {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
@@ -219,7 +210,7 @@ impl Stage {
     }
 
     async fn start_backend(
-        bus: Arc<Faulty>,
+        bus: Arc<Refusing>,
         gateway: &str,
         models: &[&str],
         queue: QueueOptions,
@@ -230,7 +221,8 @@ impl Stage {
             write_model(repository.path(), model);
         }
         let executions = backend.executions.clone();
-        let options = options(repository.path(), &backend, queue);
+        let options = options(repository.path(), &backend);
+        (bus.as_ref() as &dyn Bus).change_settings(&queue).await.expect("in process nothing refuses");
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(backend)];
         let worker = Worker::start(bus.clone(), &backends, &options).await.expect("in process nothing refuses");
         let inbox = bus.open_inbox(gateway).await.expect("in process nothing refuses");
@@ -239,7 +231,7 @@ impl Stage {
     }
 
     async fn ask(&self, message: &WorkMessage) -> Reply {
-        // What the worker says counts, also when it says it late.
+        // The worker's answer counts, also when it comes late.
         let mut replies = self.inbox.expect(&WorkMessage { deadline: UnixMicros::NEVER, ..message.clone() });
         self.bus.publish(message).await.expect("in process nothing refuses");
         tokio::time::timeout(PATIENCE, replies.next()).await.expect("no answer")
@@ -250,21 +242,21 @@ impl Stage {
     }
 }
 
-fn options(repository: &Path, backend: &Obedient, queue: QueueOptions) -> WorkerOptions {
+fn options(repository: &Path, backend: &Obedient) -> WorkerOptions {
     WorkerOptions {
         name: "worker".to_owned(),
         service: "test".to_owned(),
         model_repository: vec![repository.to_owned()],
+        sources: None,
         execution_limit: Some(EXECUTION_LIMIT),
         canary: (!backend.canary.lock().is_empty()).then_some(backend.pause.max(CANARY)),
         auto_complete: true,
         control: ControlOptions::default(),
-        queue,
         statistics: Statistics::new("worker"),
     }
 }
 
-/// A model of one instance, or of so many as its name says at the end.
+/// A model with one instance, or with the number of instances at the end of its name.
 fn write_model(repository: &Path, name: &str) {
     let directory = repository.join(name);
     std::fs::create_dir_all(directory.join("1")).expect("a directory");
@@ -283,7 +275,12 @@ fn request(id: &str, models: &[&str], order: &str) -> WorkMessage {
     let tensor = |number: usize| format!("t{number}");
     let step = |(number, model): (usize, &&str)| Step {
         model: ModelKey { name: (*model).to_owned(), version: 1 },
-        inputs: vec![StepInput { name: "INPUT0".to_owned(), tensor: tensor(number), optional: false }],
+        inputs: vec![StepInput {
+            name: "INPUT0".to_owned(),
+            tensor: tensor(number),
+            optional: false,
+            reshapes: Vec::new(),
+        }],
         outputs: vec![StepOutput { name: "OUTPUT0".to_owned(), tensor: tensor(number + 1) }],
         dead: vec![tensor(number)],
         level: 0,
@@ -312,7 +309,7 @@ fn three_attempts() -> QueueOptions {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_passes_all_its_steps_and_only_then_is_acknowledged() {
-    // A queue of one: were the first delivery not settled, the second request would be refused.
+    // A queue of one message: if the first delivery were not settled, the second request would be refused.
     let stage = Stage::start(&["a", "b", "c"], QueueOptions { max_messages: 1, ..three_attempts() }).await;
     for id in ["1", "2", "3"] {
         let reply = stage.ask(&request(id, &["a", "b", "c"], "echo")).await;
@@ -362,7 +359,7 @@ async fn expired_and_cancelled_work_is_dropped_before_it_is_computed() {
     stage.bus.cancel("gone").await.unwrap();
     tokio::time::sleep(ON_ITS_WAY).await;
     stage.bus.publish(&request("gone", &["a"], "echo")).await.unwrap();
-    // A request that waits behind a slow one, and is cancelled while it waits.
+    // The second request is cancelled while it waits behind a slow one.
     let slow = request("slow", &["a"], "sleep");
     let mut answer = stage.inbox.expect(&slow);
     stage.bus.publish(&slow).await.unwrap();
@@ -388,7 +385,7 @@ async fn a_worker_that_hangs_gives_its_work_back_and_fails() {
     let drained =
         tokio::time::timeout(PATIENCE, worker.drain(Duration::from_secs(60))).await.expect("nobody waits for it");
     assert_eq!(drained, 0, "all work was given back");
-    // Another worker does what the first one had.
+    // Another worker executes the first worker's requests.
     let _peer = Stage::start_on(bus, "other gateway", &["a"], QueueOptions::default()).await;
     for answer in &mut answers {
         tokio::time::timeout(PATIENCE, answer.next()).await.expect("an answer").outcome.unwrap();
@@ -431,7 +428,7 @@ async fn a_worker_ends_whose_canary_request_fails() {
         *canary.lock() = order;
         let failed = tokio::time::timeout(PATIENCE, stage.worker.failed()).await.expect("the worker notices");
         assert_eq!(failed, "canary request");
-        // What comes now is not for this worker.
+        // The worker has failed, so it does not take this request.
         stage.bus.publish(&request(order, &["a"], "echo")).await.unwrap();
         assert_eq!(stage.worker.drain(PATIENCE).await, 0);
     }
@@ -443,14 +440,14 @@ async fn a_made_up_canary_request_is_tried_before_work_is_taken() {
     let stage = Stage::start_with_rare_canary(&Arc::default(), &canary, false).await;
     assert_eq!(stage.executions(), 1);
     stage.ask(&request("1", &["a"], "echo")).await.outcome.unwrap();
-    // What breaks right after that is noticed, too.
+    // A failure after the first canary request is noticed, too.
     let stage = Stage::start_with_canary(&canary, false).await;
     *canary.lock() = "fail";
     let failed = tokio::time::timeout(PATIENCE, stage.worker.failed()).await.expect("the worker notices");
     assert_eq!(failed, "canary request");
 }
 
-/// Requests that fail by our fault, three times each.
+/// Publishes requests that fail and are tried three times each.
 async fn fail_in_a_row(stage: &Stage, requests: usize) {
     for number in 0..requests {
         stage.bus.publish(&request(&number.to_string(), &["a"], "fail")).await.expect("in process nothing refuses");
@@ -459,13 +456,13 @@ async fn fail_in_a_row(stage: &Stage, requests: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_ends_that_fails_all_that_comes() {
-    let (bus, canary) = (Arc::new(Faulty::default()), Arc::new(Mutex::new("echo")));
+    let (bus, canary) = (Arc::new(Refusing::default()), Arc::new(Mutex::new("echo")));
     let stage = Stage::start_with_rare_canary(&bus, &canary, true).await;
     *canary.lock() = "fail";
     fail_in_a_row(&stage, 8).await;
     let failed = tokio::time::timeout(PATIENCE, stage.worker.failed()).await.expect("the worker notices");
     assert_eq!(failed, "canary request");
-    // What comes now is not for this worker.
+    // The worker has failed, so it does not take this request.
     let mut answer = stage.inbox.expect(&request("later", &["a"], "echo"));
     bus.publish(&request("later", &["a"], "echo")).await.unwrap();
     let Stage { worker, inbox: _inbox, _repository, .. } = stage;
@@ -479,7 +476,7 @@ async fn requests_that_fail_again_and_again_end_no_worker_that_works() {
     let canary = Arc::new(Mutex::new("echo"));
     let stage = Stage::start_with_rare_canary(&Arc::default(), &canary, true).await;
     fail_in_a_row(&stage, 5).await;
-    // Fifteen runs, and the canary request after eight of them.
+    // Fifteen runs, and the canary request after the eighth.
     stage.wait_for_executions(16).await;
     stage.wait_for_rest(&["a"]).await;
     stage.ask(&request("after", &["a"], "echo")).await.outcome.unwrap();
@@ -503,21 +500,21 @@ async fn a_model_that_hangs_on_a_made_up_canary_request_is_not_served() {
     let repository = tempfile::tempdir().expect("a temporary directory");
     write_model(repository.path(), "a");
     let backend = Obedient { canary: Arc::new(Mutex::new("hang")), ..Obedient::default() };
-    let options = options(repository.path(), &backend, three_attempts());
+    let options = options(repository.path(), &backend);
     let options = WorkerOptions { execution_limit: Some(CANARY), ..options };
-    let (bus, backends): (_, [Arc<dyn Backend>; 1]) = (Arc::new(Faulty::default()), [Arc::new(backend)]);
+    let (bus, backends): (_, [Arc<dyn Backend>; 1]) = (Arc::new(Refusing::default()), [Arc::new(backend)]);
     let started = tokio::time::timeout(PATIENCE, Worker::start(bus, &backends, &options)).await.expect("it is noticed");
     assert!(started.is_err_and(|error| error.to_string().contains("takes longer than the execution limit")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_was_never_settled_is_given_up_without_running() {
-    let bus = Arc::new(Faulty::default());
+    let bus = Arc::new(Refusing::default());
     let queue = QueueOptions { max_deliver: 1, ..QueueOptions::default() };
     let model = ModelKey { name: "a".to_owned(), version: 1 };
     bus.declare_queue(&model, &queue).await.unwrap();
     bus.publish(&request("1", &["a"], "echo")).await.unwrap();
-    // A worker takes it and dies.
+    // A worker takes the message and dies.
     drop(bus.pull(&model).await.unwrap().next(1).await.unwrap());
 
     let stage = Stage::start_on(bus.clone(), "gateway", &["a"], queue).await;
@@ -537,8 +534,9 @@ fn two_attempts() -> QueueOptions {
     QueueOptions { max_deliver: 2, ..QueueOptions::default() }
 }
 
-/// These messages, in the hands of a worker. When it dies, they are suspects with one attempt left.
-async fn delivered_once(bus: &Faulty, messages: &[WorkMessage]) -> Vec<Delivery> {
+/// These messages as deliveries of a worker. When the deliveries are dropped, as when the worker dies, the messages are
+/// suspects with one attempt left.
+async fn delivered_once(bus: &Refusing, messages: &[WorkMessage]) -> Vec<Delivery> {
     let model = messages[0].queue().expect("a route");
     bus.declare_queue(model, &two_attempts()).await.expect("in process nothing refuses");
     for message in messages {
@@ -548,9 +546,9 @@ async fn delivered_once(bus: &Faulty, messages: &[WorkMessage]) -> Vec<Delivery>
     puller.next(messages.len()).await.expect("in process nothing refuses")
 }
 
-/// Suspects with one attempt left at a new worker, which executes one of them until that is cancelled.
+/// Suspects with one attempt left, at a new worker. It executes one of them until that request is cancelled.
 async fn suspects(model: &'static str, count: usize) -> (Stage, Vec<String>) {
-    let bus = Arc::new(Faulty::default());
+    let bus = Arc::new(Refusing::default());
     let ids: Vec<_> = (0..count).map(|number| number.to_string()).collect();
     let messages: Vec<_> = ids.iter().map(|id| request(id, &[model], "last")).collect();
     drop(delivered_once(&bus, &messages).await);
@@ -561,10 +559,10 @@ async fn suspects(model: &'static str, count: usize) -> (Stage, Vec<String>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn suspects_whose_turn_it_is_not_take_nobodys_place() {
-    // Far more than the worker takes in.
+    // Far more than the worker holds.
     let (stage, ids) = suspects("a2", 100).await;
     stage.ask(&request("healthy", &["a2"], "echo")).await.outcome.expect("a result");
-    // What is seen to fail kills nobody: its last attempt needs no turn.
+    // An attempt that is seen to fail did not kill its worker, so the last attempt needs no turn.
     let error = stage.ask(&request("failing", &["a2"], "fail")).await.outcome.unwrap_err();
     assert_eq!(error.message, "failed");
     assert_eq!(stage.executions(), 4, "of the suspects the first is still executed");
@@ -576,11 +574,11 @@ async fn suspects_whose_turn_it_is_not_take_nobodys_place() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_that_could_not_be_noted_in_time_does_not_count() {
-    let bus = Arc::new(Faulty::default());
+    let bus = Arc::new(Refusing::default());
     let message = request("1", &["a"], "echo");
     drop(delivered_once(&bus, std::slice::from_ref(&message)).await);
-    // The broker has it, and says so too late.
-    bus.refuse(&[Asked::NoteUnheard]);
+    // The bus writes the note, but its confirmation comes too late.
+    bus.refuse([Call::WriteUnheard(Bucket::Attempts)]);
     let stage = Stage::start_on(bus, "gateway", &["a"], two_attempts()).await;
     let mut answer = stage.inbox.expect(&message);
     tokio::time::timeout(PATIENCE, answer.next()).await.expect("an answer").outcome.expect("it was begun once");
@@ -588,12 +586,13 @@ async fn an_attempt_that_could_not_be_noted_in_time_does_not_count() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn where_there_is_no_place_for_notes_deliveries_are_counted() {
-    for refused in [&[Asked::Note][..], &[Asked::Note, Asked::Attempts]] {
-        let bus = Arc::new(Faulty::default());
+    let (noting, counting) = (Call::Write(Bucket::Attempts), Call::Read(Bucket::Attempts));
+    for refused in [vec![noting], vec![noting, counting]] {
+        let bus = Arc::new(Refusing::default());
         let messages =
             [("good", "echo"), ("bad", "fail"), ("deadly", "echo")].map(|(id, order)| request(id, &["a"], order));
         let mut delivered = delivered_once(&bus, &messages).await;
-        // Each of its workers dies.
+        // The workers of this message die.
         let mut deadly = delivered.pop();
         for _ in 1..3 {
             drop(deadly.take());
@@ -618,7 +617,7 @@ async fn where_there_is_no_place_for_notes_deliveries_are_counted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_is_over_when_its_run_is() {
-    let bus = Arc::new(Faulty::default());
+    let bus = Arc::new(Refusing::default());
     let messages = [request("1", &["a", "nowhere"], "echo"), request("2", &["a"], "echo")];
     let mut before = delivered_once(&bus, &messages).await;
     drop(before.remove(0));
@@ -633,7 +632,7 @@ async fn a_turn_is_over_when_its_run_is() {
 async fn a_suspect_that_waits_for_its_turn_goes_to_another_worker_when_this_one_stops() {
     let (Stage { bus, worker, executions, inbox: _inbox, _repository, .. }, ids) = suspects("a", 2).await;
     let peer_starts = async {
-        // The first worker is leaving: it takes nothing any more.
+        // The first worker is being drained and takes no more messages.
         let peer = Stage::start_on(bus.clone(), "other gateway", &["a"], two_attempts()).await;
         peer.wait_for_executions(1).await;
         for id in ids {
@@ -726,7 +725,7 @@ async fn a_result_that_waits_for_its_queue_is_let_go_of_when_nobody_wants_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_answered_is_set_aside_as_it_came() {
     let stage = Stage::start(&["a"], three_attempts()).await;
-    stage.bus.refuse(&[Asked::Reply]);
+    stage.bus.refuse([Call::Reply]);
     let message = request("1", &["a"], "echo");
     stage.bus.publish(&message).await.unwrap();
     stage.wait_for_rest(&["a"]).await;
@@ -736,14 +735,14 @@ async fn what_cannot_be_answered_is_set_aside_as_it_came() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_that_cannot_be_hosted_is_let_go_of() {
-    for asked in [Asked::Queue, Asked::Entry] {
+    for call in [Call::Declare, Call::Write(Bucket::Registry)] {
         let (repository, backend) = (tempfile::tempdir().expect("a temporary directory"), Obedient::default());
         write_model(repository.path(), "a");
-        let (bus, instances) = (Faulty::default(), backend.executions.clone());
-        bus.refuse(&[asked]);
-        let options = options(repository.path(), &backend, three_attempts());
+        let (bus, instances) = (Refusing::default(), backend.executions.clone());
+        bus.refuse([call]);
+        let options = options(repository.path(), &backend);
         let started = Worker::start(Arc::new(bus), &[Arc::new(backend)], &options).await;
-        assert!(started.is_err_and(|error| error.to_string().contains("as told")), "{asked:?}");
+        assert!(started.is_err_and(|error| error.to_string().contains("the test refuses")), "{call:?}");
         let gone = async {
             while Arc::strong_count(&instances) > 1 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -756,7 +755,7 @@ async fn a_model_that_cannot_be_hosted_is_let_go_of() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_finishes_what_is_in_hand_and_leaves_the_registry() {
     let stage = Stage::start(&["a"], three_attempts()).await;
-    let mut events = stage.bus.watch_registry().await.unwrap();
+    let mut events = (stage.bus.as_ref() as &dyn Bus).watch_registry().await.unwrap();
     let mut answer = stage.inbox.expect(&request("1", &["a"], ""));
     stage.bus.publish(&request("1", &["a"], "sleep")).await.unwrap();
     stage.wait_for_executions(1).await;
@@ -764,14 +763,15 @@ async fn a_drain_finishes_what_is_in_hand_and_leaves_the_registry() {
     assert_eq!(stage.worker.drain(PATIENCE).await, 0);
     answer.next().await.outcome.unwrap();
     let mut states = Vec::new();
-    while let Ok(event) = events.try_recv() {
-        states.push(match event {
-            RegistryEvent::Put(entry) => Some(entry.state),
+    // The watch passes its events on in a task of its own.
+    while states.last() != Some(&None) {
+        let event = tokio::time::timeout(PATIENCE, events.recv()).await.expect("the entry is deleted");
+        states.push(match event.expect("the bus is open") {
+            RegistryEvent::Put(entry, _) => Some(entry.state),
             RegistryEvent::Delete(_) => None,
+            RegistryEvent::Complete => continue,
         });
     }
-    // It may have been renewed meanwhile.
-    states.dedup();
     assert_eq!(states, [Some(ModelState::Ready), Some(ModelState::Unloading), None]);
 }
 
@@ -822,29 +822,4 @@ async fn what_happens_is_counted_before_it_is_answered() {
 
     let snapshot = stage.statistics.snapshot();
     assert!(snapshot.models.iter().all(|model| model.stage == "model" && model.load.waiting == 0));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn statistics_are_answered_told_and_told_again_at_the_end() {
-    let stage = Stage::start(&["a"], three_attempts()).await;
-    let mut told = stage.bus.questions(STATISTICS_TOLD).await.unwrap();
-    stage.ask(&request("1", &["a"], "echo")).await.outcome.unwrap();
-    let counted = |body: &[u8]| {
-        let snapshot: Snapshot = serde_json::from_slice(body).expect("a snapshot");
-        assert_eq!(snapshot.process, "worker");
-        snapshot.models[0].counters.request.count
-    };
-    let mut answers = stage.bus.ask(STATISTICS, bytes::Bytes::new()).await.unwrap();
-    let answer = tokio::time::timeout(PATIENCE, answers.recv()).await.expect("no answer").expect("no answer");
-    assert_eq!(counted(&answer), 1);
-    let unasked = async { while counted(&told.recv().await.expect("the bus is there").body) != 1 {} };
-    tokio::time::timeout(PATIENCE, unasked).await.expect("nothing was told");
-
-    stage.ask(&request("2", &["a"], "echo")).await.outcome.unwrap();
-    assert_eq!(stage.worker.drain(PATIENCE).await, 0);
-    let mut last = 0;
-    while let Ok(told) = told.try_recv() {
-        last = counted(&told.body);
-    }
-    assert_eq!(last, 2, "the last word");
 }

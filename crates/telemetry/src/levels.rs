@@ -1,4 +1,4 @@
-//! What is logged, changed while the process runs.
+//! Log levels that can be changed while the process runs.
 
 use std::sync::OnceLock;
 
@@ -11,7 +11,7 @@ use tracing_subscriber::layer::Filter;
 use tracing_subscriber::reload;
 use tracing_subscriber::{EnvFilter, Registry};
 
-/// What is logged, as Triton's clients think of it.
+/// The log levels in the form of Triton's protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogLevels {
     /// Whether information is logged.
@@ -20,7 +20,7 @@ pub struct LogLevels {
     pub warning: bool,
     /// Whether errors are logged.
     pub error: bool,
-    /// How much more is logged of our own doings: 0 nothing, 1 the level `debug`, 2 and above `trace`.
+    /// How much more Trireme's own code logs: 0 nothing, 1 the level `debug`, 2 and above `trace`.
     pub verbose_level: u32,
 }
 
@@ -31,25 +31,25 @@ struct Control {
     levels: Mutex<LogLevels>,
 }
 
-/// There is one subscriber in a process, and this is its control.
+/// Controls the process's one subscriber.
 static CONTROL: OnceLock<Control> = OnceLock::new();
 
-/// `filter`, until [`set_log_levels`] puts another in its place.
+/// Wraps `filter` so that [`set_log_levels`] can replace it.
 pub(crate) fn reloadable(filter: EnvFilter) -> reload::Layer<BoxedFilter, Registry> {
     let levels = LogLevels::of(filter.max_level_hint().unwrap_or(LevelFilter::TRACE));
     let (layer, handle) = reload::Layer::new(Box::new(filter) as BoxedFilter);
-    // A second time is refused where the subscriber is installed.
+    // A second subscriber is refused where it is installed.
     let _ = CONTROL.set(Control { handle, levels: Mutex::new(levels) });
     layer
 }
 
-/// What is logged now.
+/// The present log levels.
 pub fn log_levels() -> LogLevels {
     CONTROL.get().map_or(LogLevels::of(LevelFilter::OFF), |control| *control.levels.lock())
 }
 
-/// Logs what `levels` say from now on, in place of `--log-level` with all that it says of single modules. What is logged
-/// already changes nothing. Errors when the subscriber is gone.
+/// Logs by `levels` from now on. They replace `--log-level`, its settings for single modules included. Setting the
+/// present levels changes nothing. Errors if the subscriber is gone.
 pub fn set_log_levels(levels: LogLevels) -> Result<(), reload::Error> {
     let Some(control) = CONTROL.get() else { return Ok(()) };
     let mut current = control.levels.lock();
@@ -63,7 +63,7 @@ pub fn set_log_levels(levels: LogLevels) -> Result<(), reload::Error> {
 // === impl LogLevels ===
 
 impl LogLevels {
-    /// The switches that come nearest to a level.
+    /// The switches nearest to a level.
     fn of(level: LevelFilter) -> LogLevels {
         LogLevels {
             info: level >= LevelFilter::INFO,
@@ -78,7 +78,7 @@ impl LogLevels {
     }
 
     fn filter(self) -> impl Filter<Registry> + Send + Sync {
-        // More than information is of interest from ourselves only.
+        // Levels above `info` are used only for Trireme's own code.
         let level = match self.verbose_level {
             0 => "info",
             1 => "info,trireme=debug",
@@ -109,7 +109,7 @@ mod tests {
         }
     }
 
-    /// The only test of this process that touches the control.
+    /// The only test of this process that uses `CONTROL`.
     #[test]
     fn levels_change_while_events_come_in() {
         let count = Arc::new(AtomicUsize::new(0));

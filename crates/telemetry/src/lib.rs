@@ -1,8 +1,10 @@
-//! Logs and traces: set up once per process, the same for every service. And the names of all metrics ([`metrics`]).
+//! Logs and traces, set up once per process and in the same way for every service. Also the names of all metrics
+//! ([`metrics`]).
 //!
-//! Logs go to standard error through `tracing`. With `--otlp-endpoint` spans are exported over OTLP (gRPC), and
-//! [`traceparent`] and [`set_parent`] carry the W3C trace context in and out of messages, so that a request is one trace
-//! across all processes; [`steps`] records what workers do for it. Without an endpoint no span is recorded and a client's `traceparent` is passed on as it came.
+//! Logs go to standard error through `tracing`. With `--otlp-endpoint`, spans are exported over OTLP (gRPC), and
+//! [`traceparent`] and [`set_parent`] write the W3C trace context into messages and read it from them, so that a
+//! request is one trace across all processes. [`steps`] records the steps of workers. Without an endpoint no span is
+//! recorded, and a client's `traceparent` is passed on unchanged.
 
 mod levels;
 pub mod metrics;
@@ -67,14 +69,14 @@ pub struct TelemetryArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// A line for a person.
-    // Triton's two: lines have ISO 8601 times anyway.
+    // Triton's two formats. Log lines have ISO 8601 times in both cases.
     #[value(aliases = ["default", "ISO8601"])]
     Text,
     /// A JSON object a line.
     Json,
 }
 
-/// Keeps telemetry running; [`Telemetry::shutdown`] sends out what is buffered.
+/// Keeps telemetry running; [`Telemetry::shutdown`] sends buffered spans.
 #[derive(Debug)]
 pub struct Telemetry {
     provider: Option<SdkTracerProvider>,
@@ -82,7 +84,7 @@ pub struct Telemetry {
 
 /// Sets up logs and traces for this process. Call once, inside the tokio runtime.
 pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telemetry> {
-    // The NATS client's own lines say nothing that ours do not; a module in --log-level still overrules this.
+    // The NATS client's log lines only repeat ours. A module in --log-level overrides this.
     let filter = EnvFilter::try_new(format!("async_nats=warn,{}", args.log_level))
         .map_err(|error| anyhow::anyhow!("--log-level '{}' is not understood: {error}", args.log_level))?;
     anyhow::ensure!(
@@ -95,7 +97,7 @@ pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telem
         LogFormat::Text => logs.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed(),
         LogFormat::Json => logs.json().flatten_event(true).with_current_span(false).with_span_list(true).boxed(),
     };
-    // Compose files have no way to leave a variable out: an empty one says the same.
+    // Compose files cannot leave a variable out, so an empty one counts as missing.
     let provider = match args.otlp_endpoint.as_deref().filter(|endpoint| !endpoint.is_empty()) {
         Some(endpoint) => Some(trace::provider(service, endpoint, args.trace_ratio)?),
         None => None,
@@ -116,7 +118,7 @@ pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telem
 // === impl Telemetry ===
 
 impl Telemetry {
-    /// Sends out the spans that are still buffered.
+    /// Sends buffered spans.
     pub fn shutdown(self) {
         if let Some(provider) = self.provider
             && let Err(error) = provider.shutdown()

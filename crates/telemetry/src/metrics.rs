@@ -1,18 +1,18 @@
-//! Metrics: every name there is, in one table, and their text form for Prometheus.
+//! The names of all metrics, in one table, and their text form for Prometheus.
 //!
-//! `nv_*` are Triton's names, with its help texts; `process_*` are those that Prometheus' own libraries have; ours are
-//! `trireme_*`. What is counted, and where, is up to others.
+//! `nv_*` are Triton's names, with its help texts; `process_*` are the names that Prometheus' own libraries use; ours
+//! are `trireme_*`. Not here: counting (the services do it).
 
 use std::fmt::Write;
 
-/// What a metric is.
+/// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Only grows.
     Counter,
     /// Goes up and down.
     Gauge,
-    /// Counts by upper bound.
+    /// Counts values up to each bound.
     Histogram,
     /// Quantiles.
     Summary,
@@ -34,12 +34,12 @@ macro_rules! metrics {
                 match self { $(Metric::$variant => $name),+ }
             }
 
-            /// What kind it is.
+            /// Its type.
             pub fn kind(self) -> Kind {
                 match self { $(Metric::$variant => Kind::$kind),+ }
             }
 
-            /// What it says.
+            /// Its help text.
             pub fn help(self) -> &'static str {
                 match self { $(Metric::$variant => $help),+ }
             }
@@ -89,6 +89,7 @@ metrics! {
     StageBatch = "trireme_stage_batch_rows" Histogram "Rows of the batches that this process ran";
     StageTokens = "trireme_stage_tokens_total" Counter "Rows times length of the batches that were run, padding included";
     StagePadding = "trireme_stage_padding_tokens_total" Counter "The part of trireme_stage_tokens_total that was padding";
+    StageTruncated = "trireme_stage_truncated_texts_total" Counter "Texts that this process cut because they were too long";
     StageWaiting = "trireme_stage_waiting_requests" Gauge "Requests that wait in this process for their batch";
     StageInFlight = "trireme_stage_in_flight_requests" Gauge "Requests that this process has in hand: waiting, running, being sent on";
     StageRedeliveries = "trireme_stage_redeliveries_total" Counter "Deliveries to this process that were not the first of their message";
@@ -99,6 +100,7 @@ metrics! {
     ProcessMemory = "process_resident_memory_bytes" Gauge "Resident memory size in bytes.";
     ProcessStart = "process_start_time_seconds" Gauge "Start time of the process since unix epoch in seconds.";
     ProcessTasks = "trireme_process_tasks" Gauge "Asynchronous tasks that live in this process";
+    ClockOffset = "trireme_clock_offset_seconds" Gauge "How far this host's clock is behind the broker's, which requests go by; negative where it is ahead";
 }
 
 /// Names and values of a sample's labels.
@@ -107,7 +109,7 @@ pub type Labels<'a> = &'a [(&'a str, &'a str)];
 /// The content type of an [`Exposition`].
 pub const CONTENT_TYPE: &str = "text/plain; charset=utf-8";
 
-/// Metrics as Prometheus reads them.
+/// Metrics in Prometheus' text format.
 #[derive(Debug, Default)]
 pub struct Exposition {
     text: String,
@@ -136,14 +138,14 @@ impl Kind {
 // === impl Exposition ===
 
 impl Exposition {
-    /// Writes a family, whose samples `fill` gives. Each family comes once.
+    /// Writes a family with the samples that `fill` adds. Each family is written once.
     pub fn family(&mut self, metric: Metric, fill: impl FnOnce(&mut Samples<'_>)) {
         let (name, kind, help) = (metric.name(), metric.kind().name(), metric.help());
         let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
         fill(&mut Samples { name, text: &mut self.text });
     }
 
-    /// Everything written.
+    /// The whole text.
     pub fn into_text(self) -> String {
         self.text
     }
@@ -157,7 +159,7 @@ impl Samples<'_> {
         self.sample("", labels, None, value);
     }
 
-    /// A histogram: how many lie at or below each bound, how many there are, and their sum.
+    /// A histogram: the number of values up to each bound, the number of all values, and their sum.
     pub fn histogram(&mut self, labels: Labels<'_>, buckets: impl Iterator<Item = (f64, u64)>, count: u64, sum: f64) {
         self.sample("_count", labels, None, count as f64);
         self.sample("_sum", labels, None, sum);
@@ -167,7 +169,7 @@ impl Samples<'_> {
         self.sample("_bucket", labels, Some(("le", f64::INFINITY)), count as f64);
     }
 
-    /// A summary: its quantiles, how many there are, and their sum.
+    /// A summary: its quantiles, the number of values, and their sum.
     pub fn summary(&mut self, labels: Labels<'_>, quantiles: impl Iterator<Item = (f64, f64)>, count: u64, sum: f64) {
         self.sample("_count", labels, None, count as f64);
         self.sample("_sum", labels, None, sum);

@@ -1,11 +1,12 @@
-//! The spans of the steps that a worker makes for requests.
+//! The spans of the steps that a worker runs for requests.
 //!
-//! A step is told about when it is over: [`StepSpan`] collects its times and, dropped, records `step <model>` below the
-//! request's span, and below that `transit`, `queue` and `execute`. A batch of several requests is a span `run` in a trace
-//! of its own, linked to the steps in it, and they to it. So these are made with the SDK and not with `tracing`.
+//! A step's span is recorded after its end: [`StepSpan`] collects its times. When dropped, it records `step <model>`
+//! below the request's span, and `transit`, `queue` and `execute` below that. A batch of several requests is a span
+//! `run` in a trace of its own, with links to the steps in it and links back from them. `tracing` cannot do this, so
+//! these spans are made with the SDK.
 //!
-//! The step is recorded before its parts: a process that dies in between leaves no span whose parent is missing. Of a
-//! request that is not sampled, or in a process that exports nothing, there is nothing to collect.
+//! The step is recorded before its parts, so a process that dies in between leaves no span without its parent. If the
+//! request is not sampled, or the process does not export spans, nothing is collected.
 
 use std::time::{Duration, SystemTime};
 
@@ -26,17 +27,17 @@ pub struct Step<'a> {
     pub version: i64,
     /// The worker.
     pub worker: &'a str,
-    /// Our id of the request.
+    /// Trireme's own id of the request.
     pub request_id: &'a str,
     /// Which delivery of its message this is, from 1.
     pub attempt: u32,
-    /// When the stage before sent it.
+    /// When the previous stage sent it.
     pub sent_at: SystemTime,
     /// When this worker received it.
     pub received_at: SystemTime,
 }
 
-/// What running a step's batch took.
+/// Times of running a step's batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Computed {
     /// Rows of the batch.
@@ -49,7 +50,7 @@ pub struct Computed {
     pub output: Duration,
 }
 
-/// A step in the making, if anybody wants to know. Recorded when it is dropped: the request has been handed on.
+/// The span of a step, if it is sampled. It is recorded when it is dropped, after the result was passed on.
 #[derive(Debug, Default)]
 pub struct StepSpan(Option<Box<Recorded>>);
 
@@ -57,14 +58,14 @@ pub struct StepSpan(Option<Box<Recorded>>);
 struct Recorded {
     tracer: SdkTracer,
     span: Span,
-    /// Which step, and of what.
+    /// Attributes of the step and the request.
     identity: Vec<KeyValue>,
     sent_at: SystemTime,
     received_at: SystemTime,
     begun: Option<SystemTime>,
     ended: Option<SystemTime>,
     computed: Option<Computed>,
-    /// The batch it was in.
+    /// The span of its batch.
     run: Option<SpanContext>,
     error: Option<String>,
 }
@@ -72,7 +73,7 @@ struct Recorded {
 // === impl StepSpan ===
 
 impl StepSpan {
-    /// A step of the request that a W3C `traceparent` names.
+    /// The span of a step of the request in a W3C `traceparent`.
     pub fn start(traceparent: Option<&str>, step: &Step<'_>) -> StepSpan {
         StepSpan::start_with(trace::exporting(), traceparent, step)
     }
@@ -110,21 +111,21 @@ impl StepSpan {
         })))
     }
 
-    /// Its batch begins.
+    /// The step's batch begins.
     pub fn begin(&mut self) {
         if let Some(recorded) = &mut self.0 {
             recorded.begun = Some(SystemTime::now());
         }
     }
 
-    /// A part of the answer has been sent on.
+    /// A part of the answer has been sent.
     pub fn part(&mut self, sequence: u32) {
         if let Some(recorded) = &mut self.0 {
             recorded.span.add_event("part", vec![KeyValue::new("sequence", i64::from(sequence))]);
         }
     }
 
-    /// It was executed, in this time.
+    /// The step was executed, in these times.
     pub fn computed(&mut self, computed: Computed) {
         if let Some(recorded) = &mut self.0 {
             recorded.ended.get_or_insert_with(SystemTime::now);
@@ -132,7 +133,7 @@ impl StepSpan {
         }
     }
 
-    /// It has failed.
+    /// The step has failed.
     pub fn fail(&mut self, error: &str) {
         if let Some(recorded) = &mut self.0 {
             recorded.error = Some(error.to_owned());
@@ -148,7 +149,7 @@ impl Drop for StepSpan {
     }
 }
 
-/// Steps were executed together, until now. `requests` is how many there were, with those that are not recorded.
+/// The steps of a batch were executed, until now. `requests` is the size of the batch, steps without a span included.
 pub fn ran_together<'a>(steps: impl Iterator<Item = &'a mut StepSpan>, requests: usize) {
     let mut steps: Vec<&mut Recorded> = steps.filter_map(|step| step.0.as_deref_mut()).collect();
     let Some(begun) = steps.iter().filter_map(|step| step.begun).min() else { return };
@@ -183,22 +184,25 @@ impl Recorded {
         if let Some(error) = &error {
             self.span.set_status(error.clone());
         }
-        let now = SystemTime::now();
+        let now = SystemTime::now().max(self.received_at);
         let own = self.span.span_context().clone();
         self.span.end_with_timestamp(now);
 
         let parent = Context::new().with_remote_span_context(own);
         self.child(SpanBuilder::from_name("transit"), self.sent_at, self.received_at, &parent, None);
         let Some(begun) = self.begun else { return };
+        // `received_at` is in the broker's time, which may be before or after the host's.
+        let begun = begun.max(self.received_at);
+        let ended = self.ended.unwrap_or(now).max(begun);
         self.child(SpanBuilder::from_name("queue"), self.received_at, begun, &parent, None);
         let computed = self.computed.map(Computed::attributes);
         let attributes = std::mem::take(&mut self.identity).into_iter().chain(computed.into_iter().flatten());
         let links = self.run.iter().cloned().map(Link::with_context).collect();
         let execute = SpanBuilder::from_name("execute").with_attributes(attributes).with_links(links);
-        self.child(execute, begun, self.ended.unwrap_or(now), &parent, error);
+        self.child(execute, begun, ended, &parent, error);
     }
 
-    /// Clocks of two hosts may disagree: nothing ends before it begins.
+    /// Clocks of two hosts may disagree: no span ends before it begins.
     fn child(&self, span: SpanBuilder, from: SystemTime, until: SystemTime, parent: &Context, error: Option<Status>) {
         let mut span = span.with_start_time(from.min(until)).start_with_context(&self.tracer, parent);
         if let Some(error) = error {
@@ -243,7 +247,7 @@ mod tests {
         }
     }
 
-    /// No trace begins by itself here.
+    /// A provider that never starts a trace by itself.
     fn provider() -> (SdkTracerProvider, Kept) {
         let kept = Kept::default();
         let sampler = Sampling(Sampler::ParentBased(Box::new(Sampler::AlwaysOff)));

@@ -1,4 +1,4 @@
-//! Spans over OTLP, and W3C trace context in and out of messages.
+//! Spans over OTLP, and W3C trace context from and to messages.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -23,20 +23,20 @@ use tracing_subscriber::{Layer, filter};
 
 const TRACEPARENT: &str = "traceparent";
 
-/// Spans that wait for their export at most; more are dropped. Several seconds of a busy worker, some 10 MB.
+/// The most spans that wait for their export; more are dropped. This is several seconds of a busy worker, some 10 MB.
 const MAX_WAITING_SPANS: usize = 16 * 1024;
 
-/// How long a span waits for its export at most. A process that is killed takes those of this time along.
+/// How long a span may wait for its export. A process that is killed loses the spans of this time.
 const EXPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Requests of a batch that its run links to.
+/// The most requests of a batch to which its run has links.
 const MAX_LINKS: u32 = 1024;
 
-/// What exports this process' spans, if it does.
+/// Exports this process's spans, if an endpoint is set.
 static EXPORTING: OnceLock<SdkTracerProvider> = OnceLock::new();
 
-/// What is recorded: what a parent says, or the sampler; and of what has no parent, that which belongs to something that
-/// is recorded.
+/// Decides which spans are recorded. A span with a parent follows its parent. A span without one is recorded if it has
+/// a link to a recorded span; otherwise the sampler decides.
 #[derive(Clone, Debug)]
 pub(crate) struct Sampling(pub Sampler);
 
@@ -56,12 +56,12 @@ pub fn provider(service: &'static str, endpoint: &str, ratio: f64) -> anyhow::Re
         .with_max_links_per_span(MAX_LINKS)
         .with_resource(Resource::builder().with_service_name(service).build())
         .build();
-    // A process has one: the first stays.
+    // A process has one provider: the first stays.
     Ok(EXPORTING.get_or_init(|| provider).clone())
 }
 
-/// The layer that turns our own spans (not those of libraries) into exported ones. Those below the level of information
-/// are for log lines: they belong to tasks, not to requests.
+/// The layer that exports Trireme's own spans (not those of libraries). Spans below `info` are only for log lines: they
+/// belong to tasks, not to requests.
 pub fn layer<S>(provider: &SdkTracerProvider) -> impl Layer<S> + use<S>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
@@ -83,18 +83,18 @@ pub fn exports_spans() -> bool {
     exporting().is_some()
 }
 
-/// What exports this process' spans, if it does.
+/// The provider that exports this process's spans, if there is one.
 pub(crate) fn exporting() -> Option<&'static SdkTracerProvider> {
     EXPORTING.get()
 }
 
-/// A W3C `traceparent` that says not to trace what it goes along with.
+/// A W3C `traceparent` whose flag asks not to trace the request.
 pub fn not_sampled() -> String {
     let ids = RandomIdGenerator::default();
     format!("00-{}-{}-00", ids.new_trace_id(), ids.new_span_id())
 }
 
-/// The W3C `traceparent` of a span; `None` when it is not recorded.
+/// The W3C `traceparent` of a span; `None` if the span is not recorded.
 pub fn traceparent(span: &Span) -> Option<String> {
     let context = span.context();
     if !context.span().span_context().is_valid() {
@@ -105,31 +105,31 @@ pub fn traceparent(span: &Span) -> Option<String> {
     carrier.remove(TRACEPARENT)
 }
 
-/// The trace that a W3C `traceparent` names, for log lines.
+/// The trace id in a W3C `traceparent`, for log lines.
 pub fn trace_id(traceparent: Option<&str>) -> Option<&str> {
     traceparent?.split('-').nth(1).filter(|id| id.len() == 32)
 }
 
-/// Makes `span` a child of the span that a `traceparent` names. Text that is no `traceparent` changes nothing.
+/// Makes `span` a child of the span in a `traceparent`. Malformed text changes nothing.
 pub fn set_parent(span: &Span, traceparent: &str) {
-    // An error says that the span is not recorded: then there is nothing to link.
+    // An error means that the span is not recorded.
     let _ = span.set_parent(extract(traceparent));
 }
 
-/// Tells the exported span more; its log lines stay as they are.
+/// Adds attributes to the exported span; its log lines stay as they are.
 pub fn set_attributes(span: &Span, attributes: impl IntoIterator<Item = (&'static str, String)>) {
     for (name, value) in attributes {
         span.set_attribute(name, value);
     }
 }
 
-/// What `span` stands for has failed, with this code.
+/// Marks `span` as failed, with this code.
 pub fn set_error(span: &Span, code: String, message: &str) {
     span.set_attribute("error.type", code);
     span.set_status(Status::error(message.to_owned()));
 }
 
-/// What a `traceparent` says; of text that is none, nothing.
+/// The context in a `traceparent`; empty if the text is malformed.
 pub(crate) fn extract(traceparent: &str) -> TraceContext {
     let carrier = HashMap::from([(TRACEPARENT.to_owned(), traceparent.to_owned())]);
     TraceContextPropagator::new().extract_with_context(&TraceContext::new(), &carrier)

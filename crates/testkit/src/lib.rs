@@ -1,15 +1,19 @@
-//! What tests of several crates share: a real nats-server of their own, and comparisons of floating-point numbers.
+//! Shared by the tests of several crates: a real nats-server or a cluster of three for one test, and comparisons of
+//! floating-point numbers.
 //!
-//! A dev-dependency only. It panics where a library would return an error: its callers are tests, and a panic with a clear
-//! text is what they need.
+//! A dev-dependency only. It panics where a library would return an error, because tests need nothing more than a panic
+//! with a clear text.
 //!
-//! Not here: fake buses or backends (the in-process bus is one implementation among two, not a mock), test data of a
-//! single crate (it lies beside that crate's tests).
+//! Not here: fake buses or backends (the in-process bus is one of two implementations, not a mock), and test data of a
+//! single crate (it is beside that crate's tests).
 
+mod nats_cluster;
 mod nats_server;
 mod port;
+mod relay;
 mod tolerance;
 
+pub use nats_cluster::NatsCluster;
 pub use nats_server::NatsServer;
 pub use port::quiet_port;
 pub use tolerance::{assert_close, cosine};

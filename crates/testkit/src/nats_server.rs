@@ -9,47 +9,59 @@ use tempfile::TempDir;
 
 use crate::quiet_port;
 
-/// Names the binary to use instead of the project's own.
+/// Environment variable with the path of a binary to use instead of the project's own.
 const BINARY_VARIABLE: &str = "TRIREME_NATS_SERVER";
 
-/// Where the set-up puts the binary, from the workspace's root.
+/// The path of the project's own binary, from the workspace's root.
 const BINARY_IN_WORKSPACE: &str = ".tools/nats-server/nats-server";
 
-/// How long the server may take to listen. It takes milliseconds; machines that run tests can be busy.
+/// How long the server may take to listen. It takes milliseconds, but machines that run tests can be busy.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Pause before a port is tried again that was taken.
+/// Pause before the next attempt to use a port that was taken.
 const PORT_PAUSE: Duration = Duration::from_millis(50);
 
-/// As the deployments have it.
+/// The `max_payload` of the deployments.
 const CONFIG: &str = "max_payload: 8MB\n";
 
-/// Each stream reserves its `max_bytes`, so the memory limit is a number for the books that many queues of default size
-/// fit into; nothing is allocated.
+/// Each stream reserves its `max_bytes`, so the limits have room for many queues of default size. Nothing is allocated.
 const JETSTREAM: &str = "jetstream { store_dir: \"STORE\", max_memory_store: 64GB, max_file_store: 64GB }\n";
 
-/// A running nats-server on a port of its own, its files in a temporary folder. Dropped, it is killed and its files are
-/// deleted.
+/// A running nats-server on a port of its own, with its files in a temporary folder. On drop it is killed and its files
+/// are deleted.
 pub struct NatsServer {
     folder: TempDir,
+    /// The folder of its streams.
+    store: PathBuf,
     binary: PathBuf,
-    port: u16,
+    ports: Ports,
     /// `None` after [`NatsServer::kill`] or [`NatsServer::stop`].
     process: Option<Child>,
+}
+
+/// The ports of a server.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ports {
+    /// For clients.
+    pub client: u16,
+    /// For the other servers of its cluster, if there is one.
+    pub cluster: Option<u16>,
+    /// For monitoring over HTTP, if it is on.
+    pub monitoring: Option<u16>,
 }
 
 // === impl NatsServer ===
 
 impl NatsServer {
-    /// Starts a server and returns once it takes connections.
+    /// Starts a server and returns once it accepts connections.
     ///
     /// # Panics
-    /// When there is no nats-server binary, or it does not start; the text says what to do.
+    /// When there is no nats-server binary, or it does not start; the text says what to do about it.
     pub fn start() -> NatsServer {
         NatsServer::start_with(&format!("{CONFIG}{JETSTREAM}"))
     }
 
-    /// Starts a server that takes messages of so many bytes at most.
+    /// Starts a server with this `max_payload`.
     ///
     /// # Panics
     /// As [`NatsServer::start`].
@@ -69,8 +81,8 @@ impl NatsServer {
         NatsServer::start_with_files(&[("nats.conf", config)])
     }
 
-    /// Starts a server with the configuration `nats.conf` among `files` (path within the server's folder, content);
-    /// `STORE` in one of them stands for where streams are kept.
+    /// Starts a server with the configuration `nats.conf` among `files` (path within the server's folder, content).
+    /// `STORE` in the files is replaced by the folder of the streams.
     ///
     /// # Panics
     /// As [`NatsServer::start`].
@@ -97,14 +109,19 @@ impl NatsServer {
             let content = content.replace("STORE", &store.display().to_string());
             fs::write(path, content).expect("the temporary folder can be written");
         }
-        let mut server = NatsServer { folder, binary: binary(), port: 0, process: None };
+        let mut server = NatsServer { folder, store, binary: binary(), ports: Ports::default(), process: None };
         server.spawn(quiet_port);
         server
     }
 
-    /// Where clients connect: `nats://127.0.0.1:<port>`. Stays the same over restarts.
+    /// The URL for clients: `nats://127.0.0.1:<port>`. Stays the same over restarts.
     pub fn url(&self) -> String {
-        format!("nats://127.0.0.1:{}", self.port)
+        format!("nats://127.0.0.1:{}", self.ports.client)
+    }
+
+    /// Its ports since the last start.
+    pub(crate) fn ports(&self) -> Ports {
+        self.ports
     }
 
     /// The id of its process, while it runs.
@@ -112,7 +129,7 @@ impl NatsServer {
         self.process.as_ref().map(Child::id)
     }
 
-    /// What it has said since it was started last.
+    /// Its log since the last start.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
@@ -125,22 +142,37 @@ impl NatsServer {
         }
     }
 
-    /// Stops the server in order, as an operator would, and waits until it is gone.
+    /// Stops the server as an operator would, and waits until it has exited.
     pub fn stop(&mut self) {
+        self.end("stop");
+    }
+
+    /// Stops the server as an operator of a cluster does: it tells its clients, gives up the streams it leads, and
+    /// disconnects its clients one by one. Waits until it has exited.
+    pub fn retire(&mut self) {
+        self.end("ldm");
+    }
+
+    fn end(&mut self, signal: &str) {
         if let Some(mut process) = self.process.take() {
-            let signal = format!("stop={}", process.id());
+            let signal = format!("{signal}={}", process.id());
             let sent = Command::new(&self.binary).arg("--signal").arg(signal).status();
             assert!(sent.is_ok_and(|status| status.success()), "nats-server passes on a signal");
             process.wait().expect("a child can be waited for");
         }
     }
 
-    /// Halts the server, as a host that hangs does, until [`NatsServer::resume`].
+    /// Whether its process exists, paused or not.
+    pub fn is_running(&self) -> bool {
+        self.process.is_some()
+    }
+
+    /// Pauses the server until [`NatsServer::resume`], like a host that hangs.
     pub fn pause(&self) {
         self.signal("-STOP");
     }
 
-    /// Lets it go on.
+    /// Resumes a paused server.
     pub fn resume(&self) {
         self.signal("-CONT");
     }
@@ -154,11 +186,20 @@ impl NatsServer {
     /// Starts the server again on the same port with the same files, killing it first if it runs.
     pub fn restart(&mut self) {
         self.kill();
-        let port = self.port;
+        let port = self.ports.client;
         self.spawn(|| port);
     }
 
-    /// Starts the process, again and again where the port turns out to be taken.
+    /// Like [`NatsServer::restart`], but without its files: a new machine with the same name.
+    pub fn restart_empty(&mut self) {
+        self.kill();
+        if self.store.exists() {
+            fs::remove_dir_all(&self.store).expect("the server's files can be deleted");
+        }
+        self.restart();
+    }
+
+    /// Starts the process; tries again while the port is taken.
     fn spawn(&mut self, port: impl Fn() -> u16) {
         let give_up = Instant::now() + START_TIMEOUT;
         while let Err(said) = self.try_spawn(port(), give_up) {
@@ -168,7 +209,7 @@ impl NatsServer {
         }
     }
 
-    /// Starts the process and waits until it listens. Otherwise gives what it said.
+    /// Starts the process and waits until it listens. The error is the server's output.
     fn try_spawn(&mut self, port: u16, give_up: Instant) -> Result<(), String> {
         let ports = self.folder.path().join("ports");
         for left_over in read_folder(&ports) {
@@ -190,8 +231,8 @@ impl NatsServer {
             Err(error) => panic!("{} does not start: {error}; run `make setup`", self.binary.display()),
         };
         let listening = loop {
-            if let Some(port) = read_folder(&ports).iter().find_map(|file| listening_port(file)) {
-                break Some(port);
+            if let Some(ports) = read_folder(&ports).iter().find_map(|file| Ports::read(file)) {
+                break Some(ports);
             }
             if matches!(process.try_wait(), Ok(Some(_)) | Err(_)) || Instant::now() > give_up {
                 break None;
@@ -200,7 +241,7 @@ impl NatsServer {
         };
         self.process = Some(process);
         match listening {
-            Some(port) => self.port = port,
+            Some(ports) => self.ports = ports,
             None => {
                 self.kill();
                 return Err(fs::read_to_string(&log_path).unwrap_or_default());
@@ -216,13 +257,20 @@ impl Drop for NatsServer {
     }
 }
 
-/// The port in a ports file, `{"nats":["nats://127.0.0.1:4222"]}` (`tls://` where it insists on that); `None` while it is
-/// not complete.
-fn listening_port(file: &Path) -> Option<u16> {
-    let text = fs::read_to_string(file).ok()?;
-    let (_, rest) = text.split_once("://127.0.0.1:")?;
-    let (port, _) = rest.split_once('"')?;
-    port.parse().ok()
+// === impl Ports ===
+
+impl Ports {
+    /// The ports in a ports file, `{"nats":["nats://127.0.0.1:4222"],"cluster":["nats://127.0.0.1:6222"]}` (`tls://` if
+    /// the server requires TLS); `None` while the file is incomplete.
+    fn read(file: &Path) -> Option<Ports> {
+        let text = fs::read_to_string(file).ok().filter(|text| text.trim_end().ends_with('}'))?;
+        let port = |listener: &str| -> Option<u16> {
+            let (_, rest) = text.split_once(&format!("\"{listener}\""))?;
+            let (_, rest) = rest.split_once("://127.0.0.1:")?;
+            rest.split_once('"')?.0.parse().ok()
+        };
+        Some(Ports { client: port("nats")?, cluster: port("cluster"), monitoring: port("monitoring") })
+    }
 }
 
 fn read_folder(folder: &Path) -> Vec<PathBuf> {
@@ -230,7 +278,7 @@ fn read_folder(folder: &Path) -> Vec<PathBuf> {
     entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
-/// The nats-server to use: the one that the environment names, the project's own, or the one on the PATH.
+/// The nats-server binary to use: the one in the environment variable, the project's own, or the one on the PATH.
 fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os(BINARY_VARIABLE) {
         let path = PathBuf::from(path);
@@ -253,9 +301,9 @@ mod tests {
 
     use super::*;
 
-    /// What a server says to a client first.
+    /// The first message of a server to its client.
     fn greeting(server: &NatsServer) -> std::io::Result<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", server.port))?;
+        let mut stream = TcpStream::connect(("127.0.0.1", server.ports.client))?;
         let mut start = [0; 4096];
         let length = stream.read(&mut start)?;
         Ok(String::from_utf8_lossy(&start[..length]).into_owned())
@@ -283,7 +331,7 @@ mod tests {
     fn two_servers_do_not_meet_and_clean_up_after_themselves() {
         let (one, two) = (NatsServer::start(), NatsServer::start());
         assert_ne!(one.url(), two.url());
-        let (folder, port) = (one.folder.path().to_owned(), one.port);
+        let (folder, port) = (one.folder.path().to_owned(), one.ports.client);
         drop(one);
         assert!(!folder.exists());
         assert!(TcpStream::connect(("127.0.0.1", port)).is_err());

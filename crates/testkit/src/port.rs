@@ -1,15 +1,14 @@
-//! Ports for servers that cannot choose one themselves, or leave theirs for a while.
+//! Ports for servers that cannot choose a port themselves, or that stop for a while and return to the same port.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::TcpListener;
 use std::ops::Range;
 
-/// Below the ports that the system gives to listeners and connections that take any: while a server is away, none of those
-/// gets its port.
+/// Below the range from which the system assigns ports, so that no other process is assigned a server's port while the
+/// server is stopped.
 const PORTS: Range<u16> = 15_000..30_000;
 
-/// A port of 127.0.0.1 that is free now, and that nobody gets who takes any. Two who ask may get the same, once in a long
-/// while.
+/// A free port of 127.0.0.1 outside the system's range. Two callers may get the same one, but rarely.
 pub fn quiet_port() -> u16 {
     let any = || PORTS.start + (RandomState::new().hash_one(0) % PORTS.len() as u64) as u16;
     let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();

@@ -1,15 +1,15 @@
-//! Comparing floats: models on other hardware, in other precisions or batch sizes differ in the last digits.
+//! Comparison of floats. Models on other hardware, in other precisions or batch sizes differ in the last digits.
 
-/// Asserts that the numbers are equal but for `tolerance`: `|actual - expected| <= tolerance * max(1, |expected|)`, so it
-/// is absolute for small numbers and relative for large ones. NaN is close to nothing.
+/// Asserts that the numbers are equal within `tolerance`: `|actual - expected| <= tolerance * max(1, |expected|)`. So
+/// it is absolute for small numbers and relative for large ones. NaN is never close.
 ///
 /// # Panics
-/// When the lengths differ or a pair is further apart; the text names the pair that is worst.
+/// When the lengths differ or a pair is further apart; the text names the worst pair.
 #[track_caller]
 pub fn assert_close(actual: &[f32], expected: &[f32], tolerance: f32) {
     assert_eq!(actual.len(), expected.len(), "as many numbers as expected");
     let off = |a: f32, e: f32| match a == e {
-        true => 0.0, // infinities, whose difference is no number
+        true => 0.0, // also equal infinities, whose difference is NaN
         false => f64::from(a - e).abs() / f64::from(e.abs().max(1.0)),
     };
     let worst =
@@ -27,10 +27,12 @@ pub fn assert_close(actual: &[f32], expected: &[f32], tolerance: f32) {
     }
 }
 
-/// Cosine of the angle between two vectors, from -1 to 1: how alike two embeddings are. Summed in double precision.
+/// Cosine of the angle between two vectors, from -1 to 1, as a measure of how similar two embeddings are. Summed in
+/// double precision.
 ///
 /// # Panics
-/// When the lengths differ, or one vector has no direction: it is empty, all zero, or holds a number that is not finite.
+/// When the lengths differ, or one vector has no direction: it is empty, all zero, or contains a number that is not
+/// finite.
 #[track_caller]
 pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len(), "vectors of one length");

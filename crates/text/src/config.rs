@@ -1,4 +1,4 @@
-//! `tokenizer_config.json`, and the older files that say parts of the same.
+//! `tokenizer_config.json`, and the older files with parts of the same content.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::files::read_json;
 use crate::{Side, TextError};
 
-/// The fields of `tokenizer_config.json` that change token ids. Others, of which there are many, are passed over.
+/// The fields of `tokenizer_config.json` that change token ids. The many other fields are ignored.
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct TokenizerConfig {
@@ -34,11 +34,11 @@ pub(crate) struct TokenizerConfig {
     // Translation.
     pub(crate) src_lang: Option<String>,
     pub(crate) tgt_lang: Option<String>,
-    /// M2M100: which list of languages.
+    /// M2M100: the name of a list of languages.
     pub(crate) language_codes: Option<String>,
-    /// NLLB: the language after the text.
+    /// NLLB: puts the language after the text.
     pub(crate) legacy_behaviour: bool,
-    /// Marian: `target_vocab.json` for what the model gives.
+    /// Marian: `target_vocab.json` has the vocabulary of the model's output.
     pub(crate) separate_vocabs: bool,
     /// T5: `false` keeps the spaces after special tokens.
     pub(crate) legacy: Option<bool>,
@@ -53,7 +53,7 @@ pub(crate) enum ConfigSide {
     Right,
 }
 
-/// A token: its text, or an object that holds it.
+/// A token: its text, or an object with its text.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum ConfigToken {
@@ -86,12 +86,12 @@ struct SpecialTokens {
 // === impl TokenizerConfig ===
 
 impl TokenizerConfig {
-    /// Reads `tokenizer_config.json` of `directory`, where there is one.
+    /// Reads `tokenizer_config.json` in `directory`, if it exists.
     pub(crate) fn read(directory: &Path) -> Result<TokenizerConfig, TextError> {
         Ok(read_json(directory, "tokenizer_config.json")?.unwrap_or_default())
     }
 
-    /// Adds what `special_tokens_map.json` and `added_tokens.json` say and this does not: tokenizers without
+    /// Adds fields from `special_tokens_map.json` and `added_tokens.json` that are missing here. Tokenizers without
     /// `tokenizer.json` may have their special tokens there.
     pub(crate) fn add_older_files(&mut self, directory: &Path) -> Result<(), TextError> {
         let map: SpecialTokens = read_json(directory, "special_tokens_map.json")?.unwrap_or_default();
@@ -124,7 +124,7 @@ impl ConfigToken {
         }
     }
 
-    /// Whether spaces to the left and to the right belong to the token.
+    /// Whether spaces on the left and on the right belong to the token.
     pub(crate) fn strips(&self) -> (bool, bool) {
         match *self {
             ConfigToken::Text(_) => (false, false),
@@ -132,7 +132,7 @@ impl ConfigToken {
         }
     }
 
-    /// Whether it says of itself that it stands for no text.
+    /// Whether the token is marked as special, which means that it stands for no text.
     pub(crate) fn is_special(&self) -> bool {
         matches!(self, ConfigToken::Added { special: true, .. })
     }

@@ -1,4 +1,4 @@
-//! What turns a text into ids and back, whichever files it came from.
+//! Converts a text to ids and back, for tokenizers from any files.
 
 use tokenizers::Tokenizer;
 
@@ -7,7 +7,7 @@ use crate::family::{Family, Languages};
 use crate::sentencepiece::byte_of;
 use crate::slow::SlowTokenizer;
 
-/// A tokenizer without truncation, padding and what goes around a text.
+/// A tokenizer without truncation, padding and the tokens around a text.
 #[derive(Debug)]
 pub(crate) enum Core {
     /// From `tokenizer.json`.
@@ -35,7 +35,7 @@ impl Core {
         }
     }
 
-    /// The languages that there are tokens for.
+    /// The languages that have a token.
     pub(crate) fn languages(&self, family: Family) -> Languages {
         match self {
             Core::Json(tokenizer) => Languages::among(family, tokenizer.get_vocab(true)),
@@ -53,19 +53,20 @@ impl Core {
         }
     }
 
-    /// The part of the text of `ids` that stays as it is whatever ids follow.
+    /// The part of the text of `ids` that stays the same whatever ids follow.
     pub(crate) fn decode_beginning(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TextError> {
         match self {
             Core::Slow(tokenizer) => Ok(tokenizer.decode(ids, skip_special_tokens, false)),
             Core::Json(tokenizer) => {
-                // Bytes at the end may be joined with bytes that follow. Special tokens between them do not part them.
+                // Bytes at the end may be joined with later bytes, even across special tokens.
                 let is_open = |&id: &u32| match tokenizer.id_to_token(id) {
                     Some(token) => byte_of(&token).is_some() || (skip_special_tokens && is_special(tokenizer, &token)),
                     None => true,
                 };
                 let end = ids.iter().rposition(|id| !is_open(id)).map_or(0, |last| last + 1);
                 let mut text = self.decode(&ids[..end], skip_special_tokens)?;
-                // So is what a byte-level decoder shows of a character's first bytes.
+                // A byte-level decoder shows the first bytes of a character as replacement characters. They may change
+                // too.
                 text.truncate(text.trim_end_matches(char::REPLACEMENT_CHARACTER).len());
                 Ok(text)
             }

@@ -1,4 +1,4 @@
-//! The crate's one error.
+//! The error of this crate.
 
 use std::path::PathBuf;
 
@@ -8,51 +8,76 @@ use trireme_inference::{ErrorCode, TensorError};
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages show")]
 pub enum TextError {
-    /// A file that must be there could not be read.
+    /// A required file could not be read.
     #[error("cannot read {path}: {source}")]
     File { path: PathBuf, source: std::io::Error },
-    /// A file is not what its name says.
+    /// A file does not have the format that its name says.
     #[error("{path} is not valid: {reason}")]
     Malformed { path: PathBuf, reason: String },
     /// Options that cannot be parsed or do not fit the tokenizer; all faults together.
     #[error("{}", .0.join("; "))]
     Options(Vec<String>),
-    /// A parameter of a request that must be text.
+    /// A parameter of a request that has to be text.
     #[error("parameter '{parameter}' is not a string, expected text")]
     NotText { parameter: &'static str },
-    /// A language that the tokenizer has no token for.
+    /// A parameter of a request of another type or out of range.
+    #[error("parameter '{parameter}' is {found}, expected {expected}")]
+    Parameter { parameter: &'static str, found: String, expected: &'static str },
+    /// A prompt that the tokenizer has no text for.
+    #[error(
+        "parameter 'prompt_name' is '{name}', {}",
+        if known.is_empty() { "but this model has no prompts: leave it out".to_owned() } else { format!("expected one of {}", known.join(", ")) }
+    )]
+    UnknownPrompt { name: String, known: Vec<String> },
+    /// Two texts to put before each text.
+    #[error("parameters 'prefix' and 'prompt_name' ('{name}') are both given, expected one of them")]
+    TwoPrompts { name: String },
+    /// An output that this tokenizer cannot give.
+    #[error("output '{output}' needs a tokenizer.json that adds the special tokens, but this tokenizer {kind}")]
+    NoOffsets { output: &'static str, kind: &'static str },
+    /// A row that is too long, in a request that wants none to be cut.
+    #[error(
+        "text {index} has {length} tokens, expected at most {max_length}: shorten it, or leave out parameter 'truncate'"
+    )]
+    TooLong { index: usize, length: usize, max_length: usize },
+    /// Likewise of a text.
+    #[error(
+        "text {index} has {length} characters, expected at most {max_characters}: shorten it, or leave out parameter 'truncate'"
+    )]
+    TooManyCharacters { index: usize, length: usize, max_characters: usize },
+    /// A language without a token in the tokenizer.
     #[error("parameter '{parameter}' is '{language}', expected one of {known}")]
     UnknownLanguage { parameter: &'static str, language: String, known: String },
-    /// A language for a tokenizer that has no tokens of languages.
+    /// A language for a tokenizer without tokens of languages.
     #[error(
         "parameter '{parameter}' is '{language}', but this tokenizer has no tokens of {}: leave it out",
         if *.parameter == "source_language" { "source languages" } else { "target languages" }
     )]
     NoLanguages { parameter: &'static str, language: String },
-    /// Not a tensor of texts.
+    /// The tensor is not one of texts.
     #[error(transparent)]
     Tensor(#[from] TensorError),
     /// An element of a BYTES tensor is not text.
     #[error("tensor '{tensor}': element {index} is not valid UTF-8 at byte {offset}, expected UTF-8 text")]
     InvalidUtf8 { tensor: String, index: usize, offset: usize },
-    /// Text pairs need as many second texts as first ones.
+    /// There have to be as many second texts as first ones.
     #[error("got {pairs} second texts for {texts} texts, expected one for each")]
     PairCount { texts: usize, pairs: usize },
-    /// A text cannot be cut to the maximal length in the way that the options ask for.
+    /// A text cannot be cut to the maximal length in the way of the options.
     #[error("text {index}: {reason}")]
     Truncation { index: usize, reason: String },
-    /// Without padding, rows of different lengths make no tensor.
+    /// Without padding, rows of different lengths cannot be one tensor.
     #[error(
         "text {index} has {actual} tokens but text 0 has {expected}: texts of unequal length need padding, expected \
          'padding' to be 'longest' or 'max_length', or one text per request"
     )]
     UnequalLengths { index: usize, expected: usize, actual: usize },
-    /// A row is longer than the fixed length that all shall have.
+    /// A row is longer than the fixed length of all rows.
     #[error(
         "text {index} has {actual} tokens, expected at most the {length} that 'padding' is fixed to: truncation is off"
     )]
     LongerThanPadding { index: usize, actual: usize, length: usize },
-    /// The padded rows would take more memory than one request may.
+    /// The padded rows would take more memory than one request may use.
     #[error(
         "{rows} texts padded to {length} tokens exceed the maximum of {} tokens per request",
         crate::MAX_PADDED_TOKENS
@@ -64,7 +89,7 @@ pub enum TextError {
     /// The tokenizer failed on ids.
     #[error("token ids cannot be decoded: {reason}")]
     Decode { reason: String },
-    /// More ids changed the text of those before them.
+    /// Further ids changed the text of earlier ones.
     #[error(
         "this tokenizer's texts cannot be given in pieces: the text of the first {sent} tokens is not how the text of all {total} begins"
     )]
@@ -74,13 +99,18 @@ pub enum TextError {
 // === impl TextError ===
 
 impl TextError {
-    /// The code for a request that meets this error.
+    /// The code for a request with this error.
     pub fn code(&self) -> ErrorCode {
         match self {
             TextError::File { .. } => ErrorCode::NotFound,
             TextError::Malformed { .. }
             | TextError::Options(_)
             | TextError::NotText { .. }
+            | TextError::Parameter { .. }
+            | TextError::UnknownPrompt { .. }
+            | TextError::TwoPrompts { .. }
+            | TextError::TooLong { .. }
+            | TextError::TooManyCharacters { .. }
             | TextError::UnknownLanguage { .. }
             | TextError::NoLanguages { .. }
             | TextError::Tensor(_)
@@ -92,7 +122,7 @@ impl TextError {
             | TextError::TooManyTokens { .. }
             | TextError::Encode { .. }
             | TextError::Decode { .. } => ErrorCode::InvalidArg,
-            TextError::NotIncremental { .. } => ErrorCode::Unsupported,
+            TextError::NotIncremental { .. } | TextError::NoOffsets { .. } => ErrorCode::Unsupported,
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The kinds of translation models whose tokenizers add more than a template: which tokens name languages, and where the
-//! special tokens of a row go.
+//! The families of translation models whose tokenizers add more than a template. They differ in the tokens that name
+//! languages, and in the positions of a row's special tokens.
 
 use std::collections::BTreeMap;
 
-/// A tokenizer class of Hugging Face, as far as what it adds to texts goes.
+/// A tokenizer class of Hugging Face, by the tokens it adds to texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
     M2m100,
@@ -30,7 +30,7 @@ pub(crate) struct Languages(pub(crate) BTreeMap<String, u32>);
 // === impl Family ===
 
 impl Family {
-    /// The family that `tokenizer_class` of tokenizer_config.json names.
+    /// The family of a `tokenizer_class` in tokenizer_config.json.
     pub(crate) fn of_class(class: &str) -> Option<Family> {
         Some(match class.strip_suffix("Fast").unwrap_or(class) {
             "M2M100Tokenizer" => Family::M2m100,
@@ -43,7 +43,7 @@ impl Family {
         })
     }
 
-    /// The language that texts are in when nothing says it.
+    /// The default language of texts.
     pub(crate) fn usual_source(self) -> Option<&'static str> {
         match self {
             Family::M2m100 => Some("en"),
@@ -53,9 +53,9 @@ impl Family {
         }
     }
 
-    /// The language that `token` names.
+    /// The language named by `token`.
     pub(crate) fn language_of(self, token: &str) -> Option<&str> {
-        // `eng_Latn`, `en_XX`: lower case letters, then a part whose first letter is upper case.
+        // `eng_Latn`, `en_XX`: lower-case letters, then a part whose first letter is upper-case.
         let is_code = |first: usize, second: usize| {
             token.split_once('_').is_some_and(|(language, region)| {
                 language.len() == first
@@ -79,8 +79,8 @@ impl Family {
         matches!(self, Family::M2m100 | Family::Nllb | Family::Mbart | Family::Mbart50)
     }
 
-    /// The tokens around a text, given those of its language and of the one that is wanted. `legacy` is NLLB's way to end
-    /// a row with the language, as models were wrongly used at first.
+    /// The tokens around a text, from those of its language and of the target language. `legacy` is NLLB's first
+    /// behaviour, which wrongly put the language at the end of a row.
     pub(crate) fn template(self, eos: u32, source: Option<u32>, target: Option<u32>, legacy: bool) -> Template {
         let source = source.into_iter();
         let (prefix, suffix) = match self {
@@ -98,12 +98,17 @@ impl Family {
 // === impl Template ===
 
 impl Template {
-    /// How many tokens it adds.
+    /// The number of tokens it adds.
     pub(crate) fn len(&self, pair: bool) -> usize {
         self.prefix.len() + self.suffix.len() + if pair { self.between.len() } else { 0 }
     }
 
-    /// A row of one text or a pair. T5's closing token is not added where the text already ends with it.
+    /// Whether a row ends with a token of the template.
+    pub(crate) fn ends_row(&self) -> bool {
+        !self.suffix.is_empty()
+    }
+
+    /// A row of one text or a pair. T5's closing token is not added if the text already ends with it.
     pub(crate) fn row(&self, first: &[u32], second: Option<&[u32]>) -> Vec<u32> {
         let ends = |ids: &[u32]| !self.between.is_empty() && ids.ends_with(&self.between);
         let mut row = self.prefix.clone();
@@ -126,7 +131,7 @@ impl Template {
 // === impl Languages ===
 
 impl Languages {
-    /// The languages among `tokens`.
+    /// The languages named by `tokens`.
     pub(crate) fn among(family: Family, tokens: impl IntoIterator<Item = (String, u32)>) -> Languages {
         let named = tokens.into_iter().filter_map(|(token, id)| Some((family.language_of(&token)?.to_owned(), id)));
         Languages(named.collect())
@@ -137,7 +142,7 @@ impl Languages {
         self.0.get(language).copied()
     }
 
-    /// What is known, for messages.
+    /// The known languages, for error messages.
     pub(crate) fn known(&self) -> String {
         self.0.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
     }

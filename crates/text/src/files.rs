@@ -1,5 +1,5 @@
-//! The files beside a model: `tokenizer.json` or a SentencePiece model, and what of `tokenizer_config.json` changes token
-//! ids.
+//! The files beside a model: `tokenizer.json` or a SentencePiece model, and the fields of `tokenizer_config.json` that
+//! change token ids.
 
 use std::io;
 use std::path::Path;
@@ -13,30 +13,32 @@ use crate::family::{Family, Languages};
 use crate::slow::SlowTokenizer;
 use crate::{Side, TextError};
 
-/// `model_max_length` above this is Hugging Face's way to say that there is none (it writes 1e30).
+/// A `model_max_length` above this means no limit (Hugging Face writes 1e30).
 const LARGEST_LENGTH: f64 = 1e20;
 
-/// What tokenizer classes use for padding when no file says it.
+/// The default padding tokens of tokenizer classes, for files without one.
 const USUAL_PAD_TOKENS: [&str; 2] = ["[PAD]", "<pad>"];
 
-/// A tokenizer and what its files say about truncation, padding and languages.
+/// A tokenizer, with the settings of its files for truncation, padding and languages.
 pub(crate) struct Files {
-    /// Without truncation, padding and post-processor of its own.
+    /// Without its own truncation, padding and post-processor.
     pub(crate) core: Core,
     pub(crate) post_processor: Option<PostProcessorWrapper>,
-    /// What translation needs, for tokenizers of a kind that adds it by itself.
+    /// Settings for translation, if the tokenizer is of a translation family.
     pub(crate) translation: Option<Translation>,
-    /// `model_max_length`, when there is one.
+    /// `model_max_length`, if there is one.
     pub(crate) max_length: Option<usize>,
     pub(crate) padding_side: Side,
     pub(crate) truncation_side: Side,
-    /// The token that padding is made of, when there is one.
+    /// The padding token, if there is one.
     pub(crate) pad_token: Option<String>,
     /// The token type id of padding.
     pub(crate) pad_type_id: u32,
+    /// `unk_token`.
+    pub(crate) unknown_token: Option<String>,
 }
 
-/// What the tokenizers of translation models know besides pieces.
+/// Settings of a translation model's tokenizer.
 #[derive(Debug)]
 pub(crate) struct Translation {
     pub(crate) family: Family,
@@ -52,8 +54,8 @@ pub(crate) struct Translation {
 // === impl Files ===
 
 impl Files {
-    /// Reads the files in `directory`. `tokenizer.json` or a SentencePiece model must be there, `tokenizer_config.json`
-    /// may be.
+    /// Reads the files in `directory`. It must contain `tokenizer.json` or a SentencePiece model;
+    /// `tokenizer_config.json` is optional.
     pub(crate) fn read(directory: &Path) -> Result<Files, TextError> {
         let mut config = TokenizerConfig::read(directory)?;
         let mut padding = None;
@@ -111,6 +113,7 @@ impl Files {
             truncation_side,
             pad_token,
             pad_type_id,
+            unknown_token: config.unk_token.map(|token| token.text().to_owned()),
         })
     }
 }
@@ -137,12 +140,12 @@ impl Translation {
     }
 }
 
-/// The side that `tokenizers` calls `name`.
+/// The side with this name in `tokenizers`.
 fn side(name: &str) -> Side {
     name.parse().unwrap_or(Side::Right)
 }
 
-/// A JSON file of `directory`; `None` when there is no such file.
+/// A JSON file in `directory`; `None` if it does not exist.
 pub(crate) fn read_json<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<Option<T>, TextError> {
     let path = directory.join(name);
     let text = match std::fs::read(&path) {
@@ -159,8 +162,8 @@ pub(crate) fn read_json<T: DeserializeOwned>(directory: &Path, name: &str) -> Re
 // === impl TokenizerConfig ===
 
 impl TokenizerConfig {
-    /// BERT's tokenizer classes let these three fields win over the normalizer in `tokenizer.json`; the generic classes
-    /// take the file as it is.
+    /// In BERT's tokenizer classes, these three fields override the normalizer in `tokenizer.json`. The generic classes
+    /// use the file as it is.
     fn set_bert_normalizer(&self, tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
         let generic = matches!(self.tokenizer_class.as_deref(), Some("PreTrainedTokenizerFast" | "TokenizersBackend"));
         let Some(NormalizerWrapper::BertNormalizer(normalizer)) = tokenizer.get_normalizer().filter(|_| !generic)

@@ -1,19 +1,19 @@
-//! Joins pieces to a text bit by bit, so that what is there at any time is the beginning of what there will be at the end.
+//! Joins pieces to a text step by step, so that the text at any time is the beginning of the final text.
 
-/// A text in the making.
+/// A text under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Joiner {
-    /// What is certain. Begins and ends with something other than a space.
+    /// The certain part. Its first and last characters are not spaces.
     text: String,
-    /// Spaces that count only if something follows them.
+    /// Spaces that are added only before further text.
     spaces: String,
-    /// The beginning of a character that was given as bytes.
+    /// The first bytes of an incomplete character.
     bytes: Vec<u8>,
     /// Whether the part between special tokens has begun.
     in_part: bool,
 }
 
-/// What Python's `str.strip` removes.
+/// The characters that Python's `str.strip` removes.
 pub(crate) fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
 }
@@ -33,13 +33,13 @@ impl Joiner {
         loop {
             let error = match std::str::from_utf8(&self.bytes) {
                 Ok(_) => None,
-                // The beginning of a character: it waits for the rest.
+                // The beginning of a character waits for its other bytes.
                 Err(error) if error.error_len().is_none() && error.valid_up_to() == 0 => return,
                 Err(error) => Some(error.valid_up_to()),
             };
             let bytes = std::mem::take(&mut self.bytes);
             match error {
-                // Each byte that belongs to no character is a replacement of its own.
+                // Each byte that belongs to no character becomes a replacement character of its own.
                 Some(0) => {
                     self.push_text("\u{FFFD}");
                     self.bytes.extend_from_slice(&bytes[1..]);
@@ -56,7 +56,7 @@ impl Joiner {
         }
     }
 
-    /// Adds a special token, which stands apart.
+    /// Adds a special token, separated by spaces.
     pub(crate) fn push_special(&mut self, token: &str) {
         self.end_bytes();
         self.spaces.clear();
@@ -66,18 +66,18 @@ impl Joiner {
         self.in_part = false;
     }
 
-    /// What is certain by now.
+    /// The text that is certain so far.
     pub(crate) fn into_beginning(self) -> String {
         self.text
     }
 
-    /// The whole, when nothing follows any more.
+    /// The whole text, when nothing follows.
     pub(crate) fn finish(mut self) -> String {
         self.end_bytes();
         self.text
     }
 
-    /// Bytes that make no character become replacements.
+    /// Replaces the bytes of an incomplete character.
     fn end_bytes(&mut self) {
         for _ in std::mem::take(&mut self.bytes) {
             self.push_text("\u{FFFD}");

@@ -1,23 +1,23 @@
 //! Text to token ids and back: the only user of Hugging Face's `tokenizers`.
 //!
-//! [`TextTokenizer`] reads a `tokenizer.json`, or the SentencePiece model of a tokenizer that has none, and gives the ids
-//! that `AutoTokenizer(texts, padding=True, truncation=True)` gives for it, unless [`TokenizeOptions`] or a request's
-//! [`RequestOptions`] say otherwise. Invariants:
-//! - What the options say wins over what `tokenizer_config.json` says, and that over the truncation and padding that
-//!   `tokenizer.json` carries.
+//! [`TextTokenizer`] reads a `tokenizer.json`, or the SentencePiece model of a tokenizer without one. It returns the
+//! same ids as `AutoTokenizer(texts, padding=True, truncation=True)`, unless [`TokenizeOptions`] or a request's
+//! [`RequestOptions`] ask for something else. Invariants:
+//! - The options override `tokenizer_config.json`, which overrides the truncation and padding in `tokenizer.json`.
 //! - A call stays on its thread. The batch functions of `tokenizers`, which use a process-wide thread pool, are never
-//!   called: who wants parallel work has more instances. A tokenizer is shared between threads by reference.
-//! - What a text can make us allocate is bounded by its own size and [`MAX_PADDED_TOKENS`].
+//!   called: more instances of a model give parallel work. Threads share a tokenizer by reference.
+//! - The memory allocated for a text is bounded by its own size and [`MAX_PADDED_TOKENS`].
 //!
 //! The normalizer, pre-tokenizer and post-processor are those of `tokenizer.json`, except for three switches of BERT's
-//! normalizer (`files`). `add_bos_token` and `add_eos_token` of `tokenizer_config.json` are not read: the post-processor
-//! in `tokenizer.json` already says what is added.
+//! normalizer (`files`). `add_bos_token` and `add_eos_token` of `tokenizer_config.json` are not read, because the
+//! post-processor in `tokenizer.json` already adds these tokens.
 //!
-//! Tokenizers of translation models (`family`) put tokens of languages beside the text, which a request may choose.
+//! Tokenizers of translation models (`family`) put tokens of languages beside the text; a request may choose the
+//! languages.
 //!
-//! Texts are decoded whole, or piece by piece ([`TextTokenizer::decode_next`]); the pieces together are the whole.
+//! Texts are decoded whole, or piece by piece ([`TextTokenizer::decode_next`]). The pieces together are the whole text.
 //!
-//! Not here: tensors other than [`texts_of`], requests, configuration files of models.
+//! Not here: tensors other than [`texts_of`], requests, and the configuration files of models.
 
 mod config;
 mod core;
@@ -26,11 +26,13 @@ mod family;
 mod files;
 mod joiner;
 mod options;
+mod row;
 mod sentencepiece;
 mod slow;
 mod tokenizer;
+mod tokens;
 mod truncate;
 
 pub use error::TextError;
 pub use options::{Padding, RequestOptions, Side, TokenizeOptions, Truncation};
-pub use tokenizer::{Encoded, MAX_PADDED_TOKENS, TextTokenizer, texts_of};
+pub use tokenizer::{Encoded, Extras, MAX_PADDED_TOKENS, TextTokenizer, texts_of};

@@ -1,74 +1,89 @@
-//! How texts are encoded, as config.pbtxt `parameters` say it.
+//! Options for encoding texts, from config.pbtxt `parameters`.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-use trireme_inference::Parameters;
+use trireme_inference::{ParameterValue, Parameters, nearest};
 
 use crate::TextError;
 
-/// How texts are encoded. The default is what `AutoTokenizer(texts, padding=True, truncation=True)` does.
+/// Options for encoding texts. The default equals `AutoTokenizer(texts, padding=True, truncation=True)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenizeOptions {
-    /// `max_length`: most tokens of a row, special tokens included; `None`: `model_max_length` of
-    /// `tokenizer_config.json`, and without that no limit.
+    /// `max_length`: most tokens of a row, special tokens included. `None`: `model_max_length` of
+    /// `tokenizer_config.json`, or no limit if that is missing.
     pub max_length: Option<NonZeroUsize>,
-    /// `truncation`: which text is cut when a row is too long.
+    /// `max_characters`: texts are cut to this many characters before they are tokenized, as model2vec does it.
+    pub max_characters: Option<NonZeroUsize>,
+    /// `truncation`: which text is cut if a row is too long.
     pub truncation: Truncation,
-    /// `padding`: what rows are filled up to.
+    /// `padding`: the length to which rows are padded.
     pub padding: Padding,
     /// `pad_to_multiple_of`: the padded length is rounded up to a multiple of this.
     pub pad_to_multiple_of: Option<NonZeroUsize>,
-    /// `prefix`: put before each text as it is, not before the second text of a pair (`query: `).
+    /// `prefix`: put before each text, but not before the second text of a pair (`query: `).
     pub prefix: String,
-    /// `source_language`: the language of the texts, by its code (`en`, `eng_Latn`, `en_XX`), for tokenizers that put its
-    /// token beside the text; `None`: `src_lang` of `tokenizer_config.json`, and without that English.
+    /// `prompts`: texts to put before each text, by the names that requests use; a JSON object.
+    pub prompts: BTreeMap<String, String>,
+    /// `default_prompt`: the one of `prompts` for requests that name none; it takes the place of `prefix`.
+    pub default_prompt: Option<String>,
+    /// `source_language`: the language of the texts, by its code (`en`, `eng_Latn`, `en_XX`), for tokenizers that put
+    /// its token beside the text. `None`: `src_lang` of `tokenizer_config.json`, or English if that is missing.
     pub source_language: Option<String>,
-    /// `target_language`: the language to translate into, likewise; `None`: `tgt_lang` of `tokenizer_config.json`.
+    /// `target_language`: the language to translate into, by its code. `None`: `tgt_lang` of `tokenizer_config.json`.
     pub target_language: Option<String>,
     /// `add_special_tokens`: whether `[CLS]`, `</s>` and the like are added.
     pub add_special_tokens: bool,
-    /// `padding_side`: where padding goes; `None`: as the tokenizer's files say, right if they do not.
+    /// `padding_side`: the side of the padding. `None`: the setting in the tokenizer's files, right by default.
     pub padding_side: Option<Side>,
-    /// `truncation_side`: where tokens are cut off; `None`: as the tokenizer's files say, right if they do not.
+    /// `truncation_side`: the side on which tokens are cut off. `None`: the setting in the tokenizer's files, right by
+    /// default.
     pub truncation_side: Option<Side>,
-    /// `pad_token`: the token that padding is made of; `None`: as the tokenizer's files say.
+    /// `pad_token`: the padding token. `None`: the one in the tokenizer's files.
     pub pad_token: Option<String>,
 }
 
-/// What one request may have otherwise than the [`TokenizeOptions`] say: its parameters of the same names.
+/// Options that one request overrides, by parameters with the same names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestOptions<'a> {
     /// `prefix`: put before each text.
     pub prefix: Option<&'a str>,
+    /// `prompt_name`: the one of `prompts` to put before each text.
+    pub prompt_name: Option<&'a str>,
+    /// `truncate`: `false` makes a text that is too long an error, `true` has it cut.
+    pub truncate: Option<bool>,
+    /// `truncation_side`: where tokens are cut off.
+    pub truncation_side: Option<Side>,
+    /// `max_tokens`: most tokens of a row, where that is less than `max_length`.
+    pub max_tokens: Option<NonZeroUsize>,
     /// `source_language`: the language of the texts.
     pub source_language: Option<&'a str>,
     /// `target_language`: the language to translate into.
     pub target_language: Option<&'a str>,
 }
 
-/// Which text of a row is cut when the row is longer than the maximal length.
+/// Which text of a row is cut if the row is longer than the maximal length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Truncation {
-    /// `false`: none.
+    /// `false`: neither.
     Off,
-    /// `true`, `longest_first`: the longer one, both once they are equally long.
+    /// `true`, `longest_first`: the longer one; both, once they are equally long.
     LongestFirst,
-    /// `only_first`: the first; an error when that is not enough.
+    /// `only_first`: the first; an error if that is not enough.
     OnlyFirst,
-    /// `only_second`: the second; an error when that is not enough.
+    /// `only_second`: the second; an error if that is not enough.
     OnlySecond,
 }
 
-/// What rows are filled up to.
+/// The length to which rows are padded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Padding {
-    /// `longest`: the longest row of the request.
+    /// `longest`: the length of the request's longest row.
     Longest,
-    /// `max_length`: the maximal length, always.
+    /// `max_length`: always the maximal length.
     MaxLength,
-    /// `none`: nothing; rows of unequal length are an error.
+    /// `none`: no padding; rows of unequal length are an error.
     None,
 }
 
@@ -86,10 +101,13 @@ impl Default for TokenizeOptions {
     fn default() -> Self {
         TokenizeOptions {
             max_length: None,
+            max_characters: None,
             truncation: Truncation::LongestFirst,
             padding: Padding::Longest,
             pad_to_multiple_of: None,
             prefix: String::new(),
+            prompts: BTreeMap::new(),
+            default_prompt: None,
             source_language: None,
             target_language: None,
             add_special_tokens: true,
@@ -101,23 +119,26 @@ impl Default for TokenizeOptions {
 }
 
 impl TokenizeOptions {
-    /// The parameters that [`TokenizeOptions::from_parameters`] knows.
-    pub const PARAMETERS: [&str; 11] = [
+    /// The parameters that [`TokenizeOptions::from_parameters`] accepts.
+    pub const PARAMETERS: [&str; 14] = [
         "add_special_tokens",
+        "default_prompt",
+        "max_characters",
         "max_length",
         "pad_to_multiple_of",
         "pad_token",
         "padding",
         "padding_side",
         "prefix",
+        "prompts",
         "source_language",
         "target_language",
         "truncation",
         "truncation_side",
     ];
 
-    /// Options from config.pbtxt `parameters`; what they do not name keeps its default. A key with a dot or a capital
-    /// letter (`EXECUTION_ENV_PATH`) is somebody else's and passed over; any other unknown key is a fault. All faults
+    /// Options from config.pbtxt `parameters`; missing ones keep their defaults. A key with a dot or a capital letter
+    /// (`EXECUTION_ENV_PATH`) belongs to something else and is ignored; any other unknown key is a fault. All faults
     /// are reported together, as [`TextError::Options`].
     pub fn from_parameters(parameters: &BTreeMap<String, String>) -> Result<TokenizeOptions, TextError> {
         let mut options = TokenizeOptions::default();
@@ -126,28 +147,55 @@ impl TokenizeOptions {
             if let Err(expected) = options.set(key, value) {
                 faults.push(match expected {
                     Some(expected) => format!("parameter '{key}' is '{value}', expected {expected}"),
-                    None => format!("unknown parameter '{key}', expected one of {}", Self::PARAMETERS.join(", ")),
+                    None => match nearest(key, Self::PARAMETERS) {
+                        Some(meant) => format!("unknown parameter '{key}', did you mean '{meant}'?"),
+                        None => format!("unknown parameter '{key}', expected one of {}", Self::PARAMETERS.join(", ")),
+                    },
                 });
             }
         }
+        faults.extend(options.prompt_fault());
         if faults.is_empty() { Ok(options) } else { Err(TextError::Options(faults)) }
     }
 
-    /// Sets one option. The error is what was expected of the value, or `None` for an unknown key.
+    /// What is wrong with the default prompt, beside the other options.
+    fn prompt_fault(&self) -> Option<String> {
+        let name = self.default_prompt.as_ref()?;
+        if !self.prompts.contains_key(name) {
+            let known = self.prompts.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            let known = if known.is_empty() { "nothing".to_owned() } else { known };
+            return Some(format!(
+                "parameter 'default_prompt' is '{name}', expected a name in 'prompts', which has {known}"
+            ));
+        }
+        let both = !self.prefix.is_empty();
+        both.then(|| {
+            format!(
+                "parameters 'prefix' ('{}') and 'default_prompt' ('{name}') are both given, expected one",
+                self.prefix
+            )
+        })
+    }
+
+    /// Sets one option. The error is the expected form of the value, or `None` for an unknown key.
     fn set(&mut self, key: &str, value: &str) -> Result<(), Option<&'static str>> {
         const NUMBER: &str = "a whole number from 1";
         const SIDE: &str = "'left' or 'right'";
+        const PROMPTS: &str = r#"a JSON object of texts, as {"query": "query: "}"#;
         let trimmed = value.trim();
         let number = || trimmed.parse::<NonZeroUsize>().map(Some).map_err(|_| Some(NUMBER));
         let side = || trimmed.parse::<Side>().map(Some).map_err(|()| Some(SIDE));
         match key {
             "max_length" => self.max_length = number()?,
+            "max_characters" => self.max_characters = number()?,
             "pad_to_multiple_of" => self.pad_to_multiple_of = number()?,
             "padding_side" => self.padding_side = side()?,
             "truncation_side" => self.truncation_side = side()?,
             "pad_token" => self.pad_token = Some(value.to_owned()),
-            // Not trimmed: the blank of `query: ` belongs to it.
+            // Not trimmed: the blank at the end of `query: ` belongs to the prefix.
             "prefix" => value.clone_into(&mut self.prefix),
+            "prompts" => self.prompts = serde_json::from_str(value).map_err(|_| Some(PROMPTS))?,
+            "default_prompt" => self.default_prompt = Some(trimmed.to_owned()),
             "source_language" => self.source_language = Some(trimmed.to_owned()),
             "target_language" => self.target_language = Some(trimmed.to_owned()),
             "add_special_tokens" => {
@@ -170,7 +218,8 @@ impl TokenizeOptions {
                     _ => return Err(Some("'longest', 'max_length' or 'none'")),
                 }
             }
-            _ if key.contains(|c: char| c == '.' || c.is_uppercase()) => {}
+            // Somebody else's, unless it is nearly one of ours.
+            _ if key.contains(|c: char| c == '.' || c.is_uppercase()) && nearest(key, Self::PARAMETERS).is_none() => {}
             _ => return Err(None),
         }
         Ok(())
@@ -180,14 +229,35 @@ impl TokenizeOptions {
 // === impl RequestOptions ===
 
 impl<'a> RequestOptions<'a> {
-    /// The options among a request's parameters. Others are passed over: they may be for other stages.
+    /// The options among a request's parameters. Others are ignored: they may be for other stages.
     pub fn from_parameters(parameters: &'a Parameters) -> Result<RequestOptions<'a>, TextError> {
         let text = |name: &'static str| {
             let value = parameters.get(name);
             value.map(|v| v.as_str().ok_or(TextError::NotText { parameter: name })).transpose()
         };
+        let wrong = |parameter, value: &ParameterValue, expected| TextError::Parameter {
+            parameter,
+            found: value.to_string(),
+            expected,
+        };
+        let truncate = parameters.get("truncate").map(|value| match *value {
+            ParameterValue::Bool(truncate) => Ok(truncate),
+            _ => Err(wrong("truncate", value, "true or false")),
+        });
+        let side = parameters.get("truncation_side").map(|value| {
+            let side = value.as_str().and_then(|side| side.to_ascii_lowercase().parse().ok());
+            side.ok_or_else(|| wrong("truncation_side", value, "'left' or 'right'"))
+        });
+        let max_tokens = parameters.get("max_tokens").map(|value| {
+            let number = value.as_u64().and_then(|number| usize::try_from(number).ok()).and_then(NonZeroUsize::new);
+            number.ok_or_else(|| wrong("max_tokens", value, "a whole number from 1"))
+        });
         Ok(RequestOptions {
             prefix: text("prefix")?,
+            prompt_name: text("prompt_name")?,
+            truncate: truncate.transpose()?,
+            truncation_side: side.transpose()?,
+            max_tokens: max_tokens.transpose()?,
             source_language: text("source_language")?,
             target_language: text("target_language")?,
         })
@@ -229,10 +299,12 @@ mod tests {
     fn every_parameter_is_read() {
         let options = parse(&[
             ("max_length", "256"),
+            ("max_characters", "1024"),
             ("truncation", "only_second"),
             ("padding", "max_length"),
             ("pad_to_multiple_of", " 8 "),
             ("prefix", "query: "),
+            ("prompts", r#"{"query": "Q: ", "passage": ""}"#),
             ("source_language", "en"),
             ("target_language", "sw"),
             ("add_special_tokens", "false"),
@@ -245,10 +317,13 @@ mod tests {
         .unwrap();
         let expected = TokenizeOptions {
             max_length: NonZeroUsize::new(256),
+            max_characters: NonZeroUsize::new(1024),
             truncation: Truncation::OnlySecond,
             padding: Padding::MaxLength,
             pad_to_multiple_of: NonZeroUsize::new(8),
             prefix: "query: ".to_owned(),
+            prompts: [("query", "Q: "), ("passage", "")].map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
+            default_prompt: None,
             source_language: Some("en".to_owned()),
             target_language: Some("sw".to_owned()),
             add_special_tokens: false,
@@ -263,13 +338,58 @@ mod tests {
     fn all_faults_are_reported_together() {
         let error = parse(&[("max_lenght", "256"), ("padding", "yes"), ("pad_to_multiple_of", "0")]).unwrap_err();
         let TextError::Options(faults) = error else { panic!("{error}") };
-        assert_eq!(
-            faults[0],
-            format!("unknown parameter 'max_lenght', expected one of {}", TokenizeOptions::PARAMETERS.join(", "))
-        );
+        assert_eq!(faults[0], "unknown parameter 'max_lenght', did you mean 'max_length'?");
         assert_eq!(faults[1], "parameter 'pad_to_multiple_of' is '0', expected a whole number from 1");
         assert_eq!(faults[2], "parameter 'padding' is 'yes', expected 'longest', 'max_length' or 'none'");
         assert_eq!(faults.len(), 3);
+    }
+
+    #[test]
+    fn default_prompts_are_held_against_the_prompts() {
+        let fault = |parameters: &[(&str, &str)]| parse(parameters).unwrap_err().to_string();
+        let prompts = ("prompts", r#"{"query": "Q: "}"#);
+        assert!(parse(&[prompts, ("default_prompt", "query")]).is_ok());
+        assert_eq!(
+            fault(&[prompts, ("default_prompt", "document")]),
+            "parameter 'default_prompt' is 'document', expected a name in 'prompts', which has query"
+        );
+        assert!(fault(&[("default_prompt", "query")]).ends_with("which has nothing"));
+        assert!(fault(&[prompts, ("default_prompt", "query"), ("prefix", "x")]).contains("are both given"));
+        assert!(
+            fault(&[("prompts", "[]")]).starts_with("parameter 'prompts' is '[]', expected a JSON object of texts")
+        );
+    }
+
+    #[test]
+    fn parameters_of_requests_are_read_or_named() {
+        let read = |name: &str, value: ParameterValue| {
+            let parameters: Parameters = [(name.to_owned(), value)].into();
+            RequestOptions::from_parameters(&parameters).map(|o| format!("{o:?}")).map_err(|error| error.to_string())
+        };
+        assert!(read("truncation_side", "LEFT".into()).unwrap().contains("Some(Left)"));
+        assert!(read("truncate", ParameterValue::Bool(false)).unwrap().contains("truncate: Some(false)"));
+        assert!(read("max_tokens", ParameterValue::Uint64(9)).unwrap().contains("max_tokens: Some(9)"));
+        let wrong = |name, value| read(name, value).unwrap_err();
+        assert_eq!(wrong("truncate", "no".into()), "parameter 'truncate' is 'no', expected true or false");
+        assert_eq!(
+            wrong("max_tokens", ParameterValue::Int64(0)),
+            "parameter 'max_tokens' is 0, expected a whole number from 1"
+        );
+        assert_eq!(
+            wrong("truncation_side", "top".into()),
+            "parameter 'truncation_side' is 'top', expected 'left' or 'right'"
+        );
+        assert_eq!(
+            wrong("prompt_name", ParameterValue::Int64(1)),
+            "parameter 'prompt_name' is not a string, expected text"
+        );
+    }
+
+    #[test]
+    fn what_is_somebody_else_s_is_passed_over_unless_it_is_nearly_ours() {
+        assert!(parse(&[("EXECUTION_ENV_PATH", "x"), ("trireme.queue", "y")]).is_ok());
+        let error = parse(&[("Max_length", "256")]).unwrap_err().to_string();
+        assert!(error.contains("unknown parameter 'Max_length', did you mean 'max_length'?"), "{error}");
     }
 
     #[test]

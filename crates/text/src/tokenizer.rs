@@ -1,31 +1,31 @@
-//! [`TextTokenizer`]: texts to padded rows of token ids, and ids to text.
+//! [`TextTokenizer`]: converts texts to padded rows of token ids, and ids to text.
 
-use std::borrow::Cow;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, TruncationDirection};
+use tokenizers::PostProcessorWrapper;
 use trireme_inference::Tensor;
 
 use crate::core::Core;
-use crate::family::Template;
 use crate::files::{Files, Translation};
-use crate::truncate::kept_tokens;
+use crate::row::{Around, Row};
 use crate::{Padding, RequestOptions, Side, TextError, TokenizeOptions, Truncation};
 
-/// The most tokens, padding included, that one call of [`TextTokenizer::encode`] makes: 128 MiB for each output. What
-/// keeps one long text among many short ones from filling the memory with padding.
+/// The most tokens, padding included, of one call of [`TextTokenizer::encode`]: 128 MiB for each output. Without it,
+/// one long text among many short ones could fill the memory with padding.
 pub const MAX_PADDED_TOKENS: usize = 1 << 24;
 
 /// A tokenizer with its options. Encoding and decoding need `&self` only.
 #[derive(Debug)]
 pub struct TextTokenizer {
-    /// Without truncation, padding and post-processor: those come after it, here.
-    core: Core,
-    post_processor: Option<PostProcessorWrapper>,
+    /// Without truncation, padding and post-processor, which follow in this crate.
+    pub(crate) core: Core,
+    pub(crate) post_processor: Option<PostProcessorWrapper>,
     translation: Option<Translation>,
-    options: TokenizeOptions,
-    /// Most tokens of a row; `None` is no limit.
+    pub(crate) options: TokenizeOptions,
+    /// `unk_token`, if the files name one.
+    pub(crate) unknown_token: Option<String>,
+    /// Most tokens of a row; `None` means no limit.
     max_length: Option<usize>,
     truncation_side: Side,
     padding_side: Side,
@@ -40,18 +40,43 @@ pub struct Encoded {
     pub rows: usize,
     /// Tokens in each row, padding included.
     pub length: usize,
+    /// Tokens of all rows, special tokens included, padding not.
+    pub tokens: u64,
+    /// Rows that were too long and lost tokens.
+    pub truncated: u64,
     /// Token ids.
     pub input_ids: Vec<i64>,
     /// 1 for a token, 0 for padding.
     pub attention_mask: Vec<i64>,
-    /// Which text of a pair a token belongs to, as the tokenizer's post-processor says.
+    /// Which text of a pair a token belongs to, as set by the tokenizer's post-processor.
     pub token_type_ids: Vec<i64>,
-    /// The token that the output has to begin with, so that it is in the target language; `None` where no target language
-    /// was given, or the model is told of it otherwise.
+    /// The position of each token in its row, from 0; 0 for padding. Empty unless asked for, as are those below.
+    pub position_ids: Vec<i64>,
+    /// The first character of its text that a token stands for, and the one after the last, `[rows, length, 2]`: counted
+    /// without the prefix, 0 and 0 for special tokens and padding.
+    pub offsets: Vec<i64>,
+    /// 1 for special tokens and padding, 0 for tokens of a text.
+    pub special_tokens_mask: Vec<i64>,
+    /// The attention mask with 0 for the tokens before the text: those of the prefix, and the special tokens before them
+    /// where there is a prefix.
+    pub pooling_mask: Vec<i64>,
+    /// The token with which the output has to begin to be in the target language. `None` if no target language was
+    /// given, or if the model gets it in another way.
     pub forced_bos_token_id: Option<i64>,
 }
 
-/// The texts of a BYTES tensor, row-major. Errors for another datatype, or name the first element that is not UTF-8.
+/// What [`TextTokenizer::encode_with`] gives besides what it always does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "named like the fields of `Encoded`")]
+pub struct Extras {
+    pub position_ids: bool,
+    pub offsets: bool,
+    pub special_tokens_mask: bool,
+    pub pooling_mask: bool,
+}
+
+/// The texts of a BYTES tensor, row-major. Errors for another datatype; for invalid UTF-8 the error names the first
+/// such element.
 pub fn texts_of(tensor: &Tensor) -> Result<Vec<&str>, TextError> {
     let text = |(index, element)| {
         std::str::from_utf8(element).map_err(|error| TextError::InvalidUtf8 {
@@ -66,8 +91,8 @@ pub fn texts_of(tensor: &Tensor) -> Result<Vec<&str>, TextError> {
 // === impl TextTokenizer ===
 
 impl TextTokenizer {
-    /// Loads `tokenizer.json`, or else a SentencePiece model, and, where there is one, `tokenizer_config.json` of `directory`. Options that the
-    /// tokenizer cannot follow are errors here, not when a text comes.
+    /// Loads `tokenizer.json` or a SentencePiece model from `directory`, and `tokenizer_config.json` if it exists.
+    /// Errors if the tokenizer cannot follow the options, so that this does not fail later at a text.
     pub fn load(directory: &Path, options: TokenizeOptions) -> Result<TextTokenizer, TextError> {
         let files = Files::read(directory)?;
         let mut faults = Vec::new();
@@ -81,6 +106,7 @@ impl TextTokenizer {
             padding_side: options.padding_side.unwrap_or(files.padding_side),
             pad_id: 0,
             pad_type_id: i64::from(files.pad_type_id),
+            unknown_token: files.unknown_token,
             options,
         };
         let options = &tokenizer.options;
@@ -127,18 +153,45 @@ impl TextTokenizer {
         Ok(tokenizer)
     }
 
-    /// Encodes texts, or pairs of texts when `pairs` holds as many second ones. No text gives `[0, 0]`. One text that
-    /// cannot be encoded fails the call.
+    /// An error where this tokenizer cannot give what is asked for besides ids and masks: only `tokenizer.json` says which
+    /// characters a token stands for.
+    pub fn check(&self, extras: Extras) -> Result<(), TextError> {
+        let around = self.around(&RequestOptions::default())?;
+        let output = match extras {
+            Extras { offsets: true, .. } => "offsets",
+            Extras { special_tokens_mask: true, .. } => "special_tokens_mask",
+            _ => return Ok(()),
+        };
+        match (&self.core, around.template) {
+            (Core::Json(_), None) => Ok(()),
+            (Core::Slow(_), _) => Err(TextError::NoOffsets { output, kind: "has no tokenizer.json" }),
+            (Core::Json(_), Some(_)) => Err(TextError::NoOffsets { output, kind: "is one of a translation model" }),
+        }
+    }
+
+    /// Encodes texts, or pairs of texts if `pairs` has as many second ones. No texts give `[0, 0]`. If one text cannot
+    /// be encoded, the call fails.
     pub fn encode(
         &self,
         texts: &[&str],
         pairs: Option<&[&str]>,
         request: &RequestOptions<'_>,
     ) -> Result<Encoded, TextError> {
+        self.encode_with(texts, pairs, request, Extras::default())
+    }
+
+    /// The same, with `extras`, which [`TextTokenizer::check`] has found possible.
+    pub fn encode_with(
+        &self,
+        texts: &[&str],
+        pairs: Option<&[&str]>,
+        request: &RequestOptions<'_>,
+        extras: Extras,
+    ) -> Result<Encoded, TextError> {
         if let Some(pairs) = pairs.filter(|p| p.len() != texts.len()) {
             return Err(TextError::PairCount { texts: texts.len(), pairs: pairs.len() });
         }
-        let around = self.around(request)?;
+        let around = Around { offsets: extras.offsets, ..self.around(request)? };
         let row = |(index, &text)| self.encode_row(index, text, pairs.map(|p| p[index]), &around);
         let rows: Vec<Row> = texts.iter().enumerate().map(row).collect::<Result<_, _>>()?;
         let length = self.padded_length(&rows)?;
@@ -148,17 +201,22 @@ impl TextTokenizer {
         let mut encoded = Encoded {
             rows: rows.len(),
             length,
+            tokens: rows.iter().map(|row| row.ids.len() as u64).sum(),
+            truncated: rows.iter().filter(|row| row.truncated).count() as u64,
             input_ids: Vec::with_capacity(size),
             attention_mask: Vec::with_capacity(size),
             token_type_ids: Vec::with_capacity(size),
             forced_bos_token_id: around.forced_bos.map(i64::from),
+            ..Encoded::default()
         };
+        let prompt_tokens = if extras.pooling_mask { self.prompt_tokens(&around)? } else { 0 };
         for row in rows {
             let padding = length - row.ids.len();
             let (left, right) = match self.padding_side {
                 Side::Left => (padding, 0),
                 Side::Right => (0, padding),
             };
+            encoded.extend(&row, left, right, prompt_tokens, extras);
             extend_padded(&mut encoded.attention_mask, row.ids.iter().map(|_| 1), left, right, 0);
             extend_padded(&mut encoded.input_ids, row.ids.into_iter().map(i64::from), left, right, self.pad_id);
             let type_ids = row.type_ids.into_iter().map(i64::from);
@@ -167,14 +225,14 @@ impl TextTokenizer {
         Ok(encoded)
     }
 
-    /// The text of `ids`, as the model's own tokenizer joins it; ids that are in no vocabulary are passed over.
+    /// The text of `ids`, joined as by the model's own tokenizer; unknown ids are skipped.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TextError> {
         self.core.decode(ids, skip_special_tokens)
     }
 
-    /// What `ids` add to the text of the first `sent` of them, which was given before by this function. Together the
-    /// pieces are the text of all ids: what more ids may still change, such as half a character, waits for the call that
-    /// is the `last`.
+    /// The text that `ids` add to the text of the first `sent` of them, which earlier calls returned. All returned
+    /// pieces together are the text of all ids. Text that further ids may still change, such as half a character, is
+    /// held back until the `last` call.
     pub fn decode_next(
         &self,
         ids: &[u32],
@@ -196,10 +254,10 @@ impl TextTokenizer {
         Ok(text)
     }
 
-    /// What goes around the texts of a request.
+    /// The prefix and special tokens around the texts of a request.
     fn around<'a>(&'a self, request: &RequestOptions<'a>) -> Result<Around<'a>, TextError> {
         let ours = |own: &'a Option<String>| own.as_deref();
-        let prefix = request.prefix.unwrap_or(&self.options.prefix);
+        let around = Around::new(&self.options, request, self.max_length, self.truncation_side)?;
         let source = request.source_language.or(ours(&self.options.source_language));
         let target = request.target_language.or(ours(&self.options.target_language));
         let translation = self.translation.as_ref();
@@ -215,106 +273,19 @@ impl TextTokenizer {
         let begins_output = translation.is_some_and(|t| t.family.target_begins_output());
         let source = token("source_language", source, begins_output).transpose()?;
         let target = token("target_language", target, true).transpose()?;
-        let Some(translation) = translation else { return Ok(Around { prefix, template: None, forced_bos: None }) };
+        let Some(translation) = translation else { return Ok(around) };
 
         let of_files = |language: &Option<String>| language.as_ref().and_then(|l| translation.languages.id(l));
         let source = source.or_else(|| of_files(&translation.source));
         let target = target.or_else(|| of_files(&translation.target));
-        // The template in tokenizer.json is for one language. Without languages it is as good as ours.
+        // The template in tokenizer.json is for one language. For a tokenizer without languages that is enough.
         let is_ours = matches!(self.core, Core::Slow(_)) || !translation.languages.0.is_empty();
         let template =
             is_ours.then(|| translation.family.template(translation.eos, source, target, translation.legacy));
-        Ok(Around { prefix, template, forced_bos: target.filter(|_| begins_output) })
+        Ok(Around { template, forced_bos: target.filter(|_| begins_output), ..around })
     }
 
-    /// One row without padding.
-    fn encode_row(&self, index: usize, text: &str, pair: Option<&str>, around: &Around<'_>) -> Result<Row, TextError> {
-        let failed = |error: tokenizers::Error| TextError::Encode { index, reason: error.to_string() };
-        let text = match around.prefix {
-            "" => Cow::Borrowed(text),
-            prefix => Cow::Owned(format!("{prefix}{text}")),
-        };
-        let (Core::Json(tokenizer), None) = (&self.core, &around.template) else {
-            let template = around.template.clone().unwrap_or_default();
-            let mut first = self.core.ids(&text).map_err(failed)?;
-            let mut second = pair.map(|p| self.core.ids(p)).transpose().map_err(failed)?;
-            if let Some(kept) = self.kept(index, first.len(), second.as_ref().map(Vec::len), around)? {
-                self.truncate_ids(&mut first, kept.0);
-                if let Some(second) = &mut second {
-                    self.truncate_ids(second, kept.1);
-                }
-            }
-            let template = if self.options.add_special_tokens { template } else { Template::default() };
-            let ids = template.row(&first, second.as_deref());
-            return Ok(Row { type_ids: vec![0; ids.len()], ids });
-        };
-        let mut first = tokenizer.encode_fast(text, false).map_err(failed)?;
-        let mut second = pair.map(|p| tokenizer.encode_fast(p, false)).transpose().map_err(failed)?;
-        if let Some(kept) = self.kept(index, first.len(), second.as_ref().map(Encoding::len), around)? {
-            self.truncate(&mut first, kept.0);
-            if let Some(second) = &mut second {
-                self.truncate(second, kept.1);
-            }
-        }
-        let encoding = match &self.post_processor {
-            Some(processor) => processor.process(first, second, self.options.add_special_tokens).map_err(failed)?,
-            None => {
-                if let Some(mut second) = second {
-                    second.set_type_ids(vec![1; second.len()]);
-                    first.merge_with(second, false);
-                }
-                first
-            }
-        };
-        Ok(Row { ids: encoding.get_ids().to_vec(), type_ids: encoding.get_type_ids().to_vec() })
-    }
-
-    /// How many tokens of each text a row keeps; `None`: all.
-    fn kept(
-        &self,
-        index: usize,
-        first: usize,
-        second: Option<usize>,
-        around: &Around<'_>,
-    ) -> Result<Option<(usize, usize)>, TextError> {
-        let Some(max_length) = self.max_length.filter(|_| self.options.truncation != Truncation::Off) else {
-            return Ok(None);
-        };
-        let special_tokens = self.special_tokens(around, second.is_some());
-        let truncated = |reason| TextError::Truncation { index, reason };
-        let room = max_length.checked_sub(special_tokens).ok_or_else(|| {
-            truncated(format!("the {special_tokens} special tokens of a pair exceed 'max_length', {max_length}"))
-        })?;
-        kept_tokens(first, second, room, self.options.truncation).map(Some).map_err(truncated)
-    }
-
-    /// Cuts `encoding` to `length` tokens and drops the pieces cut off.
-    fn truncate(&self, encoding: &mut Encoding, length: usize) {
-        let direction = match self.truncation_side {
-            Side::Left => TruncationDirection::Left,
-            Side::Right => TruncationDirection::Right,
-        };
-        encoding.truncate(length, 0, direction);
-        encoding.take_overflowing();
-    }
-
-    fn truncate_ids(&self, ids: &mut Vec<u32>, length: usize) {
-        match self.truncation_side {
-            Side::Left => drop(ids.drain(..ids.len() - length)),
-            Side::Right => ids.truncate(length),
-        }
-    }
-
-    /// Number of special tokens that a row gets.
-    fn special_tokens(&self, around: &Around<'_>, pair: bool) -> usize {
-        match (&around.template, &self.post_processor) {
-            _ if !self.options.add_special_tokens => 0,
-            (Some(template), _) => template.len(pair),
-            (None, processor) => processor.as_ref().map_or(0, |p| p.added_tokens(pair)),
-        }
-    }
-
-    /// The length that rows are padded to.
+    /// The length to which rows are padded.
     fn padded_length(&self, rows: &[Row]) -> Result<usize, TextError> {
         let longest = rows.iter().map(|r| r.ids.len()).max().unwrap_or(0);
         let length = match self.options.padding {
@@ -340,21 +311,30 @@ impl TextTokenizer {
     }
 }
 
-/// One text's tokens.
-struct Row {
-    ids: Vec<u32>,
-    type_ids: Vec<u32>,
+// === impl Encoded ===
+
+impl Encoded {
+    /// Appends what is asked for besides ids and masks.
+    fn extend(&mut self, row: &Row, left: usize, right: usize, prompt_tokens: usize, extras: Extras) {
+        if extras.position_ids {
+            extend_padded(&mut self.position_ids, (0..).zip(&row.ids).map(|(position, _)| position), left, right, 0);
+        }
+        if extras.offsets {
+            let offsets = row.offsets.iter().flat_map(|&(begin, end)| [begin as i64, end as i64]);
+            extend_padded(&mut self.offsets, offsets, 2 * left, 2 * right, 0);
+        }
+        if extras.special_tokens_mask {
+            let special = row.special.iter().map(|&special| i64::from(special));
+            extend_padded(&mut self.special_tokens_mask, special, left, right, 1);
+        }
+        if extras.pooling_mask {
+            let mask = (0..row.ids.len()).map(|position| i64::from(position >= prompt_tokens));
+            extend_padded(&mut self.pooling_mask, mask, left, right, 0);
+        }
+    }
 }
 
-/// What goes around the texts of a request.
-struct Around<'a> {
-    prefix: &'a str,
-    /// The special tokens of each row; `None`: the post-processor of `tokenizer.json` knows them.
-    template: Option<Template>,
-    forced_bos: Option<u32>,
-}
-
-/// Appends `row` with `left` and `right` times `padding` around it.
+/// Appends `row`, with `left` times `padding` before it and `right` times after it.
 fn extend_padded(matrix: &mut Vec<i64>, row: impl Iterator<Item = i64>, left: usize, right: usize, padding: i64) {
     matrix.extend(std::iter::repeat_n(padding, left));
     matrix.extend(row);

@@ -1,12 +1,12 @@
-//! How many tokens of each text a row keeps: the arithmetic of truncation, as `tokenizers` does it.
+//! How many tokens of each text a row keeps: the arithmetic of truncation, the same as in `tokenizers`.
 //!
-//! Done here, before special tokens are added, because `tokenizers` also keeps every piece that it cuts off, and for a
-//! pair of long texts all combinations of those pieces.
+//! It runs here, before special tokens are added, because `tokenizers` also keeps every piece that it cuts off, and for
+//! a pair of long texts all combinations of those pieces.
 
 use crate::Truncation;
 
-/// The tokens that stay of a first text of `first` tokens and a second of `second`, in a row that has room for `room`
-/// tokens besides the special ones. The error says why the texts cannot be cut so.
+/// How many tokens of a first text of `first` tokens and a second of `second` stay, in a row with room for `room`
+/// tokens besides the special ones. The error says why the texts cannot be cut in this way.
 pub(crate) fn kept_tokens(
     first: usize,
     second: Option<usize>,
@@ -31,7 +31,7 @@ pub(crate) fn kept_tokens(
         (Truncation::LongestFirst, None) => Ok((room, 0)),
         (Truncation::LongestFirst, Some(_)) => {
             let shorter = first.min(other);
-            // The shorter text stays whole while the longer one, cut to what is left, is still the longer.
+            // The shorter text stays whole while the longer one, cut to the rest, is still at least as long.
             let (short, long) = match room.checked_sub(shorter) {
                 Some(rest) if rest >= shorter => (shorter, rest),
                 _ => (room / 2, room - room / 2),
@@ -61,7 +61,7 @@ mod tests {
         Encoding::new(ids.clone(), ids.clone(), tokens, words, offsets, ids.clone(), ids, vec![], Default::default())
     }
 
-    /// What `tokenizers` keeps.
+    /// The numbers that `tokenizers` keeps.
     fn reference(
         first: usize,
         second: Option<usize>,

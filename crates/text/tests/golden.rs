@@ -1,5 +1,5 @@
-//! Token ids, masks, type ids and decoded texts equal those of Hugging Face's `AutoTokenizer`: `golden/make.py` wrote
-//! down what that gave.
+//! Token ids, masks, type ids and decoded texts equal those of Hugging Face's `AutoTokenizer`, which `golden/make.py`
+//! recorded.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot read its files shall fail")]
 
@@ -26,7 +26,7 @@ struct Case {
     decoded: Option<Vec<String>>,
 }
 
-/// A text, or a piece and how often it is repeated.
+/// A text, or a piece and its number of repetitions.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Text {
@@ -47,7 +47,7 @@ fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
-/// Compares every case of `name`.json with the tokenizer in folder `name`; returns how many texts that were.
+/// Compares every case of `name`.json with the tokenizer in folder `name`; returns the number of texts.
 fn check(name: &str) -> usize {
     let golden = std::fs::read(directory().join(format!("{name}.json"))).unwrap();
     let golden: Golden = serde_json::from_slice(&golden).unwrap();
@@ -94,7 +94,7 @@ fn unigram_equals_hugging_face() {
     assert!(check("unigram") > 200);
 }
 
-/// Runs only where TRIREME_REFERENCE_DIR names a folder with `data/texts-dev.jsonl` and a published tokenizer.
+/// Runs only if TRIREME_REFERENCE_DIR names a folder with `data/texts-dev.jsonl` and a published tokenizer.
 #[test]
 fn a_published_tokenizer_equals_hugging_face_on_real_texts() {
     #[derive(Deserialize)]

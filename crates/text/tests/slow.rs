@@ -1,5 +1,5 @@
-//! Tokenizers that are a SentencePiece model: ids and texts are those of transformers' slow tokenizers, recorded by
-//! tests/models/slow_tokenizers.py; and texts given piece by piece are those given whole.
+//! Tokenizers that are a SentencePiece model: ids and texts equal those of transformers' slow tokenizers, recorded by
+//! tests/models/slow_tokenizers.py. Texts decoded piece by piece equal texts decoded whole.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up shall fail")]
 
@@ -196,7 +196,7 @@ fn damaged_files_are_refused() {
     assert!(load().unwrap_err().to_string().ends_with("it has no unknown piece"));
 }
 
-/// All tokenizers, those with `tokenizer.json` as well.
+/// All tokenizers, those with `tokenizer.json` too.
 fn every_tokenizer() -> Vec<(String, TextTokenizer)> {
     let folders = MODELS.map(|model| format!("slow/{model}")).into_iter();
     let folders = folders.chain(["wordpiece", "byte-bpe", "unigram"].map(str::to_owned));
@@ -204,7 +204,7 @@ fn every_tokenizer() -> Vec<(String, TextTokenizer)> {
     folders.map(|f| (f.clone(), TextTokenizer::load(&golden_path().join(f), options()).unwrap())).collect()
 }
 
-/// Checks that the text of `ids`, given in parts that end at `ends`, is the text given whole.
+/// Checks that the text of `ids`, decoded in parts that end at `ends`, equals the text decoded whole.
 fn check_parts(name: &str, tokenizer: &TextTokenizer, ids: &[u32], ends: &[usize], skip: bool) {
     let mut text = String::new();
     let mut sent = 0;

@@ -1,4 +1,4 @@
-//! What the golden files do not show: faults of options and files, odd and huge texts, limits.
+//! Cases that the golden files do not cover: faulty options and files, odd and huge texts, limits.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot read its files shall fail")]
 
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use trireme_inference::{DataType, ErrorCode, Tensor};
-use trireme_text::{Padding, RequestOptions, TextError, TextTokenizer, TokenizeOptions, texts_of};
+use trireme_text::{Extras, Padding, RequestOptions, Side, TextError, TextTokenizer, TokenizeOptions, texts_of};
 
 fn golden(folder: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(folder)
@@ -21,7 +21,7 @@ fn message<T>(result: Result<T, TextError>) -> String {
     result.err().expect("an error").to_string()
 }
 
-/// A folder with the byte-level tokenizer.json, changed, and the given tokenizer_config.json.
+/// A folder with the byte-level tokenizer.json after `change`, and the given tokenizer_config.json.
 fn folder(change: impl FnOnce(&mut serde_json::Value), config: Option<&str>) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let file = std::fs::read(golden("byte-bpe/tokenizer.json")).unwrap();
@@ -41,6 +41,18 @@ fn no_texts_make_an_empty_matrix() {
             load("wordpiece", &[("padding", padding)]).unwrap().encode(&[], None, &RequestOptions::default()).unwrap();
         assert_eq!((encoded.rows, encoded.length, encoded.input_ids.len()), (0, 0, 0), "{padding}");
     }
+}
+
+#[test]
+fn tokens_are_counted_without_padding_and_rows_that_lost_some() {
+    let tokenizer = load("wordpiece", &[("max_length", "5"), ("pad_to_multiple_of", "5")]).unwrap();
+    let encode = |texts: &[&str], pairs: Option<&[&str]>| {
+        let encoded = tokenizer.encode(texts, pairs, &RequestOptions::default()).unwrap();
+        (encoded.length, encoded.tokens, encoded.truncated)
+    };
+    // Two special tokens for a text, three for a pair.
+    assert_eq!(encode(&["the", "the the the", "the the the the"], None), (5, 3 + 5 + 5, 1));
+    assert_eq!(encode(&["the", "the"], Some(&["the", "the the the"])), (5, 5 + 5, 1));
 }
 
 #[test]
@@ -73,7 +85,7 @@ fn options_that_do_not_fit_the_tokenizer_are_refused_when_it_is_loaded() {
     assert!(
         message(load("byte-bpe", &[("padding", "max_length")])).contains("neither 'max_length' nor model_max_length")
     );
-    // Room for one text's special tokens is not room for a pair's.
+    // Room for the special tokens of one text is not enough for those of a pair.
     let tokenizer = load("wordpiece", &[("max_length", "2")]).unwrap();
     assert_eq!(tokenizer.encode(&["the"], None, &RequestOptions::default()).unwrap().length, 2);
     assert!(matches!(
@@ -205,4 +217,130 @@ fn unknown_ids_are_passed_over_when_decoding() {
     assert_eq!(tokenizer.decode(&[], true).unwrap(), "");
     assert_eq!(tokenizer.decode(&[u32::MAX], true).unwrap(), "");
     assert_eq!(tokenizer.decode(&[0], false).unwrap(), "<|endoftext|>");
+}
+
+const EXTRAS: Extras = Extras { position_ids: true, offsets: true, special_tokens_mask: true, pooling_mask: true };
+
+/// A WordPiece tokenizer that adds `[CLS]` and `[SEP]`.
+fn bert(parameters: &[(&str, &str)]) -> TextTokenizer {
+    load("wordpiece", parameters).unwrap()
+}
+
+#[test]
+fn extras_are_made_only_when_asked_for() {
+    let tokenizer = bert(&[]);
+    let encoded = tokenizer.encode(&["the"], None, &RequestOptions::default()).unwrap();
+    assert!(encoded.offsets.is_empty() && encoded.position_ids.is_empty() && encoded.pooling_mask.is_empty());
+    let encoded = tokenizer.encode_with(&["the", ""], None, &RequestOptions::default(), EXTRAS).unwrap();
+    let size = encoded.rows * encoded.length;
+    assert_eq!((encoded.position_ids.len(), encoded.offsets.len()), (size, 2 * size));
+    assert_eq!((encoded.special_tokens_mask.len(), encoded.pooling_mask.len()), (size, size));
+    assert_eq!(encoded.pooling_mask, encoded.attention_mask, "there is no prompt");
+}
+
+#[test]
+fn offsets_count_characters_of_the_text_and_not_those_of_the_prompt() {
+    let tokenizer = bert(&[("prompts", r#"{"query": "é query: "}"#)]);
+    let text = "thé 🎉 the";
+    let offsets = |request: &RequestOptions<'_>| {
+        let encoded = tokenizer.encode_with(&[text], None, request, EXTRAS).unwrap();
+        let pairs: Vec<[i64; 2]> = encoded.offsets.as_chunks::<2>().0.to_vec();
+        let special = encoded.special_tokens_mask.clone();
+        let of_text = pairs.into_iter().zip(special).filter(|(pair, special)| *special == 0 && pair[1] > 0);
+        of_text.map(|(pair, _)| pair).collect::<Vec<_>>()
+    };
+    let plain = offsets(&RequestOptions::default());
+    assert_eq!(plain.last(), Some(&[6, 9]), "{plain:?}");
+    assert_eq!(offsets(&RequestOptions { prompt_name: Some("query"), ..RequestOptions::default() }), plain);
+}
+
+#[test]
+fn the_pooling_mask_leaves_out_prompt_and_padding_on_both_sides() {
+    for side in ["left", "right"] {
+        let tokenizer = bert(&[("padding_side", side), ("prompts", r#"{"q": "the the"}"#)]);
+        let request = RequestOptions { prompt_name: Some("q"), ..RequestOptions::default() };
+        let encoded = tokenizer.encode_with(&[" the the", " the"], None, &request, EXTRAS).unwrap();
+        let expected: [i64; 12] = match side {
+            "left" => [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1],
+            _ => [0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 0],
+        };
+        assert_eq!(encoded.pooling_mask, expected, "{side}");
+        assert_eq!(encoded.position_ids[..6], [0, 1, 2, 3, 4, 5]);
+    }
+}
+
+#[test]
+fn requests_name_prompts() {
+    let tokenizer = bert(&[("prompts", r#"{"q": "the ", "d": ""}"#), ("default_prompt", "q")]);
+    let length = |request: &RequestOptions<'_>| tokenizer.encode(&["the"], None, request).map(|encoded| encoded.length);
+    let named = |name| RequestOptions { prompt_name: Some(name), ..RequestOptions::default() };
+    assert_eq!(length(&RequestOptions::default()).unwrap(), 4);
+    assert_eq!(length(&named("d")).unwrap(), 3);
+    assert_eq!(length(&RequestOptions { prefix: Some("the the "), ..RequestOptions::default() }).unwrap(), 5);
+    assert_eq!(message(length(&named("x"))), "parameter 'prompt_name' is 'x', expected one of d, q");
+    let both = RequestOptions { prefix: Some(""), ..named("q") };
+    assert!(message(length(&both)).starts_with("parameters 'prefix' and 'prompt_name' ('q') are both given"));
+    let none = bert(&[]).encode(&["the"], None, &named("q"));
+    assert_eq!(message(none), "parameter 'prompt_name' is 'q', but this model has no prompts: leave it out");
+}
+
+#[test]
+fn requests_choose_how_long_rows_are_and_what_becomes_of_longer_ones() {
+    let tokenizer = bert(&[("max_length", "5")]);
+    let encode = |text: &str, request: &RequestOptions<'_>| tokenizer.encode(&[text], None, request);
+    let uncut = RequestOptions { truncate: Some(false), ..RequestOptions::default() };
+    assert_eq!(encode("the the the", &uncut).unwrap().length, 5);
+    let error = encode("the the the the", &uncut).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "text 0 has 6 tokens, expected at most 5: shorten it, or leave out parameter 'truncate'"
+    );
+    assert_eq!(error.code(), ErrorCode::InvalidArg);
+    let at_most = |tokens| RequestOptions { max_tokens: std::num::NonZero::new(tokens), ..RequestOptions::default() };
+    assert_eq!(encode("the the the", &at_most(4)).unwrap().length, 4);
+    assert_eq!(encode("the the the the", &at_most(9)).unwrap().length, 5, "never more than max_length");
+    assert!(message(encode("the", &at_most(1))).contains("special tokens of a row exceed its longest length, 1"));
+    let left = RequestOptions { truncation_side: Some(Side::Left), ..at_most(3) };
+    let (right, left) = (encode("the a", &at_most(3)).unwrap(), encode("the a", &left).unwrap());
+    assert_ne!(right.input_ids, left.input_ids);
+    assert_eq!((right.truncated, right.tokens), (1, 3));
+    let off = load("wordpiece", &[("max_length", "5"), ("truncation", "false")]).unwrap();
+    let long = "the the the the the";
+    assert_eq!(off.encode(&[long], None, &RequestOptions::default()).unwrap().length, 7);
+    let cut = RequestOptions { truncate: Some(true), ..RequestOptions::default() };
+    assert_eq!(off.encode(&[long], None, &cut).unwrap().length, 5);
+    assert!(off.encode(&[long], None, &uncut).is_err());
+}
+
+#[test]
+fn texts_are_cut_by_characters_before_they_are_tokenized() {
+    let tokenizer = bert(&[("max_characters", "5")]);
+    let encoded = tokenizer.encode(&["thé the", "the"], None, &RequestOptions::default()).unwrap();
+    let whole = bert(&[]).encode(&["thé t", "the"], None, &RequestOptions::default()).unwrap();
+    assert_eq!((encoded.input_ids, encoded.truncated), (whole.input_ids, 1));
+    let uncut = RequestOptions { truncate: Some(false), ..RequestOptions::default() };
+    let error = message(tokenizer.encode(&["thé the"], None, &uncut));
+    assert!(error.starts_with("text 0 has 7 characters, expected at most 5"), "{error}");
+}
+
+#[test]
+fn tokenizers_without_tokenizer_json_have_no_offsets() {
+    let tokenizer = load("slow/t5", &[]).unwrap();
+    assert_eq!(
+        message(tokenizer.check(EXTRAS)),
+        "output 'offsets' needs a tokenizer.json that adds the special tokens, but this tokenizer has no tokenizer.json"
+    );
+    assert!(tokenizer.check(Extras { offsets: false, special_tokens_mask: false, ..EXTRAS }).is_ok());
+    assert!(bert(&[]).check(EXTRAS).is_ok());
+}
+
+#[test]
+fn tokens_have_names_and_join_to_text() {
+    let tokenizer = bert(&[]);
+    assert!(tokenizer.marks_continued_words());
+    assert!(!load("byte-bpe", &[]).unwrap().marks_continued_words());
+    assert_eq!(tokenizer.token(tokenizer.unknown_id().unwrap()).unwrap(), "[UNK]");
+    assert_eq!(tokenizer.token(u32::MAX), None);
+    let tokens = ["the", "##re"].map(str::to_owned).to_vec();
+    assert_eq!(tokenizer.join_tokens(tokens).unwrap(), "there");
 }

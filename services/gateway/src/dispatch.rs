@@ -1,9 +1,10 @@
-//! Requests in flight: each is published, held until it is answered, published again when the broker was away, and ended
-//! by its deadline. A caller that goes away cancels its request everywhere.
+//! Requests in flight. The dispatcher publishes a request, holds it until it is answered, publishes it again when the
+//! broker has lost it, and ends it at its deadline. When the caller goes away, its request is cancelled everywhere.
 
 mod cancel;
 mod join;
 mod order;
+mod reconcile;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,8 +14,8 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 use trireme_bus::{
-    Answer, Arrival, Bus, BusError, Connection, Inbox, PendingReplies, QUEUE_FULL, QueueStatus, Queued, Reply,
-    WorkMessage, queue_pause,
+    Answer, Bus, BusError, Connection, Inbox, PendingReplies, QUEUE_FULL, QueueStatus, Queued, Reply, WorkMessage,
+    queue_pause,
 };
 use trireme_inference::{InferError, ModelKey, UnixMicros};
 use trireme_runtime::TaskSet;
@@ -24,13 +25,12 @@ use self::cancel::Canceller;
 use self::join::{Fork, Parts, Pieces, join};
 use self::order::Order;
 pub use self::order::Place;
+use self::reconcile::{PATIENCE, PATIENCE_AFTER_LOSS, Reconciler, Search};
 use crate::rows;
 
-/// Pause before a message is offered again to a bus that did not confirm it.
+/// Average pause before a message is published again that the bus did not confirm. The pause varies, so that waiting
+/// requests do not all hit a broker at the moment when it comes back.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
-
-/// How often a request is sent again because its reply was lost on the way while the bus was there.
-const LOST_AGAIN: u32 = 3;
 
 /// Sends requests into the pipeline. Clones are the same.
 #[derive(Clone)]
@@ -39,19 +39,21 @@ pub struct Dispatcher {
     inbox: Arc<Inbox>,
     tasks: TaskSet,
     canceller: Canceller,
+    reconciler: Reconciler,
     /// Most requests in flight; one more is refused.
     max_in_flight: usize,
-    /// Numbers this gateway's requests; with the gateway's name that makes them unique.
+    /// The number of this gateway's next request; together with the gateway's name it is unique.
     next: Arc<AtomicU64>,
-    /// Of requests whose models keep it.
+    /// The order of answers, for models with `preserve_ordering`.
     order: Order,
 }
 
-/// A request in flight. Dropped before its last reply it is cancelled everywhere.
+/// A request in flight. If it is dropped before its last reply, it is cancelled everywhere.
 pub enum Exchange {
-    /// As one message.
+    /// Sent as one message.
     Whole(Box<Flight>),
-    /// As several, whose answers are joined, or in its turn: one reply, `None` once it was given.
+    /// Sent as several messages whose answers are joined, or answered in order: one reply, `None` after it was
+    /// returned.
     Single(Option<BoxFuture<'static, Result<Reply, InferError>>>),
 }
 
@@ -59,42 +61,45 @@ pub enum Exchange {
 pub struct Flight {
     bus: Arc<dyn Bus>,
     canceller: Canceller,
+    reconciler: Reconciler,
     message: WorkMessage,
     replies: PendingReplies,
     connection: watch::Receiver<Connection>,
     publishing: Publishing,
-    /// Where its queue has it.
+    /// The message's place in its queue.
     queued: Option<Queued>,
-    /// How often it was sent again, and how often of those because a reply was lost.
+    /// How often it was sent again.
     again: u32,
-    lost: u32,
-    /// How often its queue was not there, and how often full.
+    /// When the search for it in its queues begins, and the search.
+    seek_at: Instant,
+    search: Option<Search>,
+    /// How often its queue did not exist, and how often it was full.
     queueless: u32,
     refusals: u32,
-    /// Told when another message of its request was answered. With it a full queue is waited for, because work of the
-    /// request is under way.
+    /// Notified when another message of the same request was answered. With siblings, a full queue is waited for,
+    /// because the request is already being worked on.
     siblings: Option<Arc<Notify>>,
-    /// More replies may follow.
+    /// Whether more replies may follow.
     open: bool,
 }
 
-/// Whether the request's queue has it.
+/// Whether the request is in its queue.
 #[derive(Clone, Copy)]
 enum Publishing {
     /// It has to be published.
     Due,
-    /// It has to be published again, then.
+    /// It has to be published again at this time.
     DueAt(Instant),
-    /// The queue has had it.
+    /// Its queue has confirmed it.
     Done,
 }
 
-/// A request without a reply: nothing that happens while its exchange is as it should be.
+/// The error of a request that ended without a reply. This does not happen unless there is a bug.
 pub fn no_answer() -> InferError {
     InferError::internal("request ended without an answer")
 }
 
-/// This gateway itself has failed a request.
+/// Logs a request that this gateway itself has failed.
 fn log_failure(message: &WorkMessage, error: &InferError) {
     let trace_id = trace_id(message.traceparent.as_deref());
     let (request_id, id, model) = (&message.request_id, &message.client_id, message.route.model());
@@ -104,7 +109,7 @@ fn log_failure(message: &WorkMessage, error: &InferError) {
 // === impl Dispatcher ===
 
 impl Dispatcher {
-    /// Opens the inbox of `gateway`, whose name no other gateway has.
+    /// Opens the inbox of `gateway`; the name must be unique among gateways.
     pub async fn open(
         bus: Arc<dyn Bus>,
         gateway: &str,
@@ -114,35 +119,36 @@ impl Dispatcher {
         let inbox = bus.open_inbox(gateway).await?;
         let (next, order) = (Arc::new(AtomicU64::new(1)), Order::default());
         let canceller = Canceller::new(bus.clone(), tasks.clone());
-        Ok(Dispatcher { bus, inbox, tasks: tasks.clone(), canceller, max_in_flight, next, order })
+        let reconciler = Reconciler::start(bus.clone(), gateway, tasks);
+        Ok(Dispatcher { bus, inbox, tasks: tasks.clone(), canceller, reconciler, max_in_flight, next, order })
     }
 
-    /// An id for a new request that no other request of any gateway has.
+    /// An id for a new request, unique among all gateways.
     pub fn request_id(&self) -> String {
         format!("{}-{}", self.inbox.gateway(), self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The name of this gateway: where replies go.
+    /// The name of this gateway, to which replies are sent.
     pub fn gateway(&self) -> &str {
         self.inbox.gateway()
     }
 
-    /// Requests that wait for their answers, or have them and wait for their turn.
+    /// Number of requests that wait for their answers, or whose answers wait for their turn.
     pub fn in_flight(&self) -> usize {
         self.inbox.waiting() + self.order.held()
     }
 
-    /// How full the queue of a model version is, all of its levels together.
-    pub async fn queue_status(&self, model: &ModelKey, levels: &[u32], policy: bool) -> Result<QueueStatus, BusError> {
-        self.bus.queue_status(model, levels, policy).await
+    /// The number of messages in a model version's queue, over all of its levels.
+    pub async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
+        self.bus.queue_status(model, levels).await
     }
 
-    /// The bytes of tensors that one message carries without a detour.
+    /// The number of bytes of tensors that fit into one message without a claim.
     pub fn message_bytes(&self) -> usize {
         self.bus.message_bytes()
     }
 
-    /// Takes a request into the pipeline. Nothing is sent before its replies are asked for.
+    /// Takes a request into the pipeline. It is published when its first reply is asked for.
     pub fn start(&self, message: WorkMessage) -> Result<Exchange, InferError> {
         self.admit(&message)?;
         Ok(self.exchange(message, None))
@@ -154,7 +160,7 @@ impl Dispatcher {
         Ok(self.joined(Parts::new(message, parts), None))
     }
 
-    /// Refuses a request when too many are in flight. One that was admitted is not refused half way, as several messages.
+    /// Refuses a request when too many are in flight. Messages of an admitted request are not checked again.
     fn admit(&self, message: &WorkMessage) -> Result<(), InferError> {
         if self.in_flight() < self.max_in_flight {
             return Ok(());
@@ -164,8 +170,9 @@ impl Dispatcher {
         Err(error)
     }
 
-    /// An admitted request, or a message of one: in branches when its route forks. An answer in parts keeps to one message,
-    /// in whose order the parts come. `siblings` are told of by [`Flight`].
+    /// The exchange of an admitted request, or of a message of one. If the route forks, it is sent in branches, except
+    /// for an answer in parts: that stays one message, so that its parts keep their order. See [`Flight`] for
+    /// `siblings`.
     fn exchange(&self, message: WorkMessage, siblings: Option<Arc<Notify>>) -> Exchange {
         let branches = match message.answer {
             Answer::Whole => message.route.branches(&message.tensors),
@@ -181,13 +188,13 @@ impl Dispatcher {
         Exchange::Single(Some(Box::pin(join(self.clone(), pieces, siblings))))
     }
 
-    /// The place of a request among those of its model, whose answers shall leave in this order.
+    /// Takes a place for a request among those of its model, whose answers leave in this order.
     pub fn enter(&self, message: &WorkMessage) -> Place {
         self.order.enter(message.route.model(), &message.request_id, message.deadline)
     }
 
-    /// An exchange of one reply that comes in its turn. It goes on by itself: others wait for it, whether or not
-    /// anybody asks for its reply, as the reader of a stream may not for long.
+    /// An exchange of one reply that comes in its turn. It runs in a task, because other requests wait for it: a
+    /// client, for example the reader of a stream, may not ask for its reply for a long time.
     pub fn in_turn(&self, mut exchange: Exchange, place: Place) -> Exchange {
         let (mut sender, receiver) = oneshot::channel();
         self.tasks.spawn("answer in order", async move {
@@ -212,12 +219,14 @@ impl Dispatcher {
         Flight {
             bus: self.bus.clone(),
             canceller: self.canceller.clone(),
+            reconciler: self.reconciler.clone(),
             replies: self.inbox.expect(&message),
             connection: self.bus.connection(),
             publishing: Publishing::Due,
             queued: None,
             again: 0,
-            lost: 0,
+            seek_at: Instant::now() + PATIENCE,
+            search: None,
             queueless: 0,
             refusals: 0,
             siblings,
@@ -230,7 +239,8 @@ impl Dispatcher {
 // === impl Exchange ===
 
 impl Exchange {
-    /// The next reply, or why there is none, until the request's deadline at most. After the last one, `None`.
+    /// The next reply, or the error that ended the request, at its deadline at the latest. After the last reply,
+    /// `None`.
     pub async fn next(&mut self) -> Option<Result<Reply, InferError>> {
         match self {
             Exchange::Whole(flight) => flight.next().await,
@@ -246,7 +256,8 @@ impl Exchange {
 // === impl Flight ===
 
 impl Flight {
-    /// The next reply, or why there is none, until the request's deadline at most. After the last one, `None`.
+    /// The next reply, or the error that ended the request, at its deadline at the latest. After the last reply,
+    /// `None`.
     pub async fn next(&mut self) -> Option<Result<Reply, InferError>> {
         if !self.open {
             return None;
@@ -258,7 +269,7 @@ impl Flight {
         };
         match reply {
             Ok(reply) if !reply.last => Some(Ok(reply)),
-            // One part failed; others may still be being made.
+            // One part has failed; a worker may still be making others.
             Ok(reply) => {
                 let goes_on = reply.outcome.is_err() && self.message.answer == Answer::InParts;
                 self.end(Ok(reply), goes_on)
@@ -272,40 +283,42 @@ impl Flight {
         if let Err(error) = &reply {
             log_failure(&self.message, error);
         }
-        // What was sent again may still wait in a queue a second time.
+        // A message that was sent again may be in a queue twice.
         if cancel || self.again > 0 {
             self.cancel();
         }
         Some(reply)
     }
 
-    /// Publishes the request, and again after each time the bus was lost, or a reply: with the bus a reply may have been lost,
-    /// too. That may make work twice; the first of equal replies wins.
+    /// Publishes the request, and publishes it again when it is lost. Then it may be executed twice; the first of equal
+    /// replies wins.
     async fn reply(&mut self) -> Result<Reply, InferError> {
         loop {
             match self.publishing {
                 Publishing::Due => {
-                    self.connection.borrow_and_update();
+                    self.search = None;
                     let published = tokio::select! {
                         published = self.bus.publish(&self.message) => published,
-                        // The queue had it, only the confirmation is missing.
+                        // The queue has it, only the confirmation is missing.
                         reply = self.replies.next() => return Ok(reply),
                     };
                     self.publishing = self.published(published)?;
+                    self.seek_at = Instant::now() + PATIENCE;
                 }
                 Publishing::DueAt(_) | Publishing::Done => {}
             }
+            let is_published = matches!(self.publishing, Publishing::Done);
             tokio::select! {
-                arrival = self.replies.arrival() => match arrival {
-                    Arrival::Reply(reply) => return Ok(reply),
-                    // Of another name, it was sent again already.
-                    Arrival::Lost(id) if id == self.message.request_id && self.lost < LOST_AGAIN => {
-                        self.lost += 1;
-                        self.send_again("a reply was lost");
-                    }
-                    Arrival::Lost(_) => {}
-                },
-                () = came_back(&mut self.connection) => self.send_again("message bus is back"),
+                reply = self.replies.next() => return Ok(reply),
+                () = came_back(&mut self.connection) => {
+                    self.seek_at = self.seek_at.min(Instant::now() + PATIENCE_AFTER_LOSS);
+                }
+                () = tokio::time::sleep_until(self.seek_at), if is_published && self.search.is_none() => {
+                    self.search = Some(self.reconciler.seek(&self.message.request_id, &self.message.route));
+                }
+                () = lost(self.search.as_ref()), if self.search.is_some() => {
+                    self.send_again("the message bus has lost the request");
+                }
                 () = due(self.publishing, self.siblings.as_deref()) => self.publishing = Publishing::Due,
             }
         }
@@ -330,18 +343,18 @@ impl Flight {
                 self.queued = Some(queued);
                 Ok(Publishing::Done)
             }
-            // The registry says that the model is served: the broker has restarted, and the queue is on its way back.
+            // The registry has a worker for the model: the broker has restarted, and the queue will be created again.
             Err(BusError::NoQueue { model }) => {
                 tracing::debug!(request_id, trace_id, %model, "request waits for its queue");
                 self.queueless += 1;
                 Ok(Publishing::DueAt(Instant::now() + queue_pause(self.queueless - 1)))
             }
-            // Not refused, just not reachable: the request waits here.
+            // Not refused, but the bus cannot be reached: the request waits here.
             Err(BusError::Unreachable(reason)) => {
                 tracing::warn!(request_id, trace_id, reason, "request waits for the message bus");
-                Ok(Publishing::DueAt(Instant::now() + UNREACHABLE_PAUSE))
+                Ok(Publishing::DueAt(Instant::now() + UNREACHABLE_PAUSE.mul_f64(0.5 + fastrand::f64())))
             }
-            // It was accepted before, or a part of its request was: that is no time to refuse it.
+            // The request was accepted before, or a part of it was, so it is not refused now.
             Err(error @ (BusError::Full { .. } | BusError::ClaimsFull { .. }))
                 if self.again > 0 || self.siblings.is_some() =>
             {
@@ -366,7 +379,8 @@ impl Drop for Flight {
     }
 }
 
-/// Waits until publishing is due again, by the clock or because a sibling has left its queue; when it is not, for ever.
+/// Waits until publishing is due again, by the clock or because a sibling has left its queue. If it is not due, waits
+/// for ever.
 async fn due(publishing: Publishing, siblings: Option<&Notify>) {
     match (publishing, siblings) {
         (Publishing::DueAt(time), None) => tokio::time::sleep_until(time).await,
@@ -377,7 +391,15 @@ async fn due(publishing: Publishing, siblings: Option<&Notify>) {
     }
 }
 
-/// Waits until the bus was lost and is back.
+/// Waits until the search finds that the request is lost.
+async fn lost(search: Option<&Search>) {
+    match search {
+        Some(search) => search.lost().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until a lost connection is back.
 async fn came_back(connection: &mut watch::Receiver<Connection>) {
     loop {
         if connection.changed().await.is_err() {

@@ -1,9 +1,11 @@
-//! What `gzip` and `deflate` (a zlib stream) stand for, made on a thread that may take its time.
+//! Inflates `gzip` and `deflate` (a zlib stream) on a blocking thread.
 //!
-//! Invariant: what is made is counted before there is room for it, and never holds more than its limit, whatever the bytes
-//! claim or expand to.
+//! Each stream is inflated twice: once to learn its size, then into memory of that size. A small body that expands to a large
+//! one is refused before it takes memory, and no memory is lost to a buffer that grows.
+//!
+//! Invariant: the inflated bytes are counted in the budget before they are allocated, and are no more than their limit.
 
-use std::io::{self, Read};
+use std::io::Read;
 
 use bytes::Bytes;
 use flate2::read::MultiGzDecoder;
@@ -13,10 +15,7 @@ use crate::budget::{Hold, NoRoom};
 
 /// What every gzip stream begins with.
 const GZIP_MAGIC: &[u8] = &[0x1F, 0x8B];
-/// The least by which it grows where hardly any is left: requests about the server have so much.
-const LAST_STEP: usize = 4 << 10;
-
-/// How much room for what is made grows at a time, if possible.
+/// Bytes that are inflated at a time.
 const STEP: usize = 64 << 10;
 
 /// Why nothing was made.
@@ -32,12 +31,8 @@ pub enum InflateError {
     Unfinished(#[from] tokio::task::JoinError),
 }
 
-/// What is made, in room that is counted.
-struct Made<'a> {
-    bytes: Vec<u8>,
-    limit: usize,
-    hold: &'a Hold,
-}
+/// Takes what is inflated, piece by piece.
+type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), InflateError>;
 
 /// The bytes that `coded` stands for, `limit` at most, counted in `hold`. Which of the two codings it is shows in itself.
 pub async fn inflate(coded: Bytes, limit: usize, hold: &Hold) -> Result<Bytes, InflateError> {
@@ -50,68 +45,59 @@ pub async fn inflate(coded: Bytes, limit: usize, hold: &Hold) -> Result<Bytes, I
 }
 
 fn inflate_gzip(coded: &[u8], limit: usize, hold: &Hold) -> Result<Vec<u8>, InflateError> {
-    let mut decoder = MultiGzDecoder::new(coded);
-    let mut made = Made { bytes: Vec::new(), limit, hold };
-    loop {
-        made.grow()?;
-        // Never more than there is room for.
-        let room = (made.bytes.capacity() - made.bytes.len()) as u64;
-        if decoder.by_ref().take(room).read_to_end(&mut made.bytes).map_err(malformed)? == 0 {
-            return made.done();
+    make(limit, hold, |sink| {
+        let (mut decoder, mut step) = (MultiGzDecoder::new(coded), vec![0; STEP]);
+        loop {
+            match decoder.read(&mut step).map_err(malformed)? {
+                0 => return Ok(()),
+                length => sink(&step[..length])?,
+            }
         }
-    }
+    })
 }
 
 /// Not with flate2's reader, which takes a stream that was cut short for a whole one.
 fn inflate_zlib(coded: &[u8], limit: usize, hold: &Hold) -> Result<Vec<u8>, InflateError> {
-    let mut inflate = Decompress::new(true);
-    let mut made = Made { bytes: Vec::new(), limit, hold };
-    loop {
-        made.grow()?;
-        let before = (inflate.total_in(), inflate.total_out());
-        let rest = &coded[inflate.total_in() as usize..];
-        let status = inflate.decompress_vec(rest, &mut made.bytes, FlushDecompress::None).map_err(io::Error::from);
-        match status.map_err(malformed)? {
-            Status::StreamEnd if inflate.total_in() as usize == coded.len() => return made.done(),
-            Status::StreamEnd => return Err(malformed("more data follows the end of the stream")),
-            _ if (inflate.total_in(), inflate.total_out()) == before => return Err(malformed("it ends too early")),
-            _ => {}
+    make(limit, hold, |sink| {
+        let (mut inflate, mut step) = (Decompress::new(true), vec![0; STEP]);
+        loop {
+            let before = (inflate.total_in(), inflate.total_out());
+            let rest = &coded[inflate.total_in() as usize..];
+            let status = inflate.decompress(rest, &mut step, FlushDecompress::None).map_err(malformed)?;
+            sink(&step[..(inflate.total_out() - before.1) as usize])?;
+            match status {
+                Status::StreamEnd if inflate.total_in() as usize == coded.len() => return Ok(()),
+                Status::StreamEnd => return Err(malformed("more data follows the end of the stream")),
+                _ if (inflate.total_in(), inflate.total_out()) == before => return Err(malformed("it ends too early")),
+                _ => {}
+            }
         }
-    }
+    })
+}
+
+/// What `inflate` gives its sink, as one.
+fn make(
+    limit: usize,
+    hold: &Hold,
+    inflate: impl Fn(Sink<'_>) -> Result<(), InflateError>,
+) -> Result<Vec<u8>, InflateError> {
+    let mut size = 0usize;
+    inflate(&mut |piece| {
+        size += piece.len();
+        hold.ask(size.min(limit) as u64)?;
+        if size > limit { Err(InflateError::TooLarge(limit)) } else { Ok(()) }
+    })?;
+    hold.take(size as u64)?;
+    let mut made = Vec::with_capacity(size);
+    let filled = inflate(&mut |piece| {
+        made.extend_from_slice(piece);
+        Ok(())
+    });
+    filled.map(|()| made)
 }
 
 fn malformed(reason: impl std::fmt::Display) -> InflateError {
     InflateError::Malformed(reason.to_string())
-}
-
-// === impl Made ===
-
-impl Made<'_> {
-    /// Makes room for more where there is none, twice as much each time if possible; a byte more than the limit shows that it is passed.
-    fn grow(&mut self) -> Result<(), InflateError> {
-        let (length, room) = (self.bytes.len(), self.bytes.capacity());
-        if length > self.limit {
-            return Err(InflateError::TooLarge(self.limit));
-        }
-        if length == room {
-            // Where there is no room for as much as that, less may do.
-            let most = (self.limit - length).saturating_add(1);
-            let mut steps = [room.max(STEP), STEP, LAST_STEP].map(|more| more.min(most)).into_iter();
-            let more = steps.find(|&more| self.hold.take(more as u64).is_ok()).ok_or(NoRoom)?;
-            self.bytes.reserve_exact(more);
-        }
-        Ok(())
-    }
-
-    fn done(mut self) -> Result<Vec<u8>, InflateError> {
-        if self.bytes.len() > self.limit {
-            return Err(InflateError::TooLarge(self.limit));
-        }
-        let unused = self.bytes.capacity() - self.bytes.len();
-        self.bytes.shrink_to_fit();
-        self.hold.give_back(unused as u64);
-        Ok(self.bytes)
-    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 mod backlog;
 mod budget;
 mod cache;
+mod crowd;
 mod dispatch;
 mod grpc;
 mod handlers;
@@ -20,14 +21,15 @@ mod inflate;
 mod metrics;
 mod models;
 mod pace;
+mod queues;
 mod registry;
 mod rows;
 mod shared_memory;
 mod statistics;
+mod tls;
 mod triton_flags;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,9 +39,9 @@ use clap::{ArgAction, Args};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
-use trireme_runtime::service::{self, AdminArgs, NatsArgs};
+use trireme_runtime::service::{self, AdminArgs, NatsArgs, QueueArgs};
 use trireme_runtime::statistics::report::follow_log_levels;
-use trireme_runtime::{ControlArgs, Health, LAST_WORDS, Statistics, TaskSet};
+use trireme_runtime::{ControlArgs, Health, LAST_WORDS, ModelArgs, Statistics, TaskSet};
 use trireme_telemetry::TelemetryArgs;
 
 use budget::Budget;
@@ -55,9 +57,10 @@ use shared_memory::SharedMemory;
 use statistics::Collector;
 
 pub use cache::CacheConfig;
+pub use crowd::ConnectionArgs;
 pub use grpc::{CompressionLevel, GrpcArgs};
-pub use handlers::{AccessArgs, Restriction, Secret};
-pub use http::HttpArgs;
+pub use handlers::{AccessArgs, ControlAccess, Restriction, Secret};
+pub use http::{HttpArgs, TokenInput};
 pub use metrics::MetricsArgs;
 pub use models::ModelOptions;
 pub use triton_flags::TritonFlags;
@@ -74,12 +77,15 @@ pub struct GatewayArgs {
     pub metrics: MetricsArgs,
     #[command(flatten)]
     pub access: AccessArgs,
+    #[command(flatten)]
+    pub connections: ConnectionArgs,
 
     /// Name of this server in its metadata; clients tell a Triton by it
     #[arg(long, env = "TRIREME_ID", value_name = "NAME", default_value = "triton")]
     pub id: String,
 
-    /// Whether the server is ready only when every known model is; if not, it is ready as soon as it listens
+    /// Whether the server is ready only when every known model is; if not, it is ready when the first one is, or when none
+    /// of them can be loaded
     #[arg(long, env = "TRIREME_STRICT_READINESS", value_name = "BOOL", default_value = "true")]
     #[arg(value_parser = BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
     #[arg(action = ArgAction::Set)]
@@ -129,9 +135,8 @@ pub struct GatewayServiceArgs {
     #[command(flatten)]
     pub gateway: GatewayArgs,
 
-    /// Model repository to read ensembles from; may be given several times
-    #[arg(long, alias = "model-store", env = "TRIREME_MODEL_REPOSITORY", value_name = "DIR", value_delimiter = ',')]
-    pub model_repository: Vec<PathBuf>,
+    #[command(flatten)]
+    pub models: ModelArgs,
 
     #[command(flatten)]
     pub control: ControlArgs,
@@ -144,6 +149,8 @@ pub struct GatewayServiceArgs {
     pub admin: AdminArgs,
     #[command(flatten)]
     pub nats: NatsArgs,
+    #[command(flatten)]
+    pub queue: QueueArgs,
     #[command(flatten)]
     pub telemetry: TelemetryArgs,
     #[command(flatten)]
@@ -193,11 +200,12 @@ impl Gateway {
         let metrics_address = metrics.as_ref().map(|listener| listener.address);
 
         let tasks = TaskSet::new();
-        let registry = Registry::follow(bus.as_ref(), repository, &models.control, args.keep_models, &tasks).await?;
-        let name = statistics.process();
+        let (name, keep) = (statistics.process(), args.keep_models);
+        let registry = Registry::follow(bus.clone(), name, repository, &models.control, keep, &tasks).await?;
+        queues::look_after(bus.clone(), registry.clone(), &tasks);
         let models = ModelControl::start(bus.clone(), name, models, registry.clone(), &tasks).await?;
         let dispatcher = Dispatcher::open(bus.clone(), name, args.max_in_flight, &tasks).await?;
-        let collector = Collector::open(bus.clone(), statistics.clone(), &tasks).await?;
+        let collector = Collector::open(bus.clone(), statistics.clone(), registry.clone(), &tasks).await?;
         follow_log_levels(bus.as_ref(), statistics.process(), &tasks).await?;
         let health = Health::default();
         health.set_ready(true);
@@ -224,28 +232,27 @@ impl Gateway {
             cache: args.cache_config.map(|config| ResponseCache::new(config, args.coalesce_requests)),
         });
 
-        let stop = CancellationToken::new();
-        let serving = TaskSet::new();
+        let (stop, serving, limits) = (CancellationToken::new(), TaskSet::new(), args.connections.limits());
         if let Some(listener) = http {
             tracing::info!(address = %listener.address, "HTTP listener");
             let (shared, raised) = (handlers.clone(), stop.clone());
-            serving.spawn("http", async move { listener.serve(shared, raised, exit_timeout).await });
+            serving.spawn("http", async move { listener.serve(shared, limits, raised, exit_timeout).await });
         }
         if let Some(listener) = grpc {
             tracing::info!(address = %listener.address, "gRPC listener");
             let (shared, raised) = (handlers.clone(), stop.clone());
-            serving.spawn("grpc", async move { listener.serve(shared, raised, exit_timeout).await });
+            serving.spawn("grpc", async move { listener.serve(shared, limits, raised, exit_timeout).await });
         }
         if let Some(listener) = metrics {
             tracing::info!(address = %listener.address, "metrics listener");
             let (shared, raised) = (handlers.clone(), stop.clone());
-            serving.spawn("metrics", async move { listener.serve(shared, raised, exit_timeout).await });
+            serving.spawn("metrics", async move { listener.serve(shared, limits, raised, exit_timeout).await });
         }
         Ok(Gateway { http_address, grpc_address, metrics_address, handlers, tasks, stop, serving, exit_timeout })
     }
 
     /// Waits until every known model is ready, for `timeout` at most. Otherwise says which are not, and why.
-    pub async fn until_ready(&self, timeout: Duration) -> Result<(), String> {
+    pub async fn until_ready(&self, timeout: Duration) -> Result<(), Vec<String>> {
         self.handlers.registry.until_ready(timeout).await
     }
 
@@ -291,14 +298,17 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
     service::block_on("gateway", &args.telemetry, async {
         args.triton.warn();
         let shutdown = service::shutdown_signal()?;
-        let models = ModelOptions { model_repository: args.model_repository.clone(), control: args.control.options()? };
+        let sources = args.models.open()?;
+        let models = ModelOptions { model_repository: sources.repositories.clone(), control: args.control.options()? };
         // Before the broker is waited for: what is wrong with the repository is said at once.
         models.read()?;
-        if args.model_repository.is_empty() {
-            tracing::warn!("no --model-repository: ensembles are not known, models are served as workers have them");
+        if args.models.is_empty() {
+            tracing::warn!("no models are named: ensembles are not known, models are served as workers have them");
         }
         let name = service::process_name("gateway");
-        let Some(bus) = service::or_shutdown(&shutdown, args.nats.connect_gateway(&name)).await? else {
+        let Some(bus) =
+            service::or_shutdown(&shutdown, args.nats.connect_gateway(&name, args.queue.deployment())).await?
+        else {
             return Ok(());
         };
         let exit_timeout = Duration::from_secs(args.exit_timeout_secs);

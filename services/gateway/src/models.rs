@@ -6,14 +6,14 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use trireme_bus::{Bus, BusError};
-use trireme_inference::{InferError, UnixMicros};
+use trireme_inference::InferError;
 use trireme_model_repository::{Repository, RepositoryError, RepositoryModel};
-use trireme_runtime::control::{self, Answers, Change, Control, Memory, Order, Outcome, Override, Participant, Role};
-use trireme_runtime::{ControlMode, ControlOptions, TaskSet};
+use trireme_runtime::control::{self, Answers, Control, Memory, Outcome, Override, Participant};
+use trireme_runtime::{ControlMode, ControlOptions, TaskSet, faults};
 
 use crate::registry::Registry;
 
@@ -42,7 +42,7 @@ struct Inner {
     participant: String,
     options: ModelOptions,
     registry: Registry,
-    memory: Arc<Memory>,
+    memory: Memory,
     tasks: TaskSet,
 }
 
@@ -52,10 +52,16 @@ impl ModelOptions {
     /// Reads the repositories. What is broken is an error, unless errors shall not end the process. No paths give an empty
     /// repository.
     pub fn read(&self) -> anyhow::Result<Repository> {
-        let unreadable = |faults: Vec<String>| anyhow::anyhow!("model repository: {}", faults.join("; "));
-        let repository = Repository::read(&self.model_repository, &[])
-            .map_err(|faults| unreadable(faults.iter().map(ToString::to_string).collect()))?;
+        let unreadable = |faults: Vec<String>| anyhow::anyhow!("model repository: {}", faults::list(faults));
+        let repository = Repository::read_what_is_there(&self.model_repository, &[]);
         let control = &self.control;
+        let missing = repository.unreadable().iter().map(ToString::to_string).collect::<Vec<_>>();
+        if !missing.is_empty() && control.exit_on_error {
+            return Err(unreadable(missing));
+        }
+        missing
+            .iter()
+            .for_each(|fault| tracing::error!(fault, "a model repository could not be read; it is served without it"));
         let broken = repository.broken().filter(|(name, _)| control.concerns(name));
         let faults: Vec<_> = broken.map(|(_, broken)| broken.fault.to_string()).collect();
         if !faults.is_empty() && control.exit_on_error {
@@ -84,15 +90,15 @@ impl ModelControl {
     ) -> Result<ModelControl, BusError> {
         let (mode, participant) = (options.control.mode, format!("{name}/gateway"));
         let joined = match mode {
-            ControlMode::Explicit => Some(Control::join(bus.clone(), participant.clone(), Role::Gateway).await?),
+            ControlMode::Explicit => Some(Control::join(bus.clone(), participant.clone()).await?),
             ControlMode::None | ControlMode::Poll => None,
         };
         let memory = joined.as_ref().map(|joined| joined.memory().clone()).unwrap_or_default();
         let tasks = tasks.clone();
         let inner = Inner { bus, participant, options, registry, memory: memory.clone(), tasks: tasks.clone() };
         let control = ModelControl(Arc::new(inner));
-        for (model, change) in memory.changes() {
-            control.settled(&model, change.wanted.as_ref()).await;
+        for change in memory.changes() {
+            control.settled(&change.model, change.wanted.as_ref()).await;
         }
         if let Some(joined) = joined {
             joined.serve(Arc::new(control.clone()), &tasks);
@@ -135,20 +141,30 @@ impl ModelControl {
     }
 
     async fn load_now(&self, model: &str, with: Override) -> Result<(), InferError> {
+        let with = self.lasting(model, &with).unwrap_or(with);
         for part in self.parts_of(model, &with) {
             if self.0.registry.catalog().find(&part, None).is_ok() {
                 continue;
             }
             // What cannot be loaded is what the ensemble's own error names.
-            let answers = self.command(&part, &Order::Load(Override::default())).await?;
+            let answers = self.command(&part, Some(&Override::default())).await?;
             if self.judge(&part, &answers).is_ok() {
-                self.settle(&part, Some(Override::default()), true).await;
+                self.settle(&part, Some(Override::default()), true).await?;
             }
         }
-        let answers = self.command(model, &Order::Load(with.clone())).await?;
+        let answers = self.command(model, Some(&with)).await?;
         self.judge(model, &answers)?;
-        self.settle(model, Some(with), false).await;
-        Ok(())
+        self.settle(model, Some(with), false).await
+    }
+
+    /// What a load without a configuration goes on with, as Triton's does: the configuration of an earlier load, until
+    /// config.pbtxt is changed or the model is unloaded.
+    fn lasting(&self, model: &str, with: &Override) -> Option<Override> {
+        let earlier = self.0.memory.get(model)?.wanted.filter(|earlier| with.is_plain() && earlier.is_lasting())?;
+        let files = self.0.options.model_repository.iter().map(|path| path.join(model).join("config.pbtxt"));
+        let changed = files.filter_map(|file| file.metadata().ok()?.modified().ok());
+        let since = SystemTime::UNIX_EPOCH + Duration::from_micros(earlier.since.0);
+        (!changed.into_iter().any(|changed| changed > since)).then_some(earlier)
     }
 
     /// The models that an ensemble is made of which are no ensembles; of the repository as it is now.
@@ -165,9 +181,8 @@ impl ModelControl {
     async fn unload_now(&self, model: &str, dependents: bool) -> Result<(), InferError> {
         let mut leaving = vec![model.to_owned()];
         if dependents {
-            let changes = self.0.memory.changes();
             let named = &self.0.options.control.load;
-            let implied = |part: &String| match changes.get(part) {
+            let implied = |part: &String| match self.0.memory.get(part) {
                 Some(change) => change.implied,
                 None => !named.contains(part),
             };
@@ -175,20 +190,20 @@ impl ModelControl {
             leaving.extend(parts.filter(|part| implied(part) && !self.0.registry.is_needed(part, model)));
         }
         for model in leaving {
-            let answers = self.command(&model, &Order::Unload).await?;
+            let answers = self.command(&model, None).await?;
             if answers.values().any(|outcome| matches!(outcome, Outcome::Done(_))) {
-                self.settle(&model, None, false).await;
+                self.settle(&model, None, false).await?;
             }
         }
         Ok(())
     }
 
     /// Asks everybody, and takes in what the registry will say.
-    async fn command(&self, model: &str, order: &Order) -> Result<Answers, InferError> {
+    async fn command(&self, model: &str, wanted: Option<&Override>) -> Result<Answers, InferError> {
         let workers = self.0.registry.workers().into_iter().map(|(name, _)| format!("{name}/worker"));
         let expected = workers.chain([self.0.participant.clone()]).collect();
-        let answers = control::command(self.0.bus.as_ref(), model, order, &expected).await;
-        let answers = answers.map_err(|error| InferError::new(error.code(), error.to_string()))?;
+        let answers = control::command(self.0.bus.as_ref(), &self.0.memory, model, wanted, &expected).await;
+        let answers = answers.map_err(refused)?;
         self.0.registry.take(answers.values().flat_map(Outcome::entries).cloned());
         Ok(answers)
     }
@@ -222,14 +237,9 @@ impl ModelControl {
         }
     }
 
-    /// Remembers what is wanted, and tells the others.
-    async fn settle(&self, model: &str, wanted: Option<Override>, implied: bool) {
-        let change = Change { at: UnixMicros::now(), wanted, implied };
-        self.0.memory.keep(model, &change);
-        self.settled(model, change.wanted.as_ref()).await;
-        if let Err(error) = control::settle(self.0.bus.as_ref(), model, &change).await {
-            tracing::warn!(model, %error, "other processes could not be told what is wanted; they ask when they start");
-        }
+    /// Writes down what is wanted, for all and for those who start later.
+    async fn settle(&self, model: &str, wanted: Option<Override>, implied: bool) -> Result<(), InferError> {
+        control::settle(self.0.bus.as_ref(), &self.0.memory, model, wanted, implied).await.map_err(refused)
     }
 
     fn find(&self, model: &str, with: &Override) -> Result<Option<RepositoryModel>, RepositoryError> {
@@ -295,4 +305,12 @@ impl Participant for ModelControl {
         });
         self.0.registry.want(model, found, wanted.is_some());
     }
+
+    fn restores(&self) -> bool {
+        true
+    }
+}
+
+fn refused(error: BusError) -> InferError {
+    InferError::new(error.code(), error.to_string())
 }

@@ -5,7 +5,7 @@
 
 use std::cmp::Reverse;
 
-use trireme_inference::{InferError, Shape, Tensor, TensorError};
+use trireme_inference::{DataType, InferError, Shape, Tensor, TensorError};
 
 /// The most parts of one request: each is a message of its own, however little is in it.
 const MAX_PARTS: usize = 1 << 14;
@@ -168,6 +168,9 @@ fn unlike(error: TensorError) -> InferError {
 
 fn join_output(first: &Tensor, parts: &[Vec<Tensor>]) -> Result<Tensor, InferError> {
     let name = first.name();
+    if let Some(filler) = filler(name, first.datatype()) {
+        return join_ragged(name, filler, parts);
+    }
     // What there is, not the first part's size times all: its rows may be the longest ones.
     let size = parts.iter().flatten().filter(|tensor| tensor.name() == name).map(|tensor| tensor.data().len()).sum();
     let (mut rows, mut data) = (0, Vec::with_capacity(size));
@@ -191,6 +194,45 @@ fn join_output(first: &Tensor, parts: &[Vec<Tensor>]) -> Result<Tensor, InferErr
     }
     let joined = Tensor::new(name, first.datatype(), with_rows(first.shape(), rows), data.into());
     joined.map_err(|error| InferError::internal(format!("parts of a request do not join: {error}")))
+}
+
+/// What fills up an output that is as wide as its request's longest row; `None` for other outputs.
+fn filler(name: &str, datatype: DataType) -> Option<&'static [u8]> {
+    match (name, datatype) {
+        ("sparse_indices", DataType::Int64) => Some(&[0xff; 8]),
+        ("token_mask", DataType::Int64) => Some(&[0; 8]),
+        ("sparse_values" | "token_embeddings", DataType::Fp32) => Some(&[0; 4]),
+        _ => None,
+    }
+}
+
+/// Joins an output whose second dimension is each part's own: all rows are filled up to the widest part.
+fn join_ragged(name: &str, filler: &[u8], parts: &[Vec<Tensor>]) -> Result<Tensor, InferError> {
+    let of = |part: &Vec<Tensor>| part.iter().find(|tensor| tensor.name() == name).cloned();
+    let unlike =
+        || InferError::internal(format!("output '{name}' of a request sent in parts is not alike in all of them"));
+    let tensors: Vec<Tensor> = parts.iter().map(of).collect::<Option<_>>().ok_or_else(unlike)?;
+    let first = tensors.first().ok_or_else(unlike)?;
+    let rest = |tensor: &Tensor| tensor.shape().get(2..).map(<[i64]>::to_vec);
+    let alike = |tensor: &Tensor| tensor.datatype() == first.datatype() && rest(tensor) == rest(first);
+    if rest(first).is_none() || !tensors.iter().all(alike) {
+        return Err(unlike());
+    }
+    let width = tensors.iter().map(|tensor| tensor.shape()[1]).max().unwrap_or_default();
+    let rows = tensors.iter().map(|tensor| tensor.shape()[0]).sum();
+    let cell = first.shape()[2..].iter().product::<i64>() as usize * filler.len();
+    let mut data = Vec::new();
+    for tensor in &tensors {
+        let own = tensor.shape()[1] as usize * cell;
+        let missing = width as usize * cell - own;
+        for row in 0..tensor.shape()[0] as usize {
+            data.extend_from_slice(&tensor.data()[row * own..(row + 1) * own]);
+            data.extend(filler.iter().cycle().take(missing));
+        }
+    }
+    let shape: Vec<i64> = [&[rows, width], &first.shape()[2..]].concat();
+    Tensor::new(name, first.datatype(), Shape::from(shape.as_slice()), data.into())
+        .map_err(|error| InferError::internal(format!("parts of a request do not join: {error}")))
 }
 
 fn row_count(tensor: &Tensor) -> Option<usize> {

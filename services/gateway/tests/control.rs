@@ -13,7 +13,7 @@ use trireme_gateway::{Gateway, GatewayArgs, ModelOptions};
 use trireme_inference::{ModelKey, UnixMicros};
 use trireme_protocol::grpc::wire::grpc_inference_service_client::GrpcInferenceServiceClient;
 use trireme_protocol::grpc::wire::*;
-use trireme_runtime::control::{Control, Outcome, Override, Participant, Role};
+use trireme_runtime::control::{Control, Outcome, Override, Participant};
 use trireme_runtime::{ControlMode, ControlOptions, Statistics, TaskSet};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -75,9 +75,7 @@ struct Server {
 impl Server {
     async fn start() -> Server {
         let (bus, tasks) = (Arc::new(InProcess::default()), TaskSet::new());
-        let worker = Control::join(bus.clone(), "mute/worker".to_owned(), Role::Worker)
-            .await
-            .expect("in process nothing refuses");
+        let worker = Control::join(bus.clone(), "mute/worker".to_owned()).await.expect("in process nothing refuses");
         worker.serve(Arc::new(Mute::default()), &tasks);
         let control = ControlOptions { mode: ControlMode::Explicit, ..ControlOptions::default() };
         let models = ModelOptions { control, ..ModelOptions::default() };
@@ -122,9 +120,10 @@ impl Server {
 
     /// The bus brings this, and the gateway has taken it in when this returns.
     async fn bring(&mut self, late: &WorkerEntry) {
-        self.bus.announce(late).await.expect("in process nothing refuses");
+        let bus: &dyn Bus = self.bus.as_ref();
+        bus.announce(late).await.expect("in process nothing refuses");
         let marker = format!("after-{}-{}", late.model.name, late.since);
-        self.bus.announce(&entry(&marker, ModelState::Ready, 1)).await.expect("in process nothing refuses");
+        bus.announce(&entry(&marker, ModelState::Ready, 1)).await.expect("in process nothing refuses");
         let taken = async { while !self.is_ready(&marker).await {} };
         tokio::time::timeout(PATIENCE, taken).await.expect("events come in order");
     }

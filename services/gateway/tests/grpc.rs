@@ -1,6 +1,9 @@
 //! The gRPC listener with a whole gateway behind it, on the in-process bus, with a worker whose behaviour each request
 //! chooses.
 
+#[path = "grpc/connections.rs"]
+mod connections;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +18,7 @@ use tokio::net::TcpStream;
 use tonic::codec::CompressionEncoding;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
-use trireme_bus::{InProcess, QueueOptions};
+use trireme_bus::{Bus, InProcess, QueueOptions};
 use trireme_gateway::{Gateway, GatewayArgs, ModelOptions};
 use trireme_inference::{InferError, Tensor};
 use trireme_protocol::grpc::health::health_check_response::ServingStatus;
@@ -107,7 +110,8 @@ impl Server {
         let repository = tempfile::tempdir().expect("a temporary directory");
         write_model(repository.path(), "echo", "");
         write_model(repository.path(), "many", "model_transaction_policy { decoupled: true }");
-        let bus = Arc::new(InProcess::default());
+        let bus: Arc<dyn Bus> = Arc::new(InProcess::default());
+        bus.init_settings(&QueueOptions::default()).await.expect("in process nothing refuses");
         let models = ModelOptions { model_repository: vec![repository.path().to_owned()], ..Default::default() };
         let gateway = Gateway::start(bus.clone(), Statistics::new("gateway"), models, &args(flags), PATIENCE)
             .await
@@ -119,11 +123,11 @@ impl Server {
             name: "worker".to_owned(),
             service: "test".to_owned(),
             model_repository: vec![repository.path().to_owned()],
+            sources: None,
             execution_limit: None,
             canary: None,
             auto_complete: true,
             control: ControlOptions::default(),
-            queue: QueueOptions::default(),
             statistics: Statistics::new("worker"),
         };
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(backend)];
@@ -688,6 +692,40 @@ async fn a_drain_finishes_calls_and_ends_open_streams() {
     assert_eq!(summary(first.unwrap().unwrap()).1, Ok(element("slow")));
     assert_status(second, Code::Unavailable, "Server is stopping");
     assert!(elapsed < PATIENCE / 2, "an open stream held up the drain for {elapsed:?}");
+    assert_eq!(worker.drain(PATIENCE).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_sends_the_calls_of_open_connections_elsewhere() {
+    let Server { gateway, worker, mut client, executions, released, .. } = Server::start(&[]).await;
+    let begun = async || {
+        while executions.load(Ordering::SeqCst) < 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let mut caller = client.clone();
+    let held = async move { caller.model_infer(request("", "wait")).await };
+    let drain = async {
+        begun().await;
+        gateway.drain().await;
+    };
+    // The client was told to go away (GOAWAY), and nobody takes its next connection.
+    let refused = async {
+        begun().await;
+        let refused = loop {
+            match client.model_infer(request("", "fine")).await {
+                Ok(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+                Err(refused) => break refused,
+            }
+        };
+        *released.0.lock() = true;
+        released.1.notify_all();
+        refused
+    };
+    let (held, (), refused) = within(futures_util::future::join3(held, drain, refused)).await;
+    assert_eq!(held.unwrap().into_inner().raw_output_contents, [element("wait")], "what was begun is finished");
+    // The client's own words for a connection that closes, or for one that nobody accepts.
+    assert!(matches!(refused.code(), Code::Cancelled | Code::Unavailable), "{refused:?}");
     assert_eq!(worker.drain(PATIENCE).await, 0);
 }
 

@@ -20,6 +20,7 @@ fn load_as(config: &str, options: OnnxRuntimeOptions) -> Result<LoadedModel, Loa
         model_path: &model_path,
         version_path: &version_path,
         auto_complete: true,
+        uploaded: None,
     };
     let backends = backends(options);
     let backend = backends.iter().find(|backend| backend.name() == "onnxruntime").expect("it is in the table");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use trireme_inference::{DataType, InferError};
+use trireme_inference::{DataType, InferError, nearest};
 use trireme_model_repository::{ModelConfig, ModelInput};
 use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
@@ -12,6 +12,7 @@ use trireme_runtime::{
 
 use crate::inputs::SideInputs;
 use crate::ops::Resources;
+use crate::options::RequestOptions;
 use crate::outputs::Outputs;
 use crate::{Chain, Form, Labels, Signature, Value};
 
@@ -75,7 +76,7 @@ impl PostprocessModel {
         };
         let ops = config.parameters.get("ops").map_or("", String::as_str);
         let side = SideInputs::of(others, ops).map_err(|reason| refused(config, reason))?;
-        let resources = Resources { version_path: source.version_path, labels: &labels, has_mask: side.mask.is_some() };
+        let resources = Resources { version_path: source.version_path, labels: &labels, inputs: &side };
         let chain_fault = |error| refused(config, format_args!("parameter 'ops' is '{ops}': {error}"));
         let chain = Chain::parse(ops, &resources).map_err(chain_fault)?;
         let input = Signature::new(data_form(config, data)?, config.full_shape(&data.dims));
@@ -94,22 +95,23 @@ impl PostprocessModel {
         let started = Instant::now();
         let input = |name: &str| request.inputs.iter().find(|tensor| tensor.name() == name);
         let missing = || InferError::invalid_arg(format!("input '{}' is missing", self.data));
+        let options = RequestOptions::from_parameters(&request.parameters)?;
         let data = Value::from_tensor(input(&self.data).ok_or_else(missing)?)?;
-        let side = self.side.find(&request.inputs);
+        let side = self.side.find(&request.inputs, options);
         let rows = data.dims().first().copied().unwrap_or(1);
 
         let read = Instant::now();
         let result = self.chain.run(data, &side)?;
 
         let ran = Instant::now();
-        let outputs = self.outputs.tensors(&result, &request.outputs)?;
+        let outputs = self.outputs.tensors(&result, side.mask, &request.outputs)?;
         let timing = ExecuteTiming {
             compute_input: read - started,
             compute_infer: ran - read,
             compute_output: ran.elapsed(),
             batch_size: if self.batches { u32::try_from(rows).unwrap_or(u32::MAX) } else { 1 },
         };
-        Ok(ExecuteResponse { outputs, timing })
+        Ok(ExecuteResponse { outputs, timing, texts: None })
     }
 }
 
@@ -118,7 +120,8 @@ fn check_parameters(config: &ModelConfig) -> Result<(), LoadError> {
     let is_unknown = |key: &&String| {
         !matches!(key.as_str(), "ops" | "labels") && !key.contains(|c: char| c == '.' || c.is_uppercase())
     };
-    match config.parameters.keys().find(is_unknown) {
+    let meant = |key: &&String| nearest(key, ["ops", "labels"]).is_some();
+    match config.parameters.keys().find(|key| is_unknown(key) || meant(key)) {
         Some(key) => Err(refused(config, format_args!("unknown parameter '{key}', expected one of labels, ops"))),
         None => Ok(()),
     }

@@ -2,8 +2,10 @@
 
 use trireme_inference::InferError;
 
+use crate::ops::slice::first;
 use crate::ops::{OPS, Op, OpEntry, Resources, Side};
-use crate::{Signature, Value};
+use crate::options::RequestOptions;
+use crate::{Form, Signature, Value};
 
 /// Ops that run one after the other.
 pub struct Chain(Vec<(&'static OpEntry, Box<dyn Op>)>);
@@ -60,9 +62,47 @@ impl Chain {
         })
     }
 
-    /// Runs the chain on the data input.
+    /// Runs the chain on the data input, without the ops that the request leaves out.
     pub fn run<'a>(&self, data: Value<'a>, side: &Side<'_>) -> Result<Value<'a>, InferError> {
-        self.0.iter().try_fold(data, |value, (_, op)| op.apply(value, side))
+        let cut = side.options.dimensions.and_then(|dimensions| Some((self.embedding_end()?, dimensions)));
+        let mut value = data;
+        for (index, (entry, op)) in self.0.iter().enumerate() {
+            value = cut_at(index, cut, value)?;
+            if !is_left_out(entry.name, &side.options) {
+                value = op.apply(value, side)?;
+            }
+        }
+        cut_at(self.0.len(), cut, value)
+    }
+
+    /// Before which op an embedding is cut to the dimensions that a request asks for: the last `normalize`, where nothing
+    /// changes the components after it, or else the end. `None`: the chain gives no embedding.
+    fn embedding_end(&self) -> Option<usize> {
+        if !self.0.iter().all(|(entry, _)| entry.embeds) {
+            return None;
+        }
+        let keeps_components = |name: &str| matches!(name, "normalize" | "mask");
+        let end = self.0.iter().rposition(|(entry, _)| !keeps_components(entry.name)).map_or(0, |last| last + 1);
+        let normalize = self.0[end..].iter().rposition(|(entry, _)| entry.name == "normalize");
+        Some(normalize.map_or(self.0.len(), |index| end + index))
+    }
+}
+
+fn is_left_out(name: &str, options: &RequestOptions) -> bool {
+    match name {
+        "normalize" => !options.normalize,
+        "softmax" | "sigmoid" => options.raw_scores,
+        _ => false,
+    }
+}
+
+/// The first components of `value`, where this is the place to cut it.
+fn cut_at<'a>(index: usize, cut: Option<(usize, usize)>, value: Value<'a>) -> Result<Value<'a>, InferError> {
+    match cut {
+        Some((at, dimensions)) if at == index && value.form() == Form::Floats => first(value, dimensions, |width| {
+            format!("parameter 'dimensions' is {dimensions}, expected from 1 to the {width} of the embedding")
+        }),
+        _ => Ok(value),
     }
 }
 
@@ -71,11 +111,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Form, Labels};
+    use crate::{Form, SideInputs};
 
     fn parse(text: &str) -> Result<Chain, ChainError> {
-        let labels = Labels::default();
-        Chain::parse(text, &Resources { version_path: std::path::Path::new(""), labels: &labels, has_mask: true })
+        let inputs = SideInputs { attention: Some("attention_mask".to_owned()), ..SideInputs::default() };
+        Chain::parse(text, &Resources { inputs: &inputs, ..Resources::default() })
     }
 
     fn hidden() -> Signature {
@@ -95,14 +135,16 @@ mod tests {
         let message = |text| parse(text).err().map(|e| e.to_string()).unwrap_or_default();
         assert_eq!(
             message("pool:mean, normalise"),
-            "op 2 is 'normalise', expected one of pool:mean|cls|max|last, normalize, softmax, sigmoid, argmax, top_k:K, \
-             slice:D, decode[:with_special_tokens]"
+            "op 2 is 'normalise', expected one of pool:mean|cls|max|last|weighted_mean|mean_sqrt_len[+…], normalize, \
+             dense:FOLDER, layer_norm:FOLDER, mask, softmax, sigmoid, argmax, top_k:K, slice:D, \
+             splade[:relu|log1p_relu], sparse, entities:none|simple|first|average|max, decode[:with_special_tokens]"
         );
         assert!(message("").starts_with("op 1 is empty, expected one of pool"));
         assert!(message("normalize,").starts_with("op 2 is empty"));
         assert_eq!(
             message("pool:median"),
-            "op 1, 'pool': argument is 'median', expected 'mean', 'cls', 'max' or 'last'"
+            "op 1, 'pool': argument is 'median', expected one of 'mean', 'cls', 'max', 'last', 'weighted_mean', \
+             'mean_sqrt_len', or several joined by '+'"
         );
         assert_eq!(message("normalize:2"), "op 1, 'normalize': argument is '2', expected none");
     }
@@ -120,6 +162,37 @@ mod tests {
              [-1,-1,2]"
         );
         assert!(message("pool:mean, slice:385").contains("385"));
+    }
+
+    fn run(chain: &str, options: RequestOptions) -> Result<Vec<f32>, String> {
+        let data = Value::Floats(ndarray::arr2(&[[3.0, 4.0, 12.0]]).into_dyn().into());
+        let value = parse(chain).unwrap().run(data, &Side { options, ..Side::default() });
+        value.map_err(|error| error.message).map(|value| value.into_floats().unwrap().iter().copied().collect())
+    }
+
+    #[test]
+    fn requests_leave_ops_out() {
+        let raw = RequestOptions { raw_scores: true, ..RequestOptions::default() };
+        assert_eq!(run("softmax", raw).unwrap(), [3.0, 4.0, 12.0]);
+        assert_eq!(run("sigmoid", raw).unwrap(), [3.0, 4.0, 12.0]);
+        assert_ne!(run("softmax", RequestOptions::default()).unwrap(), [3.0, 4.0, 12.0]);
+        let long = RequestOptions { normalize: false, ..RequestOptions::default() };
+        assert_eq!(run("normalize", long).unwrap(), [3.0, 4.0, 12.0]);
+    }
+
+    #[test]
+    fn requests_cut_embeddings_before_they_are_normalized() {
+        let two = RequestOptions { dimensions: Some(2), ..RequestOptions::default() };
+        assert_eq!(run("normalize", two).unwrap(), [0.6, 0.8]);
+        assert_eq!(run("slice:3", two).unwrap(), [3.0, 4.0]);
+        let long = RequestOptions { normalize: false, ..two };
+        assert_eq!(run("normalize", long).unwrap(), [3.0, 4.0]);
+        // A slice after it works on the embedding, not on what the request asks for.
+        assert!(run("normalize, slice:3", two).is_ok());
+        let four = RequestOptions { dimensions: Some(4), ..RequestOptions::default() };
+        let error = run("normalize", four).unwrap_err();
+        assert_eq!(error, "parameter 'dimensions' is 4, expected from 1 to the 3 of the embedding");
+        assert_eq!(run("softmax", four).unwrap().len(), 3, "scores are no embedding");
     }
 
     proptest! {

@@ -3,60 +3,125 @@
 use trireme_inference::{DataType, Tensor};
 use trireme_model_repository::ModelInput;
 
-use crate::ops::Side;
+use crate::ops::{OPS, Side};
+use crate::options::RequestOptions;
 
 /// Names of the inputs that ops use besides the data.
-#[derive(Debug)]
-pub(crate) struct SideInputs {
-    pub(crate) mask: Option<String>,
-    emitted: Option<String>,
-    last: Option<String>,
+#[derive(Clone, Debug, Default)]
+pub struct SideInputs {
+    /// The attention mask.
+    pub attention: Option<String>,
+    /// The mask of the tokens that are pooled, where it is another than the attention mask.
+    pub pooling: Option<String>,
+    /// See [`crate::ops::decode`].
+    pub emitted: Option<String>,
+    /// See [`crate::ops::decode`].
+    pub last: Option<String>,
+    /// Token ids.
+    pub input_ids: Option<String>,
+    /// Where tokens begin and end in their texts.
+    pub offsets: Option<String>,
+    /// Which tokens stand for no text.
+    pub special_tokens_mask: Option<String>,
+    /// The texts.
+    pub texts: Option<String>,
+}
+
+/// What an input is found by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Integer,
+    Bool,
+    Text,
 }
 
 // === impl SideInputs ===
 
 impl SideInputs {
-    /// Finds them among the inputs after the first. A chain that decodes may have `emitted` and `final`; of the rest one
-    /// may be the attention mask.
+    /// Finds them among the inputs after the first, by the names that the ops of the chain `ops` know; the texts are the
+    /// TYPE_STRING input of any name. Of the integers that are left one may be the attention mask.
     pub(crate) fn of(others: &[ModelInput], ops: &str) -> Result<SideInputs, String> {
-        let decodes = ops.split(',').any(|op| op.split(':').next().is_some_and(|name| name.trim() == "decode"));
-        let stream = |name: &str| others.iter().find(|input| decodes && input.name == name);
-        let (emitted, last) = (stream("emitted"), stream("final"));
-        if let Some(input) = emitted.filter(|input| !is_integer(input)) {
-            return Err(unexpected(input, "TYPE_INT64 or TYPE_INT32"));
+        let names = ops.split(',').map(|op| op.split(':').next().unwrap_or_default().trim());
+        let entries = names.filter_map(|name| OPS.iter().find(|entry| entry.name == name));
+        let used: Vec<&str> = entries.flat_map(|entry| entry.inputs).copied().collect();
+        let mut side = SideInputs::default();
+        let mut left: Vec<&ModelInput> = Vec::new();
+        for input in others {
+            let is_text = input.datatype == DataType::Bytes && used.contains(&"TEXT");
+            let name = if is_text { "TEXT" } else { input.name.as_str() };
+            let (slot, kind) = match name {
+                _ if !used.contains(&name) => {
+                    left.push(input);
+                    continue;
+                }
+                "emitted" => (&mut side.emitted, Kind::Integer),
+                "final" => (&mut side.last, Kind::Bool),
+                "input_ids" => (&mut side.input_ids, Kind::Integer),
+                "offsets" => (&mut side.offsets, Kind::Integer),
+                "special_tokens_mask" => (&mut side.special_tokens_mask, Kind::Integer),
+                "pooling_mask" => (&mut side.pooling, Kind::Integer),
+                _ => (&mut side.texts, Kind::Text),
+            };
+            kind.check(input)?;
+            if let Some(first) = slot.replace(input.name.clone()) {
+                return Err(format!("inputs '{first}' and '{}' both hold texts, expected one", input.name));
+            }
         }
-        if let Some(input) = last.filter(|input| input.datatype != DataType::Bool) {
-            return Err(unexpected(input, "TYPE_BOOL"));
-        }
-        let is_stream =
-            |input: &ModelInput| [emitted, last].into_iter().flatten().any(|known| known.name == input.name);
-        let rest = || others.iter().filter(|input| !is_stream(input));
-        let mut integers = rest().filter(|input| is_integer(input));
-        let mask = rest().find(|input| is_integer(input) && input.name == "attention_mask").or_else(|| integers.next());
-        let name = |input: Option<&ModelInput>| input.map(|input| input.name.clone());
-        let side = SideInputs { mask: name(mask), emitted: name(emitted), last: name(last) };
-        match rest().find(|input| Some(&input.name) != side.mask.as_ref()) {
+        let mut integers = left.iter().filter(|input| Kind::Integer.is(input));
+        let mask = left.iter().find(|i| Kind::Integer.is(i) && i.name == "attention_mask").or_else(|| integers.next());
+        side.attention = mask.map(|input| input.name.clone());
+        match left.iter().find(|input| Some(&input.name) != side.attention.as_ref()) {
             Some(extra) => Err(format!(
                 "input '{}' is used by no op, expected the data and at most an attention mask{}",
                 extra.name,
-                if decodes { ", 'emitted' and 'final'" } else { "" }
+                used.iter().map(|name| format!(", '{name}'")).collect::<String>()
             )),
             None => Ok(side),
         }
     }
 
+    /// Whether there is a mask of tokens.
+    pub fn has_mask(&self) -> bool {
+        self.pooling.is_some() || self.attention.is_some()
+    }
+
     /// The tensors of these names.
-    pub(crate) fn find<'a>(&self, inputs: &'a [Tensor]) -> Side<'a> {
+    pub(crate) fn find<'a>(&self, inputs: &'a [Tensor], options: RequestOptions) -> Side<'a> {
         let find = |name: &Option<String>| inputs.iter().find(|tensor| Some(tensor.name()) == name.as_deref());
-        Side { mask: find(&self.mask), emitted: find(&self.emitted), last: find(&self.last) }
+        let attention = find(&self.attention);
+        Side {
+            mask: find(&self.pooling).or(attention),
+            attention,
+            emitted: find(&self.emitted),
+            last: find(&self.last),
+            input_ids: find(&self.input_ids),
+            offsets: find(&self.offsets),
+            special_tokens_mask: find(&self.special_tokens_mask),
+            texts: find(&self.texts),
+            options,
+        }
     }
 }
 
-fn is_integer(input: &ModelInput) -> bool {
-    matches!(input.datatype, DataType::Int64 | DataType::Int32)
-}
+// === impl Kind ===
 
-fn unexpected(input: &ModelInput, expected: &str) -> String {
-    let found = input.datatype.config_name();
-    format!("unexpected datatype {found} for inference input '{}', expecting {expected}", input.name)
+impl Kind {
+    fn is(self, input: &ModelInput) -> bool {
+        match self {
+            Kind::Integer => matches!(input.datatype, DataType::Int64 | DataType::Int32),
+            Kind::Bool => input.datatype == DataType::Bool,
+            Kind::Text => input.datatype == DataType::Bytes,
+        }
+    }
+
+    fn check(self, input: &ModelInput) -> Result<(), String> {
+        let expected = match self {
+            _ if self.is(input) => return Ok(()),
+            Kind::Integer => "TYPE_INT64 or TYPE_INT32",
+            Kind::Bool => "TYPE_BOOL",
+            Kind::Text => "TYPE_STRING",
+        };
+        let found = input.datatype.config_name();
+        Err(format!("unexpected datatype {found} for inference input '{}', expecting {expected}", input.name))
+    }
 }

@@ -15,14 +15,22 @@ impl Labels {
         Ok(Labels(std::fs::read_to_string(path)?.lines().map(str::to_owned).collect()))
     }
 
-    /// Labels separated by commas, blanks around them dropped.
+    /// Labels separated by commas, blanks around them dropped; or a JSON array of texts.
     pub fn from_list(list: &str) -> Labels {
+        if let Ok(labels) = serde_json::from_str(list) {
+            return Labels(labels);
+        }
         Labels(list.split(',').map(|label| label.trim().to_owned()).collect())
     }
 
     /// The label of class `index`; empty when it has none.
     pub fn get(&self, index: i64) -> &str {
         usize::try_from(index).ok().and_then(|i| self.0.get(i)).map_or("", String::as_str)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
     }
 
     /// Whether there are no labels.
@@ -40,6 +48,8 @@ mod tests {
         let labels = Labels::from_list("negative, positive");
         assert_eq!((labels.get(0), labels.get(1), labels.get(2), labels.get(-1)), ("negative", "positive", "", ""));
         assert!(Labels::default().is_empty());
+        let labels = Labels::from_list(r#" ["a, b", "[c]"]"#);
+        assert_eq!((labels.get(0), labels.get(1), labels.len()), ("a, b", "[c]", 2));
     }
 
     #[test]

@@ -5,11 +5,14 @@
 //!
 //! - The data is the model's first input; FP16, BF16 and FP64 are computed in FP32 like FP32. `decode` takes INT64 or INT32.
 //! - The attention mask, which pooling needs, is the input named `attention_mask`, or else the first other input of
-//!   INT64 or INT32.
-//! - `decode` may be given a stream part by part: see [`ops::decode`] for its inputs `emitted` and `final`.
+//!   INT64 or INT32. An input `pooling_mask` says which of its tokens are pooled.
+//! - `decode` may be given a stream part by part: see [`ops::decode`] for its inputs `emitted` and `final`. `entities` has
+//!   inputs of its own: see [`ops::entities`].
 //! - The result goes to the model's one output, cast to the datatype that is declared for it; where the declared dims
 //!   have one more axis of size 1 at the end (`dims: [ 1 ]`), it gets that. A chain that ends in `top_k` may have several
-//!   outputs, told apart by their names: see [`ops::top_k`].
+//!   outputs, told apart by their names: see [`ops::top_k`]; so may one that ends in `sparse`, and one that gives a vector
+//!   for each token, whose mask is the output `token_mask`.
+//! - A request may leave out ops or choose otherwise by its parameters: see [`RequestOptions`].
 //! - The parameters of this backend are `ops` and `labels` (`"negative,positive"`, for models without a label file).
 //!
 //! Everything that can be known of a chain is checked when the model is loaded: names, arguments, the order of ops, and
@@ -22,10 +25,14 @@ mod chain;
 mod inputs;
 mod labels;
 pub mod ops;
+mod options;
 mod outputs;
 mod value;
+mod weights;
 
 pub use backend::PostprocessBackend;
 pub use chain::{Chain, ChainError};
+pub use inputs::SideInputs;
 pub use labels::Labels;
+pub use options::{Aggregation, RequestOptions};
 pub use value::{Form, Signature, Value};

@@ -33,6 +33,8 @@ enum Content {
     Labels,
     /// Ranked classes as `score:index:label`.
     Classification,
+    /// The mask of tokens, which is no part of the value.
+    TokenMask,
 }
 
 // === impl Outputs ===
@@ -41,12 +43,20 @@ impl Outputs {
     /// Checks the declared outputs, with their full shapes, against what the chain gives. All faults together.
     pub(crate) fn of(specs: &[TensorSpec], result: &Signature, labels: Labels) -> Result<Outputs, Vec<String>> {
         let mut faults = Vec::new();
-        if specs.is_empty() || (specs.len() > 1 && result.form != Form::Ranked) {
+        let has_parts = matches!(result.form, Form::Ranked | Form::Sparse);
+        let results = specs.iter().filter(|spec| Content::of(&spec.name, result) != Content::TokenMask).count();
+        if results == 0 || (results > 1 && !has_parts) {
             faults.push(format!("it declares {} outputs, expected one for the result: {result}", specs.len()));
         }
         let mut outputs = Vec::new();
         for spec in specs {
-            let content = Content::of(&spec.name, result.form);
+            let content = Content::of(&spec.name, result);
+            if result.form == Form::Sparse && !matches!(&*spec.name, "sparse_indices" | "sparse_values") {
+                let name = &spec.name;
+                faults.push(format!(
+                    "unexpected output '{name}' of op sparse, expected 'sparse_indices' and 'sparse_values'"
+                ));
+            }
             if !content.datatypes().contains(&spec.datatype) {
                 faults.push(format!(
                     "unexpected datatype {} for output '{}', expecting {}",
@@ -58,11 +68,16 @@ impl Outputs {
             if content == Content::Labels && labels.is_empty() {
                 faults.push(format!("output '{}' needs labels: give label_filename or parameter 'labels'", spec.name));
             }
+            // The mask is of tokens, not of their components.
+            let dims = match content {
+                Content::TokenMask => &result.dims[..2],
+                _ => &result.dims[..],
+            };
             let trailing_axis = match spec.shape.split_last() {
-                _ if fits(&spec.shape, &result.dims) => false,
-                Some((1, rest)) if fits(rest, &result.dims) => true,
+                _ if fits(&spec.shape, dims) => false,
+                Some((1, rest)) if fits(rest, dims) => true,
                 _ => {
-                    let Signature { dims, .. } = result;
+                    let dims = Shape::from(dims);
                     faults.push(format!("output '{}' has full shape {}, expected {dims}", spec.name, spec.shape));
                     false
                 }
@@ -72,10 +87,19 @@ impl Outputs {
         if faults.is_empty() { Ok(Outputs { outputs, labels }) } else { Err(faults) }
     }
 
-    /// The outputs in `wanted`, made from the chain's result.
-    pub(crate) fn tensors(&self, value: &Value<'_>, wanted: &[String]) -> Result<Vec<Tensor>, InferError> {
+    /// The outputs in `wanted`, made from the chain's result and the mask of tokens.
+    pub(crate) fn tensors(
+        &self,
+        value: &Value<'_>,
+        mask: Option<&Tensor>,
+        wanted: &[String],
+    ) -> Result<Vec<Tensor>, InferError> {
         let outputs = self.outputs.iter().filter(|output| wanted.contains(&output.name));
-        outputs.map(|output| output.tensor(value, &self.labels)).collect()
+        let tensor = |output: &Output| match (output.content, mask) {
+            (Content::TokenMask, Some(mask)) => output.tensor(&Value::from_tensor(mask)?, &self.labels),
+            _ => output.tensor(value, &self.labels),
+        };
+        outputs.map(tensor).collect()
     }
 }
 
@@ -87,9 +111,11 @@ fn fits(declared: &[i64], given: &[i64]) -> bool {
 // === impl Content ===
 
 impl Content {
-    fn of(name: &str, form: Form) -> Content {
-        match (form, name) {
-            (Form::Floats, _) | (Form::Ranked, "scores") => Content::Floats,
+    fn of(name: &str, result: &Signature) -> Content {
+        match (result.form, name) {
+            (Form::Floats, "token_mask") if result.dims.len() == 3 => Content::TokenMask,
+            (Form::Sparse, "sparse_indices") => Content::Ints,
+            (Form::Floats | Form::Sparse, _) | (Form::Ranked, "scores") => Content::Floats,
             (Form::Ints, _) | (Form::Ranked, "indices") => Content::Ints,
             (Form::Ranked, "labels") => Content::Labels,
             (Form::Ranked, _) => Content::Classification,
@@ -100,7 +126,7 @@ impl Content {
     fn datatypes(self) -> &'static [DataType] {
         match self {
             Content::Floats => &[DataType::Fp32, DataType::Fp16, DataType::Bf16, DataType::Fp64],
-            Content::Ints => &[DataType::Int64, DataType::Int32],
+            Content::Ints | Content::TokenMask => &[DataType::Int64, DataType::Int32],
             Content::Texts | Content::Labels | Content::Classification => &[DataType::Bytes],
         }
     }
@@ -118,7 +144,9 @@ impl Output {
         let tensor = match (self.content, value) {
             (Content::Floats, Value::Floats(array)) => self.floats(shape, array.iter().copied()),
             (Content::Floats, Value::Ranked { scores, .. }) => self.floats(shape, scores.iter().copied()),
-            (Content::Ints, Value::Ints(array)) => self.ints(shape, array.iter().copied()),
+            (Content::Floats, Value::Sparse { values, .. }) => self.floats(shape, values.iter().copied()),
+            (Content::Ints, Value::Sparse { indices, .. }) => self.ints(shape, indices.iter().copied()),
+            (Content::Ints | Content::TokenMask, Value::Ints(array)) => self.ints(shape, array.iter().copied()),
             (Content::Ints, Value::Ranked { indices, .. }) => self.ints(shape, indices.iter().copied()),
             (Content::Texts, Value::Texts(texts)) => self.texts(shape, texts.iter()),
             (Content::Labels, Value::Ranked { indices, .. }) => {
@@ -188,7 +216,7 @@ mod tests {
         let labels = if labels.is_empty() { Labels::default() } else { Labels::from_list(labels) };
         let outputs = Outputs::of(specs, &Signature::new(value.form(), dims), labels).unwrap();
         let wanted: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
-        outputs.tensors(value, &wanted).unwrap()
+        outputs.tensors(value, None, &wanted).unwrap()
     }
 
     fn texts(tensor: &Tensor) -> Vec<&str> {
@@ -240,6 +268,35 @@ mod tests {
         assert_eq!(texts(&tensors[0]), ["yes", "no", "no", ""]);
         assert_eq!(tensors[1].values::<f32>().unwrap()[..2], [3.3, 0.1]);
         assert_eq!(*tensors[2].values::<i64>().unwrap(), [1, 0, 0, 2]);
+    }
+
+    #[test]
+    fn components_come_apart_in_indices_and_values() {
+        let value =
+            Value::Sparse { indices: arr2(&[[1i64, -1]]).into_dyn(), values: arr2(&[[0.5f32, 0.0]]).into_dyn() };
+        let indices = || spec("sparse_indices", DataType::Int64, &[-1, -1]);
+        let tensors = tensors(&[indices(), spec("sparse_values", DataType::Fp32, &[-1, -1])], &value, "");
+        assert_eq!(
+            (&*tensors[0].values::<i64>().unwrap(), &*tensors[1].values::<f32>().unwrap()),
+            (&[1, -1][..], &[0.5, 0.0][..])
+        );
+        let result = Signature::new(Form::Sparse, [-1, -1]);
+        let specs = [indices(), spec("weights", DataType::Fp32, &[-1, -1])];
+        let faults = Outputs::of(&specs, &result, Labels::default()).err().unwrap();
+        assert_eq!(faults, ["unexpected output 'weights' of op sparse, expected 'sparse_indices' and 'sparse_values'"]);
+    }
+
+    #[test]
+    fn the_mask_of_tokens_is_an_output_beside_their_vectors() {
+        let specs =
+            [spec("token_embeddings", DataType::Fp32, &[-1, -1, 2]), spec("token_mask", DataType::Int64, &[-1, -1])];
+        let outputs = Outputs::of(&specs, &Signature::new(Form::Floats, [-1, -1, 2]), Labels::default()).unwrap();
+        let value = Value::Floats(ndarray::arr3(&[[[1.0, 2.0], [0.0, 0.0]]]).into_dyn().into());
+        let mask = Tensor::from_values("attention_mask", [1, 2], vec![1i32, 0]).unwrap();
+        let wanted = ["token_embeddings", "token_mask"].map(str::to_owned);
+        let tensors = outputs.tensors(&value, Some(&mask), &wanted).unwrap();
+        assert_eq!((&**tensors[1].shape(), &*tensors[1].values::<i64>().unwrap()), (&[1, 2][..], &[1, 0][..]));
+        assert_eq!(tensors[1].name(), "token_mask");
     }
 
     #[test]

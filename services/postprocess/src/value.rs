@@ -23,6 +23,13 @@ pub enum Value<'a> {
         /// The index of each on the last axis of what was ranked.
         indices: ArrayD<i64>,
     },
+    /// The components of each row that are not 0, both `[rows, n]`; rows with fewer than n are filled up.
+    Sparse {
+        /// Where they are, ascending; -1 where there is none.
+        indices: ArrayD<i64>,
+        /// What they are; 0 where there is none.
+        values: ArrayD<f32>,
+    },
 }
 
 /// The kind of a [`Value`].
@@ -33,6 +40,7 @@ pub enum Form {
     Ints,
     Texts,
     Ranked,
+    Sparse,
 }
 
 /// What is known of a value when the model is loaded: its form, and its dimensions with -1 for any size.
@@ -88,6 +96,7 @@ impl<'a> Value<'a> {
             Value::Ints(_) => Form::Ints,
             Value::Texts(_) => Form::Texts,
             Value::Ranked { .. } => Form::Ranked,
+            Value::Sparse { .. } => Form::Sparse,
         }
     }
 
@@ -98,6 +107,7 @@ impl<'a> Value<'a> {
             Value::Ints(array) => array.shape(),
             Value::Texts(array) => array.shape(),
             Value::Ranked { scores, .. } => scores.shape(),
+            Value::Sparse { values, .. } => values.shape(),
         }
     }
 }
@@ -154,6 +164,7 @@ impl fmt::Display for Form {
             Form::Ints => "integers",
             Form::Texts => "texts",
             Form::Ranked => "the ranked classes of top_k",
+            Form::Sparse => "the components of sparse",
         })
     }
 }

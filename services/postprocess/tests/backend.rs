@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up shall fail")]
 
 use std::path::Path;
+use std::sync::Arc;
 
 use half::f16;
-use trireme_inference::{DataType, ErrorCode, InferError, Tensor};
+use trireme_inference::{DataType, ErrorCode, InferError, ParameterValue, Tensor};
 use trireme_model_repository::ModelConfig;
 use trireme_postprocess::PostprocessBackend;
 use trireme_runtime::{Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelSource};
@@ -30,8 +31,14 @@ fn load(text: &str) -> Result<LoadedModel, LoadError> {
 fn load_from(model_path: &Path, text: &str) -> Result<LoadedModel, LoadError> {
     let config = ModelConfig::parse(&format!("backend: 'postprocess' {text}"), "post").unwrap();
     let version_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer");
-    let source =
-        ModelSource { config: &config, version: 1, model_path, version_path: &version_path, auto_complete: true };
+    let source = ModelSource {
+        config: &config,
+        version: 1,
+        model_path,
+        version_path: &version_path,
+        auto_complete: true,
+        uploaded: None,
+    };
     PostprocessBackend.load(&source)
 }
 
@@ -214,4 +221,69 @@ fn inputs_of_a_stream_are_for_chains_that_decode() {
     let y = "{ name: 'y' data_type: TYPE_FP32 dims: [ 3 ] }";
     let last = "{ name: 'final' data_type: TYPE_BOOL dims: [ 1 ] }";
     assert!(fault(&config("softmax", &[LOGITS, last], &[y])).contains("input 'final' is used by no op"));
+}
+
+#[test]
+fn requests_choose_how_long_vectors_are() {
+    let text = config("pool:mean, normalize", &[HIDDEN, MASK], &["{ name: 'y' data_type: TYPE_FP32 dims: [ 2 ] }"]);
+    let mut model = load(&text).unwrap();
+    let mut run = |parameters: &[(&str, ParameterValue)]| {
+        let hidden = Tensor::from_values("last_hidden_state", [1, 1, 2], vec![6.0f32, 8.0]).unwrap();
+        let mask = Tensor::from_values("attention_mask", [1, 1], vec![1i64]).unwrap();
+        let mut request = request(vec![hidden, mask], &["y"]);
+        request.parameters =
+            Arc::new(parameters.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect());
+        let result = model.instances[0].as_batch().unwrap().execute(&[request]).remove(0);
+        result.map(|response| response.outputs[0].values::<f32>().unwrap().to_vec()).map_err(|error| error.message)
+    };
+    assert_eq!(run(&[]).unwrap(), [0.6, 0.8]);
+    assert_eq!(run(&[("normalize", ParameterValue::Bool(false))]).unwrap(), [6.0, 8.0]);
+    assert_eq!(run(&[("dimensions", ParameterValue::Int64(1))]).unwrap(), [1.0]);
+    assert_eq!(
+        run(&[("normalize", "no".into())]).unwrap_err(),
+        "parameter 'normalize' is 'no', expected true or false"
+    );
+    let error = run(&[("dimensions", ParameterValue::Int64(3))]).unwrap_err();
+    assert_eq!(error, "parameter 'dimensions' is 3, expected from 1 to the 2 of the embedding");
+}
+
+#[test]
+fn prompts_are_left_out_by_a_mask_of_their_own() {
+    let pooling = "{ name: 'pooling_mask' data_type: TYPE_INT64 dims: [ -1 ] }";
+    let text = config("pool:mean", &[HIDDEN, MASK, pooling], &["{ name: 'y' data_type: TYPE_FP32 dims: [ 2 ] }"]);
+    let mut model = load(&text).unwrap();
+    let hidden = Tensor::from_values("last_hidden_state", [1, 2, 2], vec![9.0f32, 9.0, 1.0, 2.0]).unwrap();
+    let mask = Tensor::from_values("attention_mask", [1, 2], vec![1i64, 1]).unwrap();
+    let pooled = Tensor::from_values("pooling_mask", [1, 2], vec![0i64, 1]).unwrap();
+    let response = execute(&mut model, vec![hidden, mask, pooled], &["y"]).unwrap();
+    assert_eq!(*response.outputs[0].values::<f32>().unwrap(), [1.0, 2.0]);
+    let text = config("softmax", &[LOGITS, MASK, pooling], &["{ name: 'y' data_type: TYPE_FP32 dims: [ 3 ] }"]);
+    assert!(fault(&text).contains("input 'pooling_mask' is used by no op"), "{}", fault(&text));
+}
+
+#[test]
+fn sparse_vectors_are_two_outputs() {
+    let outputs = [
+        "{ name: 'sparse_values' data_type: TYPE_FP32 dims: [ -1 ] }",
+        "{ name: 'sparse_indices' data_type: TYPE_INT64 dims: [ -1 ] }",
+    ];
+    let mut model = load(&config("splade, sparse", &[HIDDEN, MASK], &outputs)).unwrap();
+    let hidden = Tensor::from_values("last_hidden_state", [1, 2, 2], vec![-1.0f32, 0.0, -3.0, 1.0]).unwrap();
+    let mask = Tensor::from_values("attention_mask", [1, 2], vec![1i64, 1]).unwrap();
+    let response = execute(&mut model, vec![hidden, mask], &["sparse_indices", "sparse_values"]).unwrap();
+    assert_eq!(*response.outputs[0].values::<f32>().unwrap(), [2.0f32.ln()]);
+    assert_eq!(*response.outputs[1].values::<i64>().unwrap(), [1]);
+}
+
+#[test]
+fn entities_need_their_inputs_and_two_inputs_of_texts_are_one_too_many() {
+    let tokens = "{ name: 'logits' data_type: TYPE_FP32 dims: [ -1, 3 ] }";
+    let entities = "{ name: 'entities' data_type: TYPE_STRING dims: [ 1 ] }";
+    let labels = "parameters { key: 'labels' value { string_value: '[\"O\", \"B-A\", \"I-A\"]' } }";
+    let text = |name: &str| format!("{{ name: '{name}' data_type: TYPE_STRING dims: [ 1 ] }}");
+    let ids = "{ name: 'input_ids' data_type: TYPE_INT64 dims: [ -1 ] }";
+    let few = config("entities:simple", &[tokens, ids, &text("TEXT")], &[entities]) + labels;
+    assert!(fault(&few).contains("does not declare: 'offsets', 'special_tokens_mask'"), "{}", fault(&few));
+    let two = config("entities:simple", &[tokens, ids, &text("A"), &text("B")], &[entities]) + labels;
+    assert!(fault(&two).contains("inputs 'A' and 'B' both hold texts"), "{}", fault(&two));
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use trireme_inference::{DataType, InferError, Tensor};
+use trireme_inference::{DataType, InferError, Shape, Tensor, TextFacts};
 use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
     ModelSource, OneAtATime,
@@ -48,6 +48,7 @@ impl Backend for TokenizerBackend {
         let instances = source.cpu_instances()?;
         let options = TokenizeOptions::from_parameters(&config.parameters).map_err(|error| load_error(model, error))?;
         let tokenizer = TextTokenizer::load(source.version_path, options).map_err(|error| load_error(model, error))?;
+        tokenizer.check(schema.extras(|_| true)).map_err(|error| load_error(model, error))?;
 
         let batches = config.max_batch_size > 0;
         let shared = Arc::new(TokenizerModel { tokenizer, schema, batches });
@@ -97,7 +98,8 @@ impl TokenizerModel {
         };
 
         let read = Instant::now();
-        let mut encoded = self.tokenizer.encode(&texts, pairs.as_deref(), &options)?;
+        let extras = self.schema.extras(|name| request.outputs.iter().any(|output| output == name));
+        let mut encoded = self.tokenizer.encode_with(&texts, pairs.as_deref(), &options, extras)?;
 
         let encoded_at = Instant::now();
         let wanted =
@@ -110,7 +112,8 @@ impl TokenizerModel {
             compute_output: encoded_at.elapsed(),
             batch_size: if self.batches { encoded.rows as u32 } else { 1 },
         };
-        Ok(ExecuteResponse { outputs, timing })
+        let texts = TextFacts { tokens: encoded.tokens, truncated: encoded.truncated };
+        Ok(ExecuteResponse { outputs, timing, texts: Some(texts) })
     }
 
     /// The texts of an input, one for each row.
@@ -128,17 +131,23 @@ impl TokenizerModel {
     }
 }
 
-/// An output of `encoded` as a tensor `[rows, length]`; its memory is taken over where the datatype allows.
+/// An output of `encoded` as a tensor `[rows, length]`, offsets as `[rows, length, 2]`; its memory is taken over where the datatype allows.
 fn tensor(encoded: &mut Encoded, output: Output, datatype: DataType) -> Result<Tensor, InferError> {
-    let shape = [encoded.rows as i64, encoded.length as i64];
-    let (shape, values) = match output {
-        Output::InputIds => (shape, std::mem::take(&mut encoded.input_ids)),
-        Output::AttentionMask => (shape, std::mem::take(&mut encoded.attention_mask)),
-        Output::TokenTypeIds => (shape, std::mem::take(&mut encoded.token_type_ids)),
-        Output::ForcedBosTokenId => {
-            let id = encoded.forced_bos_token_id.unwrap_or(NO_TOKEN);
-            ([encoded.rows as i64, 1], vec![id; encoded.rows])
-        }
+    let (rows, length) = (encoded.rows as i64, encoded.length as i64);
+    let values = match output {
+        Output::InputIds => std::mem::take(&mut encoded.input_ids),
+        Output::AttentionMask => std::mem::take(&mut encoded.attention_mask),
+        Output::TokenTypeIds => std::mem::take(&mut encoded.token_type_ids),
+        Output::PositionIds => std::mem::take(&mut encoded.position_ids),
+        Output::Offsets => std::mem::take(&mut encoded.offsets),
+        Output::SpecialTokensMask => std::mem::take(&mut encoded.special_tokens_mask),
+        Output::PoolingMask => std::mem::take(&mut encoded.pooling_mask),
+        Output::ForcedBosTokenId => vec![encoded.forced_bos_token_id.unwrap_or(NO_TOKEN); encoded.rows],
+    };
+    let shape = match output {
+        Output::ForcedBosTokenId => Shape::from([rows, 1]),
+        Output::Offsets => Shape::from([rows, length, 2]),
+        _ => Shape::from([rows, length]),
     };
     let tensor = match datatype {
         DataType::Int32 => Tensor::from_values(output.name(), shape, values.into_iter().map(|v| v as i32).collect()),

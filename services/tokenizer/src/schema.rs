@@ -3,6 +3,7 @@
 use trireme_inference::{DataType, Shape, TensorSpec};
 use trireme_model_repository::{AutoComplete, ModelConfig};
 use trireme_runtime::LoadError;
+use trireme_text::Extras;
 
 /// One of the tensors that a tokenizer gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,6 +11,10 @@ pub(crate) enum Output {
     InputIds,
     AttentionMask,
     TokenTypeIds,
+    PositionIds,
+    Offsets,
+    SpecialTokensMask,
+    PoolingMask,
     ForcedBosTokenId,
 }
 
@@ -35,7 +40,16 @@ pub(crate) struct Pairs {
 // === impl Output ===
 
 impl Output {
-    const ALL: [Output; 4] = [Output::InputIds, Output::AttentionMask, Output::TokenTypeIds, Output::ForcedBosTokenId];
+    const ALL: [Output; 8] = [
+        Output::InputIds,
+        Output::AttentionMask,
+        Output::TokenTypeIds,
+        Output::PositionIds,
+        Output::Offsets,
+        Output::SpecialTokensMask,
+        Output::PoolingMask,
+        Output::ForcedBosTokenId,
+    ];
 
     /// Those that a configuration without outputs gets.
     const USUAL: [Output; 3] = [Output::InputIds, Output::AttentionMask, Output::TokenTypeIds];
@@ -46,6 +60,10 @@ impl Output {
             Output::InputIds => "input_ids",
             Output::AttentionMask => "attention_mask",
             Output::TokenTypeIds => "token_type_ids",
+            Output::PositionIds => "position_ids",
+            Output::Offsets => "offsets",
+            Output::SpecialTokensMask => "special_tokens_mask",
+            Output::PoolingMask => "pooling_mask",
             Output::ForcedBosTokenId => "forced_bos_token_id",
         }
     }
@@ -95,6 +113,17 @@ impl Schema {
         Ok(Schema { texts: texts.name.clone(), pairs, outputs })
     }
 
+    /// What the outputs need besides ids and masks; of those in `wanted` only.
+    pub(crate) fn extras(&self, wanted: impl Fn(&str) -> bool) -> Extras {
+        let has = |output: Output| self.outputs.iter().any(|&(own, _)| own == output) && wanted(output.name());
+        Extras {
+            position_ids: has(Output::PositionIds),
+            offsets: has(Output::Offsets),
+            special_tokens_mask: has(Output::SpecialTokensMask),
+            pooling_mask: has(Output::PoolingMask),
+        }
+    }
+
     /// The inputs and outputs of a tokenizer whose configuration declares none.
     pub(crate) fn default_for(config: &ModelConfig) -> AutoComplete {
         let spec =
@@ -133,8 +162,15 @@ fn check_output(config: &ModelConfig, output: &TensorSpec) -> Option<String> {
             "unexpected datatype {found} for inference output '{name}', expecting TYPE_INT64 or TYPE_INT32"
         ));
     }
-    let expected = if config.max_batch_size == 0 { "[ -1, -1 ]" } else { "[ -1 ]" };
-    (shape.len() != 2).then(|| format!("output '{name}' has full shape {shape}, expected dims {expected}"))
+    let is_pairs = name == Output::Offsets.name();
+    let expected = match (config.max_batch_size, is_pairs) {
+        (0, false) => "[ -1, -1 ]",
+        (_, false) => "[ -1 ]",
+        (0, true) => "[ -1, -1, 2 ]",
+        (_, true) => "[ -1, 2 ]",
+    };
+    let fits = if is_pairs { matches!(**shape, [_, _, 2 | -1]) } else { shape.len() == 2 };
+    (!fits).then(|| format!("output '{name}' has full shape {shape}, expected dims {expected}"))
 }
 
 #[cfg(test)]
@@ -178,7 +214,7 @@ mod tests {
             faults,
             "model 'tok': unexpected datatype TYPE_FP32 for inference input 'x', expecting TYPE_STRING; unexpected \
              inference output 'ids', allowed outputs are: input_ids, attention_mask, token_type_ids, \
-             forced_bos_token_id; unexpected datatype TYPE_FP32 for inference output 'input_ids', expecting TYPE_INT64 or TYPE_INT32"
+             position_ids, offsets, special_tokens_mask, pooling_mask, forced_bos_token_id; unexpected datatype TYPE_FP32 for inference output 'input_ids', expecting TYPE_INT64 or TYPE_INT32"
         );
     }
 
@@ -197,6 +233,19 @@ mod tests {
             "model 'tok': input 'TEXT' has full shape [-1,2], expected dims [ 1 ]; output 'input_ids' has full shape \
              [-1,-1,-1], expected dims [ -1 ]"
         );
+    }
+
+    #[test]
+    fn offsets_are_pairs() {
+        let offsets = |batch, dims| {
+            format!(
+                "max_batch_size: {batch} input {{ name: 'TEXT' data_type: TYPE_STRING dims: [ 1 ] }} \
+                 output {{ name: 'offsets' data_type: TYPE_INT64 dims: {dims} }}"
+            )
+        };
+        assert!(Schema::of(&config(&offsets(4, "[ -1, 2 ]"))).is_ok());
+        let expected = "model 'tok': output 'offsets' has full shape [-1,-1], expected dims [ -1, 2 ]";
+        assert_eq!(message(&offsets(4, "[ -1 ]")), expected);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use trireme_inference::{DataType, ErrorCode, InferError, Tensor};
+use trireme_inference::{DataType, ErrorCode, InferError, ParameterValue, Tensor, TextFacts};
 use trireme_model_repository::ModelConfig;
 use trireme_runtime::{Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelSource};
 use trireme_tokenizer::TokenizerBackend;
@@ -21,7 +21,14 @@ fn load(text: &str, auto_complete: bool) -> Result<LoadedModel, LoadError> {
 fn load_from(version_path: &Path, text: &str, auto_complete: bool) -> Result<LoadedModel, LoadError> {
     let config = ModelConfig::parse(&format!("backend: 'tokenizer' {text}"), "tok").unwrap();
     let model_path = version_path.parent().unwrap();
-    TokenizerBackend.load(&ModelSource { config: &config, version: 1, model_path, version_path, auto_complete })
+    TokenizerBackend.load(&ModelSource {
+        config: &config,
+        version: 1,
+        model_path,
+        version_path,
+        auto_complete,
+        uploaded: None,
+    })
 }
 
 fn texts(name: &str, shape: &[i64], texts: &[&str]) -> Tensor {
@@ -54,6 +61,7 @@ fn texts_become_padded_rows_of_the_declared_datatypes() {
     assert_eq!(*output(&response, "attention_mask").values::<i32>().unwrap(), [1, 1, 1, 0]);
     assert!(!response.timing.compute_infer.is_zero());
     assert_eq!(response.timing.batch_size, 1);
+    assert_eq!(response.texts, Some(TextFacts { tokens: 3, truncated: 0 }));
 }
 
 #[test]
@@ -198,7 +206,14 @@ fn the_translation_example_is_encoded_as_its_model_learnt_it() {
     let config = std::fs::read_to_string(directory.join("config.pbtxt")).unwrap();
     let config = ModelConfig::parse(&config, "tokenizer").unwrap();
     let version_path = &directory.join("1");
-    let source = ModelSource { config: &config, version: 1, model_path: directory, version_path, auto_complete: true };
+    let source = ModelSource {
+        config: &config,
+        version: 1,
+        model_path: directory,
+        version_path,
+        auto_complete: true,
+        uploaded: None,
+    };
     let mut model = TokenizerBackend.load(&source).unwrap();
     let mut request = request(vec![texts("TEXT", &[2], &["forty-two", "seven"])]);
     request.outputs.push("forced_bos_token_id".to_owned());
@@ -207,4 +222,45 @@ fn the_translation_example_is_encoded_as_its_model_learnt_it() {
     let ids = output(&response, "input_ids");
     assert_eq!(*ids.values::<i64>().unwrap(), [242, 93, 172, 98, 2, 242, 46, 2, 1, 1]);
     assert_eq!(*output(&response, "forced_bos_token_id").values::<i64>().unwrap(), [308, 308]);
+}
+
+#[test]
+fn offsets_and_masks_are_made_where_they_are_declared() {
+    let outputs = "output [ { name: 'offsets' data_type: TYPE_INT32 dims: [ -1, 2 ] }, \
+        { name: 'special_tokens_mask' data_type: TYPE_INT64 dims: [ -1 ] }, \
+        { name: 'pooling_mask' data_type: TYPE_INT64 dims: [ -1 ] }, \
+        { name: 'position_ids' data_type: TYPE_INT64 dims: [ -1 ] } ]";
+    let prompts = r#"parameters { key: 'prompts' value { string_value: '{"q": "world "}' } }"#;
+    let input = "input { name: 'TEXT' data_type: TYPE_STRING dims: [ 1 ] }";
+    let mut model = load(&format!("max_batch_size: 4 {input} {outputs} {prompts}"), true).unwrap();
+    let wanted = ["offsets", "special_tokens_mask", "pooling_mask", "position_ids"];
+    let mut request = ExecuteRequest::made_up("r", vec![texts("TEXT", &[2, 1], &["hello world", "hello"])], wanted);
+    request.parameters = Arc::new([("prompt_name".to_owned(), "q".into())].into());
+    let response = model.instances[0].as_batch().unwrap().execute(&[request]).remove(0).unwrap();
+    let offsets = output(&response, "offsets");
+    assert_eq!(**offsets.shape(), [2, 3, 2]);
+    assert_eq!(*offsets.values::<i32>().unwrap(), [0, 0, 0, 5, 6, 11, 0, 0, 0, 5, 0, 0]);
+    assert_eq!(*output(&response, "pooling_mask").values::<i64>().unwrap(), [0, 1, 1, 0, 1, 0]);
+    assert_eq!(*output(&response, "special_tokens_mask").values::<i64>().unwrap(), [0, 0, 0, 0, 0, 1]);
+    assert_eq!(*output(&response, "position_ids").values::<i64>().unwrap(), [0, 1, 2, 0, 1, 0]);
+}
+
+#[test]
+fn faults_in_the_parameters_of_a_request_are_the_clients() {
+    let mut model = load(IO, true).unwrap();
+    let mut run = |name: &str, value: ParameterValue| {
+        let mut request = request(vec![texts("TEXT", &[1], &["hello"])]);
+        request.parameters = Arc::new([(name.to_owned(), value)].into());
+        model.instances[0].as_batch().unwrap().execute(&[request]).remove(0).unwrap_err()
+    };
+    for (name, value) in [
+        ("prompt_name", "q".into()),
+        ("truncate", "no".into()),
+        ("truncation_side", "middle".into()),
+        ("max_tokens", ParameterValue::Double(1.5)),
+    ] {
+        let error = run(name, value);
+        assert_eq!(error.code, ErrorCode::InvalidArg);
+        assert!(error.message.starts_with(&format!("parameter '{name}' is ")), "{}", error.message);
+    }
 }

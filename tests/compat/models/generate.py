@@ -51,7 +51,7 @@ def simple():
 
 
 def reshape():
-    """Copies; its tensors are [batch, 2, 2] and [batch], where the configuration says [4] and [1]."""
+    """Copies its inputs; its tensors are [batch, 2, 2] and [batch], while the configuration says [4] and [1]."""
     square = lambda name: (name, TensorProto.FLOAT, ["batch", 2, 2])
     scalar = lambda name: (name, TensorProto.FLOAT, ["batch"])
     run = write(
@@ -68,7 +68,7 @@ def reshape():
 
 
 def failing():
-    """Looks numbers up in a table of three; a place that is not in it makes the execution fail."""
+    """Looks numbers up in a table of three; an index outside of it makes the execution fail."""
     table = np.array([10, 20, 30], np.float32)
     run = write(
         "failing",

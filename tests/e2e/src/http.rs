@@ -1,5 +1,5 @@
-//! A blocking HTTP/1.1 client that does only what tests need: a connection for each request unless it is to be kept, a
-//! limit on every wait, and the freedom to send what is wrong.
+//! A blocking HTTP/1.1 client that does only what tests need: it opens a connection for each request unless the
+//! connection is to be kept, has a limit on every wait, and can send malformed requests.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -29,7 +29,7 @@ pub struct Response {
     pub headers: Vec<(String, String)>,
     /// The body.
     pub body: Vec<u8>,
-    /// What had come behind it on the same connection when it was complete: nothing, unless a server answers twice.
+    /// Bytes that had already arrived behind the response on the same connection; none, unless a server answers twice.
     pub rest: Vec<u8>,
 }
 
@@ -65,7 +65,7 @@ impl Request {
             .header("Inference-Header-Content-Length", &length)
     }
 
-    /// The same with one more header.
+    /// The same with an additional header.
     pub fn header(mut self, name: &str, value: &str) -> Request {
         self.headers.push((name.to_owned(), value.to_owned()));
         self
@@ -76,15 +76,16 @@ impl Request {
         Request { keeps_connection: true, ..self }
     }
 
-    /// Sends it and returns the connection that the answer will come on. Dropped, the client is gone.
+    /// Sends the request and returns the connection, to read the answer from. When the connection is dropped, the
+    /// client is gone.
     pub fn start(&self, address: SocketAddr) -> Result<TcpStream> {
         let mut stream = Request::connect(address)?;
-        // A server may answer, and close, before it has read everything.
+        // A server may answer and close the connection before it has read everything.
         let _ = self.write(&mut stream);
         Ok(stream)
     }
 
-    /// A connection to send one on.
+    /// Opens a connection for a request.
     pub(crate) fn connect(address: SocketAddr) -> Result<TcpStream> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -92,9 +93,14 @@ impl Request {
         Ok(stream)
     }
 
-    /// Sends it on this connection.
+    /// Sends the request on this connection.
     pub(crate) fn write(&self, stream: &mut TcpStream) -> Result<()> {
         let host = stream.peer_addr()?;
+        stream.write_all(&self.encode(host))
+    }
+
+    /// The bytes of the request on a connection to `host`.
+    pub(crate) fn encode(&self, host: SocketAddr) -> Vec<u8> {
         let mut head = format!("{} {} HTTP/1.1\r\nHost: {host}\r\n", self.method, self.path);
         if !self.keeps_connection {
             head += "Connection: close\r\n";
@@ -103,10 +109,10 @@ impl Request {
             head += &format!("{name}: {value}\r\n");
         }
         head += &format!("Content-Length: {}\r\n\r\n", self.body.len());
-        stream.write_all(&[head.as_bytes(), &self.body].concat())
+        [head.as_bytes(), &self.body].concat()
     }
 
-    /// Sends it and waits for the answer. Errors when the server is not there, or does not answer in full.
+    /// Sends the request and waits for the answer. Errors when the server is not there, or does not answer completely.
     pub fn send(&self, address: SocketAddr) -> Result<Response> {
         Response::read(&mut self.start(address)?)
     }
@@ -115,8 +121,9 @@ impl Request {
 // === impl Response ===
 
 impl Response {
-    /// Reads the answer to the request that was sent on this connection. An error is of kind [`ErrorKind::UnexpectedEof`]
-    /// when a part of the answer had come, or the server has closed the connection in order.
+    /// Reads the answer to the request that was sent on this connection. The error has kind
+    /// [`ErrorKind::UnexpectedEof`] if a part of the answer had arrived, or if the server has closed the connection in
+    /// order.
     pub fn read(stream: &mut TcpStream) -> Result<Response> {
         let mut received = Vec::new();
         loop {
@@ -138,7 +145,7 @@ impl Response {
     }
 
     /// The response in `received`, if it is complete.
-    fn parse(received: &[u8]) -> Result<Option<Response>> {
+    pub(crate) fn parse(received: &[u8]) -> Result<Option<Response>> {
         let Some(end) = received.windows(4).position(|window| window == b"\r\n\r\n") else { return Ok(None) };
         let invalid = |what: &str| Error::new(ErrorKind::InvalidData, what.to_owned());
         let head = std::str::from_utf8(&received[..end]).map_err(|_| invalid("the head of the answer is not text"))?;
@@ -171,7 +178,7 @@ impl Response {
     /// The body as JSON.
     ///
     /// # Panics
-    /// When it is none.
+    /// When the body is not JSON.
     #[track_caller]
     pub fn json(&self) -> Value {
         match serde_json::from_slice(&self.body) {
@@ -218,8 +225,8 @@ impl Response {
     }
 }
 
-/// A body that was sent in chunks, if all of them are there: each is its length in hexadecimal digits, a line end, that
-/// many bytes, and a line end; the last one is empty. With it what comes behind.
+/// Decodes a chunked body if all chunks are there. Each chunk is its length in hexadecimal digits, a line end, that
+/// many bytes, and a line end; the last one is empty. Returns the body and the bytes behind it.
 fn join_chunks(mut rest: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     let mut body = Vec::new();
     loop {

@@ -1,15 +1,16 @@
-//! End-to-end tests: the product's own binaries and a real nats-server, talked to over sockets as a client talks to them.
+//! End-to-end tests: the product's own binaries and a real nats-server, reached over sockets as by a client.
 //!
-//! A test says what it needs with [`Setup`] and gets a [`Sandbox`]: processes on ports and in folders of their own, so
-//! that tests run beside each other. [`Mode`] is how the system is put together; a test that holds for every way is
-//! listed in [`in_every_mode!`]. The files in `tests/` are one theme each.
+//! A test describes what it needs with [`Setup`] and gets a [`Sandbox`]: processes with ports and folders of their own,
+//! so that tests can run in parallel. [`Mode`] is how the system is deployed; a test that holds in every mode is listed
+//! in [`in_every_mode!`]. Each file in `tests/` has one theme.
 //!
 //! Invariants:
-//! - Nothing here links the product: what is tested is what is shipped. `cargo build --workspace` has to come first.
-//! - Every wait has a limit, and nothing outlives its sandbox. When a test fails, the ends of all logs are printed.
-//! - Ports are chosen by the processes that listen on them.
+//! - Nothing here links the product, so that the shipped binaries are tested. `cargo build --workspace` has to come
+//!   first. The one exception is [`scale`], which simulates hundreds of workers and gateways in a few processes.
+//! - Every wait has a limit, and no process outlives its sandbox. When a test fails, the ends of all logs are printed.
+//! - Processes that listen choose their ports themselves.
 //!
-//! Not here: what one crate can show alone (its own tests), and comparisons with other servers.
+//! Not here: behaviour that one crate can show alone (its own tests), and comparisons with other servers.
 
 pub mod chaos;
 mod http;
@@ -18,6 +19,8 @@ mod overload;
 mod process;
 mod repository;
 mod sandbox;
+pub mod scale;
+pub mod siege;
 mod tools;
 mod wire;
 

@@ -1,4 +1,4 @@
-//! Steady load: so many requests, so many at a time, and something that happens in the middle of it.
+//! Steady load: a number of requests, some of them at a time, and an action in the middle.
 
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
@@ -7,19 +7,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What became of the requests.
+/// The outcome of the requests.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Requests that were answered as they should be.
+    /// Number of requests that were answered as expected.
     pub right: usize,
-    /// What was wrong with each of the others.
+    /// The errors of the other requests.
     pub wrong: Vec<String>,
-    /// The longest that one took.
+    /// The longest time that a request took.
     pub slowest: Duration,
 }
 
-/// Sends `requests` requests, `concurrency` at a time, by calling `request` with 0, 1, 2 …, which panics when the answer
-/// is wrong. Once half of them have been answered, `halfway` is called, while the others go on.
+/// Sends `requests` requests, `concurrency` at a time, by calling `request` with 0, 1, 2 …; it panics when the answer
+/// is wrong. Once half of them have been answered, calls `halfway`, while the other requests go on.
 pub fn load(requests: usize, concurrency: usize, request: impl Fn(usize) + Sync, halfway: impl FnOnce()) -> Outcome {
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let outcome = Mutex::new(Outcome { right: 0, wrong: Vec::new(), slowest: Duration::ZERO });
@@ -60,7 +60,7 @@ fn message(panic: &(dyn Any + Send)) -> &str {
 
 impl Outcome {
     /// # Panics
-    /// Unless every one of `requests` requests was answered as it should be.
+    /// Unless all of the `requests` requests were answered as expected.
     #[track_caller]
     pub fn assert_all_right(&self, requests: usize) {
         let some: Vec<_> = self.wrong.iter().take(5).map(String::as_str).collect();

@@ -1,4 +1,4 @@
-//! One process under test, and what it says on standard error.
+//! One process under test, and its standard error.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde_json::Value;
 /// How much of a log is shown when something fails.
 const TAIL_LINES: usize = 40;
 
-/// A process whose standard error goes to a file. Dropped, it is killed.
+/// A process whose standard error goes to a file. It is killed when dropped.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -32,17 +32,17 @@ impl Process {
         Process { name: name.to_owned(), child, log, exited: None }
     }
 
-    /// Tells it to stop, as an orchestrator does: SIGTERM.
+    /// Sends SIGTERM, as an orchestrator does to stop a process.
     pub fn terminate(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// Halts it, as a host that hangs does, until [`Process::resume`].
+    /// Halts the process, like a host that hangs, until [`Process::resume`].
     pub fn pause(&self) {
         self.signal(Signal::STOP);
     }
 
-    /// Lets it go on.
+    /// Lets a halted process go on.
     pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
@@ -52,7 +52,7 @@ impl Process {
         kill_process(id, signal).expect("a child that was not waited for can be signalled");
     }
 
-    /// Ends it as a crash does: SIGKILL.
+    /// Sends SIGKILL, which ends the process like a crash.
     pub fn kill(&mut self) {
         if self.exited.is_none() {
             self.child.kill().expect("a child that was not waited for can be killed");
@@ -60,7 +60,7 @@ impl Process {
         }
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if the process has ended.
     pub fn exited(&mut self) -> Option<ExitStatus> {
         if self.exited.is_none() {
             self.exited = self.child.try_wait().expect("a child can be waited for");
@@ -68,10 +68,10 @@ impl Process {
         self.exited
     }
 
-    /// Waits until it has ended by itself, for `limit` at most.
+    /// Waits until the process has ended by itself, for `limit` at most.
     ///
     /// # Panics
-    /// When it still runs then.
+    /// When it still runs after that.
     #[track_caller]
     pub fn wait_exit(&mut self, limit: Duration) -> ExitStatus {
         let give_up = Instant::now() + limit;
@@ -86,17 +86,17 @@ impl Process {
         }
     }
 
-    /// Everything it has said so far.
+    /// Its standard error so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// The file that what it says goes to.
+    /// The file with its standard error.
     pub fn log_path(&self) -> &Path {
         &self.log
     }
 
-    /// The end of what it has said.
+    /// The last lines of its standard error.
     pub fn log_tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
@@ -113,13 +113,13 @@ impl Process {
         self.events().iter().filter(|event| event["message"] == message).count()
     }
 
-    /// What it said apart from logging: the last words of a process that fails.
+    /// The lines that it wrote apart from log events, such as the last line of a process that fails.
     pub fn last_words(&self) -> Vec<String> {
         let is_event = |line: &str| serde_json::from_str::<Value>(line).is_ok_and(|value| value.is_object());
         self.log().lines().filter(|line| !is_event(line)).map(str::to_owned).collect()
     }
 
-    /// The memory it occupies right now, in bytes; 0 when it is gone.
+    /// The memory it occupies right now, in bytes; 0 if it has ended.
     pub fn resident_bytes(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

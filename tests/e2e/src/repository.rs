@@ -1,4 +1,4 @@
-//! Model repositories: the project's own, and folders that tests write for themselves.
+//! Model repositories: those of the project, and folders that tests create.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,23 +12,23 @@ pub fn basic_repository() -> PathBuf {
     workspace().join("tests/repositories/basic")
 }
 
-/// `tests/repositories/seed`: a published Triton repository, as it was but for its tokenizer.
+/// `tests/repositories/seed`: a published Triton repository, unchanged except for its tokenizer.
 pub fn seed_repository() -> PathBuf {
     workspace().join("tests/repositories/seed")
 }
 
-/// What the test models give for a text, computed without the product.
+/// Results of the test models for a text, computed without the product.
 #[derive(Clone, Debug)]
 pub struct Golden {
     /// The text.
     pub text: String,
-    /// `tiny_embedding` of the basic repository.
+    /// The output of `tiny_embedding` of the basic repository.
     pub embedding: Vec<f32>,
     /// The first numbers of `ensemble_model` of the seed repository.
     pub ensemble_start: Vec<f32>,
 }
 
-/// Everything in `tests/models/golden.json`.
+/// All values in `tests/models/golden.json`.
 pub fn golden() -> Vec<Golden> {
     let text = fs::read(workspace().join("tests/models/golden.json")).expect("the golden values are in the repository");
     let entries: Vec<serde_json::Value> = serde_json::from_slice(&text).expect("the golden values are JSON");
@@ -44,7 +44,7 @@ pub fn golden() -> Vec<Golden> {
     entries.iter().map(read).collect()
 }
 
-/// A model repository that a test makes. Dropped, it is deleted.
+/// A model repository that a test creates. It is deleted when dropped.
 #[derive(Debug)]
 pub struct ModelFolder(TempDir);
 
@@ -62,12 +62,12 @@ impl ModelFolder {
         ModelFolder::default()
     }
 
-    /// A copy of the basic repository's models of these names.
+    /// A copy of these models of the basic repository.
     pub fn basic(models: &[&str]) -> ModelFolder {
         ModelFolder::new().with_basic(models)
     }
 
-    /// Adds the basic repository's models of these names.
+    /// Adds these models of the basic repository.
     pub fn with_basic(self, models: &[&str]) -> ModelFolder {
         for model in models {
             copy(&basic_repository().join(model), &self.path().join(model));
@@ -88,13 +88,13 @@ impl ModelFolder {
         self
     }
 
-    /// Adds a model with this configuration and an empty version 1; replaces the configuration of one that is there.
+    /// Adds a model with this configuration and an empty version 1, or replaces the configuration of an existing model.
     pub fn model(self, name: &str, config: &str) -> ModelFolder {
         fs::create_dir_all(self.path().join(name).join("1")).expect("the temporary folder can be written");
         self.file(&format!("{name}/config.pbtxt"), config)
     }
 
-    /// Adds an FP32 identity model that takes its time and runs one request after the other.
+    /// Adds an FP32 identity model whose runs take `delay_ms` and that executes one request after the other.
     pub fn slow(self, name: &str, delay_ms: u64) -> ModelFolder {
         let config = format!(
             "backend: 'identity' input [{{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }}]
@@ -105,26 +105,26 @@ impl ModelFolder {
         self.model(name, &config)
     }
 
-    /// Adds to the configuration of a model that is there.
+    /// Appends to the configuration of an existing model.
     pub fn with_setting(self, model: &str, setting: &str) -> ModelFolder {
         let path = format!("{model}/config.pbtxt");
         let config = fs::read_to_string(self.path().join(&path)).expect("the model has a configuration");
         self.file(&path, format!("{config}\n{setting}\n"))
     }
 
-    /// Writes a file, by its path in the repository.
+    /// Writes a file; `path` is relative to the repository.
     pub fn file(self, path: &str, content: impl AsRef<[u8]>) -> ModelFolder {
         fs::write(self.path().join(path), content).expect("the temporary folder can be written");
         self
     }
 
-    /// Deletes a file, by its path in the repository.
+    /// Deletes a file; `path` is relative to the repository.
     pub fn without(self, path: &str) -> ModelFolder {
         fs::remove_file(self.path().join(path)).expect("there is such a file");
         self
     }
 
-    /// Where it is.
+    /// The repository's folder.
     pub fn path(&self) -> &Path {
         self.0.path()
     }

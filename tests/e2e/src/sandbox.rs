@@ -11,10 +11,10 @@ use trireme_testkit::NatsServer;
 
 use crate::{Process, Request, Response, basic_repository, product, wait_until};
 
-/// How long everything may take to get ready. It takes about a second; machines that run tests can be busy.
+/// How long the whole system may take to become ready. It usually takes about a second, but test machines can be busy.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
-/// How the system is put together.
+/// How the system is deployed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// `trireme serve`: one process.
@@ -30,28 +30,32 @@ pub enum Stage {
     Tokenizer,
     Model,
     Postprocess,
+    Python,
 }
 
-/// What a sandbox is to be like.
+/// Options of a sandbox.
 #[derive(Clone, Debug)]
 pub struct Setup {
     mode: Mode,
     repository: PathBuf,
     gateway_arguments: Vec<String>,
     worker_arguments: Vec<String>,
+    queue_arguments: Vec<String>,
     passwords: Option<PathBuf>,
     gateway_broker: Option<String>,
     tokenizers: usize,
     models: usize,
     postprocesses: usize,
+    pythons: usize,
 }
 
-/// A running system. Dropped, all of it is killed; when a test fails, the ends of the logs are printed.
+/// A running system. When it is dropped, all of its processes are killed. When a test fails, the ends of the logs are
+/// printed.
 pub struct Sandbox {
     setup: Setup,
     /// The gateway, or in [`Mode::AllInOne`] the one process.
     pub gateway: Process,
-    /// Every process of a stage service that was started, in that order.
+    /// All processes of stage services, in the order in which they were started.
     workers: Vec<(Stage, Process)>,
     /// Where the gateway listens.
     pub address: SocketAddr,
@@ -63,7 +67,7 @@ pub struct Sandbox {
 // === impl Stage ===
 
 impl Stage {
-    const ALL: [Stage; 3] = [Stage::Tokenizer, Stage::Model, Stage::Postprocess];
+    const ALL: [Stage; 4] = [Stage::Tokenizer, Stage::Model, Stage::Postprocess, Stage::Python];
 
     /// The service's own name.
     pub fn service(self) -> &'static str {
@@ -76,6 +80,7 @@ impl Stage {
             Stage::Tokenizer => "trireme-tokenizer",
             Stage::Model => "trireme-model",
             Stage::Postprocess => "trireme-postprocess",
+            Stage::Python => "trireme-python",
         }
     }
 }
@@ -83,18 +88,20 @@ impl Stage {
 // === impl Setup ===
 
 impl Setup {
-    /// The basic repository, one process of each service.
+    /// The basic repository, one process of each service that it has models for.
     pub fn new(mode: Mode) -> Setup {
         Setup {
             mode,
             repository: basic_repository(),
             gateway_arguments: Vec::new(),
             worker_arguments: Vec::new(),
+            queue_arguments: Vec::new(),
             passwords: None,
             gateway_broker: None,
             tokenizers: 1,
             models: 1,
             postprocesses: 1,
+            pythons: 0,
         }
     }
 
@@ -109,39 +116,45 @@ impl Setup {
             Stage::Tokenizer => self.tokenizers = count,
             Stage::Model => self.models = count,
             Stage::Postprocess => self.postprocesses = count,
+            Stage::Python => self.pythons = count,
         }
         self
     }
 
-    /// Further arguments of the gateway.
+    /// Additional arguments of the gateway.
     pub fn gateway_arguments(self, arguments: &[&str]) -> Setup {
         Setup { gateway_arguments: owned(arguments), ..self }
     }
 
-    /// Further arguments of every process that hosts models.
+    /// Additional arguments of every process that hosts models.
     pub fn worker_arguments(self, arguments: &[&str]) -> Setup {
         Setup { worker_arguments: owned(arguments), ..self }
     }
 
-    /// Whether stages are processes of their own.
+    /// Arguments about the deployment's queues, for its gateway or for the one process.
+    pub fn queue_arguments(self, arguments: &[&str]) -> Setup {
+        Setup { queue_arguments: owned(arguments), ..self }
+    }
+
+    /// Whether the stages are separate processes.
     pub fn is_services(&self) -> bool {
         self.mode == Mode::Services
     }
 
-    /// Lets every process be a NATS user called as its service, with the password in `<folder>/<service>`.
+    /// Makes every process a NATS user named like its service, with the password in `<folder>/<service>`.
     pub fn passwords(self, folder: &Path) -> Setup {
         Setup { passwords: Some(folder.to_owned()), ..self }
     }
 
-    /// Lets the gateway reach the broker at this URL, as through a proxy; workers are at the broker itself.
+    /// Makes the gateway connect to the broker at this URL, for example through a proxy; workers connect directly.
     pub fn gateway_through(self, url: String) -> Setup {
         Setup { gateway_broker: Some(url), ..self }
     }
 
-    /// Starts everything and waits until it is ready.
+    /// Starts all processes and waits until they are ready.
     ///
     /// # Panics
-    /// When it does not get ready.
+    /// When they do not become ready.
     #[track_caller]
     pub fn start(self) -> Sandbox {
         let nats = (self.mode == Mode::Services).then(NatsServer::start);
@@ -163,14 +176,14 @@ impl Setup {
         sandbox
     }
 
-    /// Starts the broker and the gateway, or the one process, and nothing else. Does not wait for readiness.
+    /// Starts the broker and the gateway, or the one process, and nothing else. Does not wait until they are ready.
     #[track_caller]
     pub fn start_gateway(self) -> Sandbox {
         let nats = (self.mode == Mode::Services).then(NatsServer::start);
         self.start_gateway_on(nats)
     }
 
-    /// The same with a broker that need not run: its port is known, that is enough.
+    /// The same with a broker that need not run: only its port has to be known.
     #[track_caller]
     pub fn start_gateway_on(self, nats: Option<NatsServer>) -> Sandbox {
         let folder = tempfile::Builder::new().prefix("trireme-e2e-").tempdir().expect("a temporary folder");
@@ -182,7 +195,8 @@ impl Setup {
             None => command.arg("serve").args(&self.worker_arguments),
             Some(nats) => command.args(["--nats-url", &self.gateway_broker.clone().unwrap_or_else(|| nats.url())]),
         };
-        command.arg("--model-repository").arg(&self.repository).args(&self.gateway_arguments);
+        command.arg("--model-repository").arg(&self.repository);
+        command.args(&self.gateway_arguments).args(&self.queue_arguments);
         self.log_in(&mut command, "gateway");
         let name = if nats.is_some() { "gateway" } else { "serve" };
         let gateway = Process::start(name, &mut command, folder.path());
@@ -201,6 +215,7 @@ impl Setup {
             Stage::Tokenizer => self.tokenizers,
             Stage::Model => self.models,
             Stage::Postprocess => self.postprocesses,
+            Stage::Python => self.pythons,
         }
     }
 }
@@ -208,43 +223,49 @@ impl Setup {
 // === impl Sandbox ===
 
 impl Sandbox {
-    /// Everything as [`Setup::new`] has it.
+    /// Starts the system with the defaults of [`Setup::new`].
     #[track_caller]
     pub fn start(mode: Mode) -> Sandbox {
         Setup::new(mode).start()
     }
 
-    /// Starts one more process of a stage service and returns its number among those of its stage, from 0. Does not wait
-    /// for it.
+    /// Starts one more process of a stage service and returns its number within its stage, from 0. Does not wait for
+    /// it.
     pub fn start_worker(&mut self, stage: Stage) -> usize {
         let url = self.nats.as_ref().expect("stages are processes of their own in Mode::Services only").url();
         let number = self.workers.iter().filter(|(of, _)| *of == stage).count();
         let mut command = product(stage.binary());
         command.args(["--nats-url", &url, "--model-repository"]).arg(&self.setup.repository);
         command.args(&self.setup.worker_arguments);
+        if stage == Stage::Python {
+            // The one process allows it by itself.
+            command.arg("--allow-python");
+        }
         self.setup.log_in(&mut command, stage.service());
         let name = format!("{}-{number}", stage.binary());
         self.workers.push((stage, Process::start(&name, &mut command, self.folder.path())));
         number
     }
 
-    /// A process of a stage service, by the order they were started in.
+    /// A process of a stage service, by its number within the stage.
     pub fn worker(&mut self, stage: Stage, number: usize) -> &mut Process {
         let mut of_stage = self.workers.iter_mut().filter(|(of, _)| *of == stage);
         &mut of_stage.nth(number).expect("a worker of this number was started").1
     }
 
-    /// Takes a worker out of the sandbox, as [`Sandbox::worker`] finds it; the others keep the order they have.
+    /// Takes a worker out of the sandbox, with the number as in [`Sandbox::worker`]; the numbers of later workers of its
+    /// stage decrease by one.
     pub fn take_worker(&mut self, stage: Stage, number: usize) -> Process {
         let of_stage = self.workers.iter().enumerate().filter(|(_, (of, _))| *of == stage);
         let position = of_stage.map(|(position, _)| position).nth(number).expect("a worker of this number was started");
         self.workers.remove(position).1
     }
 
-    /// Waits until the server says that it is ready: every model is served, and every worker that runs has loaded.
+    /// Waits until the server reports that it is ready: every model is served, and every running worker has loaded its
+    /// models.
     ///
     /// # Panics
-    /// When a process ends before that, or it takes too long.
+    /// When a process ends before that, or when it takes too long.
     #[track_caller]
     pub fn wait_ready(&mut self) {
         self.wait_listening();
@@ -261,19 +282,19 @@ impl Sandbox {
         });
     }
 
-    /// Waits until the gateway listens; from then on [`Sandbox::address`] holds.
+    /// Waits until the gateway listens and [`Sandbox::address`] is valid.
     #[track_caller]
     pub fn wait_listening(&mut self) {
         self.address = self.wait_listener("HTTP listener");
     }
 
-    /// Where the gateway listens for gRPC.
+    /// The gateway's address for gRPC.
     #[track_caller]
     pub fn grpc_address(&mut self) -> SocketAddr {
         self.wait_listener("gRPC listener")
     }
 
-    /// Waits until the gateway says that a listener is there, and where.
+    /// Waits until the gateway has logged a listener, and returns its address.
     #[track_caller]
     fn wait_listener(&mut self, listener: &str) -> SocketAddr {
         wait_until(&format!("the gateway's {listener}"), READY_LIMIT, || {
@@ -298,7 +319,7 @@ impl Sandbox {
         }
     }
 
-    /// A process that failed will not get ready any more. One that was killed is meant to be gone.
+    /// Checks that no process has failed: the system would not become ready. A process that was killed does not count.
     ///
     /// # Panics
     /// When a process has ended with an error.
@@ -312,7 +333,7 @@ impl Sandbox {
         }
     }
 
-    /// Whether the server says that it is ready.
+    /// Whether the server reports that it is ready.
     pub fn is_ready(&self) -> bool {
         Request::get("/v2/health/ready").send(self.address).is_ok_and(|response| response.status == 200)
     }
@@ -322,7 +343,7 @@ impl Sandbox {
         self.get(&format!("/v2/models/{model}/ready")).status
     }
 
-    /// Waits until so many requests are in the queue of a model's version 1 or in its workers' hands.
+    /// Waits until this many requests are in the queue of a model's version 1, or delivered to its workers.
     ///
     /// # Panics
     /// When that takes too long.
@@ -335,7 +356,7 @@ impl Sandbox {
         });
     }
 
-    /// Waits until workers have so many requests for a model in hand.
+    /// Waits until this many requests for a model are delivered to workers.
     #[track_caller]
     pub fn wait_delivered(&self, model: &str, count: u64) {
         wait_until(&format!("{count} requests for '{model}' are with workers"), READY_LIMIT, || {

@@ -1,4 +1,4 @@
-//! Where the things are that tests run: the product's binaries, and what the set-up fetched.
+//! Paths of what tests run: the product's binaries, and files that the set-up fetched.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,8 +9,8 @@ pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("this crate lies two folders deep")
 }
 
-/// What every process is told by its environment: to stay on this machine, to choose its ports itself, and to log so that
-/// tests can read it. A variable that a binary has no flag for means nothing to it.
+/// The environment of every process: it listens on this machine only, chooses its ports itself, and logs so that tests
+/// can read it. Binaries ignore variables for which they have no flag.
 const ENVIRONMENT: [(&str, &str); 7] = [
     ("TRIREME_HTTP_ADDRESS", "127.0.0.1"),
     ("TRIREME_HTTP_PORT", "0"),
@@ -21,15 +21,15 @@ const ENVIRONMENT: [(&str, &str); 7] = [
     ("TRIREME_LOG_FORMAT", "json"),
 ];
 
-/// A command that runs one of the product's binaries, those of the profile that this test was built in. It listens on
-/// 127.0.0.1 at ports of its choice and logs JSON; of the variables set for the tests themselves it sees none.
+/// A command that runs one of the product's binaries, from the profile in which this test was built. It listens on
+/// 127.0.0.1 at ports of its choice and logs JSON. Variables that are set for the tests themselves are not passed on.
 ///
 /// # Panics
 /// When the binary or the library is missing; the text says what to do.
 pub fn product(binary: &str) -> Command {
     let test = std::env::current_exe().expect("a running program has a path");
     let folder = test.parent().expect("a program lies in a folder");
-    // Programs are built in target/<profile>, tests in a folder there.
+    // Binaries are in target/<profile>, tests in a folder below it.
     let profile = if folder.ends_with("deps") { folder.parent().expect("deps is no root") } else { folder };
     let path = profile.join(binary);
     assert!(path.is_file(), "{} is missing: run `cargo build --workspace` first, or `make test`", path.display());
@@ -43,17 +43,17 @@ pub fn product(binary: &str) -> Command {
     command
 }
 
-/// The ONNX Runtime library: the one that the environment names, or the one the set-up fetched.
+/// The ONNX Runtime library: from the environment, or the one that the set-up fetched.
 pub fn onnxruntime_library() -> PathBuf {
     named_or_fetched("ORT_DYLIB_PATH", ".tools/onnxruntime/libonnxruntime.so")
 }
 
-/// The Python that client scripts run with: the one that the environment names, or the one the set-up made.
+/// The Python for client scripts: from the environment, or the one that the set-up created.
 pub fn python() -> PathBuf {
     named_or_fetched("TRIREME_PYTHON", ".tools/python/bin/python")
 }
 
-/// The demo's model repository: the one that the environment names, or the one the set-up made.
+/// The demo's model repository: from the environment, or the one that the set-up created.
 pub fn demo_repository() -> PathBuf {
     named_or_fetched("TRIREME_DEMO_REPOSITORY", ".tools/demo-repository")
 }
@@ -64,10 +64,10 @@ fn named_or_fetched(variable: &str, fetched: &str) -> PathBuf {
     path
 }
 
-/// Asks again and again until there is an answer, for `limit` at most.
+/// Calls `ask` until it returns a value, for `limit` at most.
 ///
 /// # Panics
-/// When there is none by then; the text says what was waited for.
+/// When there is no value by then; the text names `what`.
 #[track_caller]
 pub fn wait_until<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
     let give_up = Instant::now() + limit;

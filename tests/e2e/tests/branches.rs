@@ -1,4 +1,4 @@
-//! Ensembles that fork: branches run at the same time and join at the gateway.
+//! Ensembles with branches, which run at the same time and join at the gateway.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ in_every_mode!(
     a_decoupled_step_between_branches_gives_one_answer_or_an_error,
 );
 
-/// What each of the two branches takes.
+/// How long each of the two branches takes.
 const DELAY: Duration = Duration::from_millis(1200);
 
 /// An identity model of two tensors.
@@ -30,8 +30,8 @@ fn step(model: &str, inputs: &[(&str, &str)], outputs: &[(&str, &str)]) -> Strin
     format!("step {{ model_name: '{model}' model_version: -1 {inputs} {outputs} }}")
 }
 
-/// split -> (left -> left_on, right) -> pair, with A and B through different branches. The outputs are the pair's and
-/// what comes of the left branch alone.
+/// split -> (left -> left_on, right) -> pair, with A and B through different branches. The outputs are those of the
+/// pair, and that of the left branch.
 fn diamond(rest: &str) -> ModelFolder {
     let steps = [
         step("split", &[("INPUT0", "A"), ("INPUT1", "B")], &[("OUTPUT0", "a"), ("OUTPUT1", "b")]),
@@ -58,7 +58,7 @@ fn numbers(a: &[f32], b: &[f32]) -> Value {
     json!({"inputs": [tensor("A", a), tensor("B", b)]})
 }
 
-/// The steps that were made, in the order of `Server-Timing`.
+/// The executed steps, in the order of `Server-Timing`.
 fn steps(response: &Response) -> Vec<String> {
     let timing = response.header("server-timing").expect("the ledger comes back as Server-Timing");
     timing.split(", ").filter_map(|hop| hop.split(';').next()).map(str::to_owned).collect()
@@ -151,7 +151,8 @@ fn rows_travel_in_parts_and_each_part_forks(mode: Mode) {
     assert_eq!(executions(&sandbox, "pair"), 3, "three parts");
 }
 
-/// (first, delay) -> repeat -> (left, right) -> pair: a decoupled step between branches, so the whole is decoupled.
+/// (first, delay) -> repeat -> (left, right) -> pair: the step between the branches is decoupled, so the ensemble is
+/// decoupled.
 fn decoupled() -> ModelFolder {
     let tensor =
         |name: &str, datatype: &str, dims: &str| format!("{{ name: '{name}' data_type: {datatype} dims: [{dims}] }}");
@@ -184,7 +185,7 @@ fn decoupled() -> ModelFolder {
     models.model("repeat", &repeat).model("pair", PAIR).model("fork", &ensemble)
 }
 
-/// Where one answer is asked for, the decoupled step has to give exactly one; a stream takes what comes, in its order.
+/// For a request for one answer, the decoupled step has to give exactly one; a stream takes all of them in order.
 fn a_decoupled_step_between_branches_gives_one_answer_or_an_error(mode: Mode) {
     let models = decoupled();
     let sandbox = only_models(mode, &models).start();
@@ -217,7 +218,7 @@ fn a_decoupled_step_between_branches_gives_one_answer_or_an_error(mode: Mode) {
 #[test]
 fn branches_outlive_the_worker_that_has_them() {
     let models = diamond("");
-    let mut sandbox = only_models(Mode::Services, &models).worker_arguments(&["--ack-wait-ms", "500"]).start();
+    let mut sandbox = only_models(Mode::Services, &models).queue_arguments(&["--ack-wait-ms", "500"]).start();
     let (address, request) = (sandbox.address, Request::infer("diamond", &numbers(&[1.0], &[2.0])));
     let waiting = std::thread::spawn(move || request.send(address));
     std::thread::sleep(DELAY / 2);
@@ -228,7 +229,7 @@ fn branches_outlive_the_worker_that_has_them() {
     assert_eq!((response.numbers("FIRST"), response.numbers("SECOND")), (vec![1.0], vec![2.0]));
 }
 
-/// With the broker go the queues and what is in them: each branch is sent again under a name of its own.
+/// When the broker loses its queues and their messages, each branch is sent again under a new name.
 #[test]
 fn branches_outlive_the_broker() {
     let models = diamond("");

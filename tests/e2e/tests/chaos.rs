@@ -1,27 +1,33 @@
-//! The short form of `make chaos`, and that it would notice.
+//! The short form of `make chaos`, and tests that it would notice lost work.
 
 use std::time::Duration;
 
-use trireme_e2e::chaos::{Fault, Options, SmallDisk, run, run_faults};
+use trireme_e2e::chaos::{Aim, Fault, Harm, NodeFault, Options, PROMPT, SmallDisk, Trouble, run, run_faults};
 
 const SHORT: Options = Options {
     seed: 7,
     faults: 12,
+    only: None,
     overlap: 0.2,
     requests: 1000,
+    prompt: PROMPT,
     concurrency: 16,
     deadline: Duration::from_secs(60),
     hand_over: false,
+    brokers: 1,
+    files: false,
+    clocks: Duration::ZERO,
     acknowledge_early: false,
 };
 
-/// Of [`SHORT`]'s members, those that execute models.
+/// The members of [`SHORT`] that execute models.
 const MODELS: [usize; 3] = [4, 5, 6];
 
-/// Time enough for several workers' deaths on a busy machine, and not much to wait for what is lost.
+/// The deadline is long enough for the deaths of several workers on a busy machine, and short enough to wait for lost
+/// requests.
 const HASTY: Options = Options { deadline: Duration::from_secs(25), requests: 300, ..SHORT };
 
-/// One after the other of the workers that execute models is killed.
+/// Kills the workers that execute models, one after the other.
 fn kills() -> Vec<Vec<Fault>> {
     let kill = |member: usize| vec![Fault::Kill(member, Duration::from_millis(100))];
     MODELS.into_iter().cycle().take(8).map(kill).collect()
@@ -39,18 +45,21 @@ fn whatever_fails_callers_notice_a_delay_at_most() {
     assert!(report.requests() >= SHORT.requests);
 }
 
-/// The same kills twice, with the same deadline: it is the early acknowledgement that loses requests.
+/// Work that is acknowledged before it is done is lost when its worker dies. The gateway notices that and publishes the
+/// work again, which takes longer than a deadline of four seconds. So with that deadline the harness has to notice the
+/// lost requests.
 #[test]
-fn work_acknowledged_before_it_is_done_gets_lost_and_that_is_noticed() {
-    let report = run_faults(&Options { acknowledge_early: true, ..HASTY }, None, &kills(), say);
+fn work_acknowledged_before_it_is_done_is_noticed_and_published_again() {
+    let early = Options { acknowledge_early: true, ..HASTY };
+    let report = run_faults(&Options { deadline: Duration::from_secs(4), ..early }, None, &kills(), say);
     println!("{report}");
     assert!(report.lost() > 0, "{report}");
-    let control = run_faults(&HASTY, None, &kills(), say);
-    println!("{control}");
-    assert_eq!(control.lost(), 0, "{control}");
+    let patient = run_faults(&early, None, &kills(), say);
+    println!("{patient}");
+    assert_eq!(patient.lost(), 0, "{patient}");
 }
 
-/// Answers that were sent while a gateway was not connected are lost, though everything else works: it has to ask again.
+/// Answers that were sent while a gateway was not connected are lost, so the gateway has to ask for them again.
 #[test]
 fn a_gateway_that_loses_its_connection_gets_every_answer() {
     let unplug = || vec![Fault::Unplug(0, Duration::from_millis(300))];
@@ -59,8 +68,8 @@ fn a_gateway_that_loses_its_connection_gets_every_answer() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// What is on its way to a gateway that is told to stop is answered by it, also on connections that clients keep. That takes
-/// many clients: it is a matter of less than a millisecond.
+/// A gateway that is being stopped answers the requests that are on their way to it, also on kept connections. The time
+/// window is less than a millisecond, so this takes many clients.
 #[test]
 fn gateways_that_are_told_to_stop_answer_what_is_on_its_way() {
     let stop = |number: usize| vec![if number < 6 { Fault::Roll(number % 2) } else { Fault::Terminate(number % 2) }];
@@ -70,7 +79,7 @@ fn gateways_that_are_told_to_stop_answer_what_is_on_its_way() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// Queues in files on a disk that gets full: callers are told so, or wait, and what was taken in is answered.
+/// With queues in files on a full disk, requests are refused or wait, and accepted requests are answered.
 #[test]
 fn a_full_disk_loses_nothing_and_is_got_over() {
     let Some(disk) = SmallDisk::mount() else {
@@ -80,4 +89,25 @@ fn a_full_disk_loses_nothing_and_is_got_over() {
     let report = run_faults(&SHORT, Some(disk), &[fill(), fill()], say);
     println!("{report}");
     assert!(report.is_clean(), "{report}");
+}
+
+/// The short form of `make chaos BROKERS=3`: while two of three brokers are up, and when work is deleted, callers
+/// notice at most a delay, although the clocks of all processes differ. Here three brokers share the cores with other
+/// tests, and a replaced broker has needed up to 8 s to be in sync. So requests may take longer than there.
+#[test]
+fn chaos_on_three_brokers() {
+    let node =
+        |trouble, aim, millis| vec![Fault::Node(NodeFault { trouble, aim, lasts: Duration::from_millis(millis) })];
+    let rounds = [
+        node(Trouble::Kill, Aim::Work, 2000),
+        node(Trouble::Halt, Aim::Registry, 2000),
+        node(Trouble::Replace, Aim::Claims, 1000),
+        node(Trouble::Partition, Aim::Leader, 5000),
+        vec![Fault::Data(Harm::Empty, Duration::ZERO)],
+    ];
+    let options = Options { brokers: 3, prompt: Duration::from_secs(20), clocks: Duration::from_secs(60), ..SHORT };
+    let report = run_faults(&options, None, &rounds, say);
+    println!("{report}");
+    assert!(report.is_clean(), "{report}");
+    assert!(report.requests() >= SHORT.requests);
 }

@@ -24,7 +24,7 @@ in_every_mode!(
     real_texts_give_the_reference_embeddings,
 );
 
-/// Runs a script against the sandbox; it prints what holds and what does not.
+/// Runs a script against the sandbox; it prints the result of each check.
 #[track_caller]
 fn run(sandbox: &Sandbox, script: &str, arguments: &[&str]) {
     run_at(sandbox.address, script, arguments);
@@ -50,7 +50,7 @@ fn a_published_tutorial_runs(mode: Mode) {
     run(&sandbox, "seed_000.py", &[]);
 }
 
-/// The tutorial's model, with the backend that does here what its script for the `python` backend does.
+/// The tutorial's model, with the backend that replaces the tutorial's script for the `python` backend.
 fn a_published_translation_tutorial_runs(mode: Mode) {
     let config = "backend: 'generation' max_batch_size: 0
         input [ { name: 'input_ids' data_type: TYPE_INT64 dims: [ -1, -1 ] },
@@ -111,7 +111,7 @@ fn the_demo_gives_what_python_computes(mode: Mode) {
     run(&sandbox, "reference_demo.py", &["--repository", utf8(&repository)]);
 }
 
-/// Every text alone, and again with 64 requests in flight: a cosine of at least 0.99999 to the reference.
+/// Each text alone, and again with 64 requests in flight: the cosine to the reference has to be at least 0.99999.
 fn real_texts_give_the_reference_embeddings(mode: Mode) {
     let Some(references) = std::env::var_os(REFERENCES) else {
         println!("left out: {REFERENCES} does not name a folder with reference embeddings");

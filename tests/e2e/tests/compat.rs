@@ -1,4 +1,4 @@
-//! What a real Triton answers, asked of Trireme over HTTP and gRPC: `tests/compat`.
+//! Compares Trireme's answers over HTTP and gRPC with those of a real Triton: `tests/compat`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,7 +11,7 @@ in_every_mode!(
     shared_memory_is_used_as_expected,
 );
 
-/// Runs `tests/compat/run.py`, which prints what it finds.
+/// Runs `tests/compat/run.py`, which prints its findings.
 #[track_caller]
 fn run(arguments: &[&str]) {
     let output = Command::new(python()).arg("-B").arg(compat().join("run.py")).args(arguments).output();
@@ -50,7 +50,7 @@ fn shared_memory_is_used_as_expected(mode: Mode) {
     run(&["--url", &http, "--grpc", &grpc, "--server", "shared memory"]);
 }
 
-/// Recordings, expectations, divergences and docs/compatibility.md fit each other.
+/// Recordings, expectations, divergences and docs/compatibility.md are consistent.
 #[test]
 fn what_is_written_down_is_consistent() {
     run(&["--check"]);

@@ -1,4 +1,4 @@
-//! Messages that were given up: `trireme dead` finds them and sends them again.
+//! Dead letters: `trireme dead` lists the messages that were given up and sends them again.
 
 use serde_json::{Value, json};
 use trireme_e2e::{Mode, ModelFolder, Sandbox, Setup, Stage, product};
@@ -18,14 +18,14 @@ fn what_killed_its_workers_can_be_looked_at_and_sent_again() {
         .repository(models.path())
         .replicas(Stage::Tokenizer, 0)
         .replicas(Stage::Postprocess, 0)
-        .worker_arguments(&["--max-deliver", "1", "--ack-wait-ms", "300"])
+        .queue_arguments(&["--max-deliver", "1", "--ack-wait-ms", "300"])
         .start();
     assert_eq!(dead(&sandbox, &["list", "--json"]).1, "", "nothing was given up yet");
     let address = sandbox.address;
     let body =
         json!({"id": "mine", "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [3], "data": [1, 2, 3]}]});
     let waiting = std::thread::spawn(move || trireme_e2e::Request::infer("poison", &body).send(address));
-    // Its worker is idle, so what is there is in its hands.
+    // Its worker is idle, so the message is delivered to it.
     sandbox.wait_queued("poison", 1);
     std::thread::sleep(std::time::Duration::from_millis(500));
     sandbox.worker(Stage::Model, 0).kill();

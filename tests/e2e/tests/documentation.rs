@@ -1,5 +1,5 @@
-//! The documentation says what is so: the flag tables of docs/configuration.md are what the binaries say of themselves,
-//! links lead somewhere, and the paths and functions that pages name are there.
+//! Checks the documentation: the flag tables of docs/configuration.md are those of the binaries' help, links have
+//! targets, and the paths and functions that pages name exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -8,14 +8,15 @@ use std::path::{Component, Path, PathBuf};
 
 use trireme_e2e::{product, workspace};
 
-/// Every process that takes flags in the reference: its binary, and the subcommand if it is one.
-const PROCESSES: [(&str, Option<&str>); 6] = [
+/// Every process whose flags are in the reference: its binary, and the subcommand if there is one.
+const PROCESSES: [(&str, Option<&str>); 7] = [
     ("trireme", Some("serve")),
     ("trireme", Some("worker")),
     ("trireme-gateway", None),
     ("trireme-tokenizer", None),
     ("trireme-model", None),
     ("trireme-postprocess", None),
+    ("trireme-python", None),
 ];
 
 const PAGE: &str = "docs/configuration.md";
@@ -23,22 +24,22 @@ const TABLES_BEGIN: &str = "<!-- flags: begin -->";
 const TABLES_END: &str = "<!-- flags: end -->";
 const HOW_TO_RENEW: &str = "renew it with `UPDATE_DOCS=1 cargo test -p trireme-e2e --test documentation`";
 
-/// What `--help` says of a flag stands this far to the right; flags themselves do not.
+/// In `--help`, the text about a flag is indented at least this far; flags are not.
 const HELP_INDENT: usize = 10;
 
-/// Folders of the workspace that pages name files in.
+/// Folders of the workspace in which pages name files.
 const SOURCES: [&str; 10] =
     ["crates", "services", "cli", "tests", "scripts", "examples", "proto", "docs", "deploy", "bench"];
 
-/// A flag as `--help` tells it.
+/// A flag as in `--help`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Flag {
     /// `--http-port`
     name: String,
-    /// `PORT`; none for a switch.
+    /// `PORT`; `None` for a switch.
     value: Option<String>,
     help: String,
-    /// The values it may have, each with what it means.
+    /// The possible values, each with its explanation.
     choices: Vec<String>,
     variable: Option<String>,
     default: Option<String>,
@@ -66,7 +67,8 @@ fn every_flag_has_a_variable_and_a_help_text() {
         for Flag { name, help, variable, .. } in flags {
             assert!(!help.is_empty(), "{process} {name} has no help text");
             if name == "--healthcheck" {
-                // Something else to do than serving: set for a container, it would keep it from ever serving.
+                // The flag makes the binary do something else than serve: as a variable it would keep a container from
+                // serving.
                 assert_eq!(variable, None);
                 continue;
             }
@@ -219,7 +221,7 @@ fn links_and_paths_are_told_from_other_text() {
 
 // === Flags ===
 
-/// Each process as it is called, with its flags in the order of its help.
+/// Each process with its flags in the order of its help.
 fn flags_by_process() -> Vec<(String, Vec<Flag>)> {
     let flags = |(binary, subcommand): (&str, Option<&str>)| {
         let output = product(binary).args(subcommand).arg("--help").output().expect("the binary runs");
@@ -230,7 +232,7 @@ fn flags_by_process() -> Vec<(String, Vec<Flag>)> {
     PROCESSES.into_iter().map(flags).collect()
 }
 
-/// The flags in what clap prints for `--help`, apart from `--help` and `--version`.
+/// The flags in the output of `--help`, without `--help` and `--version`.
 fn parse_help(help: &str) -> Vec<Flag> {
     let usage = help.lines().find(|line| line.starts_with("Usage:")).unwrap_or_default();
     let required: BTreeSet<&str> = usage.split_whitespace().filter(|word| word.starts_with("--")).collect();
@@ -239,7 +241,7 @@ fn parse_help(help: &str) -> Vec<Flag> {
         let text = line.trim();
         if text.starts_with('-') && line.len() - text.len() < HELP_INDENT {
             let text = &text[text.find("--").unwrap_or(0)..];
-            // `--flag <VALUE>`, or `--flag[=<VALUE>]` where the value may be left out.
+            // `--flag <VALUE>`, or `--flag[=<VALUE>]` if the value is optional.
             let name = text.split([' ', '[']).next().unwrap_or(text);
             let value = text.split_once('<').and_then(|(_, rest)| rest.split_once('>')).map(|(value, _)| value);
             let required = required.contains(name);
@@ -255,7 +257,7 @@ fn parse_help(help: &str) -> Vec<Flag> {
 // === impl Flag ===
 
 impl Flag {
-    /// Takes in a line of what stands below the flag.
+    /// Takes in a line of the text below the flag.
     fn read(&mut self, line: &str) {
         let bracketed = |start: &str| line.strip_prefix(start)?.strip_suffix(']');
         if line.is_empty() || line == "Possible values:" {
@@ -274,7 +276,7 @@ impl Flag {
         }
     }
 
-    /// Its row in a table.
+    /// The flag's row in a table.
     fn row(&self) -> String {
         let Flag { name, value, help, variable, default, .. } = self;
         let flag = value.as_ref().map_or_else(|| name.clone(), |value| format!("{name} {value}"));
@@ -345,7 +347,7 @@ fn files(extension: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The lines of a page that are no code block.
+/// The lines of a page outside of code blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut in_code = false;
     text.lines().filter(move |line| {
@@ -355,12 +357,12 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What stands in code quotes within the text of a page.
+/// The quoted code in a page's text.
 fn codes(text: &str) -> impl Iterator<Item = &str> {
     prose(text).flat_map(|line| line.split('`').skip(1).step_by(2))
 }
 
-/// What a page says is in which source file: `this` in `that.rs`.
+/// The pairs of item and source file that a page names: `this` in `that.rs`.
 fn places_of(text: &str) -> Vec<(String, String)> {
     let text = prose(text).collect::<Vec<_>>().join(" ");
     let parts: Vec<&str> = text.split('`').skip(1).collect();
@@ -369,14 +371,14 @@ fn places_of(text: &str) -> Vec<(String, String)> {
     places.map(|triple| (triple[0].to_owned(), triple[2].to_owned())).collect()
 }
 
-/// Where the links of a page lead, apart from those to the outside.
+/// The targets of a page's links, without those to other sites.
 fn links_of(text: &str) -> Vec<String> {
     let targets = prose(text).flat_map(|line| line.split("](").skip(1));
     let targets = targets.filter_map(|rest| rest.split_once(')').map(|(target, _)| target.to_owned()));
     targets.filter(|target| !target.contains("://") && !target.starts_with("mailto:")).collect()
 }
 
-/// What links may name of a page: its headings, in small letters, with `-` for blanks and no other signs.
+/// The anchors of a page: its headings in lower case, with `-` for blanks and without other signs.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = prose(text).filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
     let signs = |c: char| match c {

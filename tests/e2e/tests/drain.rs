@@ -1,4 +1,5 @@
-//! Nothing is lost: workers that are told to stop finish what they have, and what killed workers had is done by others.
+//! No request is lost: workers that are stopped finish their requests, and other workers execute those of killed
+//! workers.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,17 +16,17 @@ use trireme_testkit::{NatsServer, assert_close};
 const REQUESTS: usize = 1000;
 const CONCURRENCY: usize = 32;
 
-/// The exit timeout of a worker that is told to stop, and some time to exit.
+/// The exit timeout of a worker, and some time to exit.
 const EXIT_LIMIT: Duration = Duration::from_secs(35);
 
-/// Two model workers with a queue in front of each: `slow` runs one request at a time, so at any time of the load
-/// every worker has several in hand.
+/// `slow` runs one request at a time, with two model workers, so at any time of the load every worker holds several
+/// requests.
 fn models() -> ModelFolder {
     ModelFolder::basic(&["tiny_embedding", "tiny_tokenizer", "tiny_encoder", "tiny_pool"]).slow("slow", 5)
 }
 
 /// Every second request goes through all three stages, with one to three texts of its own; the others keep the model
-/// workers busy. Each answer is checked.
+/// workers busy. Checks the answer.
 fn ask(sandbox: &Sandbox, golden: &[Golden], number: usize) {
     if number.is_multiple_of(2) {
         let wanted: Vec<&Golden> = (0..=number % 3).map(|i| &golden[(number / 2 + i) % golden.len()]).collect();
@@ -40,8 +41,8 @@ fn ask(sandbox: &Sandbox, golden: &[Golden], number: usize) {
     }
 }
 
-/// SIGTERM to one of two workers of `stage` in the middle of the load. Its `ack_wait` is so long that anything it had
-/// dropped would not come back in time: all it had is done by itself or was given back.
+/// Sends SIGTERM to one of two workers of `stage` in the middle of the load. The `ack_wait` is so long that requests
+/// which the worker dropped would not come back in time. So it has to finish or give back each of them.
 #[track_caller]
 fn drain_one_of_two(stage: Stage) {
     const ACK_WAIT: Duration = Duration::from_secs(40);
@@ -49,7 +50,7 @@ fn drain_one_of_two(stage: Stage) {
     let mut sandbox = Setup::new(Mode::Services)
         .repository(models.path())
         .replicas(stage, 2)
-        .worker_arguments(&["--ack-wait-ms", &ACK_WAIT.as_millis().to_string()])
+        .queue_arguments(&["--ack-wait-ms", &ACK_WAIT.as_millis().to_string()])
         .start();
     let golden = golden();
     let mut leaving = sandbox.take_worker(stage, 0);
@@ -83,8 +84,8 @@ fn a_tokenizer_drains_under_load() {
     drain_one_of_two(Stage::Tokenizer);
 }
 
-/// SIGTERM to four of six workers at once, which all wait for work: what the broker sends them meanwhile is done by them,
-/// and nothing counts as an attempt.
+/// Sends SIGTERM to four of six idle workers at once. They finish the requests that the broker delivers to them
+/// meanwhile, and no other delivery counts as an attempt.
 fn drain_four_of_six(max_deliver: u32) {
     let models = ModelFolder::new().slow("slow", 5);
     let ack_wait = Duration::from_secs(40);
@@ -93,7 +94,7 @@ fn drain_four_of_six(max_deliver: u32) {
         .replicas(Stage::Tokenizer, 0)
         .replicas(Stage::Postprocess, 0)
         .replicas(Stage::Model, 6)
-        .worker_arguments(&[
+        .queue_arguments(&[
             "--max-deliver",
             &max_deliver.to_string(),
             "--ack-wait-ms",
@@ -129,19 +130,19 @@ fn what_a_killed_worker_had_is_done_by_another() {
     let mut sandbox = Setup::new(Mode::Services)
         .repository(models.path())
         .replicas(Stage::Model, 2)
-        .worker_arguments(&["--ack-wait-ms", &ACK_WAIT.as_millis().to_string()])
+        .queue_arguments(&["--ack-wait-ms", &ACK_WAIT.as_millis().to_string()])
         .start();
     let golden = golden();
     let mut killed = sandbox.take_worker(Stage::Model, 1);
     let kill = || {
-        // Halted first: what the broker sends it meanwhile is in its hands.
+        // Halted first, so that it holds deliveries when it is killed.
         killed.pause();
         std::thread::sleep(ACK_WAIT / 4);
         killed.kill();
     };
     let outcome = load(REQUESTS, CONCURRENCY, |number| ask(&sandbox, &golden, number), kill);
     outcome.assert_all_right(REQUESTS);
-    // It had work in hand, or this test would show nothing.
+    // It must have held requests, or this test would show nothing.
     let slowest = outcome.slowest;
     assert!(slowest > ACK_WAIT / 2, "nothing was redelivered: the slowest request took {slowest:?}");
     assert!(slowest < 15 * ACK_WAIT, "redelivery takes about one ack_wait, but the slowest request took {slowest:?}");
@@ -158,7 +159,7 @@ fn all_in_one_answers_what_it_has_before_it_exits() {
             std::thread::spawn(move || Request::infer("slow", &body).send(address))
         })
         .collect();
-    // All of them are in the server's hands: the first ones have been answered, one takes 100 ms.
+    // The server has all of them: the first ones have been answered, and each takes 100 ms.
     let started = Instant::now();
     while in_flight.iter().filter(|request| request.is_finished()).count() < 2 {
         assert!(started.elapsed() < Duration::from_secs(60), "the first requests are answered");
@@ -175,8 +176,8 @@ fn all_in_one_answers_what_it_has_before_it_exits() {
     assert!(Request::get("/v2/health/live").send(address).is_err(), "nobody listens any more");
 }
 
-/// Services under load that are told to stop while the broker is gone, or hangs, end all the same: within their limit and
-/// the little that saying goodbye takes. Each worker has many models to say it for.
+/// Services under load that are stopped while the broker is gone or hangs end within their limit, plus the short limit
+/// of their last messages. Each worker has many models, whose entries it would withdraw.
 #[track_caller]
 fn everybody_stops_without_the_broker(lose: impl FnOnce(&mut NatsServer)) {
     const LIMIT: [&str; 2] = ["--exit-timeout-secs", "5"];
@@ -209,7 +210,7 @@ fn everybody_stops_without_the_broker(lose: impl FnOnce(&mut NatsServer)) {
             }
         }));
         over.store(true, Ordering::Relaxed);
-        // Whoever has not ended would keep its clients waiting.
+        // A service that has not ended would keep its clients waiting.
         sandbox.gateway.kill();
         ended.unwrap_or_else(|panic| resume_unwind(panic));
     });
@@ -225,7 +226,7 @@ fn services_stop_while_the_broker_stands_still() {
     everybody_stops_without_the_broker(|nats| nats.pause());
 }
 
-/// A worker that is told to stop while some of its models are still being loaded finishes what the others have in hand.
+/// A worker that is stopped while some of its models are still being loaded finishes the requests of the others.
 #[test]
 fn a_worker_drains_though_it_has_not_loaded_everything() {
     let warmup = "model_warmup [{ name: 'sample' batch_size: 1 inputs { key: 'INPUT0'
@@ -233,7 +234,7 @@ fn a_worker_drains_though_it_has_not_loaded_everything() {
     let models = ModelFolder::new().slow("early", 6000).slow("late", 600_000).with_setting("late", warmup);
     let mut sandbox = Setup::new(Mode::Services)
         .repository(models.path())
-        .worker_arguments(&["--ack-wait-ms", "120000"])
+        .queue_arguments(&["--ack-wait-ms", "120000"])
         .start_gateway();
     sandbox.wait_listening();
     sandbox.start_worker(Stage::Model);
@@ -249,7 +250,7 @@ fn a_worker_drains_though_it_has_not_loaded_everything() {
     assert_eq!(worker.wait_exit(EXIT_LIMIT).code(), Some(0), "{}", worker.log_tail());
 }
 
-/// A health check over HTTP/2 as a client sends it at once: preface, settings, a call, and an empty message.
+/// Opens a connection and sends a health check over HTTP/2 at once: preface, settings, a call, and an empty message.
 fn begin_call(address: SocketAddr) -> TcpStream {
     fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
         let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
@@ -258,7 +259,7 @@ fn begin_call(address: SocketAddr) -> TcpStream {
         frame
     }
     let literal = |name: &[u8], value: &str| [name, &[value.len() as u8], value.as_bytes()].concat();
-    // HPACK: POST and http of the static table, then path, authority and content type by their names there, and `te`.
+    // HPACK: POST and http from the static table, then path, authority and content type by their names there, and `te`.
     let headers = [
         vec![0x83, 0x86],
         literal(&[0x04], "/grpc.health.v1.Health/Check"),
@@ -276,7 +277,7 @@ fn begin_call(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Reads frames until the call's message is there.
+/// Reads frames until the call's message has arrived.
 fn finish_call(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     loop {
         let mut head = [0; 9];
@@ -289,8 +290,8 @@ fn finish_call(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     }
 }
 
-/// What had reached the kernel when the signal came is answered: the gateway is halted while clients connect, send, and it is
-/// told to stop.
+/// A gateway answers the requests that had reached the kernel before the signal. The test halts the gateway while
+/// clients connect and send, and then signals it to stop.
 #[test]
 fn a_gateway_that_is_told_to_stop_answers_who_had_connected() {
     let models = ModelFolder::new().slow("slow", 1);

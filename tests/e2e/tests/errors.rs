@@ -1,10 +1,10 @@
-//! Wrong requests: each is answered at once, with Triton's status and words, and harms nobody else.
+//! Wrong requests: each is answered at once, with Triton's status and text, and does not affect others.
 
 use serde_json::{Value, json};
 use trireme_e2e::{Mode, Request, Sandbox, Setup, golden, in_every_mode, load};
 use trireme_testkit::assert_close;
 
-/// What every message about a request without an id starts with.
+/// The prefix of every message about a request without an id.
 const UNKNOWN_ID: &str = "[request id: <id_unknown>] ";
 
 const MAX_INPUT_SIZE: usize = 65_536;
@@ -16,12 +16,12 @@ in_every_mode!(
     models_that_fail_to_run_say_why,
 );
 
-/// A wrong request and what has to come of it.
+/// A wrong request and the expected answer.
 struct Case {
     what: &'static str,
     request: Request,
     status: u16,
-    /// The message, or parts of it that have to come in this order.
+    /// The message, or parts of it in this order.
     message: Message,
 }
 
@@ -36,7 +36,7 @@ fn is(text: &str) -> Message {
     Message::Is(text.to_owned())
 }
 
-/// The message, after the prefix that tells the request's id.
+/// A message with the prefix for a request without an id.
 fn unknown_id(text: &str) -> Message {
     Message::Is(format!("{UNKNOWN_ID}{text}"))
 }
@@ -86,12 +86,12 @@ fn field(name: &str, value: Value) -> Request {
     simple(&[first, row("INPUT1")])
 }
 
-/// A request of `simple` with one more member at the top.
+/// A request of `simple` with an additional member at the top level.
 fn member(name: &str, value: Value) -> Request {
     Request::infer("simple", &json!({"inputs": [row("INPUT0"), row("INPUT1")], name: value}))
 }
 
-/// A binary request of `simple`: sizes as declared, and the bytes that follow.
+/// A binary request of `simple` with these declared sizes and this many bytes.
 fn binary(sizes: [usize; 2], bytes: usize) -> Request {
     let input = |name, size| json!({"name": name, "datatype": "INT32", "shape": [1, 16], "parameters": {"binary_data_size": size}});
     let header = json!({"inputs": [input("INPUT0", sizes[0]), input("INPUT1", sizes[1])]});

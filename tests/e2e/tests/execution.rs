@@ -1,4 +1,4 @@
-//! Answers that need no computing, and stages that share a process.
+//! Answers that need no execution (the response cache), and stages that share a process.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn answers_are_kept_and_identical_requests_computed_once(mode: Mode) {
     let ask = |_: usize| assert_eq!(sandbox.infer("slow", &number(7.0)).numbers("OUTPUT0"), [7.0]);
     let outcome = load(8, 8, ask, || {});
     outcome.assert_all_right(8);
-    // One after the other would take eight times as long.
+    // One after the other they would take eight times as long.
     assert!(outcome.slowest < Duration::from_millis(5 * DELAY_MS), "the slowest took {:?}", outcome.slowest);
     let again = sandbox.infer("slow", &number(7.0));
     assert!(!again.header("server-timing").unwrap_or_default().contains("slow"), "no hop: it was computed before");

@@ -1,4 +1,4 @@
-//! What the gateway shows the world: TLS over HTTP and gRPC, API keys, restricted APIs, forwarded headers.
+//! The gateway's outside: TLS over HTTP and gRPC, API keys, restricted APIs, forwarded headers.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -14,7 +14,7 @@ fn certificate(name: &str) -> String {
     workspace().join("tests/certificates").join(name).to_str().expect("paths of this project are text").to_owned()
 }
 
-/// Starts a server that only its own clients can ask whether it is ready.
+/// Starts a server whose readiness only its own clients can ask for.
 fn start(setup: Setup) -> (Sandbox, SocketAddr) {
     let mode_has_stages = setup.is_services();
     let mut sandbox = setup.start_gateway();
@@ -36,7 +36,9 @@ fn connections_are_encrypted(mode: Mode) {
         flags.extend(["--grpc-server-key", &key, "--api-key", KEY]);
         match mutual {
             false => flags.push("--grpc-use-ssl=true"),
-            true => flags.extend(["--grpc-use-ssl-mutual=true", "--grpc-root-cert", &ca]),
+            true => {
+                flags.extend(["--grpc-use-ssl-mutual=true", "--grpc-root-cert", &ca, "--https-root-cert", &ca]);
+            }
         }
         let models = ModelFolder::basic(&["simple"]);
         let (sandbox, grpc) = start(Setup::new(mode).repository(models.path()).gateway_arguments(&flags));
@@ -70,4 +72,42 @@ fn restricted_apis_want_their_header(mode: Mode) {
         { "name": "INPUT1", "datatype": "INT32", "shape": [1, 16], "data": zeros },
     ] });
     assert_eq!(sandbox.send(&Request::infer("simple", &body).header("x-tenant", "7")).status, 200);
+}
+
+/// The certificate that a server shows.
+fn shown_at(address: SocketAddr) -> String {
+    let script = "import ssl, sys; print(ssl.get_server_certificate((sys.argv[1], int(sys.argv[2]))))";
+    let mut command = Command::new(python());
+    command.args(["-c", script, &address.ip().to_string(), &address.port().to_string()]);
+    let output = command.output().expect("Python runs; `make setup` fetches it");
+    String::from_utf8_lossy(&output.stdout).split_whitespace().collect()
+}
+
+/// Both are from the same authority: a client notices nothing but that it goes on.
+#[test]
+fn a_renewed_certificate_is_shown_without_a_restart() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = |name: &str| folder.path().join(name).to_str().expect("it is text").to_owned();
+    let (cert, key) = (file("cert.pem"), file("key.pem"));
+    let put = |name: &str| {
+        for (to, ending) in [(&key, "key"), (&cert, "pem")] {
+            std::fs::copy(certificate(&format!("{name}.{ending}")), to).expect("the certificate is there");
+        }
+        let text = std::fs::read_to_string(&cert).expect("it was written");
+        text.split_whitespace().collect::<String>()
+    };
+    let first = put("server");
+    let mut flags = vec!["--https-cert", &cert, "--https-key", &key, "--grpc-use-ssl=true"];
+    flags.extend(["--grpc-server-cert", &cert, "--grpc-server-key", &key]);
+    let models = ModelFolder::basic(&["simple"]);
+    let (sandbox, grpc) = start(Setup::new(Mode::AllInOne).repository(models.path()).gateway_arguments(&flags));
+    for address in [sandbox.address, grpc] {
+        assert_eq!(shown_at(address), first);
+    }
+    let renewed = put("client");
+    for address in [sandbox.address, grpc] {
+        wait_until("the renewed one is shown", std::time::Duration::from_secs(60), || {
+            (shown_at(address) == renewed).then_some(())
+        });
+    }
 }

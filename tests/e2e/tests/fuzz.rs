@@ -1,4 +1,4 @@
-//! The short form of `make fuzz-http`: some thousand changed requests and calls, and proof that it sees what it looks for.
+//! The short form of `make fuzz-http`: some thousand changed requests and calls, and tests that it would notice faults.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -22,7 +22,7 @@ fn fuzz(http: SocketAddr, grpc: SocketAddr, count: usize, arguments: &[String]) 
     (output, said)
 }
 
-/// So that it watches this process.
+/// Arguments that make it watch this process.
 fn watched(process: &Process) -> Vec<String> {
     ["--pid".to_owned(), process.id().to_string(), "--log".to_owned(), process.log_path().display().to_string()].into()
 }
@@ -46,7 +46,7 @@ fn changed_requests_are_all_answered(mode: Mode) {
     sandbox.check_running();
 }
 
-/// A server of one trick: `answer` is what it says to the request with this number, from 0; then it hangs up.
+/// A server that sends `answer` to the request with this number, from 0, and then closes the connection.
 fn imitation(answer: impl Fn(usize) -> Option<Vec<u8>> + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let address = listener.local_addr().expect("it is bound");
@@ -68,7 +68,7 @@ fn answer(body: &str) -> Vec<u8> {
 
 #[test]
 fn what_must_not_happen_is_noticed() {
-    // The known-good request alone, before and after nothing else.
+    // Only the known-good request is sent.
     let fails = |address: SocketAddr, arguments: &[String], reason: &str| {
         let (output, said) = fuzz(address, address, 0, arguments);
         assert_eq!(output.status.code(), Some(1), "{said}");
@@ -96,7 +96,7 @@ fn memory_that_grows_is_noticed() {
     let mut sandbox = Sandbox::start(Mode::AllInOne);
     let grpc = sandbox.grpc_address();
     let mut arguments = watched(&sandbox.gateway);
-    // It stays as large as it is, and that is too much already.
+    // The process does not grow, and the limit is below that.
     arguments.push("--max-growth-mib=-64".to_owned());
     let (output, said) = fuzz(sandbox.address, grpc, COUNT, &arguments);
     assert!(output.status.code() == Some(1) && said.contains("has grown by"), "{said}");

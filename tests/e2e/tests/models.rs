@@ -1,4 +1,4 @@
-//! Which models are served, and how that changes while the system runs: model control modes, loading by request, polling.
+//! Which models are served, and how that changes while the system runs: control modes, loading by request, polling.
 
 use std::fs;
 use std::path::Path;
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_e2e::{Mode, ModelFolder, Request, Response, Sandbox, Setup, Stage, in_every_mode, wait_until};
+use trireme_testkit::NatsServer;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLLING: &[&str] = &["--model-control-mode=poll", "--repository-poll-secs=1"];
@@ -94,7 +95,7 @@ fn infer(sandbox: &Sandbox, model: &str) -> Response {
     sandbox.infer(model, &json!({ "inputs": [input] }))
 }
 
-/// The lines of the index for a model.
+/// The entries of the index for a model.
 fn index(sandbox: &Sandbox, model: &str) -> Vec<Value> {
     let answer = sandbox.send(&Request::post("/v2/repository/index", "{}")).json();
     let lines = answer.as_array().expect("the index is a list").clone();
@@ -142,7 +143,8 @@ fn models_are_loaded_and_unloaded_by_request(mode: Mode) {
     assert_eq!(unload(&sandbox, "nothing", false).status, 200, "as Triton has it");
 
     if mode == Mode::Services {
-        // Who starts later serves the same: what was loaded by request, and not what was unloaded.
+        // A process that starts later serves the same: the models that were loaded by request, and not those that were
+        // unloaded.
         assert_eq!(load(&sandbox, "b", json!({ "config": identity_json("b", 7).to_string() })).status, 200);
         assert_eq!(unload(&sandbox, "c", false).status, 200);
         sandbox.worker(Stage::Model, 0).kill();
@@ -154,6 +156,60 @@ fn models_are_loaded_and_unloaded_by_request(mode: Mode) {
         assert_eq!(max_batch_size(&sandbox, "b"), 7, "with the configuration it was loaded with");
         assert_eq!(infer(&sandbox, "c").status, 404, "what was unloaded stays so");
     }
+}
+
+/// `--exit-on-error=false` outlives a model repository that is not there, and one that is named twice is read once.
+#[test]
+fn what_there_is_of_the_repositories_is_served() {
+    let models = ModelFolder::new().model("a", &identity(""));
+    let folder = models.path().display().to_string();
+    let named = ["--exit-on-error=false", "--model-repository", &folder, "--model-repository", "/nowhere/models"];
+    let mut sandbox = Setup::new(Mode::AllInOne).repository(models.path()).worker_arguments(&named).start_gateway();
+    sandbox.wait_listening();
+    wait_for("the model is served", || infer(&sandbox, "a").status == 200);
+    assert!(!sandbox.is_ready(), "a repository is missing");
+}
+
+#[test]
+fn readiness_that_is_not_strict_begins_with_the_first_model() {
+    // Nobody serves the tokenizer.
+    let models = ModelFolder::basic(&["tiny_tokenizer"]).model("a", &identity(""));
+    let setup = Setup::new(Mode::Services).repository(models.path());
+    let mut sandbox = setup.gateway_arguments(&["--strict-readiness=false"]).start_gateway();
+    sandbox.wait_listening();
+    assert!(!sandbox.is_ready(), "nothing is loaded");
+    sandbox.start_worker(Stage::Model);
+    wait_for("the server is ready", || sandbox.is_ready());
+    assert_eq!((infer(&sandbox, "a").status, sandbox.model_ready("tiny_tokenizer")), (200, 400));
+}
+
+/// The broker comes back without the stream; the gateway writes the changes by request again.
+#[test]
+fn what_was_loaded_by_request_outlives_its_stream() {
+    let models = models();
+    let store = tempfile::tempdir().expect("a temporary folder");
+    let nats = NatsServer::start_with_store(store.path());
+    let mut sandbox = explicit(Mode::Services, &models).start_on(Some(nats));
+    // Larger than a message, so the store keeps it in parts.
+    let large = json!({ "config": identity_json("large", 5).to_string(), "file:1/note.txt": "AAAA".repeat(3 << 20) });
+    assert_eq!(load(&sandbox, "large", large).status, 200);
+    assert_eq!(load(&sandbox, "b", json!({ "config": identity_json("b", 7).to_string() })).status, 200);
+    assert_eq!(unload(&sandbox, "c", false).status, 200);
+
+    let nats = sandbox.nats.as_mut().expect("this mode has a broker");
+    nats.kill();
+    let stream = store.path().join("jetstream/$G/streams/KV_trireme_models");
+    fs::remove_dir_all(stream).expect("the broker keeps the stream there");
+    nats.restart();
+    const WRITTEN: &str = "the store had lost what is wanted of the model; wrote it again";
+    wait_for("the gateway writes again what the store has lost", || sandbox.gateway.count(WRITTEN) == 3);
+
+    sandbox.worker(Stage::Model, 0).kill();
+    let number = sandbox.start_worker(Stage::Model);
+    wait_for("the new worker is ready", || sandbox.worker(Stage::Model, number).count("ready") > 0);
+    wait_for("it serves what was loaded", || ["large", "b"].iter().all(|model| infer(&sandbox, model).status == 200));
+    assert_eq!(max_batch_size(&sandbox, "b"), 7, "with the configuration it was loaded with");
+    assert_eq!(infer(&sandbox, "c").status, 404, "what was unloaded stays so");
 }
 
 fn a_load_may_change_how_requests_wait(mode: Mode) {
@@ -184,7 +240,7 @@ fn a_load_brings_its_configuration_and_files(mode: Mode) {
     assert_eq!(max_batch_size(&sandbox, "a"), 7);
     assert_eq!(infer(&sandbox, "a").status, 200);
 
-    // A configuration that fails leaves the model as it was.
+    // A load that fails leaves the model as it was.
     let mut wrong = identity_json("a", 7);
     wrong["backend"] = json!("nope");
     assert_eq!(load(&sandbox, "a", json!({ "config": wrong.to_string() })).status, 400);
@@ -192,9 +248,18 @@ fn a_load_brings_its_configuration_and_files(mode: Mode) {
     assert_eq!(infer(&sandbox, "a").status, 200);
 
     assert_eq!(load(&sandbox, "a", json!({})).status, 200);
-    assert_eq!(max_batch_size(&sandbox, "a"), 4, "without a configuration it is the repository's");
+    assert_eq!(max_batch_size(&sandbox, "a"), 7, "without a configuration it keeps the one that came last");
+    let file = models.path().join("a/config.pbtxt");
+    let text = fs::read(&file).expect("the copy of the repository has it");
+    fs::write(&file, text).expect("the copy of the repository can be written");
+    assert_eq!(load(&sandbox, "a", json!({})).status, 200);
+    assert_eq!(max_batch_size(&sandbox, "a"), 4, "until the repository's is written again");
+    assert_eq!(load(&sandbox, "a", json!({ "config": identity_json("a", 7).to_string() })).status, 200);
+    assert_eq!(unload(&sandbox, "a", false).status, 200);
+    assert_eq!(load(&sandbox, "a", json!({})).status, 200);
+    assert_eq!(max_batch_size(&sandbox, "a"), 4, "or the model is unloaded");
 
-    // The identity backend reads no files, but the version comes with them.
+    // The identity backend reads no files, but the files define the versions.
     let files = json!({ "config": identity_json("a", 5).to_string(), "file:2/note.txt": "aGVsbG8=" });
     let loaded = load(&sandbox, "a", files);
     assert_eq!(loaded.status, 200, "{}", loaded.text());
@@ -203,7 +268,7 @@ fn a_load_brings_its_configuration_and_files(mode: Mode) {
     assert_eq!(load(&sandbox, "fresh", fresh).status, 200);
     assert_eq!(infer(&sandbox, "fresh").status, 200, "a model that is in no repository");
 
-    // Over NATS it is more than one message holds, and so is what is told to those who start later.
+    // Larger than a NATS message; and the store has to keep it for processes that start later.
     let large = json!({ "config": identity_json("large", 5).to_string(), "file:1/note.txt": "AAAA".repeat(3 << 20) });
     let loaded = load(&sandbox, "large", large);
     assert_eq!(loaded.status, 200, "{}", loaded.text());
@@ -239,7 +304,7 @@ fn ensembles_are_loaded_with_what_they_are_made_of(mode: Mode) {
     assert_eq!(infer(&sandbox, "chain").status, 200);
     assert_eq!(infer(&sandbox, "a").status, 200, "loaded along");
 
-    // Without a part it is not there, and it comes back with it.
+    // The ensemble is not available without one of its models, and comes back with it.
     assert_eq!(unload(&sandbox, "b", false).status, 200);
     assert_eq!(infer(&sandbox, "chain").status, 404);
     assert_eq!(
@@ -249,7 +314,7 @@ fn ensembles_are_loaded_with_what_they_are_made_of(mode: Mode) {
     assert_eq!(load(&sandbox, "b", json!({})).status, 200);
     assert_eq!(infer(&sandbox, "chain").status, 200);
 
-    // Dependents go with it, but not what was asked for by name.
+    // Models that were loaded only for the ensemble go with it; a model that was loaded by name stays.
     assert_eq!(unload(&sandbox, "chain", true).status, 200);
     assert_eq!(infer(&sandbox, "chain").status, 404);
     assert_eq!(infer(&sandbox, "a").status, 404);
@@ -317,7 +382,8 @@ fn a_changed_repository_is_followed(mode: Mode) {
     assert_eq!(infer(&sandbox, "chain").status, 200);
 }
 
-/// Requests without a pause, while the model they are for is loaded anew with another configuration, and a newer version.
+/// Sends requests without a pause while their model is loaded again with another configuration, and with a newer
+/// version.
 fn nothing_is_lost_while_a_version_takes_over(mode: Mode) {
     let models = models();
     let mut setup = explicit(mode, &models);

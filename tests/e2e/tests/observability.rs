@@ -1,5 +1,5 @@
-//! The dashboard, the rules and the scrape configuration in `deploy/observability` fit what processes export; a real
-//! Prometheus, where there is one, has every series.
+//! The dashboard, the rules and the scrape configuration in `deploy/observability` match the exported metrics; a real
+//! Prometheus, if there is one, has every series.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,17 +17,17 @@ use trireme_testkit::quiet_port;
 
 in_every_mode!(prometheus_has_every_series);
 
-/// Names Prometheus, where it is not in PATH.
+/// The variable with the path of Prometheus, if it is not in PATH.
 const PROMETHEUS: &str = "PROMETHEUS";
 
-/// Scrapes come every 5 s.
+/// Time for several scrapes, which come every 5 s.
 const SCRAPED: Duration = Duration::from_secs(60);
 
 fn read(path: &str) -> String {
     fs::read_to_string(workspace().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The metrics of docs/metrics.md, which another test holds against what is exported: name and kind.
+/// The metrics of docs/metrics.md, name and kind; another test compares that page with the exported metrics.
 fn documented() -> BTreeMap<String, String> {
     let page = read("docs/metrics.md");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
@@ -38,7 +38,7 @@ fn documented() -> BTreeMap<String, String> {
     rows.filter_map(row).filter(|(_, kind)| ["counter", "gauge", "histogram", "summary"].contains(&&kind[..])).collect()
 }
 
-/// What the dashboard asks, by the panel's title.
+/// The dashboard's queries, with the title of their panel.
 fn dashboard() -> Vec<(String, String)> {
     let dashboard: Value =
         serde_json::from_str(&read("deploy/observability/grafana/dashboards/trireme.json")).expect("it is JSON");
@@ -51,7 +51,7 @@ fn dashboard() -> Vec<(String, String)> {
         .collect()
 }
 
-/// The names of metrics in an expression, as series have them.
+/// The names of metrics in an expression.
 fn names(expression: &str) -> BTreeSet<String> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words
@@ -76,7 +76,7 @@ fn dashboards_and_rules_name_what_is_exported() {
     let mut used = BTreeSet::new();
     for (place, expression) in asked {
         for name in names(&expression) {
-            // A stream of dead letters, named in a text.
+            // `trireme_dead` is the stream of dead letters, named in a text.
             assert!(is_exported(&name) || name == "trireme_dead", "{place} uses {name}, which nobody exports");
             used.insert(name);
         }
@@ -106,7 +106,7 @@ fn program(name: &str) -> Option<PathBuf> {
     named.into_iter().chain(installed).find(|path| path.is_file())
 }
 
-/// Where a process serves its metrics.
+/// The address of a process's metrics.
 #[track_caller]
 fn metrics_address(process: &Process, listener: &str) -> String {
     wait_until(listener, SCRAPED, || {
@@ -116,7 +116,7 @@ fn metrics_address(process: &Process, listener: &str) -> String {
     })
 }
 
-/// The shipped configuration, with these addresses in place of those that compose's name service knows.
+/// The shipped configuration, with these addresses in place of compose's host names.
 fn configuration(targets: &[(&str, String)]) -> String {
     let shipped = read("deploy/observability/prometheus.yml");
     let (head, _) = shipped.split_once("scrape_configs:").expect("it says what to scrape");
@@ -128,7 +128,7 @@ fn configuration(targets: &[(&str, String)]) -> String {
     configuration
 }
 
-/// The answer to a query: the value of each series.
+/// The result of a query: the value of each series.
 fn ask(prometheus: SocketAddr, query: &str) -> Result<Vec<f64>, String> {
     let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
     let response = Request::get(&format!("/api/v1/query?query={encoded}")).send(prometheus);
@@ -188,7 +188,7 @@ fn prometheus_has_every_series(mode: Mode) {
         ask(address, "up == 1").ok().filter(|up| up.len() == targets.len())
     });
     assert_eq!(ready.len(), targets.len());
-    // Two readings with work in between, so that rates are there.
+    // Two scrapes with traffic in between, so that there are rates.
     for _ in 0..2 {
         traffic(&sandbox);
         std::thread::sleep(Duration::from_secs(6));
@@ -215,7 +215,7 @@ fn traffic(sandbox: &Sandbox) {
     load(20, 4, ask, || {}).assert_all_right(20);
 }
 
-/// Every metric of the page has samples.
+/// Every metric of docs/metrics.md has samples.
 #[track_caller]
 fn every_series(prometheus: SocketAddr) {
     for (name, kind) in documented() {
@@ -228,7 +228,7 @@ fn every_series(prometheus: SocketAddr) {
     }
 }
 
-/// Every question of the dashboard has an answer.
+/// Every query of the dashboard has a result.
 #[track_caller]
 fn every_panel(prometheus: SocketAddr) {
     for (panel, expression) in dashboard() {
@@ -240,7 +240,7 @@ fn every_panel(prometheus: SocketAddr) {
     }
 }
 
-/// Prometheus does not say which port it chose, so it is told one that is free now.
+/// Prometheus does not report the port that it chose, so the test chooses one that is free now.
 fn free_address() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], quiet_port()))
 }

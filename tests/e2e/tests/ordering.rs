@@ -1,4 +1,4 @@
-//! `preserve_ordering`: answers in the order of their requests, whichever is computed first.
+//! `preserve_ordering`: answers come in the order of their requests, whichever is computed first.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use trireme_e2e::{Mode, ModelFolder, Setup, Stage, in_every_mode, python, worksp
 
 in_every_mode!(answers_come_in_the_order_of_their_requests);
 
-/// An identity model of two instances, the second of which takes `slower` times as long as the first.
+/// An identity model with two instances; the second one takes `slower` times as long as the first.
 fn uneven(ordered: bool, slower: u32) -> String {
     format!(
         "backend: 'identity' dynamic_batching {{ preserve_ordering: {ordered} }}

@@ -1,4 +1,4 @@
-//! The short form of `make overload`: what is asked here is little, so that it holds on a machine that is busy otherwise.
+//! The short form of `make overload`. Its demands are low, so that it passes on a busy machine.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -7,17 +7,17 @@ use trireme_e2e::{Bound, Demands, Level, Mode, Scene, Summary, in_every_mode, ov
 
 in_every_mode!(a_short_queue_keeps_goodput_under_overload, deadlines_keep_goodput_under_overload,);
 
-/// Without what keeps goodput it is a tenth of the best, or nothing.
+/// Without admission control, goodput under overload is a tenth of the best or less.
 const DEMANDS: Demands =
     Demands { of_capacity: 0.5, of_best: 0.5, refusal: Duration::from_secs(3), overdue: Duration::from_secs(3) };
 
-/// Long, so that a load of ten times what the model can do is little for the machine.
+/// Long, so that a load of ten times the model's capacity is little work for the machine.
 const RUN: Duration = Duration::from_millis(200);
 
 /// How long a request may take: ten runs.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Held while one is measured: beside each other they would overload the machine.
+/// Held during a measurement: two at the same time would overload the machine.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn keeps_goodput(mode: Mode, bound: Bound) {

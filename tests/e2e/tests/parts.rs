@@ -49,7 +49,7 @@ fn only_models(mode: Mode, models: &ModelFolder) -> Setup {
     Setup::new(mode).repository(models.path()).replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0)
 }
 
-/// A hundred bytes that claim more rows than any memory has room for, or more messages than anybody should send.
+/// A hundred bytes that claim more rows than fit into memory, or more messages than should be sent.
 fn rows_that_are_only_claimed_cost_nothing(mode: Mode) {
     let numbers = |rank: usize| {
         let dims = vec!["-1"; rank].join(", ");
@@ -113,7 +113,7 @@ fn rows_above_the_largest_batch_travel_in_parts_where_that_is_declared(mode: Mod
     }
 }
 
-/// Requests of `model` that a worker has executed, as its own metrics say.
+/// Number of requests of `model` that a worker has executed, from its own metrics.
 fn executed(worker: &Process, model: &str) -> f64 {
     let address: SocketAddr = wait_until("the admin listener", Duration::from_secs(60), || {
         let listening = worker.events().into_iter().find(|event| event["message"] == "admin listener")?;
@@ -124,7 +124,7 @@ fn executed(worker: &Process, model: &str) -> f64 {
     metrics.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok()).unwrap_or(0.0)
 }
 
-/// Texts of mixed length, cut by length: every replica works on the one request, and the rows come back in its order.
+/// Texts of mixed length, divided by length: every replica works on the one request, and the rows come back in order.
 #[test]
 fn one_request_of_many_texts_keeps_every_replica_busy() {
     const ROWS: usize = 1000;
@@ -163,7 +163,7 @@ fn one_bad_part_is_the_requests_error(mode: Mode) {
 fn tensors_above_the_brokers_limit_pass_both_ways(mode: Mode) {
     const NUMBERS: usize = (24 << 20) / 4;
     let models = ModelFolder::new().slow("large", 0);
-    let sandbox = only_models(mode, &models).worker_arguments(&["--queue-max-bytes", "104857600"]).start();
+    let sandbox = only_models(mode, &models).queue_arguments(&["--queue-max-bytes", "104857600"]).start();
     let data: Vec<u8> = (0..NUMBERS).flat_map(|n| (n as f32).to_le_bytes()).collect();
     let header = json!({
         "parameters": {"binary_data_output": true},
@@ -182,7 +182,7 @@ fn tensors_above_the_brokers_limit_pass_both_ways(mode: Mode) {
 fn a_large_request_outlives_the_worker_that_has_it() {
     const NUMBERS: usize = (12 << 20) / 4;
     let models = ModelFolder::new().slow("large", 600);
-    let mut sandbox = only_models(Mode::Services, &models).worker_arguments(&["--ack-wait-ms", "500"]).start();
+    let mut sandbox = only_models(Mode::Services, &models).queue_arguments(&["--ack-wait-ms", "500"]).start();
     let data: Vec<u8> = (0..NUMBERS).flat_map(|n| (n as f32).to_le_bytes()).collect();
     let header = json!({
         "parameters": {"binary_data_output": true},

@@ -1,5 +1,5 @@
-//! NVIDIA's perf_analyzer measures us as it measures a Triton: over HTTP, gRPC and gRPC streams, with what it reads
-//! beside the answers: metadata, configuration, statistics of the model and of an ensemble's steps, metrics.
+//! NVIDIA's perf_analyzer can measure Trireme like a Triton: over HTTP, gRPC and gRPC streams, with the other data that
+//! it reads: metadata, configuration, statistics of the model and of an ensemble's steps, metrics.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,22 +7,22 @@ use std::time::Duration;
 
 use trireme_e2e::{Mode, Sandbox, in_every_mode, wait_until, workspace};
 
-/// Names perf_analyzer, where `scripts/setup-perf-analyzer.sh` did not fetch it.
+/// The variable with the path of perf_analyzer, if `scripts/setup-perf-analyzer.sh` did not fetch it.
 const PROGRAM: &str = "PERF_ANALYZER";
 
 in_every_mode!(it_measures_an_ensemble_and_its_steps, it_reports_what_fails);
 
-/// Short windows, the first ones good enough: what is tested is that it can measure, not how fast we are.
+/// Short windows, and any result is stable enough: the test checks that it can measure, not how fast the system is.
 const SHORT: [&str; 7] =
     ["-v", "--measurement-interval", "1000", "--stability-percentage", "100000", "--max-trials", "3"];
 
-/// Each text that perf_analyzer says about a run.
+/// The output of a run of perf_analyzer.
 struct Report {
     success: bool,
     text: String,
 }
 
-/// The program, or `None`, with a word about it, where it is not there.
+/// The path of the program; `None`, with a message, if it is missing.
 fn program() -> Option<PathBuf> {
     let fetched = workspace().join(".tools/perf-analyzer/perf_analyzer");
     let path = std::env::var_os(PROGRAM).map_or(fetched, PathBuf::from);
@@ -43,13 +43,13 @@ fn run(program: &PathBuf, arguments: &str) -> Report {
 // === impl Report ===
 
 impl Report {
-    /// The number behind each `prefix` in the report's lines.
+    /// The number after each `prefix` in the report's lines.
     fn numbers(&self, prefix: &str) -> Vec<f64> {
         let lines = self.text.lines().filter_map(|line| line.trim().strip_prefix(prefix));
         lines.filter_map(|rest| rest.trim().split([' ', ',']).next()?.parse().ok()).collect()
     }
 
-    /// What is wrong with a report on so many loads of a model with these steps; empty when nothing is.
+    /// The faults of a report about `loads` loads of a model with these steps; empty if there are none.
     fn faults(&self, loads: usize, steps: &[&str]) -> Vec<String> {
         let mut faults = Vec::new();
         if !self.success {
@@ -62,7 +62,7 @@ impl Report {
         if measured.len() != loads || measured.iter().any(|throughput| *throughput <= 0.0) {
             faults.push(format!("throughputs {measured:?}, expected {loads} above 0"));
         }
-        // One of the model for each load, and one of each of its steps.
+        // One line about the model for each load, and one about each of its steps.
         let counted = self.numbers("Successful request count:");
         if counted.len() != loads * (1 + steps.len()) || counted.iter().any(|count| *count < 1.0) {
             faults.push(format!("request counts {counted:?} of the server, expected {loads} x {}", 1 + steps.len()));
@@ -97,7 +97,7 @@ fn it_measures_an_ensemble_and_its_steps(mode: Mode) {
     });
     let texts = "-m tiny_embedding --shape TEXT:2 --string-data rowers";
     let chain = "-m identity_chain --shape INPUT0:4";
-    // Of integers: it writes FP32 tensors in JSON as if they were FP64, with too few elements.
+    // With integers, because perf_analyzer writes FP32 tensors in JSON as if they were FP64, with too few elements.
     let json = "-m simple -b 4 --input-tensor-format json --output-tensor-format json";
     let embedding = ["tiny_tokenizer", "tiny_encoder", "tiny_pool"];
     let identities = ["identity_a", "identity_b", "identity_c"];
@@ -117,7 +117,7 @@ fn it_measures_an_ensemble_and_its_steps(mode: Mode) {
     }
 }
 
-/// That the other test would notice: a model that is not there, an input that the model does not take.
+/// The other test would notice faults: a missing model, and an input that the model does not take.
 fn it_reports_what_fails(mode: Mode) {
     let Some(program) = program() else { return };
     let sandbox = Sandbox::start(mode);

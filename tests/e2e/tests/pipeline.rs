@@ -1,4 +1,4 @@
-//! What the models answer, through the whole pipeline.
+//! The models' answers through the whole pipeline.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use trireme_e2e::{
 };
 use trireme_testkit::assert_close;
 
-/// The models' numbers are sums of a few products; what is left is rounding.
+/// The models' numbers are sums of a few products; smaller differences are rounding.
 const TOLERANCE: f32 = 1e-5;
 
 in_every_mode!(
@@ -173,7 +173,7 @@ fn a_published_ensemble_answers(mode: Mode) {
 
 // === The command line ===
 
-/// `trireme infer`, and what it prints.
+/// Runs `trireme infer` and returns its output.
 fn ask_at_a_terminal(sandbox: &Sandbox, arguments: &[&str]) -> (bool, String) {
     let mut command = product("trireme");
     command.args(["infer", "--server", &sandbox.address.to_string()]).args(arguments);

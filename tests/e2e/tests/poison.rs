@@ -1,4 +1,4 @@
-//! An input that kills every worker that executes it is given up, and takes nobody with it.
+//! An input that kills every worker that executes it is given up, and no other request fails because of it.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ const POISON: i32 = 666;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What `trireme dead list` says, a line for each letter.
+/// The output of `trireme dead list`, one value for each dead letter.
 fn dead(url: &str) -> Vec<Value> {
     let output = product("trireme").args(["dead", "list", "--json", "--nats-url", url]).output();
     let output = output.expect("the binary runs");
@@ -22,15 +22,16 @@ fn workers(models: &ModelFolder) -> Setup {
     Setup::new(Mode::Services).repository(models.path()).replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0)
 }
 
-/// One poisoned request and seven good ones reach one worker together, which is started again whenever it dies.
+/// One poisoned request and seven good ones reach one worker together. The worker is restarted whenever it dies.
 fn seven_good_requests_outlive_a_poisoned_one(
     models: &ModelFolder,
     request: impl Fn(i32) -> Request,
     read: impl Fn(&Response) -> Option<f64>,
 ) {
-    // No redelivery but that of a death, on a busy machine either; and time for everybody's lone attempt.
+    // The `ack_wait` is long enough that only deaths cause redeliveries, also on a busy machine. The deadline is long
+    // enough for an attempt of each request in a batch of its own.
     let mut sandbox = workers(models)
-        .worker_arguments(&["--max-deliver", "3", "--ack-wait-ms", "4000"])
+        .queue_arguments(&["--max-deliver", "3", "--ack-wait-ms", "4000"])
         .gateway_arguments(&["--default-timeout-ms", "85000"])
         .start();
     let address = sandbox.address;
@@ -91,7 +92,7 @@ fn a_poisoned_request_takes_none_of_its_stepwise_instance_with_it() {
          instance_group [{{ count: 1 kind: KIND_CPU }}]
          parameters {{ key: 'abort_on' value {{ string_value: '{POISON}' }} }}"
     ));
-    // The good ones are longer within the instance than the poisoned one, whoever comes first.
+    // The good requests stay in the instance longer than the poisoned one, in whatever order they arrive.
     let request = |number| {
         let delay = if number == POISON { 500 } else { 1500 };
         Request::post("/v2/models/fragile/generate", json!({"IN": [number], "DELAY": [delay]}).to_string())
@@ -99,7 +100,7 @@ fn a_poisoned_request_takes_none_of_its_stepwise_instance_with_it() {
     seven_good_requests_outlive_a_poisoned_one(&models, request, |response| response.json()["OUT"].as_f64());
 }
 
-/// Asks the broker.
+/// Sends a request to the broker.
 fn ask(wire: &mut Wire, subject: &str, body: &Value) -> String {
     let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
     let reply = Some("answers".to_owned());
@@ -111,11 +112,13 @@ fn ask(wire: &mut Wire, subject: &str, body: &Value) -> String {
 #[test]
 fn a_message_that_cannot_be_set_aside_is_kept_until_it_can() {
     let models = ModelFolder::new().slow("stuck", 3_600_000);
-    let mut sandbox = workers(&models).worker_arguments(&["--max-deliver", "1", "--ack-wait-ms", "300"]).start();
+    let mut sandbox = workers(&models).queue_arguments(&["--max-deliver", "1", "--ack-wait-ms", "300"]).start();
     let url = sandbox.nats.as_ref().expect("this mode has a broker").url();
-    // Somebody else's stream has the letters' subjects, so that theirs cannot be made.
+    // Another stream has the subjects of dead letters, so their stream cannot be created.
     let mut wire = Wire::open(&url);
     wire.subscribe("answers");
+    let deleted = ask(&mut wire, "$JS.API.STREAM.DELETE.trireme_dead", &Value::Null);
+    assert!(deleted.contains("\"success\":true"), "{deleted}");
     let config = json!({"name": "other", "subjects": ["trireme.dead.>"], "storage": "memory"});
     let made = ask(&mut wire, "$JS.API.STREAM.CREATE.other", &config);
     assert!(made.contains("\"created\""), "{made}");

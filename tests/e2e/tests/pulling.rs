@@ -1,4 +1,5 @@
-//! Workers of different speed on one queue: each does its share, and none keeps what another could have done.
+//! Workers of different speed on one queue: each does its share, and neither holds requests that the other could
+//! execute.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +10,17 @@ use trireme_e2e::{Mode, ModelFolder, Request, Response, Setup, Stage};
 const FAST: Duration = Duration::from_millis(60);
 const SLOW: Duration = Duration::from_millis(300);
 
-/// Requests of the burst: the fast one alone takes two seconds for a quarter of them.
+/// Number of requests in the burst: a quarter of them takes the fast worker alone two seconds.
 const BURST: usize = 120;
 
-/// An answer: when it came, by whom it was computed, how long it had waited in that worker.
+/// An answer: when it arrived, whether the slow worker computed it, and how long its request waited in that worker.
 struct Answered {
     at: Instant,
     slow: bool,
     queued: Duration,
 }
 
-/// What the one hop of `Server-Timing` says.
+/// Reads the one hop of `Server-Timing`.
 fn read(response: &Response) -> Answered {
     assert_eq!(response.status, 200, "{}", response.text());
     let timing = response.header("server-timing").expect("the ledger comes back as Server-Timing");
@@ -36,7 +37,7 @@ fn a_slow_worker_leaves_the_rest_to_a_fast_one() {
     let models = ModelFolder::new().slow("shared", FAST.as_millis() as u64);
     let setup = Setup::new(Mode::Services).repository(models.path());
     let mut sandbox = setup.replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0).start();
-    // The next worker finds a slower model.
+    // The next worker loads a slower configuration of the model.
     let models = models.slow("shared", SLOW.as_millis() as u64);
     sandbox.start_worker(Stage::Model);
     sandbox.wait_ready();
@@ -49,7 +50,7 @@ fn a_slow_worker_leaves_the_rest_to_a_fast_one() {
             asked.into_iter().map(|asked| asked.join().expect("an answer")).collect()
         })
     };
-    // Until both have met a request, they do not know how fast they are.
+    // Workers know their pace only after they have executed requests.
     burst(8);
     let answers = burst(BURST);
     let (slow, fast): (Vec<_>, Vec<_>) = answers.into_iter().partition(|answer| answer.slow);
@@ -61,7 +62,7 @@ fn a_slow_worker_leaves_the_rest_to_a_fast_one() {
     let tail = last(&slow).saturating_duration_since(last(&fast));
     let longest = slow.iter().map(|answer| answer.queued).max().expect("it has answered");
     println!("the slow one ends {tail:?} after the fast one; requests waited in it for up to {longest:?}");
-    // A request that it has begun, and one that it took shortly before: not the eight that it could hold.
+    // A request under way, and one that it took shortly before; not the eight that it could hold.
     assert!(tail < 3 * SLOW, "the slow one goes on for {tail:?} when the fast one has nothing left");
     assert!(longest < 3 * SLOW, "a request waited for {longest:?} in the slow one");
     drop(models);

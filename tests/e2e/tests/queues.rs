@@ -8,20 +8,36 @@ use serde_json::{Value, json};
 use trireme_e2e::{Mode, ModelFolder, Request, Response, Sandbox, Setup, Stage, in_every_mode};
 
 in_every_mode!(
-    as_many_wait_as_the_policy_says_and_no_more,
+    as_many_wait_as_the_policy_says,
     a_full_queue_is_429_where_that_is_asked_for,
     what_waits_too_long_is_refused_in_time,
     higher_priorities_go_first,
-    each_level_holds_what_its_policy_says_whatever_is_executed,
-    what_waits_too_long_goes_behind_what_came_later,
+    each_level_holds_what_its_policy_says,
     callers_that_leave_and_time_that_runs_out_make_room,
     a_request_of_more_parts_than_the_queue_holds_is_answered,
 );
 
-/// How long the models here take for a request: longer than it takes to see that others wait for it, on any machine.
+/// The most requests beyond its policy that a queue on a broker takes: as many as its worker may hold.
+const IN_HAND: usize = 16;
+
+/// How many more requests may wait than the policy says: on a broker, those that workers may hold do not count.
+fn excess(mode: Mode) -> usize {
+    match mode {
+        Mode::AllInOne => 0,
+        Mode::Services => IN_HAND,
+    }
+}
+
+/// How long the models here take for a request: long enough to see that other requests wait, on any machine.
 const RUN: Duration = Duration::from_secs(6);
 
-/// The same where several of them follow one another.
+/// The same for tests that fill a queue meanwhile.
+const LONG_RUN: Duration = Duration::from_secs(20);
+
+/// A refusal comes well within this time.
+const REFUSED_WITHIN: Duration = Duration::from_millis(500);
+
+/// The same for tests in which several runs follow one another.
 const SHORT_RUN: Duration = Duration::from_secs(2);
 
 /// A model that executes one request at a time, under a queue policy.
@@ -29,7 +45,7 @@ fn queueing(batching: &str, run: Duration) -> ModelFolder {
     queueing_in(ModelFolder::new(), batching, run)
 }
 
-/// The same in place of another.
+/// The same in an existing folder.
 fn queueing_in(models: ModelFolder, batching: &str, run: Duration) -> ModelFolder {
     let config = format!(
         "backend: 'identity' dynamic_batching {{ {batching} }} instance_group [{{ count: 1 kind: KIND_CPU }}]
@@ -49,7 +65,7 @@ fn number(value: usize, parameters: Value) -> Value {
     json!({"parameters": parameters, "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [value]}]})
 }
 
-/// Sends a request; gives the answer and how long it took.
+/// Sends a request; returns the answer and how long it took.
 fn ask(address: SocketAddr, value: usize, parameters: Value) -> JoinHandle<(Response, Duration)> {
     std::thread::spawn(move || {
         let started = Instant::now();
@@ -58,56 +74,62 @@ fn ask(address: SocketAddr, value: usize, parameters: Value) -> JoinHandle<(Resp
     })
 }
 
-/// Waits until workers have so many requests, and none is left where it waited.
+/// Waits until this many requests are delivered to workers, and no other request waits.
 fn wait_taken(sandbox: &Sandbox, count: u64) {
     sandbox.wait_delivered("queue", count);
     sandbox.wait_queued("queue", count);
 }
 
-/// One executes, three wait: the next is refused.
-fn fill(sandbox: &Sandbox) -> Vec<JoinHandle<(Response, Duration)>> {
-    let mut waiting = vec![ask(sandbox.address, 0, json!({}))];
-    wait_taken(sandbox, 1);
-    waiting.extend((1..4).map(|n| ask(sandbox.address, n, json!({}))));
-    sandbox.wait_queued("queue", 4);
-    waiting
+/// Sends requests one after the other until one is refused. Returns those that wait, and the refusal.
+fn until_refused<T>(mut ask: impl FnMut(usize) -> JoinHandle<T>) -> (Vec<JoinHandle<T>>, T) {
+    let mut waiting = Vec::new();
+    loop {
+        let asked = ask(waiting.len());
+        let begun = Instant::now();
+        while !asked.is_finished() && begun.elapsed() < REFUSED_WITHIN {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        match asked.is_finished() {
+            true => return (waiting, asked.join().expect("no panic")),
+            false => waiting.push(asked),
+        }
+        assert!(waiting.len() <= 3 + IN_HAND, "there is a limit");
+    }
 }
 
-fn as_many_wait_as_the_policy_says_and_no_more(mode: Mode) {
-    let models = queueing("default_queue_policy { max_queue_size: 3 }", RUN);
+fn as_many_wait_as_the_policy_says(mode: Mode) {
+    let models = queueing("default_queue_policy { max_queue_size: 3 }", LONG_RUN);
     let sandbox = setup(mode, &models).start();
-    let waiting = fill(&sandbox);
-    for n in 0..3 {
-        let (refused, took) = ask(sandbox.address, n, json!({})).join().expect("no panic");
-        assert_eq!(
-            (refused.status, refused.error().as_str()),
-            (503, "[request id: <id_unknown>] Exceeds maximum queue size")
-        );
-        assert!(took < RUN, "refused at once, not after {took:?}");
+    let running = ask(sandbox.address, 0, json!({}));
+    wait_taken(&sandbox, 1);
+    let (waiting, (refused, took)) = until_refused(|_| ask(sandbox.address, 1, json!({"timeout": 8_000_000})));
+    assert!((3..=3 + excess(mode)).contains(&waiting.len()), "{} wait", waiting.len());
+    assert_eq!(
+        (refused.status, refused.error().as_str()),
+        (503, "[request id: <id_unknown>] Exceeds maximum queue size")
+    );
+    assert!(took < REFUSED_WITHIN, "refused at once, not after {took:?}");
+    for request in waiting {
+        let (expired, _) = request.join().expect("no panic");
+        assert!(expired.error().ends_with("timeout expired"), "{}", expired.text());
     }
-    for (n, request) in waiting.into_iter().enumerate() {
-        let (response, _) = request.join().expect("no panic");
-        assert_eq!(response.numbers("OUTPUT0"), [n as f32], "what was taken is answered");
-    }
+    assert_eq!(running.join().expect("no panic").0.numbers("OUTPUT0"), [0.0], "what was taken is answered");
     assert_eq!(sandbox.infer("queue", &number(7, json!({}))).status, 200, "there is room again");
 }
 
 fn a_full_queue_is_429_where_that_is_asked_for(mode: Mode) {
-    let models = queueing("default_queue_policy { max_queue_size: 3 }", RUN);
+    let models = queueing("default_queue_policy { max_queue_size: 3 }", LONG_RUN);
     let sandbox = setup(mode, &models).gateway_arguments(&["--full-queue-status", "429"]).start();
-    let waiting = fill(&sandbox);
-    let (refused, _) = ask(sandbox.address, 9, json!({})).join().expect("no panic");
+    let (waiting, (refused, _)) = until_refused(|_| ask(sandbox.address, 0, json!({"timeout": 8_000_000})));
     assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
     assert!(refused.error().ends_with("Exceeds maximum queue size"), "{}", refused.error());
-    for request in waiting {
-        assert_eq!(request.join().expect("no panic").0.status, 200);
-    }
+    drop(waiting);
 }
 
 fn what_waits_too_long_is_refused_in_time(mode: Mode) {
     let models = queueing("default_queue_policy { default_timeout_microseconds: 300000 }", RUN);
     let sandbox = setup(mode, &models).start();
-    // More than a worker takes in: some wait in the shared queue.
+    // More than a worker holds, so some wait in the shared queue.
     let running = ask(sandbox.address, 0, json!({}));
     sandbox.wait_queued("queue", 1);
     let waiting: Vec<_> = (1..30).map(|n| ask(sandbox.address, n, json!({}))).collect();
@@ -118,14 +140,14 @@ fn what_waits_too_long_is_refused_in_time(mode: Mode) {
             (503, "[request id: <id_unknown>] Request timeout expired")
         );
         assert!(took >= Duration::from_millis(290), "not before its time: {took:?}");
-        // Not by the run that it waited for.
+        // It was not refused only at the end of the run before it.
         assert!(took < RUN * 3 / 4, "after {took:?}");
     }
     assert_eq!(running.join().expect("no panic").0.status, 200);
 }
 
 fn callers_that_leave_and_time_that_runs_out_make_room(mode: Mode) {
-    // One that nobody sees the end of.
+    // A run that does not end during the test.
     let models = queueing("default_queue_policy { max_queue_size: 3 }", Duration::from_secs(600));
     let sandbox = setup(mode, &models).start();
     let begin = |parameters| {
@@ -136,12 +158,12 @@ fn callers_that_leave_and_time_that_runs_out_make_room(mode: Mode) {
     for _ in 0..2 {
         let waiting: Vec<_> = (0..3).map(|_| begin(json!({}))).collect();
         sandbox.wait_queued("queue", 4);
-        let refused = sandbox.infer("queue", &number(0, json!({})));
-        assert_eq!((refused.status, refused.error().ends_with("queue size")), (503, true), "{}", refused.text());
         drop(waiting);
         sandbox.wait_queued("queue", 1);
 
-        let waiting: Vec<_> = (0..3).map(|n| ask(sandbox.address, n, json!({"timeout": 500_000}))).collect();
+        let (waiting, (refused, _)) = until_refused(|n| ask(sandbox.address, n, json!({"timeout": 12_000_000})));
+        assert!((3..=3 + excess(mode)).contains(&waiting.len()), "{} wait", waiting.len());
+        assert!(refused.error().ends_with("queue size"), "{}", refused.text());
         for request in waiting {
             let (expired, _) = request.join().expect("no panic");
             assert!(expired.error().ends_with("timeout expired"), "{}", expired.text());
@@ -161,7 +183,7 @@ fn a_request_of_more_parts_than_the_queue_holds_is_answered(mode: Mode) {
          ]";
     let models = ModelFolder::new().model("parts", config);
     let sandbox = setup(mode, &models).start();
-    // 11 at a time: 3 that wait, and two batches that the worker has.
+    // 11 at a time: 3 that wait, and two batches that the worker holds.
     let rows: Vec<f32> = (0..40u8).map(f32::from).collect();
     let body = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [rows.len(), 1], "data": rows}]});
     let response = sandbox.infer("parts", &body);
@@ -169,7 +191,7 @@ fn a_request_of_more_parts_than_the_queue_holds_is_answered(mode: Mode) {
     assert_eq!(response.numbers("OUTPUT0"), rows);
 }
 
-/// The queue that comes back with the broker is shorter: what had been accepted waits until it has room.
+/// After the broker's restart the queue is shorter: requests that were accepted before wait until it has room.
 #[test]
 fn what_was_accepted_is_not_refused_after_a_restart_of_the_broker() {
     let models = queueing("default_queue_policy { max_queue_size: 8 }", RUN);
@@ -187,7 +209,7 @@ fn what_was_accepted_is_not_refused_after_a_restart_of_the_broker() {
     }
 }
 
-/// An execution that takes longer than it may: the worker ends with an error, a peer does the work.
+/// An execution takes longer than its limit: the worker ends with an error, and another one does the work.
 #[test]
 fn a_worker_that_hangs_is_noticed_and_replaced() {
     let models = ModelFolder::new().slow("queue", 3_600_000);
@@ -196,7 +218,7 @@ fn a_worker_that_hangs_is_noticed_and_replaced() {
     let mut hung = sandbox.take_worker(Stage::Model, 0);
     let status = hung.wait_exit(Duration::from_secs(60));
     assert_eq!(status.code(), Some(1), "{}", hung.log_tail());
-    // What replaces it serves a model that does not hang.
+    // The new worker serves a model that does not hang.
     let _models = models.slow("queue", 0);
     sandbox.start_worker(Stage::Model);
     assert_eq!(waiting.join().expect("no panic").0.numbers("OUTPUT0"), [5.0]);
@@ -207,7 +229,7 @@ fn higher_priorities_go_first(mode: Mode) {
     let sandbox = setup(mode, &models).start();
     let running = ask(sandbox.address, 0, json!({}));
     wait_taken(&sandbox, 1);
-    // Low, default (none, 0, unknown), high; all of them at once.
+    // Low, default (without priority, and an unknown one), high; all of them at once.
     let started = Instant::now();
     let asked = [json!({"priority": 3}), json!({}), json!({"priority": 9}), json!({"priority": 1})];
     let asked: Vec<_> =
@@ -225,8 +247,8 @@ fn higher_priorities_go_first(mode: Mode) {
     assert!(high < default.min(unknown) && default.max(unknown) < low, "by level: {ended:?}");
 }
 
-/// Batches that are not full, and several levels: neither changes how many wait.
-fn each_level_holds_what_its_policy_says_whatever_is_executed(mode: Mode) {
+/// With batches that are not full, and several levels, each level has a limit of its own.
+fn each_level_holds_what_its_policy_says(mode: Mode) {
     let config = format!(
         "backend: 'identity' max_batch_size: 8 instance_group [{{ count: 2 kind: KIND_CPU }}]
          dynamic_batching {{
@@ -236,38 +258,43 @@ fn each_level_holds_what_its_policy_says_whatever_is_executed(mode: Mode) {
          input [{{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }}]
          output [{{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }}]
          parameters {{ key: 'execute_delay_ms' value {{ string_value: '{}' }} }}",
-        RUN.as_millis()
+        LONG_RUN.as_millis()
     );
     let models = ModelFolder::new().model("queue", &config);
     let sandbox = setup(mode, &models).start();
-    let body = |level: usize| {
+    let ask = |level: usize| {
         let input = json!({"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [level]});
-        json!({"parameters": {"priority": level}, "inputs": [input]})
+        let (address, body) = (sandbox.address, json!({"parameters": {"priority": level}, "inputs": [input]}));
+        std::thread::spawn(move || Request::infer("queue", &body).send(address).ok())
     };
-    let ask = |level| {
-        let (address, body) = (sandbox.address, body(level));
-        std::thread::spawn(move || Request::infer("queue", &body).send(address).expect("an answer"))
-    };
-    // Two instances, each with one request of the eight that it could have.
+    // Two instances, each with one request where it could have eight.
     let mut accepted = Vec::new();
     for (number, level) in [(1, 2), (2, 1)] {
         accepted.push(ask(level));
         wait_taken(&sandbox, number);
     }
     for (level, most) in [(2, 3), (1, 2)] {
-        let before = accepted.len() as u64;
-        accepted.extend((0..most).map(|_| ask(level)));
-        sandbox.wait_queued("queue", before + most);
-        let refused = sandbox.infer("queue", &body(level));
+        let before = accepted.len();
+        let refused = loop {
+            let asked = ask(level);
+            std::thread::sleep(REFUSED_WITHIN);
+            match asked.is_finished() {
+                true => break asked.join().expect("no panic").expect("an answer"),
+                false => accepted.push(asked),
+            }
+        };
         assert_eq!((refused.status, refused.error().ends_with("queue size")), (503, true), "{}", refused.text());
-    }
-    for request in accepted {
-        let response = request.join().expect("no panic");
-        assert_eq!(response.status, 200, "{}", response.text());
+        let waiting = accepted.len() - before;
+        // Two instances, each of which may hold a batch of eight and the next one.
+        let excess = if mode == Mode::Services { 4 * 8 } else { 0 };
+        assert!((most..=most + excess).contains(&waiting), "{waiting} wait at level {level}");
     }
 }
 
-fn what_waits_too_long_goes_behind_what_came_later(mode: Mode) {
+/// This holds among the requests in a worker and, in one process, among all that wait.
+#[test]
+fn what_waits_too_long_goes_behind_what_came_later() {
+    let mode = Mode::AllInOne;
     let (run, patience) = (Duration::from_secs(4), Duration::from_secs(2));
     let policy =
         format!("default_timeout_microseconds: {} timeout_action: DELAY max_queue_size: 3", patience.as_micros());

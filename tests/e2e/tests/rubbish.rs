@@ -1,8 +1,9 @@
-//! Rubbish on the broker: messages that follow no contract, on every subject that the system uses. Nothing panics, hangs
-//! or grows, what is malformed is dropped with a line in the log, and answers stay right meanwhile and afterwards.
+//! Malformed messages on the broker, on every subject that the system uses. No process panics, hangs or grows;
+//! malformed messages are dropped with a line in the log, and answers stay right meanwhile and afterwards.
 //!
-//! Subjects are those seen while the system does everything that it does, and those of `docs/message-contract.md`. Left
-//! alone are the broker's own (`$JS.`): there an empty message is an order, to purge a stream or to acknowledge work.
+//! The subjects are those seen while the system does everything that it does, and those of `docs/message-contract.md`.
+//! The test does not send to the broker's own subjects (`$JS.`): there an empty message is an order, for example to
+//! purge a stream or to acknowledge work.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,20 +18,20 @@ use trireme_testkit::{NatsServer, assert_close};
 /// Small, so that bodies of moderate size travel by claim.
 const MAX_PAYLOAD: usize = 1 << 20;
 
-/// How much larger any process may become. The system's own queues and logs take a part of it.
+/// How much any process may grow. The system's own queues and logs take a part of that.
 const GROWTH: u64 = 80 << 20;
 
-/// How long a request may take, in milliseconds: what has lost its body is kept for so long.
+/// The deadline of requests in milliseconds; messages whose body is lost are kept for that long.
 const DEADLINE: &str = "30000";
 
-/// A time in which whatever was sent is dealt with: well beyond the deadlines.
+/// After this time all messages are dealt with: well beyond the deadlines.
 const SETTLED: Duration = Duration::from_secs(120);
 
-/// Messages of nearly [`MAX_PAYLOAD`] that say nothing.
+/// Number of malformed messages of nearly [`MAX_PAYLOAD`].
 const LARGE_MESSAGES: usize = 128;
 
-/// Subjects that the contract has or NATS prescribes and that normal work need not show.
-const OTHERS: [&str; 20] = [
+/// Subjects from the contract, or prescribed by NATS, that normal work may not use.
+const OTHERS: [&str; 23] = [
     "trireme.work.nosuch.1.0",
     "trireme.work.identity_a.1.99",
     "trireme.work.x",
@@ -38,7 +39,9 @@ const OTHERS: [&str; 20] = [
     "trireme.control.tap",
     "trireme.control.logging",
     "trireme.control.models",
-    "trireme.control.recall",
+    "trireme.control.statistics_told",
+    "trireme.control.heartbeat",
+    "trireme.control.announce",
     "trireme.control.nosuch",
     "trireme.dead.identity_a.1",
     "trireme.dead.=claim.x.0",
@@ -49,18 +52,19 @@ const OTHERS: [&str; 20] = [
     "trireme.streams.x",
     "$KV.trireme_registry.identity_a.1.nobody",
     "$KV.trireme_registry.x",
-    "$SRV.PING",
-    "$SRV.INFO.trireme-model",
+    "$KV.trireme_models.identity_a",
+    "$KV.trireme_models.x",
+    "$KV.trireme_models.x.y",
 ];
 
-/// Headers that a broker gives a meaning to, so that a copy of a message would be dropped or kept for a shorter time.
+/// The prefix of headers that have a meaning for the broker: with them, copies would be dropped or expire earlier.
 const BROKERS_HEADERS: &str = "Nats-";
 
 fn text_request(golden: &Golden) -> serde_json::Value {
     json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [golden.text]}]})
 }
 
-/// What one request gets: the answer that was computed without the product.
+/// Sends one request and checks its answer against values computed without the product.
 #[track_caller]
 fn ask(sandbox: &Sandbox, golden: &Golden) {
     let response = sandbox.infer("tiny_embedding", &text_request(golden));
@@ -80,7 +84,7 @@ fn slow_request() -> Request {
     Request::infer("slow_identity", &json!({"inputs": [input]}))
 }
 
-/// The last message to each subject of those that are published until `over`, and where answers were wanted.
+/// Records until `over` the last message to each subject, with its reply subject.
 fn listen(mut wire: Wire, over: &AtomicBool) -> BTreeMap<String, WireMessage> {
     let mut seen = BTreeMap::new();
     while !over.load(Ordering::Relaxed) {
@@ -91,15 +95,15 @@ fn listen(mut wire: Wire, over: &AtomicBool) -> BTreeMap<String, WireMessage> {
         }
         seen.insert(message.subject.clone(), message);
     }
-    // Orders to the broker.
+    // These are orders to the broker.
     seen.retain(|subject, _| !subject.starts_with("$JS."));
     seen
 }
 
-/// Everything that the system does, once: an ensemble, a body that travels by claim, a client that leaves, statistics,
-/// log levels, a worker that comes. What is sent meanwhile.
+/// Does everything that the system can do once: an ensemble, a body that travels by claim, a client that leaves,
+/// statistics, log levels, a worker that joins. Returns the messages that were sent meanwhile.
 fn record(sandbox: &mut Sandbox, url: &str) -> BTreeMap<String, WireMessage> {
-    // A subscription to everything hides from publishers that a stream is missing: first all of them are made.
+    // A subscription to everything hides from publishers that a stream is missing, so all streams are created first.
     ask_large(sandbox);
     let mut wire = Wire::open(url);
     wire.subscribe(">");
@@ -109,7 +113,7 @@ fn record(sandbox: &mut Sandbox, url: &str) -> BTreeMap<String, WireMessage> {
         let ended = Ended(&over);
         golden().iter().for_each(|golden| ask(sandbox, golden));
         ask_large(sandbox);
-        // More than can be answered before their clients go.
+        // More requests than can be answered before their clients leave.
         let waiting: Vec<_> = (0..40).map(|_| slow_request().start(sandbox.address)).collect();
         std::thread::sleep(Duration::from_millis(100));
         drop(waiting);
@@ -117,14 +121,14 @@ fn record(sandbox: &mut Sandbox, url: &str) -> BTreeMap<String, WireMessage> {
         assert_eq!(sandbox.send(&Request::post("/v2/logging", r#"{"log_verbose_level": 0}"#)).status, 200);
         sandbox.start_worker(Stage::Postprocess);
         sandbox.wait_ready();
-        // Entries of the registry are put every 2 s.
+        // Registry entries are written every 2 s.
         std::thread::sleep(Duration::from_millis(2500));
         drop(ended);
         heard.join().expect("the broker is read")
     })
 }
 
-/// Says that something is over, also when a test fails: whoever waits for it goes on.
+/// Sets the flag when dropped, also when a test fails, so that the waiting thread ends.
 struct Ended<'a>(&'a AtomicBool);
 
 impl Drop for Ended<'_> {
@@ -133,7 +137,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// What subjects with a name for each request or claim have in common.
+/// The part that subjects have in common which contain the name of a request or claim.
 fn kind(subject: &str) -> String {
     let tokens: Vec<&str> = subject.split('.').collect();
     let kept = match tokens[..] {
@@ -144,31 +148,31 @@ fn kind(subject: &str) -> String {
     tokens[..kept.min(tokens.len())].join(".")
 }
 
-/// Every subject, with a message to it as it should be, if there was one.
+/// Every subject, with a valid message to it if one was seen.
 fn targets(seen: BTreeMap<String, WireMessage>) -> Vec<WireMessage> {
     let mut by_kind: BTreeMap<String, Vec<WireMessage>> = BTreeMap::new();
     for (subject, message) in seen {
         by_kind.entry(kind(&subject)).or_default().push(message);
     }
     let others = OTHERS.map(|subject| WireMessage { subject: subject.to_owned(), ..WireMessage::default() });
-    // The latest inboxes of each connection: one of them is open.
+    // The last inboxes of each connection: one of them is open.
     let some = by_kind.into_values().flat_map(|messages| messages.into_iter().rev().take(3));
     some.chain(others).collect()
 }
 
-/// The subjects in the contract's table begin like this.
+/// The prefixes of the subjects in the contract's table.
 fn contract_subjects() -> Vec<String> {
     let page = std::fs::read_to_string(workspace().join("docs/message-contract.md")).expect("the contract is there");
     let subjects = page.lines().filter_map(|line| line.split_once("| subject `")?.1.split(['<', '`']).next());
     subjects.map(str::to_owned).collect()
 }
 
-/// Bodies that are none.
+/// Malformed bodies.
 fn bodies() -> Vec<Vec<u8>> {
     const DEEP: usize = 20_000;
     let mut chance = fastrand::Rng::with_seed(7);
     let mut random = |length: usize| (0..length).map(|_| chance.u8(..)).collect::<Vec<u8>>();
-    // MessagePack's maps, arrays, binary and text of 4 GiB.
+    // The headers of MessagePack's maps, arrays, binary and text of 4 GiB.
     let huge = [0xdf, 0xdd, 0xc6, 0xdb].map(|mark| vec![mark, 0xff, 0xff, 0xff, 0xff]);
     let mut bodies = vec![
         Vec::new(),
@@ -183,7 +187,7 @@ fn bodies() -> Vec<Vec<u8>> {
         b"\xff\xfe{}".to_vec(),
     ];
     bodies.extend(huge.clone());
-    // The same where a map of the contract has its tensors.
+    // The same in the place of the tensors in a map of the contract.
     bodies.extend(huge.map(|huge| [b"\x81\xa7tensors".as_slice(), &huge].concat()));
     bodies
 }
@@ -202,7 +206,7 @@ fn headers(valid: &[(String, String)]) -> Vec<Vec<(String, String)>> {
         }));
         all.push(without);
     }
-    // Claims of bodies that are nowhere, or larger than anything.
+    // Claims of bodies that do not exist, or that are larger than any.
     let claims = [
         ("nosuch", "18446744073709551615", "4294967295"),
         ("x", "134217728", "134217728"),
@@ -217,7 +221,8 @@ fn headers(valid: &[(String, String)]) -> Vec<Vec<(String, String)>> {
     all
 }
 
-/// Rubbish for one subject. Of the first part nothing can be taken for a message; the second part may, in parts.
+/// Malformed messages for one subject. Those of the first part cannot be read as a message at all; those of the second
+/// part may be, in parts.
 fn rubbish(target: &WireMessage) -> (Vec<WireMessage>, Vec<WireMessage>) {
     let usual = target.headers.iter().filter(|(name, _)| !name.starts_with(BROKERS_HEADERS));
     let usual: Vec<_> = usual.filter(|(name, _)| !name.starts_with("Trireme-Claim")).cloned().collect();
@@ -225,7 +230,7 @@ fn rubbish(target: &WireMessage) -> (Vec<WireMessage>, Vec<WireMessage>) {
         subject: target.subject.clone(),
         headers: headers.to_vec(),
         body: body.to_vec(),
-        // Where nobody listens: whoever answers everything answers this.
+        // No process listens on this subject, but some would answer every message.
         reply: (!target.subject.starts_with("trireme.work.")).then(|| "_INBOX.rubbish.1".to_owned()),
     };
     let body = &target.body;
@@ -235,18 +240,17 @@ fn rubbish(target: &WireMessage) -> (Vec<WireMessage>, Vec<WireMessage>) {
     (malformed, headers(&usual).iter().map(|headers| to(headers, body)).collect())
 }
 
-/// What MessagePack calls a text of less than 32 bytes.
+/// A short text (less than 32 bytes) in MessagePack.
 fn text(text: &str) -> Vec<u8> {
     [&[0xa0 | text.len() as u8], text.as_bytes()].concat()
 }
 
-/// A list of so many times the same.
+/// A list with `count` copies of an entry.
 fn list(count: usize, entry: &[u8]) -> Vec<u8> {
     [&[0xdd], &(count as u32).to_be_bytes()[..], &entry.repeat(count)].concat()
 }
 
-/// Work that a worker can read, for the model of a message as it should be: with these tensors, inputs and steps after the
-/// first one.
+/// Work that a worker can read, for the model of a valid message, with these tensors, inputs and later steps.
 fn crafted_work(model: &str, tensors: &[u8], inputs: &[u8], later: usize) -> Vec<u8> {
     let step = |inputs: &[u8]| {
         let key = [vec![0x82], text("name"), text(model), text("version"), vec![1]].concat();
@@ -263,10 +267,10 @@ fn crafted_work(model: &str, tensors: &[u8], inputs: &[u8], later: usize) -> Vec
     [vec![0x86], text("route"), route.concat(), text("tensors"), tensors.to_vec(), rest.concat()].concat()
 }
 
-/// Messages in which nothing is wrong but how much they ask for: first what a worker has to refuse, then entries of the
-/// registry that are not what their keys say, and one of a model that nobody has.
+/// Well-formed messages that ask for too much: first work that a worker has to refuse, then registry entries that do
+/// not match their keys, and one of an unknown model.
 fn crafted(targets: &[WireMessage]) -> (Vec<WireMessage>, Vec<WireMessage>) {
-    // A tensor and an input take few bytes where maps are arrays, as libraries read them too.
+    // A tensor and an input take few bytes if maps are written as arrays, which libraries also read.
     let tensor = |shape: &[u8]| [&[0x94][..], &text("t"), &text("INT8"), shape, &[0xc4, 0]].concat();
     let input = [&[0x93][..], &text(""), &text("x"), &[0xc3]].concat();
     let empty = tensor(&[0x91, 0]);
@@ -303,7 +307,8 @@ fn crafted(targets: &[WireMessage]) -> (Vec<WireMessage>, Vec<WireMessage>) {
     (refused, entries)
 }
 
-/// Sends all of it and returns how many of the malformed ones are work that a worker has to refuse.
+/// Sends all of it. Returns how many of the malformed messages, and how many of the well-formed ones, a worker has to
+/// refuse.
 fn inject(url: &str, targets: &[WireMessage]) -> (usize, usize) {
     let mut wire = Wire::open(url);
     let (mut sent, mut refused) = (0, 0);
@@ -323,13 +328,13 @@ fn inject(url: &str, targets: &[WireMessage]) -> (usize, usize) {
     (sent + work.len() + entries.len(), refused + work.len())
 }
 
-/// Large messages where a process might keep what it is told: more in all than [`GROWTH`].
+/// Large messages where a process might keep their contents: more in all than [`GROWTH`].
 fn flood(url: &str) {
     let mut wire = Wire::open(url);
     for number in 0..LARGE_MESSAGES {
         let mut body = format!("{number:09}").into_bytes();
         body.resize(MAX_PAYLOAD - 1024, b'a');
-        wire.publish(&WireMessage { subject: "trireme.cancel".to_owned(), body, ..WireMessage::default() });
+        wire.publish(&WireMessage { subject: "trireme.control.cancel".to_owned(), body, ..WireMessage::default() });
         wire.flush();
     }
 }
@@ -343,7 +348,7 @@ fn memory(sandbox: &Sandbox) -> Vec<u64> {
     sandbox.processes().map(trireme_e2e::Process::resident_bytes).collect()
 }
 
-/// Messages in the queues, and in workers' hands.
+/// Number of messages in the queues, and of those delivered to workers.
 fn queued(sandbox: &Sandbox) -> Option<f64> {
     let events = sandbox.gateway.events();
     let listening = events.iter().find(|event| event["message"] == "metrics listener")?;
@@ -358,7 +363,7 @@ fn queued(sandbox: &Sandbox) -> Option<f64> {
 
 #[test]
 fn rubbish_on_every_subject_is_dropped_and_work_goes_on() {
-    // So that commands about models are heard.
+    // With this control mode, processes listen for commands about models.
     let control = ["--model-control-mode=explicit", "--load-model=*"];
     let gateway = [control[0], control[1], "--default-timeout-ms", DEADLINE];
     let setup = Setup::new(Mode::Services).gateway_arguments(&gateway).worker_arguments(&control);
@@ -411,7 +416,8 @@ fn rubbish_on_every_subject_is_dropped_and_work_goes_on() {
         "ignored a malformed registry entry",
         "ignored a malformed cancellation",
         "ignored a malformed command",
-        "ignored a malformed question",
+        "ignored a malformed change",
+        "ignored a malformed heartbeat",
         "ignored statistics that cannot be read",
         "ignored log levels that cannot be read",
         "ignored a question for a tap that cannot be read",

@@ -1,4 +1,4 @@
-//! What instances do besides answering: they stop what nobody waits for, and show that they are well when nobody asks.
+//! Behaviour of instances besides answering: they stop unwanted executions, and execute canary requests when idle.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, in_every_mo
 
 in_every_mode!(a_run_stops_when_all_its_callers_are_gone, canary_requests_run_without_traffic_and_count_nowhere,);
 
-/// Some µs each: seconds in all.
+/// Some µs each, so seconds in all.
 const STEPS: i64 = 1_000_000;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -36,7 +36,7 @@ fn a_run_stops_when_all_its_callers_are_gone(mode: Mode) {
     let whole = timed(STEPS);
     let begin = || Request::infer("countdown", &count(STEPS)).start(sandbox.address).expect("the gateway listens");
 
-    // Two requests in one run, of which one is called off.
+    // Two requests in one run, of which one is cancelled.
     let leaving = begin();
     std::thread::scope(|scope| {
         let staying = scope.spawn(|| timed(STEPS));
@@ -77,7 +77,7 @@ fn a_worker_ends_whose_canary_request_does_not() {
     let config = std::fs::read_to_string(slow.path().join("slow/config.pbtxt")).expect("it was just written");
     let input = "inputs { key: 'INPUT0' value { data_type: TYPE_FP32 dims: [1] zero_data: true } }";
     let slow = slow.model("slow", &format!("{config} model_warmup [{{ name: 'one' batch_size: 1 {input} }}]"));
-    // Its warm-up has no limit.
+    // The limit does not apply to its warm-up.
     let arguments = ["--execution-limit-secs", "1", "--canary-secs", "1"];
     let mut sandbox = only_models(Mode::Services, slow.path()).worker_arguments(&arguments).start();
     let worker = sandbox.worker(Stage::Model, 0);

@@ -1,5 +1,5 @@
-//! The security of the inside: the broker as it is shipped (`deploy/nats`), with a user for each service who may do what
-//! that service does, and no more.
+//! The security of the inside: the shipped broker configuration (`deploy/nats`) with a user for each service, who may
+//! do only what that service does.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Write};
@@ -15,7 +15,7 @@ use trireme_e2e::{
 };
 use trireme_testkit::{NatsServer, assert_close};
 
-const USERS: [&str; 5] = ["gateway", "tokenizer", "model", "postprocess", "admin"];
+const USERS: [&str; 6] = ["gateway", "tokenizer", "model", "postprocess", "python", "admin"];
 
 /// Models of `tests/repositories/basic`, by the service that hosts them.
 const MODELS: [&str; 15] = [
@@ -40,7 +40,7 @@ fn password(user: &str) -> String {
     format!("the {user}'s secret")
 }
 
-/// What `deploy/nats/permissions.py` writes.
+/// The output of `deploy/nats/permissions.py`.
 fn permissions(arguments: &[&str]) -> String {
     let script = workspace().join("deploy/nats/permissions.py");
     let output = Command::new(python()).arg(script).args(arguments).output().expect("Python runs");
@@ -53,7 +53,7 @@ fn broker(users: &str) -> (NatsServer, tempfile::TempDir) {
     broker_in(tempfile::tempdir().expect("a temporary folder"), users, "")
 }
 
-/// The same with a folder that is there, and more configuration.
+/// The same with an existing folder and additional configuration.
 fn broker_in(folder: tempfile::TempDir, users: &str, more: &str) -> (NatsServer, tempfile::TempDir) {
     let config =
         fs::read_to_string(workspace().join("deploy/nats/nats-server.conf")).expect("the configuration is there");
@@ -67,7 +67,7 @@ fn broker_in(folder: tempfile::TempDir, users: &str, more: &str) -> (NatsServer,
     (NatsServer::start_with_files(&files), folder)
 }
 
-/// A connection to the broker, in NATS's own words.
+/// A connection to the broker, with the bare NATS protocol.
 struct Connection {
     stream: TcpStream,
     lines: Lines<BufReader<TcpStream>>,
@@ -84,7 +84,7 @@ impl Connection {
         Connection { stream, lines }
     }
 
-    /// Says `command`; the broker's complaint, if it has one.
+    /// Sends `command`; the broker's error, if there is one.
     fn say(&mut self, command: &str) -> Result<(), String> {
         write!(self.stream, "{command}\r\nPING\r\n").expect("the broker reads");
         match self.hear(|line| line.starts_with("-ERR") || line == "PONG") {
@@ -93,7 +93,7 @@ impl Connection {
         }
     }
 
-    /// Waits for such a line.
+    /// Waits for a line that `wanted` accepts.
     fn hear(&mut self, wanted: impl Fn(&str) -> bool) -> String {
         let line = self.lines.by_ref().map(|line| line.expect("the broker answers in time")).find(|line| wanted(line));
         line.unwrap_or_else(|| "connection closed".to_owned())
@@ -126,13 +126,13 @@ fn assert_refused(nats: &NatsServer, user: &str, commands: &[String]) {
     }
 }
 
-/// What the broker had to refuse anybody, as its log has it.
+/// The broker's log lines about refused commands.
 fn refusals(sandbox: &Sandbox) -> Vec<String> {
     let log = sandbox.nats.as_ref().expect("services have a broker").log();
     log.lines().filter(|line| line.contains("Violation")).map(str::to_owned).collect()
 }
 
-/// One request through all stages, and nothing that the broker had to refuse a service meanwhile.
+/// Sends one request through all stages, and checks that the broker has refused no command of a service.
 #[track_caller]
 fn assert_works(sandbox: &mut Sandbox) {
     for golden in golden() {
@@ -144,7 +144,7 @@ fn assert_works(sandbox: &mut Sandbox) {
 }
 
 /// # Panics
-/// When the broker had to refuse anybody anything.
+/// When the broker has refused a command.
 #[track_caller]
 fn assert_nothing_refused(sandbox: &Sandbox) {
     assert_eq!(refusals(sandbox), [""; 0]);
@@ -173,56 +173,69 @@ fn services_do_their_work_as_users_of_their_own_and_nothing_else() {
         "SUB _INBOX.admin.> 1".to_owned(),
         "SUB trireme.work.> 1".to_owned(),
         "SUB $JS.API.> 1".to_owned(),
-        publish(&format!("$JS.API.STREAM.DELETE.{stream}")),
         publish(&format!("$JS.API.STREAM.PURGE.{stream}")),
-        publish(&format!("$JS.API.STREAM.MSG.GET.{stream}")),
+        publish("$JS.API.STREAM.MSG.GET.trireme_dead"),
+        publish("$JS.API.STREAM.MSG.GET.KV_trireme_registry"),
         publish(&format!("$JS.API.CONSUMER.DELETE.{stream}.workers")),
         publish(&format!("$JS.API.CONSUMER.CREATE.{stream}.spy")),
         publish("$JS.API.STREAM.DELETE.trireme_dead"),
+        publish("$JS.API.STREAM.DELETE.KV_trireme_settings"),
+        publish("$JS.API.STREAM.PURGE.trireme_dead"),
         publish("$JS.API.STREAM.MSG.DELETE.trireme_dead"),
         publish("$JS.API.STREAM.MSG.DELETE.trireme_claims"),
         publish("$JS.API.STREAM.MSG.DELETE.KV_trireme_registry"),
         publish("$SYS.REQ.SERVER.PING"),
         publish("somewhere.else"),
     ];
-    for service in ["gateway", "tokenizer", "model", "postprocess"] {
+    for service in ["gateway", "tokenizer", "model", "postprocess", "python"] {
         assert_refused(nats, service, &nobodys);
     }
 
     let pull = publish(&format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.workers"));
     let confirm = publish(&format!("$JS.ACK.{stream}.workers.1.1.1.1.0"));
     let announce = publish("$KV.trireme_registry.tiny_encoder.1.intruder");
+    let read_aside = publish(&format!("$JS.API.STREAM.MSG.GET.{stream}"));
     let reply = publish("trireme.reply.gateway.request");
     let ask = publish("trireme.control.load");
-    let cancel = publish("trireme.cancel");
+    let cancel = publish("trireme.control.cancel");
     let listen = "SUB trireme.reply.> 1".to_owned();
     let take_back = publish(&format!("$JS.API.STREAM.MSG.DELETE.{stream}"));
-    let gateways = [cancel.clone(), ask.clone(), listen.clone(), take_back];
-    let workers = [pull, confirm, announce, reply];
+    let remove = publish("$JS.API.STREAM.DELETE.trireme_work_nobodys_1");
+    let set = publish("$KV.trireme_settings.rubbish");
+    let want = publish("$KV.trireme_models.nobodys");
+    let gateways = [cancel, ask, listen, take_back, remove, set, want];
+    let workers = [pull, read_aside, reply];
+    // Workers acknowledge and announce for themselves. Gateways acknowledge for workers, and delete entries of those
+    // that are gone.
+    let both = [confirm, announce];
     let count =
         [publish("trireme.attempts.message"), publish("$JS.API.DIRECT.GET.trireme_attempts.trireme.attempts.message")];
-    // Whoever makes a stream says what it is to hold, and whoever makes a consumer where that goes.
-    let mut make = vec![
-        publish(&format!("$JS.API.STREAM.UPDATE.{stream}")),
-        publish(&format!("$JS.API.CONSUMER.CREATE.{stream}.workers")),
-        publish(&format!("$JS.API.CONSUMER.DURABLE.CREATE.{stream}.workers")),
-        "SUB trireme.streams.> 1".to_owned(),
-    ];
-    let kept = ["trireme_attempts", "trireme_claims", "trireme_dead", "KV_trireme_registry"];
-    make.extend([stream].iter().chain(&kept).map(|name| publish(&format!("$JS.API.STREAM.CREATE.{name}"))));
-    let update: Vec<_> = kept.iter().map(|name| publish(&format!("$JS.API.STREAM.UPDATE.{name}"))).collect();
+    // A process that creates a stream decides on its subjects; one that creates a consumer decides where messages go.
+    let mut make =
+        vec![publish(&format!("$JS.API.CONSUMER.CREATE.{stream}.workers")), "SUB trireme.streams.> 1".to_owned()];
+    let kept = ["trireme_attempts", "trireme_claims", "trireme_dead"];
+    let kept = kept.into_iter().chain(["KV_trireme_settings", "KV_trireme_registry", "KV_trireme_models"]);
+    make.extend(
+        kept.chain([stream])
+            .flat_map(|name| ["CREATE", "UPDATE"].map(|verb| publish(&format!("$JS.API.STREAM.{verb}.{name}")))),
+    );
     assert_allowed(nats, "gateway", &make);
-    assert_refused(nats, "gateway", &update);
+    assert_allowed(nats, "gateway", &both);
     assert_allowed(nats, "gateway", &gateways);
     assert_refused(nats, "gateway", &workers);
     assert_refused(nats, "gateway", &count);
     for worker in ["tokenizer", "model", "postprocess"] {
         assert_refused(nats, worker, &gateways);
         assert_refused(nats, worker, &["SUB _INBOX.gateway.> 1".to_owned()]);
-        assert_allowed(nats, worker, &workers[..3]);
+        assert_allowed(nats, worker, &workers);
+        assert_allowed(nats, worker, &both);
         assert_allowed(nats, worker, &count);
+        assert_allowed(
+            nats,
+            worker,
+            &[publish("trireme.control.heartbeat"), "SUB trireme.control.cancel 1".to_owned()],
+        );
         assert_refused(nats, worker, &make);
-        assert_refused(nats, worker, &update);
         assert_allowed(nats, worker, &[publish("trireme.streams.claims")]);
     }
     assert_allowed(nats, "admin", &gateways);
@@ -244,7 +257,7 @@ fn a_worker_answers_who_asked_it_and_nobody_else() {
     assert_eq!(worker.say(&answer), Ok(()));
 }
 
-/// A tokenizer reads its queue and writes the next, no more; what it reads and writes beside that is its own.
+/// A tokenizer reads its own queue and writes the next one, and no other; other subjects that it uses are its own.
 #[test]
 fn a_stage_reaches_its_own_models_and_those_that_follow() {
     let (nats, passwords) = broker(&permissions(&["--repository", &basic_repository().display().to_string()]));
@@ -266,14 +279,20 @@ fn a_stage_reaches_its_own_models_and_those_that_follow() {
                 publish(&format!("trireme.streams.work.{model}.1")),
                 publish(&format!("$JS.ACK.{stream}.workers.1.9.9.9.0")),
                 publish(&format!("$KV.trireme_registry.{model}.1.intruder")),
-                publish(&format!("trireme.dead.{model}.1")),
+                publish(&format!("$JS.API.STREAM.MSG.GET.{stream}")),
+                publish(&format!("trireme.dead.{model}.1.message")),
             ];
             check(user, model == own, &owners);
-            check(user, of > at, &[publish(&format!("trireme.work.{model}.1.0"))]);
+            check(user, of > at, &[publish(&format!("trireme.work.{model}.1.0.gateway.request"))]);
         }
-        // Whoever answers there is believed by all; whoever makes a consumer says where its messages go.
+        // All processes would trust an answer there; and a process that creates a consumer decides where its messages
+        // go.
         let nobodys = [
-            "SUB trireme.control.recall 1".to_owned(),
+            "SUB trireme.control.heartbeat 1".to_owned(),
+            publish("trireme.control.cancel"),
+            publish("trireme.control.announce"),
+            publish("$KV.trireme_settings.deployment"),
+            publish(&format!("$KV.trireme_models.{own}")),
             "SUB trireme.control.> 1".to_owned(),
             publish("$JS.API.CONSUMER.CREATE.KV_trireme_registry.spy"),
             publish("$JS.API.CONSUMER.CREATE.KV_trireme_registry"),
@@ -283,7 +302,7 @@ fn a_stage_reaches_its_own_models_and_those_that_follow() {
         ];
         assert_refused(nats, user, &nobodys);
     }
-    assert_refused(nats, "tokenizer", &[publish("trireme.work.identity_fp32.1.0")]);
+    assert_refused(nats, "tokenizer", &[publish("trireme.work.identity_fp32.1.0.gateway.request")]);
 }
 
 #[test]
@@ -297,11 +316,11 @@ fn a_stage_whose_models_are_named_reads_no_other_queue() {
         .map(|model| [publish(&format!("$JS.API.CONSUMER.MSG.NEXT.trireme_work_{model}_1.workers"))]);
     assert_allowed(nats, "tokenizer", &own);
     assert_refused(nats, "tokenizer", &other);
-    assert_allowed(nats, "tokenizer", &[publish("trireme.work.tiny_pool.1.0")]);
-    assert_refused(nats, "tokenizer", &[publish("trireme.work.unnamed.1.0")]);
+    assert_allowed(nats, "tokenizer", &[publish("trireme.work.tiny_pool.1.0.gateway.request")]);
+    assert_refused(nats, "tokenizer", &[publish("trireme.work.unnamed.1.0.gateway.request")]);
 }
 
-/// A repository's ensembles say what follows what; those within others as well.
+/// The permissions follow the repository's ensembles, including ensembles within ensembles.
 #[test]
 fn what_follows_in_an_ensemble_is_read_from_its_configuration() {
     let step = |model: &str, from: &str, to: &str| {
@@ -328,22 +347,17 @@ fn what_follows_in_an_ensemble_is_read_from_its_configuration() {
         let end = block.find("subscribe:").expect("each user has both lists");
         let lines = block[..end].lines().map(|line| line.trim().trim_matches('"').to_owned());
         lines
-            .filter(|line| line.starts_with("trireme.work.") || line.contains(".INFO.trireme_work_"))
+            .filter(|line| line.starts_with("trireme.work.") || line.contains(".MSG.GET.trireme_work_"))
             .collect::<Vec<_>>()
     };
     let next = |models: &[&str]| models.iter().map(|model| format!("trireme.work.{model}.>")).collect::<Vec<_>>();
-    let schedule = |model: &str| vec![format!("trireme.work.{model}.*.scheduled")];
     let queues = |streams: &[&str]| {
-        let info = |stream: &&str| format!("$JS.API.STREAM.INFO.trireme_work_{stream}");
-        streams.iter().map(info).collect::<Vec<_>>()
+        let read = |stream: &&str| format!("$JS.API.STREAM.MSG.GET.trireme_work_{stream}");
+        streams.iter().map(read).collect::<Vec<_>>()
     };
-    let tokenizers = [next(&["first", "last", "second"]), schedule("words"), queues(&["words_1", "words_1-scheduled"])];
-    assert_eq!(of("tokenizer"), tokenizers.concat());
-    let second = ["second_1-1", "second_1-2", "second_1-scheduled"];
-    let models =
-        [next(&["last", "second"]), schedule("first"), queues(&["first_1", "first_1-scheduled"]), queues(&second)];
-    assert_eq!(of("model"), models.concat());
-    assert_eq!(of("postprocess"), [schedule("last"), queues(&["last_1", "last_1-scheduled"])].concat());
+    assert_eq!(of("tokenizer"), [next(&["first", "last", "second"]), queues(&["words_1"])].concat());
+    assert_eq!(of("model"), [next(&["last", "second"]), queues(&["first_1", "second_1-1", "second_1-2"])].concat());
+    assert_eq!(of("postprocess"), queues(&["last_1"]));
 }
 
 #[test]
@@ -355,7 +369,7 @@ fn a_model_that_permissions_do_not_name_is_not_loaded_and_says_so() {
     load(&sandbox, "simple_identity", json!({}));
     assert_nothing_refused(&sandbox);
 
-    // A version more than the gateway may make the queue of: the stage may ask for any of its model's.
+    // The gateway may not create the queue of this version, although the stage may ask for any version of its models.
     let version = json!({"config": identity("simple_identity", 3).to_string(), "file:7/note.txt": ""});
     let refused = control(&sandbox, "simple_identity", "load", version);
     assert_eq!(refused.status, 400, "{}", refused.text());
@@ -379,7 +393,7 @@ fn a_model_that_permissions_do_not_name_is_not_loaded_and_says_so() {
     assert_eq!(sandbox.infer("identity_fp32", &json!({"inputs": [input]})).status, 200, "the others serve on");
 }
 
-/// Work goes from its level to the schedule and from there to the worker, and what waits too long is seen.
+/// Work is pulled from its levels, and workers see which requests have waited too long.
 #[test]
 fn a_queue_with_a_policy_works_for_users_of_their_own() {
     let (nats, passwords) = broker(&permissions(&[&MODELS[..], &["queued/1/2"]].concat()));
@@ -413,10 +427,10 @@ fn a_queue_with_a_policy_works_for_users_of_their_own() {
 
 // === Everything else that services and persons do ===
 
-/// How soon a change is seen at the latest.
+/// The longest time until a change is visible.
 const SOON: Duration = Duration::from_secs(30);
 
-/// An identity model on as many numbers as come, of rows up to `max_batch_size`, as JSON.
+/// An identity model with one FP32 input of any length, in batches of up to `max_batch_size` rows, as JSON.
 fn identity(name: &str, max_batch_size: u32) -> Value {
     json!({
         "name": name, "backend": "identity", "max_batch_size": max_batch_size,
@@ -448,11 +462,11 @@ fn state(sandbox: &Sandbox, model: &str) -> Value {
     line.map(|line| line["state"].clone()).unwrap_or_default()
 }
 
-/// Starts services in explicit mode with users of their own, with more arguments for the workers.
+/// Starts services in explicit mode with users of their own, and with additional flags about the queues.
 fn start_explicit(models: &ModelFolder, passwords: &Path, nats: NatsServer, more: &[&str]) -> Sandbox {
     let flags = ["--model-control-mode=explicit", "--load-model=identity_fp32", "--load-model=tiny_embedding"];
     let setup = Setup::new(Mode::Services).repository(models.path()).passwords(passwords);
-    setup.gateway_arguments(&flags).worker_arguments(&[&flags[..], more].concat()).start_on(Some(nats))
+    setup.gateway_arguments(&flags).worker_arguments(&flags).queue_arguments(more).start_on(Some(nats))
 }
 
 #[test]
@@ -470,11 +484,11 @@ fn models_are_controlled_by_services_with_users_of_their_own() {
     let files = json!({"config": identity("brought", 3).to_string(), "file:2/note.txt": "aGVsbG8="});
     load(&sandbox, "brought", files);
     assert_eq!(ask(&sandbox, "brought", &[1, 1]).json()["model_version"], "2");
-    // More than a message holds: it travels by claim.
+    // Larger than a message, so it travels by claim.
     let large = json!({"config": identity("large", 5).to_string(), "file:1/note.txt": "AAAA".repeat(3 << 20)});
     load(&sandbox, "large", large);
     assert_eq!(ask(&sandbox, "large", &[5, 2]).status, 200);
-    // A request that does as well.
+    // A request that travels by claim, too.
     assert_eq!(ask(&sandbox, "large", &[1, 3 << 20]).numbers("OUTPUT0").len(), 3 << 20);
 
     let failed = control(&sandbox, "broken", "load", json!({}));
@@ -489,7 +503,7 @@ fn models_are_controlled_by_services_with_users_of_their_own() {
         assert_eq!(state(&sandbox, model), "READY", "{model}");
     }
 
-    // Who joins later knows what was loaded, also from the claim, and what was not.
+    // A process that starts later knows the models that were loaded, also from the claim, and those that were unloaded.
     sandbox.worker(Stage::Model, 0).kill();
     let number = sandbox.start_worker(Stage::Model);
     wait_until("the new worker is ready", SOON, || {
@@ -500,7 +514,7 @@ fn models_are_controlled_by_services_with_users_of_their_own() {
     }
     assert_eq!(ask(&sandbox, "identity_fp32", &[1, 1]).status, 404, "what was unloaded stays so");
 
-    // What every process logs, and which requests are traced.
+    // Log levels of all processes, and trace settings.
     let verbose = sandbox.send(&Request::post("/v2/logging", r#"{"log_verbose_level": 1}"#));
     assert_eq!((verbose.status, &verbose.json()["log_verbose_level"]), (200, &json!(1)), "{}", verbose.text());
     for stage in [Stage::Tokenizer, Stage::Model, Stage::Postprocess] {
@@ -518,14 +532,14 @@ fn models_are_controlled_by_services_with_users_of_their_own() {
     for path in ["/v2/models/stats", "/v2/trireme/status"] {
         assert_eq!(sandbox.get(path).status, 200, "{path}");
     }
-    // Who leaves says what it has counted.
+    // A process that leaves sends its last statistics.
     let mut leaving = sandbox.take_worker(Stage::Postprocess, 0);
     leaving.terminate();
     assert_eq!(leaving.wait_exit(SOON).code(), Some(0), "{}", leaving.log_tail());
     assert_nothing_refused(&sandbox);
 }
 
-/// A tool of a person, who is the user `admin`; what it says.
+/// Runs a tool for operators as the user `admin`; returns its output.
 #[track_caller]
 fn tool(sandbox: &Sandbox, passwords: &Path, arguments: &[&str]) -> String {
     let output = tool_command(sandbox, passwords, arguments).output().expect("the binary runs");
@@ -544,7 +558,7 @@ fn tool_command(sandbox: &Sandbox, passwords: &Path, arguments: &[&str]) -> Comm
 
 #[test]
 fn a_persons_tools_work_as_a_user_of_its_own() {
-    // It has an instance for each of the requests here: both are delivered.
+    // An instance for each of the two requests here, so that both are executed at the same time.
     let poison = |delay_ms: u32| {
         let mut config = identity("poison", 0);
         config["instance_group"][0]["count"] = json!(2);
@@ -558,7 +572,7 @@ fn a_persons_tools_work_as_a_user_of_its_own() {
     load(&sandbox, "poison", json!({"config": poison(3_600_000).to_string(), "file:1/note.txt": ""}));
     assert_eq!(tool(&sandbox, passwords, &["dead", "list", "--json"]), "");
 
-    // Given up: a small letter, and one that is laid down apart.
+    // Two dead letters: a small one, and one whose body is stored by claim.
     let address = sandbox.address;
     let numbers =
         |count: usize| json!([{"name": "INPUT0", "datatype": "FP32", "shape": [count], "data": vec![1; count]}]);
@@ -637,7 +651,7 @@ fn a_wrong_password_ends_the_start_with_the_users_name() {
     ends(&ca, Some(&wrong), "wrong' cannot be used: expected a PEM file with a line that ends with 'CERTIFICATE-----'");
 }
 
-/// An authority, and certificates from it for the broker and for a client, in `folder`.
+/// Creates an authority, and certificates from it for the broker and for a client, in `folder`.
 fn certificates(folder: &Path) {
     let openssl = |arguments: &str| {
         let command = Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output();
@@ -671,7 +685,7 @@ fn services_and_broker_show_each_other_certificates() {
     let setup = Setup::new(Mode::Services).passwords(folder.path()).gateway_arguments(&all).worker_arguments(&all);
     assert_works(&mut setup.start_on(Some(nats)));
 
-    // The sandbox took the broker along; another one to be refused by.
+    // The sandbox has ended its broker, so the refusals need another one.
     let (nats, folder) = broker_in(folder, &permissions(&[]), &tls);
     assert_ne!(nats.url(), url);
     let refused = |arguments: &[&str], said: &str| {

@@ -1,4 +1,4 @@
-//! Starting: what is not set up right ends in one line that says what to do, and the order of starting does not matter.
+//! Start: a wrong set-up ends in one line that says what to do, and processes may start in any order.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -11,7 +11,7 @@ use trireme_e2e::{
 };
 use trireme_testkit::{NatsServer, assert_close};
 
-/// How long a process may take to see that it cannot start.
+/// How long a process may take to notice that it cannot start.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Nothing listens on this port of this machine.
@@ -31,8 +31,8 @@ fn service(binary: &str, nats_url: &str) -> Command {
     command
 }
 
-/// Runs a command that cannot start: it has to end soon, with an exit code that is not zero and one last line that holds
-/// each of `parts`. Returns the process, for a look at what it logged.
+/// Runs a command that cannot start: it has to end soon, with an exit code that is not zero and a last line that
+/// contains each of `parts`. Returns the process, so that its log can be checked.
 #[track_caller]
 fn ends(mut command: Command, parts: &[&str]) -> (Process, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -159,10 +159,16 @@ fn every_fault_is_reported_together() {
 
 #[test]
 fn a_backend_that_does_not_exist() {
-    let models = ModelFolder::new().model("m", "backend: 'python'").file("m/1/model.py", "");
+    let models = ModelFolder::new().model("m", "backend: 'pytorch'").file("m/1/model.pt", "");
     ends(
         serve(models.path()),
-        &["'m'", "'python'", "'tokenizer' (tokenizer service)", "'onnxruntime' (model service)"],
+        &[
+            "'m'",
+            "'pytorch'",
+            "'python' (python service)",
+            "'tokenizer' (tokenizer service)",
+            "'onnxruntime' (model service)",
+        ],
     );
 }
 

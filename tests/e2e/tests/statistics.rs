@@ -1,5 +1,5 @@
-//! Statistics and metrics: the identities that clients rely on hold across workers that come and go, and docs/metrics.md
-//! names what there is.
+//! Statistics and metrics: the identities that clients rely on hold while workers come and go, and docs/metrics.md
+//! matches the exported metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -19,11 +19,8 @@ in_every_mode!(
     the_cache_and_a_models_own_bounds_show,
 );
 
-/// How soon a change is seen at the latest.
+/// The longest time until a change is visible.
 const SOON: Duration = Duration::from_secs(60);
-
-/// Longer than a process keeps news to itself.
-const TOLD: Duration = Duration::from_millis(2500);
 
 const PAGE: &str = "docs/metrics.md";
 const TABLE_BEGIN: &str = "<!-- metrics: begin -->";
@@ -44,7 +41,7 @@ fn statistics(sandbox: &Sandbox, model: &str) -> Value {
     models.remove(0)
 }
 
-/// How many requests a model has answered, after checking that its numbers fit each other.
+/// Number of requests that a model has answered; checks that its numbers are consistent.
 #[track_caller]
 fn checked(sandbox: &Sandbox, model: &str) -> u64 {
     let stats = statistics(sandbox, model);
@@ -73,11 +70,11 @@ fn every_request_is_counted_once_at_every_step(mode: Mode) {
     assert!(ns("success") > ns("queue") + ns("compute_infer"), "{stats}");
     assert!(stats["last_inference"].as_u64().expect("a number") > 1_600_000_000_000, "{stats}");
 
-    // What never reached a model is no failure of it.
+    // A request that never reached a model does not count as its failure.
     let refused = json!({"inputs": [{"name": "TEXT", "datatype": "INT32", "shape": [1], "data": [1]}]});
     assert_eq!(sandbox.infer("tiny_embedding", &refused).status, 400);
     assert_eq!(statistics(&sandbox, "tiny_embedding")["inference_stats"]["fail"]["count"], 0);
-    // A request that was too late is one of the model asked for.
+    // A request that was too late counts for the model that was asked for.
     let late = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1.0]}],
         "parameters": {"timeout": 1000}});
     assert_eq!(sandbox.infer("slow_identity", &late).status, 503);
@@ -95,15 +92,14 @@ fn counters_never_go_backwards() {
     load(200, 4, ask, || {}).assert_all_right(200);
     assert_eq!(checked(&sandbox, "tiny_encoder"), 200, "both workers' work, read right after the answers");
 
-    // What a worker has told stays when it is killed.
-    std::thread::sleep(TOLD);
+    // Counts of a killed worker stay.
     sandbox.worker(Stage::Model, 0).kill();
     assert_eq!(checked(&sandbox, "tiny_encoder"), 200);
     load(100, 4, ask, || {}).assert_all_right(100);
     assert_eq!(checked(&sandbox, "tiny_encoder"), 300);
     assert_eq!(checked(&sandbox, "tiny_embedding"), 300);
 
-    // One that leaves in order has a last word, and one that comes begins at 0.
+    // A worker that leaves in order sends its last statistics, and a new worker begins at 0.
     sandbox.start_worker(Stage::Model);
     sandbox.wait_ready();
     load(50, 4, ask, || {}).assert_all_right(50);
@@ -112,7 +108,7 @@ fn counters_never_go_backwards() {
     assert_eq!(leaving.wait_exit(Duration::from_secs(35)).code(), Some(0));
     wait_until("its last word", SOON, || (checked(&sandbox, "tiny_encoder") == 350).then_some(()));
 
-    // Under load, with a worker killed meanwhile, every reading is at least the one before.
+    // Under load, while a worker is killed, every reading is at least the one before.
     sandbox.start_worker(Stage::Model);
     sandbox.wait_ready();
     let mut readings = Vec::new();
@@ -134,7 +130,7 @@ fn one_call_changes_what_every_process_logs() {
         let worker = sandbox.worker(stage, 0);
         wait_until("the worker logs as told", SOON, || (worker.count("log levels were changed") > 0).then_some(()));
     }
-    // A request that fails leaves a line with its ids.
+    // A failed request leaves a log line with its ids.
     let refused = json!({"id": "mine", "inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["a"]}],
         "parameters": {"timeout": 1}});
     let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -153,11 +149,11 @@ fn one_call_changes_what_every_process_logs() {
 
 // === Metrics ===
 
-/// What a process exports.
+/// The exported metrics of a process.
 struct Scrape {
     /// Kind and help of each family.
     families: BTreeMap<String, (String, String)>,
-    /// Samples by name and labels, as they are written.
+    /// Samples by name and labels, as written.
     samples: BTreeMap<String, f64>,
 }
 
@@ -191,7 +187,7 @@ fn metrics_say_what_statistics_say(mode: Mode) {
     for number in 0..5 {
         assert_eq!(sandbox.infer("tiny_embedding", &text(number)).status, 200);
     }
-    // An answer is sent before its message is acknowledged: gauges of what is under way come to rest a moment later.
+    // An answer is sent before its message is acknowledged, so gauges of requests in flight become 0 a moment later.
     let pending = |name: &str| {
         ["nv_inference_pending", "trireme_queue", "trireme_gateway_in_flight"]
             .iter()
@@ -223,7 +219,7 @@ fn metrics_say_what_statistics_say(mode: Mode) {
     assert!(value("nv_cpu_memory_total_bytes") > 1e8);
 }
 
-/// The basic repository with a cache for one model, which sets bounds of its own, too.
+/// The basic repository with a cache for one model, which also sets histogram bounds of its own.
 fn cached() -> ModelFolder {
     let family = "nv_inference_first_response_histogram_ms";
     let bounds = format!(
@@ -233,7 +229,7 @@ fn cached() -> ModelFolder {
     ModelFolder::copy_of(&basic_repository()).with_setting("identity_fp32", &bounds)
 }
 
-/// Arguments of a gateway with a cache and with all metrics that there are.
+/// Arguments of a gateway with a cache and with all metrics.
 const EVERYTHING: [&str; 6] = [
     "--cache-config",
     "local,size=1000000",
@@ -278,7 +274,7 @@ fn the_cache_and_a_models_own_bounds_show(mode: Mode) {
     assert_eq!(usual, BTreeSet::from(["100", "500", "2000", "5000", "+Inf"].map(str::to_owned)));
 }
 
-/// The table of the page is made of what processes export; `UPDATE_DOCS=1` renews it.
+/// The page's table is generated from the exported metrics; `UPDATE_DOCS=1` renews it.
 #[test]
 fn the_page_names_what_is_exported() {
     let models = cached();
@@ -323,7 +319,7 @@ fn the_page_names_what_is_exported() {
     assert!(renewed == page, "{PAGE} is out of date, {how}; it first differs here: {differs:#?}");
 }
 
-/// The labels of a family, apart from those that its kind brings.
+/// The labels of a family, without those that belong to its kind.
 fn labels<'a>(family: &str, samples: impl Iterator<Item = &'a String>) -> String {
     let mut labels = BTreeSet::new();
     for sample in samples {

@@ -1,5 +1,5 @@
-//! Decoupled models: answers in parts over gRPC streams and server-sent events, while workers and the broker die, and with
-//! readers that leave or are slow.
+//! Decoupled models: answers in parts over gRPC streams and server-sent events, while workers and the broker die, and
+//! with clients that leave or read slowly.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
@@ -11,7 +11,8 @@ use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, in_every_mo
 
 in_every_mode!(real_clients_stream, a_reader_that_leaves_frees_its_place);
 
-/// `repeat`, and `repeat_echo`: what it gives through a model of its own, whose instances let parts overtake one another.
+/// `repeat`, and `repeat_echo`, which sends the parts of `repeat` through a second model whose instances let parts
+/// overtake one another.
 fn models(max_requests: usize) -> ModelFolder {
     let inputs =
         "input [{ name: 'IN' data_type: TYPE_INT32 dims: [-1] }, { name: 'DELAY' data_type: TYPE_UINT32 dims: [-1] }]";
@@ -40,7 +41,7 @@ fn start(mode: Mode, models: &ModelFolder) -> Sandbox {
     Setup::new(mode).repository(models.path()).replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0).start()
 }
 
-/// The events of a stream: each the value of `OUT`, or the text of an error.
+/// The events of a stream: the value of `OUT`, or the text of an error.
 struct Events(BufReader<TcpStream>);
 
 impl Events {
@@ -135,7 +136,7 @@ fn a_reader_that_is_too_slow_is_told_so_and_misses_nothing_before() {
     let models = models(1);
     let sandbox = start(Mode::AllInOne, &models);
     let events = Events::start(&sandbox, "repeat", 300_000, 0);
-    // Another request gets its place when the stream has ended: nobody has read a byte of it.
+    // Another request gets the place when the stream has ended, although no byte of it was read.
     assert_rest(Events::start(&sandbox, "repeat", 3, 0), 0..3);
     let mut read = 0;
     let mut error = None;
@@ -151,11 +152,11 @@ fn a_reader_that_is_too_slow_is_told_so_and_misses_nothing_before() {
     }
     let error = error.expect("a stream that was cut short says so");
     assert!(error.contains("replies or") && error.contains("behind"), "{error}");
-    // How far it got depends on who was faster: what was kept for it is dropped with the rest.
+    // The number depends on timing: events that were kept for the reader are dropped with the rest.
     assert!(read < 300_000, "{read}");
 }
 
-/// The head of a stream's answer is there with the first event, not with the last.
+/// The head of a stream's answer arrives with the first event, not with the last.
 #[test]
 fn events_come_as_they_are_made() {
     let models = models(64);

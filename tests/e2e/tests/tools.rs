@@ -1,4 +1,5 @@
-//! A person's tools: `trireme status`, `trireme tap`, `trireme validate`, and the document and page behind them.
+//! Tools for operators: `trireme status`, `trireme tap`, `trireme validate`, and the JSON document and page behind
+//! them.
 
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use trireme_e2e::{
 
 in_every_mode!(the_status_tells_of_everything, the_console_is_shown_unless_it_is_turned_off, access_rules_hold);
 
-/// How soon a change is seen at the latest.
+/// The longest time until a change is visible.
 const SOON: Duration = Duration::from_secs(60);
 
 fn text() -> Value {
@@ -55,10 +56,11 @@ fn the_status_tells_of_everything(mode: Mode) {
         // An answer is sent before its message is acknowledged.
         let rest =
             model(&status, "tiny_encoder")["queue"] == json!({"waiting": 0, "delivered": 0, "oldest_seconds": 0.0});
-        (rest && model(&status, "tiny_embedding")["counters"]["requests"] == 3).then_some(status)
+        // A gateway receives its own first heartbeat some time after it is ready.
+        let heard = status["gateways"].as_array().map(Vec::len) == Some(1);
+        (rest && heard && model(&status, "tiny_embedding")["counters"]["requests"] == 3).then_some(status)
     });
     assert_eq!(status["ready"], true);
-    assert_eq!(status["gateways"].as_array().map(Vec::len), Some(1), "{status}");
     assert_eq!(status["gateways"][0]["name"], status["gateway"]);
     let workers = status["workers"].as_array().expect("an array");
     assert_eq!(workers.len(), if mode == Mode::AllInOne { 1 } else { 3 }, "{status}");
@@ -135,7 +137,7 @@ fn access_rules_hold(mode: Mode) {
 
 // === Tap ===
 
-/// Taps while requests are sent, until it has what it was to show.
+/// Runs a tap while requests are sent, until it has shown the expected number of messages.
 #[track_caller]
 fn tap(sandbox: &Sandbox, arguments: &[&str], mut ask: impl FnMut()) -> Vec<Value> {
     let url = sandbox.nats.as_ref().expect("a broker").url();
@@ -173,7 +175,7 @@ fn a_tap_shows_copies_and_changes_nothing() {
         assert_eq!((&ids["name"], &ids["datatype"]), (&json!("ids"), &json!("INT64")));
         assert_eq!(ids["first"].as_array().map(Vec::len), ids["shape"][1].as_u64().map(|n| n.min(8) as usize), "{ids}");
     }
-    // By the request's id, at a whole stage.
+    // By the request's id, for a whole stage.
     let arguments = ["--stage", "tokenizer", "--request-id", "mine", "--count", "1"];
     let seen = tap(&sandbox, &arguments, || ask(&sandbox));
     assert_eq!(seen[0]["tensors"][0]["first"][0], golden()[0].text);
@@ -189,7 +191,7 @@ fn a_tap_shows_copies_and_changes_nothing() {
 #[test]
 fn a_tap_outlives_its_first_question_and_tells_when_nobody_listens() {
     let sandbox = Sandbox::start(Mode::Services);
-    // Longer than a tap lasts that is not renewed.
+    // Longer than a tap lasts without being renewed.
     let mut rest = std::time::Instant::now();
     let seen = tap(&sandbox, &["--stage", "identity_fp32", "--count", "4"], || {
         if rest.elapsed() > Duration::from_secs(3) {
@@ -257,4 +259,50 @@ fn all_faults_are_found_at_once() {
     assert_eq!((lines.status.code(), said(&lines).lines().count()), (Some(1), 5), "{}", said(&lines));
     let read_only = run(product("trireme").args(["validate", "--no-load"]).arg(folder.path()));
     assert_eq!((read_only.status.code(), said(&read_only).lines().count()), (Some(1), 1), "{}", said(&read_only));
+}
+
+/// A file of vectors for `trireme verify`: the golden ones, changed.
+fn vectors(folder: &ModelFolder, change: impl Fn(usize, f32) -> f32) -> std::path::PathBuf {
+    let path = folder.path().join("vectors.jsonl");
+    let line = |(row, golden): (usize, trireme_e2e::Golden)| {
+        let embedding: Vec<f32> = golden.embedding.iter().map(|&value| change(row, value)).collect();
+        format!("{}\n", json!({"text": golden.text, "embedding": embedding}))
+    };
+    std::fs::write(&path, golden().into_iter().enumerate().map(line).collect::<String>()).expect("the file is written");
+    path
+}
+
+#[test]
+fn what_is_served_is_held_against_what_is_expected() {
+    let folder = ModelFolder::new();
+    let verify = |target: &std::ffi::OsStr, vectors: &std::path::Path| {
+        run(product("trireme").arg("verify").arg(target).args(["tiny_embedding", "--vectors"]).arg(vectors))
+    };
+    let repository = basic_repository();
+    let right = verify(repository.as_os_str(), &vectors(&folder, |_, value| value));
+    assert_eq!(right.status.code(), Some(0), "{right:?}");
+    assert!(said(&right).contains("model 'tiny_embedding' serves what"), "{}", said(&right));
+    assert!(said(&right).contains("alone") && said(&right).contains("batched"), "{}", said(&right));
+
+    let wrong =
+        verify(repository.as_os_str(), &vectors(&folder, |row, value| if row == 1 { value + 0.3 } else { value }));
+    assert_eq!(wrong.status.code(), Some(1), "{wrong:?}");
+    assert!(said(&wrong).contains("does not serve what"), "{}", said(&wrong));
+    let worst: String = golden()[1].text.split_whitespace().next().expect("a word").to_owned();
+    assert!(said(&wrong).lines().nth(1).is_some_and(|line| line.contains(&worst)), "{}", said(&wrong));
+
+    let none = run(product("trireme").arg("verify").arg(&repository).args(["tiny_embedding", "--vectors", "/nowhere"]));
+    assert_eq!(none.status.code(), Some(2), "{none:?}");
+    assert!(String::from_utf8_lossy(&none.stderr).contains("/nowhere"), "{none:?}");
+}
+
+#[test]
+fn a_server_that_runs_is_verified_by_its_address() {
+    let sandbox = Sandbox::start(Mode::Services);
+    let folder = ModelFolder::new();
+    let url = format!("http://{}", sandbox.address);
+    let verified = run(product("trireme")
+        .args(["verify", &url, "tiny_embedding", "--vectors"])
+        .arg(vectors(&folder, |_, value| value)));
+    assert_eq!(verified.status.code(), Some(0), "{verified:?}");
 }

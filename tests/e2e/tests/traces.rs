@@ -1,5 +1,5 @@
-//! Traces: a receiver that speaks OTLP gets one complete trace for each request, from every process, whatever happens to
-//! workers meanwhile.
+//! Traces: an OTLP receiver gets one complete trace for each request, from all processes, even when workers die
+//! meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -14,15 +14,15 @@ use trireme_e2e::{
 
 in_every_mode!(every_request_is_one_complete_trace, branches_are_steps_of_one_request);
 
-/// Processes export their spans every second; more than that on a busy machine.
+/// Processes export their spans every second; a busy machine may take longer.
 const EXPORTED: Duration = Duration::from_secs(60);
 
-/// No span for so long means that all have come.
+/// If there was no span for this long, all have arrived.
 const QUIET: Duration = Duration::from_secs(5);
 
 const PIPELINE: [&str; 3] = ["step tiny_tokenizer", "step tiny_encoder", "step tiny_pool"];
 
-/// What takes the place of a collector.
+/// The receiver that takes the place of a collector.
 struct Receiver {
     process: Process,
     _folder: TempDir,
@@ -48,7 +48,7 @@ impl Receiver {
         traces
     }
 
-    /// Everything, once nothing has come for a while: each process exports by itself, and parts of a trace when they end.
+    /// All traces, once no span has arrived for a while: each process exports by itself, and each span when it ends.
     fn all_traces(&self) -> BTreeMap<String, Trace> {
         let (mut spans, mut since) = (0, Instant::now());
         wait_until("the last span", EXPORTED, || {
@@ -62,7 +62,7 @@ impl Receiver {
     }
 }
 
-/// The spans of a trace that have come in.
+/// The received spans of a trace.
 #[derive(Debug, Default)]
 struct Trace(Vec<Value>);
 
@@ -83,7 +83,7 @@ impl Trace {
         self.request().is_some() && steps.iter().all(|step| !self.named(step).is_empty())
     }
 
-    /// Every span hangs together with the request's, and what a step is made of lies within it and in order.
+    /// All spans are connected with the request's span, and the parts of a step lie within it and in order.
     #[track_caller]
     fn assert_whole(&self) {
         let request = self.request().expect("a trace has a request");
@@ -118,13 +118,13 @@ fn number(span: &Value, field: &str) -> u64 {
     span[field].as_u64().expect("a number")
 }
 
-/// A `traceparent` of the test's own, and its trace.
+/// A `traceparent` that the test chose, and its trace id.
 fn parent(number: usize) -> (String, String) {
     let trace = format!("{:032x}", 0xabc0_0000 + number);
     (format!("00-{trace}-00f067aa0ba902b7-01"), trace)
 }
 
-/// A request for the pipeline of three stages, or for the model that batches.
+/// A request for the pipeline of three stages, or for the model with batches.
 fn request(number: usize, batched: bool) -> Request {
     let (traceparent, _) = parent(number);
     let request = if batched {
@@ -189,7 +189,7 @@ fn every_request_is_one_complete_trace(mode: Mode) {
         assert_eq!(request["attributes"]["http.route"], "/v2/models/{model}/infer", "{request}");
         assert_eq!(trace.named("reply").len(), 1, "{:#?}", trace.0);
     }
-    // A batch is a trace of its own: linked to the steps in it, as they are to it.
+    // A batch has a trace of its own, with links to and from the steps in it.
     let runs: Vec<_> = traces.values().filter_map(|trace| trace.named("run").first().copied().cloned()).collect();
     assert!(runs.iter().any(|run| run["attributes"]["model"] == "simple"), "no batch of several: {runs:?}");
     for run in &runs {
@@ -202,7 +202,7 @@ fn every_request_is_one_complete_trace(mode: Mode) {
             assert_eq!(execute["links"], json!([{"trace": run["trace"], "id": run["id"]}]));
         }
     }
-    // Without the client's word nothing else has begun a trace.
+    // Only requests with the client's `traceparent` have started a trace.
     let asked: BTreeSet<_> = (0..REQUESTS).map(|number| parent(number).1).collect();
     let others = traces.iter().filter(|(trace, _)| !asked.contains(*trace)).flat_map(|(_, trace)| &trace.0);
     for span in others {
@@ -210,7 +210,7 @@ fn every_request_is_one_complete_trace(mode: Mode) {
     }
 }
 
-/// Steps of branches lie side by side below the request.
+/// The steps of branches are siblings below the request.
 fn branches_are_steps_of_one_request(mode: Mode) {
     let (receiver, endpoint) = Receiver::start();
     let step = |model: &str, output: &str| {
@@ -280,7 +280,7 @@ fn a_request_that_is_not_sampled_leaves_no_span() {
     let (sampled, _) = parent(1);
     let unsampled = Request::infer("tiny_embedding", &body).header("traceparent", &format!("{}00", &sampled[..53]));
     assert_eq!(sandbox.send(&unsampled).status, 200);
-    // Spans are exported in order: when those of a later request are there, there are none of the first.
+    // Spans are exported in order: if those of a later request have arrived, the first one has none.
     assert_eq!(sandbox.send(&request(2, false)).status, 200);
     let traces = wait_until("the second trace", EXPORTED, || {
         let traces = receiver.traces();
@@ -298,7 +298,7 @@ fn a_killed_worker_breaks_no_trace() {
     let address = sandbox.address;
     let ask = |number: usize| {
         let request = match number % 4 {
-            // Both workers always have some of these in hand.
+            // So that both workers always hold some requests.
             0 | 2 => {
                 let body = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1.0]}]});
                 Request::infer("slow", &body).header("traceparent", &parent(number).0)
@@ -310,7 +310,7 @@ fn a_killed_worker_breaks_no_trace() {
         assert_eq!(response.status, 200, "{}", response.text());
     };
     let kill = || {
-        // Halted first: what the broker sends it meanwhile is in its hands.
+        // Halted first, so that it holds deliveries when it is killed.
         sandbox.worker(Stage::Model, 0).pause();
         std::thread::sleep(Duration::from_millis(500));
         sandbox.worker(Stage::Model, 0).kill();
@@ -326,7 +326,7 @@ fn a_killed_worker_breaks_no_trace() {
         let all = (0..REQUESTS).all(|n| traces.get(&parent(n).1).is_some_and(|trace| trace.request().is_some()));
         (all && again(&traces) > 0).then_some(())
     });
-    // What the killed worker had not exported is missing; of what is there, everything hangs together.
+    // Spans that the killed worker had not exported are missing; the others are connected.
     let traces = receiver.all_traces();
     for number in 0..REQUESTS {
         let trace = &traces[&parent(number).1];
@@ -337,7 +337,7 @@ fn a_killed_worker_breaks_no_trace() {
         for step in trace.0.iter().filter(|span| text(span, "name").starts_with("step ")) {
             assert_eq!(step["parent"], request["id"], "a repetition is one more step of the same request");
         }
-        // Whoever answered lives and has told: the redelivered ones are whole.
+        // The worker that answered is alive and has exported its spans, so traces of redelivered requests are complete.
         if trace.0.iter().any(|span| span["attributes"]["attempt"].as_u64() > Some(1)) {
             trace.assert_whole();
         }

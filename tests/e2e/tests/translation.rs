@@ -21,7 +21,7 @@ fn examples() -> ModelFolder {
     ModelFolder::copy_of(&workspace().join("examples/translation"))
 }
 
-/// The example with a generator whose answers come in parts.
+/// The example with a generator that answers in parts.
 fn in_parts() -> ModelFolder {
     let read = |model: &str| {
         let path = workspace().join("examples/translation").join(model).join("config.pbtxt");
@@ -83,7 +83,7 @@ fn what_is_wrong_is_named(mode: Mode) {
     assert!(answer.error().contains("num_beams"), "{}", answer.error());
 }
 
-/// The pieces of text that a stream gives.
+/// The pieces of text in a stream.
 fn pieces(sandbox: &Sandbox, text: &str) -> Vec<String> {
     let request = Request::post("/v2/models/translation/generate_stream", json!({"TEXT": text}).to_string());
     let stream = request.start(sandbox.address).expect("the server listens");
@@ -111,8 +111,8 @@ fn a_translation_comes_piece_by_piece(mode: Mode) {
     assert!(refused.error().contains("decoupled"), "{}", refused.error());
 }
 
-/// Streams and whole answers, while one of two workers is killed: its requests run again elsewhere, no piece is missing
-/// and none comes twice.
+/// Streams and whole answers while one of two workers is killed: its requests run again in the other worker, no piece
+/// is missing, and none comes twice.
 #[test]
 fn a_worker_that_is_killed_in_the_middle_is_not_noticed() {
     const REQUESTS: usize = 400;
@@ -120,7 +120,7 @@ fn a_worker_that_is_killed_in_the_middle_is_not_noticed() {
     let mut sandbox = Setup::new(Mode::Services)
         .repository(models.path())
         .replicas(Stage::Model, 2)
-        .worker_arguments(&["--ack-wait-ms", "500"])
+        .queue_arguments(&["--ack-wait-ms", "500"])
         .start();
     let mut killed = sandbox.take_worker(Stage::Model, 1);
     let ask = |number: usize| {
@@ -128,7 +128,7 @@ fn a_worker_that_is_killed_in_the_middle_is_not_noticed() {
         assert_eq!(pieces(&sandbox, english).concat(), swahili);
     };
     let kill = || {
-        // Halted first: what the broker sends it meanwhile is in its hands.
+        // Halted first, so that it holds deliveries when it is killed.
         killed.pause();
         std::thread::sleep(Duration::from_millis(300));
         killed.kill();

@@ -10,8 +10,8 @@ use super::fixtures::{unique, within};
 pub async fn everybody_who_listens_can_answer_a_question(setup: &Setup) {
     let (asker, one, two) = (setup.connect().await, setup.connect().await, setup.connect().await);
     let topic = unique("topic");
-    let mut heard = [one.questions(&topic).await.expect("questions"), two.questions(&topic).await.expect("questions")];
-    let mut elsewhere = two.questions(&unique("other")).await.expect("questions");
+    let mut heard = [one.listen(&topic).await.expect("questions"), two.listen(&topic).await.expect("questions")];
+    let mut elsewhere = two.listen(&unique("other")).await.expect("questions");
     let mut answers = within("asking", asker.ask(&topic, Bytes::from_static(b"who?"))).await.expect("asked");
     for (index, questions) in heard.iter_mut().enumerate() {
         let question = within("the question", questions.recv()).await.expect("a question");
@@ -39,7 +39,7 @@ pub async fn a_question_that_nobody_hears_ends_without_answers(setup: &Setup) {
 pub async fn an_answer_to_an_asker_that_left_is_no_error(setup: &Setup) {
     let (asker, worker) = (setup.connect().await, setup.connect().await);
     let topic = unique("left");
-    let mut questions = worker.questions(&topic).await.expect("questions");
+    let mut questions = worker.listen(&topic).await.expect("questions");
     let answers = within("asking", asker.ask(&topic, Bytes::from_static(b"?"))).await.expect("asked");
     let question = within("the question", questions.recv()).await.expect("a question");
     drop(answers);

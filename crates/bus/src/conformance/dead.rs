@@ -1,4 +1,4 @@
-//! Properties of what was given up.
+//! Properties of dead letters.
 
 use trireme_inference::{ErrorCode, InferError};
 
@@ -8,7 +8,7 @@ use crate::{DeadLetter, StoredLetter};
 
 pub async fn letters_can_be_read_in_order_and_removed(setup: &Setup) {
     let (worker, person) = (setup.connect().await, setup.connect().await);
-    // Letters of all models share their place: those from before are passed over.
+    // Letters of all models are in one store, so earlier ones are skipped.
     let mut last = 0;
     while let Some(StoredLetter { number, .. }) =
         within("a look", person.dead_letter_after(last)).await.expect("a look")

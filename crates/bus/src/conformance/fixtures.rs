@@ -1,25 +1,26 @@
-//! Messages, names and bounded waits: for the properties, and for tests of a single bus.
+//! Messages, names and bounded waits, for the properties and for the tests of a single bus.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use trireme_inference::{
-    DataType, Hop, Ledger, ModelKey, ParameterValue, Parameters, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
+    DataType, Hop, Ledger, ModelKey, ParameterValue, Parameters, Route, Step, StepInput, StepOutput, Tensor, TextFacts,
+    UnixMicros,
 };
 
 use crate::{Answer, Delivery, Part, Puller, QueueOptions, WorkMessage};
 
-/// Longer than anything takes that works, on a machine with more to do.
+/// Longer than any working operation takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Short, so that redeliveries are soon seen; long enough that a busy machine does not cause any.
+/// Short, so that redeliveries come soon; long enough that a busy machine does not cause any.
 pub const ACK_WAIT: Duration = Duration::from_millis(1500);
 
-/// Bytes of a large message: three times what deployments let a broker take at once.
+/// Bytes of a large message: three times the `max_payload` of the deployments.
 pub const LARGE: usize = 24 << 20;
 
-/// Waits for what has to happen.
+/// Waits for an event, with a limit.
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(LIMIT, future).await {
         Ok(value) => value,
@@ -27,52 +28,52 @@ pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     }
 }
 
-/// A name that nobody has used, with characters that no subject or bucket key can hold.
+/// A name used nowhere else, with characters that are not allowed in subjects and bucket keys.
 pub fn unique(name: &str) -> String {
     format!("{name}. *>é/{}", nuid::next())
 }
 
-/// A model version of its own.
+/// A model version for one test.
 pub fn model(name: &str) -> ModelKey {
     ModelKey { name: unique(name), version: 3 }
 }
 
-/// Options whose deliveries run out soon. Brokers set `max_bytes` aside, so it is modest.
+/// Options with a short `ack_wait`. Brokers reserve `max_bytes`, so it is modest.
 pub fn options() -> QueueOptions {
     QueueOptions { ack_wait: ACK_WAIT, max_bytes: 16 << 20, ..QueueOptions::default() }
 }
 
-/// Options whose deliveries do not run out within a test: whatever comes twice is a fault.
+/// Options with an `ack_wait` longer than a test, so any repeated delivery is a fault.
 pub fn patient_options() -> QueueOptions {
     QueueOptions { ack_wait: Duration::from_secs(60), ..options() }
 }
 
-/// A small message for the queue of `model`, recognised by its number.
+/// A small message for the queue of `model`, with a number to recognise it by.
 pub fn message(model: &ModelKey, number: i64) -> WorkMessage {
     let tensor = Tensor::from_values("number", [1], vec![number]).expect("one number in a tensor of one");
     with_tensors(model, vec![tensor])
 }
 
-/// The same for a priority level of the queue.
+/// The same message at a priority level of the queue.
 pub fn message_at(model: &ModelKey, level: u32, number: i64) -> WorkMessage {
     let message = message(model, number);
     WorkMessage { route: message.route.clone().at_levels(|_| level), ..message }
 }
 
-/// A message that weighs `size` bytes and a little.
+/// A message of a little more than `size` bytes.
 pub fn heavy_message(model: &ModelKey, size: usize) -> WorkMessage {
     let tensor =
         Tensor::from_values("ballast", [size as i64], vec![0u8; size]).expect("as many bytes as the shape says");
     with_tensors(model, vec![tensor])
 }
 
-/// The number of a message that [`message`] made.
+/// The number of a message made by [`message`].
 pub fn number(delivery: &Delivery) -> i64 {
     let tensor = delivery.message.tensors.first().expect("the message has its tensor");
     *tensor.values::<i64>().expect("it is INT64").first().expect("it holds a number")
 }
 
-/// A message that makes use of every field, and of tensors of every datatype.
+/// A message that uses every field, and tensors of every datatype.
 pub fn full_message(model: &ModelKey) -> WorkMessage {
     let mut tensors: Vec<Tensor> = DataType::ALL
         .into_iter()
@@ -101,8 +102,13 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
         Step {
             model: model.clone(),
             inputs: vec![
-                StepInput { name: "text".to_owned(), tensor: "TEXT".to_owned(), optional: false },
-                StepInput { name: "extra".to_owned(), tensor: "missing".to_owned(), optional: true },
+                StepInput { name: "text".to_owned(), tensor: "TEXT".to_owned(), optional: false, reshapes: Vec::new() },
+                StepInput {
+                    name: "extra".to_owned(),
+                    tensor: "missing".to_owned(),
+                    optional: true,
+                    reshapes: Vec::new(),
+                },
             ],
             outputs: vec![StepOutput { name: "ids".to_owned(), tensor: "input_ids".to_owned() }],
             dead: vec!["TEXT".to_owned(), "scalar".to_owned()],
@@ -119,6 +125,7 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
         compute_infer_us: 4,
         compute_output_us: 5,
         batch_size: 6,
+        texts: Some(TextFacts { tokens: u64::MAX, truncated: 7 }),
     };
     WorkMessage {
         request_id: nuid::next().to_string(),
@@ -143,7 +150,7 @@ pub async fn take(puller: &mut Box<dyn Puller>, what: &str) -> Delivery {
     deliveries.remove(0)
 }
 
-/// Checks that nothing is delivered for a while.
+/// Checks that no message is delivered for `time`.
 pub async fn assert_idle(puller: &mut Box<dyn Puller>, time: Duration, why: &str) {
     match tokio::time::timeout(time, puller.next(1)).await {
         Err(_) => {}

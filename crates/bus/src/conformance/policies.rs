@@ -1,6 +1,6 @@
-//! Properties of queues with a policy: which of the messages that wait go first, how many may wait, and for how long.
+//! Properties of queues with a policy: the order of waiting messages, their number and their time.
 //!
-//! Not here: what holds for every queue (`queues`).
+//! Not here: properties of every queue (`queues`).
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub async fn higher_levels_are_taken_first_and_no_level_is_forgotten(setup: &Set
         }
     }
     assert_eq!(taken, [2, 5, 8, 11, 1, 4, 7, 10, 0, 3, 6, 9], "by level, then in order");
-    // Also with less room than there are levels, and whichever it waited for.
+    // The order also holds with less room than there are levels, and for any level at which the puller waited before.
     for (n, level) in [3, 1, 2, 3, 3, 2, 1].into_iter().enumerate() {
         let waiting = tokio::time::timeout(Duration::from_millis(30), puller.next(1 + n % 4)).await;
         assert!(waiting.is_err(), "the queue is empty, got {waiting:?}");
@@ -43,12 +43,12 @@ pub async fn higher_levels_are_taken_first_and_no_level_is_forgotten(setup: &Set
     assert!(left.is_none(), "nothing was left, got {left:?}");
 }
 
-/// At most so many wait at a level.
+/// A policy with at most `count` waiting messages.
 fn at_most(count: u64) -> LevelPolicy {
     LevelPolicy { max_waiting: Some(count), ..LevelPolicy::default() }
 }
 
-/// Publishes to a level until it is full; how many that took.
+/// Publishes to a level until it is full; returns the number of messages.
 async fn fill(bus: &dyn Bus, model: &ModelKey, level: u32) -> usize {
     let mut taken = 0;
     loop {
@@ -63,91 +63,43 @@ async fn fill(bus: &dyn Bus, model: &ModelKey, level: u32) -> usize {
 pub async fn each_level_has_a_limit_of_its_own_that_can_be_changed(setup: &Setup) {
     let options = |first| QueueOptions { levels: [(1, at_most(first)), (2, at_most(3))].into(), ..patient_options() };
     let (bus, model) = declared(setup, "limits", &options(1)).await;
+    // Workers know only themselves; gateways know all workers and set the limits of existing queues.
+    let gateway = setup.connect_gateway().await;
     let fill = async |level| fill(&*bus, &model, level).await;
     assert_eq!((fill(1).await, fill(2).await), (1, 3));
-    within("a change", bus.declare_queue(&model, &options(5))).await.expect("limits can be raised");
+    within("a change", gateway.declare_queue(&model, &options(5))).await.expect("limits can be raised");
     assert_eq!((fill(1).await, fill(2).await), (4, 0));
-    within("a change", bus.declare_queue(&model, &options(2))).await.expect("limits can be lowered");
+    within("a change", gateway.declare_queue(&model, &options(2))).await.expect("limits can be lowered");
     let mut puller = open(&*bus, &model).await;
     for _ in 0..8 {
         take(&mut puller, "a message from before").await.acker.ack().await.expect("acknowledged");
     }
     assert_idle(&mut puller, A_WHILE, "nothing was lost, nothing else is there").await;
-    // Whoever waited for more gives back what comes to it.
     let no_room = tokio::time::timeout(A_WHILE, puller.next(0)).await;
     assert!(no_room.is_err(), "the queue is empty, got {no_room:?}");
     assert_eq!((fill(1).await, fill(2).await), (2, 3));
 }
 
-pub async fn what_workers_have_does_not_wait(setup: &Setup) {
+pub async fn what_workers_have_is_beside_the_limit(setup: &Setup) {
     let levels = [(1, at_most(2)), (2, at_most(1))].into();
-    let options = QueueOptions { levels, ..patient_options() };
+    let options = QueueOptions { levels, in_hand: 3, ..patient_options() };
     let (bus, model) = declared(setup, "in-hand", &options).await;
-    let workers = [setup.connect().await, setup.connect().await];
-    for worker in &workers {
-        within("a queue", worker.declare_queue(&model, &options)).await.expect("as each worker does");
-    }
-    let mut pullers = [open(&*workers[0], &model).await, open(&*workers[1], &model).await];
+    let mut puller = open(&*bus, &model).await;
     let mut in_hand: Vec<Delivery> = Vec::new();
-    // Batches that are not full, of one level and of several.
-    for (worker, levels, room) in [(0, &[1][..], 3), (1, &[1, 1, 2][..], 5), (0, &[2][..], 1), (1, &[1, 2][..], 2)] {
-        for (n, &level) in levels.iter().enumerate() {
-            publish(&*bus, &message_at(&model, level, n as i64)).await;
-        }
-        let before = in_hand.len();
-        while in_hand.len() < before + levels.len() {
-            let left = room - (in_hand.len() - before);
-            in_hand.extend(within("all that wait", pullers[worker].next(left)).await.expect("work"));
-        }
-        // That they were taken is on its way to the broker.
-        within("levels without what was taken", async {
-            while bus.queue_status(&model, &[1, 2], true).await.expect("status").waiting > 0 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        })
-        .await;
+    for n in 0..3 {
+        publish(&*bus, &message_at(&model, 1, n)).await;
+        in_hand.push(take(&mut puller, "a message").await);
     }
-    assert!(in_hand.iter().all(|delivery| delivery.attempt == 1));
-    let status = bus.queue_status(&model, &[1, 2], true).await.expect("status");
-    assert_eq!((status.waiting, status.delivered), (0, 7));
-    for puller in &mut pullers {
-        let no_room = tokio::time::timeout(A_WHILE, puller.next(0)).await;
-        assert!(no_room.is_err(), "nothing waits, got {no_room:?}");
-    }
-    assert_eq!((fill(&*bus, &model, 1).await, fill(&*bus, &model, 2).await), (2, 1), "as if nothing were executed");
-    let status = bus.queue_status(&model, &[1, 2], true).await.expect("status");
-    assert_eq!((status.waiting, status.delivered), (3, 7));
+    assert_eq!(fill(&*bus, &model, 1).await, 2, "as if nothing were executed");
+    let status = bus.queue_status(&model, &[1, 2]).await.expect("status");
+    assert_eq!((status.waiting, status.delivered), (2, 3));
     for delivery in in_hand {
         delivery.acker.ack().await.expect("acknowledged");
     }
-    for _ in 0..3 {
-        take(&mut pullers[0], "what waited").await.acker.ack().await.expect("acknowledged");
+    for _ in 0..2 {
+        take(&mut puller, "what waited").await.acker.ack().await.expect("acknowledged");
     }
-    assert_idle(&mut pullers[1], A_WHILE, "each came once").await;
-}
-
-pub async fn a_worker_that_became_busy_takes_nothing_before_higher_levels(setup: &Setup) {
-    let levels = [1, 2, 3].map(|level| (level, LevelPolicy::default())).into();
-    let (bus, model) = declared(setup, "busy", &QueueOptions { levels, ..patient_options() }).await;
-    let mut puller = open(&*bus, &model).await;
-    for round in 0..5 {
-        // It waits for all levels, gets one, and is busy from then on.
-        let waiting = tokio::time::timeout(Duration::from_millis(30), puller.next(1)).await;
-        assert!(waiting.is_err(), "the queue is empty, got {waiting:?}");
-        publish(&*bus, &message_at(&model, 2, 0)).await;
-        let first = take(&mut puller, "the first message").await;
-        for (n, level) in [3, 3, 2, 1].into_iter().enumerate() {
-            publish(&*bus, &message_at(&model, level, n as i64)).await;
-        }
-        let busy = tokio::time::timeout(Duration::from_millis(50 * round), puller.next(0)).await;
-        assert!(busy.is_err(), "there is no room, got {busy:?}");
-        first.acker.ack().await.expect("acknowledged");
-        for expected in [3, 2, 0, 1] {
-            let delivery = take(&mut puller, "the next by level, then by age").await;
-            assert_eq!((number(&delivery), delivery.attempt), (expected, 1), "round {round}");
-            delivery.acker.ack().await.expect("acknowledged");
-        }
-    }
+    assert_idle(&mut puller, A_WHILE, "each came once").await;
 }
 
 pub async fn what_waits_too_long_can_be_taken_without_room(setup: &Setup) {
@@ -181,36 +133,4 @@ pub async fn what_waits_too_long_can_be_taken_without_room(setup: &Setup) {
     let young = take(&mut puller, "that of the patient level").await;
     assert_eq!(number(&young), 100);
     young.acker.ack().await.expect("acknowledged");
-}
-
-pub async fn what_waits_too_long_goes_behind_others_of_its_level(setup: &Setup) {
-    let (age, level) = (Duration::from_millis(400), LevelPolicy::default());
-    let delaying = LevelPolicy { timeout: Some(WaitTimeout::Delay(age)), ..level };
-    let options = QueueOptions { levels: [(1, delaying), (2, level)].into(), ..patient_options() };
-    let (bus, model) = declared(setup, "delayed", &options).await;
-    let mut puller = open(&*bus, &model).await;
-    publish(&*bus, &message_at(&model, 2, 9)).await;
-    for n in 0..3 {
-        publish(&*bus, &message_at(&model, 1, n)).await;
-    }
-    tokio::time::sleep(age + Duration::from_millis(50)).await;
-    let started = std::time::Instant::now();
-    for n in 3..6 {
-        publish(&*bus, &message_at(&model, 1, n)).await;
-    }
-    let mut taken = Vec::new();
-    for room in [1, 1, 2, 1, 1, 1] {
-        let deliveries = within("the next messages", puller.next(room)).await.expect("work");
-        for delivery in deliveries {
-            assert_eq!(delivery.attempt, 1, "to be let behind is no attempt");
-            taken.push(number(&delivery));
-            delivery.acker.ack().await.expect("acknowledged");
-        }
-    }
-    if started.elapsed() < age {
-        assert_eq!(taken, [3, 4, 5, 0, 1, 2, 9]);
-    }
-    taken.sort_unstable();
-    assert_eq!(taken, [0, 1, 2, 3, 4, 5, 9], "each came once");
-    assert_idle(&mut puller, A_WHILE, "each came once").await;
 }

@@ -1,4 +1,4 @@
-//! Properties of queues: what goes in comes out, once, at one worker, and only so much goes in.
+//! Properties of queues: each message is delivered once and to one worker, and a queue has limits.
 //!
 //! Not here: queues with a policy (`policies`).
 
@@ -12,11 +12,11 @@ use trireme_inference::ModelKey;
 
 use super::Setup;
 use super::fixtures::{
-    LARGE, assert_idle, full_message, heavy_message, message, model, number, patient_options, take, within,
+    LARGE, assert_idle, full_message, heavy_message, message, model, number, patient_options, take, unique, within,
 };
 use crate::{Bus, BusError, Delivery, Puller, QueueOptions, QueueStatus, WorkMessage};
 
-/// Time in which a message that is not to come would have come.
+/// Time in which a wrong message would have arrived.
 pub(super) const A_WHILE: Duration = Duration::from_millis(200);
 
 pub async fn a_message_arrives_whole_at_exactly_one_worker(setup: &Setup) {
@@ -48,7 +48,7 @@ pub async fn publishing_to_a_queue_that_nobody_declared_says_so(setup: &Setup) {
     let model = model("undeclared");
     let published = within("an answer about the queue", bus.publish(&message(&model, 0))).await;
     assert!(matches!(published, Err(BusError::NoQueue { model: ref named }) if *named == model), "{published:?}");
-    // A bus may know at once, or when it asks for work.
+    // One bus reports this when a puller opens, another when it pulls.
     let pulled = within("an answer about the queue", async { bus.pull(&model).await?.next(1).await }).await;
     assert!(matches!(pulled, Err(BusError::NoQueue { model: ref named }) if *named == model), "{pulled:?}");
 }
@@ -115,12 +115,13 @@ pub async fn what_was_cancelled_and_taken_back_makes_room(setup: &Setup) {
         assert_eq!(number(&delivery), expected);
         delivery.acker.ack().await.expect("acknowledged");
     }
-    // It is not there any more.
+    // The message is gone already.
     take_back().await;
     assert_idle(&mut puller, A_WHILE, "the other message was taken back").await;
 }
 
-/// The queue is full for `refused`, also while a worker has a message, and takes it once that is acknowledged.
+/// Checks that the queue is full for `refused`, also while a worker has a message, and accepts it after the
+/// acknowledgement.
 async fn refuses_until_acknowledged(bus: &dyn Bus, model: &ModelKey, refused: &WorkMessage) {
     let full = |published| matches!(published, Err(BusError::Full { model: ref named }) if named == model);
     assert!(full(within("a refusal", bus.publish(refused)).await), "the queue is full");
@@ -159,7 +160,7 @@ pub async fn a_worker_takes_no_more_than_it_has_room_for(setup: &Setup) {
     let (bus, model) = declared(setup, "room", &patient_options()).await;
     let (one, two) = (setup.connect().await, setup.connect().await);
     let (mut busy, mut peer) = (open(&*one, &model).await, open(&*two, &model).await);
-    // The busy worker waits first, so that all of the queue is its to take.
+    // The busy worker waits first, so it could take all messages.
     assert_idle(&mut busy, A_WHILE, "an empty queue").await;
     for n in 0..20 {
         publish(&*bus, &message(&model, n)).await;
@@ -190,7 +191,7 @@ pub async fn a_worker_that_stops_gets_what_was_sent_to_it(setup: &Setup) {
     for n in 0..6 {
         publish(&*bus, &message(&model, n)).await;
     }
-    // A broker sends what was asked for, though nobody looks.
+    // A broker sends the messages that were asked for, even if the worker does not read them.
     tokio::time::sleep(A_WHILE).await;
     let mut numbers = HashSet::new();
     while let Some(deliveries) = within("the end of a worker", stopping.stop()).await {
@@ -227,7 +228,7 @@ pub async fn waiting_for_work_can_be_cancelled_without_loss(setup: &Setup) {
             if numbers.len() as i64 == MESSAGES {
                 return;
             }
-            // Also given up before it could wait at all.
+            // With no patience, the caller also gives up before the puller has waited.
             let patience = Duration::from_micros(500 * (round % 4));
             let Ok(deliveries) = tokio::time::timeout(patience, puller.next(3)).await else { continue };
             for delivery in deliveries.expect("work") {
@@ -257,7 +258,7 @@ pub async fn many_publishers_and_workers_lose_and_repeat_nothing(setup: &Setup) 
     let pulling = (0..PARTIES).map(|party| async move {
         let mut puller = open(&**buses[party], model).await;
         while left.load(Ordering::Relaxed) > 0 {
-            // A worker that gets none of the last messages has to notice the end.
+            // A worker that gets none of the last messages still has to notice the end.
             let Ok(deliveries) = tokio::time::timeout(A_WHILE, puller.next(16)).await else { continue };
             for delivery in deliveries.expect("work") {
                 assert!(numbers.lock().insert(number(&delivery)), "message {} came twice", number(&delivery));
@@ -280,7 +281,7 @@ pub async fn a_large_message_passes_and_can_be_delivered_again(setup: &Setup) {
     publish(&*bus, &large).await;
     publish(&*bus, &small).await;
     let mut deliveries = vec![take(&mut puller, "one message").await, take(&mut puller, "the other").await];
-    // One whose body has to be fetched may come later.
+    // A message whose body has to be fetched may come later.
     deliveries.sort_by_key(|delivery| delivery.message.request_id != large.request_id);
     assert_eq!(deliveries[0].message, large);
     assert_eq!(deliveries[1].message, small);
@@ -315,17 +316,17 @@ fn only(deliveries: Result<Vec<Delivery>, BusError>) -> Delivery {
 
 pub async fn a_queue_says_how_full_it_is(setup: &Setup) {
     let (bus, model) = (setup.connect().await, model("full"));
-    let unknown = bus.queue_status(&model, &[0], false).await;
+    let unknown = bus.queue_status(&model, &[0]).await;
     assert!(matches!(unknown, Err(BusError::NoQueue { .. })), "a queue that was never declared: {unknown:?}");
     bus.declare_queue(&model, &patient_options()).await.expect("declare");
-    assert_eq!(bus.queue_status(&model, &[0], false).await.expect("status"), QueueStatus::default());
+    assert_eq!(bus.queue_status(&model, &[0]).await.expect("status"), QueueStatus::default());
     for n in 0..3 {
         bus.publish(&message(&model, n)).await.expect("publish");
     }
     let mut puller = bus.pull(&model).await.expect("pull");
     let first = take(&mut puller, "the first message").await;
     tokio::time::sleep(Duration::from_millis(30)).await;
-    let status = bus.queue_status(&model, &[0], false).await.expect("status");
+    let status = bus.queue_status(&model, &[0]).await.expect("status");
     assert_eq!((status.waiting, status.delivered), (2, 1));
     assert!(status.oldest >= Duration::from_millis(25) && status.oldest < Duration::from_secs(20), "{status:?}");
     first.acker.ack().await.expect("ack");
@@ -333,9 +334,56 @@ pub async fn a_queue_says_how_full_it_is(setup: &Setup) {
         take(&mut puller, "the others").await.acker.ack().await.expect("ack");
     }
     within("an empty queue", async {
-        while bus.queue_status(&model, &[0], false).await.expect("status") != QueueStatus::default() {
+        while bus.queue_status(&model, &[0]).await.expect("status") != QueueStatus::default() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })
     .await;
+}
+
+pub async fn a_queue_says_which_requests_it_has(setup: &Setup) {
+    let (bus, model) = declared(setup, "has", &patient_options()).await;
+    let gateway = unique("gate.way");
+    let of = |n| {
+        let request_id = format!("{gateway}-{n}~1");
+        WorkMessage { gateway: gateway.clone(), request_id, ..message(&model, n) }
+    };
+    let found = async || {
+        let found = within("a look", bus.unsettled(&model, &[0], &gateway)).await.expect("a look");
+        let mut found: Vec<_> = found.into_iter().collect();
+        found.sort();
+        found
+    };
+    assert_eq!(found().await, Vec::<String>::new());
+    publish(&*bus, &of(1)).await;
+    publish(&*bus, &of(2)).await;
+    publish(&*bus, &message(&model, 3)).await;
+    assert_eq!(found().await, [of(1).request_id, of(2).request_id]);
+    let mut puller = open(&*bus, &model).await;
+    let delivery = take(&mut puller, "the first").await;
+    assert_eq!(found().await.len(), 2, "also what a worker has");
+    delivery.acker.ack().await.expect("acknowledged");
+    within("a queue without it", async {
+        while found().await != [of(2).request_id] {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+pub async fn an_empty_queue_can_be_removed(setup: &Setup) {
+    let (bus, model) = declared(setup, "removed", &patient_options()).await;
+    publish(&*bus, &message(&model, 1)).await;
+    assert!(bus.queues().await.expect("a look").contains(&model));
+    assert!(!within("a look", bus.remove_queue(&model)).await.expect("a look"), "it is not empty");
+    let mut puller = open(&*bus, &model).await;
+    take(&mut puller, "the message").await.acker.ack().await.expect("acknowledged");
+    within("its end", async {
+        while !bus.remove_queue(&model).await.expect("a look") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert!(!bus.queues().await.expect("a look").contains(&model));
+    assert!(matches!(bus.publish(&message(&model, 2)).await, Err(BusError::NoQueue { .. })));
 }

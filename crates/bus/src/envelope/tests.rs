@@ -1,11 +1,11 @@
-//! Messages come back as they went in; what is damaged, cut short or made up is refused without harm.
+//! Messages survive a round trip; damaged, truncated and invented messages are refused without harm.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use trireme_inference::{ErrorCode, Hop, ParameterValue, StepInput, StepOutput};
+use trireme_inference::{ErrorCode, Hop, ParameterValue, StepInput, StepOutput, TextFacts};
 
 use super::*;
 use crate::conformance::fixtures::full_message;
@@ -55,7 +55,7 @@ fn any_parameters() -> impl Strategy<Value = Parameters> {
     let value = prop_oneof![
         any::<bool>().prop_map(ParameterValue::Bool),
         any::<i64>().prop_map(ParameterValue::Int64),
-        // What fits is read as signed: the wire knows numbers, not our variants.
+        // Numbers that fit an `i64` are read as signed: the wire does not carry our variants.
         (1 + i64::MAX as u64..).prop_map(ParameterValue::Uint64),
         (-1e300..1e300).prop_map(ParameterValue::Double),
         ".{0,12}".prop_map(ParameterValue::String),
@@ -73,15 +73,20 @@ fn any_step() -> impl Strategy<Value = Step> {
     (any_key(), inputs, outputs, vec(".{0,4}", 0..3), 0u32..3).prop_map(|(model, inputs, outputs, dead, level)| Step {
         level,
         model,
-        inputs: inputs.into_iter().map(|(name, tensor, optional)| StepInput { name, tensor, optional }).collect(),
+        inputs: inputs
+            .into_iter()
+            .map(|(name, tensor, optional)| StepInput { name, tensor, optional, reshapes: Vec::new() })
+            .collect(),
         outputs: outputs.into_iter().map(|(name, tensor)| StepOutput { name, tensor }).collect(),
         dead,
     })
 }
 
 fn any_ledger() -> impl Strategy<Value = Ledger> {
-    let hop = (".{0,6}", ".{0,6}", any::<[u64; 5]>(), any::<u32>());
-    let hop = hop.prop_map(|(model, worker, [a, b, c, d, e], batch_size)| Hop {
+    let texts = any::<Option<(u64, u64)>>();
+    let texts = texts.prop_map(|texts| texts.map(|(tokens, truncated)| TextFacts { tokens, truncated }));
+    let hop = (".{0,6}", ".{0,6}", any::<[u64; 5]>(), any::<u32>(), texts);
+    let hop = hop.prop_map(|(model, worker, [a, b, c, d, e], batch_size, texts)| Hop {
         model,
         worker,
         transit_us: a,
@@ -90,6 +95,7 @@ fn any_ledger() -> impl Strategy<Value = Ledger> {
         compute_infer_us: d,
         compute_output_us: e,
         batch_size,
+        texts,
     });
     vec(hop, 0..3).prop_map(Ledger)
 }
@@ -98,7 +104,7 @@ fn any_work() -> impl Strategy<Value = WorkMessage> {
     let route = (any_key(), any::<bool>(), any::<u32>(), vec(any_step(), 0..3));
     let route = route.prop_map(|(model, ensemble, offset, steps)| Route::resume(model, ensemble, offset, steps));
     let names = (".{0,8}", ".{0,8}", ".{0,8}", proptest::option::of(".{0,8}"));
-    let numbers = (any::<u64>(), any::<u32>(), any::<u64>());
+    let numbers = (any::<u64>(), any::<u64>(), any::<u64>());
     (names, numbers, route, vec(any_tensor(), 0..4), any_parameters(), any_ledger()).prop_map(
         |((request_id, gateway, client_id, traceparent), (deadline, priority, sent_at), route, tensors, p, ledger)| {
             WorkMessage {
@@ -113,7 +119,7 @@ fn any_work() -> impl Strategy<Value = WorkMessage> {
                 tensors,
                 parameters: Arc::new(p),
                 ledger,
-                // In headers, as the test of those knows.
+                // Travels in headers, which have a test of their own.
                 answer: Answer::Whole,
             }
         },
@@ -168,7 +174,7 @@ proptest! {
         prop_assert!(decode_reply(reply_headers(&reply), &body).is_err());
     }
 
-    /// A damaged message may still be one, but then a consistent one, and it never panics.
+    /// A damaged message may still decode, but then it is consistent. Decoding never panics.
     #[test]
     fn damaged_messages_do_not_panic(flips in vec((any::<prop::sample::Index>(), 0u8..8), 1..4)) {
         let message = full();
@@ -220,7 +226,8 @@ fn tensor_bytes_are_not_copied() {
     }
 }
 
-/// Each claims four thousand million of something and brings none. Room for all of them would be tens of gigabytes.
+/// Each body claims four thousand million entries and has none of them. Room for all of them would be tens of
+/// gigabytes.
 #[test]
 fn claimed_sizes_are_not_believed() {
     const ARRAY: &[u8] = &[0xdd, 0xff, 0xff, 0xff, 0xff];
@@ -292,7 +299,7 @@ fn a_tensor_that_contradicts_itself_is_named() {
     );
 }
 
-/// A work message as others might write it: this map, and what is missing of a good one.
+/// A work message from `body`, with the missing keys filled in from a valid message.
 fn made_up(mut body: serde_json::Value) -> Result<WorkMessage, EnvelopeError> {
     let good = serde_json::json!({ "tensors": [], "parameters": {}, "ledger": [], "id": "", "sent_at": 0 });
     let route = serde_json::json!({ "model": "m", "version": 1, "ensemble": true, "step": 0, "steps": [] });
@@ -341,7 +348,7 @@ fn a_name_that_is_too_long_is_refused_whoever_writes_it() {
     assert_eq!(encode_work(&message).unwrap_err().to_string(), too_long);
 }
 
-/// Lists are held against one another, and cost more in memory than on the wire.
+/// Entries of lists are compared with each other, and take more memory than wire bytes.
 #[test]
 fn lists_without_end_are_refused_by_name() {
     const MOST: usize = trireme_inference::MAX_LISTED;

@@ -1,34 +1,33 @@
-//! The bus within one process: bounded queues, no broker, no encoding. A message is moved, its tensors are shared.
+//! The bus within one process: bounded queues, no broker, no encoding. A message is moved, and its tensors are shared.
 //!
-//! It keeps the promises of the NATS bus: a delivery that is let go or refused comes again as a later delivery, a
-//! queue counts messages until they are settled, a second message of the same name is not delivered beside the first.
+//! It keeps the promises of the NATS bus: a delivery that a worker drops or returns comes again as a later delivery, a
+//! queue counts messages until they are settled, and a second message with the same name is not delivered beside the
+//! first.
 
 mod queue;
+mod store;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use parking_lot::Mutex;
-use tokio::sync::{broadcast, mpsc, watch};
-use trireme_inference::{ModelKey, UnixMicros};
+use tokio::sync::{mpsc, watch};
+use trireme_inference::ModelKey;
 
 use self::queue::Queue;
-use crate::registry::{RegistryEvent, WorkerEntry};
+use self::store::Stores;
+use crate::cancel::CANCEL;
 use crate::{
-    AnswerHandle, Attempts, Bus, BusError, Connection, DeadLetter, Inbox, MessageName, Puller, Question, QueueOptions,
-    QueueStatus, Queued, Reply, StoredLetter, WorkMessage,
+    Acker, AnswerHandle, Bucket, Bus, BusError, Change, Connection, Entry, Inbox, Puller, Question, QueueOptions,
+    QueueStatus, Queued, Reply, WorkMessage,
 };
 
-/// Registry events and cancellations that a slow watcher may be behind before it misses some.
-const WATCH_BACKLOG: usize = 4096;
-
-/// Dead letters kept, the latest ones; the last one is kept whatever its size.
-const DEAD_LETTERS_KEPT: usize = 1000;
-
-/// Bytes of them, about: what they hold would be free otherwise.
-const DEAD_BYTES_KEPT: u64 = 64 << 20;
+/// Messages on a topic that may wait for a slow listener before it misses some.
+const BACKLOG: usize = 4096;
 
 /// The in-process bus. Clones are the same bus.
 #[derive(Clone)]
@@ -37,77 +36,49 @@ pub struct InProcess(Arc<Shared>);
 struct Shared {
     queues: Mutex<HashMap<ModelKey, Arc<Queue>>>,
     inboxes: Mutex<HashMap<String, Weak<Inbox>>>,
-    cancellations: broadcast::Sender<String>,
-    registry: Mutex<Registry>,
-    dead: Mutex<DeadLetters>,
+    stores: Mutex<Stores>,
     listeners: Mutex<HashMap<String, Vec<mpsc::Sender<Question>>>>,
     connection: watch::Sender<Connection>,
-}
-
-#[derive(Default)]
-struct DeadLetters {
-    letters: VecDeque<StoredLetter>,
-    last: u64,
-    bytes: u64,
-}
-
-#[derive(Default)]
-struct Registry {
-    entries: HashMap<String, WorkerEntry>,
-    watchers: Vec<mpsc::Sender<RegistryEvent>>,
-}
-
-// === impl DeadLetters ===
-
-impl DeadLetters {
-    /// Keeps a letter; older ones go for it.
-    fn keep(&mut self, letter: DeadLetter) {
-        self.last += 1;
-        self.bytes += letter.message.size();
-        self.letters.push_back(StoredLetter { number: self.last, at: UnixMicros::now(), letter });
-        while self.letters.len() > 1 && (self.letters.len() > DEAD_LETTERS_KEPT || self.bytes > DEAD_BYTES_KEPT) {
-            self.remove(self.letters[0].number);
-        }
-    }
-
-    /// Forgets a letter. Whether it was there.
-    fn remove(&mut self, number: u64) -> bool {
-        let place = self.letters.iter().position(|stored| stored.number == number);
-        let Some(stored) = place.and_then(|place| self.letters.remove(place)) else { return false };
-        self.bytes -= stored.letter.message.size();
-        true
-    }
 }
 
 // === impl InProcess ===
 
 impl Default for InProcess {
+    /// With the default settings.
     fn default() -> Self {
-        InProcess(Arc::new(Shared {
-            queues: Mutex::default(),
-            inboxes: Mutex::default(),
-            cancellations: broadcast::channel(WATCH_BACKLOG).0,
-            registry: Mutex::default(),
-            dead: Mutex::default(),
-            listeners: Mutex::default(),
-            connection: watch::channel(Connection::Up(1)).0,
-        }))
+        InProcess::new(&QueueOptions::default())
     }
 }
 
 impl InProcess {
-    /// The messages that were given up lately, oldest first.
-    pub fn dead_letters(&self) -> Vec<DeadLetter> {
-        self.0.dead.lock().letters.iter().map(|stored| stored.letter.clone()).collect()
+    /// A bus with these settings. No other process has to write them.
+    pub fn new(settings: &QueueOptions) -> InProcess {
+        let bus = InProcess(Arc::new(Shared {
+            queues: Mutex::default(),
+            inboxes: Mutex::default(),
+            stores: Mutex::default(),
+            listeners: Mutex::default(),
+            connection: watch::channel(Connection::Up(1)).0,
+        }));
+        let written = (&bus as &dyn Bus).change_settings(settings).now_or_never();
+        debug_assert!(matches!(written, Some(Ok(()))), "in process nothing waits, and nothing refuses");
+        bus
     }
 
     fn queue(&self, model: &ModelKey) -> Result<Arc<Queue>, BusError> {
         self.0.queues.lock().get(model).cloned().ok_or_else(|| BusError::NoQueue { model: model.clone() })
     }
 
-    fn tell(&self, event: &RegistryEvent) {
-        // A watcher that is gone, or too far behind to be of use, is let go.
-        self.0.registry.lock().watchers.retain(|watcher| watcher.try_send(event.clone()).is_ok());
+    fn tell(&self, topic: &str, question: impl Fn() -> Question) {
+        if let Some(listeners) = self.0.listeners.lock().get_mut(topic) {
+            listeners.retain(|listener| !listener.is_closed());
+            for listener in listeners.iter() {
+                // A listener that is so far behind would not answer in time either.
+                if listener.try_send(question()).is_err() {
+                    tracing::warn!(topic, "a listener that is too far behind misses a message");
+                }
+            }
+        }
     }
 }
 
@@ -128,31 +99,34 @@ impl Bus for InProcess {
     }
 
     async fn take_back(&self, _queued: &Queued) -> Result<(), BusError> {
-        // Cancelling did.
+        // The cancellation has already removed it.
         Ok(())
-    }
-
-    async fn attempts(&self, message: &MessageName) -> Result<Option<Attempts>, BusError> {
-        Ok(self.queue(&message.model).ok().and_then(|queue| queue.attempts(&message.id)))
-    }
-
-    async fn note_attempts(&self, message: &MessageName, attempts: Attempts) -> Result<(), BusError> {
-        if let Ok(queue) = self.queue(&message.model) {
-            queue.note_attempts(&message.id, attempts);
-        }
-        Ok(())
-    }
-
-    fn message_bytes(&self) -> usize {
-        usize::MAX
     }
 
     async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
         Ok(Box::new(self.queue(model)?.puller()))
     }
 
-    async fn queue_status(&self, model: &ModelKey, _levels: &[u32], _policy: bool) -> Result<QueueStatus, BusError> {
+    async fn queue_status(&self, model: &ModelKey, _levels: &[u32]) -> Result<QueueStatus, BusError> {
         Ok(self.queue(model)?.status())
+    }
+
+    async fn unsettled(&self, model: &ModelKey, _levels: &[u32], gateway: &str) -> Result<HashSet<String>, BusError> {
+        Ok(self.queue(model)?.unsettled(gateway))
+    }
+
+    async fn queues(&self) -> Result<Vec<ModelKey>, BusError> {
+        Ok(self.0.queues.lock().keys().cloned().collect())
+    }
+
+    async fn remove_queue(&self, model: &ModelKey) -> Result<bool, BusError> {
+        let mut queues = self.0.queues.lock();
+        let is_empty = queues.get(model).is_some_and(|queue| queue.status() == QueueStatus::default());
+        Ok(is_empty && queues.remove(model).is_some())
+    }
+
+    fn message_bytes(&self) -> usize {
+        usize::MAX
     }
 
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {
@@ -162,101 +136,71 @@ impl Bus for InProcess {
         Ok(inbox)
     }
 
-    async fn reply(&self, reply: Reply) -> Result<(), BusError> {
+    async fn reply(&self, reply: Reply, delivery: Option<&mut Acker>) -> Result<(), BusError> {
         let inbox = self.0.inboxes.lock().get(&reply.gateway).and_then(Weak::upgrade);
-        if let Some(given_up) = inbox.and_then(|inbox| inbox.dispatch(reply)) {
-            self.cancel(&given_up).await?;
+        let given_up = inbox.and_then(|inbox| inbox.dispatch(reply).given_up);
+        if let Some(delivery) = delivery {
+            delivery.spend().await?;
         }
-        Ok(())
-    }
-
-    async fn cancel(&self, request_id: &str) -> Result<(), BusError> {
-        let queues: Vec<_> = self.0.queues.lock().values().cloned().collect();
-        queues.iter().for_each(|queue| queue.remove(request_id));
-        // No receiver is no error: no worker has started yet.
-        let _ = self.0.cancellations.send(request_id.to_owned());
-        Ok(())
-    }
-
-    async fn cancellations(&self) -> Result<mpsc::Receiver<String>, BusError> {
-        let mut from = self.0.cancellations.subscribe();
-        let (to, receiver) = mpsc::channel(WATCH_BACKLOG);
-        crate::spawn("in-process cancellations", async move {
-            loop {
-                match from.recv().await {
-                    Ok(request_id) => {
-                        if to.send(request_id).await.is_err() {
-                            return;
-                        }
-                    }
-                    // Cancelling is best effort; the deadline ends what was missed.
-                    Err(broadcast::error::RecvError::Lagged(missed)) => tracing::warn!(missed, "missed cancellations"),
-                    Err(broadcast::error::RecvError::Closed) => return,
-                }
-            }
-        });
-        Ok(receiver)
-    }
-
-    async fn dead_letter(&self, letter: DeadLetter) -> Result<(), BusError> {
-        self.0.dead.lock().keep(letter);
-        Ok(())
-    }
-
-    async fn dead_letter_after(&self, number: u64) -> Result<Option<StoredLetter>, BusError> {
-        Ok(self.0.dead.lock().letters.iter().find(|stored| stored.number > number).cloned())
-    }
-
-    async fn remove_dead_letter(&self, number: u64) -> Result<bool, BusError> {
-        Ok(self.0.dead.lock().remove(number))
-    }
-
-    async fn announce(&self, entry: &WorkerEntry) -> Result<(), BusError> {
-        self.0.registry.lock().entries.insert(entry.key(), entry.clone());
-        self.tell(&RegistryEvent::Put(entry.clone()));
-        Ok(())
-    }
-
-    async fn withdraw(&self, entry: &WorkerEntry) -> Result<(), BusError> {
-        self.0.registry.lock().entries.remove(&entry.key());
-        self.tell(&RegistryEvent::Delete(entry.key()));
-        Ok(())
-    }
-
-    async fn watch_registry(&self) -> Result<mpsc::Receiver<RegistryEvent>, BusError> {
-        let (sender, receiver) = mpsc::channel(WATCH_BACKLOG);
-        let mut registry = self.0.registry.lock();
-        for entry in registry.entries.values() {
-            let _ = sender.try_send(RegistryEvent::Put(entry.clone()));
+        match given_up {
+            Some(request_id) => (self as &dyn Bus).cancel(&request_id).await,
+            None => Ok(()),
         }
-        registry.watchers.push(sender);
-        Ok(receiver)
+    }
+
+    async fn put(
+        &self,
+        bucket: Bucket,
+        key: &str,
+        value: Bytes,
+        expect: Option<u64>,
+        lapse: Option<Duration>,
+    ) -> Result<u64, BusError> {
+        self.0.stores.lock().put(bucket, key, value, expect, lapse)
+    }
+
+    async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
+        Ok(self.0.stores.lock().get(bucket, key))
+    }
+
+    async fn next(&self, bucket: Bucket, revision: u64) -> Result<Option<Entry>, BusError> {
+        Ok(self.0.stores.lock().next(bucket, revision))
+    }
+
+    async fn delete(&self, bucket: Bucket, key: &str, expect: Option<u64>) -> Result<bool, BusError> {
+        self.0.stores.lock().delete(bucket, key, expect)
+    }
+
+    async fn watch(&self, bucket: Bucket) -> Result<mpsc::Receiver<Change>, BusError> {
+        Ok(self.0.stores.lock().watch(bucket))
+    }
+
+    async fn say(&self, topic: &str, body: Bytes) -> Result<(), BusError> {
+        if topic == CANCEL
+            && let Ok(request_id) = std::str::from_utf8(&body)
+        {
+            // In process, `take_back` does nothing: the cancellation removes the request's messages.
+            let queues: Vec<_> = self.0.queues.lock().values().cloned().collect();
+            queues.iter().for_each(|queue| queue.remove(request_id));
+        }
+        self.tell(topic, || Question::said(body.clone()));
+        Ok(())
     }
 
     async fn ask(&self, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
-        let (answers, receiver) = mpsc::channel(WATCH_BACKLOG);
-        if let Some(listeners) = self.0.listeners.lock().get_mut(topic) {
-            listeners.retain(|listener| !listener.is_closed());
-            for listener in listeners.iter() {
-                // One that is too far behind would not answer in time either.
-                let _ = listener.try_send(Question::new(body.clone(), Answers(answers.clone())));
-            }
-        }
+        let (answers, receiver) = mpsc::channel(BACKLOG);
+        self.tell(topic, || Question::new(body.clone(), Answers(answers.clone())));
         Ok(receiver)
     }
 
-    async fn questions(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
-        let (sender, receiver) = mpsc::channel(WATCH_BACKLOG);
+    async fn listen(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
+        let (sender, receiver) = mpsc::channel(BACKLOG);
         self.0.listeners.lock().entry(topic.to_owned()).or_default().push(sender);
         Ok(receiver)
     }
 
     fn connection(&self) -> watch::Receiver<Connection> {
         self.0.connection.subscribe()
-    }
-
-    async fn advertise(&self, _: &str, _: HashMap<String, String>) -> Result<(), BusError> {
-        Ok(())
     }
 
     async fn close(&self) {}
@@ -279,6 +223,7 @@ mod tests {
     use trireme_inference::{InferError, ParameterValue, Tensor};
 
     use super::*;
+    use crate::DeadLetter;
     use crate::conformance::fixtures::full_message;
 
     fn model() -> ModelKey {
@@ -287,26 +232,34 @@ mod tests {
 
     #[tokio::test]
     async fn dead_letters_are_bounded_by_what_they_hold() {
-        let bus = InProcess::default();
+        let bus: Arc<dyn Bus> = Arc::new(InProcess::default());
         let mut message = full_message(&model());
         message.tensors = vec![Tensor::from_values("x", [10 << 20], vec![0u8; 10 << 20]).unwrap()];
         let letter = DeadLetter { message, reason: InferError::internal("failed"), attempts: 1 };
-        for _ in 0..100 {
-            bus.dead_letter(letter.clone()).await.unwrap();
+        let count = async || {
+            let (mut count, mut last) = (0, 0);
+            while let Some(stored) = bus.dead_letter_after(last).await.unwrap() {
+                (count, last) = (count + 1, stored.number);
+            }
+            count
+        };
+        for number in 0..20 {
+            let message = WorkMessage { request_id: number.to_string(), ..letter.message.clone() };
+            bus.dead_letter(DeadLetter { message, ..letter.clone() }).await.unwrap();
         }
-        assert_eq!(bus.dead_letters().len(), 6, "of 10 MiB each");
-        assert_eq!(bus.dead_letter_after(0).await.unwrap().unwrap().number, 95, "the latest");
-        let held = bus.0.dead.lock().bytes;
-        assert!(bus.remove_dead_letter(95).await.unwrap() && !bus.remove_dead_letter(95).await.unwrap());
-        assert_eq!(bus.0.dead.lock().bytes, held / 6 * 5);
+        assert_eq!(count().await, 6, "of 10 MiB each");
+        let first = bus.dead_letter_after(0).await.unwrap().unwrap();
+        assert_eq!(first.letter.message.request_id, "14", "the latest are kept");
+        assert!(bus.remove_dead_letter(first.number).await.unwrap());
+        assert!(!bus.remove_dead_letter(first.number).await.unwrap());
 
         let mut huge = letter;
         huge.message.tensors = vec![Tensor::from_values("x", [65 << 20], vec![0u8; 65 << 20]).unwrap()];
         bus.dead_letter(huge).await.unwrap();
-        assert_eq!(bus.dead_letters().len(), 1, "the last one stays");
+        assert_eq!(count().await, 1, "the last one stays");
     }
 
-    /// Whatever a message holds takes room in its queue; one that never fits is told so.
+    /// A queue counts all the memory of a message. A message that never fits gets its own error.
     #[tokio::test]
     async fn a_queue_counts_all_that_a_message_holds() {
         let bus = InProcess::default();

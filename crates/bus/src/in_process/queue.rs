@@ -1,6 +1,6 @@
-//! A queue within one process: levels, what is delayed, and what is delivered until it is settled.
+//! A queue within one process: its levels, delayed messages, and deliveries until they are settled.
 
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,9 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use trireme_inference::ModelKey;
 
-use crate::{
-    AckHandle, Acker, Attempts, BusError, Delivery, LevelPolicy, Puller, QueueOptions, QueueStatus, WorkMessage,
-};
+use crate::{AckHandle, Acker, BusError, Delivery, LevelPolicy, Puller, QueueOptions, QueueStatus, WorkMessage};
 
 /// The queue of one model version.
 pub(super) struct Queue {
@@ -26,18 +24,18 @@ pub(super) struct Queue {
 struct QueueState {
     /// By number, the highest level first.
     levels: BTreeMap<u32, Level>,
-    /// Refused for now; the earliest due on top.
+    /// Messages that a worker returned with a delay, the earliest due on top.
     delayed: BinaryHeap<Delayed>,
-    /// All unsettled messages, ready, delayed and delivered, by name. In order: the names of a request's messages begin with
-    /// it.
+    /// All unsettled messages by name: ready, delayed and delivered. The map is ordered, because the names of a
+    /// request's messages begin with its id.
     unsettled: BTreeMap<String, Unsettled>,
 }
 
 struct Unsettled {
     /// When it was published.
     since: Instant,
-    /// How often it was begun, as far as that was noted.
-    attempts: Option<Attempts>,
+    request_id: String,
+    gateway: String,
 }
 
 #[derive(Default)]
@@ -63,7 +61,7 @@ struct Delayed {
 
 struct Handle {
     queue: Arc<Queue>,
-    /// Kept for the next delivery; gone once settled.
+    /// The message for the next delivery; `None` once settled.
     message: Mutex<Option<Queued>>,
 }
 
@@ -81,7 +79,7 @@ impl Queue {
         Arc::new(Queue { deliveries, max_messages, max_bytes, state, arrived: Notify::new() })
     }
 
-    /// Levels that it does not have yet are made.
+    /// Sets the policies of the levels. Missing levels are created.
     pub fn set_policies(&self, options: &QueueOptions) {
         let mut state = self.state.lock();
         for (level, policy) in options.policies() {
@@ -95,9 +93,11 @@ impl Queue {
 
     pub fn push(&self, model: &ModelKey, message: &WorkMessage) -> Result<(), BusError> {
         let size = message.size();
-        if size > self.max_bytes {
-            // It would find an empty queue full.
-            return Err(BusError::TooLarge { size: size as usize, limit: self.max_bytes as usize });
+        let max_bytes = if self.max_bytes == 0 { u64::MAX } else { self.max_bytes };
+        if size > max_bytes {
+            // Even an empty queue would be too full for it.
+            let taker = "a queue (--queue-max-bytes)";
+            return Err(BusError::TooLarge { size: size as usize, limit: max_bytes as usize, taker });
         }
         let mut state = self.state.lock();
         let name = message.message_id();
@@ -108,14 +108,15 @@ impl Queue {
             return Err(BusError::NoQueue { model: model.clone() });
         };
         let may_wait = level.policy.max_waiting.is_none_or(|most| (level.ready.len() as u64) < most);
-        let fits = level.messages < self.max_messages && level.bytes.saturating_add(size) <= self.max_bytes;
+        let fits = level.messages < self.max_messages && level.bytes.saturating_add(size) <= max_bytes;
         if !(may_wait && fits) {
             return Err(BusError::Full { model: model.clone() });
         }
         level.messages += 1;
         level.bytes += size;
         level.ready.push_back(Queued { message: message.clone(), attempt: 1, since: Instant::now() });
-        state.unsettled.insert(name, Unsettled { since: Instant::now(), attempts: None });
+        let (request_id, gateway) = (message.request_id.clone(), message.gateway.clone());
+        state.unsettled.insert(name, Unsettled { since: Instant::now(), request_id, gateway });
         drop(state);
         self.arrived.notify_one();
         Ok(())
@@ -131,17 +132,14 @@ impl Queue {
         }
     }
 
-    pub fn attempts(&self, message_id: &str) -> Option<Attempts> {
-        self.state.lock().unsettled.get(message_id)?.attempts
+    /// The ids of the gateway's requests in this queue.
+    pub fn unsettled(&self, gateway: &str) -> HashSet<String> {
+        let state = self.state.lock();
+        let of_gateway = state.unsettled.values().filter(|message| message.gateway == gateway);
+        of_gateway.map(|message| message.request_id.clone()).collect()
     }
 
-    pub fn note_attempts(&self, message_id: &str, attempts: Attempts) {
-        if let Some(unsettled) = self.state.lock().unsettled.get_mut(message_id) {
-            unsettled.attempts = Some(attempts);
-        }
-    }
-
-    /// Takes out what waits of a request. What is delivered stays its worker's business.
+    /// Removes a request's messages that wait. Delivered messages stay with their worker.
     pub fn remove(&self, request_id: &str) {
         let of_request = format!("{request_id}/");
         let mut state = self.state.lock();
@@ -169,7 +167,7 @@ impl Queue {
         self.state.lock().settle(queued);
     }
 
-    /// Delivers again; past the last delivery, forgets.
+    /// Delivers a message again, or forgets it after its last delivery.
     fn redeliver(&self, mut queued: Queued, delay: Duration) {
         queued.attempt += 1;
         if queued.attempt > self.deliveries {
@@ -183,12 +181,12 @@ impl Queue {
         } else {
             state.delayed.push(Delayed { due: Instant::now() + delay, queued });
             drop(state);
-            // Every puller has to know when it is due: one that alone knew could leave before.
+            // Every puller has to learn when the message is due: a single one could be dropped before.
             self.arrived.notify_waiters();
         }
     }
 
-    /// Takes up to `room` messages; when there are none, says when the next delayed one is due.
+    /// Takes up to `room` messages. If there are none, returns when the next delayed one is due.
     fn take(self: &Arc<Self>, room: usize) -> Result<Vec<Delivery>, Option<Instant>> {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -206,13 +204,13 @@ impl Queue {
         let more = state.levels.values().any(|level| !level.ready.is_empty());
         drop(state);
         if more {
-            // One notification may stand for many messages: pass it on to the next puller.
+            // One notification may stand for many messages: notify the next puller too.
             self.arrived.notify_one();
         }
         Ok(taken.into_iter().map(|queued| self.deliver(queued)).collect())
     }
 
-    /// Takes what has waited for longer than its level allows.
+    /// Takes messages that have waited longer than their level allows.
     fn overdue(self: &Arc<Self>) -> Vec<Delivery> {
         let (mut state, mut taken) = (self.state.lock(), Vec::new());
         for level in state.levels.values_mut() {
@@ -236,10 +234,10 @@ impl Queue {
 // === impl Level ===
 
 impl Level {
-    /// Takes the `room` messages that go first.
+    /// Takes the first `room` messages in the order of delivery.
     fn take(&mut self, room: usize, taken: &mut Vec<Queued>) {
         let room = room.min(self.ready.len());
-        // What waits longest is first, so those that go behind others are.
+        // The messages that waited longest are at the front, so delayed ones are at the front too.
         let delayed = self.ready.iter().take_while(|queued| self.policy.delays(queued.since.elapsed())).count();
         let first = room.min(self.ready.len() - delayed);
         taken.extend(self.ready.drain(delayed..delayed + first));
@@ -258,7 +256,7 @@ impl QueueState {
         }
     }
 
-    /// The level of a message that is in the queue.
+    /// The level of a message in the queue.
     fn level(&mut self, message: &WorkMessage) -> &mut Level {
         self.levels.entry(message.level()).or_default()
     }
@@ -286,10 +284,11 @@ impl AckHandle for Handle {
         self.ack().await
     }
 
-    async fn in_progress(&self) -> Result<(), BusError> {
-        // No clock runs against a delivery within one process.
-        Ok(())
+    fn settled_by(&self) -> Option<String> {
+        None
     }
+
+    fn entrust(&self) {}
 
     fn abandon(&self) {
         if let Some(queued) = self.message.lock().take() {
@@ -305,7 +304,7 @@ impl AckHandle for Handle {
 impl Puller for QueuePuller {
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError> {
         if room == 0 {
-            // Nothing is on its way here.
+            // No delivery is on its way.
             return std::future::pending().await;
         }
         loop {
@@ -346,7 +345,7 @@ impl PartialOrd for Delayed {
 }
 
 impl Ord for Delayed {
-    /// The earliest is the greatest, so that it is on top of the heap.
+    /// The earliest compares as the greatest, so that it is on top of the heap.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         other.due.cmp(&self.due)
     }

@@ -1,4 +1,4 @@
-//! Parts are read once and in order; nobody who does not read costs others anything.
+//! Parts are read once and in order. A reader that does not read costs the others nothing.
 
 use proptest::prelude::*;
 use trireme_inference::{Ledger, Tensor, UnixMicros};
@@ -27,7 +27,7 @@ fn drain(replies: &mut Replies) -> Vec<(u32, bool)> {
 }
 
 proptest! {
-    /// However parts come, and however often, each is read once and in order.
+    /// In whatever order and however often parts arrive, each is read once and in order.
     #[test]
     fn parts_are_read_in_order(
         count in 1u32..40,
@@ -85,7 +85,7 @@ fn a_reader_that_is_too_far_behind_gets_an_error_and_nothing_is_kept() {
     assert_eq!(drain(&mut replies), [(0, false)]);
 
     let mut replies = Replies::default();
-    // With room for one of those that hold nothing.
+    // Leaves room for one reply without tensors.
     let size = BACKLOG_BYTES - 1000;
     let heavy = Tensor::from_values("x", [size as i64], vec![0u8; size]).unwrap();
     let heavy = |sequence| Reply {
@@ -110,12 +110,12 @@ fn a_place_ends_with_its_deadline_though_nobody_looks() {
         ..crate::conformance::fixtures::full_message(&model)
     };
     let (overdue, _patient) = (inbox.expect(&request("r", 1000)), inbox.expect(&request("s", 1001)));
-    assert_eq!(inbox.dispatch(part(0, false)), None);
+    assert_eq!(inbox.dispatch(part(0, false)), Dispatched::default());
     assert_ne!(inbox.kept.load(Ordering::Relaxed), 0);
     assert_eq!(inbox.end_overdue(UnixMicros(999)), [""; 0]);
     assert_eq!(inbox.end_overdue(UnixMicros(1000)), ["r"]);
     assert_eq!(inbox.waiting(), 1);
-    assert_eq!(inbox.dispatch(part(1, true)), None, "nobody waits for it");
+    assert!(inbox.dispatch(part(1, true)).complete, "nobody waits for it");
     let told = overdue.waiter.replies.lock().take().unwrap();
     assert_eq!(told.outcome.unwrap_err().message, "Request timeout expired");
     assert!(told.last && overdue.waiter.replies.lock().take().is_none());

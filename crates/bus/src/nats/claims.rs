@@ -1,72 +1,72 @@
-//! Claim checks: a body above the broker's `max_payload` is laid down in parts in a stream of its own, and the message
-//! that it belongs to carries a claim instead. Whoever has read and acknowledged the message discards it; what nobody
-//! discards lapses with the request's deadline.
+//! Claim checks: a body above the broker's `max_payload` is stored in parts in a stream of its own, and its message
+//! carries a claim instead. The process that has read and acknowledged the message discards the claim. A claim that no
+//! process discards lapses with the request's deadline.
 //!
-//! A claim has the name of its message and of the time it was made, so that a message that is published again lays down the
-//! same parts again, and one that was kept while its parts were lost finds them; the result of a step that is run again has
-//! other bytes, and a claim of its own. Nothing is allocated before the bytes are there, and what a process reads at a time
-//! is bounded.
+//! A claim is named after its message and the time the message was made. If a message is published again, the same
+//! parts are stored again; a message that the broker kept while its parts were lost finds the new ones. A step that
+//! runs again makes a result with other bytes, so that has a claim of its own. Nothing is allocated before the bytes
+//! have arrived, and the bytes that a process reads at a time are bounded.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_nats::HeaderMap;
-use async_nats::jetstream::context::{PublishError, PublishErrorKind};
+use async_nats::jetstream::context::PublishError;
 use async_nats::jetstream::stream::DirectGetErrorKind;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::sync::Semaphore;
 
+use super::errors::{chain, failure, is_full, is_no_stream, says_no_responders};
 use super::streams::Needed;
-use super::work::{chain, failure, is_full};
-use super::{Nats, subjects};
-use crate::{BusError, WorkMessage};
+use super::{Nats, buckets, subjects};
+use crate::{Bucket, BusError, WorkMessage};
 
 /// The largest body that travels by claim.
 pub const MAX_CLAIM_BYTES: usize = 128 << 20;
 
-/// Largest part; large enough that its confirmation costs little, small enough that nothing else waits behind it.
+/// Largest part: large enough that its confirmation costs little, small enough not to delay other messages.
 const MAX_PART_BYTES: usize = 1 << 20;
 
-/// What the headers of a part take at most.
+/// Largest size of a part's headers.
 const PART_HEADER_BYTES: usize = 256;
 
-/// Parts on their way at the same time.
+/// Parts that are sent or read at the same time.
 const PARTS_AT_ONCE: usize = 4;
 
-/// Bytes of claims that a process reads at a time, parts on their way included; what comes beyond waits.
+/// Bytes of claims that a process reads at a time, parts that are on their way included. Further claims wait.
 const READING_BYTES: usize = 512 << 20;
 
 /// Shares of [`READING_BYTES`], in KiB.
 static READING: Semaphore = Semaphore::const_new(READING_BYTES >> 10);
 
-/// How long a claim is kept that was laid down by halves when its sender left: as long as a part may be on its way.
+/// Pause before a half-stored claim is discarded after its sender stopped: a last part may still be on its way.
 const LEFT_PAUSE: Duration = Duration::from_secs(2);
 
-/// What a message carries in place of its body.
+/// Stands for a body in the headers of its message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The claim's name: one subject token.
     pub name: String,
     /// Bytes of the body.
     pub bytes: usize,
-    /// Parts that it is laid down in, all of one size but the last.
+    /// Parts in which it is stored, all of one size but the last.
     pub parts: usize,
 }
 
-/// Which stream a claim is laid down in.
+/// Where a body is stored.
 #[derive(Clone, Copy, Debug)]
-pub enum Store {
-    /// Of messages on their way.
+pub enum Place {
+    /// In the stream of claims, for bodies of messages.
     Claims,
-    /// Of dead letters, among the letters.
-    Dead,
+    /// In a store's own stream, beside its values.
+    Bucket(Bucket),
 }
 
-/// A claim that is being laid down or was: discarded when it is dropped before its message was sent.
+/// A claim whose parts are being stored or were stored. It is discarded if it is dropped before its message was sent.
 pub struct LaidDown {
     nats: Nats,
-    store: Store,
+    place: Place,
     claim: Claim,
     kept: bool,
 }
@@ -74,10 +74,10 @@ pub struct LaidDown {
 /// Why a claim could not be redeemed.
 #[derive(Debug, thiserror::Error)]
 pub enum RedeemError {
-    /// A part is not there: it was discarded, has lapsed, or the broker lost it.
+    /// A part is missing: it was discarded, has lapsed, or the broker lost it.
     #[error("part {part} of claim '{name}' is not there")]
     Gone { name: String, part: usize },
-    /// The parts are not what the claim says.
+    /// The parts do not match the claim.
     #[error("claim '{name}' of {expected} bytes has parts of {found} bytes or more")]
     Malformed { name: String, expected: usize, found: usize },
     /// The broker did not answer.
@@ -85,27 +85,39 @@ pub enum RedeemError {
     Unreachable { name: String, reason: String },
 }
 
-// === impl Store ===
+// === impl Place ===
 
-impl Store {
+impl Place {
     fn stream(self) -> &'static str {
         match self {
-            Store::Claims => subjects::CLAIM_STREAM,
-            Store::Dead => subjects::DEAD_STREAM,
+            Place::Claims => subjects::CLAIM_STREAM,
+            Place::Bucket(bucket) => buckets::stream(bucket),
         }
     }
 
-    fn parts(self, name: &str) -> String {
+    fn part(self, name: &str, part: &str) -> String {
         match self {
-            Store::Claims => subjects::claim_all(name),
-            Store::Dead => subjects::dead_claim_all(name),
+            Place::Claims => subjects::claim(name, part),
+            Place::Bucket(bucket) => buckets::part(bucket, name, part),
         }
     }
 
-    fn part(self, name: &str, part: usize) -> String {
+    fn needed(self) -> Needed<'static> {
         match self {
-            Store::Claims => subjects::claim(name, part),
-            Store::Dead => subjects::dead_claim(name, part),
+            Place::Claims => Needed::Claims,
+            Place::Bucket(bucket) => Needed::Bucket(bucket),
+        }
+    }
+}
+
+// === impl RedeemError ===
+
+impl RedeemError {
+    /// The error for the reader of a value that is stored in parts.
+    pub fn or_unreachable(self) -> BusError {
+        match self {
+            RedeemError::Unreachable { .. } => BusError::Unreachable(self.to_string()),
+            _ => BusError::Refused { action: "reading from a store", reason: self.to_string() },
         }
     }
 }
@@ -117,15 +129,15 @@ impl LaidDown {
         &self.claim
     }
 
-    /// The message was sent, or may have been.
+    /// Keeps the claim, because its message was sent or may have been.
     pub fn keep(mut self) {
         self.kept = true;
     }
 
-    /// No message has this claim.
+    /// Discards the claim, because no message has it.
     pub fn discard(mut self) {
         self.kept = true;
-        self.nats.discard(self.store, self.claim.name.clone());
+        self.nats.discard(self.place, self.claim.name.clone());
     }
 }
 
@@ -134,10 +146,10 @@ impl Drop for LaidDown {
         if self.kept {
             return;
         }
-        let (nats, store, name) = (self.nats.clone(), self.store, self.claim.name.clone());
+        let (nats, place, name) = (self.nats.clone(), self.place, self.claim.name.clone());
         crate::spawn("nats claim left", async move {
             tokio::time::sleep(LEFT_PAUSE).await;
-            nats.discard(store, name);
+            nats.discard(place, name);
         });
     }
 }
@@ -145,43 +157,43 @@ impl Drop for LaidDown {
 // === impl Nats ===
 
 impl Nats {
-    /// Lays `body` down under `name`; the broker may drop it after `lapse`. Laying it down again replaces it.
+    /// Stores `body` under `name`; the broker may drop it after `lapse`. Storing it again replaces it.
     pub(super) async fn lay_down(
         &self,
-        store: Store,
+        place: Place,
         name: String,
         body: &Bytes,
         lapse: Option<Duration>,
     ) -> Result<LaidDown, BusError> {
         if body.len() > MAX_CLAIM_BYTES {
-            return Err(BusError::TooLarge { size: body.len(), limit: MAX_CLAIM_BYTES });
+            return Err(BusError::TooLarge { size: body.len(), limit: MAX_CLAIM_BYTES, taker: "the message bus" });
         }
         let size = self.max_payload().saturating_sub(PART_HEADER_BYTES).clamp(1, MAX_PART_BYTES);
         let claim = Claim { name, bytes: body.len(), parts: body.len().div_ceil(size) };
-        let laid_down = LaidDown { nats: self.clone(), store, claim: claim.clone(), kept: false };
+        let laid_down = LaidDown { nats: self.clone(), place, claim: claim.clone(), kept: false };
         let mut headers = HeaderMap::new();
         if let Some(lapse) = lapse {
             headers.insert(async_nats::header::NATS_MESSAGE_TTL, lapse.as_secs().max(1).to_string());
         }
         let first =
-            || self.send_confirmed(store.part(&claim.name, 0), headers.clone(), body.slice(..size.min(body.len())));
+            || self.send_confirmed(place.part(&claim.name, "0"), headers.clone(), body.slice(..size.min(body.len())));
         let mut sent = first().await;
-        if sent.as_ref().is_err_and(|error| error.kind() == PublishErrorKind::StreamNotFound) {
-            self.need(Needed::Claims).await?;
+        if sent.as_ref().is_err_and(is_no_stream) {
+            self.need(place.needed()).await?;
             sent = first().await;
         }
         if let Err(error) = sent {
             laid_down.discard();
             return Err(not_laid_down(&claim, &error));
         }
-        // After an error no more parts are sent, but those under way are waited for: one that the broker took after the
-        // claim was discarded would stay.
+        // After an error no more parts are sent, but those on their way are awaited: a part that the broker takes after
+        // the claim was discarded would stay.
         let failed = AtomicBool::new(false);
         let parts = futures_util::stream::iter(1..claim.parts)
             .take_while(|_| std::future::ready(!failed.load(Ordering::Relaxed)))
             .map(|part| {
                 let bytes = body.slice(part * size..body.len().min((part + 1) * size));
-                self.send_confirmed(store.part(&claim.name, part), headers.clone(), bytes)
+                self.send_confirmed(place.part(&claim.name, &part.to_string()), headers.clone(), bytes)
             });
         let mut parts = Box::pin(parts.buffer_unordered(PARTS_AT_ONCE));
         let mut first_error = None;
@@ -201,17 +213,17 @@ impl Nats {
         }
     }
 
-    /// Reads a claim's bytes, when it is their turn.
-    pub(super) async fn redeem(&self, store: Store, claim: &Claim) -> Result<Bytes, RedeemError> {
+    /// Reads a claim's bytes, once there is room for them.
+    pub(super) async fn redeem(&self, place: Place, claim: &Claim) -> Result<Bytes, RedeemError> {
         let malformed = |found| RedeemError::Malformed { name: claim.name.clone(), expected: claim.bytes, found };
         if claim.bytes > MAX_CLAIM_BYTES || claim.parts > claim.bytes {
             return Err(malformed(claim.parts));
         }
-        // A part may be larger than it should be; that is seen when it has come.
+        // A part may be larger than it should be. That shows only when it has arrived.
         let most = (claim.bytes + claim.parts.min(PARTS_AT_ONCE) * self.max_payload()).min(READING_BYTES);
         let shares = u32::try_from(most >> 10).unwrap_or(u32::MAX);
         let _share = READING.acquire_many(shares).await.expect("never closed");
-        let parts = (0..claim.parts).map(|part| read_part(self.clone(), store, claim.name.clone(), part));
+        let parts = (0..claim.parts).map(|part| read_part(self.clone(), place, claim.name.clone(), part));
         let mut parts = futures_util::stream::iter(parts).buffered(PARTS_AT_ONCE);
         let mut body = Vec::new();
         while let Some(part) = parts.next().await {
@@ -227,28 +239,28 @@ impl Nats {
         }
     }
 
-    /// Forgets a claim, some time soon. What cannot be reached now lapses.
-    pub(super) fn discard(&self, store: Store, name: String) {
+    /// Discards a claim soon. If the broker cannot be reached now, the claim lapses.
+    pub(super) fn discard(&self, place: Place, name: String) {
         let nats = self.clone();
         crate::spawn("nats claim", async move {
-            let Ok(stream) = nats.jetstream.get_stream_no_info(store.stream()).await else { return };
-            if let Err(error) = stream.purge().filter(store.parts(&name)).await {
+            let Ok(stream) = nats.jetstream.get_stream_no_info(place.stream()).await else { return };
+            if let Err(error) = stream.purge().filter(place.part(&name, "*")).await {
                 tracing::debug!(name, %error, "a claim could not be discarded; it lapses");
             }
         });
     }
 }
 
-async fn read_part(nats: Nats, store: Store, name: String, part: usize) -> Result<Bytes, RedeemError> {
-    let stream = match nats.jetstream.get_stream_no_info(store.stream()).await {
+async fn read_part(nats: Nats, place: Place, name: String, part: usize) -> Result<Bytes, RedeemError> {
+    let stream = match nats.jetstream.get_stream_no_info(place.stream()).await {
         Ok(stream) => stream,
         Err(error) => return Err(RedeemError::Unreachable { name, reason: error.to_string() }),
     };
-    let read = stream.direct_get_last_for_subject(store.part(&name, part)).await;
+    let read = stream.direct_get_last_for_subject(place.part(&name, &part.to_string())).await;
     read.map(|message| message.payload).map_err(|error| match error.kind() {
         DirectGetErrorKind::NotFound => RedeemError::Gone { name, part },
-        // Nobody answers for a stream that is not there.
-        _ if chain(&error).contains("no responders") => RedeemError::Gone { name, part },
+        // There are no responders for a stream that does not exist.
+        _ if says_no_responders(&error) => RedeemError::Gone { name, part },
         _ => RedeemError::Unreachable { name, reason: chain(&error) },
     })
 }
@@ -260,7 +272,7 @@ fn not_laid_down(claim: &Claim, error: &PublishError) -> BusError {
     }
 }
 
-/// The name of the claim of a work message: another one when the message is made anew.
+/// The name of the claim of a work message. A message that is made again has another name.
 pub fn name(message: &WorkMessage) -> String {
     subjects::escape_token(&format!("{}/{}", message.message_id(), message.sent_at))
 }

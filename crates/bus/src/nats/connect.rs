@@ -1,38 +1,38 @@
-//! Connecting: who we are, visible retries that end, and a watch on the connection afterwards.
+//! Connecting: the login, logged retries with a limit, and a watch on the connection afterwards.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_nats::jetstream::context::AccountErrorKind;
 use async_nats::{ConnectErrorKind, ConnectOptions, jetstream};
 use tokio::sync::{Semaphore, watch};
 
 use super::Nats;
-use super::fence::Fence;
-use super::work::chain;
-use crate::{BusError, Connection};
+use super::ack::Deliveries;
+use super::errors::{chain, failure, is_not_found};
+use super::streams::Needed;
+use crate::{Bucket, Bus, BusError, Change, Connection, QueueOptions};
 
-/// How long closing may wait for what is buffered to go out.
+/// How long closing may wait until buffered messages are sent.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a question to the broker may take, and how long the client may take to accept something to send.
+/// How long a request to the broker may take, and how long the client may take to accept something to send.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest pause between attempts to connect again. Requests wait meanwhile.
+/// The longest pause between attempts to reconnect. Requests wait meanwhile.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
-/// The broker is asked for a sign of life when it was silent for so long.
+/// The client pings a broker that was silent for this long. If three pings in a row go unanswered, which is a constant
+/// of the client, the connection counts as lost. That is well before a silent process counts as gone
+/// ([`Heartbeat::TIME_TO_LIVE`](crate::Heartbeat::TIME_TO_LIVE)).
 const PING_INTERVAL: Duration = Duration::from_secs(1);
-
-/// A broker that leaves this many pings in a row unanswered counts as lost; the client's own number.
-#[cfg(test)]
-const PINGS: u32 = 3;
 
 /// Pause between attempts to connect at start.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Messages of one subscription that wait to be looked at; the client drops what comes beyond and says so. For replies:
-/// above what a gateway has in flight, unless answers come in many parts.
+/// Messages of one subscription that may wait to be read; the client drops any more and reports that. For replies the
+/// number is above the requests that a gateway has in flight, unless answers come in many parts.
 const SUBSCRIPTION_CAPACITY: usize = 16_384;
 
 /// How to reach NATS.
@@ -42,23 +42,33 @@ pub struct NatsOptions {
     pub url: String,
     /// The name of this connection, shown by `nats server report connections`.
     pub name: String,
-    /// The service this process is one of. Answers to its questions come to `_INBOX.<service>.>`, so that a server can
-    /// keep other services from reading them.
+    /// The service of this process. Answers to its questions come to `_INBOX.<service>.>`, so that a server can keep
+    /// other services from reading them.
     pub service: String,
-    /// Whether this process makes streams, also those that others ask for: a gateway does.
-    pub keeps_streams: bool,
-    /// How long to go on trying before giving up.
+    /// The wanted deployment, if this process is a gateway; the first gateway writes it to the settings. `None` for
+    /// other processes. Gateways create streams, for stages too.
+    pub deployment: Option<Deployment>,
+    /// How long to retry the connection at start.
     pub connect_timeout: Duration,
-    /// Who we are.
+    /// The login.
     pub login: NatsLogin,
-    /// What to trust and to show when the connection is encrypted.
+    /// Certificates for an encrypted connection.
     pub tls: NatsTls,
 }
 
-/// Who connects.
+/// The wanted settings of a deployment.
+#[derive(Clone, Debug, Default)]
+pub struct Deployment {
+    /// Settings of its queues.
+    pub queue: QueueOptions,
+    /// Copies that the brokers keep of each stream. By default three on a cluster, and one on a single broker.
+    pub replicas: Option<usize>,
+}
+
+/// The login of a connection.
 #[derive(Clone, Debug, Default)]
 pub enum NatsLogin {
-    /// Nobody in particular, or whom the URL names.
+    /// No login, or the one in the URL.
     #[default]
     Anonymous,
     /// A user whose password is the first line of a file.
@@ -68,22 +78,22 @@ pub enum NatsLogin {
         /// The file with the password.
         password_file: PathBuf,
     },
-    /// Whom a credentials file (`.creds`) names.
+    /// The user in a credentials file (`.creds`).
     Credentials(PathBuf),
 }
 
-/// Files for an encrypted connection. Without any, encryption is up to the URL (`tls://`) and the server, and the
+/// Files for an encrypted connection. Without any, the URL (`tls://`) and the server decide about encryption, and the
 /// system's certificate authorities are trusted.
 #[derive(Clone, Debug, Default)]
 pub struct NatsTls {
-    /// Certificate authorities to trust in place of the system's. Encryption is insisted on.
+    /// Certificate authorities to trust in place of the system's. Encryption is required.
     pub ca: Option<PathBuf>,
-    /// Our certificate and its key. Encryption is insisted on.
+    /// The client's certificate and its key. Encryption is required.
     pub certificate: Option<(PathBuf, PathBuf)>,
 }
 
 impl Nats {
-    /// Connects, trying again until `connect_timeout` has passed; every failed attempt is logged. Errors when the server
+    /// Connects. Failed attempts are logged and retried until `connect_timeout` has passed. Errors when the server
     /// cannot be reached, has no JetStream, or is too old.
     pub async fn connect(options: &NatsOptions) -> Result<Nats, BusError> {
         let give_up = Instant::now() + options.connect_timeout;
@@ -130,7 +140,8 @@ impl Nats {
             },
             _ => unreachable(chain(&error)),
         })?;
-        // Told by an event that is on its way: without it a new bus would say for a moment that it is down.
+        // The event that reports the connection is asynchronous. Without this wait, a new bus could report `Down` for a
+        // moment.
         let up = connection.wait_for(|state| matches!(state, Connection::Up(_)));
         let up = tokio::time::timeout(REQUEST_TIMEOUT, up).await;
         up.map(drop).map_err(|_| unreachable("connected, but not told so".to_owned()))?;
@@ -142,28 +153,132 @@ impl Nats {
             });
         }
         let jetstream = jetstream::context::ContextBuilder::new().timeout(REQUEST_TIMEOUT).build(client.clone());
-        jetstream.query_account().await.map_err(|error| BusError::Refused {
-            action: "using JetStream",
-            reason: format!("{error}; start nats-server with -js"),
+        jetstream.query_account().await.map_err(|error| match failure("using JetStream", &error) {
+            // A cluster that has just started still elects its leader.
+            BusError::Unreachable(reason) if error.kind() != AccountErrorKind::JetStreamUnavailable => {
+                unreachable(reason)
+            }
+            _ => {
+                BusError::Refused { action: "using JetStream", reason: format!("{error}; start nats-server with -js") }
+            }
         })?;
         let max_payload = client.server_info().max_payload;
         tracing::info!(url = options.url, version, max_payload, "connected to NATS");
-        let fence = Fence::open(&client, &connection, &options.service).await?;
+        let unheard = client.new_inbox();
         let nats = Nats {
+            deliveries: Deliveries::open(client.clone()),
             client,
             jetstream,
             connection,
             refusals,
-            fence,
-            keeps_streams: options.keeps_streams,
-            cancelling: Arc::new(Semaphore::new(super::CANCELLING)),
+            unheard,
+            makes_streams: options.deployment.is_some(),
+            saying: Arc::new(Semaphore::new(super::SAYING)),
             queues: Arc::default(),
-            service: Arc::default(),
+            settings: Arc::default(),
+            out_of_reach: Arc::default(),
+            closed: Arc::default(),
         };
-        if options.keeps_streams {
+        nats.settle_unheard().await?;
+        if let Some(wanted) = &options.deployment {
+            nats.found_deployment(wanted).await?;
             nats.keep_streams().await?;
+            nats.follow_settings().await?;
         }
+        nats.set_clock().await;
+        nats.follow_clock();
         Ok(nats)
+    }
+
+    /// Reads the deployment's settings, or writes them if this is the first gateway, and creates the streams of the
+    /// stores and claims.
+    async fn found_deployment(&self, wanted: &Deployment) -> Result<(), BusError> {
+        let is_cluster = self.client.server_info().cluster.is_some();
+        let replicas = wanted.replicas.unwrap_or(if is_cluster { 3 } else { 1 });
+        let wanted = QueueOptions { replicas, ..wanted.queue.clone() };
+        let bus = self as &dyn Bus;
+        let found = match self.jetstream.get_stream(super::buckets::stream(Bucket::Settings)).await {
+            Ok(_) => bus.find_settings().await?,
+            Err(error) if is_not_found(&error) => None,
+            // Without the settings, the number of copies of the streams is unknown.
+            Err(error) => return Err(failure("looking for the deployment's settings", &error)),
+        };
+        self.take_settings(found.unwrap_or_else(|| wanted.clone()));
+        self.make(Needed::Bucket(Bucket::Settings), false).await.map_err(|error| match &error {
+            // This passes when the brokers of a cluster start one after the other.
+            BusError::Refused { action, reason } if is_cluster => BusError::Unreachable(format!(
+                "{action}: {reason}; {replicas} copies of each stream need {replicas} brokers with JetStream: start them, \
+                 or set --queue-replicas 1"
+            )),
+            _ => error,
+        })?;
+        let settings = bus.init_settings(&wanted).await?;
+        if settings != wanted {
+            tracing::warn!(
+                ?settings, flags = ?wanted,
+                "this deployment has other settings than the flags of this gateway; those that it has hold, and \
+                 `trireme settings` changes them"
+            );
+        }
+        self.take_settings(settings);
+        self.make_all().await
+    }
+
+    /// Replaces the settings; returns the previous ones.
+    fn take_settings(&self, settings: QueueOptions) -> Option<QueueOptions> {
+        self.deliveries.set_ack_wait(settings.ack_wait);
+        self.settings.lock().replace(settings)
+    }
+
+    /// Creates the streams of the stores and claims.
+    async fn make_all(&self) -> Result<(), BusError> {
+        let needed = Bucket::ALL.into_iter().map(Needed::Bucket).chain([Needed::Claims]);
+        let made = futures_util::future::join_all(needed.map(|needed| self.make(needed, false))).await;
+        made.into_iter().collect()
+    }
+
+    /// Follows changes of the deployment's settings. If the broker loses the settings, writes them again.
+    async fn follow_settings(&self) -> Result<(), BusError> {
+        let mut changes = self.watch_bucket(Bucket::Settings);
+        let nats = self.clone();
+        crate::spawn("nats settings", async move {
+            let mut are_there = false;
+            while let Some(change) = changes.recv().await {
+                let settings = match change {
+                    Change::Put(entry) => crate::settings::of(&entry),
+                    Change::Deleted { .. } => None,
+                    Change::Complete => {
+                        if !std::mem::take(&mut are_there) {
+                            nats.write_settings_again().await;
+                        }
+                        continue;
+                    }
+                };
+                let Some(settings) = settings else { continue };
+                are_there = true;
+                let before = nats.take_settings(settings.clone());
+                if before.as_ref() != Some(&settings) {
+                    tracing::info!(?settings, "the deployment's settings have changed");
+                    nats.make_all_or_warn().await;
+                }
+            }
+        });
+        Ok(())
+    }
+
+    async fn write_settings_again(&self) {
+        let Some(settings) = self.settings.lock().clone() else { return };
+        tracing::warn!("the broker has lost the deployment's settings; they are written again");
+        if let Err(error) = (self as &dyn Bus).init_settings(&settings).await {
+            tracing::warn!(%error, "the deployment's settings could not be written again");
+        }
+        self.make_all_or_warn().await;
+    }
+
+    async fn make_all_or_warn(&self) {
+        if let Err(error) = self.make_all().await {
+            tracing::warn!(%error, "streams could not be made as the deployment's settings have them");
+        }
     }
 }
 
@@ -201,7 +316,7 @@ impl std::fmt::Display for NatsLogin {
 // === impl NatsTls ===
 
 impl NatsTls {
-    /// The client reads the files itself when it connects, but its errors do not name them.
+    /// The client reads the files itself when it connects, but its errors do not contain their names.
     fn apply(&self, mut connect: ConnectOptions) -> Result<ConnectOptions, BusError> {
         if let Some(ca) = &self.ca {
             check_pem("the NATS certificate authority", ca, "CERTIFICATE-----")?;
@@ -234,8 +349,8 @@ fn unfit(what: &'static str, path: &Path, reason: impl std::fmt::Display) -> Bus
     }
 }
 
-/// Waits until the client has taken something to send, within limits: while the connection is down it takes what fits into
-/// its channel, and then nothing until it is back.
+/// Waits until the client has accepted something to send, within a limit. While the connection is down the client
+/// accepts as much as its channel holds, and then nothing until the connection is back.
 pub async fn taken<T, E: std::fmt::Display>(sending: impl Future<Output = Result<T, E>>) -> Result<T, BusError> {
     match tokio::time::timeout(REQUEST_TIMEOUT, sending).await {
         Ok(Ok(sent)) => Ok(sent),
@@ -244,7 +359,7 @@ pub async fn taken<T, E: std::fmt::Display>(sending: impl Future<Output = Result
     }
 }
 
-/// As [`taken`], for what asks the broker several times.
+/// Like [`taken`], for calls that ask the broker several times.
 pub async fn limited<T>(limit: Duration, asking: impl Future<Output = Result<T, BusError>>) -> Result<T, BusError> {
     tokio::time::timeout(limit, asking).await.unwrap_or_else(|_| Err(overdue()))
 }
@@ -274,20 +389,8 @@ fn on_event(state: &watch::Sender<Connection>, refused: &watch::Sender<String>, 
     }
 }
 
-/// Numbers connections across all of the process's NATS buses; only that they differ matters.
+/// Numbers connections across all of the process's NATS buses. Each number is used once; their order does not matter.
 fn next_generation() -> u64 {
     static GENERATION: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
     GENERATION.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::WorkerEntry;
-
-    #[test]
-    fn a_lost_broker_is_noticed_before_registry_entries_lapse() {
-        let renewed = WorkerEntry::TIME_TO_LIVE / 3;
-        assert!(PING_INTERVAL * PINGS < WorkerEntry::TIME_TO_LIVE - renewed);
-    }
 }

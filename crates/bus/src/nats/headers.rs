@@ -1,12 +1,12 @@
-//! NATS headers: what routing needs and a person wants to see.
+//! NATS headers: the fields that routing needs and that people want to see.
 
 use async_nats::{HeaderMap, HeaderValue, Message};
-use trireme_inference::{ErrorCode, InferError, UnixMicros};
+use trireme_inference::UnixMicros;
 
 use super::claims::Claim;
 use super::subjects;
 use crate::envelope::{CONTRACT_VERSION, EnvelopeError, MAX_NAME, ReplyHeaders, WorkHeaders};
-use crate::{Answer, DeadLetter, Part, Reply, WorkMessage};
+use crate::{Answer, Part, Reply, WorkMessage};
 
 const CONTRACT: &str = "Trireme-Contract";
 const REQUEST: &str = "Trireme-Request";
@@ -19,22 +19,17 @@ const FINAL: &str = "Trireme-Final";
 const TRACEPARENT: &str = "traceparent";
 
 /// A claim's name.
-pub const CLAIM: &str = "Trireme-Claim";
+const CLAIM: &str = "Trireme-Claim";
 const CLAIM_BYTES: &str = "Trireme-Claim-Bytes";
 const CLAIM_PARTS: &str = "Trireme-Claim-Parts";
 
-const DEAD_REASON: &str = "Trireme-Dead-Reason";
-const DEAD_CODE: &str = "Trireme-Dead-Code";
-const DEAD_WORKER: &str = "Trireme-Dead-Worker";
-const DEAD_ATTEMPTS: &str = "Trireme-Dead-Attempts";
-
-/// Headers of a work message. `Nats-Msg-Id` makes a step that is sent twice arrive once.
+/// Headers of a work message. Because of `Nats-Msg-Id`, a step that is published twice arrives once.
 pub fn write_work(message: &WorkMessage) -> Result<HeaderMap, EnvelopeError> {
     let mut headers = HeaderMap::new();
     headers.insert(async_nats::header::NATS_MESSAGE_ID, one_line(REQUEST, &message.message_id())?);
     headers.insert(CONTRACT, CONTRACT_VERSION.to_string());
-    headers.insert(REQUEST, one_line(REQUEST, &message.request_id)?);
-    headers.insert(GATEWAY, one_line(GATEWAY, &message.gateway)?);
+    headers.insert(REQUEST, written_name(REQUEST, &message.request_id)?);
+    headers.insert(GATEWAY, written_name(GATEWAY, &message.gateway)?);
     headers.insert(DEADLINE, message.deadline.to_string());
     headers.insert(PRIORITY, message.priority.to_string());
     if let Some(traceparent) = &message.traceparent {
@@ -48,7 +43,7 @@ pub fn write_work(message: &WorkMessage) -> Result<HeaderMap, EnvelopeError> {
     Ok(headers)
 }
 
-/// Reads what [`write_work`] wrote.
+/// Reads the headers that [`write_work`] wrote.
 pub fn read_work(message: &Message) -> Result<WorkHeaders, EnvelopeError> {
     check_contract(message)?;
     Ok(WorkHeaders {
@@ -61,24 +56,29 @@ pub fn read_work(message: &Message) -> Result<WorkHeaders, EnvelopeError> {
     })
 }
 
+/// The name of the request that a work message is part of, whatever its contract, where it has one that is usable.
+pub fn request_name(message: &Message) -> Option<String> {
+    name(message, REQUEST).ok()
+}
+
 /// Headers of a reply.
 pub fn write_reply(reply: &Reply) -> Result<HeaderMap, EnvelopeError> {
     let mut headers = HeaderMap::new();
     headers.insert(CONTRACT, CONTRACT_VERSION.to_string());
-    headers.insert(REQUEST, one_line(REQUEST, &reply.request_id)?);
-    headers.insert(GATEWAY, one_line(GATEWAY, &reply.gateway)?);
+    headers.insert(REQUEST, written_name(REQUEST, &reply.request_id)?);
+    headers.insert(GATEWAY, written_name(GATEWAY, &reply.gateway)?);
     write_part(&mut headers, Part { sequence: reply.sequence, last: reply.last });
     Ok(headers)
 }
 
-/// Reads what [`write_reply`] wrote.
+/// Reads the headers that [`write_reply`] wrote.
 pub fn read_reply(message: &Message) -> Result<ReplyHeaders, EnvelopeError> {
     check_contract(message)?;
     let Part { sequence, last } = read_part(message)?;
     Ok(ReplyHeaders { request_id: name(message, REQUEST)?, gateway: name(message, GATEWAY)?, sequence, last })
 }
 
-/// The number of a part, or of the reply that it becomes, and whether more follow.
+/// Writes the number of a part, or of its reply, and whether more follow.
 fn write_part(headers: &mut HeaderMap, part: Part) {
     headers.insert(SEQUENCE, part.sequence.to_string());
     headers.insert(FINAL, if part.last { "true" } else { "false" });
@@ -89,60 +89,59 @@ fn read_part(message: &Message) -> Result<Part, EnvelopeError> {
 }
 
 fn read_answer(message: &Message) -> Result<Answer, EnvelopeError> {
-    if get(message, SEQUENCE).is_some() {
+    if is_part(message) {
         return Ok(Answer::Part(read_part(message)?));
     }
     let in_parts = get(message, IN_PARTS).is_some() && flag(message, IN_PARTS)?;
     Ok(if in_parts { Answer::InParts } else { Answer::Whole })
 }
 
-/// Adds why a message was given up.
-pub fn write_dead(headers: &mut HeaderMap, letter: &DeadLetter) {
-    // Header values are one line; control characters in a message would be refused.
-    let one_line = |text: &str| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
-    headers.insert(DEAD_REASON, one_line(&letter.reason.message));
-    headers.insert(DEAD_CODE, code_name(letter.reason.code));
-    headers.insert(DEAD_ATTEMPTS, letter.attempts.to_string());
-    if let Some(worker) = &letter.reason.worker {
-        headers.insert(DEAD_WORKER, one_line(worker));
-    }
+/// Whether a work message is one part of an answer.
+pub fn is_part(message: &Message) -> bool {
+    get(message, SEQUENCE).is_some()
 }
 
-/// Reads what [`write_dead`] wrote: why, and after how many attempts. The stage is that of the message's route.
-pub fn read_dead(message: &Message) -> Result<(InferError, u32), EnvelopeError> {
-    let code =
-        get(message, DEAD_CODE).and_then(|code| ErrorCode::ALL.into_iter().find(|known| code_name(*known) == code));
-    let mut reason = InferError::new(code.unwrap_or(ErrorCode::Unknown), get(message, DEAD_REASON).unwrap_or_default());
-    reason.worker = get(message, DEAD_WORKER).map(str::to_owned);
-    Ok((reason, number(message, DEAD_ATTEMPTS)?))
-}
-
-/// A code as bodies have it, too.
-fn code_name(code: ErrorCode) -> String {
-    serde_json::to_value(code).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
-}
-
-/// Adds what stands for a body that travels by claim.
+/// Adds the claim of a body.
 pub fn write_claim(headers: &mut HeaderMap, claim: &Claim) {
     headers.insert(CLAIM, claim.name.as_str());
     headers.insert(CLAIM_BYTES, claim.bytes.to_string());
     headers.insert(CLAIM_PARTS, claim.parts.to_string());
 }
 
-/// Reads what [`write_claim`] wrote; `None` when the body is in the message.
+/// Reads the claim that [`write_claim`] wrote; `None` if the body is in the message.
 pub fn read_claim(message: &Message) -> Result<Option<Claim>, EnvelopeError> {
-    let Some(name) = get(message, CLAIM) else { return Ok(None) };
+    read_claim_of(message.headers.as_ref())
+}
+
+/// Like [`read_claim`], from a message's headers.
+pub fn read_claim_of(headers: Option<&HeaderMap>) -> Result<Option<Claim>, EnvelopeError> {
+    let get = |name: &'static str| headers.and_then(|headers| headers.get(name)).map(|value| value.as_str());
+    let Some(name) = get(CLAIM) else { return Ok(None) };
     if !subjects::is_token(name) || name.len() > MAX_NAME {
         return Err(EnvelopeError::Header { name: CLAIM, found: quote(name), expected: "a claim's name" });
     }
-    let (bytes, parts) = (number(message, CLAIM_BYTES)?, number(message, CLAIM_PARTS)?);
+    let number = |name: &'static str| parse_number(name, get(name).unwrap_or_default());
+    let (bytes, parts) = (number(CLAIM_BYTES)?, number(CLAIM_PARTS)?);
     Ok(Some(Claim { name: name.to_owned(), bytes, parts }))
 }
 
-/// `value` as a header's value: some of them come from clients, and a line break would be the start of another header.
+/// The name of the claim in a message's headers, if there is one.
+pub fn claim_name(headers: &HeaderMap) -> Option<String> {
+    headers.get(CLAIM).map(|name| name.as_str().to_owned()).filter(|name| subjects::is_token(name))
+}
+
+/// `value` as a header's value. Some values come from clients, and a line break would start another header.
 fn one_line(name: &'static str, value: &str) -> Result<HeaderValue, EnvelopeError> {
     let unfit = || EnvelopeError::Header { name, found: quote(value), expected: "one line that is not empty" };
     value.parse().ok().filter(|_| !value.is_empty()).ok_or_else(unfit)
+}
+
+/// Checks a name as [`name`] does, before it is written.
+fn written_name(name: &'static str, value: &str) -> Result<HeaderValue, EnvelopeError> {
+    match value.len() <= MAX_NAME {
+        true => one_line(name, value),
+        false => Err(EnvelopeError::Header { name, found: quote(value), expected: "256 bytes at most" }),
+    }
 }
 
 fn check_contract(message: &Message) -> Result<(), EnvelopeError> {
@@ -164,7 +163,7 @@ fn text<'a>(message: &'a Message, name: &'static str) -> Result<&'a str, Envelop
     })
 }
 
-/// What becomes part of a subject.
+/// Reads a name that becomes part of a subject.
 fn name(message: &Message, name: &'static str) -> Result<String, EnvelopeError> {
     let value = text(message, name)?;
     match value.len() <= MAX_NAME {
@@ -174,7 +173,10 @@ fn name(message: &Message, name: &'static str) -> Result<String, EnvelopeError> 
 }
 
 fn number<T: std::str::FromStr>(message: &Message, name: &'static str) -> Result<T, EnvelopeError> {
-    let value = text(message, name)?;
+    parse_number(name, text(message, name)?)
+}
+
+fn parse_number<T: std::str::FromStr>(name: &'static str, value: &str) -> Result<T, EnvelopeError> {
     value.parse().map_err(|_| EnvelopeError::Header { name, found: quote(value), expected: "a whole number" })
 }
 
@@ -213,7 +215,7 @@ mod tests {
             request_id in "\\PC{1,8}|.{0,3}",
             gateway in "\\PC{1,8}|(?s).{0,3}",
             traceparent in proptest::option::of("(?s).{0,4}"),
-            (deadline, priority, sequence, last) in any::<(u64, u32, u32, bool)>(),
+            (deadline, priority, sequence, last) in any::<(u64, u64, u32, bool)>(),
             kind in 0usize..3,
         ) {
             let answer = [Answer::Whole, Answer::InParts, Answer::Part(Part { sequence, last })][kind];
@@ -252,7 +254,7 @@ mod tests {
             headers.insert(name, value);
             read_work(&received(headers)).unwrap_err().to_string()
         };
-        assert_eq!(text(CONTRACT, "2"), "message of contract version 2, expected 1");
+        assert_eq!(text(CONTRACT, "1"), "message of contract version 1, expected 2");
         assert_eq!(text(GATEWAY, ""), "message header 'Trireme-Gateway' is missing, expected a value");
         assert_eq!(
             text(REQUEST, &"r".repeat(MAX_NAME + 1)),

@@ -1,26 +1,29 @@
-//! Reading a delivered message: what its headers and body say, and who fetches a body that travels by claim.
+//! Reads a delivered message: decodes its headers and body, or prepares to fetch a body that travels by claim.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::{self, AckKind};
-use trireme_inference::ModelKey;
+use trireme_inference::{DataType, InferError, Ledger, ModelKey, Route, Step, Tensor, UnixMicros};
 
 use super::ack::NatsAck;
 use super::claims::Claim;
 use super::fetch::{Fetch, decode};
 use super::{Nats, headers};
-use crate::{Acker, Delivery, EnvelopeError, WorkHeaders};
+use crate::{Acker, Answer, Bus, DeadLetter, Delivery, EnvelopeError, WorkHeaders, WorkMessage};
 
-/// For so long a message of a contract version that is not ours is left to other workers.
-const VERSION_PAUSE: Duration = Duration::from_secs(1);
+/// How long the broker waits before it delivers a message again that could not be set aside.
+const ASIDE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What a delivered message is.
+/// Name of the tensor that holds an unreadable message's body in its dead letter.
+const BODY: &str = "body";
+
+/// The result of reading a delivered message.
 pub enum Opened {
     Work(Box<Delivery>),
     /// Work whose body has to be fetched.
     Claimed(Box<Fetch>),
-    /// Something unusable, which has been dealt with.
+    /// The message was unusable and has been settled.
     Nothing,
 }
 
@@ -29,26 +32,26 @@ pub fn open(nats: &Nats, model: &ModelKey, message: jetstream::Message) -> Opene
     let (model, nats) = (model.clone(), nats.clone());
     match read(&message) {
         Ok((headers, attempt, Some(claim))) => {
-            Opened::Claimed(Box::new(Fetch { nats, model, message, headers, claim, attempt }))
+            let ack = NatsAck::new(&nats, message, Some(claim.name.clone()));
+            Opened::Claimed(Box::new(Fetch { nats, model, ack, headers, claim, attempt }))
         }
         Ok((headers, attempt, None)) => match decode(&model, headers, &message.payload) {
             Ok(work) => {
-                let acker = Acker::new(Arc::new(NatsAck { nats, message, claim: None }));
+                let acker = Acker::new(Arc::new(NatsAck::new(&nats, message, None)));
                 Opened::Work(Box::new(Delivery { message: work, attempt, acker }))
             }
             Err(reason) => refuse(&model, message, &reason),
         },
-        // Another worker may know that version.
+        // All processes of a deployment are of one version: nobody else can read it either.
         Err(error @ EnvelopeError::Version(_)) => {
-            tracing::warn!(%model, subject = %message.subject, %error, "left a message to others");
-            settle(message, AckKind::Nak(Some(VERSION_PAUSE)));
+            crate::spawn("nats dead letter", set_aside(nats, model, message, error.to_string()));
             Opened::Nothing
         }
         Err(error) => refuse(&model, message, &error.to_string()),
     }
 }
 
-/// What a message's headers and reply subject say.
+/// Reads a message's headers and reply subject.
 fn read(message: &jetstream::Message) -> Result<(WorkHeaders, u32, Option<Claim>), EnvelopeError> {
     let headers = headers::read_work(message)?;
     let claim = headers::read_claim(message)?;
@@ -60,11 +63,48 @@ fn read(message: &jetstream::Message) -> Result<(WorkHeaders, u32, Option<Claim>
     Ok((headers, u32::try_from(info.delivered).unwrap_or(u32::MAX), claim))
 }
 
-/// Ends a message that nobody can make anything of. Unsettled it would come again, to be refused again.
+/// Terminates a message that cannot be read. If it stayed unsettled, it would come again and be refused again.
 fn refuse(model: &ModelKey, message: jetstream::Message, reason: &str) -> Opened {
     tracing::warn!(%model, subject = %message.subject, reason, "refused a malformed message");
     settle(message, AckKind::Term);
     Opened::Nothing
+}
+
+/// Sets a message of an unknown contract version aside, with its body unread. The queue keeps the message as long as that fails.
+async fn set_aside(nats: Nats, model: ModelKey, message: jetstream::Message, reason: String) {
+    tracing::warn!(%model, subject = %message.subject, reason, "set a message aside");
+    let kind = match (&nats as &dyn Bus).dead_letter(letter(&model, &message, reason)).await {
+        Ok(()) => AckKind::Term,
+        Err(error) => {
+            tracing::warn!(%model, %error, "could not set a message aside; trying on");
+            AckKind::Nak(Some(ASIDE_PAUSE))
+        }
+    };
+    settle(message, kind);
+}
+
+/// The dead letter of a message that cannot be read: the queue's model, and the body as a tensor.
+fn letter(model: &ModelKey, message: &jetstream::Message, reason: String) -> DeadLetter {
+    let info = message.info().ok();
+    let number = info.as_ref().map_or(0, |info| info.stream_sequence);
+    let step = Step { model: model.clone(), inputs: Vec::new(), outputs: Vec::new(), dead: Vec::new(), level: 0 };
+    let body = Tensor::new(BODY, DataType::Uint8, [message.payload.len() as i64], message.payload.clone());
+    let unread = WorkMessage {
+        request_id: headers::request_name(message).unwrap_or_else(|| format!("message-{number}")),
+        gateway: String::new(),
+        deadline: UnixMicros::default(),
+        priority: 0,
+        traceparent: None,
+        client_id: String::new(),
+        sent_at: UnixMicros::default(),
+        route: Route::resume(model.clone(), false, 0, vec![step]),
+        tensors: body.into_iter().collect(),
+        parameters: Arc::default(),
+        ledger: Ledger::default(),
+        answer: Answer::Whole,
+    };
+    let attempts = info.map_or(0, |info| u32::try_from(info.delivered).unwrap_or(u32::MAX));
+    DeadLetter { message: unread, reason: InferError::unsupported(reason).at(model, ""), attempts }
 }
 
 /// Settles a message in a task of its own.

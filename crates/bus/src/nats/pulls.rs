@@ -1,24 +1,35 @@
-//! The pull requests that the broker holds for one puller: how many messages they may still bring. Pure.
+//! The pull requests that the broker holds for one puller, and how many messages they may still bring. Without I/O.
 //!
-//! A delivered message does not tell which request it serves, so it counts for the oldest. The broker serves its open
-//! requests in turn, so single counts may be wrong; the sum is right, because the end of a request says how many
-//! messages it did not get.
+//! A delivered message does not say which request it serves, so it is counted for the oldest. The broker serves its
+//! open requests in turn, so single counts may be wrong. The sum is right, because the end of a request says how many
+//! messages are missing.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// How long a pull request stays with the broker at most. Short enough that one that got lost does not starve a worker, and that
-/// a worker that leaves can wait for the end of the last one.
+/// How long a pull request of a busy worker stays with the broker. It is short, so that a lost request does not starve the
+/// worker for long, and so that a worker that stops can wait for the end of its last request. Each request that ends
+/// without a message doubles the time of the next one, because idle workers are most of what a large deployment costs its
+/// broker.
 pub const PULL_EXPIRES: Duration = Duration::from_secs(1);
 
-/// How much longer than that its end is awaited before it counts as lost.
+/// The longest time that a pull request stays with a broker that stands alone. The worker notices when it loses the
+/// requests: its connection ends, or the broker says that the consumer is gone.
+pub const LONGEST_EXPIRES: Duration = Duration::from_secs(30);
+
+/// The longest time that a pull request stays with a cluster. When the node that leads a consumer dies, no other node
+/// knows the requests that it held, or says so.
+pub const LONGEST_EXPIRES_IN_CLUSTER: Duration = Duration::from_secs(4);
+
+/// How much later its end may arrive before the request counts as lost.
 const EXPIRY_SLACK: Duration = Duration::from_secs(1);
 
 /// Open pull requests, oldest first.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Pulls {
     open: VecDeque<Pull>,
     made: u64,
+    expires: Duration,
 }
 
 #[derive(Debug)]
@@ -30,9 +41,20 @@ struct Pull {
 
 // === impl Pulls ===
 
+impl Default for Pulls {
+    fn default() -> Self {
+        Pulls { open: VecDeque::new(), made: 0, expires: PULL_EXPIRES }
+    }
+}
+
 impl Pulls {
-    /// How many more messages to ask for when there is room for `room`: those not asked for yet, once they are worth a
-    /// request. 0 is none.
+    /// How long the broker has to keep the next request.
+    pub fn expires(&self) -> Duration {
+        self.expires
+    }
+
+    /// How many more messages to ask for if there is room for `room`. Returns 0 if too few are missing to be worth a
+    /// request.
     pub fn missing(&self, room: usize) -> usize {
         let outstanding = self.outstanding();
         let missing = room.saturating_sub(outstanding);
@@ -42,21 +64,22 @@ impl Pulls {
         }
     }
 
-    /// The number of the request that is made next.
+    /// The number of the next request.
     pub fn upcoming(&self) -> u64 {
         self.made + 1
     }
 
-    /// Notes a request for `count` messages, made now. Returns its number.
+    /// Adds a request for `count` messages, made now. Returns its number.
     pub fn ask(&mut self, count: usize, now: Instant) -> u64 {
         self.made += 1;
-        let lost_after = now + PULL_EXPIRES + EXPIRY_SLACK;
+        let lost_after = now + self.expires + EXPIRY_SLACK;
         self.open.push_back(Pull { number: self.made, outstanding: count, lost_after });
         self.made
     }
 
-    /// A message came.
+    /// Counts a message that came.
     pub fn delivered(&mut self) {
+        self.expires = PULL_EXPIRES;
         self.discount(1);
     }
 
@@ -65,15 +88,16 @@ impl Pulls {
         self.open.iter().any(|pull| pull.number == number)
     }
 
-    /// The broker ended request `number`, `unserved` messages short; when it does not say how many, all that are open.
+    /// Counts the end of request `number`, which `unserved` messages did not reach. `None` means all that were still
+    /// open.
     pub fn ended(&mut self, number: u64, unserved: Option<usize>) {
         let position = self.open.iter().position(|pull| pull.number == number);
         let counted = position.map_or(0, |position| self.open[position].outstanding);
         let unserved = unserved.unwrap_or(counted);
         let Some(position) = position else { return self.discount(unserved) };
         if unserved < counted {
-            // Messages that served it were counted for older requests: those are still owed as many. Where none is
-            // left in the books, this entry stands in for them until it counts as lost.
+            // Messages that served this request were counted for older ones, so those still expect as many. If there is
+            // no other request, this entry stays for them until it counts as lost.
             let owed = counted - unserved;
             match (0..self.open.len()).find(|&other| other != position) {
                 Some(other) => self.open[other].outstanding += owed,
@@ -82,6 +106,11 @@ impl Pulls {
         }
         self.open.remove(position);
         self.discount(unserved.saturating_sub(counted));
+    }
+
+    /// The time of a request ended before a message came. The broker keeps requests for `longest` at most.
+    pub fn expired(&mut self, longest: Duration) {
+        self.expires = (self.expires * 2).min(longest);
     }
 
     /// Forgets requests whose end got lost.
@@ -94,9 +123,10 @@ impl Pulls {
         self.open.iter().map(|pull| pull.lost_after).min()
     }
 
-    /// Forgets all: the broker knows nothing of them any more.
+    /// Forgets all requests, because the broker has forgotten them.
     pub fn clear(&mut self) {
         self.open.clear();
+        self.expires = PULL_EXPIRES;
     }
 
     /// How many messages may still come.
@@ -162,8 +192,25 @@ mod tests {
         assert_eq!((pulls.missing(1), pulls.next_loss()), (1, None));
     }
 
+    #[test]
+    fn an_idle_worker_asks_less_and_less_often() {
+        let mut pulls = Pulls::default();
+        let seconds = |pulls: &mut Pulls| {
+            let now = Instant::now();
+            let number = pulls.ask(1, now);
+            let kept = pulls.next_loss().unwrap() - now - EXPIRY_SLACK;
+            assert_eq!(kept, pulls.expires());
+            pulls.ended(number, Some(1));
+            pulls.expired(Duration::from_secs(4));
+            kept.as_secs()
+        };
+        assert_eq!([(); 4].map(|()| seconds(&mut pulls)), [1, 2, 4, 4]);
+        pulls.delivered();
+        assert_eq!(seconds(&mut pulls), 1);
+    }
+
     proptest! {
-        /// A broker that serves any open request next, and ends any of them early.
+        /// The broker may serve any open request next, and end any of them early.
         #[test]
         fn the_sum_is_right_whichever_request_is_served(steps in prop::collection::vec((0u8..3, 1usize..5), 0..60)) {
             let (mut pulls, mut broker) = (Pulls::default(), Vec::<(u64, usize)>::new());

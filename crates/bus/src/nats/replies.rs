@@ -1,31 +1,40 @@
-//! Replies over core NATS: sent until the broker has read them, and received at a gateway's inbox.
+//! Replies over core NATS, and the acknowledgement of the deliveries that they end.
 //!
-//! A body that came by claim is fetched beside the inbox, which goes on meanwhile. One that cannot be read any more is no
-//! answer: whoever waits is told that it was lost, and may send the request again.
+//! A worker sends a reply as a request: its reply subject names the delivery that it ends. The gateway acknowledges
+//! that delivery when it has the reply. If the reply is lost on its way, nothing is acknowledged, and the broker
+//! delivers the request again after `ack_wait`. If the gateway is gone, the broker reports at the reply subject that no
+//! client listens, and the worker acknowledges. A gateway that lost its connection for a moment finds out that the
+//! request is in no queue, and publishes it again.
+//!
+//! A body that travels by claim is fetched in a task of its own, while the inbox goes on to receive.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_nats::Message;
+use async_nats::{Message, StatusCode};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::task::JoinSet;
 
-use super::claims::{self, Claim, RedeemError, Store};
+use super::ack::acknowledge;
+use super::claims::{self, Claim, Place, RedeemError};
+use super::connect::taken;
 use super::fetch::FETCH_PAUSE;
+use super::subjects::Ended;
 use super::{Nats, headers, subjects};
-use crate::{Bus, BusError, Inbox, Reply, envelope};
+use crate::{Acker, Bus, BusError, Inbox, Reply, envelope};
 
-/// How long the body of a reply waits for its gateway, which fetches it at once.
+/// How long the body of a reply is kept for its gateway, which fetches it at once.
 const LAPSE: Duration = Duration::from_secs(60);
 
-/// Bodies that are being fetched, or wait for it: each holds no more than headers until there is room for its bytes.
+/// Bodies that are being fetched or wait to be fetched. A waiting one takes no more memory than its headers. A reply
+/// beyond the limit is dropped, and made again when its request is delivered again.
 const FETCHING: usize = 1024;
 
 // === impl Nats ===
 
 impl Nats {
-    /// Receives the replies to `gateway` for as long as somebody holds the inbox.
+    /// Receives the replies to `gateway` until the inbox is dropped.
     pub(super) async fn receive_replies(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {
         let inbox = Inbox::new(gateway);
         inbox.keep_deadlines(self.clone());
@@ -47,73 +56,121 @@ impl Nats {
                         fetching.spawn(async move { nats.fetch_reply(&inbox, &message, claim).await });
                     }
                     Ok(Some(_)) => {
-                        tracing::warn!(subject = %message.subject, "a reply was lost: too many large ones at a time");
-                        if let Ok(headers) = headers::read_reply(&message) {
-                            inbox.lost(&headers);
-                        }
+                        tracing::warn!(subject = %message.subject, "too many large replies at a time; one is let go");
                     }
-                    Err(error) => tracing::warn!(subject = %message.subject, %error, "ignored a malformed reply"),
+                    Err(error) => nats.ignore(&message, &error).await,
                 }
             }
         });
         Ok(inbox)
     }
 
-    /// Sends a reply until the broker has read it.
-    pub(super) async fn send_reply(&self, reply: &Reply) -> Result<(), BusError> {
+    /// Receives the broker's reports of replies that no gateway listened to, and acknowledges the deliveries they end.
+    pub(super) async fn settle_unheard(&self) -> Result<(), BusError> {
+        let mut unheard = self.subscribe(format!("{}.>", self.unheard)).await?;
+        let nats = self.clone();
+        crate::spawn("nats unheard", async move {
+            while let Some(message) = unheard.next().await {
+                if message.status == Some(StatusCode::NO_RESPONDERS) {
+                    tracing::debug!(subject = %message.subject, "a reply's gateway is gone");
+                    if let Some(ended) = subjects::ended(&message.subject) {
+                        acknowledge(&nats, ended).await;
+                    }
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Sends a reply. From then on its gateway has to acknowledge the delivery that it ends.
+    pub(super) async fn send_reply(&self, reply: &Reply, delivery: Option<&mut Acker>) -> Result<(), BusError> {
         let mut body = envelope::encode_reply(reply)?;
         let mut headers = headers::write_reply(reply)?;
         if claims::wire_size(&headers) + body.len() > self.max_payload() {
-            // Another run's reply has another name, so that each is whole.
+            // A reply made in another run of the step has another name, so parts of the two do not mix.
             let name = format!("{}/reply/{}/{}", reply.request_id, reply.sequence, reply.sent_at);
-            let claim = self.lay_down(Store::Claims, subjects::escape_token(&name), &body, Some(LAPSE)).await?;
+            let claim = self.lay_down(Place::Claims, subjects::escape_token(&name), &body, Some(LAPSE)).await?;
             headers::write_claim(&mut headers, claim.claim());
-            // Sent and not known to be read, the reply may have arrived all the same.
             claim.keep();
             body = Bytes::new();
         }
-        self.send_read(subjects::reply(&reply.gateway, &reply.request_id), headers, body).await
+        let subject = subjects::reply(&reply.gateway, &reply.request_id);
+        match delivery.as_ref().and_then(|delivery| delivery.settled_by()) {
+            Some(unheard) => taken(self.client.publish_with_reply_and_headers(subject, unheard, headers, body)).await?,
+            None => taken(self.client.publish_with_headers(subject, headers, body)).await?,
+        }
+        if let Some(delivery) = delivery {
+            delivery.entrust();
+        }
+        Ok(())
     }
 
-    /// Reads the body of a reply that came by claim, while somebody waits for it and the broker may still have it.
+    /// Fetches the body of a reply that travels by claim, while a reader waits for the reply and the broker may still
+    /// have it. If that fails, the delivery is not acknowledged, so the reply is made again.
     async fn fetch_reply(&self, inbox: &Inbox, message: &Message, claim: Claim) {
         let headers = match headers::read_reply(message) {
             Ok(headers) => headers,
-            Err(error) => {
-                tracing::warn!(subject = %message.subject, %error, "ignored a malformed reply");
-                return;
-            }
+            Err(error) => return self.ignore(message, &error).await,
         };
+        let _alive = ended(message).map(|ended| self.deliveries.keep(ended.acknowledgement.into()));
         let give_up = Instant::now() + LAPSE;
         while inbox.awaits(&headers) {
-            match self.redeem(Store::Claims, &claim).await {
+            match self.redeem(Place::Claims, &claim).await {
                 Ok(body) => {
                     self.receive_reply(inbox, message, &body).await;
-                    break;
+                    self.discard(Place::Claims, claim.name);
+                    return;
                 }
                 Err(error @ RedeemError::Unreachable { .. }) if Instant::now() < give_up => {
                     tracing::debug!(subject = %message.subject, %error, "the body of a reply cannot be fetched yet");
                     tokio::time::sleep(FETCH_PAUSE).await;
                 }
                 Err(error) => {
-                    tracing::warn!(subject = %message.subject, %error, "a reply was lost");
-                    inbox.lost(&headers);
-                    break;
+                    tracing::warn!(subject = %message.subject, %error, "a reply was lost; it is made again");
+                    return;
                 }
             }
         }
-        self.discard(Store::Claims, claim.name);
+        self.acknowledge(message).await;
+        self.discard(Place::Claims, claim.name);
     }
 
     async fn receive_reply(&self, inbox: &Inbox, message: &Message, body: &Bytes) {
         match headers::read_reply(message).and_then(|headers| envelope::decode_reply(headers, body)) {
             Ok(reply) => {
-                if let Some(given_up) = inbox.dispatch(reply) {
+                let dispatched = inbox.dispatch(reply);
+                // A missing part is only sent again together with all other parts of its delivery. So that delivery is
+                // acknowledged when all parts are there.
+                if dispatched.complete || ended(message).is_some_and(|ended| ended.is_part) {
+                    self.acknowledge(message).await;
+                }
+                if let Some(given_up) = dispatched.given_up {
                     // Best effort, like every cancellation.
-                    let _ = self.cancel(&given_up).await;
+                    let _ = (self as &dyn Bus).cancel(&given_up).await;
                 }
             }
-            Err(error) => tracing::warn!(subject = %message.subject, %error, "ignored a malformed reply"),
+            Err(error) => self.ignore(message, &error).await,
         }
     }
+
+    /// Drops a malformed reply and acknowledges its delivery. Another run of the step would make the same reply.
+    async fn ignore(&self, message: &Message, error: &envelope::EnvelopeError) {
+        tracing::warn!(subject = %message.subject, %error, "ignored a malformed reply");
+        self.acknowledge(message).await;
+    }
+
+    async fn acknowledge(&self, message: &Message) {
+        match (ended(message), &message.reply) {
+            (Some(ended), _) => acknowledge(self, ended).await,
+            (None, Some(reply)) => {
+                tracing::warn!(%reply, "ignored a reply's malformed word of the delivery that it ends")
+            }
+            (None, None) => {}
+        }
+    }
+}
+
+/// The delivery that a reply ends.
+fn ended(message: &Message) -> Option<Ended> {
+    subjects::ended(message.reply.as_ref()?)
 }

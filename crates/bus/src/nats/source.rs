@@ -1,34 +1,37 @@
-//! Pull requests on one consumer: asks the broker for exactly as many messages as there is room for, and gives the messages
-//! as they come, unread.
+//! Pull requests on one consumer: asks the broker for exactly as many messages as the caller has room for, and returns
+//! them unread.
 //!
-//! The client's own streams prefetch (200 messages by default), which takes work away from idle replicas; so the pull
+//! The client's own streams prefetch (200 messages by default), which takes work away from idle workers. So the pull
 //! requests are made here: each asks for the room that is free and not already asked for. The protocol is JetStream's
 //! (`$JS.API.CONSUMER.MSG.NEXT`): messages and status messages arrive at the reply subject of the request.
 //!
-//! Not here: what a message is and what becomes of it (`open`, `puller`, `policy`).
+//! Not here: reading and settling a message (`open`, `puller`).
 
 use std::time::{Duration, Instant};
 
+use async_nats::jetstream::stream::RawMessageErrorKind;
 use async_nats::{Message, StatusCode, Subscriber, jetstream};
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
-use trireme_inference::ModelKey;
+use trireme_inference::{ModelKey, UnixMicros};
 
 use super::connect::taken;
-use super::pulls::{PULL_EXPIRES, Pulls};
+use super::errors::failure;
+use super::pulls::{LONGEST_EXPIRES, LONGEST_EXPIRES_IN_CLUSTER, PULL_EXPIRES, Pulls};
 use super::{Nats, subjects};
 use crate::{BusError, Connection};
 
-/// Pause after a pull request that the broker turned down, so that asking again does not become a storm.
+/// Pause after a pull request that the broker refused, which limits the rate of retries.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long the broker's answer to "what is there" is awaited.
+/// How long to wait for the broker's answer to a request for waiting messages.
 const TAKE_LIMIT: Duration = Duration::from_millis(500);
 
 /// A consumer that this process pulls from.
 pub struct Source {
     pub nats: Nats,
     pub model: ModelKey,
+    stream: String,
     /// Where pull requests go.
     next_subject: String,
     /// Pull request `n` has the reply subject `<inbox>.<n>`.
@@ -40,16 +43,16 @@ pub struct Source {
     paused_until: Option<Instant>,
 }
 
-/// The broker says that there is no such queue.
+/// The broker reports that the queue does not exist.
 struct NoQueue;
 
 // === impl Source ===
 
 impl Source {
-    /// The workers' consumer of a stream of work for `model`.
+    /// Opens the workers' consumer of one of the streams of `model`'s queue.
     pub async fn open(nats: &Nats, model: &ModelKey, stream: &str) -> Result<Source, BusError> {
         let mut connection = nats.connection.clone();
-        // What is true now is no change.
+        // The present state does not count as a change.
         connection.mark_unchanged();
         let inbox = nats.client.new_inbox();
         let incoming = nats.subscribe(format!("{inbox}.*")).await?;
@@ -57,6 +60,7 @@ impl Source {
         Ok(Source {
             nats: nats.clone(),
             model: model.clone(),
+            stream: stream.to_owned(),
             next_subject,
             inbox,
             incoming,
@@ -71,8 +75,8 @@ impl Source {
         self.pulls.outstanding()
     }
 
-    /// Waits until messages come, at most `room` of them; for those that are not asked for yet it asks, where that is worth
-    /// it. With a room of 0 it asks for nothing. Cancel safe.
+    /// Waits for messages and returns at most `room` of them. It asks the broker for those it has not asked for yet,
+    /// once they are worth a request. With a room of 0 it asks for nothing. Cancel safe.
     pub async fn next(&mut self, room: usize) -> Result<Vec<jetstream::Message>, BusError> {
         loop {
             let now = Instant::now();
@@ -81,12 +85,12 @@ impl Source {
             let wake = self.paused_until.or(self.pulls.next_loss()).unwrap_or(now + PULL_EXPIRES);
             let mut messages = Vec::new();
             let mut arrived = self.wait(wake).await?;
-            // From here to the return nothing waits. Whatever else has arrived comes along.
+            // From here to the return nothing waits. Messages that have arrived meanwhile are returned too.
             while let Some(message) = arrived {
                 match self.receive(message) {
                     Ok(message) => messages.extend(message),
                     Err(NoQueue) if messages.is_empty() => return Err(self.no_queue()),
-                    // Said again when asked again.
+                    // The next request gets the same error.
                     Err(NoQueue) => break,
                 }
                 arrived = match messages.len() < room {
@@ -100,31 +104,12 @@ impl Source {
         }
     }
 
-    /// Takes what waits now, at most `room` messages more than were asked for already, and puts it into `messages`. Whether
-    /// the broker has answered: then there is no more, or there are as many. Cancel safe.
+    /// Takes messages that wait now and adds them to `messages`: at most `room` more than were asked for already.
+    /// Returns whether the broker has answered, which means that no more wait or that there is no more room. Cancel
+    /// safe.
     pub async fn take_waiting(
         &mut self,
         room: usize,
-        messages: &mut Vec<jetstream::Message>,
-    ) -> Result<bool, BusError> {
-        self.take(room, r#""no_wait":true"#, TAKE_LIMIT, messages).await
-    }
-
-    /// The same with `count` messages that are on their way to the stream: waits for all of them for so long. Cancel safe.
-    pub async fn take_coming(
-        &mut self,
-        count: usize,
-        within: Duration,
-        messages: &mut Vec<jetstream::Message>,
-    ) -> Result<bool, BusError> {
-        self.take(count, &format!(r#""expires":{}"#, within.as_nanos()), within + TAKE_LIMIT, messages).await
-    }
-
-    async fn take(
-        &mut self,
-        room: usize,
-        until: &str,
-        limit: Duration,
         messages: &mut Vec<jetstream::Message>,
     ) -> Result<bool, BusError> {
         let now = Instant::now();
@@ -132,11 +117,11 @@ impl Source {
         if room == 0 || self.is_down() || self.paused_until.is_some() {
             return Ok(room == 0);
         }
-        let number = self.send(room, until, now).await?;
-        // An answer that got lost must not hold up the other levels.
+        let number = self.send(room, r#""no_wait":true"#, now).await?;
+        // A lost answer must not delay the other levels.
         let mut left = room;
         while left > 0 && self.pulls.is_open(number) {
-            let Some(message) = self.wait(now + limit).await? else { return Ok(false) };
+            let Some(message) = self.wait(now + TAKE_LIMIT).await? else { return Ok(false) };
             if let Some(message) = self.receive(message).map_err(|NoQueue| self.no_queue())? {
                 messages.push(message);
                 left -= 1;
@@ -145,8 +130,28 @@ impl Source {
         Ok(self.paused_until.is_none())
     }
 
-    /// What still comes of what was asked for, once nothing more is. `None` when nothing will, or none has until then. Cancel
-    /// safe.
+    /// When the waiting message behind `others` older ones was published. `None` if fewer wait.
+    pub async fn waits_since(&self, others: u64) -> Result<Option<UnixMicros>, BusError> {
+        const ACTION: &str = "looking at what waits";
+        let jetstream = &self.nats.jetstream;
+        let stream = jetstream.get_stream_no_info(&self.stream).await.map_err(|error| failure(ACTION, &error))?;
+        let info = stream.consumer_info(subjects::WORKERS).await.map_err(|error| failure(ACTION, &error))?;
+        if info.num_pending <= others {
+            return Ok(None);
+        }
+        let after = info.delivered.stream_sequence + 1 + others;
+        match stream.get_first_raw_message_by_subject(">", after).await {
+            Ok(message) => {
+                let published = u64::try_from(message.time.unix_timestamp_nanos() / 1000).unwrap_or_default();
+                Ok(Some(UnixMicros(published)))
+            }
+            Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
+            Err(error) => Err(failure(ACTION, &error)),
+        }
+    }
+
+    /// A message that was asked for and is still on its way. Called when no more are asked for. `None` when no more
+    /// will come, or at `until`. Cancel safe.
     pub async fn last(&mut self, until: Instant) -> Option<jetstream::Message> {
         loop {
             let now = Instant::now();
@@ -166,27 +171,28 @@ impl Source {
         }
     }
 
-    /// Ends the subscription, once nothing comes any more.
+    /// Ends the subscription, after the last message has come.
     pub async fn close(&mut self) {
         let _ = taken(self.incoming.unsubscribe()).await;
     }
 
-    /// Asks for the room that is not asked for yet.
+    /// Asks for the room that was not asked for yet.
     async fn ask(&mut self, room: usize, now: Instant) -> Result<(), BusError> {
         let missing = self.pulls.missing(room);
-        // What is sent while the connection is down goes out after it is back: in addition to what is asked for then.
+        // A request made without a connection would be sent when it is back, in addition to the new one made then.
         if missing == 0 || self.is_down() || self.paused_until.is_some() {
             return Ok(());
         }
-        self.send(missing, &format!(r#""expires":{}"#, PULL_EXPIRES.as_nanos()), now).await.map(drop)
+        let expires = self.pulls.expires().as_nanos();
+        self.send(missing, &format!(r#""expires":{expires}"#), now).await.map(drop)
     }
 
-    /// Sends a request for `count` messages and notes it. Gives its number.
+    /// Sends a request for `count` messages and counts it. Returns its number.
     async fn send(&mut self, count: usize, until: &str, now: Instant) -> Result<u64, BusError> {
         let reply = format!("{}.{}", self.inbox, self.pulls.upcoming());
         let request = format!(r#"{{"batch":{count},{until}}}"#);
         taken(self.nats.client.publish_with_reply(self.next_subject.clone(), reply, request.into())).await?;
-        // Not before: whoever stops to wait meanwhile has not asked.
+        // Not earlier: if the caller drops the future before, nothing was asked.
         Ok(self.pulls.ask(count, now))
     }
 
@@ -201,15 +207,15 @@ impl Source {
     fn see_to_connection(&mut self, now: Instant) {
         self.pulls.forget_lost(now);
         if self.connection.has_changed().is_ok_and(|changed| changed) {
-            // A new connection knows nothing of what was asked over the old one.
+            // The broker does not keep pull requests of an old connection.
             self.connection.mark_unchanged();
             self.pulls.clear();
         }
         self.paused_until = self.paused_until.filter(|until| *until > now);
     }
 
-    /// What of a queue a message from the broker brings; nothing, if it is a status. Does not wait, so that no message is lost
-    /// between being received and being returned.
+    /// The work message in a message from the broker; `None` if it is a status. Does not wait, so that no message is
+    /// lost between receiving and returning it.
     fn receive(&mut self, message: Message) -> Result<Option<jetstream::Message>, NoQueue> {
         if let Some(status) = message.status {
             return self.on_status(status, &message).map(|()| None);
@@ -218,7 +224,7 @@ impl Source {
         Ok(Some(jetstream::Message { message, context: self.nats.jetstream.clone() }))
     }
 
-    /// A status message ends the pull request whose reply subject it came to.
+    /// A status message ends the pull request at whose reply subject it arrived.
     fn on_status(&mut self, status: StatusCode, message: &Message) -> Result<(), NoQueue> {
         const HEARTBEAT: u16 = 100;
         const EXPIRED: u16 = 408;
@@ -234,7 +240,7 @@ impl Source {
         self.pulls.ended(number, unserved);
         let gone = message.description.as_deref().is_some_and(|text| text.contains("Deleted"));
         if status.as_u16() == NO_RESPONDERS || gone {
-            // What was asked before the queue was known to be gone says nothing new.
+            // An answer to an older request says nothing new about the queue.
             return match open {
                 true => {
                     self.pulls.clear();
@@ -243,14 +249,19 @@ impl Source {
                 false => Ok(()),
             };
         }
-        if !matches!(status.as_u16(), EXPIRED | NO_MESSAGES) {
+        if status.as_u16() == EXPIRED {
+            self.pulls.expired(match self.nats.client.server_info().cluster {
+                Some(_) => LONGEST_EXPIRES_IN_CLUSTER,
+                None => LONGEST_EXPIRES,
+            });
+        } else if status.as_u16() != NO_MESSAGES {
             tracing::debug!(model = %self.model, %status, description = message.description, "a pull request ended");
             self.paused_until = Some(Instant::now() + REFUSED_PAUSE);
         }
         Ok(())
     }
 
-    /// Waits for a message; `None` when there is something else to see to, or it is time.
+    /// Waits for a message; `None` at `until`, or when the state of the connection has changed.
     async fn wait(&mut self, until: Instant) -> Result<Option<Message>, BusError> {
         let lost = || BusError::Unreachable("connection closed".to_owned());
         tokio::select! {

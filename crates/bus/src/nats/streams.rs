@@ -1,138 +1,111 @@
-//! The streams that the system needs, and who makes them: gateways, also for the stages, which ask one of them.
+//! Creates, changes, replaces and removes the streams of a deployment.
 //!
-//! The broker checks what a stream is called, not what it is to hold: who may make one could give it the subjects of
-//! answers, and read them there. So stages may not. They say which of these they need, by a subject that the broker can hold
-//! them to (`trireme.streams.work.<model>.<version>` for a queue), and what it is to be like is decided here. The same is
-//! true of consumers, which deliver to any subject that who makes them likes.
-//!
-//! Not here: what the streams are like that there is one of (`fixed_streams`).
+//! Not here: requests from stages (`makers`), and the configurations of the streams of stores and claims (`buckets`).
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use async_nats::client::RequestErrorKind;
+use async_nats::jetstream;
 use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind};
 use async_nats::jetstream::{consumer, stream};
-use async_nats::{Message, jetstream};
 use futures_util::StreamExt;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
-use tokio::task::JoinSet;
 use trireme_inference::{ModelKey, UnixMicros};
 
-use super::connect::{REQUEST_TIMEOUT, limited, taken};
-use super::work::{chain, failure, is_not_found};
-use super::{LONGEST, Nats, fixed_streams, subjects};
-use crate::envelope::MAX_NAME;
-use crate::{BusError, QueueOptions};
+use super::connect::REQUEST_TIMEOUT;
+use super::errors::{failure, is_not_found};
+use super::{Nats, buckets, subjects};
+use crate::{Bucket, BusError, QueueOptions};
 
-/// How long the broker remembers message ids. Longer than a few redeliveries; its memory is rate times window.
+/// How long the broker remembers message ids. It is longer than a few redeliveries; the memory it takes is rate times
+/// window.
 const DEDUP_WINDOW: Duration = Duration::from_secs(15);
 
-/// Deliveries without a limit.
-const ANY_NUMBER: i64 = -1;
+/// A stream in memory that has been out of reach for this long is created again: its brokers will not come back with
+/// it, or cannot agree on it.
+const GONE_AFTER: Duration = Duration::from_secs(15);
 
-/// The same for what is scheduled: the copy at its level may have to wait for room, should it be there still.
-const SCHEDULED_WINDOW: Duration = Duration::from_secs(120);
+/// Failures to reach a stream that are further apart than this count as different outages.
+const LOOK_WITHIN: Duration = Duration::from_secs(15);
 
-/// Streams that are made for others at a time; who asks for one more asks again.
-const MAKING: usize = 64;
+/// Idle workers that may wait for work of one queue, each with a pull request or two.
+const MAX_WAITING: i64 = 65_536;
 
-/// Streams whose requests are remembered, beside those that are being made.
-const REMEMBERED: usize = 4096;
-
-/// Most levels of a queue that is made for others.
-const MAX_LEVELS: usize = 1024;
-
-/// How much longer a queue may take for each of its levels: a stream on the disks of several brokers is not made at once.
+/// How much more time a queue gets for each of its levels, because a stream on the disks of several brokers takes time
+/// to create.
 const LEVEL_PATIENCE: Duration = Duration::from_millis(100);
 
-/// A stream that somebody needs.
+/// A stream that a process needs.
 #[derive(Clone, Copy, Debug)]
 pub enum Needed<'a> {
-    /// How often messages were begun.
-    Attempts,
+    /// A store.
+    Bucket(Bucket),
     /// Bodies above `max_payload`.
     Claims,
-    /// Messages that were given up.
-    Dead,
-    /// Workers and the model versions they serve.
-    Registry,
     /// Work for a model version: a stream for each level, and the consumer that its workers share.
     Queue(&'a ModelKey, &'a QueueOptions),
 }
 
-/// What a request for a queue says. Its subject says whose.
-#[derive(Debug, Serialize, Deserialize)]
-struct QueueRequest {
-    model: ModelKey,
-    options: QueueOptions,
-}
-
-/// What a gateway says to who needs a stream.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Answer {
-    Made,
-    Refused(String),
-    Unreachable(String),
-}
-
-/// The requests for each stream one after the other: one that is held up must not undo what was asked for later. By subject,
-/// the number of the last that was done.
+/// Streams that are out of reach, by name.
 #[derive(Default)]
-struct Turns(Mutex<HashMap<String, Arc<tokio::sync::Mutex<u64>>>>);
+pub struct OutOfReach(Mutex<HashMap<String, Outage>>);
 
-/// One of the streams of a queue.
-struct WorkStream {
-    name: String,
-    subject: String,
-    max_messages: u64,
-    max_deliver: i64,
-    duplicate_window: Duration,
+/// A period in which every attempt to reach a stream failed.
+#[derive(Clone, Copy)]
+struct Outage {
+    first: Instant,
+    last: Instant,
 }
 
-// === impl Turns ===
+// === impl OutOfReach ===
 
-impl Turns {
-    fn of(&self, subject: &str) -> Arc<tokio::sync::Mutex<u64>> {
-        let mut turns = self.0.lock();
-        if turns.len() >= REMEMBERED {
-            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+impl OutOfReach {
+    /// Counts a failure to reach a stream; returns how long every attempt has failed.
+    fn note(&self, name: &str, now: Instant) -> Duration {
+        let mut outages = self.0.lock();
+        let outage = outages.entry(name.to_owned()).or_insert(Outage { first: now, last: now });
+        if now.duration_since(outage.last) > LOOK_WITHIN {
+            // There were no attempts for a while, so this may be another outage.
+            outage.first = now;
         }
-        turns.entry(subject.to_owned()).or_default().clone()
+        outage.last = now;
+        now.duration_since(outage.first)
+    }
+
+    /// Counts a success, or that the stream does not exist.
+    fn end(&self, name: &str) {
+        self.0.lock().remove(name);
     }
 }
 
 // === impl Needed ===
 
 impl Needed<'_> {
-    fn action(self) -> &'static str {
+    pub(super) fn action(self) -> &'static str {
         match self {
-            Needed::Attempts => "making the stream of attempts",
+            Needed::Bucket(Bucket::Settings) => "making the store of settings",
+            Needed::Bucket(Bucket::Registry) => "making the registry",
+            Needed::Bucket(Bucket::Models) => "making the store of loaded models",
+            Needed::Bucket(Bucket::Attempts) => "making the store of attempts",
+            Needed::Bucket(Bucket::Dead) => "making the store of dead letters",
             Needed::Claims => "making the stream of claims",
-            Needed::Dead => "making the dead-letter stream",
-            Needed::Registry => "making the registry",
             Needed::Queue(..) => "making a work queue",
         }
     }
 
-    /// How long a gateway may take to make it.
-    fn patience(self) -> Duration {
+    /// How long a gateway may take to create it.
+    pub(super) fn patience(self) -> Duration {
         match self {
             Needed::Queue(_, options) => REQUEST_TIMEOUT + LEVEL_PATIENCE * options.levels.len() as u32,
             _ => REQUEST_TIMEOUT,
         }
     }
 
-    /// Where gateways are asked for it.
-    fn subject(self) -> String {
+    /// The subject on which a stage asks a gateway for it.
+    pub(super) fn subject(self) -> String {
         match self {
-            Needed::Attempts => subjects::stream_request("attempts"),
+            Needed::Bucket(bucket) => subjects::stream_request(bucket.name()),
             Needed::Claims => subjects::stream_request("claims"),
-            Needed::Dead => subjects::stream_request("dead"),
-            Needed::Registry => subjects::stream_request("registry"),
             Needed::Queue(model, _) => subjects::queue_request(model),
         }
     }
@@ -141,80 +114,9 @@ impl Needed<'_> {
 // === impl Nats ===
 
 impl Nats {
-    /// Makes sure that a stream is there, and a queue as its options have it; where this process may not, a gateway does.
-    /// Any number of processes may do so at the same time.
-    pub(super) async fn need(&self, needed: Needed<'_>) -> Result<(), BusError> {
-        match self.keeps_streams {
-            true => self.make(needed).await,
-            false => self.ask_for(needed).await,
-        }
-    }
-
-    /// Makes the streams that others need, for as long as the connection is there.
-    pub(super) async fn keep_streams(&self) -> Result<(), BusError> {
-        let mut asked = self.subscribe_at_once(subjects::STREAM_REQUESTS.to_owned()).await?;
-        let nats = self.clone();
-        crate::spawn("nats streams", async move {
-            let (mut making, turns, mut number) = (JoinSet::new(), Arc::new(Turns::default()), 0);
-            loop {
-                let message = tokio::select! {
-                    message = asked.next() => message,
-                    Some(_) = making.join_next() => continue,
-                };
-                let Some(message) = message else { return };
-                number += 1;
-                // The broker lets an answer go wherever the asker says.
-                let Some(asker) = message.reply.clone().filter(|inbox| inbox.starts_with("_INBOX.")) else { continue };
-                let (nats, turns, is_one_too_many) = (nats.clone(), turns.clone(), making.len() >= MAKING);
-                making.spawn(async move {
-                    let answer = match is_one_too_many {
-                        true => Answer::Unreachable("too many streams are asked for at a time".to_owned()),
-                        false => nats.make_for(&message, &turns, number).await,
-                    };
-                    if let Ok(body) = serde_json::to_vec(&answer) {
-                        // Who does not get it asks again.
-                        let _ = taken(nats.client.publish(asker, body.into())).await;
-                    }
-                });
-            }
-        });
-        Ok(())
-    }
-
-    async fn ask_for(&self, needed: Needed<'_>) -> Result<(), BusError> {
-        let action = needed.action();
-        let unreachable = |reason: &dyn std::fmt::Display| BusError::Unreachable(format!("{action}: {reason}"));
-        let body = match needed {
-            Needed::Queue(model, options) => {
-                serde_json::to_vec(&QueueRequest { model: model.clone(), options: options.clone() })
-            }
-            _ => Ok(Vec::new()),
-        };
-        let body = body.map_err(|error| BusError::Refused { action, reason: error.to_string() })?;
-        let (subject, mut connection) = (needed.subject(), self.connection.clone());
-        connection.mark_unchanged();
-        let request = async_nats::Request::new().payload(body.into()).timeout(Some(needed.patience()));
-        let answer = tokio::select! {
-            answer = self.client.send_request(subject.clone(), request) => answer,
-            reason = self.refused(|refusal| refusal.contains(&format!("\"{subject}\""))) => return Err(BusError::Refused { action, reason }),
-            _ = connection.changed() => return Err(unreachable(&"the connection was lost")),
-        };
-        let answer = answer.map_err(|error| match error.kind() {
-            RequestErrorKind::NoResponders => unreachable(&"no gateway is there to do it"),
-            RequestErrorKind::TimedOut => unreachable(&"no gateway has answered"),
-            _ => unreachable(&chain(&error)),
-        })?;
-        match serde_json::from_slice(&answer.payload) {
-            Ok(Answer::Made) => Ok(()),
-            Ok(Answer::Refused(reason)) => Err(BusError::Refused { action, reason }),
-            Ok(Answer::Unreachable(reason)) => Err(unreachable(&reason)),
-            Err(error) => Err(unreachable(&format!("a gateway's answer cannot be read: {error}"))),
-        }
-    }
-
-    /// Waits until the broker says that this process may not do what `is_meant` knows by the subject in its words: it tells so
-    /// no other way.
-    async fn refused(&self, is_meant: impl Fn(&str) -> bool) -> String {
+    /// Waits until the broker reports that this process has no permission for an action. `is_meant` recognises the
+    /// action by the subject in the report. The broker reports this in no other way.
+    pub(super) async fn refused(&self, is_meant: impl Fn(&str) -> bool) -> String {
         let mut refusals = self.refusals.clone();
         refusals.mark_unchanged();
         loop {
@@ -228,190 +130,198 @@ impl Nats {
         }
     }
 
-    /// Does what one request for a stream asks for, the `number`th that came here.
-    async fn make_for(&self, message: &Message, turns: &Turns, number: u64) -> Answer {
-        let turn = turns.of(&message.subject);
-        let mut done = turn.lock().await;
-        if *done > number {
-            // What was asked for later holds.
-            return Answer::Made;
-        }
-        let made = match read(&message.subject, &message.payload) {
-            Ok(Request::Stream(needed)) => limited(LONGEST, self.make(needed)).await,
-            Ok(Request::Queue(QueueRequest { model, options })) => {
-                limited(LONGEST, self.make(Needed::Queue(&model, &options))).await
-            }
-            Err(reason) => {
-                tracing::warn!(subject = %message.subject, reason, "refused a request for a stream");
-                Err(BusError::Refused { action: "making a stream", reason })
-            }
-        };
-        match made {
-            Ok(()) => {
-                *done = number;
-                Answer::Made
-            }
-            Err(BusError::Refused { reason, .. }) => Answer::Refused(reason),
-            Err(error) => Answer::Unreachable(error.to_string()),
-        }
-    }
-
-    async fn make(&self, needed: Needed<'_>) -> Result<(), BusError> {
+    /// Creates a stream or updates its configuration. For a queue that is made `for_stage`, the limit of a level with a
+    /// `max_waiting` is left as it is: only gateways know all workers, and set it.
+    pub(super) async fn make(&self, needed: Needed<'_>, for_stage: bool) -> Result<(), BusError> {
         let config = match needed {
-            Needed::Attempts => fixed_streams::attempts(),
-            Needed::Claims => fixed_streams::claims(),
-            Needed::Dead => fixed_streams::dead(),
-            Needed::Registry => fixed_streams::registry(),
-            Needed::Queue(model, options) => return self.make_allowed_queue(model, options).await,
+            Needed::Bucket(bucket) => buckets::config(bucket),
+            Needed::Claims => buckets::claims(),
+            Needed::Queue(model, options) => return self.make_allowed_queue(model, options, for_stage).await,
         };
-        let name = config.name.clone();
-        let made = self.jetstream.get_or_create_stream(config).await;
-        made.map(drop).map_err(|error| stream_failure(needed.action(), &name, &error))
+        let config = stream::Config { num_replicas: self.replicas(), ..config };
+        // An operator who created or changed the stream has decided about its storage and size.
+        let config = match self.jetstream.get_stream(&config.name).await {
+            Ok(there) => buckets::as_made(config, &there.cached_info().config),
+            Err(_) => config,
+        };
+        self.create_or_update(needed.action(), config).await
     }
 
-    /// As [`Nats::make_queue`]; says so where the broker does not let this process, which it tells nobody who waits.
-    async fn make_allowed_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
+    /// Like [`Nats::make_queue`], but errors if this process has no permission. Otherwise the request would only time
+    /// out.
+    async fn make_allowed_queue(
+        &self,
+        model: &ModelKey,
+        options: &QueueOptions,
+        for_stage: bool,
+    ) -> Result<(), BusError> {
         let stream = subjects::work_stream(model, 0);
-        // A level's name goes on with `-`, a consumer's with `.`.
+        // In the report, the name is followed by `-` for a level and by `.` for a consumer.
         let ends = ['"', '-', '.'].map(|end| format!(".{stream}{end}"));
         tokio::select! {
-            made = self.make_queue(model, options) => made,
+            made = self.make_queue(model, options, for_stage) => made,
             reason = self.refused(|refusal| ends.iter().any(|end| refusal.contains(end))) => {
                 Err(BusError::Refused { action: Needed::Queue(model, options).action(), reason })
             }
         }
     }
 
-    async fn make_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
-        let scheduled = self.is_scheduled(model, options).await?;
-        let max_deliver = i64::from(options.deliveries_made());
-        let all = WorkStream {
-            name: subjects::scheduled_stream(model),
-            subject: subjects::scheduled(model),
-            max_messages: options.max_messages,
-            max_deliver,
-            duplicate_window: SCHEDULED_WINDOW,
-        };
-        for (level, policy) in options.policies() {
-            let most = policy.max_waiting.unwrap_or(u64::MAX).min(options.max_messages);
-            let level = WorkStream {
-                name: subjects::work_stream(model, level),
-                subject: subjects::work(model, level),
-                max_messages: most,
-                // Deliveries at a level are no attempts at its messages where those are scheduled first.
-                max_deliver: if scheduled { ANY_NUMBER } else { max_deliver },
-                duplicate_window: DEDUP_WINDOW,
-            };
-            self.make_stream(model, level, options).await?;
-        }
-        match scheduled {
-            true => self.make_stream(model, all, options).await,
-            false => Ok(()),
-        }
-    }
-
-    /// Whether work is scheduled before it is executed: where the queue has a policy, and where it has had one, because what
-    /// waits there still has been delivered any number of times.
-    pub(super) async fn is_scheduled(&self, model: &ModelKey, options: &QueueOptions) -> Result<bool, BusError> {
-        if options.has_policy() {
-            return Ok(true);
-        }
-        match self.jetstream.get_stream(subjects::scheduled_stream(model)).await {
-            Ok(_) => Ok(true),
-            Err(error) if is_not_found(&error) => Ok(false),
-            Err(error) => Err(failure("looking for a work queue", &error)),
-        }
-    }
-
-    /// Makes a stream of work, and the consumer that workers share.
-    async fn make_stream(
-        &self,
-        model: &ModelKey,
-        WorkStream { name, subject, max_messages, max_deliver, duplicate_window }: WorkStream,
-        options: &QueueOptions,
-    ) -> Result<(), BusError> {
+    /// Creates a stream for each level, and the consumer that workers share.
+    async fn make_queue(&self, model: &ModelKey, options: &QueueOptions, for_stage: bool) -> Result<(), BusError> {
+        const ACTION: &str = "making a work queue";
         let storage = match options.file_storage {
             true => stream::StorageType::File,
             false => stream::StorageType::Memory,
         };
-        let config = stream::Config {
-            name: name.clone(),
-            description: Some(format!("work for {model}")),
-            subjects: vec![subject],
-            retention: stream::RetentionPolicy::WorkQueue,
-            discard: stream::DiscardPolicy::New,
-            max_messages: i64::try_from(max_messages).unwrap_or(i64::MAX),
-            max_bytes: i64::try_from(options.max_bytes).unwrap_or(i64::MAX),
-            duplicate_window,
-            allow_message_ttl: true,
-            num_replicas: options.replicas,
-            storage,
-            ..Default::default()
-        };
-        let made = self.create_or_update(config).await;
-        made.map_err(|error| stream_failure("making a work queue", &name, &error))?;
-        let config = consumer::pull::Config {
-            durable_name: Some(subjects::WORKERS.to_owned()),
-            description: Some(format!("workers of {model}")),
-            ack_policy: consumer::AckPolicy::Explicit,
-            ack_wait: options.ack_wait,
-            max_deliver,
-            // Pullers ask only for what they have room for, so the queue's own limit is the only one needed.
-            max_ack_pending: i64::try_from(options.max_messages).unwrap_or(i64::MAX),
-            ..Default::default()
-        };
-        let created = self.jetstream.create_consumer_on_stream(config, &name).await;
-        created.map(drop).map_err(|error| match error.kind() {
-            stream::ConsumerErrorKind::JetStream(answer) => BusError::Refused {
-                action: "making a work queue's consumer",
-                reason: format!("stream {name}: {answer}"),
-            },
-            _ => failure("making a work queue's consumer", &error),
-        })
+        for (level, policy) in options.policies() {
+            let name = subjects::work_stream(model, level);
+            let mut max_messages = policy.max_messages(options);
+            if for_stage && policy.max_waiting.is_some() {
+                max_messages = match self.jetstream.get_stream(&name).await {
+                    Ok(there) => u64::try_from(there.cached_info().config.max_messages).unwrap_or(max_messages),
+                    Err(error) if is_not_found(&error) => max_messages,
+                    Err(error) => return Err(failure(ACTION, &error)),
+                };
+            }
+            let config = stream::Config {
+                name: name.clone(),
+                description: Some(format!("work for {model}")),
+                subjects: vec![subjects::work_at(model, level)],
+                retention: stream::RetentionPolicy::WorkQueue,
+                discard: stream::DiscardPolicy::New,
+                max_messages: i64::try_from(max_messages).unwrap_or(i64::MAX),
+                max_bytes: if options.max_bytes == 0 {
+                    -1
+                } else {
+                    i64::try_from(options.max_bytes).unwrap_or(i64::MAX)
+                },
+                duplicate_window: DEDUP_WINDOW,
+                allow_message_ttl: true,
+                num_replicas: options.replicas,
+                storage,
+                ..Default::default()
+            };
+            // A look is cheap. A change of a cluster's stream is a vote of its brokers, and most workers change nothing.
+            let there = self.jetstream.get_stream(&name).await.ok();
+            if there.as_ref().is_none_or(|there| differs(&there.cached_info().config, &config)) {
+                self.create_or_update(ACTION, config).await?;
+            }
+            let config = consumer::pull::Config {
+                durable_name: Some(subjects::WORKERS.to_owned()),
+                description: Some(format!("workers of {model}")),
+                ack_policy: consumer::AckPolicy::Explicit,
+                ack_wait: options.ack_wait,
+                max_deliver: i64::from(options.deliveries_made()),
+                // Pullers only ask for messages that they have room for, so the limit of the stream is enough.
+                max_ack_pending: i64::try_from(options.max_messages).unwrap_or(i64::MAX),
+                max_waiting: MAX_WAITING,
+                ..Default::default()
+            };
+            if let Some(there) = there
+                && let Ok(workers) = there.consumer_info(subjects::WORKERS).await
+                && workers.config.ack_wait == config.ack_wait
+                && workers.config.max_deliver == config.max_deliver
+                && workers.config.max_ack_pending == config.max_ack_pending
+            {
+                continue;
+            }
+            let created = self.jetstream.create_consumer_on_stream(config, &name).await;
+            created.map_err(|error| match error.kind() {
+                stream::ConsumerErrorKind::JetStream(answer) => match failure(ACTION, &answer) {
+                    BusError::Refused { reason, .. } => BusError::Refused {
+                        action: "making a work queue's consumer",
+                        reason: format!("stream {name}: {reason}"),
+                    },
+                    error => error,
+                },
+                _ => failure("making a work queue's consumer", &error),
+            })?;
+        }
+        Ok(())
     }
 
-    /// A stream that is made begins with a number that no stream of its name has come to before: an acknowledgement names
-    /// its message by number alone, so one for a message that a broker has lost must be none for another message.
-    async fn create_or_update(&self, config: stream::Config) -> Result<(), CreateStreamError> {
-        let updated = self.jetstream.update_stream(&config).await;
-        if !updated.as_ref().is_err_and(|error| error.kind() == CreateStreamErrorKind::NotFound) {
-            return updated.map(drop);
+    /// Creates a stream, or updates the existing one.
+    ///
+    /// A new stream starts with a sequence number that no stream of its name has reached before. An acknowledgement
+    /// names its message only by number, so one for a message that a broker has lost must not match another message.
+    async fn create_or_update(&self, action: &'static str, config: stream::Config) -> Result<(), BusError> {
+        let made = match self.jetstream.update_stream(&config).await {
+            Err(error) if error.kind() == CreateStreamErrorKind::NotFound => {
+                let new = stream::Config { first_sequence: Some(UnixMicros::now().0), ..config.clone() };
+                match self.jetstream.create_stream(new).await {
+                    // Another gateway was faster, and its stream starts with another number.
+                    Err(error) if is_name_in_use(&error) => self.jetstream.update_stream(&config).await.map(drop),
+                    created => created.map(drop),
+                }
+            }
+            updated => updated.map(drop),
+        };
+        let made = made.map_err(|error| stream_failure(action, &config.name, &error));
+        match &made {
+            Err(BusError::Unreachable(_)) => self.replace_if_gone(&config).await,
+            _ => self.out_of_reach.end(&config.name),
         }
-        let new = stream::Config { first_sequence: Some(UnixMicros::now().0), ..config.clone() };
-        match self.jetstream.create_stream(new).await {
-            // Another gateway was faster, and its stream begins with another number.
-            Err(error) if is_name_in_use(&error) => self.jetstream.update_stream(&config).await.map(drop),
-            created => created.map(drop),
+        made
+    }
+
+    /// Deletes a stream in memory that has been out of reach for long; it is created again when it is needed next. Its
+    /// messages were lost with its brokers, or their gateways publish them again.
+    async fn replace_if_gone(&self, config: &stream::Config) {
+        let in_memory = config.storage == stream::StorageType::Memory;
+        if !in_memory || self.client.server_info().cluster.is_none() || self.is_down() {
+            return;
         }
+        if self.out_of_reach.note(&config.name, Instant::now()) >= GONE_AFTER {
+            tracing::warn!(stream = config.name, "a stream in memory is out of reach; it is made anew");
+            // The cluster deletes it, even though the broker that would confirm that is gone.
+            let _ = self.jetstream.delete_stream(&config.name).await;
+            self.out_of_reach.end(&config.name);
+        }
+    }
+
+    /// The model versions that have a queue.
+    pub(super) async fn queue_names(&self) -> Result<Vec<ModelKey>, BusError> {
+        let mut names = self.jetstream.stream_names();
+        let mut models = Vec::new();
+        while let Some(name) = names.next().await {
+            let name = name.map_err(|error| failure("listing work queues", &error))?;
+            models.extend(subjects::model_of(&name));
+        }
+        models.sort();
+        models.dedup();
+        Ok(models)
+    }
+
+    /// Removes the queue of a model version if it is empty.
+    pub(super) async fn remove_empty_queue(&self, model: &ModelKey) -> Result<bool, BusError> {
+        const ACTION: &str = "removing a work queue";
+        let stream = subjects::work_stream(model, 0);
+        let mut names = self.jetstream.stream_names();
+        let mut levels = Vec::new();
+        while let Some(name) = names.next().await {
+            let name = name.map_err(|error| failure(ACTION, &error))?;
+            if subjects::model_of(&name).as_ref() == Some(model) && name.starts_with(&stream) {
+                let level = self.jetstream.get_stream(&name).await.map_err(|error| failure(ACTION, &error))?;
+                if level.cached_info().state.messages > 0 {
+                    return Ok(false);
+                }
+                levels.push(name);
+            }
+        }
+        for name in &levels {
+            self.jetstream.delete_stream(name).await.map_err(|error| failure(ACTION, &error))?;
+        }
+        Ok(!levels.is_empty())
     }
 }
 
-// === What others ask for ===
-
-/// What a process asks a gateway for.
-#[derive(Debug)]
-enum Request {
-    Stream(Needed<'static>),
-    Queue(QueueRequest),
-}
-
-/// Who may publish to a subject is held to it by the broker, so what is asked for has to be what that says.
-fn read(subject: &str, body: &[u8]) -> Result<Request, String> {
-    let fixed = [Needed::Attempts, Needed::Claims, Needed::Dead, Needed::Registry];
-    if let Some(needed) = fixed.into_iter().find(|needed| needed.subject() == subject) {
-        return Ok(Request::Stream(needed));
-    }
-    let request: QueueRequest = serde_json::from_slice(body).map_err(|error| error.to_string())?;
-    if subjects::queue_request(&request.model) != subject {
-        return Err(format!("it is for model '{}'", request.model));
-    }
-    let (name, levels) = (request.model.name.len(), request.options.levels.len());
-    if name > MAX_NAME || levels > MAX_LEVELS {
-        return Err(format!(
-            "a name of {name} bytes and {levels} levels, expected {MAX_NAME} and {MAX_LEVELS} at most"
-        ));
-    }
-    Ok(Request::Queue(request))
+/// Whether a queue's stream is another one than it should be. The broker adds defaults to the rest of a configuration.
+fn differs(there: &stream::Config, wanted: &stream::Config) -> bool {
+    (there.max_messages, there.max_bytes, there.num_replicas)
+        != (wanted.max_messages, wanted.max_bytes, wanted.num_replicas)
+        || (&there.subjects, there.storage) != (&wanted.subjects, wanted.storage)
+        || (there.duplicate_window, there.allow_message_ttl) != (wanted.duplicate_window, wanted.allow_message_ttl)
+        || (there.retention, there.discard) != (wanted.retention, wanted.discard)
 }
 
 fn is_name_in_use(error: &CreateStreamError) -> bool {
@@ -421,12 +331,17 @@ fn is_name_in_use(error: &CreateStreamError) -> bool {
     }
 }
 
-/// As [`failure`], for a stream: the client keeps the broker's answer in the error's kind.
+/// Like [`failure`], for a stream. The client keeps the broker's error response in the error's kind.
 fn stream_failure(action: &'static str, name: &str, error: &CreateStreamError) -> BusError {
     match error.kind() {
-        CreateStreamErrorKind::JetStream(answer) => BusError::Refused {
-            action,
-            reason: format!("stream {name}: {answer}; `nats stream rm {name}` makes room for one with new settings"),
+        CreateStreamErrorKind::JetStream(answer) => match failure(action, &answer) {
+            BusError::Refused { .. } => BusError::Refused {
+                action,
+                reason: format!(
+                    "stream {name}: {answer}; `nats stream rm {name}` makes room for one with new settings"
+                ),
+            },
+            error => error,
         },
         _ => failure(action, error),
     }
@@ -435,25 +350,15 @@ fn stream_failure(action: &'static str, name: &str, error: &CreateStreamError) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::LevelPolicy;
 
     #[test]
-    fn a_request_is_for_what_its_subject_says() {
-        let model = ModelKey { name: "a.b".to_owned(), version: 3 };
-        let body = |levels: u32| {
-            let options = QueueOptions {
-                levels: (1..=levels).map(|level| (level, LevelPolicy::default())).collect(),
-                ..Default::default()
-            };
-            serde_json::to_vec(&QueueRequest { model: model.clone(), options }).unwrap()
-        };
-        let subject = "trireme.streams.work.a=2Eb.3";
-        let Ok(Request::Queue(read_back)) = read(subject, &body(2)) else { panic!("{:?}", read(subject, &body(2))) };
-        assert_eq!((read_back.model, read_back.options.levels.len()), (model.clone(), 2));
-        assert_eq!(read("trireme.streams.work.other.3", &body(2)).unwrap_err(), "it is for model 'a.b:3'");
-        assert!(read(subject, &body(1025)).unwrap_err().contains("1025 levels, expected 256 and 1024 at most"));
-        assert!(read(subject, b"rubbish").is_err());
-        assert!(matches!(read("trireme.streams.claims", b""), Ok(Request::Stream(Needed::Claims))));
-        assert!(read("trireme.streams.other", b"").is_err());
+    fn only_a_stream_that_is_out_of_reach_at_every_look_is_gone() {
+        let (outages, start) = (OutOfReach::default(), Instant::now());
+        let after = |seconds| outages.note("s", start + Duration::from_secs(seconds)).as_secs();
+        assert_eq!([after(0), after(10), after(20), after(31)], [0, 10, 20, 31]);
+        assert_eq!([after(60), after(70)], [0, 10], "nobody looked meanwhile");
+        assert_eq!(outages.note("t", start).as_secs(), 0, "another stream");
+        outages.end("s");
+        assert_eq!(after(71), 0);
     }
 }

@@ -1,36 +1,41 @@
-//! Names on the wire: subjects, streams, buckets (design: `docs/message-contract.md`).
+//! Names on the wire: subjects, streams, buckets (described in `docs/message-contract.md`).
 
 use trireme_inference::ModelKey;
 
-/// Request ids that nobody waits for any more.
-pub const CANCEL: &str = "trireme.cancel";
-/// Registry bucket.
-pub const REGISTRY_BUCKET: &str = "trireme_registry";
-/// The stream behind it, and its subjects.
-pub const REGISTRY_STREAM: &str = "KV_trireme_registry";
-pub const REGISTRY_SUBJECTS: &str = "$KV.trireme_registry.>";
-/// Requests for streams, which gateways make.
+/// Subjects on which stages ask gateways for streams.
 pub const STREAM_REQUESTS: &str = "trireme.streams.>";
-/// Stream of messages that were given up.
-pub const DEAD_STREAM: &str = "trireme_dead";
-/// Its subjects.
-pub const DEAD_SUBJECTS: &str = "trireme.dead.>";
-/// Those of the letters themselves.
-pub const DEAD_LETTERS: &str = "trireme.dead.*.*";
 /// Stream of bodies above `max_payload`.
 pub const CLAIM_STREAM: &str = "trireme_claims";
-/// Its subjects.
+/// The subjects of that stream.
 pub const CLAIM_SUBJECTS: &str = "trireme.claim.>";
-/// Stream of notes how often messages were begun.
-pub const ATTEMPTS_STREAM: &str = "trireme_attempts";
-/// Its subjects.
-pub const ATTEMPTS_SUBJECTS: &str = "trireme.attempts.*";
 /// The durable consumer that the workers of a queue share.
 pub const WORKERS: &str = "workers";
 
-/// Subject of work for a model version at a priority level.
-pub fn work(model: &ModelKey, level: u32) -> String {
-    format!("trireme.work.{}.{}.{level}", escape_token(&model.name), model.version)
+/// The subject of a request's work for a model version at a priority level. It contains the request's id, so that the
+/// broker can list the requests in a queue.
+pub fn work(model: &ModelKey, level: u32, gateway: &str, request_id: &str) -> String {
+    let request_id = escape_token(request_id);
+    format!(
+        "trireme.work.{}.{}.{level}.{}.{request_id}",
+        escape_token(&model.name),
+        model.version,
+        escape_token(gateway)
+    )
+}
+
+/// Subjects of all work for a model version at a priority level.
+pub fn work_at(model: &ModelKey, level: u32) -> String {
+    format!("trireme.work.{}.{}.{level}.>", escape_token(&model.name), model.version)
+}
+
+/// Subjects of all work of a gateway for a model version.
+pub fn work_of(model: &ModelKey, gateway: &str) -> String {
+    format!("trireme.work.{}.{}.*.{}.*", escape_token(&model.name), model.version, escape_token(gateway))
+}
+
+/// The request's id in a subject of work.
+pub fn request_of(subject: &str) -> Option<String> {
+    unescape_token(subject.rsplit('.').next()?)
 }
 
 /// Name of the stream of a model version's work at a priority level.
@@ -38,19 +43,54 @@ pub fn work_stream(model: &ModelKey, level: u32) -> String {
     let name = format!("trireme_work_{}_{}", escape_token(&model.name), model.version);
     match level {
         0 => name,
-        // What follows the last `_` of the name is else a version, so that no other queue has this name.
+        // Without a level, the part after the last `_` is the version. A version has no `-` inside, so no other queue
+        // has this name.
         level => format!("{name}-{level}"),
     }
 }
 
-/// Subject of work for a model version that its workers are about to execute, where its queue has a policy.
-pub fn scheduled(model: &ModelKey) -> String {
-    format!("trireme.work.{}.{}.scheduled", escape_token(&model.name), model.version)
+/// The model version of a stream's work, from the stream's name.
+pub fn model_of(stream: &str) -> Option<ModelKey> {
+    let (model, version) = stream.strip_prefix("trireme_work_")?.rsplit_once('_')?;
+    let version = version.split_once('-').map_or(version, |(version, _)| version);
+    Some(ModelKey { name: unescape_token(model)?, version: version.parse().ok()? })
 }
 
-/// Name of the stream of that work.
-pub fn scheduled_stream(model: &ModelKey) -> String {
-    format!("{}-scheduled", work_stream(model, 0))
+/// The delivery that a reply ends, as encoded in the reply's own reply subject.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The subject that settles the delivery.
+    pub acknowledgement: String,
+    /// The claim of the delivered message's body.
+    pub claim: Option<String>,
+    /// Whether the delivered message is one part of an answer. The reply to it then ends the delivery, even if other
+    /// parts are missing.
+    pub is_part: bool,
+}
+
+/// The last token of [`unheard`] for a part of an answer, and for a whole request.
+const OF_PART: &str = "part";
+const OF_REQUEST: &str = "request";
+
+/// The subject at which the broker reports a reply that no gateway listened to: below `inbox`, with the delivery that
+/// the reply ends.
+pub fn unheard(inbox: &str, ended: &Ended) -> String {
+    let claim = ended.claim.as_deref().unwrap_or("=");
+    let of = if ended.is_part { OF_PART } else { OF_REQUEST };
+    format!("{inbox}.{}.{claim}.{of}", escape_token(&ended.acknowledgement))
+}
+
+/// Parses a subject made by [`unheard`].
+pub fn ended(subject: &str) -> Option<Ended> {
+    let mut tokens = subject.rsplit('.');
+    let (of, claim, acknowledgement) = (tokens.next()?, tokens.next()?, unescape_token(tokens.next()?)?);
+    // The sender of the reply wrote this subject, so it must not lead anywhere but to one delivery of work.
+    let of_work = acknowledgement.split('.').any(|token| token.starts_with("trireme_work_"));
+    let is_one_delivery = acknowledgement.starts_with("$JS.ACK.")
+        && of_work
+        && !acknowledgement.contains(['*', '>', ' ', '\r', '\n', '\t']);
+    let claim = Some(claim).filter(|claim| *claim != "=").map(str::to_owned);
+    is_one_delivery.then_some(Ended { acknowledgement, claim, is_part: of == OF_PART })
 }
 
 /// Subject of the replies to one request.
@@ -63,58 +103,33 @@ pub fn replies_to(gateway: &str) -> String {
     format!("trireme.reply.{}.*", escape_token(gateway))
 }
 
-/// Subject of the requests for one of the streams that there is one of.
+/// The subject on which stages ask for the stream of a store, or of claims.
 pub fn stream_request(name: &str) -> String {
     format!("trireme.streams.{name}")
 }
 
-/// Subject of the requests for the queue of a model version.
+/// The subject on which stages ask for the queue of a model version.
 pub fn queue_request(model: &ModelKey) -> String {
     format!("trireme.streams.work.{}.{}", escape_token(&model.name), model.version)
 }
 
-/// Subject of the questions of a topic.
-pub fn control(topic: &str) -> String {
+/// Subject of a topic.
+pub fn topic(topic: &str) -> String {
     format!("trireme.control.{}", escape_token(topic))
 }
 
-/// Subject of given-up messages of a model version.
-pub fn dead(model: &ModelKey) -> String {
-    format!("trireme.dead.{}.{}", escape_token(&model.name), model.version)
-}
-
-/// Subject of one part of a claim.
-pub fn claim(name: &str, part: usize) -> String {
+/// Subject of one part of a claim, or of all its parts (`*`).
+pub fn claim(name: &str, part: &str) -> String {
     format!("trireme.claim.{name}.{part}")
 }
 
-/// Subjects of all parts of a claim.
-pub fn claim_all(name: &str) -> String {
-    format!("trireme.claim.{name}.*")
-}
-
-/// Subject of one part of a dead letter's claim. No model's name becomes the token `=claim`.
-pub fn dead_claim(name: &str, part: usize) -> String {
-    format!("trireme.dead.=claim.{name}.{part}")
-}
-
-/// Subjects of all parts of a dead letter's claim.
-pub fn dead_claim_all(name: &str) -> String {
-    format!("trireme.dead.=claim.{name}.*")
-}
-
-/// Subject of the note how often a message was begun.
-pub fn attempts(message_id: &str) -> String {
-    format!("trireme.attempts.{}", escape_token(message_id))
-}
-
-/// Whether `token` is what [`escape_token`] may give.
+/// Whether `token` has only characters that [`escape_token`] produces.
 pub fn is_token(token: &str) -> bool {
     !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_=".contains(&byte))
 }
 
-/// `name` as one subject token that is also fit for stream names and bucket keys: letters, digits, `-` and `_` stay, every
-/// other byte becomes `=` and two hexadecimal digits. An empty name is `=`.
+/// Escapes `name` to one subject token that is also valid in stream names and bucket keys. Letters, digits, `-` and `_`
+/// stay; every other byte becomes `=` and two hexadecimal digits. An empty name becomes `=`.
 pub fn escape_token(name: &str) -> String {
     let mut token = String::with_capacity(name.len());
     for &byte in name.as_bytes() {
@@ -129,6 +144,24 @@ pub fn escape_token(name: &str) -> String {
     token
 }
 
+/// The name from which [`escape_token`] made this token.
+pub fn unescape_token(token: &str) -> Option<String> {
+    if token == "=" {
+        return Some(String::new());
+    }
+    let (mut name, mut bytes) = (Vec::with_capacity(token.len()), token.bytes());
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'=' => {
+                let digits = [bytes.next()?, bytes.next()?];
+                name.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
+            }
+            byte => name.push(byte),
+        }
+    }
+    String::from_utf8(name).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,7 +174,42 @@ mod tests {
         assert_eq!(escape_token(""), "=");
     }
 
+    #[test]
+    fn a_stream_tells_whose_work_it_holds() {
+        let model = ModelKey { name: "a.b_1-2".to_owned(), version: 3 };
+        for level in [0, 7] {
+            assert_eq!(model_of(&work_stream(&model, level)), Some(model.clone()));
+        }
+        assert_eq!(model_of("KV_trireme_registry"), None);
+        assert_eq!(request_of(&work(&model, 1, "gate.way", "gate.way-7~1")).as_deref(), Some("gate.way-7~1"));
+    }
+
+    #[test]
+    fn only_deliveries_of_work_are_acknowledged_for_others() {
+        let delivery = "$JS.ACK.trireme_work_m_1.workers.1.2.3.4.0";
+        let of = |subject: &str, claim: Option<&str>, is_part| Ended {
+            acknowledgement: subject.to_owned(),
+            claim: claim.map(str::to_owned),
+            is_part,
+        };
+        let found = |what: &Ended| ended(&unheard("_INBOX.model.x", what));
+        for what in [of(delivery, None, false), of(delivery, Some("c"), true)] {
+            assert_eq!(found(&what), Some(what));
+        }
+        for other in
+            ["$JS.API.STREAM.DELETE.trireme_work_m_1", "$JS.ACK.other.workers.1.2.3.4.0", "$JS.ACK.trireme_work_m_1.>"]
+        {
+            assert_eq!(found(&of(other, None, false)), None, "{other}");
+        }
+        assert_eq!(ended("x"), None);
+    }
+
     proptest::proptest! {
+        #[test]
+        fn a_token_is_read_back(name in ".*") {
+            proptest::prop_assert_eq!(unescape_token(&escape_token(&name)), Some(name));
+        }
+
         #[test]
         fn different_names_stay_different(a in ".*", b in ".*") {
             proptest::prop_assert_eq!(a == b, escape_token(&a) == escape_token(&b));

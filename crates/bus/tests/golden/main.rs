@@ -1,4 +1,5 @@
-//! The committed golden vectors of the message contract: this build reads them as described and writes the very bytes.
+//! The committed golden vectors of the message contract: this build decodes them as described and encodes the same
+//! bytes.
 
 mod vectors;
 
@@ -20,7 +21,7 @@ fn every_vector_decodes_to_what_it_says_and_encodes_to_its_bytes() {
         let decoded = vector.message.decode(&body).unwrap_or_else(|error| panic!("{}: {error}", vector.name));
         assert_eq!(decoded, vector.message, "{}", vector.name);
         assert_eq!(vector.message.encode().unwrap(), body, "{} is encoded to the committed bytes", vector.name);
-        // As values: the order of keys says nothing.
+        // Compared as values, because the order of keys has no meaning.
         let [described, committed] =
             [vector.describe().into_bytes(), read("json")].map(|text| serde_json::from_slice::<Value>(&text).unwrap());
         assert_eq!(described, committed, "{} is as its description says", vector.name);

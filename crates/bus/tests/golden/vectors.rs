@@ -1,7 +1,7 @@
-//! The messages that the golden vectors hold, and their description in JSON for people and programs in any language.
+//! The messages of the golden vectors, and their description in JSON for people and programs in any language.
 //!
-//! The headers are written down here as the contract has them, apart from the bus's own code; the tests over NATS hold
-//! that code against them.
+//! The headers are written here from the contract, without the bus's own code; the tests over NATS compare that code
+//! with them.
 
 #![allow(dead_code, reason = "each of its users needs a part of it")]
 
@@ -16,34 +16,35 @@ use trireme_bus::{
 };
 use trireme_inference::{
     DataType, Hop, InferError, Ledger, ModelKey, ParameterValue, Parameters, Route, Step, StepInput, StepOutput,
-    Tensor, UnixMicros,
+    Tensor, TextFacts, UnixMicros,
 };
 
 /// One vector: `<name>.msgpack` is the body, `<name>.json` the description.
 pub struct Vector {
     pub name: &'static str,
-    /// What it shows.
+    /// Describes the vector's purpose.
     pub about: &'static str,
     pub message: Message,
-    /// Whether it is published where [`CLAIM_ABOVE`] makes it travel by claim; the body is then what the parts give together.
+    /// Whether its body travels by claim, at a broker with [`CLAIM_ABOVE`]. The committed body is then all parts
+    /// together.
     pub claimed: bool,
 }
 
-/// The claim of the one that is claimed: its request, step and time of sending.
+/// The claim of the claimed vector: its request, step and time of sending.
 const CLAIM: &str = "r4=2F0=2F1767225600000000";
 
-/// The `max_payload` of the broker that claimed vectors are published to, and the size of a part there.
+/// The `max_payload` of the broker for claimed vectors, and the size of a part there.
 pub const CLAIM_ABOVE: usize = 4096;
 pub const PART_BYTES: usize = CLAIM_ABOVE - 256;
 
-/// Either of the contract's messages.
+/// One of the contract's two messages.
 #[derive(Debug, PartialEq)]
 pub enum Message {
     Work(WorkMessage),
     Reply(Reply),
 }
 
-/// Where the vectors lie.
+/// The folder of the vectors.
 pub fn folder() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/message-contract"))
 }
@@ -154,6 +155,7 @@ fn ensemble() -> WorkMessage {
         compute_infer_us: 180,
         compute_output_us: 6,
         batch_size: 1,
+        texts: Some(TextFacts { tokens: 2, truncated: 0 }),
     };
     let parameters = [
         ("dimensions", ParameterValue::Int64(256)),
@@ -213,7 +215,7 @@ fn key(name: &str, version: i64) -> ModelKey {
 }
 
 fn input(name: &str, tensor: &str) -> StepInput {
-    StepInput { name: name.to_owned(), tensor: tensor.to_owned(), optional: false }
+    StepInput { name: name.to_owned(), tensor: tensor.to_owned(), optional: false, reshapes: Vec::new() }
 }
 
 fn output(name: &str, tensor: &str) -> StepOutput {
@@ -227,7 +229,7 @@ fn numbers(name: &str, shape: &[i64], values: &[f32]) -> Tensor {
 // === impl Message ===
 
 impl Message {
-    /// The body.
+    /// Encodes the body.
     pub fn encode(&self) -> Result<Bytes, EnvelopeError> {
         match self {
             Message::Work(message) => encode_work(message),
@@ -235,7 +237,7 @@ impl Message {
         }
     }
 
-    /// A message of this one's kind and headers, from a body.
+    /// Decodes a body to a message of this one's kind, with its headers.
     pub fn decode(&self, body: &Bytes) -> Result<Message, EnvelopeError> {
         match self {
             Message::Work(WorkMessage { request_id, gateway, deadline, priority, traceparent, answer, .. }) => {
@@ -261,13 +263,15 @@ impl Message {
         }
     }
 
-    /// Where it is published.
+    /// The subject on which it is published.
     pub fn subject(&self) -> String {
         match self {
             Message::Work(message) => {
                 let step = message.route.current().expect("the vectors have a step left");
                 // Of the names in use here, only the space has to be escaped.
-                format!("trireme.work.{}.{}.{}", step.model.name.replace(' ', "=20"), step.model.version, step.level)
+                let [model, gateway, request] =
+                    [&step.model.name, &message.gateway, &message.request_id].map(|name| name.replace(' ', "=20"));
+                format!("trireme.work.{model}.{}.{}.{gateway}.{request}", step.model.version, step.level)
             }
             Message::Reply(reply) => format!("trireme.reply.{}.{}", reply.gateway, reply.request_id),
         }
@@ -290,7 +294,7 @@ impl Message {
                 }
                 let mut headers = vec![
                     ("Nats-Msg-Id", id),
-                    ("Trireme-Contract", "1".to_owned()),
+                    ("Trireme-Contract", "2".to_owned()),
                     ("Trireme-Request", message.request_id.clone()),
                     ("Trireme-Gateway", message.gateway.clone()),
                     ("Trireme-Deadline", message.deadline.0.to_string()),
@@ -301,7 +305,7 @@ impl Message {
                 headers
             }
             Message::Reply(reply) => vec![
-                ("Trireme-Contract", "1".to_owned()),
+                ("Trireme-Contract", "2".to_owned()),
                 ("Trireme-Request", reply.request_id.clone()),
                 ("Trireme-Gateway", reply.gateway.clone()),
                 ("Trireme-Sequence", reply.sequence.to_string()),
@@ -360,7 +364,7 @@ impl Vector {
         headers
     }
 
-    /// Where the parts of a claimed body lie, and what they hold.
+    /// The subjects of the parts of a claimed body, with the bytes of each.
     pub fn parts(&self) -> Vec<(String, Bytes)> {
         if !self.claimed {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! A cable between a client and its broker that fails at chosen messages.
+//! A TCP proxy between a client and its broker that fails at chosen messages.
 
 #![allow(clippy::disallowed_methods, reason = "tasks of a test end with it")]
 
@@ -11,15 +11,15 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use trireme_testkit::NatsServer;
 
-/// A cable that has its faults one after the other.
+/// A proxy that fails at chosen messages, one after the other.
 pub struct Cable {
     address: SocketAddr,
     faults: Arc<AtomicUsize>,
 }
 
 impl Cable {
-    /// A cable to `server`. When the client sends the first of `texts`, the connection is reset and what the text is in does
-    /// not arrive; then the same with the next one.
+    /// A proxy to `server`. When the client sends the first of `texts`, the proxy resets the connection and drops the
+    /// chunk with that text. It then does the same for the next text.
     pub async fn cut_at(server: &NatsServer, texts: &'static [&'static str]) -> Cable {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("there is a free port");
         let address = listener.local_addr().expect("a listener has an address");
@@ -43,12 +43,12 @@ impl Cable {
         Cable { address, faults }
     }
 
-    /// Where the client connects.
+    /// The URL for the client.
     pub fn url(&self) -> String {
         format!("nats://{}", self.address)
     }
 
-    /// How often it has failed.
+    /// How many times it has failed.
     pub fn faults(&self) -> usize {
         self.faults.load(Ordering::SeqCst)
     }
@@ -56,7 +56,7 @@ impl Cable {
 
 async fn pass_until_fault(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, texts: &[&str], faults: &AtomicUsize) {
     let mut chunk = vec![0; 64 << 10];
-    // The end of the chunk before: a text may be in two.
+    // The end of the previous chunk, because a text may be split between two.
     let mut seen = Vec::new();
     loop {
         let Ok(read @ 1..) = from.read(&mut chunk).await else { return };

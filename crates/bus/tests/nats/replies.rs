@@ -1,18 +1,20 @@
-//! Replies that a connection, a broker or a store of claims loses on their way.
+//! Replies that are lost on their way, by a connection, a broker or the stream of claims: the broker delivers the
+//! request again.
 
 use std::time::Duration;
 
-use async_nats::{HeaderMap, jetstream};
+use async_nats::{HeaderMap, RequestErrorKind, jetstream};
 use futures_util::StreamExt;
 use trireme_bus::conformance::fixtures::{
-    LARGE, full_message, heavy_message, message, model, number, options, take, within,
+    ACK_WAIT, LARGE, assert_idle, full_message, heavy_message, message, model, number, options, take, within,
 };
-use trireme_bus::{Answer, Arrival, Bus, Inbox, Nats, Output, Part, Reply, WorkMessage, encode_reply};
+use trireme_bus::{Answer, Bus, Delivery, Output, Part, Puller, Reply, WorkMessage, encode_reply, escape_token};
+use trireme_inference::ModelKey;
 use trireme_testkit::NatsServer;
 
 use super::cable::Cable;
 use super::claims::{Silence, lay_down_by_hand};
-use super::{at, awaited, connect};
+use super::{awaited, connect, connect_as, connect_stage, stage_at};
 
 fn request(id: &str) -> WorkMessage {
     let message = full_message(&model("replies"));
@@ -23,23 +25,60 @@ fn reply_of(request: &WorkMessage) -> Reply {
     request.reply(Ok(Output { tensors: request.tensors.clone(), ..Output::default() }))
 }
 
+/// A queue with one request of `gateway`, and a worker's puller on it.
+async fn queue_with(gateway: &dyn Bus, worker: &dyn Bus, request: &WorkMessage) -> Box<dyn Puller> {
+    let model = request.queue().expect("a request has a step").clone();
+    gateway.declare_queue(&model, &options()).await.expect("a queue is made");
+    // Workers declare the queue too, so that their connection knows its `ack_wait`.
+    worker.declare_queue(&model, &options()).await.expect("a queue is made");
+    gateway.publish(request).await.expect("the queue takes the message");
+    worker.pull(&model).await.expect("the queue can be worked on")
+}
+
+/// Answers every delivery until `done`; returns how many there were.
+async fn answer_until<T>(
+    puller: &mut Box<dyn Puller>,
+    answer: impl AsyncFn(Delivery),
+    done: impl Future<Output = T>,
+) -> (T, u32) {
+    let mut done = std::pin::pin!(done);
+    let mut answered = 0;
+    let all = async {
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut done => return (done, answered),
+                deliveries = puller.next(1) => {
+                    // After the connection was cut, the puller may return an error.
+                    for delivery in deliveries.into_iter().flatten() {
+                        answered += 1;
+                        assert_eq!(delivery.attempt, answered, "each delivery is answered");
+                        answer(delivery).await;
+                    }
+                }
+            }
+        }
+    };
+    within("what is waited for", all).await
+}
+
 #[tokio::test]
-async fn a_reply_that_was_sent_is_not_lost_with_its_workers_connection() {
+async fn a_reply_that_is_lost_with_its_connection_is_made_again() {
     let server = NatsServer::start();
     let cable = Cable::cut_at(&server, &["trireme.reply.", "trireme.reply."]).await;
-    let (gateway, worker) = (connect(&server).await, Nats::connect(&at(&cable.url())).await.unwrap());
+    let (gateway, worker) = (connect(&server).await, connect_as(&stage_at(&cable.url())).await);
     let inbox = gateway.open_inbox("gateway").await.unwrap();
-    let mut waiting = inbox.expect(&awaited("r"));
-    // More than the client buffers, so that it waits in the socket.
-    let request = WorkMessage {
-        request_id: "r".to_owned(),
-        gateway: "gateway".to_owned(),
-        ..heavy_message(&model("m"), 1 << 20)
+    let request = WorkMessage { gateway: "gateway".to_owned(), ..message(&model("cut"), 1) };
+    let mut puller = queue_with(&*gateway, &*worker, &request).await;
+    let mut waiting = inbox.expect(&request);
+    let answer = async |mut delivery: Delivery| {
+        let reply = reply_of(&delivery.message);
+        worker.reply(reply, Some(&mut delivery.acker)).await.unwrap();
     };
-    let reply = Reply { sequence: 0, last: true, ..reply_of(&request) };
-    within("word that the reply was read", worker.reply(reply.clone())).await.unwrap();
-    assert!(within("the reply", waiting.next()).await == reply);
-    assert_eq!(cable.faults(), 2);
+    let (reply, answered) = answer_until(&mut puller, answer, waiting.next()).await;
+    assert_eq!(reply.outcome.unwrap().tensors, request.tensors);
+    assert_eq!((cable.faults(), answered), (2, 3));
+    assert_idle(&mut puller, ACK_WAIT * 2, "a delivery that was answered").await;
 }
 
 #[tokio::test]
@@ -48,59 +87,110 @@ async fn no_part_of_an_answer_is_lost_with_its_workers_connection() {
     let server = NatsServer::start();
     let cable =
         Cable::cut_at(&server, &["Trireme-Sequence: 0\r", "Trireme-Sequence: 42\r", "Trireme-Sequence: 99\r"]).await;
-    let (gateway, worker) = (connect(&server).await, Nats::connect(&at(&cable.url())).await.unwrap());
+    let (gateway, worker) = (connect(&server).await, connect_as(&stage_at(&cable.url())).await);
     let inbox = gateway.open_inbox("gateway").await.unwrap();
-    let mut waiting = inbox.expect(&awaited("r"));
-    let sending = async {
+    let request = WorkMessage { gateway: "gateway".to_owned(), answer: Answer::InParts, ..message(&model("cut"), 1) };
+    let mut puller = queue_with(&*gateway, &*worker, &request).await;
+    let mut waiting = inbox.expect(&request);
+    let answer = async |mut delivery: Delivery| {
         for sequence in 0..PARTS {
-            let part = Part { sequence, last: sequence + 1 == PARTS };
-            let request = WorkMessage { answer: Answer::Part(part), ..request("r") };
-            within("word that a part was read", worker.reply(reply_of(&request))).await.unwrap();
+            let last = sequence + 1 == PARTS;
+            let reply = Reply { sequence, last, ..reply_of(&delivery.message) };
+            let ends = last.then_some(&mut delivery.acker);
+            // A reply that cannot be sent is made again.
+            let _ = worker.reply(reply, ends).await;
         }
     };
     let reading = async {
         for sequence in 0..PARTS {
-            assert_eq!(within("a part", waiting.next()).await.sequence, sequence);
+            let part = waiting.next().await;
+            assert_eq!((part.sequence, part.last), (sequence, sequence + 1 == PARTS));
         }
     };
-    tokio::join!(sending, reading);
+    let ((), answered) = answer_until(&mut puller, answer, reading).await;
     assert_eq!(cable.faults(), 3);
+    assert!(answered > 1, "it was made again");
+    assert_idle(&mut puller, ACK_WAIT * 2, "a delivery that was answered").await;
+}
+
+/// If parts of an answer go through further steps, each part is a delivery of its own that ends with its own reply.
+#[tokio::test]
+async fn a_part_ends_its_delivery_though_others_are_missing() {
+    let server = NatsServer::start();
+    let (gateway, worker) = (connect(&server).await, connect_stage(&server).await);
+    let inbox = gateway.open_inbox("gateway").await.unwrap();
+    let request =
+        WorkMessage { request_id: "r".to_owned(), gateway: "gateway".to_owned(), ..message(&model("parts"), 1) };
+    let part = |sequence| {
+        let answer = Answer::Part(Part { sequence, last: sequence == 2 });
+        WorkMessage { answer, ..request.clone() }
+    };
+    let parts = [part(0), part(1), part(2)];
+    let mut waiting = inbox.expect(&parts[0]);
+    let mut puller = queue_with(&*gateway, &*worker, &parts[2]).await;
+    gateway.publish(&parts[1]).await.unwrap();
+    for sequence in [2, 1] {
+        let mut delivery = take(&mut puller, "a part").await;
+        let reply = reply_of(&delivery.message);
+        assert_eq!(reply.sequence, sequence);
+        worker.reply(reply, Some(&mut delivery.acker)).await.unwrap();
+    }
+    assert_idle(&mut puller, ACK_WAIT * 2, "parts that were answered").await;
+    worker.reply(reply_of(&parts[0]), None).await.unwrap();
+    for sequence in 0..3 {
+        assert_eq!(within("a part", waiting.next()).await.sequence, sequence);
+    }
+}
+
+/// Waits until the broker knows that no gateway listens for the replies to `gateway` any more. The gateway and the
+/// worker use two connections, and the broker keeps no order between them.
+async fn unheard(server: &NatsServer, gateway: &str) {
+    let client = async_nats::connect(server.url()).await.expect("the server was started");
+    let wait = async {
+        loop {
+            // A listener would get the question and not answer it.
+            let asked = tokio::time::timeout(
+                Duration::from_millis(200),
+                client.request(format!("trireme.reply.{gateway}.nobody"), "".into()),
+            );
+            match asked.await {
+                Ok(Err(error)) if error.kind() == RequestErrorKind::NoResponders => return,
+                _ => {}
+            }
+        }
+    };
+    within("the end of the gateway's inbox", wait).await;
 }
 
 #[tokio::test]
-async fn replies_that_are_sent_together_share_fences() {
-    const REPLIES: usize = 500;
+async fn a_gateway_that_is_gone_causes_no_rerun() {
     let server = NatsServer::start();
-    let (gateway, worker) = (connect(&server).await, connect(&server).await);
-    let inbox = gateway.open_inbox("gateway").await.unwrap();
-    let watcher = async_nats::connect(server.url()).await.unwrap();
-    let mut echoes = watcher.subscribe("_INBOX.test.fence.>").await.unwrap();
-    jetstream::new(watcher.clone()).query_account().await.unwrap();
-    let requests: Vec<_> = (0..REPLIES).map(|number| request(&format!("r{number}"))).collect();
-    let mut waiting: Vec<_> = requests.iter().map(|request| inbox.expect(&awaited(&request.request_id))).collect();
-    let sent = futures_util::future::join_all(requests.iter().map(|request| worker.reply(reply_of(request))));
-    assert!(within("word that all were read", sent).await.iter().all(Result::is_ok));
-    for waiting in &mut waiting {
-        within("a reply", waiting.next()).await;
+    let (gateway, worker) = (connect(&server).await, connect_stage(&server).await);
+    let request = WorkMessage { gateway: "gone".to_owned(), ..message(&model("gone"), 1) };
+    let inbox = gateway.open_inbox("gone").await.unwrap();
+    let mut puller = queue_with(&*gateway, &*worker, &request).await;
+    let mut deliveries = vec![take(&mut puller, "the request").await];
+    // A request that travels by claim, and whose reply does too.
+    let large = WorkMessage { gateway: "gone".to_owned(), ..heavy_message(request.queue().unwrap(), LARGE) };
+    gateway.publish(&large).await.unwrap();
+    deliveries.push(take(&mut puller, "the large request").await);
+    drop(inbox);
+    gateway.close().await;
+    unheard(&server, "gone").await;
+    for mut delivery in deliveries {
+        worker.reply(reply_of(&delivery.message), Some(&mut delivery.acker)).await.unwrap();
     }
-    watcher.publish("_INBOX.test.fence.end", "".into()).await.unwrap();
-    let mut count = 0;
-    while !within("an echo", echoes.next()).await.unwrap().subject.ends_with(".end") {
-        count += 1;
-    }
-    assert!((1..REPLIES / 5).contains(&count), "{count} echoes for {REPLIES} replies");
+    assert_idle(&mut puller, ACK_WAIT * 2, "requests of a gateway that is gone").await;
+    let status = worker.queue_status(request.queue().unwrap(), &[0]).await.unwrap();
+    assert_eq!(status, trireme_bus::QueueStatus::default());
 }
 
-/// Publishes a reply to `id` by a claim that nobody laid down.
-async fn reply_without_body(server: &NatsServer, id: &str) {
-    reply_by_claim(server, id, "nobodys", 9_000_000).await;
-}
-
-async fn reply_by_claim(server: &NatsServer, id: &str, claim: &str, bytes: usize) {
+/// Publishes a reply to `id` with a claim of `bytes` bytes. The reply ends the delivery that `ends` settles.
+async fn reply_by_claim(server: &NatsServer, id: &str, claim: &str, bytes: usize, ends: Option<&str>) {
     let client = async_nats::connect(server.url()).await.expect("the server was started");
     let mut headers = HeaderMap::new();
     for (name, value) in [
-        ("Trireme-Contract", "1"),
+        ("Trireme-Contract", "2"),
         ("Trireme-Request", id),
         ("Trireme-Gateway", "gateway"),
         ("Trireme-Sequence", "0"),
@@ -111,45 +201,57 @@ async fn reply_by_claim(server: &NatsServer, id: &str, claim: &str, bytes: usize
     ] {
         headers.insert(name, value);
     }
-    client
-        .publish_with_headers(format!("trireme.reply.gateway.{id}"), headers, "".into())
-        .await
-        .expect("the server was started");
+    let subject = format!("trireme.reply.gateway.{id}");
+    let sent = match ends {
+        None => client.publish_with_headers(subject, headers, "".into()).await,
+        Some(ends) => {
+            let unheard = format!("{}.{}.=.request", client.new_inbox(), escape_token(ends));
+            client.publish_with_reply_and_headers(subject, unheard, headers, "".into()).await
+        }
+    };
+    sent.expect("the server was started");
     client.flush().await.expect("the server was started");
 }
 
-async fn lost(inbox: &std::sync::Arc<Inbox>, id: &str, server: &NatsServer) -> String {
-    let mut waiting = inbox.expect(&awaited(id));
-    reply_without_body(server, id).await;
-    match within("word of the loss", waiting.arrival()).await {
-        Arrival::Lost(id) => id,
-        Arrival::Reply(reply) => panic!("there is no reply, got {reply:?}"),
-    }
-}
-
 #[tokio::test]
-async fn a_reply_whose_body_is_gone_is_told_as_lost_and_answers_nothing() {
+async fn a_reply_whose_body_is_gone_is_made_again() {
     let server = NatsServer::start();
     let bus = connect(&server).await;
     let inbox = bus.open_inbox("gateway").await.unwrap();
-    assert_eq!(lost(&inbox, "no-store", &server).await, "no-store");
-    // Makes the store.
-    let large =
-        WorkMessage { request_id: "r".to_owned(), gateway: "gateway".to_owned(), ..heavy_message(&model("m"), LARGE) };
-    let reply = Reply { sequence: 0, last: true, ..reply_of(&large) };
-    let mut waiting = inbox.expect(&awaited("r"));
-    bus.reply(reply.clone()).await.unwrap();
-    assert_eq!(within("the reply", waiting.next()).await, reply);
-    assert_eq!(lost(&inbox, "store", &server).await, "store");
+    let model = ModelKey { name: "bodies".to_owned(), version: 1 };
+    let request = WorkMessage { request_id: "r".to_owned(), gateway: "gateway".to_owned(), ..message(&model, 1) };
+    let mut puller = queue_with(&*bus, &*bus, &request).await;
+    let mut waiting = inbox.expect(&request);
 
-    // One that has been had is not missed.
-    let mut waiting = inbox.expect(&awaited("had"));
-    let had = reply_of(&request("had"));
-    bus.reply(Reply { last: false, ..had.clone() }).await.unwrap();
+    // Acts as a worker whose claim the broker lost.
+    let raw = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    let stream = raw.get_stream("trireme_work_bodies_1").await.unwrap();
+    let workers: jetstream::consumer::PullConsumer = stream.get_consumer("workers").await.unwrap();
+    let delivered = within("the request", async {
+        workers.stream().max_messages_per_batch(1).messages().await.unwrap().next().await.unwrap().unwrap()
+    });
+    let delivered = delivered.await;
+    reply_by_claim(&server, "r", "nobodys", 9_000_000, delivered.reply.as_deref()).await;
+
+    let answer = async |mut delivery: Delivery| {
+        bus.reply(reply_of(&delivery.message), Some(&mut delivery.acker)).await.unwrap();
+    };
+    let again = take(&mut puller, "the request again").await;
+    assert_eq!(again.attempt, 2);
+    answer(again).await;
+    assert!(within("the reply", waiting.next()).await.outcome.is_ok());
+    // A repeated reply is dropped, but its delivery is still acknowledged.
+    let request = WorkMessage { request_id: "s".to_owned(), ..request };
+    bus.publish(&request).await.unwrap();
+    let mut waiting = inbox.expect(&request);
+    let delivered = within("the request", async {
+        workers.stream().max_messages_per_batch(1).messages().await.unwrap().next().await.unwrap().unwrap()
+    });
+    let delivered = delivered.await;
+    bus.reply(reply_of(&request), None).await.unwrap();
     within("the reply", waiting.next()).await;
-    reply_without_body(&server, "had").await;
-    let more = tokio::time::timeout(Duration::from_millis(500), waiting.arrival()).await;
-    assert!(more.is_err(), "it is no loss, got {more:?}");
+    reply_by_claim(&server, "s", "nobodys", 9_000_000, delivered.reply.as_deref()).await;
+    assert_idle(&mut puller, ACK_WAIT * 2, "its reply has been had").await;
 }
 
 #[tokio::test]
@@ -160,18 +262,18 @@ async fn large_replies_that_cannot_be_read_hold_up_nobody_and_are_read_when_they
     let silence = Silence::of_claims(&server).await;
     let stuck: Vec<_> = (0..40).map(|number| inbox.expect(&awaited(&format!("stuck{number}")))).collect();
     for number in 0..40 {
-        reply_without_body(&server, &format!("stuck{number}")).await;
+        reply_by_claim(&server, &format!("stuck{number}"), "nobodys", 9_000_000, None).await;
     }
     let mut waiting = inbox.expect(&awaited("small"));
     let small = reply_of(&request("small"));
-    bus.reply(small.clone()).await.unwrap();
+    bus.reply(small.clone(), None).await.unwrap();
     assert_eq!(within("the small reply", waiting.next()).await, small);
     drop(stuck);
 
     let late = reply_of(&request("late"));
     let body = encode_reply(&late).unwrap();
     let mut waiting = inbox.expect(&awaited("late"));
-    reply_by_claim(&server, "late", "late", body.len()).await;
+    reply_by_claim(&server, "late", "late", body.len(), None).await;
     silence.was_heard_by("late").await;
     lay_down_by_hand(&server, "late", body).await;
     assert_eq!(within("the reply that can be read now", waiting.next()).await, late);

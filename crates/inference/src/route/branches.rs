@@ -1,11 +1,12 @@
-//! A route that forks, as branches that run at the same time and join.
+//! Splits a route that forks into branches that can run at the same time and join.
 //!
-//! A route lists its steps in one order in which every input exists when it is taken. Where steps do not need one
-//! another that order says more than it has to. Here it is taken apart into branches: chains of steps that one message
-//! walks. A branch ends where several others wait for it, and begins where it has waited for several.
+//! A route lists its steps in one order in which every input exists when it is needed. If steps do not need each other,
+//! that order is stricter than necessary. This module splits the route into branches: chains of steps that one message
+//! goes through. A branch ends before a step that waits for several branches, and after a step for which several others
+//! wait.
 //!
-//! Invariants, over any order in which branches end: each step is in one branch; a branch begins when all whose tensors
-//! it takes have ended; what is left at the end is what walking the route leaves, in the same order.
+//! Invariants, for any order in which branches end: each step is in one branch; a branch begins when all branches whose
+//! tensors it takes have ended; the tensors left at the end are those that the linear route leaves, in the same order.
 //!
 //! Not here: sending branches and waiting for them (the gateway).
 
@@ -14,27 +15,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Route, Step, let_die};
 use crate::Tensor;
 
-/// A request whose route forks: its branches, and the tensors that have come of them so far.
+/// A request whose route forks: its branches, and the tensors that they have returned so far.
 #[derive(Clone, Debug)]
 pub struct Branches {
     /// The branches that have not begun.
     waiting: BTreeMap<usize, Waiting>,
     ended: BTreeSet<usize>,
     live: Vec<Tensor>,
-    /// Live tensors that are not needed at the end.
+    /// Live tensors that are not outputs of the request.
     passing: BTreeSet<String>,
-    /// The place of each step's output among all of them.
+    /// The position of each step's outputs among all outputs.
     places: BTreeMap<String, usize>,
 }
 
-/// A chain of steps that can run now, with the tensors that it takes.
+/// A chain of steps that can run now, with its input tensors.
 #[derive(Clone, Debug)]
 pub struct Branch {
-    /// Its number among the request's branches, the same each time.
+    /// Its number among the request's branches; a retry of the branch has the same number.
     pub number: usize,
-    /// Its steps. What they leave are the tensors that others need.
+    /// Its steps. The tensors left at their end are those that other branches or the client need.
     pub route: Route,
-    /// What they take.
+    /// The tensors that the steps take.
     pub tensors: Vec<Tensor>,
 }
 
@@ -42,14 +43,14 @@ pub struct Branch {
 struct Waiting {
     route: Route,
     takes: Vec<String>,
-    /// Numbers of the branches that have to end before it begins.
+    /// Numbers of the branches that have to end before this one begins.
     after: BTreeSet<usize>,
 }
 
 // === impl Route ===
 
 impl Route {
-    /// The route's branches, for a request that brings `tensors`. `None` when each step needs the one before it: then the
+    /// The route's branches, for a request that brings `tensors`. `None` if each step needs the one before it: the
     /// route is one chain.
     pub fn branches(&self, tensors: &[Tensor]) -> Option<Branches> {
         let steps = self.remaining();
@@ -73,7 +74,7 @@ impl Route {
         })
     }
 
-    /// The branch of these steps, which has to wait for the branches `after`.
+    /// The branch of these steps, which waits for the branches `after`.
     fn branch(&self, chain: &[usize], after: BTreeSet<usize>) -> Waiting {
         let all = self.remaining();
         let mut steps: Vec<Step> = chain.iter().map(|&step| all[step].clone()).collect();
@@ -87,7 +88,7 @@ impl Route {
         let others = all.iter().enumerate().filter(|(step, _)| !chain.contains(step));
         let taken_elsewhere: BTreeSet<&str> = others.flat_map(|(_, step)| inputs(step)).collect();
         let passing: BTreeSet<&str> = all.iter().flat_map(|step| step.dead.iter().map(String::as_str)).collect();
-        // What it takes stays where it came from; only what it makes has to come back.
+        // Tensors that the branch takes stay with the request. Only tensors that it makes have to come back.
         let_die(&mut steps, &takes, |tensor| {
             made.contains(tensor) && (taken_elsewhere.contains(tensor) || !passing.contains(tensor))
         });
@@ -99,7 +100,7 @@ impl Route {
 // === impl Branches ===
 
 impl Branches {
-    /// A branch that can begin; each is given once. `None` when all that are left wait for others to end.
+    /// A branch that can begin. Each branch is returned once. `None` if all remaining branches wait for others.
     pub fn begin(&mut self) -> Option<Branch> {
         let ready = self.waiting.iter().find(|(_, branch)| branch.after.is_subset(&self.ended));
         let number = *ready?.0;
@@ -110,7 +111,7 @@ impl Branches {
         Some(Branch { number, route, tensors })
     }
 
-    /// A branch has ended and left these tensors.
+    /// Ends a branch, which returned these tensors.
     pub fn end(&mut self, number: usize, tensors: Vec<Tensor>) {
         self.ended.insert(number);
         self.live.extend(tensors);
@@ -141,7 +142,7 @@ fn takes_from(step: &Step, before: &Step) -> bool {
     inputs(step).any(|tensor| outputs(before).any(|output| output == tensor))
 }
 
-/// For each step those that it waits for, less those that one of these waits for anyway.
+/// For each step, the steps it waits for, without those for which one of these waits anyway.
 fn immediate(steps: &[Step]) -> Vec<BTreeSet<usize>> {
     let mut all: Vec<BTreeSet<usize>> = Vec::with_capacity(steps.len());
     let mut immediate = Vec::with_capacity(steps.len());
@@ -154,7 +155,8 @@ fn immediate(steps: &[Step]) -> Vec<BTreeSet<usize>> {
     immediate
 }
 
-/// Steps in chains, as long as they can be: each step of a chain waits for the one before it only, for which only it waits.
+/// Splits the steps into the longest chains: in a chain, each step waits only for the one before it, and only it waits
+/// for that one.
 fn chains(after: &[BTreeSet<usize>]) -> Vec<Vec<usize>> {
     let mut chains: Vec<Vec<usize>> = Vec::new();
     for (step, before) in after.iter().enumerate() {

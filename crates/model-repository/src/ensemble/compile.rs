@@ -1,16 +1,17 @@
 //! An ensemble and its composing models to a route plan.
 //!
-//! All shapes are compared in full, batch dimension included. That is what meets at run time, so a step that batches may
-//! follow one that does not wherever `[-1]` and the one's dims make the other's.
+//! Shapes agree, as in Triton, where the dims do or else where the full shapes do, batch dimension included. So a step that
+//! batches may follow one that does not: with equal dims the tensor gets a batch dimension of 1 on its way, or loses it
+//! (`batch_dimension`); where `[-1]` and the one's dims make the other's, it goes as it is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use trireme_inference::{DataType, PlanStep, RoutePlan, Shape, StepInput, StepOutput};
+use trireme_inference::{DataType, PlanStep, Reshape, RoutePlan, Shape, StepInput, StepOutput};
 
 use super::CompiledEnsemble;
 use super::graph::{execution_order, validate_ensemble};
-use crate::{EnsembleError, EnsembleStep, ModelConfig};
+use crate::{EnsembleError, EnsembleStep, ModelConfig, ModelInput, ModelOutput};
 
 /// Ensembles inside ensembles beyond this depth are refused.
 const MAX_NESTING: usize = 32;
@@ -47,6 +48,7 @@ fn compile(
 
     let mut decoupled: Vec<bool> = models.iter().map(|model| model.decoupled).collect();
     let mut names = Names::new(config, steps);
+    let mut views = views_of_inputs(config);
     let mut plan = Vec::new();
     for &index in &order {
         let (step, model) = (&steps[index], &models[index]);
@@ -55,9 +57,9 @@ fn compile(
             let (inner, inner_decoupled) = compile(model, lookup, path)?;
             path.pop();
             decoupled[index] = inner_decoupled;
-            flatten(config, step, model, inner, &mut names, &mut plan)?;
+            flatten(config, step, model, inner, &mut names, &mut views, &mut plan)?;
         } else {
-            plan.push(plan_step(step, model));
+            plan.push(plan_step(step, model, &views));
         }
         if plan.len() > MAX_STEPS {
             return Err(EnsembleError::Invalid(format!("ensemble {} has more than {MAX_STEPS} steps", config.name)));
@@ -65,7 +67,8 @@ fn compile(
     }
     check_decoupled(config, steps, &decoupled, &order)?;
     let outputs = config.outputs.iter().map(|output| output.name.clone()).collect();
-    let plan = RoutePlan { model: config.name.clone(), ensemble: true, steps: plan, outputs };
+    let reshapes = views_of_outputs(config, &views);
+    let plan = RoutePlan { model: config.name.clone(), ensemble: true, steps: plan, outputs, reshapes };
     Ok((plan, decoupled.contains(&true)))
 }
 
@@ -120,8 +123,9 @@ struct Claim {
     /// Who says so, in full: `step 0 'tokenizer' output 'ids' gives`.
     place: String,
     datatype: DataType,
-    /// Full shape.
-    shape: Shape,
+    dims: Shape,
+    /// With the batch dimension, where whoever says so batches.
+    full: Shape,
 }
 
 fn check_tensors(
@@ -132,16 +136,15 @@ fn check_tensors(
     let ensemble = &config.name;
     let fail = |text: String| Err(EnsembleError::Invalid(text));
     let mut claims = Claims { ensemble, known: BTreeMap::new() };
-    let shape = |dims: &Shape, reshape: &Option<Shape>| config.full_shape(reshape.as_ref().unwrap_or(dims));
     for input in &config.inputs {
         let place = format!("ensemble input '{}' gives", input.name);
-        let shape = shape(&input.dims, &input.reshape);
-        claims.add(&input.name, Claim { model: ensemble.clone(), place, datatype: input.datatype, shape })?;
+        let dims = input.reshape.as_ref().unwrap_or(&input.dims);
+        claims.add(&input.name, Claim::new(config, place, input.datatype, dims))?;
     }
     for output in &config.outputs {
         let place = format!("ensemble output '{}' expects", output.name);
-        let shape = shape(&output.dims, &output.reshape);
-        claims.add(&output.name, Claim { model: ensemble.clone(), place, datatype: output.datatype, shape })?;
+        let dims = output.reshape.as_ref().unwrap_or(&output.dims);
+        claims.add(&output.name, Claim::new(config, place, output.datatype, dims))?;
     }
     for (index, (step, model)) in steps.iter().zip(models).enumerate() {
         let name = &step.model_name;
@@ -164,8 +167,7 @@ fn check_tensors(
             match step.input_map.get(&input.name) {
                 Some(tensor) => {
                     let place = format!("step {index} '{name}' input '{}' expects", input.name);
-                    let shape = model.full_shape(&input.dims);
-                    claims.add(tensor, Claim { model: name.clone(), place, datatype: input.datatype, shape })?;
+                    claims.add(tensor, Claim::new(model, place, input.datatype, &input.dims))?;
                 }
                 None if input.optional => {}
                 None => return fail(unmapped(ensemble, &input.name, name)),
@@ -179,8 +181,7 @@ fn check_tensors(
                 ));
             };
             let place = format!("step {index} '{name}' output '{}' gives", output.name);
-            let shape = model.full_shape(&output.dims);
-            claims.add(tensor, Claim { model: name.clone(), place, datatype: output.datatype, shape })?;
+            claims.add(tensor, Claim::new(model, place, output.datatype, &output.dims))?;
         }
     }
     Ok(())
@@ -188,6 +189,15 @@ fn check_tensors(
 
 fn unmapped(ensemble: &str, input: &str, model: &str) -> String {
     format!("in ensemble {ensemble}, input {input} in model {model} is not mapped to any ensemble tensors")
+}
+
+// === impl Claim ===
+
+impl Claim {
+    /// What `model` says of a tensor that has these dims there.
+    fn new(model: &ModelConfig, place: String, datatype: DataType, dims: &Shape) -> Claim {
+        Claim { model: model.name.clone(), place, datatype, dims: dims.clone(), full: model.full_shape(dims) }
+    }
 }
 
 /// What was said first of each ensemble tensor.
@@ -206,12 +216,12 @@ impl Claims<'_> {
         let (what, left, right) = if first.datatype != claim.datatype {
             let (left, right) = (first.datatype.config_name(), claim.datatype.config_name());
             ("data type", left.to_owned(), right.to_owned())
-        } else if !may_agree(&first.shape, &claim.shape) {
-            ("shape", first.shape.to_string(), claim.shape.to_string())
+        } else if !may_agree(&first.dims, &claim.dims) && !may_agree(&first.full, &claim.full) {
+            ("shape", first.full.to_string(), claim.full.to_string())
         } else {
             return Ok(());
         };
-        let full = |c: &Claim| format!("{} {} {}", c.place, c.datatype.config_name(), c.shape);
+        let full = |c: &Claim| format!("{} {} {}", c.place, c.datatype.config_name(), c.full);
         Err(EnsembleError::Invalid(format!(
             "in ensemble {}, ensemble tensor {tensor}: inconsistent {what}: {left} is inferred from model {} while \
              {right} is inferred from model {}; {}, {}",
@@ -270,10 +280,32 @@ fn different_origins(ensemble: &str, model: &str) -> EnsembleError {
     ))
 }
 
-fn plan_step(step: &EnsembleStep, model: &ModelConfig) -> PlanStep {
+/// What is done to the shapes of an ensemble's tensors before a step gets them, or the client: those of the ensemble's
+/// inputs and of the outputs of nested ensembles that have a `reshape`.
+type Views = BTreeMap<String, Vec<Reshape>>;
+
+fn views_of_inputs(config: &ModelConfig) -> Views {
+    let view = |input: &ModelInput| {
+        let to = input.reshape.clone()?;
+        Some((input.name.clone(), vec![Reshape { from: input.dims.clone(), to }]))
+    };
+    config.inputs.iter().filter_map(view).collect()
+}
+
+fn views_of_outputs(config: &ModelConfig, views: &Views) -> Views {
+    let view = |output: &ModelOutput| {
+        let mut view = views.get(&output.name).cloned().unwrap_or_default();
+        view.extend(output.reshape.clone().map(|from| Reshape { from, to: output.dims.clone() }));
+        (!view.is_empty()).then(|| (output.name.clone(), view))
+    };
+    config.outputs.iter().filter_map(view).collect()
+}
+
+fn plan_step(step: &EnsembleStep, model: &ModelConfig, views: &Views) -> PlanStep {
     let inputs = model.inputs.iter().filter_map(|input| {
         let tensor = step.input_map.get(&input.name)?.clone();
-        Some(StepInput { name: input.name.clone(), tensor, optional: input.optional })
+        let reshapes = views.get(&tensor).cloned().unwrap_or_default();
+        Some(StepInput { name: input.name.clone(), tensor, optional: input.optional, reshapes })
     });
     let outputs =
         step.output_map.iter().map(|(name, tensor)| StepOutput { name: name.clone(), tensor: tensor.clone() });
@@ -289,26 +321,28 @@ fn plan_step(step: &EnsembleStep, model: &ModelConfig) -> PlanStep {
 /// tensors, all others get names that the outer one does not have.
 fn flatten(
     outer: &ModelConfig,
-    step: &EnsembleStep,
+    step_of_nested: &EnsembleStep,
     nested: &ModelConfig,
     inner: RoutePlan,
     names: &mut Names,
+    views: &mut Views,
     plan: &mut Vec<PlanStep>,
 ) -> Result<(), EnsembleError> {
-    let mut renamed: BTreeMap<String, String> = step.output_map.clone();
+    let mut renamed: BTreeMap<String, String> = step_of_nested.output_map.clone();
     for input in &nested.inputs {
-        if step.output_map.contains_key(&input.name) {
+        if step_of_nested.output_map.contains_key(&input.name) {
             return Err(EnsembleError::Invalid(format!(
                 "in ensemble {}, output {} of nested ensemble {} is one of its inputs: map the input instead",
                 outer.name, input.name, nested.name
             )));
         }
-        if let Some(tensor) = step.input_map.get(&input.name) {
+        if let Some(tensor) = step_of_nested.input_map.get(&input.name) {
             renamed.insert(input.name.clone(), tensor.clone());
         }
     }
     // Optional inputs of the nested ensemble that the outer one leaves out.
-    let absent = |tensor: &str| nested.inputs.iter().any(|i| i.name == tensor) && !step.input_map.contains_key(tensor);
+    let absent =
+        |tensor: &str| nested.inputs.iter().any(|i| i.name == tensor) && !step_of_nested.input_map.contains_key(tensor);
     let mut rename = |tensor: String| match renamed.get(&tensor) {
         Some(name) => name.clone(),
         None => {
@@ -323,6 +357,9 @@ fn flatten(
         }
         step.inputs.retain(|input| !absent(&input.tensor));
         for input in &mut step.inputs {
+            // As the outer ensemble has the tensor first, then as the nested one has it.
+            let outer = step_of_nested.input_map.get(&input.tensor).and_then(|tensor| views.get(tensor));
+            input.reshapes.splice(..0, outer.into_iter().flatten().cloned());
             input.tensor = rename(std::mem::take(&mut input.tensor));
         }
         for output in &mut step.outputs {
@@ -330,6 +367,8 @@ fn flatten(
         }
         plan.push(step);
     }
+    let outputs = inner.reshapes.into_iter();
+    views.extend(outputs.filter_map(|(name, view)| Some((step_of_nested.output_map.get(&name)?.clone(), view))));
     Ok(())
 }
 

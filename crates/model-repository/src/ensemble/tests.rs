@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trireme_inference::PlanStep;
+use trireme_inference::{PlanStep, Reshape};
 
 use super::*;
 
@@ -177,11 +177,11 @@ fn faults_against_composing_models_have_triton_texts_and_say_where() {
             "in ensemble e, ensemble tensor B: inconsistent shape: [4] is inferred from model e while [5] is inferred \
              from model n; step 0 'n' output 'o' gives TYPE_FP32 [5], ensemble output 'B' expects TYPE_FP32 [4]",
         ),
-        // Equal dims, but one side has a batch dimension in front of them: no tensor could have both shapes.
+        // Neither the dims agree, nor the full shapes.
         (
-            vec![e(&["n: i=A -> o=B"]), model("n", "max_batch_size: 8", &[("i", FP)], &[("o", FP)])],
-            "in ensemble e, ensemble tensor A: inconsistent shape: [4] is inferred from model e while [-1,4] is \
-             inferred from model n; step 0 'n' input 'i' expects TYPE_FP32 [-1,4], ensemble input 'A' gives TYPE_FP32 \
+            vec![e(&["n: i=A -> o=B"]), model("n", "max_batch_size: 8", &[("i", "TYPE_FP32 [5]")], &[("o", FP)])],
+            "in ensemble e, ensemble tensor A: inconsistent shape: [4] is inferred from model e while [-1,5] is \
+             inferred from model n; step 0 'n' input 'i' expects TYPE_FP32 [-1,5], ensemble input 'A' gives TYPE_FP32 \
              [4]",
         ),
         (vec![e(&["e: i=A -> o=B"])], "circular dependency between ensembles: e -> ... -> e -> e"),
@@ -252,6 +252,38 @@ fn steps_that_batch_mix_with_steps_that_do_not_where_full_shapes_agree() {
         model("q", "max_batch_size: 8", &[("i", FP)], &[("o", FP)]),
     ]);
     assert_eq!(shown(&plan.unwrap()), ["n: i=A -> o=x", "q: i=x -> o=B"]);
+}
+
+#[test]
+fn an_ensemble_without_a_batch_dimension_goes_over_steps_that_batch() {
+    let dims = ensemble("e", &[("A", FP)], &[("B", FP)], &["n: i=A -> o=B"]);
+    let full = ensemble("e", &[("A", "TYPE_FP32 [-1, 4]")], &[("B", "TYPE_FP32 [-1, 4]")], &["n: i=A -> o=B"]);
+    let batching = model("n", "max_batch_size: 8", &[("i", FP)], &[("o", FP)]);
+    for e in [dims, full] {
+        assert_eq!(shown(&compile(vec![e, batching.clone()]).unwrap()), ["n: i=A -> o=B"]);
+    }
+    let text = ensemble_text("max_batch_size: 8", &[("A", FP)], &[("B", FP)], &["n: i=A -> o=B"]);
+    compile(vec![ModelConfig::parse(&text, "e").unwrap(), plain("n")]).unwrap();
+}
+
+#[test]
+fn reshapes_are_done_where_a_tensor_enters_a_step_or_leaves_for_the_client() {
+    let reshape = |dims: &str, shape: &str| format!("TYPE_FP32 {dims} reshape {{ shape: {shape} }}");
+    let view = |from: &[i64], to: &[i64]| Reshape { from: from.into(), to: to.into() };
+    let (a, b) = (reshape("[4]", "[2, 2]"), reshape("[1, 4]", "[2, 2]"));
+    let (x, y) = (reshape("[2, 2]", "[4]"), reshape("[2, 2]", "[4]"));
+    let outer = ensemble("e", &[("A", &a)], &[("B", &b)], &["f: X=A -> Y=B"]);
+    let nested = ensemble("f", &[("X", &x)], &[("Y", &y)], &["n: i=X -> o=Y"]);
+    let plan = compile(vec![outer, nested, plain("n")]).unwrap();
+    assert_eq!(plan.steps[0].inputs[0].reshapes, [view(&[4], &[2, 2]), view(&[2, 2], &[4])]);
+    assert_eq!(plan.reshapes["B"], [view(&[4], &[2, 2]), view(&[2, 2], &[1, 4])]);
+    // What a nested ensemble gives reaches a step beside it under the shape that the nested one declares.
+    let outer = ensemble("e", &[("A", &a)], &[("B", FP)], &["f: X=A -> Y=m", "q: i=m -> o=B"]);
+    let nested = ensemble("f", &[("X", &x)], &[("Y", &y)], &["n: i=X -> o=Y"]);
+    let q = model("q", "", &[("i", "TYPE_FP32 [2, 2]")], &[("o", FP)]);
+    let plan = compile(vec![outer, nested, plain("n"), q]).unwrap();
+    assert_eq!(plan.steps[1].inputs[0].reshapes, [view(&[4], &[2, 2])]);
+    assert!(plan.reshapes.is_empty());
 }
 
 #[test]

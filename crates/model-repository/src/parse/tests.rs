@@ -185,6 +185,21 @@ fn json_may_hold_numbers_as_strings_and_nothing_unknown() {
 }
 
 #[test]
+fn characters_of_editors_and_web_pages_are_named() {
+    let message = |text: &str| read_text(text, "m/config.pbtxt").unwrap_err().to_string();
+    assert_eq!(
+        message("\u{feff}name: \"m\""),
+        "failed to read text proto from m/config.pbtxt: line 1: found a byte order mark (U+FEFF): save the file as UTF-8 without one"
+    );
+    assert_eq!(
+        message("# “fine”\nname: “m”"),
+        "failed to read text proto from m/config.pbtxt: line 2: found the quotation mark “ (U+201C), expected \""
+    );
+    assert!(message("name:\u{a0}\"m\"").contains("U+00A0"));
+    assert_eq!(read_text("name: \"“m”\\\"\" # ‘’", "m").unwrap().name, "“m”\"");
+}
+
+#[test]
 fn faults_in_the_text_name_file_line_and_field() {
     for (text, expected) in [
         ("name: 'm'\nbackend: 'b'\nfoo: 1", "line 3: field 'foo' not found for message 'inference.ModelConfig'"),
@@ -377,3 +392,24 @@ const PIECES: &[&str] = &[
     "sequence_batching { oldest {} }",
     "model_warmup { inputs {} }",
 ];
+
+#[test]
+fn of_a_great_many_priority_levels_those_that_are_named_have_queues_of_their_own() {
+    let io = "[{ name: 'x' data_type: TYPE_FP32 dims: [1] }]";
+    let config = |batching: &str| {
+        let text = format!("backend: 'b' max_batch_size: 8 input {io} output {io} dynamic_batching {{ {batching} }}");
+        ModelConfig::parse(&text, "m").unwrap()
+    };
+    let few = config("priority_levels: 3 default_priority_level: 2");
+    assert_eq!([0, 1, 2, 3, 4].map(|priority| few.priority_level(priority)), [2, 1, 2, 3, 2]);
+    let many = config(
+        "priority_levels: 18446744073709551615 default_priority_level: 4294967295
+         priority_queue_policy { key: 5000000000 value { max_queue_size: 7 } }",
+    );
+    let level = |priority| many.priority_level(priority);
+    assert_eq!(many.queue_levels().len(), 32 + 5);
+    assert_eq!([1, 32, 33, 4294967294, 0, 4294967295].map(level), [1, 32, 33, 33, 34, 34]);
+    assert_eq!([4294967296, 4999999999, 5000000000, 5000000001, u64::MAX].map(level), [35, 35, 36, 37, 37]);
+    let policies = many.dynamic_batching.as_ref().unwrap();
+    assert_eq!([35, 36, 37].map(|level| policies.policy(level).max_queue_size), [0, 7, 0]);
+}

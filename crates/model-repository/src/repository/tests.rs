@@ -189,6 +189,37 @@ fn a_request_may_replace_configuration_and_files() {
 }
 
 #[test]
+fn a_configuration_by_request_names_no_file_that_the_repository_s_own_may() {
+    let own = format!(
+        "{IDENTITY} parameters {{ key: 'session.optimized_model_filepath' value {{ string_value: '/kept' }} }}"
+    );
+    let root = repository(&[("m/1/", ""), ("m/config.pbtxt", &own)]);
+    let paths = [root.path().to_owned()];
+    let find = |config| RepositoryModel::find(&paths, "m", Replacement { config, files: None }, &[]);
+    let model = find(None).unwrap().unwrap();
+    assert_eq!(model.config.parameters["session.optimized_model_filepath"], "/kept", "the operator may");
+    let error = find(Some(&model.config.to_json())).unwrap_err();
+    assert_eq!(error.code(), trireme_inference::ErrorCode::InvalidArg);
+    assert!(error.to_string().contains("'session.optimized_model_filepath' is not allowed"), "{error}");
+}
+
+#[test]
+fn links_of_the_operator_are_followed() {
+    let elsewhere = repository(&[("labels.txt", "good\nbad\n"), ("versions/1/", "")]);
+    let config = "backend: 'b' output { name: 'y' data_type: TYPE_FP32 dims: 2 label_filename: 'labels.txt' }";
+    let root = repository(&[("m/config.pbtxt", config)]);
+    for (link, target) in [("m/labels.txt", "labels.txt"), ("m/1", "versions/1")] {
+        std::os::unix::fs::symlink(elsewhere.path().join(target), root.path().join(link)).unwrap();
+    }
+    let repository = open(&root).unwrap();
+    let model = repository.model("m").unwrap();
+    assert_eq!(
+        (model.labels("y").unwrap(), &model.versions[..]),
+        (&["good".to_owned(), "bad".to_owned()][..], &[1][..])
+    );
+}
+
+#[test]
 fn a_fingerprint_changes_with_the_files_of_its_version() {
     let root = repository(&[
         ("m/1/a", ""),

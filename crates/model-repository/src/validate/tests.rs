@@ -37,10 +37,6 @@ fn faults_have_triton_texts() {
             "priority queue policy must have priority level in range [1, 2] for m",
         ),
         (
-            batching("priority_levels: 5000000000 default_priority_level: 1"),
-            "'priority_levels' must be <= 4294967295 for m, got 5000000000",
-        ),
-        (
             batching("priority_levels: 2 default_priority_level: 1 preserve_ordering: true"),
             "Only one priority level is allowed when 'preserve_ordering' is true for m",
         ),
@@ -139,5 +135,29 @@ fn what_only_looks_odd_is_accepted() {
          histogram_options { buckets: 7 } } }",
     ] {
         ModelConfig::parse(text, "m").unwrap_or_else(|error| panic!("{text}: {error}"));
+    }
+}
+
+/// Whether there is such a file makes no difference: nothing is looked up.
+#[test]
+fn paths_outside_the_model_s_folder_are_refused() {
+    let warmup = |file: &str| {
+        format!(
+            "model_warmup {{ name: 'w' batch_size: 1 inputs {{ key: 'x' value {{ data_type: TYPE_INT32 dims: 1
+             input_data_file: '{file}' }} }} }}"
+        )
+    };
+    let fault =
+        |text: String| ModelConfig::parse(&format!("backend: 'b' {text}"), "m").map(drop).map_err(|e| e.to_string());
+    for outside in ["/etc/passwd", "/no/such/file", "../other/1/model.onnx", "a/../../b", ".."] {
+        let expected = |field: &str| {
+            let rest = "which is outside the model's folder; expected a path beneath it, without '..'";
+            Err(format!("'{field}' is '{outside}' for m, {rest}"))
+        };
+        assert_eq!(fault(format!("default_model_filename: '{outside}'")), expected("default_model_filename"));
+        assert_eq!(fault(warmup(outside)), expected("input_data_file"));
+    }
+    for beneath in ["model.onnx", "onnx/model.onnx", "./model.onnx", "..model"] {
+        assert_eq!(fault(format!("default_model_filename: '{beneath}' {}", warmup(beneath))), Ok(()), "{beneath}");
     }
 }

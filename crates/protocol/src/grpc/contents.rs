@@ -1,12 +1,12 @@
-//! Typed tensor contents, as clients without tensors of their own send them, to bytes.
+//! Converts typed tensor contents, which clients send in place of raw bytes.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use trireme_inference::{DataType, InferError};
 
 use super::wire::InferTensorContents;
 
-/// The elements of the input `name` as bytes: those of the one field that has any. None at all are no bytes; whether
-/// they are as many as the shape says is judged later.
+/// The elements of the input `name` as bytes, from the one field that has any; no bytes if there are none. Their number
+/// is checked against the shape later.
 pub(super) fn to_bytes(
     name: &str,
     model: &str,
@@ -24,7 +24,7 @@ pub(super) fn to_bytes(
         fp64_contents,
         bytes_contents,
     } = contents;
-    // The smaller integers share a field with the 32-bit ones, and their upper bytes are dropped.
+    // The smaller integers share a field with the 32-bit ones; their upper bytes are dropped.
     let narrow = |smaller: [DataType; 2], field| if smaller.contains(&datatype) { datatype } else { field };
     let (signed, unsigned) = (narrow([Int8, Int16], Int32), narrow([Uint8, Uint16], Uint32));
     let width = datatype.element_size().unwrap_or(0);

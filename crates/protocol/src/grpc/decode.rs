@@ -1,7 +1,7 @@
 //! From a `ModelInferRequest` to an [`InferRequest`].
 //!
-//! The order of checks is Triton's (version, parameters, names, data, outputs), so that a request with several faults is
-//! answered for the same one.
+//! The order of checks is Triton's (version, parameters, names, data, outputs), so a request with several faults gets
+//! the same error as from Triton.
 
 use std::collections::HashSet;
 
@@ -17,7 +17,7 @@ use crate::infer::request_prefix;
 
 /// Decodes an infer request. Raw inputs share the message's memory.
 ///
-/// Errors carry the code and the words that Triton has for them; `declared` are the model's inputs, which it names in some.
+/// Errors have Triton's codes and texts. `declared` are the model's inputs, which some texts name.
 pub fn decode_infer_request(message: ModelInferRequest, declared: &[TensorSpec]) -> Result<InferRequest, InferError> {
     let mut request = InferRequest {
         version: parse_model_version(&message.model_version)?,
@@ -56,7 +56,7 @@ fn check_distinct<'a>(id: &str, what: &str, names: impl Iterator<Item = &'a str>
     Ok(())
 }
 
-/// Refuses a datatype that does not exist; Triton finds that only where it knows what the model expects.
+/// Refuses an unknown datatype of a declared input. Triton's error for it names the datatype that the model expects.
 fn check_datatype(request: &InferRequest, input: &InferInputTensor, declared: &[TensorSpec]) -> Result<(), InferError> {
     let expected = declared.iter().find(|spec| spec.name == input.name);
     let Some(expected) = expected.filter(|_| input.datatype.parse::<DataType>().is_err()) else { return Ok(()) };
@@ -69,7 +69,7 @@ fn check_datatype(request: &InferRequest, input: &InferInputTensor, declared: &[
     )))
 }
 
-/// The raw contents that inputs have not taken yet. More of them than inputs are no fault.
+/// The raw contents that no input has taken yet. It is no error if there are more of them than inputs.
 struct RawContents {
     any: bool,
     rest: std::vec::IntoIter<Bytes>,
@@ -91,7 +91,7 @@ fn decode_input(
                 "unexpected 'content' provided when using shared memory for input tensor '{name}' for model '{model}'"
             )));
         }
-        // Raw contents are those of the other inputs.
+        // An input in shared memory takes no raw contents.
         None if part.is_some() => Bytes::new(),
         Some(_) if raw.any => {
             return Err(InferError::invalid_arg(format!(

@@ -1,4 +1,4 @@
-//! From an [`InferResponse`], or an error, to the messages that answer.
+//! From an [`InferResponse`], or an error, to response messages.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use super::wire::infer_parameter::ParameterChoice;
 use super::wire::model_infer_response::InferOutputTensor;
 use super::wire::{InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 
-/// On every response of a stream: whether it is the last one for its request.
+/// A parameter of every response of a stream: whether it is the last one for its request.
 const FINAL_RESPONSE: &str = "triton_final_response";
 
-/// What a request of a stream calls itself and its model: on responses that have nothing else to say.
+/// The id and model of a stream's request, for responses without other content.
 #[derive(Clone, Debug)]
 pub struct Named {
     id: String,
@@ -23,7 +23,7 @@ pub struct Named {
 // === impl Named ===
 
 impl Named {
-    /// What `request` says.
+    /// The id and model of `request`.
     pub fn of(request: &ModelInferRequest) -> Named {
         Named {
             id: request.id.clone(),
@@ -38,8 +38,8 @@ impl Named {
     }
 }
 
-/// Encodes a response. Outputs always travel as raw bytes, one entry for each, and share their tensors' memory; the entry of
-/// one in shared memory is empty. The id is echoed even when it is empty.
+/// Encodes a response. Outputs always travel as raw bytes, one entry for each, and share their tensors' memory; an
+/// output in shared memory has an empty entry. The id is repeated even if it is empty.
 pub fn encode_infer_response(response: InferResponse) -> ModelInferResponse {
     let raw = |output: &Tensor| match response.shared.contains(output.name()) {
         true => Bytes::new(),
@@ -55,32 +55,32 @@ pub fn encode_infer_response(response: InferResponse) -> ModelInferResponse {
     }
 }
 
-/// Encodes a response of a stream. `is_final`: no other one follows for its request.
+/// Encodes a response of a stream. `is_final`: it is the last one for its request.
 pub fn encode_stream_response(response: InferResponse, is_final: bool) -> ModelStreamInferResponse {
     let mut response = encode_infer_response(response);
     response.parameters.extend([final_flag(is_final)]);
     ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
 }
 
-/// Encodes why a request of a stream, of which `named` says what it was, has no (further) result. It is the last response
-/// for its request.
+/// Encodes the error of a stream's request, which `named` identifies. It is the last response for the request.
 pub fn encode_stream_error(named: Named, error: InferError) -> ModelStreamInferResponse {
     stream_error(ModelInferResponse { parameters: BTreeMap::from([final_flag(true)]), ..named.response() }, error)
 }
 
-/// Encodes why a request of a stream was refused before its model had it. Triton says neither the model nor that it is final.
+/// Encodes the error of a stream's request that was refused before the model got it. Like Triton's, it has neither the
+/// model nor the mark of the last response.
 pub fn encode_stream_refusal(named: Named, error: InferError) -> ModelStreamInferResponse {
     stream_error(ModelInferResponse { id: named.id, ..ModelInferResponse::default() }, error)
 }
 
-/// Encodes that a request of a stream has no more responses.
+/// Encodes the end of a stream's request, if it has no further response.
 pub fn encode_stream_end(named: Named) -> ModelStreamInferResponse {
     let response = ModelInferResponse { parameters: BTreeMap::from([final_flag(true)]), ..named.response() };
     ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
 }
 
 fn stream_error(response: ModelInferResponse, error: InferError) -> ModelStreamInferResponse {
-    // Clients tell an error by its text being there.
+    // Clients recognise an error by its text, so the text must not be empty.
     let error_message = if error.message.is_empty() { "unknown error".to_owned() } else { error.message };
     ModelStreamInferResponse { error_message, infer_response: Some(response) }
 }

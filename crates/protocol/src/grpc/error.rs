@@ -5,8 +5,8 @@ use trireme_inference::InferError;
 
 use crate::status::grpc_code;
 
-/// The longest message that a status carries, in bytes. A status travels in headers, where clients take 8 kB, and each
-/// byte that is no plain ASCII takes three.
+/// The longest message of a status, in bytes. A status travels in headers, where clients accept 8 kB, and each byte
+/// that is not plain ASCII takes three.
 const MAX_MESSAGE: usize = 2000;
 
 /// An error as the status that ends a call.

@@ -11,7 +11,7 @@ use super::wire::log_settings_response::SettingValue as Shown;
 use super::wire::log_settings_response::setting_value::ParameterChoice;
 use crate::logging::LogSettings;
 
-/// `settings`, changed as a request asks. What is absent stays, and what is unknown is skipped.
+/// Applies a request's changes to `settings`. Absent settings stay as they are; unknown ones are skipped.
 pub fn decode_log_settings(
     mut settings: LogSettings,
     changes: BTreeMap<String, SettingValue>,
@@ -41,7 +41,7 @@ pub fn decode_log_settings(
     Ok(settings)
 }
 
-/// What `LogSettings` answers: the settings as they are now. Logs go to standard error, never to a file.
+/// The answer to `LogSettings`: the present settings. Logs go to standard error, never to a file.
 pub fn encode_log_settings(settings: LogSettings) -> LogSettingsResponse {
     let LogSettings { info, warning, error, verbose_level, format } = settings;
     let settings = [

@@ -1,4 +1,4 @@
-//! What describes the server and its models.
+//! Messages that describe the server and its models.
 
 use bytes::Bytes;
 use prost::Message;
@@ -7,7 +7,7 @@ use trireme_inference::{InferError, TensorSpec};
 use super::wire::model_metadata_response::TensorMetadata;
 use super::wire::{ModelConfig, ModelConfigResponse, ModelMetadataResponse, ServerMetadataResponse};
 
-/// What `ServerMetadata` answers. `extensions` are the names of the protocol extensions that are implemented.
+/// The answer to `ServerMetadata`. `extensions` are the names of the protocol extensions that are implemented.
 pub fn server_metadata(name: &str, version: &str, extensions: &[&str]) -> ServerMetadataResponse {
     ServerMetadataResponse {
         name: name.to_owned(),
@@ -16,7 +16,7 @@ pub fn server_metadata(name: &str, version: &str, extensions: &[&str]) -> Server
     }
 }
 
-/// What `ModelMetadata` answers. `versions` are the ready ones; shapes include the batch dimension.
+/// The answer to `ModelMetadata`. `versions` are the ready ones; shapes include the batch dimension.
 pub fn model_metadata(
     name: &str,
     versions: &[i64],
@@ -33,7 +33,7 @@ pub fn model_metadata(
     }
 }
 
-/// What `ModelConfig` answers: `encoded` is an `inference.ModelConfig` message.
+/// The answer to `ModelConfig`. `encoded` is an `inference.ModelConfig` message.
 pub fn model_config(encoded: Vec<u8>) -> Result<ModelConfigResponse, InferError> {
     let config = ModelConfig::decode(Bytes::from(encoded))
         .map_err(|error| InferError::internal(format!("model configuration cannot be read: {error}")))?;

@@ -1,12 +1,13 @@
-//! The v2 protocol over gRPC: the generated interface, and conversions between its messages and the domain's words.
+//! The v2 protocol over gRPC: the generated interface, and conversions between its messages and domain types.
 //!
 //! Invariants:
-//! - Raw tensors are never copied on the way in: they stay slices of the message. On the way out each is copied once, into
-//!   the message.
-//! - Messages do not leave the listener: what is behind it sees [`trireme_inference::InferRequest`] and its kind.
+//! - Raw tensors are never copied on the way in: they stay slices of the message. On the way out each is copied once,
+//!   into the message.
+//! - The listener converts messages, so that other code sees only [`trireme_inference::InferRequest`] and similar
+//!   types.
 //! - Error texts are those of Triton's gRPC frontend, which differ from those of its HTTP frontend.
 //!
-//! Not here: sockets, deadlines, which model exists, whether inputs fit a model (the gateway).
+//! Not here: sockets, deadlines, which models exist, and whether inputs fit a model (the gateway).
 
 mod contents;
 mod decode;
@@ -21,7 +22,7 @@ mod statistics;
 mod tracing;
 mod version;
 
-/// The generated messages, servers and clients of `proto/grpc_service.proto`. Only listeners and clients name these.
+/// The generated messages, servers and clients of `proto/grpc_service.proto`. Only listeners and clients use them.
 #[allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
 pub mod wire {
     include!(concat!(env!("OUT_DIR"), "/inference.rs"));

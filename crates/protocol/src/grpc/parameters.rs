@@ -1,4 +1,5 @@
-//! Parameters of requests and of requested outputs: those that the protocol gives a meaning, and those that models get.
+//! Parameters of requests and of requested outputs: those with a meaning in the protocol, and those passed on to
+//! models.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,17 +9,17 @@ use trireme_inference::{InferError, InferRequest, ParameterValue, SharedMemoryPa
 use super::wire::infer_parameter::ParameterChoice;
 use super::wire::{InferParameter, ModelInferRequest};
 
-/// The only key of its kind that a request may set: every C++ client does. It asks for an empty last response where the
-/// last one with outputs was not known to be the last.
+/// The only reserved key that a request may set; every C++ client sets it. It asks for an empty last response, if the
+/// last response with outputs was not known to be the last.
 const EMPTY_FINAL_RESPONSE: &str = "triton_enable_empty_final_response";
 
-/// Whether a request of a stream wants to be told of its end by a response without outputs, where there is no other.
+/// Whether a stream's request wants a response without outputs at its end, if no other response marks the end.
 pub fn wants_empty_final(request: &ModelInferRequest) -> bool {
     let parameter = request.parameters.get(EMPTY_FINAL_RESPONSE).and_then(|p| p.parameter_choice.as_ref());
     matches!(parameter, Some(ParameterChoice::BoolParam(true)))
 }
 
-/// Puts a request's parameters where they belong in `request`.
+/// Decodes a request's parameters into `request`.
 pub(super) fn decode_request(
     parameters: BTreeMap<String, InferParameter>,
     request: &mut InferRequest,
@@ -35,16 +36,16 @@ pub(super) fn decode_request(
                 let Ok(level) = u64::try_from(level) else {
                     return Err(InferError::invalid_arg("invalid value for 'priority', expected value >= 0."));
                 };
-                request.priority = u32::try_from(level).unwrap_or(u32::MAX);
+                request.priority = level;
                 continue;
             }
             ("priority", Some(Uint64Param(level))) => {
-                request.priority = u32::try_from(level).unwrap_or(u32::MAX);
+                request.priority = level;
                 continue;
             }
             ("priority", _) => return Err(wrong_type(&name, "int64_param or uint64_param.")),
             ("timeout", Some(Int64Param(microseconds))) => {
-                // Triton's 0 is no timeout, and its -1 as good as none.
+                // 0 means no timeout, as in Triton. -1 means the same in effect.
                 let microseconds = u64::try_from(microseconds).ok().filter(|&microseconds| microseconds > 0);
                 request.timeout = microseconds.map(Duration::from_micros);
                 continue;
@@ -71,7 +72,7 @@ pub(super) fn decode_request(
     Ok(())
 }
 
-/// How many classes a requested output asks for; 0 asks for the tensor itself.
+/// The number of classes of a requested output; 0 requests the tensor itself.
 pub(super) fn decode_classification(parameters: &BTreeMap<String, InferParameter>) -> Result<u32, InferError> {
     let Some(parameter) = parameters.get("classification") else { return Ok(0) };
     let Some(ParameterChoice::Int64Param(count)) = parameter.parameter_choice else {
@@ -83,8 +84,8 @@ pub(super) fn decode_classification(parameters: &BTreeMap<String, InferParameter
     Ok(u32::try_from(count).unwrap_or(u32::MAX))
 }
 
-/// Where a tensor lies, if its parameters name a region of shared memory. Of negative numbers Triton makes the large ones
-/// that they are without a sign: no region is that long.
+/// The place of a tensor in shared memory, if its parameters name a region. Negative numbers are read as unsigned, as
+/// in Triton: they become so large that no region is that long.
 pub(super) fn decode_part(
     tensor: &str,
     parameters: &BTreeMap<String, InferParameter>,

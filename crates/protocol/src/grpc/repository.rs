@@ -9,7 +9,7 @@ use super::wire::repository_index_response::ModelIndex;
 use super::wire::{ModelRepositoryParameter, RepositoryIndexResponse};
 use crate::repository::{FILE_PREFIX, IndexEntry, IndexVersion, LoadRequest};
 
-/// Refuses a request that names a repository: none has a name.
+/// Refuses a request with a repository name: repositories have no names.
 pub fn check_repository_name(name: &str) -> Result<(), InferError> {
     match name {
         "" => Ok(()),
@@ -17,7 +17,7 @@ pub fn check_repository_name(name: &str) -> Result<(), InferError> {
     }
 }
 
-/// What the parameters of a load request say.
+/// Decodes the parameters of a load request.
 pub fn decode_load_request(parameters: BTreeMap<String, ModelRepositoryParameter>) -> Result<LoadRequest, InferError> {
     let mut load = LoadRequest::default();
     let wrong = |name: &str, expected: &str| {
@@ -41,7 +41,7 @@ pub fn decode_load_request(parameters: BTreeMap<String, ModelRepositoryParameter
     Ok(load)
 }
 
-/// Whether the parameters of an unload request say that the models an ensemble is made of go, too.
+/// Whether the parameters of an unload request ask to unload an ensemble's models too.
 pub fn decode_unload_request(parameters: &BTreeMap<String, ModelRepositoryParameter>) -> Result<bool, InferError> {
     const NAME: &str = "unload_dependents";
     match parameters.get(NAME).map(|value| &value.parameter_choice) {
@@ -53,7 +53,7 @@ pub fn decode_unload_request(parameters: &BTreeMap<String, ModelRepositoryParame
     }
 }
 
-/// What `RepositoryIndex` answers. A model that was never loaded has only its name.
+/// The answer to `RepositoryIndex`. A model that was never loaded has only its name.
 pub fn encode_index(entries: Vec<IndexEntry>) -> RepositoryIndexResponse {
     let models = entries.into_iter().map(|IndexEntry { name, version }| match version {
         None => ModelIndex { name, ..ModelIndex::default() },

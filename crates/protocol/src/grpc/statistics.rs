@@ -1,11 +1,11 @@
-//! What `ModelStatistics` answers.
+//! The answer to `ModelStatistics`.
 
 use trireme_inference::{Counters, ModelKey, Timed};
 
 use super::wire::{InferBatchStatistics, InferStatistics, ModelStatistics, ModelStatisticsResponse, StatisticDuration};
 use crate::statistics::parts;
 
-/// The models in the order given.
+/// Encodes the models in the given order.
 pub fn encode_statistics<'a>(
     models: impl IntoIterator<Item = (&'a ModelKey, &'a Counters)>,
 ) -> ModelStatisticsResponse {

@@ -1,4 +1,4 @@
-//! What clients send and match, message by message; every error text.
+//! Messages as clients send and compare them, one by one, and every error text.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ fn text(text: &str) -> ParameterChoice {
     StringParam(text.to_owned())
 }
 
-/// What typed contents become.
+/// Decodes typed contents to bytes.
 fn contents(datatype: &str, contents: InferTensorContents) -> Result<Bytes, InferError> {
     let inputs = vec![InferInputTensor { contents: Some(contents), ..input("x", datatype, &[1]) }];
     decode_infer_request(ModelInferRequest { inputs, ..message() }, &[]).map(|request| request.inputs[0].data.clone())
@@ -258,7 +258,7 @@ fn parameters_keep_their_types() {
         ("sequence_start".to_owned(), ParameterValue::Bool(true)),
     ]);
     assert_eq!(request.parameters, expected);
-    assert_eq!((request.priority, request.timeout.unwrap().as_micros()), (u32::MAX, 1500));
+    assert_eq!((request.priority, request.timeout.unwrap().as_micros()), (u64::MAX, 1500));
     let request = with_parameters(&[("priority", Int64Param(2)), ("timeout", Int64Param(0))]).unwrap();
     assert_eq!((request.priority, request.timeout), (2, None));
     let request = with_parameters(&[("sequence_id", text("s")), ("timeout", Int64Param(-1))]).unwrap();

@@ -1,5 +1,5 @@
-//! The trace extension's messages. Values are texts here as they are over HTTP, so one reading serves both: settings are
-//! written down as the body that HTTP has for them.
+//! The trace extension's messages. Values are texts, as over HTTP, so the settings are converted to the HTTP body and
+//! decoded by the same code.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use super::wire::trace_setting_response::SettingValue as Shown;
 use crate::json::Writer;
 use crate::tracing::{self, Change, TraceChanges, TraceSettings};
 
-/// Settings with any number of values. The file is one of them for all that matters: whatever it is, it is refused.
+/// Settings with any number of values. `trace_file` is among them because any value of it is refused.
 const LISTS: [&str; 2] = ["trace_file", "trace_level"];
 /// Settings with one value.
 const SINGLE: [&str; 3] = ["trace_rate", "trace_count", "log_frequency"];
 
-/// What a request changes. A setting without values is cleared; what is unknown is skipped.
+/// The changes in a request. A setting without values is cleared; unknown settings are skipped.
 pub fn decode_trace_changes(settings: &BTreeMap<String, SettingValue>) -> Result<TraceChanges, InferError> {
     for name in SINGLE {
         if settings.get(name).is_some_and(|setting| setting.value.len() > 1) {
@@ -46,7 +46,7 @@ pub fn decode_trace_changes(settings: &BTreeMap<String, SettingValue>) -> Result
     })
 }
 
-/// What `TraceSetting` answers: the settings as they are now. `mode` says what makes the traces.
+/// The answer to `TraceSetting`: the present settings. `mode` names the source of the traces.
 pub fn encode_trace_settings(settings: &TraceSettings, mode: &str) -> TraceSettingResponse {
     let one = |value: String| Shown { value: vec![value] };
     let level = Shown { value: settings.level.names().map(str::to_owned).collect() };

@@ -2,8 +2,8 @@
 
 use trireme_inference::InferError;
 
-/// The version that `text` asks for; `None`, the latest, for an empty text. Reads the number as C's `stol` does: leading
-/// space is skipped, and what follows the digits is ignored.
+/// The version in `text`; `None`, which means the latest, for an empty text. Reads the number as C's `stol` does:
+/// leading space is skipped, and anything after the digits is ignored.
 pub fn parse_model_version(text: &str) -> Result<Option<i64>, InferError> {
     if text.is_empty() {
         return Ok(None);

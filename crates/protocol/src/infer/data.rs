@@ -1,4 +1,4 @@
-//! Tensor elements in JSON, straight from text to tensor bytes and back.
+//! Converts tensor elements between JSON text and tensor bytes.
 
 use bytes::Bytes;
 use trireme_inference::{DataType, InferError, MAX_ELEMENTS, Shape, Tensor};
@@ -8,8 +8,8 @@ use crate::json::{JsonError, Value, Writer};
 
 // --- from JSON ---
 
-/// The bytes of the input `name` from its `data`, nested or flat. Integers wrap to their datatype, as with Triton. Numbers
-/// must be as many as `shape` says; the elements of BYTES tensors are counted later, when the tensor is checked.
+/// The bytes of the input `name` from its `data`, nested or flat. Integers wrap to their datatype, as in Triton. The
+/// number of elements has to match `shape`, except for BYTES, whose elements are counted when the tensor is checked.
 pub(super) fn from_json(
     name: &str,
     datatype: DataType,
@@ -25,8 +25,8 @@ pub(super) fn from_json(
     from_elements(name, datatype, count, data.flatten(), data.text_len())
 }
 
-/// The bytes of the input `name` from its elements, which must be `count` unless they are strings. `text_len` is how much
-/// text they take.
+/// The bytes of the input `name` from its elements. There must be `count` of them, unless they are strings. `text_len`
+/// is the length of their JSON text.
 pub(crate) fn from_elements<'a>(
     name: &str,
     datatype: DataType,
@@ -34,7 +34,7 @@ pub(crate) fn from_elements<'a>(
     data: impl Iterator<Item = Result<Value<'a>, JsonError>>,
     text_len: usize,
 ) -> Result<Bytes, InferError> {
-    // The count is a claim; the text, with a comma between two elements, bounds what can come of it.
+    // The count is only a claim. The length of the text limits it: each element has at least one byte and a comma.
     let limit = (text_len as u64).div_ceil(2).min(count) as usize;
     let numbers = Numbers { data, count, limit };
     let bytes = match datatype {
@@ -75,11 +75,11 @@ fn count_elements(name: &str, datatype: DataType, shape: &Shape) -> Result<u64, 
     Ok(count)
 }
 
-/// Elements that are to be numbers of some type.
+/// Elements of a numeric tensor.
 struct Numbers<I> {
     data: I,
     count: u64,
-    /// How many to make room for.
+    /// The number of elements to allocate for.
     limit: usize,
 }
 
@@ -125,7 +125,7 @@ fn strings<'a>(
 
 // --- to JSON ---
 
-/// Whether elements of this datatype can be written in JSON; if not, why the output `name` cannot be sent.
+/// Whether elements of this datatype can be written in JSON. The error says why the output `name` cannot be sent.
 pub(crate) fn check_writable(name: &str, datatype: DataType) -> Result<(), InferError> {
     match datatype {
         DataType::Fp16 | DataType::Bf16 => Err(InferError::invalid_arg(format!(
@@ -135,7 +135,7 @@ pub(crate) fn check_writable(name: &str, datatype: DataType) -> Result<(), Infer
     }
 }
 
-/// About how many bytes [`write()`] writes.
+/// Approximate bytes that [`write()`] writes.
 pub(super) fn estimate(tensor: &Tensor) -> usize {
     match tensor.datatype() {
         DataType::Fp32 | DataType::Fp64 => tensor.element_count() as usize * 22,
@@ -144,7 +144,7 @@ pub(super) fn estimate(tensor: &Tensor) -> usize {
     }
 }
 
-/// Writes `tensor`'s elements as a flat array. FP32 is written as the double it is equal to.
+/// Writes `tensor`'s elements as a flat array. FP32 is written as the equal double.
 pub(super) fn write(tensor: &Tensor, w: &mut Writer) {
     w.array(|w| write_elements(tensor, w));
 }

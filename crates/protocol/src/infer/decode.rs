@@ -1,7 +1,7 @@
 //! From an HTTP body to an [`InferRequest`].
 //!
-//! The order of checks is Triton's (JSON, id, parameters, inputs one by one, left-over bytes, outputs), so that a request
-//! with several faults is answered for the same one.
+//! The order of checks is Triton's (JSON, id, parameters, inputs one by one, left-over bytes, outputs), so a request
+//! with several faults gets the same error as from Triton.
 
 use std::collections::{BTreeMap, HashSet};
 use std::num::IntErrorKind;
@@ -15,11 +15,11 @@ use super::{HttpInferRequest, OutputFormat, RequestContext, TensorFormat, data, 
 use crate::json::{self, JsonError, Value};
 use crate::shared_memory;
 
-/// Decodes the body of an infer request. `header_length` is the value of [`super::HEADER_LENGTH`]: without it the whole
-/// body is JSON, and 0 says that the body is the one input's bytes, as is an empty body. Binary inputs share `body`'s memory, unless
-/// it is mostly JSON.
+/// Decodes the body of an infer request. `header_length` is the value of [`super::HEADER_LENGTH`]. Without it the whole
+/// body is JSON. With 0, or with an empty body, the body is the bytes of the only input. Binary inputs share `body`'s
+/// memory, unless it is mostly JSON.
 ///
-/// Errors carry the code and the words that Triton has for them; malformed JSON is an internal error there, hence here.
+/// Errors have Triton's codes and texts. Malformed JSON is an internal error there, so it is one here.
 pub fn decode_infer_request(
     context: &RequestContext<'_>,
     body: &Bytes,
@@ -67,10 +67,10 @@ pub fn decode_infer_request(
     Ok(HttpInferRequest { request, output_format })
 }
 
-/// A body that costs little to keep, in bytes.
+/// The size of a body that may stay in memory for a small part, in bytes.
 const SMALL_BODY: usize = 4096;
 
-/// The bytes behind the JSON: a slice of the body, unless they would keep much more of it than they are.
+/// The bytes after the JSON. They are a slice of the body, unless that would keep a much larger body in memory.
 fn binary_part(body: &Bytes, header_length: usize) -> Bytes {
     let binary = &body[header_length..];
     match body.len() > SMALL_BODY && binary.len() < body.len() / 4 {
@@ -79,7 +79,7 @@ fn binary_part(body: &Bytes, header_length: usize) -> Bytes {
     }
 }
 
-/// Reads the header's number as C's `stoi` does: leading space is skipped, and what follows the digits is ignored.
+/// Reads the header's number as C's `stoi` does: leading space is skipped, and anything after the digits is ignored.
 fn parse_header_length(value: &str, body_length: usize) -> Result<usize, InferError> {
     const HEADER: &str = "Inference-Header-Content-Length";
     let trimmed = value.trim_ascii_start();
@@ -99,16 +99,16 @@ fn parse_header_length(value: &str, body_length: usize) -> Result<usize, InferEr
     })
 }
 
-/// What decoding the inputs one by one keeps between them.
+/// The state between the inputs, which are decoded one by one.
 struct InputDecoder<'a> {
     model: &'a str,
     max_json_size: usize,
     id: &'a str,
     /// The names of the inputs so far.
     names: HashSet<String>,
-    /// Those of them that lie in shared memory.
+    /// The inputs so far that are in shared memory.
     shared: Vec<(usize, SharedMemoryPart)>,
-    /// What the inputs so far have left of the bytes behind the JSON.
+    /// The bytes after the JSON that no input has taken yet.
     binary: Bytes,
 }
 
@@ -152,7 +152,7 @@ impl InputDecoder<'_> {
         Ok(UncheckedTensor { name, datatype, shape, data })
     }
 
-    /// What a shape claims must be no more than a request may hold.
+    /// Checks that a shape claims no more bytes than a request may have.
     fn check_claim(&self, name: &str, datatype: DataType, shape: &Shape) -> Result<(), InferError> {
         let size = datatype.element_size().zip(shape.element_count());
         match size.and_then(|(size, count)| count.checked_mul(size as u64)) {
@@ -193,12 +193,12 @@ fn check_one_source(data: bool, binary: bool, shared_memory: bool) -> Result<(),
 
 fn decode_shape(shape: &Value<'_>) -> Result<Shape, InferError> {
     let dimensions = shape.as_array().map_err(unable_to_parse("shape"))?;
-    // A dimension past i64 turns negative, and is refused as such where the shape is judged.
+    // A dimension above i64 becomes negative, and is refused when the shape is checked.
     let dimensions: Result<Vec<i64>, JsonError> = dimensions.iter().map(|d| d.as_u64().map(|d| d as i64)).collect();
     Ok(Shape::from(dimensions.map_err(unable_to_parse("shape"))?))
 }
 
-/// Puts the outputs asked for into `request`; returns how each is to travel.
+/// Decodes the requested outputs into `request`; returns the format of each.
 fn decode_outputs(
     outputs: &Value<'_>,
     request: &mut InferRequest,
@@ -253,7 +253,7 @@ fn already_exists(id: &str, what: &str, name: &str) -> InferError {
     InferError::invalid_arg(format!("{}{what} '{name}' already exists in request", request_prefix(id)))
 }
 
-/// The members of an object that itself may not be there.
+/// The members of an object; all `None` if there is no object.
 fn pick<'a, const N: usize>(object: &Option<Value<'a>>, names: [&str; N]) -> [Option<Value<'a>>; N] {
     object.as_ref().map_or([const { None }; N], |object| object.pick(names))
 }
@@ -266,7 +266,7 @@ fn text(value: &Value<'_>, name: &str) -> Result<String, InferError> {
     value.as_text().map(|text| text.into_owned()).map_err(unable_to_parse(name))
 }
 
-/// Places an error at the field `name`.
+/// Adds the name of the field to an error.
 pub(crate) fn unable_to_parse(name: &str) -> impl FnOnce(JsonError) -> InferError {
     move |error| error.context(format_args!("Unable to parse '{name}'"))
 }

@@ -5,8 +5,8 @@ use trireme_inference::{InferError, InferResponse, Tensor};
 use super::{EncodedResponse, OutputFormat, TensorFormat, data};
 use crate::json::Writer;
 
-/// Encodes a response; binary outputs share their tensors' memory. Errors when an output that is to travel in JSON is of a
-/// datatype that cannot.
+/// Encodes a response; binary outputs share their tensors' memory. Errors if the datatype of a JSON output has no form
+/// in JSON.
 pub fn encode_infer_response(response: &InferResponse, format: &OutputFormat) -> Result<EncodedResponse, InferError> {
     let mut binary = Vec::new();
     let mut capacity = 256;
@@ -43,7 +43,7 @@ pub fn encode_infer_response(response: &InferResponse, format: &OutputFormat) ->
     Ok(EncodedResponse { json, binary, header_length })
 }
 
-/// Writes an output; one without a format is in shared memory.
+/// Writes an output. `None` is the format of an output in shared memory.
 fn write_output(output: &Tensor, format: Option<TensorFormat>, w: &mut Writer) {
     w.object(|w| {
         w.name("name").string(output.name());

@@ -1,4 +1,4 @@
-//! The parameters of a request: those that the protocol gives a meaning, and those that models get.
+//! The parameters of a request: those with a meaning in the protocol, and those passed on to models.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::TensorFormat;
 use super::decode::unable_to_parse;
 use crate::json::{Number, Value};
 
-/// Puts the parameters where they belong in `request`; returns how unlisted outputs travel.
+/// Decodes the parameters into `request`; returns the format of unlisted outputs.
 pub(super) fn decode(parameters: &Value<'_>, request: &mut InferRequest) -> Result<TensorFormat, InferError> {
     let mut unlisted = TensorFormat::Json;
     let members = parameters.members().map_err(|error| error.context("failed to get request params."))?;
@@ -26,18 +26,18 @@ pub(super) fn decode(parameters: &Value<'_>, request: &mut InferRequest) -> Resu
     Ok(unlisted)
 }
 
-/// Puts one parameter where it belongs in `request`.
+/// Sets one parameter in `request`.
 pub(crate) fn set(request: &mut InferRequest, name: &str, value: &Value<'_>) -> Result<(), InferError> {
     let unable = || unable_to_parse(name);
     let passed_on = match name {
         "priority" => {
             let level = value.as_u64().map_err(unable())?;
-            request.priority = u32::try_from(level).unwrap_or(u32::MAX);
+            request.priority = level;
             return Ok(());
         }
         "timeout" => {
             let microseconds = value.as_u64().map_err(unable())?;
-            // Triton's 0 is no timeout.
+            // 0 means no timeout, as in Triton.
             request.timeout = (microseconds > 0).then(|| Duration::from_micros(microseconds));
             return Ok(());
         }
@@ -63,7 +63,7 @@ fn decode_custom(name: &str, value: &Value<'_>) -> Result<ParameterValue, InferE
         Value::String(text) => ParameterValue::String(String::from_utf8_lossy(text).into_owned()),
         Value::Number(number) => match (value.as_i64(), number) {
             (Ok(integer), _) => ParameterValue::Int64(integer),
-            // An integer past i64 is a double, as Triton has it.
+            // An integer above i64 becomes a double, as in Triton.
             (Err(_), Number::Unsigned(large)) => ParameterValue::Double(*large as f64),
             (Err(_), Number::Negative(small)) => ParameterValue::Int64(*small),
             (Err(_), Number::Double(double)) => ParameterValue::Double(*double),

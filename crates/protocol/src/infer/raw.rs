@@ -1,4 +1,4 @@
-//! Raw requests: a body that is nothing but the bytes of a model's only input, as `curl --data-binary` sends it.
+//! Raw requests: a body with nothing but the bytes of a model's only input, as `curl --data-binary` sends it.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use trireme_inference::{DataType, InferError, InferRequest, Shape, TensorSpec, U
 
 use super::{HttpInferRequest, OutputFormat, RequestContext, TensorFormat, request_prefix};
 
-/// The request that `body` is, if the model leaves no doubt about name, datatype and shape.
+/// Decodes `body` to a request, if name, datatype and shape follow from the model.
 pub(super) fn decode(context: &RequestContext<'_>, body: &Bytes) -> Result<HttpInferRequest, InferError> {
     let [spec] = context.inputs else {
         return Err(refusal(format!(
@@ -38,8 +38,8 @@ pub(super) fn decode(context: &RequestContext<'_>, body: &Bytes) -> Result<HttpI
     Ok(HttpInferRequest { request, output_format })
 }
 
-/// `dimensions` with the one that is -1, if any, made to fit `elements`. Whether it fits without a rest is found out when
-/// the tensor is checked.
+/// `dimensions`, with the variable one computed from the number of `elements`. If they do not divide evenly, the later
+/// check of the tensor fails.
 fn deduce_shape(spec: &TensorSpec, dimensions: &[i64], elements: usize) -> Result<Vec<i64>, InferError> {
     if dimensions.iter().filter(|&&d| d < 0).count() > 1 {
         return Err(refusal(format!(
@@ -62,7 +62,7 @@ fn length_prefixed(body: &Bytes) -> Result<Bytes, InferError> {
     Ok(data.freeze())
 }
 
-/// A raw request has no id to name.
+/// A refusal. A raw request has no id, so the text has none.
 fn refusal(message: String) -> InferError {
     InferError::invalid_arg(request_prefix("") + &message)
 }

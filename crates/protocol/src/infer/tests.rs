@@ -1,4 +1,4 @@
-//! Request bodies and answers byte for byte, and Triton's words for what is no request.
+//! Request bodies and answers byte for byte, and Triton's texts for invalid requests.
 
 use bytes::Bytes;
 use trireme_inference::{
@@ -21,7 +21,7 @@ fn decode(body: &str) -> Result<HttpInferRequest, InferError> {
     decode_with(body.as_bytes(), None)
 }
 
-/// A request of one input, `x`, with these members.
+/// Decodes a request with one input, `x`, that has these members.
 fn decode_input(members: &str) -> Result<UncheckedTensor, InferError> {
     let decoded = decode(&format!(r#"{{"inputs":[{{"name":"x",{members}}}]}}"#))?;
     Ok(decoded.request.inputs.into_iter().next().unwrap())
@@ -114,7 +114,7 @@ fn a_whole_request_is_understood_in_any_order_of_keys() {
     assert_eq!(*tensor.values::<i32>().unwrap(), [1, 2, 3, 4]);
     let outputs: Vec<_> = request.outputs.iter().map(|o| (o.name.as_str(), o.classification)).collect();
     assert_eq!(outputs, [("o", 0), ("p", 3)]);
-    // Listed outputs are JSON unless they say otherwise, whatever `binary_data_output` is.
+    // Listed outputs are JSON unless they ask for binary, whatever `binary_data_output` is.
     assert_eq!(output_format.of("o"), TensorFormat::Binary);
     assert_eq!(output_format.of("p"), TensorFormat::Json);
     assert_eq!(output_format.of("q"), TensorFormat::Binary);
@@ -169,7 +169,7 @@ fn binary_inputs_are_slices_of_the_body_in_input_order() {
     assert_eq!(data, [&b"ab"[..], &[9], b"c"]);
     assert!(body.as_ptr_range().contains(&inputs[0].data.as_ptr()));
 
-    // A few bytes do not keep a long JSON.
+    // A few bytes do not keep a long JSON in memory.
     let (json, binary) = body.split_at(body.len() - 3);
     let long: Bytes = [json, &[b' '; 10_000], binary].concat().into();
     let header_length = (long.len() - 3).to_string();
@@ -272,7 +272,7 @@ fn json_data_that_does_not_fit_is_refused_in_tritons_words() {
             InvalidArg,
             "byte size overflow for input 'x': element count (4611686018427387904) * data type size (4) exceeds maximum allowed size (9223372036854775807)".into(),
         ),
-        // Huge, but only a claim: nothing of that size is allocated.
+        // The shape is huge, but nothing of that size is allocated.
         ("INT8", "[67108864]", "[1]", Internal, "Failed to parse 'data' field: shape does not match true shape".into()),
         (
             "INT8",
@@ -319,7 +319,7 @@ fn tensors_in_shared_memory_are_named_and_take_no_bytes() {
     let request = decoded.request;
     assert_eq!(request.shared.inputs, [(1, part(8, 4))]);
     assert_eq!(request.inputs[1].data, b""[..]);
-    // Without a size it has none.
+    // Without a size the region has none.
     assert_eq!(request.shared.outputs, [("o".to_owned(), part(0, 0))].into());
 }
 
@@ -410,7 +410,7 @@ fn parameters_keep_their_types() {
         ("big".to_owned(), ParameterValue::Double(u64::MAX as f64)),
     ]);
     assert_eq!(decoded.request.parameters, expected);
-    assert_eq!((decoded.request.priority, decoded.request.timeout), (u32::MAX, None));
+    assert_eq!((decoded.request.priority, decoded.request.timeout), (99_999_999_999, None));
     assert_eq!(decoded.output_format, OutputFormat::default());
     let sequence_id = |value: &str| {
         let decoded = decode_parameters(&format!(r#"{{"sequence_id":{value}}}"#)).unwrap();
@@ -497,7 +497,7 @@ fn raw_requests_that_leave_doubt_are_refused_in_tritons_words() {
     let message = "[request id: <id_unknown>] Raw request must only have 1 input (found 1) to be deduced but got 0 inputs \
                    in 'm' model configuration";
     assert_refused(decode(""), ErrorCode::InvalidArg, message);
-    // Whatever a schema holds, no division by zero.
+    // No schema causes a division by zero.
     assert!(raw(&[spec("x", DataType::Int8, &[0, -1])], 0, b"abc").unwrap().request.inputs[0].clone().check().is_err());
 }
 
@@ -525,7 +525,7 @@ fn binary_format() -> OutputFormat {
 #[test]
 fn outputs_in_shared_memory_are_described_and_left_out() {
     let outputs = ["in", "out"].map(|name| Tensor::from_values(name, [2], vec![1i32, 2]).unwrap());
-    // FP16 has no form in JSON, and needs none there.
+    // FP16 has no form in JSON, and needs none in shared memory.
     let half = Tensor::new("half", DataType::Fp16, [1], Bytes::from_static(&[0, 0])).unwrap();
     let shared = ["in", "half"].map(str::to_owned).into();
     let response = InferResponse { shared, ..response([&outputs[..], &[half]].concat()) };

@@ -1,4 +1,4 @@
-//! What can be wrong with JSON: its text, or what the text holds.
+//! Faults of JSON: in its text, or in its values.
 
 use std::fmt;
 
@@ -12,23 +12,23 @@ pub enum JsonError {
     /// The text is not JSON.
     #[error("failed to parse the request JSON buffer: {fault} at {offset}")]
     Syntax {
-        /// What is wrong.
+        /// The fault.
         fault: SyntaxFault,
-        /// Where, in bytes from the start of the text.
+        /// Its offset, in bytes from the start of the text.
         offset: usize,
     },
-    /// A value is of another type than its reader needs.
+    /// A value has another type than its reader needs.
     #[error("attempt to access JSON non-{kind} as {wanted}")]
     Type {
-        /// The type the value is not.
+        /// The type that the value does not have.
         kind: &'static str,
-        /// The type it was to be read as.
+        /// The type that the reader wanted.
         wanted: &'static str,
     },
-    /// A member that must be there is not, or what should hold it is no object.
+    /// A required member is missing, or its parent is not an object.
     #[error("attempt to access non-existing object member '{0}'")]
     MissingMember(&'static str),
-    /// The members of a value that is no object were asked for.
+    /// The members of a value that is not an object were requested.
     #[error("attempt to get members for non-object")]
     NoMembers,
     /// Arrays within arrays, too deep for tensor data.
@@ -59,8 +59,8 @@ pub enum SyntaxFault {
 // === impl JsonError ===
 
 impl JsonError {
-    /// The code to answer with. Triton counts most faults of a client's JSON as internal errors (500), and its tests and
-    /// clients know that.
+    /// The code of the answer. Triton counts most faults of a client's JSON as internal errors (500), and its tests and
+    /// clients depend on that.
     pub fn code(&self) -> ErrorCode {
         match self {
             JsonError::Syntax { .. } | JsonError::Type { .. } | JsonError::MissingMember(_) | JsonError::NoMembers => {
@@ -70,7 +70,7 @@ impl JsonError {
         }
     }
 
-    /// This error as the answer to a request, saying first what could not be done: `Unable to parse 'shape'`.
+    /// This error as the answer to a request, after a text that names the failed action: `Unable to parse 'shape'`.
     pub fn context(self, context: impl fmt::Display) -> InferError {
         InferError::new(self.code(), format!("{context}: {self}"))
     }

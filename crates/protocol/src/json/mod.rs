@@ -1,10 +1,10 @@
-//! JSON as Triton reads and writes it, which is rapidjson's dialect: `NaN`, `Inf`, `Infinity` and their negatives are
-//! numbers, of duplicate keys the first wins, strings are bytes that need not be UTF-8, a NUL ends the document, and every
-//! fault has rapidjson's words and offset.
+//! JSON as Triton reads and writes it, which is rapidjson's dialect. `NaN`, `Inf`, `Infinity` and their negatives are
+//! numbers. Of duplicate keys the first one counts. Strings are bytes that need not be UTF-8. A NUL ends the document.
+//! Every fault has rapidjson's text and offset.
 //!
-//! Reading is in two parts. [`parse`] checks the whole text once, iteratively, and keeps nothing. What it returns is a
-//! [`Value`] that borrows the text; arrays and objects are spans of it, walked again when somebody asks, so that a large
-//! `data` array goes from text to tensor bytes with no tree in between, and memory stays proportional to what is used.
+//! Reading has two parts. [`parse`] checks the whole text once, iteratively, and stores nothing. It returns a [`Value`]
+//! that borrows the text. Arrays and objects are spans of the text that are scanned again at each access. So a large
+//! `data` array becomes tensor bytes without a tree in between, and memory stays proportional to the values in use.
 //!
 //! Not here: pretty printing, comments, serde.
 

@@ -1,4 +1,4 @@
-//! Walks JSON text: [`Scanner::check`] over text that may be anything, the `skip_` methods over text that was checked.
+//! Scans JSON text: [`Scanner::check`] over unchecked text, the `skip_` methods over checked text.
 
 use memchr::{memchr2, memchr3};
 
@@ -11,14 +11,14 @@ pub(super) struct Scanner<'a> {
     at: usize,
 }
 
-/// A string as it stands in the text, without its quotes.
+/// A string as written in the text, without its quotes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RawString<'a> {
     pub(super) text: &'a [u8],
     pub(super) escaped: bool,
 }
 
-/// A container that has been opened and not closed yet.
+/// A container that was opened and not closed yet.
 #[derive(Clone, Copy)]
 enum Open {
     Array,
@@ -32,19 +32,19 @@ impl<'a> Scanner<'a> {
         Scanner { text, at: 0 }
     }
 
-    /// The byte here; 0 at the end. A NUL in the text is an end too, as it is for Triton.
+    /// The byte at the position; 0 at the end. A NUL in the text is an end too, as in Triton.
     #[inline]
     pub(super) fn peek(&self) -> u8 {
         self.text.get(self.at).copied().unwrap_or(0)
     }
 
-    /// Moves past the byte here, which the caller has peeked at.
+    /// Moves past the byte at the position, which the caller has checked.
     #[inline]
     pub(super) fn advance(&mut self) {
         self.at += 1;
     }
 
-    /// Moves past `byte` if it is here.
+    /// Moves past `byte` if it is at the position.
     #[inline]
     pub(super) fn take(&mut self, byte: u8) -> bool {
         let found = self.peek() == byte;
@@ -59,7 +59,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Some clients begin with a byte order mark, which Triton skips.
+    /// Skips the byte order mark with which some clients begin, as Triton does.
     pub(super) fn skip_byte_order_mark(&mut self) {
         if self.text.starts_with(b"\xEF\xBB\xBF") {
             self.at = 3;
@@ -74,7 +74,7 @@ impl<'a> Scanner<'a> {
 // --- text that may be anything ---
 
 impl<'a> Scanner<'a> {
-    /// Checks that one JSON value, and nothing after it, is here. Iterative: nesting costs a byte of heap per level.
+    /// Checks that the text is one JSON value and nothing else. Iterative: nesting takes a byte of heap per level.
     pub(super) fn check(mut self) -> Result<(), JsonError> {
         let mut open = Vec::new();
         self.skip_whitespace();
@@ -82,7 +82,7 @@ impl<'a> Scanner<'a> {
             return self.fault(SyntaxFault::DocumentEmpty);
         }
         loop {
-            // Here a value begins. An opened container that is not empty begins with a value of its own.
+            // A value begins here. A container that is not empty begins with a value of its own.
             match self.peek() {
                 b'[' => {
                     self.advance();
@@ -103,7 +103,7 @@ impl<'a> Scanner<'a> {
                 }
                 _ => self.check_scalar()?,
             }
-            // Here a value has ended, and with it perhaps the containers around it.
+            // A value has ended here, and perhaps the containers around it end too.
             loop {
                 self.skip_whitespace();
                 match (open.last(), self.peek()) {
@@ -131,7 +131,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// A member's name and colon, and the space around them.
+    /// Checks a member's name and colon, and the space around them.
     fn check_name(&mut self) -> Result<(), JsonError> {
         if self.peek() != b'"' {
             return self.fault(SyntaxFault::MissingName);
@@ -179,7 +179,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// The character that the escape sequence here stands for; faults are placed at its backslash.
+    /// Decodes the escape sequence at the position. Faults have the offset of its backslash.
     pub(super) fn escape(&mut self) -> Result<char, JsonError> {
         let offset = self.at;
         let fail = |fault| JsonError::Syntax { fault, offset };
@@ -205,7 +205,7 @@ impl<'a> Scanner<'a> {
                     }
                     code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
                 }
-                // What is left to fail is a low surrogate that no high one came before.
+                // The only fault left is a low surrogate without a high one before it.
                 return char::from_u32(code).ok_or(fail(SyntaxFault::UnicodeSurrogate));
             }
             _ => return Err(fail(SyntaxFault::Escape)),
@@ -222,7 +222,7 @@ impl<'a> Scanner<'a> {
         })
     }
 
-    /// The number here, as it stands in the text.
+    /// The number at the position, as written in the text.
     pub(super) fn number(&mut self) -> Result<&'a [u8], JsonError> {
         let start = self.at;
         self.take(b'-');
@@ -257,7 +257,7 @@ impl<'a> Scanner<'a> {
             self.skip_digits();
         }
         let token = &self.text[start..self.at];
-        // Only an exponent, or more digits than a double has decades, can overflow; others need no second look.
+        // Only numbers with an exponent, or with more digits than a double has decades, can overflow.
         let may_overflow = scientific || token.len() > f64::MAX_10_EXP as usize;
         if may_overflow && to_f64(token).is_infinite() {
             return Err(JsonError::Syntax { fault: SyntaxFault::NumberTooBig, offset: start });
@@ -273,8 +273,8 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// A number token's value: correctly rounded, infinite when it is too big. Rust's own grammar of floats has all of JSON's
-/// numbers, and the words for NaN and infinity too.
+/// A number token's value, correctly rounded; infinite if it is too big. Rust's grammar of floats includes all JSON
+/// numbers and the words for NaN and infinity.
 pub(super) fn to_f64(token: &[u8]) -> f64 {
     let text = str::from_utf8(token).expect("a number token is ASCII");
     text.parse().expect("a number token is a Rust float")
@@ -283,13 +283,13 @@ pub(super) fn to_f64(token: &[u8]) -> f64 {
 // --- text that was checked ---
 
 impl<'a> Scanner<'a> {
-    /// Whether nothing but the end of the text is here.
+    /// Whether the position is at the end of the text.
     #[inline]
     pub(super) fn at_end(&self) -> bool {
         self.at >= self.text.len()
     }
 
-    /// What has not been passed yet.
+    /// The text from the position on.
     pub(super) fn rest(&self) -> &'a [u8] {
         &self.text[self.at..]
     }
@@ -299,7 +299,7 @@ impl<'a> Scanner<'a> {
         self.at = self.text.len();
     }
 
-    /// The string here.
+    /// Skips the string at the position and returns it.
     pub(super) fn skip_string(&mut self) -> RawString<'a> {
         self.advance();
         let start = self.at;
@@ -316,8 +316,8 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// The array or object here, without its brackets. Only brackets of its own kind are counted: in checked text the
-    /// others are balanced within.
+    /// Skips the array or object at the position; returns it without its brackets. Only brackets of its own kind are
+    /// counted: in checked text the others are balanced within.
     pub(super) fn skip_container(&mut self) -> &'a [u8] {
         let opening = self.peek();
         let closing = if opening == b'[' { b']' } else { b'}' };
@@ -340,7 +340,7 @@ impl<'a> Scanner<'a> {
         &self.text[start..self.at - 1]
     }
 
-    /// The word or number here, up to what can follow it.
+    /// Skips the word or number at the position, up to a character that can follow it.
     #[inline]
     pub(super) fn skip_word(&mut self) -> &'a [u8] {
         let start = self.at;
@@ -350,7 +350,8 @@ impl<'a> Scanner<'a> {
         &self.text[start..self.at]
     }
 
-    /// The integer here, if it is one of at most 18 digits: by far the most common number, and worth a way of its own.
+    /// Reads the integer at the position, if it has at most 18 digits. This is by far the most common number, so it has
+    /// a fast path.
     #[inline]
     pub(super) fn skip_short_integer(&mut self) -> Option<i64> {
         let sign = usize::from(self.peek() == b'-');

@@ -1,4 +1,4 @@
-//! Values of a checked JSON text. Arrays and objects are spans that are walked when asked.
+//! Values of a checked JSON text. Arrays and objects are spans that are scanned at each access.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use super::error::JsonError;
 use super::scan::{RawString, Scanner, to_f64};
 
-/// Tensor data may be nested in this many arrays, less one; Triton's limit.
+/// The limit of nested arrays in tensor data, which is Triton's: there may be one less than this.
 pub const MAX_NESTING: usize = 100;
 
 /// A JSON value that borrows its text.
@@ -26,14 +26,14 @@ pub enum Value<'a> {
     Object(Object<'a>),
 }
 
-/// A number as written: an integer if it has neither fraction nor exponent and fits 64 bits, else a double.
+/// A number as written: an integer if it has neither fraction nor exponent and fits 64 bits, otherwise a double.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Number {
     /// An integer that is not negative.
     Unsigned(u64),
     /// A negative integer.
     Negative(i64),
-    /// Everything else.
+    /// Any other number.
     Double(f64),
 }
 
@@ -49,7 +49,7 @@ pub struct Object<'a> {
     inner: &'a [u8],
 }
 
-/// Checks `text` whole and returns its value.
+/// Checks the whole `text` and returns its value.
 pub fn parse(text: &[u8]) -> Result<Value<'_>, JsonError> {
     let mut scanner = Scanner::new(text);
     scanner.skip_byte_order_mark();
@@ -58,7 +58,7 @@ pub fn parse(text: &[u8]) -> Result<Value<'_>, JsonError> {
     Ok(read(&mut scanner))
 }
 
-/// The value that begins here.
+/// Reads the value at the scanner's position.
 fn read<'a>(scanner: &mut Scanner<'a>) -> Value<'a> {
     match scanner.peek() {
         b'[' => Value::Array(Array { inner: scanner.skip_container() }),
@@ -104,7 +104,7 @@ fn unescape(raw: RawString<'_>) -> Cow<'_, [u8]> {
 // === impl Value ===
 
 impl<'a> Value<'a> {
-    /// The boolean, or "attempt to access JSON non-boolean as boolean".
+    /// The boolean. The error is "attempt to access JSON non-boolean as boolean".
     pub fn as_bool(&self) -> Result<bool, JsonError> {
         match *self {
             Value::Bool(value) => Ok(value),
@@ -148,7 +148,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The string as text; what is not UTF-8 becomes U+FFFD.
+    /// The string as text; bytes that are not UTF-8 become U+FFFD.
     pub fn as_text(&self) -> Result<Cow<'_, str>, JsonError> {
         self.as_bytes().map(String::from_utf8_lossy)
     }
@@ -161,7 +161,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The members of these names, each `None` where there is none; all `None` when this is no object.
+    /// The members with these names, `None` for a missing one; all `None` if this is not an object.
     pub fn pick<const N: usize>(&self, names: [&str; N]) -> [Option<Value<'a>>; N] {
         let mut found = [const { None }; N];
         if let Value::Object(object) = self {
@@ -181,8 +181,8 @@ impl<'a> Value<'a> {
         found
     }
 
-    /// The members in the order of the text, or "attempt to get members for non-object". Of members with the same name
-    /// only the first is there.
+    /// The members in the order of the text. The error is "attempt to get members for non-object". Of members with the
+    /// same name only the first one is returned.
     pub fn members(&self) -> Result<impl Iterator<Item = (Cow<'a, [u8]>, Value<'a>)> + use<'a>, JsonError> {
         let Value::Object(object) = self else { return Err(JsonError::NoMembers) };
         let mut seen = HashSet::new();
@@ -195,7 +195,7 @@ impl<'a> Value<'a> {
 impl Number {
     /// The value of a token that [`Scanner::number`] accepts.
     fn from_token(token: &[u8]) -> Number {
-        // Integers past 64 bits are doubles.
+        // Integers above 64 bits become doubles.
         let integer = match token {
             [b'-', digits @ ..] => parse_digits(digits).and_then(|n| 0i64.checked_sub_unsigned(n)).map(Number::from),
             digits => parse_digits(digits).map(Number::Unsigned),
@@ -204,7 +204,7 @@ impl Number {
     }
 }
 
-/// The integer, if `digits` is nothing else and fits.
+/// The integer, if `digits` are only digits and it fits.
 fn parse_digits(digits: &[u8]) -> Option<u64> {
     digits.iter().try_fold(0u64, |value, byte| {
         let digit = byte.is_ascii_digit().then(|| byte - b'0')?;
@@ -240,8 +240,8 @@ impl<'a> Array<'a> {
         })
     }
 
-    /// The elements of this array and of the arrays within, depth first: never an array itself. An element under
-    /// [`MAX_NESTING`] arrays or more is an error, after which there is nothing more.
+    /// The elements of this array and of nested arrays, depth first; no element is an array. An element under
+    /// [`MAX_NESTING`] arrays or more is an error, after which the iterator ends.
     pub fn flatten(&self) -> impl Iterator<Item = Result<Value<'a>, JsonError>> + use<'a> {
         let mut scanner = Scanner::new(self.inner);
         let mut depth = 1;
@@ -272,7 +272,8 @@ impl<'a> Array<'a> {
         })
     }
 
-    /// How many bytes of text are between the brackets: with one byte and a comma for each, what bounds the elements.
+    /// Bytes of text between the brackets. They bound the number of elements, because each takes at least one byte and
+    /// a comma.
     pub fn text_len(&self) -> usize {
         self.inner.len()
     }

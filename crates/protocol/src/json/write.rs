@@ -1,9 +1,9 @@
-//! Writes JSON, compact, as rapidjson's `Writer` does.
+//! Writes compact JSON, as rapidjson's `Writer` does.
 
 use bytes::Bytes;
 use trireme_inference::ParameterValue;
 
-/// JSON under construction. Commas are put where they belong; that names and values alternate is up to the caller.
+/// JSON under construction. It inserts commas; the caller has to alternate names and values.
 #[derive(Debug, Default)]
 pub struct Writer {
     out: Vec<u8>,
@@ -17,12 +17,12 @@ impl Writer {
         Writer { out: Vec::with_capacity(capacity) }
     }
 
-    /// An object, whose members `fill` writes.
+    /// Writes an object, whose members `fill` writes.
     pub fn object(&mut self, fill: impl FnOnce(&mut Self)) {
         self.enclosed(b'{', b'}', fill);
     }
 
-    /// An array, whose elements `fill` writes.
+    /// Writes an array, whose elements `fill` writes.
     pub fn array(&mut self, fill: impl FnOnce(&mut Self)) {
         self.enclosed(b'[', b']', fill);
     }
@@ -34,14 +34,14 @@ impl Writer {
         self.out.push(close);
     }
 
-    /// A member's name; its value comes next.
+    /// Writes a member's name; its value has to follow.
     pub fn name(&mut self, name: &str) -> &mut Self {
         self.string(name);
         self.out.push(b':');
         self
     }
 
-    /// A string. Bytes that are not UTF-8 are written as they are.
+    /// Writes a string. Bytes that are not UTF-8 are written unchanged.
     pub fn string(&mut self, text: impl AsRef<[u8]>) {
         self.separate();
         self.out.push(b'"');
@@ -72,20 +72,20 @@ impl Writer {
         self.out.extend_from_slice(&[b'\\', short]);
     }
 
-    /// `true` or `false`.
+    /// Writes `true` or `false`.
     pub fn bool(&mut self, value: bool) {
         self.separate();
         self.out.extend_from_slice(if value { b"true" } else { b"false" });
     }
 
-    /// An integer.
+    /// Writes an integer.
     #[inline]
     pub fn integer(&mut self, value: impl itoa::Integer) {
         self.separate();
         self.out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
     }
 
-    /// A double in the fewest digits that read back as the same double, always with a fraction or an exponent.
+    /// Writes a double with the fewest digits that read back as the same double, always with a fraction or an exponent.
     #[inline]
     pub fn double(&mut self, value: f64) {
         self.separate();
@@ -103,7 +103,26 @@ impl Writer {
         }
     }
 
-    /// Lays out a number that is very small or very large: plain from 1e-6 to below 1e21, with an exponent beyond.
+    /// A single-precision number, which has to be finite, in the fewest digits that read back as the same one.
+    #[inline]
+    pub fn float(&mut self, value: f32) {
+        self.separate();
+        let mut buffer = zmij::Buffer::new();
+        self.out.extend_from_slice(buffer.format_finite(value).as_bytes());
+    }
+
+    /// `null`
+    pub fn null(&mut self) {
+        self.raw("null");
+    }
+
+    /// A value that is JSON already.
+    pub fn raw(&mut self, json: &str) {
+        self.separate();
+        self.out.extend_from_slice(json.as_bytes());
+    }
+
+    /// Writes a very small or very large number: plain from 1e-6 to below 1e21, with an exponent outside that range.
     fn scientific(&mut self, digits: &str, exponent: &str) {
         let digits = match digits.strip_prefix('-') {
             Some(digits) => {
@@ -143,7 +162,7 @@ impl Writer {
         }
     }
 
-    /// A parameter's value.
+    /// Writes a parameter's value.
     pub fn parameter(&mut self, value: &ParameterValue) {
         match value {
             ParameterValue::Bool(value) => self.bool(*value),
@@ -154,13 +173,13 @@ impl Writer {
         }
     }
 
-    /// What was written.
+    /// The text written so far.
     pub fn into_bytes(self) -> Bytes {
         self.out.into()
     }
 
-    /// A comma, unless what comes next is the first in its container or the value of a name. The last byte tells: a
-    /// string, whatever it holds, ends with its quote.
+    /// Writes a comma, unless the next value is the first in its container or the value of a name. The last byte shows
+    /// which: a string always ends with its quote.
     #[inline]
     fn separate(&mut self) {
         if !matches!(self.out.last(), None | Some(b'{' | b'[' | b':')) {

@@ -1,4 +1,4 @@
-//! Asking everybody, and waiting for those who answer.
+//! Sends a command to all participants and gathers their answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -6,16 +6,16 @@ use std::time::Duration;
 use tokio::time::Instant;
 use trireme_bus::{Bus, BusError};
 
-use super::message::{Answer, Command};
-use super::{Order, Outcome, TOPIC};
+use super::message::{self, Answer, Command};
+use super::{Memory, Outcome, Override, TOPIC};
 
-/// How long workers that the registry does not name may take to say that they are there.
+/// How long to wait for the first answer of workers that the registry does not name.
 const MUSTER: Duration = Duration::from_millis(300);
 
-/// How long for a load that concerns nobody else: a worker that hosts nothing yet may be busy.
+/// The same for a load that concerns no participant yet: a worker that hosts nothing yet may be busy.
 const LAST_CALL: Duration = Duration::from_secs(2);
 
-/// How long somebody may be silent before it counts as gone: three times what they say they are busy in.
+/// How long a participant may be silent before it counts as gone: three times the interval of progress answers.
 const SILENCE: Duration = Duration::from_secs(6);
 
 /// How long a command may take in all.
@@ -24,31 +24,27 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// How a command ended for each participant that answered, by its name.
 pub type Answers = BTreeMap<String, Outcome>;
 
-/// Has `order` carried out for `model` by everybody whom it concerns. Waits for the participants in `expected`, and for others
-/// that say they are there; one that falls silent has failed if it had begun, and is left out if it had not.
+/// Tells all participants to load the model as `wanted`, or to unload it. Waits for the participants in `expected`, and
+/// for others that answer. A participant that falls silent has failed if it had begun; otherwise it is left out.
 pub async fn command(
     bus: &dyn Bus,
+    memory: &Memory,
     model: &str,
-    order: &Order,
+    wanted: Option<&Override>,
     expected: &BTreeSet<String>,
 ) -> Result<Answers, BusError> {
-    let model = model.to_owned();
-    let command = match order {
-        Order::Load(with) => Command::Load { model, with: with.clone() },
-        Order::Unload => Command::Unload { model },
-    };
-    let mut answers = bus.ask(TOPIC, command.encode()).await?;
-    let last_call = if matches!(order, Order::Load(_)) { LAST_CALL } else { MUSTER };
+    let command = Command { model: model.to_owned(), wanted: wanted.cloned(), after: memory.number(model) };
+    let mut answers = bus.ask(TOPIC, message::encode(&command)).await?;
+    let last_call = if wanted.is_some() { LAST_CALL } else { MUSTER };
     let mut roll = Roll::new(expected, last_call, Instant::now());
     while let Some(until) = roll.wait_until() {
         match tokio::time::timeout_at(until, answers.recv()).await {
-            Ok(Some(answer)) => match Answer::decode(&answer) {
+            Ok(Some(answer)) => match message::decode(&answer) {
                 Ok(Answer::Working { participant }) => roll.working(participant, Instant::now()),
                 Ok(Answer::Ended { participant, outcome }) => roll.ended(participant, outcome),
-                Ok(Answer::Remembered { .. } | Answer::NothingMore) => {}
                 Err(error) => tracing::warn!(%error, "ignored a malformed answer"),
             },
-            // Everybody who heard the question has answered, or nobody is there to hear it.
+            // All participants that got the command have answered, or there is no participant.
             Ok(None) => break,
             Err(_) => roll.expire(Instant::now()),
         }
@@ -56,13 +52,13 @@ pub async fn command(
     Ok(roll.close())
 }
 
-/// Who has said what. Pure: time is passed in.
+/// The participants' answers so far. Pure: time is passed in.
 struct Roll {
     begun: Instant,
-    /// How long those who are not expected may take while the command concerns nobody.
+    /// How long unexpected participants may take while the command concerns no participant.
     last_call: Duration,
     mustered: bool,
-    /// Those who have not ended: since when they are silent, and whether they have begun.
+    /// Participants that have not ended: since when they are silent, and whether they have begun.
     open: BTreeMap<String, (Instant, bool)>,
     ended: Answers,
 }
@@ -100,7 +96,7 @@ impl Roll {
         self.ended.insert(participant, outcome);
     }
 
-    /// Some time to wait for is over.
+    /// Applies the limits that have passed.
     fn expire(&mut self, now: Instant) {
         self.mustered |= now >= self.begun + self.muster();
         let over = now >= self.begun + LIMIT;
@@ -111,12 +107,14 @@ impl Roll {
         for (participant, (_, begun)) in gone {
             match begun {
                 true => drop(self.ended.insert(participant.clone(), lost(&participant))),
-                false => tracing::warn!(participant, "a worker did not hear a command; it asks when it is back"),
+                false => {
+                    tracing::warn!(participant, "a worker did not hear a command; it reads the store when it is back")
+                }
             }
         }
     }
 
-    /// The answers there are. Those who had begun and can no longer answer have failed.
+    /// The answers so far. Participants that had begun and can no longer answer have failed.
     fn close(mut self) -> Answers {
         for (participant, (_, begun)) in std::mem::take(&mut self.open) {
             if begun {

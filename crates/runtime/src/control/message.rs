@@ -1,53 +1,49 @@
-//! What travels: commands and answers, as MessagePack. Every process of a deployment is of one version.
+//! Commands, answers and changes on the bus, as MessagePack. All processes of a deployment have one version.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use trireme_bus::WorkerEntry;
+use trireme_bus::{Entry, WorkerEntry, escape_token};
 use trireme_inference::UnixMicros;
 
-/// How deep arrays and maps may lie in one another, as in every body: rubbish of more would take more stack than there is.
+/// Deepest nesting of arrays and maps, as in every body: deeper nesting could overflow the stack.
 const MAX_DEPTH: usize = 32;
 
-/// What replaces the contents of a model's directory; see [`trireme_model_repository::Replacement`].
+/// Replaces the contents of a model's directory; see [`trireme_model_repository::Replacement`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Override {
     /// The configuration, as JSON.
     pub config: Option<String>,
-    /// All the model's files, by path within its directory; empty: the directory's own.
+    /// All the model's files, by path within its directory; if empty, the directory's own files are used.
     pub files: BTreeMap<String, Bytes>,
+    /// When the configuration came; 0 where none did.
+    #[serde(default)]
+    pub since: UnixMicros,
 }
 
-/// What is to be done.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// Load the model.
-    Load(Override),
-    /// Serve it no longer.
-    Unload,
-}
-
-/// What is wanted of a model since a command was carried out.
+/// The wanted state of a model after a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// When; the newer of two holds.
-    pub at: UnixMicros,
-    /// As what it is loaded; `None`: not at all.
+    /// The model.
+    pub model: String,
+    /// The contents with which the model is loaded; `None` if it is not to be served.
     pub wanted: Option<Override>,
     /// Whether it is loaded only because an ensemble is made of it.
     pub implied: bool,
+    /// One more than the number of the model's change before. Of two changes the one with the higher number is later.
+    pub number: u64,
 }
 
 /// How a command ended for one participant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Outcome {
-    /// It is carried out, and these are the registry's entries now.
+    /// The participant carried it out; these are its registry entries now.
     Done(Vec<WorkerEntry>),
-    /// The model is none of this process's concern.
+    /// The command does not concern this process.
     NotMine,
-    /// The model's directory, or what replaces it, makes no model; why.
+    /// The model's directory, or its override, is not a valid model; the text says why.
     Unreadable(String),
     /// The model could not be loaded.
     Failed {
@@ -58,33 +54,37 @@ pub enum Outcome {
     },
 }
 
-/// What a gateway asks.
+/// A gateway's command.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Command {
-    Load { model: String, with: Override },
-    Unload { model: String },
-    Settled { model: String, change: Change },
+pub(super) struct Command {
+    pub model: String,
+    /// The contents with which to load the model; `None` to stop serving it.
+    pub wanted: Option<Override>,
+    /// The number of the model's last change that the gateway knows.
+    pub after: u64,
 }
 
-/// Who asks what is remembered.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Recall {
-    pub asked_by: String,
-}
-
-/// What it is told.
+/// A participant's answer to a command.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     Working { participant: String },
     Ended { participant: String, outcome: Outcome },
-    Remembered { model: String, change: Change },
-    NothingMore,
 }
 
 // === impl Override ===
 
 impl Override {
-    /// As the model repository takes it.
+    /// Whether nothing is replaced: the model is loaded as its directory has it.
+    pub fn is_plain(&self) -> bool {
+        self.config.is_none() && self.files.is_empty()
+    }
+
+    /// Whether the configuration alone is replaced. That holds for later plain loads, too.
+    pub fn is_lasting(&self) -> bool {
+        self.config.is_some() && self.files.is_empty()
+    }
+
+    /// The override in the form that the model repository takes.
     pub fn replacement(&self) -> trireme_model_repository::Replacement<'_> {
         trireme_model_repository::Replacement {
             config: self.config.as_deref(),
@@ -96,12 +96,12 @@ impl Override {
 // === impl Outcome ===
 
 impl Outcome {
-    /// A failure of which the registry says nothing.
+    /// A failure that is not in the registry.
     pub fn failed(why: impl Into<String>) -> Outcome {
         Outcome::Failed { why: why.into(), entries: Vec::new() }
     }
 
-    /// What the registry says since: who asked need not wait until it sees them there.
+    /// The registry entries after the command, so that the caller need not wait for them to arrive.
     pub fn entries(&self) -> &[WorkerEntry] {
         match self {
             Outcome::Done(entries) | Outcome::Failed { entries, .. } => entries,
@@ -110,47 +110,30 @@ impl Outcome {
     }
 }
 
-// === impl Command ===
+// === impl Change ===
 
-impl Command {
-    pub(super) fn encode(&self) -> Bytes {
-        encode(self)
-    }
-
-    pub(super) fn decode(body: &[u8]) -> Result<Command, rmp_serde::decode::Error> {
-        decode(body)
-    }
-}
-
-// === impl Recall ===
-
-impl Recall {
-    pub(super) fn encode(&self) -> Bytes {
-        encode(self)
-    }
-
-    pub(super) fn decode(body: &[u8]) -> Result<Recall, rmp_serde::decode::Error> {
-        decode(body)
+impl Change {
+    /// The change in an entry of the store. An entry that cannot be read is ignored.
+    pub(super) fn read(entry: &Entry) -> Option<Change> {
+        match decode::<Change>(&entry.value) {
+            Ok(change) if escape_token(&change.model) == entry.key => Some(change),
+            Ok(change) => {
+                tracing::warn!(key = entry.key, model = change.model, "ignored a change under another model's key");
+                None
+            }
+            Err(error) => {
+                tracing::warn!(key = entry.key, %error, "ignored a malformed change");
+                None
+            }
+        }
     }
 }
 
-// === impl Answer ===
-
-impl Answer {
-    pub(super) fn encode(&self) -> Bytes {
-        encode(self)
-    }
-
-    pub(super) fn decode(body: &[u8]) -> Result<Answer, rmp_serde::decode::Error> {
-        decode(body)
-    }
-}
-
-fn encode(value: &impl Serialize) -> Bytes {
+pub(super) fn encode(value: &impl Serialize) -> Bytes {
     rmp_serde::to_vec_named(value).expect("texts, numbers and bytes can always be written").into()
 }
 
-fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, rmp_serde::decode::Error> {
+pub(super) fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, rmp_serde::decode::Error> {
     let mut reader = rmp_serde::Deserializer::from_read_ref(body);
     reader.set_max_depth(MAX_DEPTH);
     T::deserialize(&mut reader)
@@ -159,44 +142,20 @@ fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, rmp_serde::decode::Erro
 #[cfg(test)]
 mod tests {
     use rmp_serde::decode::Error;
+    use trireme_inference::UnixMicros;
 
     use super::*;
 
-    /// A short text.
-    fn text(text: &str) -> Vec<u8> {
-        [&[0xa0 | u8::try_from(text.len()).unwrap()], text.as_bytes()].concat()
-    }
-
-    /// A map of what has to be there, and of a member that nobody knows, which is skipped: arrays or maps that deep.
-    fn with_rubbish(known: &str, nesting: u8, depth: usize) -> Vec<u8> {
-        let map = [vec![0x82], text(known), text("name"), text("rubbish")].concat();
-        // An array of one, or a map from nothing to the next one.
-        let nested = match nesting {
-            0x91 => vec![0x91; depth],
-            _ => [0x81, 0xc0].repeat(depth),
-        };
-        [map, nested, vec![0xc0]].concat()
-    }
-
-    fn in_variant(variant: &str, body: Vec<u8>) -> Vec<u8> {
-        [vec![0x81], text(variant), body].concat()
-    }
-
     #[test]
     fn rubbish_that_lies_too_deep_is_an_error() {
-        for nesting in [0x91, 0x81] {
-            let recall = |depth| Recall::decode(&with_rubbish("asked_by", nesting, depth)).map(drop);
-            let command =
-                |depth| Command::decode(&in_variant("Unload", with_rubbish("model", nesting, depth))).map(drop);
-            let answer =
-                |depth| Answer::decode(&in_variant("Working", with_rubbish("participant", nesting, depth))).map(drop);
-            for decode in [&recall as &dyn Fn(usize) -> Result<(), Error>, &command, &answer] {
-                decode(MAX_DEPTH / 2).unwrap();
-                // The last one takes more stack than there is where nobody counts.
-                for depth in [MAX_DEPTH, MAX_DEPTH * 2, 4 << 20] {
-                    let error = decode(depth).unwrap_err();
-                    assert!(matches!(error, Error::DepthLimitExceeded), "{depth}: {error}");
-                }
+        // A map with one unknown member, which the decoder skips: nested arrays of one element, or nested maps.
+        let rubbish = |nested: &[u8], depth| [&[0x81, 0xa1, b'x'], &*nested.repeat(depth), &[0xc0]].concat();
+        for nested in [&[0x91][..], &[0x81, 0xc0]] {
+            assert!(!matches!(decode::<Change>(&rubbish(nested, MAX_DEPTH / 2)), Err(Error::DepthLimitExceeded)));
+            // Without a depth limit, the last one would overflow the stack.
+            for depth in [MAX_DEPTH, MAX_DEPTH * 2, 4 << 20] {
+                let error = decode::<Change>(&rubbish(nested, depth)).unwrap_err();
+                assert!(matches!(error, Error::DepthLimitExceeded), "{depth}: {error}");
             }
         }
     }
@@ -204,10 +163,16 @@ mod tests {
     #[test]
     fn what_is_said_is_understood() {
         let files = BTreeMap::from([("1/model.onnx".to_owned(), Bytes::from_static(b"\0\xff"))]);
-        let with = Override { config: Some("{}".to_owned()), files };
-        match Command::decode(&Command::Load { model: "m".to_owned(), with: with.clone() }.encode()) {
-            Ok(Command::Load { model, with: read }) => assert_eq!((model.as_str(), read), ("m", with)),
-            other => panic!("{other:?}"),
-        }
+        let wanted = Some(Override { config: Some("{}".to_owned()), files, since: UnixMicros(7) });
+        let change = Change { model: "m".to_owned(), wanted, implied: true, number: 7 };
+        assert_eq!(decode::<Change>(&encode(&change)).unwrap(), change);
+    }
+
+    #[test]
+    fn a_change_is_that_of_its_key() {
+        let change = Change { model: "a.b".to_owned(), wanted: None, implied: false, number: 1 };
+        let entry = |key: String| Entry { key, value: encode(&change), revision: 1, at: UnixMicros(1) };
+        assert_eq!(Change::read(&entry(escape_token("a.b"))), Some(change.clone()));
+        assert_eq!(Change::read(&entry("a".to_owned())), None);
     }
 }

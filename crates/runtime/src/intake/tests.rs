@@ -1,4 +1,4 @@
-//! The room of instances whose pace is known, and of those whose is not.
+//! Tests of the room of instances, with and without a known pace.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn intake(instances: usize, batch: usize) -> Intake {
     Intake::new(instances, Appetite { batch, look_ahead: 20 * MS })
 }
 
-/// An intake whose instances are idle and whose runs took so long, of so many requests each.
+/// An intake with idle instances, and runs that took `took` with `requests` requests each.
 fn paced(instances: usize, batch: usize, took: Duration, requests: usize) -> (Intake, Instant) {
     let (mut intake, start) = (intake(instances, batch), Instant::now());
     let id = intake.begin(1.0, start);
@@ -90,7 +90,7 @@ fn where_messages_come_late_they_are_asked_for_earlier() {
     assert!(intake.horizon() <= 0.3, "one that took very long is no reason to hoard");
 }
 
-/// How long a run takes that has a request of this cost in it, in milliseconds.
+/// Expected duration of a run that contains a request of this cost, in milliseconds.
 fn run_with(intake: &Intake, cost: f64, now: Instant) -> u128 {
     intake.outlook(cost, 0, now).expect("runs have been seen").0.as_millis()
 }
@@ -130,8 +130,8 @@ fn a_request_is_judged_by_what_it_costs() {
     assert_eq!(run_with(&alike, 1.0, now), 80, "it will have company");
 }
 
-/// Whatever has happened: an idle instance always has room for a batch, nothing beyond the horizon is taken, there is no
-/// room before it is said to come, and who asks when told to does not ask for ever.
+/// In every state: an idle instance has room for a batch, the worker takes nothing beyond the horizon, there is no room
+/// before [`Room::At`], and a caller that asks again at each [`Room::At`] gets room after a limited number of calls.
 #[test]
 fn its_promises_hold() {
     let mut state = 7u64;

@@ -1,4 +1,5 @@
-//! How model versions go: what comes for them is still done, then their threads end.
+//! How model versions are unloaded: the worker finishes the requests that still arrive for them, then their threads
+//! end.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,17 +13,17 @@ use super::{Instances, Models, Running, Version};
 use crate::hosted::HostedModel;
 use crate::worker::Shared;
 
-/// How long no work may come for a version that is unloaded before its worker stops to pull: requests whose earlier steps
-/// still run find it until then.
+/// A version that is unloaded is pulled for until no work has arrived for this long. So requests whose earlier steps
+/// still run find it.
 const QUIET: Duration = Duration::from_secs(3);
 
-/// How often the end of a version that is unloaded is looked for.
+/// Time between two checks whether a version can be unloaded.
 const TICK: Duration = Duration::from_millis(50);
 
 // === impl Models ===
 
 impl Models {
-    /// Unloads the versions of a model that are not to be kept. Gives their entries as they are while they finish their work.
+    /// Unloads the versions of a model that are not in `keep`. Returns their entries in the state `Unloading`.
     pub(super) async fn retire(&self, model: &str, keep: &[i64]) -> Vec<WorkerEntry> {
         let mut unloading = Vec::new();
         let mut said = self.shared.said.lock().await;
@@ -35,7 +36,7 @@ impl Models {
         for Version { mut entry, running, .. } in leaving {
             entry.state = ModelState::Unloading;
             if let Err(error) = self.shared.announce(&mut said, &mut entry).await {
-                tracing::warn!(model = %entry.model, %error, "could not announce that a version is unloaded");
+                tracing::warn!(model = %entry.model, %error, "could not announce yet that a version is unloaded; trying on");
             }
             unloading.push(entry.clone());
             self.unload_when_quiet(running, entry);
@@ -43,8 +44,8 @@ impl Models {
         unloading
     }
 
-    /// Goes on to pull in the background until nothing has come for a while, and lets go of the version then. One that was
-    /// never loaded is only forgotten by then, too.
+    /// Goes on to pull in the background until no work has arrived for [`QUIET`], then lets go of the version. An entry
+    /// of a version that was never loaded is withdrawn after the same time.
     fn unload_when_quiet(&self, running: Option<Running>, entry: WorkerEntry) {
         let (shared, stopping, versions) = (self.shared.clone(), self.pulling.clone(), self.versions.clone());
         let running = running.map(|Running { instances: Instances { model, threads }, pull }| {
@@ -68,16 +69,16 @@ impl Models {
                 pull.stopped.cancelled().await;
                 let_go(&shared, model).await;
             }
-            // It may be loaded again, or be about to be.
+            // The version may have been loaded again meanwhile, or may be about to be announced.
             let _said = shared.said.lock().await;
             if !shared.hosts(&entry.model) && !versions.lock().contains_key(&entry.model) {
-                let _ = shared.bus.withdraw(&entry).await;
+                let _ = shared.announcer.withdraw(&entry).await;
             }
             tracing::info!(model = %entry.model, "unloaded");
         });
     }
 
-    /// Waits in the background until replaced instances have done their work, and lets go of them.
+    /// Waits in the background until replaced instances have finished their work, then closes their queue.
     pub(super) fn finish(&self, replaced: Instances) {
         let shared = self.shared.clone();
         let Instances { model, threads } = replaced;
@@ -85,7 +86,7 @@ impl Models {
         self.shared.tasks.spawn("replace", async move { let_go(&shared, &model).await });
     }
 
-    /// Remembers threads that end by themselves once their queue is closed.
+    /// Keeps the handles of threads that end when their queue is closed.
     fn keep(&self, threads: Vec<JoinHandle<()>>) {
         let mut retired = self.retired.lock();
         retired.retain(|thread| !thread.is_finished());
@@ -93,7 +94,8 @@ impl Models {
     }
 }
 
-/// Waits until nothing is in hand for a version that takes no more, or the worker ends; then its threads end.
+/// Waits until a version that takes no more work holds no requests, or until the worker ends. Then closes its queue, so
+/// that its threads end.
 async fn let_go(shared: &Shared, model: &Arc<HostedModel>) {
     let _gone = model.gone.clone().drop_guard();
     shared.forget(model);

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{Appetite, OneAtATime};
 
-/// Takes pairs, newest first, and waits for a second one for a while.
+/// Takes pairs, newest first, and waits a limited time for a second request.
 struct Pairs;
 
 impl BatchPolicy for Pairs {
@@ -44,7 +44,7 @@ fn no_more_is_taken_than_the_limit() {
         queue.push(candidate(), item);
     }
     assert_eq!((queue.take(1, &mut 0), queue.try_take(2)), (Some(vec![2]), Some(vec![1, 0])));
-    // However late this thread is, that one has only just come.
+    // An arrival in the future, so that it is new however late this thread runs.
     queue.push(Candidate { arrived: Instant::now() + Duration::from_secs(3600), ..candidate() }, 3);
     assert_eq!(queue.try_take(2), None, "the policy would wait for a second one");
 }

@@ -1,4 +1,4 @@
-//! A process's own statistics as metrics: its stages, and what the operating system says of it.
+//! A process's own statistics as metrics: its stages, and the values that the operating system reports for it.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ const BATCH_BOUNDS: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 /// Writes a model's samples of a family.
 type Fill<'a> = dyn Fn(&mut Samples<'_>, &[(&str, &str)], &ModelSnapshot) + 'a;
 
-/// The metrics of what this process hosts and of the process itself.
+/// Writes the metrics of the model versions that this process hosts, and of the process itself.
 pub fn process_metrics(statistics: &Statistics, out: &mut Exposition) {
     let snapshot = statistics.snapshot();
     let hosted: Vec<_> = snapshot.models.iter().filter(|model| !model.stage.is_empty()).collect();
@@ -62,6 +62,9 @@ fn stages(hosted: &[&ModelSnapshot], out: &mut Exposition) {
     each(Metric::StageBatch, &|samples, labels, model| batches(samples, labels, &model.counters));
     each(Metric::StageTokens, &|samples, labels, model| samples.value(labels, model.counters.tokens as f64));
     each(Metric::StagePadding, &|samples, labels, model| samples.value(labels, model.counters.padding_tokens as f64));
+    each(Metric::StageTruncated, &|samples, labels, model| {
+        samples.value(labels, model.counters.truncated_texts as f64)
+    });
     each(Metric::StageFailures, &|samples, labels, model| {
         let reasons = FailureReason::ALL.iter().zip(model.counters.failures);
         reasons.for_each(|((_, reason), count)| with_reason(samples, labels, reason, count));
@@ -93,7 +96,7 @@ fn batches(samples: &mut Samples<'_>, labels: &[(&str, &str)], counters: &Counte
 }
 
 fn with_reason(samples: &mut Samples<'_>, labels: &[(&str, &str)], reason: &str, count: u64) {
-    // In alphabetical order, as all labels.
+    // Labels are in alphabetical order.
     let (first, rest) = labels.split_at(1);
     samples.value(&[first, &[("reason", reason)], rest].concat(), count as f64);
 }

@@ -1,11 +1,14 @@
-//! What this process has done, per model version: counted where it happens, reported to whoever asks.
+//! Statistics of this process per model version. They are counted where the events happen, and sent to gateways that
+//! ask.
 //!
-//! A process has one [`Statistics`]. Whoever counts takes a [`ModelStatistics`] once and keeps it, so that a request costs a
-//! short lock and no look-up. [`report`] carries snapshots to the gateways; [`export`] shows the process's own as metrics.
+//! A process has one [`Statistics`]. Code that counts gets a [`ModelStatistics`] once and keeps it, so that a request
+//! costs a short lock and no look-up. [`report`] sends snapshots to the gateways; [`export`] shows the process's own as
+//! metrics. The process's heartbeat is in `heartbeat`.
 //!
 //! Not here: sums over processes (the gateway).
 
 pub mod export;
+mod heartbeat;
 mod process;
 pub mod report;
 pub mod runs;
@@ -28,15 +31,22 @@ struct Shared {
     process: String,
     started: UnixMicros,
     models: RwLock<BTreeMap<ModelKey, Arc<ModelStatistics>>>,
-    /// Numbers the snapshots.
+    /// The number of the last snapshot.
     snapshots: AtomicU64,
-    /// Whether somebody answers questions for this process already.
+    /// The number of the last heartbeat.
+    heartbeats: AtomicU64,
+    /// Whether a part of this process already answers questions for it.
     reporting: AtomicBool,
-    /// Says how many requests a gateway in this process has in flight.
+    /// Returns how many requests a gateway in this process has in flight.
     in_flight: RwLock<Option<Box<dyn Fn() -> u64 + Send + Sync>>>,
-    /// Where the process's tasks live: not in the runtime that shows metrics. `None` where it was made outside of one.
+    /// Returns how many entries a worker in this process has in the registry, and the sum of their `since`.
+    entries: RwLock<Option<CountEntries>>,
+    /// The runtime of the process's tasks, which is not the one that serves metrics. `None` if the statistics were
+    /// created outside of a runtime.
     runtime: Option<Handle>,
 }
+
+type CountEntries = Box<dyn Fn() -> (u32, u64) + Send + Sync>;
 
 /// The statistics of a model version in this process.
 #[derive(Default)]
@@ -45,7 +55,7 @@ pub struct ModelStatistics {
     hosting: RwLock<Hosting>,
 }
 
-/// What is known of a model version that this process hosts.
+/// Properties of a model version that this process hosts.
 #[derive(Default)]
 struct Hosting {
     stage: &'static str,
@@ -53,29 +63,26 @@ struct Hosting {
     load_now: Option<Box<dyn Fn() -> QueueLoad + Send + Sync>>,
 }
 
-/// How busy a model version's queue in this process is.
+/// The load of a model version's queue in this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueLoad {
     /// Requests that wait to be executed.
     pub waiting: u64,
-    /// Requests in hand: these, those being executed and those being sent on.
+    /// Requests in this worker: these, those being executed, and those whose results are being sent on.
     pub in_hand: u64,
 }
 
-/// A process's statistics at one time.
+/// A process's statistics at a point in time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// The process.
     pub process: String,
-    /// When it started: a process that comes back under its name counts from 0 again.
+    /// When the process started: a process that restarts under the same name counts from 0 again.
     pub started: UnixMicros,
-    /// Grows from one snapshot of a process to the next.
+    /// Number of the snapshot; it grows with each snapshot of a process.
     pub number: u64,
-    /// Its model versions.
+    /// The model versions that the process hosts, or for which it has counted anything.
     pub models: Vec<ModelSnapshot>,
-    /// Requests in flight, where a gateway is in it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub in_flight: Option<u64>,
 }
 
 /// A model version in a [`Snapshot`].
@@ -83,33 +90,35 @@ pub struct Snapshot {
 pub struct ModelSnapshot {
     /// The model version.
     pub model: ModelKey,
-    /// What it has done.
+    /// Its counters.
     pub counters: Counters,
-    /// How busy it is.
+    /// The load of its queue.
     pub load: QueueLoad,
     /// How long it took to load; zero where it is not hosted.
     pub load_duration: Duration,
-    /// The stage it is executed at; empty where it is not hosted.
+    /// The stage that executes it; empty if it is not hosted.
     pub stage: String,
 }
 
 // === impl Statistics ===
 
 impl Statistics {
-    /// Nothing counted yet. `process` is a name that no other process has.
+    /// Statistics without counts. `process` must be unique among processes.
     pub fn new(process: impl Into<String>) -> Statistics {
         Statistics(Arc::new(Shared {
             process: process.into(),
             started: UnixMicros::now(),
             models: RwLock::default(),
             snapshots: AtomicU64::new(0),
+            heartbeats: AtomicU64::new(0),
             reporting: AtomicBool::new(false),
             in_flight: RwLock::default(),
+            entries: RwLock::default(),
             runtime: Handle::try_current().ok(),
         }))
     }
 
-    /// How many asynchronous tasks live in the runtime that this was made in.
+    /// Number of async tasks in the runtime in which this was created.
     pub fn tasks(&self) -> Option<usize> {
         self.0.runtime.as_ref().map(|runtime| runtime.metrics().num_alive_tasks())
     }
@@ -119,7 +128,7 @@ impl Statistics {
         &self.0.process
     }
 
-    /// The statistics of a model version, from now on.
+    /// The statistics of a model version; they are created if there are none yet.
     pub fn model(&self, key: &ModelKey) -> Arc<ModelStatistics> {
         if let Some(model) = self.0.models.read().get(key) {
             return model.clone();
@@ -127,17 +136,16 @@ impl Statistics {
         self.0.models.write().entry(key.clone()).or_default().clone()
     }
 
-    /// A gateway is in this process from now on. `in_flight` says how many requests it has.
+    /// Registers this process's gateway. `in_flight` returns its number of requests in flight.
     pub fn gateway(&self, in_flight: impl Fn() -> u64 + Send + Sync + 'static) {
         *self.0.in_flight.write() = Some(Box::new(in_flight));
     }
 
-    /// Everything as it is now.
+    /// All statistics with their current values.
     pub fn snapshot(&self) -> Snapshot {
         let number = self.0.snapshots.fetch_add(1, Ordering::Relaxed);
-        let models = self.0.models.read().iter().map(|(key, model)| model.snapshot(key)).collect();
-        let in_flight = self.0.in_flight.read().as_ref().map(|in_flight| in_flight());
-        Snapshot { process: self.0.process.clone(), started: self.0.started, number, models, in_flight }
+        let models = self.0.models.read().iter().filter_map(|(key, model)| model.snapshot(key)).collect();
+        Snapshot { process: self.0.process.clone(), started: self.0.started, number, models }
     }
 }
 
@@ -150,12 +158,12 @@ impl std::fmt::Debug for Statistics {
 // === impl ModelStatistics ===
 
 impl ModelStatistics {
-    /// Counts: `count` gets the counters and should be quick.
+    /// Counts: `count` gets the counters under a lock and should be quick.
     pub fn record(&self, count: impl FnOnce(&mut Counters)) {
         count(&mut self.counters.lock());
     }
 
-    /// This process hosts the model version from now on, at `stage`. `load` says how busy its queue is.
+    /// This process hosts the model version from now on, at `stage`. `load` returns the load of its queue.
     pub fn host(
         &self,
         stage: &'static str,
@@ -165,15 +173,16 @@ impl ModelStatistics {
         *self.hosting.write() = Hosting { stage, load: load_duration, load_now: Some(Box::new(load)) };
     }
 
-    fn snapshot(&self, key: &ModelKey) -> ModelSnapshot {
-        let hosting = self.hosting.read();
-        ModelSnapshot {
+    /// `None` if the version is not hosted and nothing was counted.
+    fn snapshot(&self, key: &ModelKey) -> Option<ModelSnapshot> {
+        let (hosting, counters) = (self.hosting.read(), self.counters.lock().clone());
+        (hosting.load_now.is_some() || counters != Counters::default()).then(|| ModelSnapshot {
             model: key.clone(),
-            counters: self.counters.lock().clone(),
+            counters,
             load: hosting.load_now.as_ref().map(|load| load()).unwrap_or_default(),
             load_duration: hosting.load,
             stage: hosting.stage.to_owned(),
-        }
+        })
     }
 }
 
@@ -191,9 +200,10 @@ mod tests {
         let request = Completed { rows: 4, total: Duration::from_millis(7), ..Completed::default() };
         model.record(|counters| counters.complete(&request, UnixMicros(5_000_000)));
         statistics.model(&key).record(|counters| counters.fail(FailureReason::Backend, Duration::from_secs(1)));
+        statistics.model(&ModelKey { name: "idle".to_owned(), version: 1 });
         let snapshot = statistics.snapshot();
-        let encoded = serde_json::to_vec(&snapshot).unwrap();
-        assert_eq!(serde_json::from_slice::<Snapshot>(&encoded).unwrap(), snapshot);
+        assert_eq!(snapshot.models.len(), 1, "what is neither hosted nor counted is left out");
+        assert_eq!(report::decode(&report::encode(&snapshot)).unwrap(), snapshot);
         let found = &snapshot.models[0];
         assert_eq!((found.counters.inferences, found.counters.fail.count, found.load.in_hand), (4, 1, 3));
         assert!(statistics.snapshot().number > snapshot.number);

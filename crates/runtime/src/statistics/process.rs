@@ -1,13 +1,14 @@
-//! What the operating system says of this process.
+//! Metrics of this process from the operating system.
 
 use std::fs;
 
+use trireme_inference::UnixMicros;
 use trireme_telemetry::metrics::{Exposition, Metric};
 
 /// Clock ticks per second in `/proc`: part of Linux's interface to programs, the same on every machine this runs on.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Adds the process's own metrics, among them how many `tasks` live in it; what cannot be read is left out.
+/// Adds the process's own metrics, among them the number of its `tasks`. Values that cannot be read are left out.
 pub fn export(tasks: Option<usize>, out: &mut Exposition) {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let boot = field(&fs::read_to_string("/proc/stat").unwrap_or_default(), "btime");
@@ -22,6 +23,7 @@ pub fn export(tasks: Option<usize>, out: &mut Exposition) {
     let start = stat_field(&stat, 19).zip(boot);
     gauge(Metric::ProcessStart, start.map(|(ticks, boot)| boot + ticks / TICKS_PER_SECOND));
     gauge(Metric::ProcessTasks, tasks.map(|tasks| tasks as f64));
+    gauge(Metric::ClockOffset, Some(UnixMicros::clock_offset() as f64 / 1e6));
 }
 
 /// Time in user and in system mode.

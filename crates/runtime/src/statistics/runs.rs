@@ -1,26 +1,26 @@
-//! What a batch that an instance executed counts as. Usually that is one run; an instance may also run requests of a batch
-//! one by one, as when one of them would fail the others.
+//! How an executed batch is counted. Usually it is one run. An instance may also run the requests of a batch one by
+//! one, for example when one of them would fail the others.
 
 use trireme_inference::Executed;
 
 use crate::{Description, ExecuteTiming};
 
-/// What was run: each run's timing and size.
+/// The runs, each with its timing and size.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Runs(Vec<(ExecuteTiming, Size)>);
 
-/// How large a run was.
+/// The size of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Size {
-    /// Rows of its requests.
+    /// Sum of its requests' rows.
     rows: u64,
-    /// Rows times length of its requests.
+    /// Sum over its requests of rows times length.
     tokens: u64,
-    /// Its longest request.
+    /// Length of its longest request.
     length: u64,
 }
 
-/// A run with this timing as it is counted.
+/// The counted form of a run with this timing.
 pub fn executed(timing: &ExecuteTiming) -> Executed {
     Executed {
         batch_size: timing.batch_size.max(1),
@@ -33,8 +33,8 @@ pub fn executed(timing: &ExecuteTiming) -> Executed {
 // === impl Runs ===
 
 impl Runs {
-    /// The runs behind the results of one batch: neighbours whose timings are the same ran together, as far as their rows
-    /// fit into what the timing says. Requests that failed have no timing.
+    /// Finds the runs behind the results of one batch: neighbours with equal timings ran together, as far as their rows
+    /// fit into the timing's batch size. Requests that failed have no timing.
     pub fn of(requests: impl IntoIterator<Item = (Description, Option<ExecuteTiming>)>) -> Runs {
         let mut runs: Vec<(ExecuteTiming, Size)> = Vec::new();
         for (description, timing) in requests {
@@ -57,12 +57,12 @@ impl Runs {
         Runs(runs)
     }
 
-    /// The runs as they are counted.
+    /// The runs in their counted form.
     pub fn executed(&self) -> impl Iterator<Item = Executed> {
         self.0.iter().map(|(timing, _)| executed(timing))
     }
 
-    /// Rows times length, padding included, and the part of it that is padding.
+    /// Number of tokens, padding included, and the number of padding tokens among them.
     pub fn tokens(&self) -> (u64, u64) {
         let executed: u64 = self.0.iter().map(|(_, size)| size.rows * size.length).sum();
         let useful: u64 = self.0.iter().map(|(_, size)| size.tokens).sum();

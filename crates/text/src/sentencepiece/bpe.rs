@@ -1,5 +1,5 @@
-//! Byte pair encoding as SentencePiece does it: of all neighbours that together are a piece, those with the highest score
-//! are joined first, of equal ones the leftmost.
+//! Byte pair encoding as in SentencePiece. Of all neighbours that are a piece together, those with the highest score
+//! are joined first; of equal scores, the leftmost.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
@@ -7,12 +7,12 @@ use std::ops::Range;
 
 use super::vocabulary::{Kind, Vocabulary};
 
-/// A part of the text, joined from characters; empty once it has been joined to the one before.
+/// A part of the text, joined from characters. It is empty once it was joined to the one before.
 struct Symbol {
     range: Range<usize>,
     previous: Option<usize>,
     next: Option<usize>,
-    /// A user defined piece, which is not joined to others.
+    /// A user-defined piece, which is not joined to others.
     frozen: bool,
 }
 
@@ -21,7 +21,7 @@ struct Pair {
     score: f32,
     left: usize,
     right: usize,
-    /// The bytes of both, when they were found.
+    /// The bytes of both at the time they were found.
     size: usize,
 }
 
@@ -30,11 +30,11 @@ struct Encoder<'a> {
     vocabulary: &'a Vocabulary,
     symbols: Vec<Symbol>,
     agenda: BinaryHeap<Pair>,
-    /// Unused pieces that were joined, and what of: they are taken apart again.
+    /// Unused pieces that were joined, with the length of their first half: they are split again at the end.
     unused: HashMap<&'a str, usize>,
 }
 
-/// The pieces of the normalized `text`: where each ends, and its id.
+/// The pieces of the normalized `text`: for each the end of its range, and its id.
 pub(super) fn encode(text: &str, vocabulary: &Vocabulary) -> Vec<(usize, u32)> {
     let mut encoder = Encoder {
         text,
@@ -80,7 +80,7 @@ fn split(text: &str, vocabulary: &Vocabulary) -> Vec<Symbol> {
 // === impl Encoder ===
 
 impl Encoder<'_> {
-    /// Puts two neighbours on the agenda, if together they are a piece.
+    /// Adds two neighbours to the agenda if together they are a piece.
     fn consider(&mut self, left: Option<usize>, right: Option<usize>) {
         let (Some(left), Some(right)) = (left, right) else { return };
         let (first, second) = (&self.symbols[left], &self.symbols[right]);
@@ -96,7 +96,7 @@ impl Encoder<'_> {
         }
     }
 
-    /// Joins the neighbours, unless one of them has changed since.
+    /// Joins the neighbours, unless one of them has changed since they were found.
     fn join(&mut self, &Pair { left, right, size, .. }: &Pair) {
         let (first, second) = (&self.symbols[left], &self.symbols[right]);
         if first.range.is_empty() || second.range.is_empty() || first.range.len() + second.range.len() != size {
@@ -113,7 +113,7 @@ impl Encoder<'_> {
         self.consider(Some(left), next);
     }
 
-    /// Appends what stands at `range`, unused pieces taken apart.
+    /// Appends the piece at `range`; unused pieces are split.
     fn finish(&self, range: Range<usize>, pieces: &mut Vec<(usize, u32)>) {
         let id = self.vocabulary.id(&self.text[range.clone()]);
         let is_unused = self.vocabulary.scored[id as usize].kind == Kind::Unused;

@@ -1,10 +1,10 @@
-//! SentencePiece models: texts to pieces, as the library of that name gives them, piece for piece.
+//! SentencePiece models: texts to pieces, the same pieces as from the library of that name.
 //!
-//! Written here and not put together from parts of `tokenizers`, whose conversions of such models differ in rare cases:
-//! they look replacements up by grapheme, compare scores in other orders and break ties between equal ones by rank. The
-//! outputs must be those that a model was trained on.
+//! This is written here and not built from parts of `tokenizers`, whose conversions of such models differ in rare
+//! cases: they look up replacements by grapheme, compare scores in other orders and break ties by rank. A model needs
+//! exactly the pieces it was trained on.
 //!
-//! Not here: which id a piece has for a model (`slow`), joining pieces to texts, training, sampling.
+//! Not here: the token id of a piece (`slow`), joining pieces to texts, training, sampling.
 
 mod bpe;
 mod normalizer;
@@ -20,13 +20,13 @@ pub(crate) use self::normalizer::SPACE;
 use self::proto::{ModelProto, ModelType};
 use self::vocabulary::Vocabulary;
 
-/// A model that cuts texts into pieces.
+/// A model that splits texts into pieces.
 #[derive(Debug)]
 pub(crate) struct SentencePiece {
     normalizer: Normalizer,
     vocabulary: Vocabulary,
     encode: fn(&str, &Vocabulary) -> Vec<(usize, u32)>,
-    /// The ids of single bytes, when unknown characters are written as bytes.
+    /// The ids of single bytes, if unknown characters are written as bytes.
     bytes: Option<Box<[u32; 256]>>,
     /// The text of every piece, by id.
     texts: Vec<String>,
@@ -35,7 +35,7 @@ pub(crate) struct SentencePiece {
 // === impl SentencePiece ===
 
 impl SentencePiece {
-    /// Reads a model file; the error says what is wrong with it.
+    /// Reads a model file. The error describes the fault in the file.
     pub(crate) fn parse(file: &[u8]) -> Result<SentencePiece, String> {
         let model = ModelProto::decode(file).map_err(|error| error.to_string())?;
         let trainer = model.trainer_spec.clone().unwrap_or_default();
@@ -55,13 +55,13 @@ impl SentencePiece {
         Ok(SentencePiece { normalizer, vocabulary, encode, bytes, texts })
     }
 
-    /// Texts are no longer begun (or ended) with a space that is not there.
+    /// Turns off the space that is added before (or after) a text.
     pub(crate) fn without_added_space(mut self) -> SentencePiece {
         self.normalizer.add_space = false;
         self
     }
 
-    /// The pieces of `text`, in order: their texts and ids. A run of characters that are in no piece is one unknown piece,
+    /// The pieces of `text`, in order: their texts and ids. A run of characters without a piece is one unknown piece
     /// with its own text.
     pub(crate) fn encode(&self, text: &str, mut piece: impl FnMut(&str, u32)) {
         let normalized = self.normalizer.normalize(text, &self.vocabulary.user_defined);
@@ -96,7 +96,7 @@ impl SentencePiece {
     }
 }
 
-/// The byte that a piece such as `<0x0A>` stands for.
+/// The byte of a piece such as `<0x0A>`.
 pub(crate) fn byte_of(piece: &str) -> Option<u8> {
     let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?

@@ -3,22 +3,22 @@
 use super::proto::NormalizerSpec;
 use super::trie::Trie;
 
-/// What stands for a space in pieces.
+/// Stands for a space in pieces.
 pub(crate) const SPACE: &str = "\u{2581}";
 
-/// A normalizer, as a model file describes it.
+/// A normalizer, as described in a model file.
 #[derive(Debug)]
 pub(super) struct Normalizer {
-    /// What is replaced: the longest match wins. The value is where in `replacements` the new text begins.
+    /// The texts to replace; the longest match is used. The value is the offset of the new text in `replacements`.
     rules: Trie,
-    /// The new texts, each ended by a NUL.
+    /// The new texts, each with a NUL at its end.
     replacements: Vec<u8>,
-    /// A space goes before each text, or after it when `space_after`.
+    /// Whether a space is added before each text, or after it if `space_after`.
     pub(super) add_space: bool,
     space_after: bool,
-    /// Spaces at both ends are dropped, and all but one of those that follow each other.
+    /// Whether spaces at both ends are removed, and all but one of several in a row.
     remove_extra_spaces: bool,
-    /// Spaces become [`SPACE`].
+    /// Whether spaces become [`SPACE`].
     escape_spaces: bool,
 }
 
@@ -46,7 +46,7 @@ impl Normalizer {
         })
     }
 
-    /// The normalized text. `user_defined` are pieces that pass unchanged.
+    /// The normalized text. `user_defined` are pieces that stay unchanged.
     pub(super) fn normalize(&self, text: &str, user_defined: &Trie) -> String {
         let mut rest = text;
         if self.remove_extra_spaces {
@@ -88,11 +88,11 @@ impl Normalizer {
         if self.add_space && self.space_after {
             normalized.extend_from_slice(space);
         }
-        // Only a damaged table gives anything but UTF-8.
+        // Only a damaged table gives invalid UTF-8.
         String::from_utf8(normalized).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
     }
 
-    /// What the beginning of `text` becomes, and the length of that beginning: 0 only for the empty text.
+    /// The replacement of the beginning of `text`, and the length of that beginning. It is 0 only for an empty text.
     fn prefix<'a>(&'a self, text: &'a str, user_defined: &Trie) -> (&'a [u8], usize) {
         let bytes = text.as_bytes();
         if let Some((_, length)) = user_defined.prefixes(bytes).last() {

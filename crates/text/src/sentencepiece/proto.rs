@@ -1,5 +1,5 @@
-//! The file format of SentencePiece models: those fields of `sentencepiece_model.proto` that encoding and decoding need.
-//! Names and numbers are the format's; whatever else a file holds is passed over.
+//! The file format of SentencePiece models: the fields of `sentencepiece_model.proto` that encoding and decoding need.
+//! Names and numbers are those of the format; other fields are ignored.
 
 /// A whole model file.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -14,7 +14,7 @@ pub(super) struct ModelProto {
     pub(super) denormalizer_spec: Option<NormalizerSpec>,
 }
 
-/// An entry of the vocabulary; its place in the list is its id.
+/// An entry of the vocabulary. Its index in the list is its id.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Piece {
     #[prost(string, optional, tag = "1")]
@@ -25,7 +25,7 @@ pub(super) struct Piece {
     pub(super) kind: Option<i32>,
 }
 
-/// What a piece is for.
+/// The use of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum PieceType {
@@ -37,7 +37,7 @@ pub(super) enum PieceType {
     Byte = 6,
 }
 
-/// How a text is cut into pieces.
+/// The algorithm that splits a text into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum ModelType {
@@ -47,7 +47,7 @@ pub(super) enum ModelType {
     Char = 4,
 }
 
-/// How the model was trained.
+/// Training settings of the model.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct TrainerSpec {
     #[prost(enumeration = "ModelType", optional, tag = "3", default = "Unigram")]
@@ -58,7 +58,7 @@ pub(super) struct TrainerSpec {
     pub(super) byte_fallback: Option<bool>,
 }
 
-/// How a text is normalized before it is cut.
+/// The normalization of a text before it is split.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct NormalizerSpec {
     #[prost(bytes = "vec", optional, tag = "2")]

@@ -1,11 +1,11 @@
-//! Tries as double arrays, in the form of Darts-clone, which SentencePiece files hold and `yada` builds.
+//! Tries as double arrays in the form of Darts-clone, which SentencePiece files contain and `yada` builds.
 //!
-//! The walk is done here because `yada`'s stops the process at a NUL character of the text and trusts the array: one from
-//! a damaged file must not read elsewhere.
+//! The search is implemented here, because `yada`'s panics at a NUL character of the text and trusts the array. An
+//! array from a damaged file must not cause reads elsewhere.
 
 use yada::builder::DoubleArrayBuilder;
 
-/// Keys with a number each.
+/// Keys, each with a number.
 #[derive(Clone, Debug)]
 pub(super) struct Trie(Vec<u32>);
 
@@ -20,7 +20,7 @@ pub(super) struct Prefixes<'a> {
 // === impl Trie ===
 
 impl Trie {
-    /// The trie of `keys`; the error says what is wrong with them. Empty without keys.
+    /// The trie of `keys`; empty without keys. The error describes the fault in the keys.
     pub(super) fn build<'a>(keys: impl Iterator<Item = (&'a str, u32)>) -> Result<Trie, String> {
         let mut keys: Vec<(&[u8], u32)> = keys.map(|(key, value)| (key.as_bytes(), value)).collect();
         keys.sort_unstable_by_key(|&(key, _)| key);
@@ -31,19 +31,19 @@ impl Trie {
         Ok(Trie::from_bytes(&bytes))
     }
 
-    /// The trie that `bytes` hold: little-endian units.
+    /// The trie in `bytes`: little-endian units.
     pub(super) fn from_bytes(bytes: &[u8]) -> Trie {
         let units = bytes.as_chunks().0.iter().map(|&unit| u32::from_le_bytes(unit));
         Trie(units.collect())
     }
 
-    /// The keys that `text` begins with: their values and lengths.
+    /// The keys at the beginning of `text`: their values and lengths.
     pub(super) fn prefixes<'a>(&'a self, text: &'a [u8]) -> Prefixes<'a> {
         Prefixes { units: &self.0, text, at: 0, length: 0 }
     }
 }
 
-/// Where the children of a unit are, from the unit's own place.
+/// The position of a unit's children, relative to the unit.
 fn offset(unit: u32) -> usize {
     ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize
 }
@@ -55,13 +55,13 @@ impl Iterator for Prefixes<'_> {
 
     fn next(&mut self) -> Option<(u32, usize)> {
         loop {
-            // No key has a NUL; in the array it would lead to values, or nowhere.
+            // No key contains a NUL. In the array, a NUL would lead to a value or to nothing.
             let &byte = self.text.get(self.length).filter(|&&byte| byte != 0)?;
             let unit = *self.units.get(self.at)?;
             self.at ^= offset(unit) ^ usize::from(byte);
             self.length += 1;
             let unit = *self.units.get(self.at)?;
-            // The highest bit marks a value: no label.
+            // The highest bit marks a unit as a value, not a label.
             if unit & (1 << 31 | 0xff) != u32::from(byte) {
                 self.text = &[];
                 return None;

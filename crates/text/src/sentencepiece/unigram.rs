@@ -1,22 +1,22 @@
-//! The unigram model: of all ways to cut a text into pieces, the one with the highest sum of scores.
+//! The unigram model: of all ways to split a text into pieces, it chooses the one with the highest sum of scores.
 
 use super::vocabulary::{Kind, Vocabulary};
 
-/// How much worse than the worst piece a character is that no piece covers.
+/// How much lower the score of a character without a piece is than that of the worst piece.
 const UNKNOWN_PENALTY: f32 = 10.0;
 
-/// The best cut of the text up to some place.
+/// The best split of the text up to one position.
 #[derive(Clone, Copy)]
 struct Best {
-    /// The last piece of it.
+    /// Its last piece.
     id: u32,
     score: f32,
-    /// Where that piece begins; `usize::MAX` where nothing ends.
+    /// The start of that piece; `usize::MAX` if no piece ends at the position.
     start: usize,
 }
 
-/// The pieces of the normalized `text`: where each ends, and its id. Ties and rounding are SentencePiece's: sums are kept
-/// in f32 and compared before they are rounded, and the cut found first stays.
+/// The pieces of the normalized `text`: for each its end and its id. Ties and rounding are those of SentencePiece: sums
+/// are f32 and compared before they are rounded, and of equal splits the first one stays.
 pub(super) fn encode(text: &str, vocabulary: &Vocabulary) -> Vec<(usize, u32)> {
     let unknown_score = vocabulary.min_score - UNKNOWN_PENALTY;
     let mut best = vec![Best { id: 0, score: 0.0, start: usize::MAX }; text.len() + 1];

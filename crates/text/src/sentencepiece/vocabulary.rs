@@ -1,20 +1,20 @@
-//! The pieces of a model, as the encoders look them up.
+//! The pieces of a model, indexed for the encoders.
 
 use std::collections::HashMap;
 
 use super::proto::{ModelProto, PieceType};
 use super::trie::Trie;
 
-/// What a piece is for.
+/// The use of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Found in texts.
+    /// Occurs in texts.
     Normal,
-    /// Found in texts whatever the scores say.
+    /// Occurs in texts and is always chosen, whatever its score.
     UserDefined,
-    /// Never the result, but a step on the way to longer pieces.
+    /// Never in the result, but a step on the way to longer pieces.
     Unused,
-    /// Never found in texts: control pieces, single bytes and the unknown piece.
+    /// Never in texts: control pieces, single bytes and the unknown piece.
     Reserved,
 }
 
@@ -30,9 +30,9 @@ pub(super) struct Scored {
 pub(super) struct Vocabulary {
     /// By id.
     pub(super) scored: Vec<Scored>,
-    /// Ids of the pieces that texts may hold.
+    /// Ids of the pieces that texts may contain.
     pub(super) ids: HashMap<String, u32>,
-    /// The same.
+    /// The same pieces.
     pub(super) pieces: Trie,
     pub(super) user_defined: Trie,
     /// The id of the unknown piece.
@@ -74,14 +74,14 @@ impl Vocabulary {
             user_defined: Trie::build(keys().filter(|&(_, id)| scored[id as usize].kind == Kind::UserDefined))?,
             unknown: unknown.ok_or("it has no unknown piece")?,
             min_score: normal().fold(f32::MAX, f32::min),
-            // The lower bound is SentencePiece's.
+            // The lower bound is the same as in SentencePiece.
             max_score: normal().fold(f32::MIN_POSITIVE, f32::max),
             scored,
             ids,
         })
     }
 
-    /// The id of a piece that texts may hold, or that of the unknown one.
+    /// The id of a piece that texts may contain, or else of the unknown piece.
     pub(super) fn id(&self, piece: &str) -> u32 {
         self.ids.get(piece).copied().unwrap_or(self.unknown)
     }

@@ -1,21 +1,21 @@
-//! Tokens that are found in texts before anything else is done: special ones, and those added after training.
+//! Tokens that are searched in texts first: special tokens, and those added after training.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 
 use crate::joiner::is_space;
 
-/// A token that texts may hold.
+/// A token that texts may contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AddedToken {
     pub(super) content: String,
     pub(super) id: u32,
-    /// Spaces before it belong to it.
+    /// Whether spaces before it belong to it.
     pub(super) strips_left: bool,
-    /// Spaces after it belong to it.
+    /// Whether spaces after it belong to it.
     pub(super) strips_right: bool,
 }
 
-/// All such tokens of a tokenizer.
+/// All added tokens of a tokenizer.
 #[derive(Debug)]
 pub(super) struct AddedTokens {
     tokens: Vec<AddedToken>,
@@ -38,7 +38,7 @@ impl AddedTokens {
         Ok(AddedTokens { tokens, finder: finder.map_err(|error| format!("its added tokens are too many: {error}"))? })
     }
 
-    /// The tokens in `text` and the texts between them, none of which is empty.
+    /// The tokens in `text` and the texts between them. Empty texts are left out.
     pub(super) fn split<'a>(&self, text: &'a str) -> Vec<Segment<'a>> {
         let mut segments = Vec::new();
         let mut start = 0;

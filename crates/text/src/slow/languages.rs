@@ -1,5 +1,5 @@
-//! The languages of multilingual models, in the order of their ids: what is known of a model whose files do not list them.
-//! The codes and their order are the models' own, as Hugging Face's tokenizer classes have them.
+//! The languages of multilingual models, in the order of their ids, for models whose files do not list them. The codes
+//! and their order are those of Hugging Face's tokenizer classes.
 
 /// M2M100: `__en__` is the token of `en`.
 pub(super) const M2M100: &str = "\
@@ -11,7 +11,7 @@ pub(super) const M2M100: &str = "\
 pub(super) const WMT21: &str = "\
      en ha is ja cs ru zh de";
 
-/// mBART; its codes are tokens as they are.
+/// mBART; its codes are the tokens.
 pub(super) const MBART: &str = "\
      ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP \
      nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN";

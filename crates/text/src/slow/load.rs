@@ -1,4 +1,4 @@
-//! Reads the files of a tokenizer without `tokenizer.json` and gives every token its id.
+//! Reads the files of a tokenizer without `tokenizer.json` and assigns an id to every token.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -12,19 +12,19 @@ use crate::family::Family;
 use crate::files::read_json;
 use crate::sentencepiece::SentencePiece;
 
-/// Where the SentencePiece model of a tokenizer may be.
+/// Possible names of a tokenizer's SentencePiece model.
 pub(crate) const MODEL_FILES: [&str; 3] = ["sentencepiece.bpe.model", "source.spm", "spiece.model"];
 
-/// mBART, NLLB: their vocabularies begin with these, and go on with SentencePiece's pieces from its fourth one.
+/// The first tokens of the vocabularies of mBART and NLLB. SentencePiece's pieces follow, from the fourth one.
 const FAIRSEQ_TOKENS: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
 
-/// Sentinel tokens that T5 has unless its configuration says otherwise.
+/// Sentinel tokens of T5, if its configuration does not set a number.
 const T5_EXTRA_TOKENS: u32 = 100;
 
-/// Most tokens of a vocabulary. The files are ours; this catches a nonsense number in one.
+/// Most tokens of a vocabulary. The files are ours; this catches a nonsensical number in one.
 const MAX_EXTRA_TOKENS: u32 = 1 << 20;
 
-/// Tokens with their ids while a vocabulary is put together.
+/// Tokens and their ids while a vocabulary is built.
 #[derive(Default)]
 struct Ids {
     ids: HashMap<String, u32>,
@@ -34,7 +34,7 @@ struct Ids {
 /// A tokenizer's SentencePiece model and vocabulary.
 struct Vocabulary {
     ids: Ids,
-    /// The tokens that ids are decoded to, where they are not those of `ids`.
+    /// The tokens for decoding, if they differ from those in `ids`.
     target: Option<HashMap<u32, String>>,
     piece_ids: Vec<u32>,
 }
@@ -42,7 +42,7 @@ struct Vocabulary {
 // === impl SlowTokenizer ===
 
 impl SlowTokenizer {
-    /// Reads the files in `directory`; `None` when there is no SentencePiece model.
+    /// Reads the files in `directory`; `None` if there is no SentencePiece model.
     pub(crate) fn load(directory: &Path, config: &TokenizerConfig) -> Result<Option<SlowTokenizer>, TextError> {
         let Some(name) = MODEL_FILES.into_iter().find(|name| directory.join(name).is_file()) else { return Ok(None) };
         let path = directory.join(name);
@@ -75,7 +75,7 @@ impl SlowTokenizer {
     }
 }
 
-/// The family by the tokenizer's class, or by the files that are there.
+/// The family, from the tokenizer's class or from the names of the files.
 fn family(directory: &Path, model: &str, config: &TokenizerConfig) -> Result<Family, TextError> {
     let by_class = config.tokenizer_class.as_deref().and_then(Family::of_class);
     let by_files = || match model {
@@ -144,8 +144,8 @@ fn vocab_json(directory: &Path, name: &str) -> Result<HashMap<String, u32>, Text
     read_json(directory, name)?.ok_or_else(|| missing(directory.join(name)))
 }
 
-/// Gives ids to the special tokens and those added after training. Returns the ones to look for in texts, and the ids
-/// that stand for no text.
+/// Assigns ids to the special tokens and those added after training. Returns the tokens to search for in texts, and the
+/// ids that stand for no text.
 fn add_tokens(
     ids: &mut Ids,
     family: Family,
@@ -171,7 +171,7 @@ fn add_tokens(
             added.push(AddedToken { content, id, strips_left: true, strips_right: true });
         }
     }
-    // Ids that the files say.
+    // Ids in the files.
     for (&id, token) in &config.added_tokens_decoder {
         ids.insert(token.text().to_owned(), id);
         put(&mut added, token, id);
@@ -179,7 +179,7 @@ fn add_tokens(
             special.insert(id);
         }
     }
-    // Everything else comes last, in the order of the classes.
+    // All other tokens come last, in the order of the classes.
     let listed = config.additional_special_tokens.iter().flatten().cloned();
     let usual = languages.iter().filter(|_| match family {
         Family::Mbart | Family::Mbart50 => true,
@@ -198,7 +198,7 @@ fn add_tokens(
     (added, special)
 }
 
-/// Puts `token` among those that texts may hold, in the place of what was known of it.
+/// Adds `token` to those that texts may contain. It replaces an earlier entry with the same id or text.
 fn put(added: &mut Vec<AddedToken>, token: &ConfigToken, id: u32) {
     added.retain(|known| known.id != id && known.content != token.text());
     let (strips_left, strips_right) = token.strips();
@@ -207,7 +207,7 @@ fn put(added: &mut Vec<AddedToken>, token: &ConfigToken, id: u32) {
     }
 }
 
-/// The tokens of the languages that a model of this family has, whatever its files list.
+/// The tokens of the family's languages, which its models have even if their files do not list them.
 fn family_languages(family: Family, config: &TokenizerConfig) -> Vec<String> {
     let codes = match family {
         Family::M2m100 if config.language_codes.as_deref() == Some("wmt21") => languages::WMT21,
@@ -250,14 +250,14 @@ impl Ids {
         self.ids.insert(token, id);
     }
 
-    /// Gives `tokens` the ids from `first`.
+    /// Assigns ids to `tokens`, starting with `first`.
     fn append(&mut self, first: u32, tokens: impl Iterator<Item = String>) {
         for (token, id) in tokens.zip(first..) {
             self.insert(token, id);
         }
     }
 
-    /// The id of `token`: the next free one when it has none.
+    /// The id of `token`. A token without one gets the next free id.
     fn id_or_append(&mut self, token: &str) -> u32 {
         if let Some(&id) = self.ids.get(token) {
             return id;

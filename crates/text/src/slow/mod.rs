@@ -1,8 +1,8 @@
-//! Tokenizers that come as a SentencePiece model and, for some, a `vocab.json`: what Hugging Face's tokenizer classes in
-//! Python make of such files. Those classes are called slow; hence the name.
+//! Tokenizers that consist of a SentencePiece model and, for some, a `vocab.json`. They behave like Hugging Face's
+//! tokenizer classes in Python, which are called slow; hence the name.
 //!
 //! [`SlowTokenizer::load`] reads the files of M2M100, NLLB, mBART, mBART-50, Marian and T5. Ids, special tokens and the
-//! ids of languages are those of the classes. Not here: what goes around a text (`family`), truncation and padding.
+//! ids of languages are those of the classes. Not here: the tokens around a text (`family`), truncation and padding.
 
 mod added;
 mod languages;
@@ -24,18 +24,18 @@ pub(crate) struct SlowTokenizer {
     piece_ids: Vec<u32>,
     /// The id of every token.
     ids: HashMap<String, u32>,
-    /// What each id is decoded to.
+    /// The token of each id, for decoding.
     tokens: HashMap<u32, String>,
     /// Ids that stand for no text.
     special: HashSet<u32>,
-    /// Tokens that are found in texts before these are cut into pieces.
+    /// Tokens that are searched in texts before those are split into pieces.
     added: AddedTokens,
     unknown: u32,
-    /// T5 only: not the first behaviour, which lost spaces after special tokens.
+    /// T5 only: the newer behaviour. The first one lost spaces after special tokens.
     fixed_spaces: Option<FixedSpaces>,
 }
 
-/// T5 with `legacy: false`: SentencePiece adds no space, we do.
+/// T5 with `legacy: false`: this crate adds the space, not SentencePiece.
 #[derive(Clone, Copy, Debug)]
 struct FixedSpaces {
     /// Whether a text begins with a space (`add_prefix_space`).
@@ -52,14 +52,14 @@ impl SlowTokenizer {
         let text = if spaces.before_text { format!("{SPACE}{text}") } else { text };
         let (mut ids, first_token) = self.encode_segments(&text);
         let begins_with_space = ids.first().is_some_and(|&id| self.ids.get(SPACE) == Some(&id));
-        // The space before a text is not there when the text begins with a special token.
+        // The space before a text is left out if the text begins with a special token.
         if begins_with_space && first_token == Some(1) && self.special.contains(&ids[1]) {
             ids.remove(0);
         }
         ids
     }
 
-    /// The ids of `text`, and where among them the first added token is.
+    /// The ids of `text`, and the index of the first added token among them.
     fn encode_segments(&self, text: &str) -> (Vec<u32>, Option<usize>) {
         let mut ids = Vec::new();
         let mut first_token = None;
@@ -85,7 +85,7 @@ impl SlowTokenizer {
             ids.push(self.ids.get(code).copied().unwrap_or(self.unknown));
             text = rest;
         }
-        // SentencePiece drops spaces at the beginning. Behind another piece they stay.
+        // SentencePiece drops spaces at the beginning of a text, but keeps them after another piece.
         let guard = match self.fixed_spaces {
             Some(_) if text.starts_with(' ') || text.starts_with(SPACE) => self.guard(),
             _ => None,
@@ -103,7 +103,7 @@ impl SlowTokenizer {
         }
     }
 
-    /// A piece of text that keeps the spaces after it, as T5's class has it, and how many pieces it makes.
+    /// A text to put in front so that the spaces after it are kept, as in T5's class, and its number of pieces.
     fn guard(&self) -> Option<(&str, usize)> {
         let unknown = self.tokens.get(&self.unknown)?;
         let mut length = 0;
@@ -114,7 +114,7 @@ impl SlowTokenizer {
     /// The id of a piece of text.
     fn token_id(&self, piece: &str, id: u32) -> u32 {
         if id == self.model.unknown() {
-            // Vocabularies of several languages may know what one language's model does not.
+            // Vocabularies for several languages may contain pieces that one language's model does not have.
             return self.ids.get(piece).copied().unwrap_or(self.unknown);
         }
         self.piece_ids.get(id as usize).copied().unwrap_or(self.unknown)
@@ -125,7 +125,7 @@ impl SlowTokenizer {
         self.ids.get(token).copied()
     }
 
-    /// The text of `ids`: all of it, or of what may be the beginning of more the part that is certain.
+    /// The text of `ids`: the whole text, or only the part that further ids cannot change.
     pub(crate) fn decode(&self, ids: &[u32], skip_special_tokens: bool, whole: bool) -> String {
         let mut joiner = Joiner::default();
         for id in ids {
@@ -145,7 +145,7 @@ impl SlowTokenizer {
         if whole { joiner.finish() } else { joiner.into_beginning() }
     }
 
-    /// The languages that the tokenizer has tokens for.
+    /// The languages that have a token.
     pub(crate) fn languages(&self) -> Languages {
         Languages::among(self.family, self.ids.iter().map(|(token, &id)| (token.clone(), id)))
     }

@@ -1,4 +1,4 @@
-"""Makes the tokenizers and the golden files in this folder: what Hugging Face's AutoTokenizer gives for them.
+"""Makes the tokenizers in this folder, and golden files with the results of Hugging Face's AutoTokenizer for them.
 
     pip install tokenizers transformers
     python make.py
@@ -39,7 +39,7 @@ TEXTS = [
 FEW = [0, 4, 8, 12, 51, 52, 64, 72, 84, 90, 94, 112, 113, 114]
 SECOND = ["the answer", "", "Is the water deep enough? " * 6, "船は夜に港へ", "x"]
 
-# Parameters of config.pbtxt, and the same as arguments of the call. `files` changes the files' own answer.
+# Parameters of config.pbtxt, and the equivalent arguments of the call.
 VARIANTS = [
     ("defaults", {}, {}),
     ("max_length", {"max_length": "16"}, {"max_length": 16}),
@@ -59,8 +59,8 @@ PAIR_VARIANTS = [
 
 
 def wordpiece():
-    """Like BERT; as many published files do, it carries truncation and padding that are not meant, and a normalizer that
-    tokenizer_config.json overrides."""
+    """Like BERT. As in many published files, its truncation and padding are not meant to be used, and its normalizer is
+    overridden by tokenizer_config.json."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -147,7 +147,7 @@ def main():
             tokenizer, config = make()
             tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
             (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
-        # Rows without a limit are few and short, to keep the file small.
+        # Cases without a limit have few and short texts, to keep the file small.
         short = [expand(t)[:150] for t in few]
         cases = [case(directory, "every text", {"max_length": "48"}, {"max_length": 48}, TEXTS, None)]
         for variant in VARIANTS:

@@ -1,5 +1,5 @@
-//! Calling off what nobody waits for: workers are told, and the message is taken out of the queue that this gateway put it
-//! into. Best effort: what is missed is dropped by the workers, at its deadline at the latest.
+//! Cancels requests: sends the cancellation to workers, and deletes the message from the queue into which this gateway
+//! has put it. This is best effort: workers drop a message that was missed, at its deadline at the latest.
 
 use std::sync::Arc;
 
@@ -8,10 +8,11 @@ use trireme_bus::{Bus, Connection, Queued, WorkMessage};
 use trireme_runtime::TaskSet;
 use trireme_telemetry::trace_id;
 
-/// Messages that are being taken back at a time: each is a question to the broker. One more stays where it is.
+/// Most messages that are deleted from queues at a time, because each costs a request to the broker. Further messages
+/// stay in their queues.
 const AT_ONCE: usize = 64;
 
-/// Calls requests off. Clones are the same.
+/// Cancels requests. Clones are the same.
 #[derive(Clone)]
 pub(super) struct Canceller {
     bus: Arc<dyn Bus>,
@@ -26,10 +27,10 @@ impl Canceller {
         Canceller { bus, tasks, under_way: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
-    /// Calls a request off that was sent again so often, and lies in its queue as `queued` says.
+    /// Cancels a request that was sent again `again` times; `queued` is its place in its queue.
     pub fn cancel(&self, message: &WorkMessage, again: u32, queued: Option<Queued>) {
         if *self.bus.connection().borrow() == Connection::Down {
-            // Nobody would hear of it, and the broker may be away for long.
+            // No worker would receive the cancellation, and the broker may be away for long.
             return;
         }
         let Canceller { bus, under_way, .. } = self.clone();

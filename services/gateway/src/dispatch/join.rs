@@ -1,8 +1,9 @@
-//! A request that travels as several messages, and their answers as its one answer.
+//! Requests that travel as several messages, and how their answers are joined.
 //!
-//! There are two ways to come to several: rows in parts, and branches of an ensemble that run at the same time. A part's
-//! route may fork as well, so each message is sent as a request of its own ([`Dispatcher::exchange`]). What they share is
-//! here: an error of one is the request's and cancels the others, which are dropped with the join.
+//! A request is divided for two reasons: its rows travel in parts, or its ensemble has branches that run at the same
+//! time. A part's route may fork as well, so each message is sent as a request of its own ([`Dispatcher::exchange`]).
+//! The common part is here: an error of one message is the request's error and cancels the other messages, which are
+//! dropped with the join.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,50 +17,50 @@ use trireme_inference::{Branch, Branches, InferError, Ledger, Parameters, Tensor
 use super::{Dispatcher, no_answer};
 use crate::rows::{self, RowOrder};
 
-/// Messages of one request on their way at a time.
+/// Most messages of one request in flight at a time.
 const AT_ONCE: usize = 64;
 
-/// What a request travels as.
+/// The messages of a request.
 pub(super) trait Pieces: Send + 'static {
-    /// Whether all messages go to one queue, so that only the first one says whether it is full; the others wait until it
-    /// has room for them. A request of more messages than a queue takes could never be answered otherwise.
+    /// Whether all messages go to one queue. Then only the first one is refused when the queue is full, and the others
+    /// wait for room. Otherwise a request with more messages than fit into a queue could never be answered.
     const SHARE_A_QUEUE: bool;
 
-    /// A message that can be sent now, with its number; each is given once. `None` while all that are left wait for
-    /// answers, and when none is left.
+    /// A message that can be sent now, with its number; each message is returned once. `None` if none is left, or if
+    /// all that are left wait for answers.
     fn next(&mut self) -> Option<(usize, WorkMessage)>;
 
-    /// The message of this number was answered.
+    /// The message with this number was answered.
     fn answered(&mut self, number: usize, output: Output, ledger: Ledger);
 
-    /// The request's answer, when all messages were answered.
+    /// The request's answer, after all messages were answered.
     fn finish(self) -> Result<Reply, InferError>;
 }
 
 /// Rows in parts, named `request.part`.
 pub(super) struct Parts {
-    /// The request, without tensors.
+    /// The request without its tensors.
     whole: WorkMessage,
     parts: std::iter::Enumerate<std::vec::IntoIter<Vec<Tensor>>>,
     order: RowOrder,
     outputs: Vec<Vec<Tensor>>,
     parameters: Parameters,
-    /// That of the part answered last, which the request waited for.
+    /// The ledger of the part that was answered last, with the facts about the texts of all parts.
     ledger: Ledger,
 }
 
 /// Branches of a route, named `request.b<branch>`.
 pub(super) struct Fork {
-    /// The request, without tensors.
+    /// The request without its tensors.
     whole: WorkMessage,
     branches: Branches,
     parameters: Parameters,
-    /// By branch.
+    /// The ledger of each branch.
     ledgers: BTreeMap<usize, Ledger>,
 }
 
-/// Sends a request's messages, waits for all answers, and joins them. Where the request is itself a message of another, it
-/// has `siblings`.
+/// Sends a request's messages, waits for all answers, and joins them. If the request is itself a message of another
+/// request, `siblings` is that request's.
 pub(super) async fn join<P: Pieces>(
     dispatcher: Dispatcher,
     mut pieces: P,
@@ -90,7 +91,7 @@ pub(super) async fn join<P: Pieces>(
     }
 }
 
-/// A request to make messages of; they bring tensors of their own.
+/// The request as a template for messages, which have tensors of their own.
 fn without_tensors(message: WorkMessage) -> WorkMessage {
     WorkMessage { tensors: Vec::new(), ..message }
 }
@@ -103,7 +104,7 @@ fn reply(whole: &WorkMessage, tensors: Vec<Tensor>, parameters: Parameters, ledg
 // === impl Parts ===
 
 impl Parts {
-    /// `message` in these parts.
+    /// Divides `message` into these parts.
     pub fn new(message: WorkMessage, parts: rows::Parts) -> Parts {
         let whole = without_tensors(message);
         let rows::Parts { tensors, order } = parts;
@@ -125,7 +126,8 @@ impl Pieces for Parts {
     fn answered(&mut self, number: usize, output: Output, ledger: Ledger) {
         self.outputs[number] = output.tensors;
         self.parameters.extend(output.parameters);
-        self.ledger = ledger;
+        let before = std::mem::replace(&mut self.ledger, ledger);
+        self.ledger.add_texts_of(&before);
     }
 
     fn finish(self) -> Result<Reply, InferError> {
@@ -137,7 +139,7 @@ impl Pieces for Parts {
 // === impl Fork ===
 
 impl Fork {
-    /// `message` in the branches of its route.
+    /// Divides `message` into the branches of its route.
     pub fn new(message: WorkMessage, branches: Branches) -> Fork {
         let whole = without_tensors(message);
         Fork { whole, branches, parameters: Parameters::default(), ledgers: BTreeMap::new() }

@@ -1,8 +1,8 @@
 //! Answers in the order of their requests, for models with `preserve_ordering`.
 //!
-//! A request takes a [`Place`] behind those of its model version that this gateway admitted before it, and its answer
-//! waits until they have left. Dropping a place gives it up, so nobody waits for a request that has ended early.
-//! Requests are computed side by side all the same, and other gateways have an order of their own.
+//! A request takes a [`Place`] behind the requests of its model version that this gateway admitted before it. Its
+//! answer waits until those have left. Dropping a place gives it up, so no request waits for one that has ended early.
+//! Requests are still executed in parallel, and each gateway has an order of its own.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use trireme_inference::{InferError, ModelKey, UnixMicros};
 
-/// The requests of a model version that have not left, by number, each with what tells it that it is the first one.
+/// The requests of a model version that have not left, by number, each with the signal that it is the first one now.
 type Line = BTreeMap<u64, Arc<Notify>>;
 
 /// The order of the requests of each model version. Clones are the same.
@@ -22,14 +22,14 @@ pub struct Order(Arc<Lines>);
 #[derive(Default)]
 struct Lines {
     lines: Mutex<HashMap<ModelKey, Line>>,
-    /// Answers that wait for their turn.
+    /// Number of answers that wait for their turn.
     held: AtomicUsize,
 }
 
-/// An answer while it waits for its turn.
+/// Counts an answer while it waits for its turn.
 struct Held<'a>(&'a AtomicUsize);
 
-/// A request's place. Dropped, it is given up.
+/// A request's place. When dropped, it is given up.
 pub struct Place {
     order: Order,
     model: ModelKey,
@@ -42,12 +42,12 @@ pub struct Place {
 // === impl Order ===
 
 impl Order {
-    /// How many answers wait for their turn.
+    /// Number of answers that wait for their turn.
     pub fn held(&self) -> usize {
         self.0.held.load(Ordering::Relaxed)
     }
 
-    /// The place of a request behind all those of its model version that have one.
+    /// Takes a place behind all requests of the model version that have one.
     pub fn enter(&self, model: &ModelKey, request_id: &str, deadline: UnixMicros) -> Place {
         let first = Arc::new(Notify::new());
         let mut lines = self.0.lines.lock();
@@ -62,7 +62,7 @@ impl Order {
 // === impl Place ===
 
 impl Place {
-    /// Waits until the requests before this one have left, until its deadline at most.
+    /// Waits until the requests before this one have left, until this request's deadline at most.
     pub async fn turn(&self) -> Result<(), InferError> {
         let remaining = self.deadline.remaining(UnixMicros::now()).unwrap_or_default();
         let turn = async {
@@ -92,7 +92,7 @@ impl Drop for Place {
         let Some(line) = lines.get_mut(&self.model) else { return };
         line.remove(&self.number);
         match line.first_key_value() {
-            // Only the one that follows is told: no crowd wakes for each that leaves.
+            // Only the next one is notified, so that not all waiting tasks wake up each time.
             Some((number, first)) if *number > self.number => first.notify_one(),
             Some(_) => {}
             None => drop(lines.remove(&self.model)),
@@ -162,7 +162,7 @@ mod tests {
         assert!((&mut turn).now_or_never().is_none());
         drop(first);
         assert!(turn.now_or_never().is_some());
-        // The number of one that was last and left is another's.
+        // The number of a place that was last and left is used again.
         let fifth = enter(&order, 1, Duration::from_secs(60));
         assert!(fifth.turn().now_or_never().is_none());
         drop(fourth);

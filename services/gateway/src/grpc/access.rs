@@ -12,7 +12,8 @@ use tonic::Status;
 use trireme_inference::InferError;
 use trireme_protocol::grpc::status;
 
-use crate::handlers::{Access, AccessArgs, Category, Denied, Handlers, Restriction, SharedHandlers};
+use crate::crowd::Peer;
+use crate::handlers::{Access, AccessArgs, Category, Credentials, Denied, Handlers, Restriction, SharedHandlers};
 
 /// What the name of a restricted call's header begins with.
 const HEADER_PREFIX: &str = "triton-grpc-protocol-";
@@ -47,7 +48,7 @@ pub fn restrict(restrictions: &[ProtocolRestriction]) -> anyhow::Result<Access> 
         anyhow::ensure!(seen.insert(protocol), "--grpc-restricted-protocol names '{protocol}' more than once");
     }
     let http_restricted_apis = restrictions.iter().map(|restriction| restriction.rule.clone()).collect();
-    Access::new(&AccessArgs { api_keys: Vec::new(), http_restricted_apis })
+    Access::new(&AccessArgs { http_restricted_apis, ..AccessArgs::default() })
 }
 
 /// The category that access rules know a call by; `None` for calls that are not served.
@@ -83,12 +84,22 @@ fn check(handlers: &Handlers, restricted: &Access, path: &str, headers: &HeaderM
     category.map_or(Ok(()), |category| restricted.check(category, header))
 }
 
+/// What a call that was admitted has proven: whether it may change the server. Others than calls that came this way prove nothing.
+pub(super) fn credentials<T>(call: &tonic::Request<T>) -> Credentials {
+    call.extensions().get().copied().unwrap_or(Credentials { is_local: false, is_proven: false })
+}
+
 /// Runs the call, unless its metadata lacks what the rules ask for.
 pub async fn admit(
     State((handlers, restricted)): State<(SharedHandlers, Arc<Access>)>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
+    if let Some(category) = category(request.uri().path()) {
+        let is_local = request.extensions().get::<Peer>().is_some_and(|peer| peer.is_local());
+        let is_proven = handlers.access.has_keys() || restricted.restricts(category);
+        request.extensions_mut().insert(Credentials { is_local, is_proven });
+    }
     match check(&handlers, &restricted, request.uri().path(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(Denied::Key) => {

@@ -9,10 +9,10 @@ use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueEnum};
 
 use regex::Regex;
-use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 use super::access::ProtocolRestriction;
 use crate::handlers::forward;
+use crate::tls::{Files, Pem, Tls};
 
 /// The largest message that gRPC's own libraries can handle, in bytes.
 const MAX_MESSAGE_SIZE: u32 = i32::MAX as u32;
@@ -113,22 +113,18 @@ impl GrpcArgs {
     }
 
     /// What speaks TLS, if it is switched on. Errors name the flag.
-    pub fn tls(&self) -> anyhow::Result<Option<ServerTlsConfig>> {
+    pub fn tls(&self) -> anyhow::Result<Option<Tls>> {
         if !self.grpc_use_ssl && !self.grpc_use_ssl_mutual {
             return Ok(None);
         }
-        let read = |flag: &str, path: &Option<PathBuf>| {
-            let path = path.as_ref().with_context(|| format!("--grpc-use-ssl needs {flag}"))?;
-            std::fs::read(path).with_context(|| format!("{flag} '{}' cannot be read", path.display()))
+        let pem = |flag: &'static str, path: &Option<PathBuf>| {
+            let path = path.clone().with_context(|| format!("--grpc-use-ssl needs {flag}"))?;
+            anyhow::Ok(Pem { flag, path })
         };
-        let certificate = read("--grpc-server-cert", &self.grpc_server_cert)?;
-        let key = read("--grpc-server-key", &self.grpc_server_key)?;
-        let config = ServerTlsConfig::new().identity(Identity::from_pem(certificate, key));
-        if !self.grpc_use_ssl_mutual {
-            return Ok(Some(config));
-        }
-        let roots = read("--grpc-root-cert", &self.grpc_root_cert)?;
-        Ok(Some(config.client_ca_root(Certificate::from_pem(roots))))
+        let certificate = pem("--grpc-server-cert", &self.grpc_server_cert)?;
+        let key = pem("--grpc-server-key", &self.grpc_server_key)?;
+        let roots = self.grpc_use_ssl_mutual.then(|| pem("--grpc-root-cert", &self.grpc_root_cert)).transpose()?;
+        Tls::new(Files { certificate, key, roots }, b"h2").map(Some)
     }
 
     /// Which metadata models get as parameters. Errors name the flag.

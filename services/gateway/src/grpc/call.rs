@@ -10,7 +10,7 @@ use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
 
 use super::deadline::Deadline;
 use crate::budget::Hold;
-use crate::handlers::{Handlers, Responses, SharedHandlers, Traced, Via, forward};
+use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced, Via, forward};
 
 /// What a call's metadata says.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ impl Call {
     pub fn of<T>(request: &Request<T>, forward: Option<&Regex>) -> Call {
         let mut parameters = Parameters::new();
         let forwarded = match forward {
-            Some(_) => forward::headers(request.metadata().as_ref(), forward, &mut parameters),
+            Some(_) => forward::headers(request.metadata().as_ref(), forward, |_| false, &mut parameters),
             None => Ok(()),
         };
         let forwarded = forwarded.map(|()| parameters);
@@ -83,7 +83,8 @@ impl Call {
         hold.cover(request.inputs.iter().map(|input| input.data.len() as u64).sum())?;
         let mut request = InferRequest { timeout: self.limit(request.timeout), ..request };
         request.parameters.extend(self.forwarded.clone()?);
-        Ok(Traced { request, traceparent: self.traceparent.clone(), via: Via::Grpc(method) })
+        let traceparent = self.traceparent.clone();
+        Ok(Traced { request, traceparent, via: Via::Grpc(method), rows: Rows::Configured, hold: hold.clone() })
     }
 
     /// The time for a request: its own, lowered to what the call has left.

@@ -1,4 +1,4 @@
-//! What comes in: connections until the listener stops, and the bytes of their calls.
+//! What calls bring: their bytes, counted.
 
 use std::time::Duration;
 
@@ -6,15 +6,11 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use futures_util::stream::{self, Stream, StreamExt};
 use http_body_util::Limited;
-use tokio::net::{TcpListener, TcpStream};
-use tokio_util::sync::CancellationToken;
 
 use super::access;
 use super::body::{self, Rules};
 use super::unread::Unread;
-use crate::backlog;
 use crate::budget::{self, Budget};
 use crate::handlers::Category;
 
@@ -23,21 +19,6 @@ const HEALTH: usize = 16 << 10;
 
 /// The header that names the coding of a call's messages.
 const ENCODING: &str = "grpc-encoding";
-
-/// The connections of a listener until `stop` is raised, those that wait then among them. There is no end of it: that would
-/// end what goes on.
-pub fn until(listener: TcpListener, stop: CancellationToken) -> impl Stream<Item = std::io::Result<TcpStream>> {
-    let accepted = stream::unfold(Some((listener, stop)), |state| async {
-        let (listener, stop) = state?;
-        tokio::select! {
-            accepted = backlog::accept(&listener) => Some((vec![accepted], Some((listener, stop)))),
-            () = stop.cancelled() => Some((backlog::take(listener), None)),
-        }
-    });
-    // Answers are small and awaited: they must not sit in a buffer.
-    let set_up = |stream: &TcpStream| drop(stream.set_nodelay(true));
-    accepted.flat_map(stream::iter).inspect(set_up).map(Ok).chain(stream::pending())
-}
 
 /// Whether calls of this path are work for a model; others are about the server.
 fn infers(path: &str) -> bool {

@@ -8,11 +8,12 @@ use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceSe
 use trireme_protocol::grpc::wire::*;
 use trireme_protocol::grpc::{self, encode_infer_response, parse_model_version};
 
+use super::access::credentials;
 use super::call::Call;
 use super::deadline::{self, Deadline};
 use super::{settings, stream};
 use crate::budget::Hold;
-use crate::handlers::{SharedHandlers, server_timing};
+use crate::handlers::{SharedHandlers, answer_headers};
 
 /// Answers calls.
 pub struct InferenceService {
@@ -42,10 +43,12 @@ pub(super) fn named(text: &str) -> Option<&str> {
 
 /// An infer response as its message, with where the time went in the call's metadata.
 fn timed(response: Response<InferResponse>) -> Response<ModelInferResponse> {
-    let timing = server_timing(&response.get_ref().ledger).parse();
+    let told: Vec<_> = answer_headers(&response.get_ref().ledger).collect();
     let mut response = response.map(encode_infer_response);
-    if let Ok(timing) = timing {
-        response.metadata_mut().insert("server-timing", timing);
+    for (name, value) in told {
+        if let Ok(value) = value.parse() {
+            response.metadata_mut().insert(name, value);
+        }
     }
     response
 }
@@ -53,6 +56,12 @@ fn timed(response: Response<InferResponse>) -> Response<ModelInferResponse> {
 // === impl InferenceService ===
 
 impl InferenceService {
+    /// Whether a call may change the server.
+    fn check_control<T>(&self, request: &Request<T>) -> Result<(), Status> {
+        let checked = self.handlers.access.check_control(credentials(request));
+        checked.map_err(|refusal| Status::permission_denied(refusal.to_string()))
+    }
+
     /// What a call holds of the budget.
     fn hold<T>(&self, request: &Request<T>) -> Hold {
         request.extensions().get().cloned().unwrap_or_else(|| self.handlers.budget.hold())
@@ -125,6 +134,7 @@ impl GrpcInferenceService for InferenceService {
         &self,
         request: Request<RepositoryModelLoadRequest>,
     ) -> Reply<RepositoryModelLoadResponse> {
+        self.check_control(&request)?;
         let RepositoryModelLoadRequest { repository_name, model_name, parameters } = request.into_inner();
         let checked = grpc::check_repository_name(&repository_name);
         match checked.and_then(|()| grpc::decode_load_request(parameters)) {
@@ -137,6 +147,7 @@ impl GrpcInferenceService for InferenceService {
         &self,
         request: Request<RepositoryModelUnloadRequest>,
     ) -> Reply<RepositoryModelUnloadResponse> {
+        self.check_control(&request)?;
         let RepositoryModelUnloadRequest { repository_name, model_name, parameters } = request.into_inner();
         let checked = grpc::check_repository_name(&repository_name);
         match checked.and_then(|()| grpc::decode_unload_request(&parameters)) {
@@ -157,6 +168,7 @@ impl GrpcInferenceService for InferenceService {
         &self,
         request: Request<SystemSharedMemoryRegisterRequest>,
     ) -> Reply<SystemSharedMemoryRegisterResponse> {
+        self.check_control(&request)?;
         let (name, region) = grpc::decode_region(request.into_inner());
         empty(self.handlers.register_system_region(&name, region))
     }
@@ -165,6 +177,7 @@ impl GrpcInferenceService for InferenceService {
         &self,
         request: Request<SystemSharedMemoryUnregisterRequest>,
     ) -> Reply<SystemSharedMemoryUnregisterResponse> {
+        self.check_control(&request)?;
         empty(self.handlers.unregister_system_regions(named(&request.get_ref().name)))
     }
 
@@ -179,21 +192,29 @@ impl GrpcInferenceService for InferenceService {
         &self,
         request: Request<CudaSharedMemoryRegisterRequest>,
     ) -> Reply<CudaSharedMemoryRegisterResponse> {
+        self.check_control(&request)?;
         empty(self.handlers.register_cuda_region(&request.get_ref().name))
     }
 
     async fn cuda_shared_memory_unregister(
         &self,
-        _: Request<CudaSharedMemoryUnregisterRequest>,
+        request: Request<CudaSharedMemoryUnregisterRequest>,
     ) -> Reply<CudaSharedMemoryUnregisterResponse> {
+        self.check_control(&request)?;
         empty(self.handlers.unregister_cuda_regions())
     }
 
     async fn trace_setting(&self, request: Request<TraceSettingRequest>) -> Reply<TraceSettingResponse> {
+        if !request.get_ref().settings.is_empty() {
+            self.check_control(&request)?;
+        }
         reply(settings::trace(&self.handlers, request.get_ref()))
     }
 
     async fn log_settings(&self, request: Request<LogSettingsRequest>) -> Reply<LogSettingsResponse> {
+        if !request.get_ref().settings.is_empty() {
+            self.check_control(&request)?;
+        }
         reply(settings::log(&self.handlers, request.into_inner()).await)
     }
 

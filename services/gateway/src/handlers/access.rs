@@ -1,14 +1,15 @@
-//! Who may ask what: API keys for the whole server, and headers that single categories of requests have to carry.
+//! Who may ask what: API keys for the whole server, headers that single categories of requests have to carry, and who may change
+//! the server.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use subtle::ConstantTimeEq;
 
 /// Flags about access.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct AccessArgs {
     /// Key that requests other than health checks have to carry, as `Authorization: Bearer KEY` or `X-API-Key: KEY`; may
     /// be given several times, any of them admits
@@ -26,6 +27,32 @@ pub struct AccessArgs {
     #[arg(long = "http-restricted-api", env = "TRIREME_HTTP_RESTRICTED_API", value_name = "CATEGORY,...:HEADER=VALUE")]
     #[arg(value_delimiter = ';', hide_env_values = true)]
     pub http_restricted_apis: Vec<Restriction>,
+
+    /// Who may change the server: load and unload models, set what is logged and traced, and register shared memory. A request
+    /// that carries a key (--api-key), or the header of a restricted category, may do so from everywhere, unless nobody may
+    #[arg(long, env = "TRIREME_CONTROL_ACCESS", value_name = "WHO", default_value = "loopback")]
+    pub control_access: ControlAccess,
+}
+
+/// Who may change the server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ControlAccess {
+    /// Clients on the same host
+    #[default]
+    Loopback,
+    /// Every client
+    Any,
+    /// Nobody
+    None,
+}
+
+/// What the listeners know about the sender of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Whether it comes from this host.
+    pub is_local: bool,
+    /// Whether it carried a valid key, or the header of its restricted category.
+    pub is_proven: bool,
 }
 
 /// Text that must not be seen.
@@ -61,6 +88,7 @@ pub struct Restriction {
 pub struct Access {
     keys: Vec<Secret>,
     restrictions: Vec<Restriction>,
+    control: ControlAccess,
 }
 
 /// Why a request is not admitted.
@@ -72,6 +100,22 @@ pub enum Denied {
     Restricted(String),
 }
 
+/// Why a request may not change the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ControlRefused {
+    /// It comes from another host, and proves nothing.
+    #[error(
+        "models, log and trace settings and shared memory are changed from the server's own host only; start the server with \
+         --api-key and send the key, or with --control-access=any"
+    )]
+    Remote,
+    /// The server is not to be changed.
+    #[error(
+        "models, log and trace settings and shared memory cannot be changed: the server runs with --control-access=none"
+    )]
+    Everybody,
+}
+
 // === impl Access ===
 
 impl Access {
@@ -81,7 +125,38 @@ impl Access {
         for category in args.http_restricted_apis.iter().flat_map(|restriction| &restriction.categories) {
             anyhow::ensure!(seen.insert(category), "--http-restricted-api names '{category}' more than once");
         }
-        Ok(Access { keys: args.api_keys.clone(), restrictions: args.http_restricted_apis.clone() })
+        let (keys, restrictions) = (args.api_keys.clone(), args.http_restricted_apis.clone());
+        Ok(Access { keys, restrictions, control: args.control_access })
+    }
+
+    /// Whether requests of this category that are admitted have proven who they come from.
+    pub fn proves(&self, category: Category) -> bool {
+        self.has_keys() || self.restricts(category)
+    }
+
+    /// Whether a header of this name shows that a request may be made.
+    pub fn is_secret(&self, header: &str) -> bool {
+        self.restrictions.iter().any(|restriction| restriction.header == header)
+    }
+
+    /// Whether requests need a key.
+    pub fn has_keys(&self) -> bool {
+        !self.keys.is_empty()
+    }
+
+    /// Whether requests of this category need a header.
+    pub fn restricts(&self, category: Category) -> bool {
+        self.restrictions.iter().any(|restriction| restriction.categories.contains(&category))
+    }
+
+    /// Whether a request that was admitted may change the server.
+    pub fn check_control(&self, Credentials { is_local, is_proven }: Credentials) -> Result<(), ControlRefused> {
+        match self.control {
+            ControlAccess::Any => Ok(()),
+            ControlAccess::Loopback if is_local || is_proven => Ok(()),
+            ControlAccess::Loopback => Err(ControlRefused::Remote),
+            ControlAccess::None => Err(ControlRefused::Everybody),
+        }
     }
 
     /// Whether a request that carries these headers is admitted. `header` looks one up by its name in lower case.
@@ -215,7 +290,7 @@ mod tests {
     fn access(keys: &[&str], restrictions: &[&str]) -> Access {
         let api_keys = keys.iter().map(|key| key.parse().unwrap()).collect();
         let http_restricted_apis = restrictions.iter().map(|text| text.parse().unwrap()).collect();
-        Access::new(&AccessArgs { api_keys, http_restricted_apis }).unwrap()
+        Access::new(&AccessArgs { api_keys, http_restricted_apis, ..AccessArgs::default() }).unwrap()
     }
 
     fn check(access: &Access, category: Category, headers: &[(&str, &'static str)]) -> Result<(), Denied> {
@@ -246,12 +321,29 @@ mod tests {
     }
 
     #[test]
+    fn the_server_is_changed_from_its_own_host_or_with_a_key() {
+        let open = access(&[], &["logging:x-admin=secret"]);
+        let may = |access: &Access, is_local, category| {
+            access.check_control(Credentials { is_local, is_proven: access.proves(category) })
+        };
+        assert_eq!(may(&open, true, Category::ModelRepository), Ok(()));
+        assert_eq!(may(&open, false, Category::ModelRepository), Err(ControlRefused::Remote));
+        assert_eq!(may(&open, false, Category::Logging), Ok(()), "it carried the header");
+        assert_eq!(may(&access(&["key"], &[]), false, Category::ModelRepository), Ok(()), "it carried the key");
+        let any = Access { control: ControlAccess::Any, ..Access::default() };
+        assert_eq!(may(&any, false, Category::ModelRepository), Ok(()));
+        let none = Access { control: ControlAccess::None, keys: vec!["key".parse().unwrap()], ..Access::default() };
+        assert_eq!(may(&none, true, Category::ModelRepository), Err(ControlRefused::Everybody));
+        assert!(ControlRefused::Remote.to_string().contains("--control-access=any"), "the refusal names the flag");
+    }
+
+    #[test]
     fn faulty_restrictions_are_refused() {
         for text in ["health", "health:key", "nothing:key=value", "health:=value", "health:a b=value", "health:key="] {
             assert!(text.parse::<Restriction>().is_err(), "{text}");
         }
         let twice = ["health:a=b", "metadata,health:c=d"].map(|text| text.parse().unwrap());
-        let args = AccessArgs { api_keys: vec![], http_restricted_apis: twice.to_vec() };
+        let args = AccessArgs { http_restricted_apis: twice.to_vec(), ..AccessArgs::default() };
         assert!(Access::new(&args).unwrap_err().to_string().contains("'health' more than once"));
     }
 }

@@ -31,6 +31,11 @@ impl Labels {
         Labels(all)
     }
 
+    /// The labels of a model's output; none where it has no names for its classes.
+    pub fn of_output(&self, model: &str, output: &str) -> &[String] {
+        self.0.get(model).and_then(|outputs| outputs.get(output)).map_or(&[], Vec::as_slice)
+    }
+
     /// Puts classes in the place of the tensors whose classes were asked for.
     pub fn classify(
         &self,

@@ -10,6 +10,10 @@ use trireme_inference::{InferError, ParameterValue, Parameters};
 const RESERVED: &[&str] =
     &["sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"];
 
+/// Headers with credentials. Parameters travel on the bus, are kept in dead letters and are shown by taps, so these headers are
+/// never forwarded, whatever the pattern.
+const SECRET: &[&str] = &["authorization", "cookie", "proxy-authorization", "set-cookie", "x-api-key"];
+
 /// Compiles the value of `flag`; none and an empty one forward nothing.
 pub fn pattern(flag: &str, value: Option<&str>) -> anyhow::Result<Option<Regex>> {
     let Some(pattern) = value.filter(|pattern| !pattern.is_empty()) else { return Ok(None) };
@@ -17,13 +21,22 @@ pub fn pattern(flag: &str, value: Option<&str>) -> anyhow::Result<Option<Regex>>
     compiled.map(Some).with_context(|| format!("{flag} '{pattern}' is not understood"))
 }
 
-/// Adds the headers that match `pattern` to `parameters`, under their names in lower case. Errors when one of them is
-/// reserved.
-pub fn headers(headers: &HeaderMap, pattern: Option<&Regex>, parameters: &mut Parameters) -> Result<(), InferError> {
+/// Prefix of the headers that calls of restricted categories carry.
+const RESTRICTED: &str = "triton-grpc-protocol-";
+
+/// Adds the headers that match `pattern` to `parameters`, under their names in lower case, but for those that are secret, as `own`
+/// says of further ones. Errors when one of them is reserved.
+pub fn headers(
+    headers: &HeaderMap,
+    pattern: Option<&Regex>,
+    own: impl Fn(&str) -> bool,
+    parameters: &mut Parameters,
+) -> Result<(), InferError> {
     let Some(pattern) = pattern else { return Ok(()) };
     for (name, value) in headers {
         let name = name.as_str();
-        if !pattern.is_match(name) {
+        let is_secret = SECRET.contains(&name) || name.starts_with(RESTRICTED) || own(name);
+        if is_secret || !pattern.is_match(name) {
             continue;
         }
         if RESERVED.contains(&name) || name.starts_with("triton_") {
@@ -45,7 +58,8 @@ mod tests {
         let given = names.iter().map(|&name| (name.parse().unwrap(), "v".parse().unwrap()));
         let given: HeaderMap = given.map(|(n, v): (axum::http::HeaderName, axum::http::HeaderValue)| (n, v)).collect();
         let mut parameters = Parameters::new();
-        let done = headers(&given, Some(&Regex::new(pattern).unwrap()), &mut parameters);
+        let own = |name: &str| name == "admin-key";
+        let done = headers(&given, Some(&Regex::new(pattern).unwrap()), own, &mut parameters);
         done.map(|()| parameters).map_err(|error| error.message)
     }
 
@@ -54,6 +68,15 @@ mod tests {
         let parameters = forwarded("^my", &["My-Header", "other-my", "my_2"]).unwrap();
         assert_eq!(parameters.keys().collect::<Vec<_>>(), ["my-header", "my_2"]);
         assert_eq!(parameters["my_2"], ParameterValue::from("v"));
+    }
+
+    #[test]
+    fn secrets_stay_at_the_gateway() {
+        let names = ["Authorization", "X-API-Key", "Cookie", "Proxy-Authorization", "X-Tenant", "Admin-Key"];
+        assert!(forwarded(".*", &["triton-grpc-protocol-key"]).unwrap().is_empty());
+        for pattern in [".*", "authorization|x-api-key|cookie|x-tenant", "(?i)^(Authorization|x-tenant)$"] {
+            assert_eq!(forwarded(pattern, &names).unwrap().into_keys().collect::<Vec<_>>(), ["x-tenant"], "{pattern}");
+        }
     }
 
     #[test]

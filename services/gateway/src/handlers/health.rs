@@ -10,21 +10,23 @@ impl Handlers {
         true
     }
 
-    /// Whether every known model is ready, or readiness is not strict. Errors while the server is shutting down.
+    /// Whether every known model is ready; where readiness is not strict, whether any is, or none can be. Errors while the
+    /// server is shutting down.
     pub fn server_ready(&self) -> Result<bool, InferError> {
         if !self.health.is_ready() {
             return Err(InferError::unavailable(
                 "Server is stopping, scheduler for model has stopped accepting new inference requests",
             ));
         }
-        Ok(!self.strict_readiness || self.registry.catalog().unready().is_empty())
+        let catalog = self.registry.catalog();
+        Ok(catalog.unready().is_empty() || !self.strict_readiness && catalog.has_begun())
     }
 
     /// Whether a model version (the latest by default) is ready. Errors when it is unknown.
     pub fn model_ready(&self, model: &str, version: Option<i64>) -> Result<bool, InferError> {
         let catalog = self.registry.catalog();
         match catalog.find(model, version) {
-            Ok(_) => Ok(true),
+            Ok((version, _)) => Ok(!catalog.is_recovering(model, version)),
             Err(_) if catalog.knows(model, version) => Ok(false),
             Err(error) => Err(error),
         }

@@ -9,6 +9,7 @@ use trireme_inference::{InferError, InferRequest, InferResponse, Ledger, ModelKe
 
 use super::shared_memory::OutputParts;
 use super::{Handlers, Labels};
+use crate::budget::Hold;
 use crate::cache::Key;
 use crate::dispatch::{Exchange, Place, no_answer};
 use crate::registry::ServedModel;
@@ -24,7 +25,23 @@ pub struct Traced {
     pub traceparent: Option<String>,
     /// How it came in.
     pub via: Via,
+    /// Whether its rows may travel apart.
+    pub rows: Rows,
+    /// What it holds of the budget.
+    pub hold: Hold,
 }
+
+/// Whether the rows of a request may travel apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// Where the model's configuration says so (`max_rows_per_message`).
+    Configured,
+    /// In any case: they are texts of an operation that treats each by itself.
+    Independent,
+}
+
+/// The rows of a message where they may travel apart and the configuration has no number.
+const INDEPENDENT_ROWS: u32 = 32;
 
 /// How a request came in.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +77,8 @@ struct Running {
     model: ModelKey,
     outputs: Vec<RequestedOutput>,
     batched: bool,
+    /// Where it is an ensemble's: what its outputs are held against, whose shapes are those of the last steps.
+    ensemble: Option<Arc<ServedModel>>,
     labels: Arc<Labels>,
     /// The most rows of a message, where the request may travel as several.
     rows_per_message: Option<u32>,
@@ -86,7 +105,7 @@ impl Handlers {
     /// Runs a request through the pipeline, with what of it lies in shared memory. Dropping the future cancels the request in
     /// every stage; nothing is written then.
     pub async fn infer(&self, mut traced: Traced) -> Result<InferResponse, InferError> {
-        let outputs = self.read_shared(&mut traced.request)?;
+        let outputs = self.read_shared(&mut traced.request, &traced.hold)?;
         let mut response = self.run(traced).await?;
         outputs.write(&mut response)?;
         Ok(response)
@@ -131,7 +150,7 @@ impl Handlers {
     /// Sends a request into the pipeline whose responses are taken as they come: one of a model that is not decoupled, any
     /// number of one that is. Dropping them cancels the request in every stage. An error is one from before the pipeline.
     pub fn infer_stream(self: &Arc<Self>, mut traced: Traced) -> Result<Responses, InferError> {
-        let outputs = self.read_shared(&mut traced.request)?;
+        let outputs = self.read_shared(&mut traced.request, &traced.hold)?;
         let Prepared { mut request, message, place, .. } = self.prepare(traced, Answer::InParts)?;
         let exchange = self.begin(&mut request, message)?;
         let exchange = match place {
@@ -160,7 +179,7 @@ impl Handlers {
     fn prepare(&self, traced: Traced, answer: Answer) -> Result<Prepared, InferError> {
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.via.attributes());
-        let prepared = span.in_scope(|| self.admit(traced.request, answer, traceparent, &span));
+        let prepared = span.in_scope(|| self.admit(traced.request, traced.rows, answer, traceparent, &span));
         if let Err(error) = &prepared {
             set_error(&span, error);
         }
@@ -171,6 +190,7 @@ impl Handlers {
     fn admit(
         &self,
         request: InferRequest,
+        rows: Rows,
         answer: Answer,
         traceparent: Option<String>,
         span: &tracing::Span,
@@ -178,7 +198,10 @@ impl Handlers {
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
         served.config.check_outputs(&request.outputs, &request.id)?;
-        let tensors = served.config.admit(&request.id, request.inputs)?;
+        let tensors = match rows {
+            Rows::Configured => served.config.admit(&request.id, request.inputs)?,
+            Rows::Independent => served.config.admit_in_parts(&request.id, request.inputs)?,
+        };
 
         let inputs: Vec<&str> = tensors.iter().map(|tensor| tensor.name()).collect();
         let outputs: Vec<&str> = request.outputs.iter().map(|output| output.name.as_str()).collect();
@@ -212,7 +235,10 @@ impl Handlers {
         // What a decoupled model makes comes as it is made.
         let keeps_order = served.config.dynamic_batching.as_ref().is_some_and(|batching| batching.preserve_ordering);
         let place = (keeps_order && !served.config.decoupled).then(|| self.dispatcher.enter(&message));
-        let in_parts = served.config.max_rows_per_message.filter(|_| !served.config.decoupled);
+        let in_parts = match rows {
+            Rows::Configured => served.config.max_rows_per_message.filter(|_| !served.config.decoupled),
+            Rows::Independent => Some(served.config.max_rows_per_message.unwrap_or(INDEPENDENT_ROWS)),
+        };
         let rows_per_message = in_parts.map(|rows| match served.config.max_batch_size {
             0 => rows,
             largest => rows.min(largest),
@@ -222,6 +248,7 @@ impl Handlers {
             model,
             outputs: request.outputs,
             batched: served.config.max_batch_size > 0,
+            ensemble: served.plan.ensemble.then(|| served.clone()),
             labels: catalog.labels().clone(),
             rows_per_message,
             span: span.clone(),
@@ -276,6 +303,12 @@ impl Handlers {
         let last = reply.last;
         let empty = last && output.tensors.is_empty();
         if !empty {
+            if let Some(ensemble) = &request.ensemble {
+                let shaped =
+                    |output| ensemble.plan.reshape_output(output).map(|output| ensemble.config.fit_output(output));
+                let tensors = std::mem::take(&mut output.tensors).into_iter().map(shaped);
+                output.tensors = tensors.collect::<Result<_, _>>()?;
+            }
             request.labels.classify(&request.model.name, request.batched, &request.outputs, &mut output.tensors)?;
         }
         let response = InferResponse {

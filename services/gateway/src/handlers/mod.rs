@@ -7,6 +7,7 @@ mod health;
 mod infer;
 mod logging;
 mod metadata;
+pub mod operations;
 mod repository;
 mod shared_memory;
 mod statistics;
@@ -27,12 +28,12 @@ use crate::registry::Registry;
 use crate::shared_memory::SharedMemory;
 use crate::statistics::Collector;
 
-pub use access::{Access, AccessArgs, Category, Denied, Restriction, Secret};
+pub use access::{Access, AccessArgs, Category, ControlAccess, Credentials, Denied, Restriction, Secret};
 pub use classification::Labels;
-pub use infer::{Responses, Traced, Via};
+pub use infer::{Responses, Rows, Traced, Via};
 pub use statistics::Queues;
 pub use status::LastStatus;
-pub use timing::server_timing;
+pub use timing::answer_headers;
 pub use trace::Tracing;
 
 /// What the operations work with. One per gateway, shared by all its listeners.

@@ -1,6 +1,6 @@
 //! The model repository extension.
 
-use trireme_inference::InferError;
+use trireme_inference::{InferError, UnixMicros};
 use trireme_protocol::repository::{IndexEntry, IndexState, LoadRequest};
 use trireme_runtime::control::Override;
 
@@ -18,7 +18,9 @@ impl Handlers {
 
     /// Loads a model at every worker that has its backend.
     pub async fn load_model(&self, model: &str, request: LoadRequest) -> Result<(), InferError> {
-        self.models.load(model, Override { config: request.config, files: request.files }).await
+        self.models
+            .load(model, Override { config: request.config, files: request.files, since: UnixMicros::now() })
+            .await
     }
 
     /// Unloads a model everywhere; with `dependents`, what an ensemble is made of, too.

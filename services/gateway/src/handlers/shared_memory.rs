@@ -7,6 +7,7 @@ use trireme_inference::{InferError, InferRequest, InferResponse};
 use trireme_protocol::shared_memory::SystemRegion;
 
 use super::Handlers;
+use crate::budget::Hold;
 use crate::shared_memory::Part;
 
 /// Most bytes of a request that are read from shared memory: as many as may travel.
@@ -65,9 +66,9 @@ impl Handlers {
         }
     }
 
-    /// Reads the inputs that lie in shared memory into `request`, and finds the parts for its outputs. No byte is read
-    /// before all parts are found.
-    pub(super) fn read_shared(&self, request: &mut InferRequest) -> Result<OutputParts, InferError> {
+    /// Reads the inputs that lie in shared memory into `request`, counted in `hold`, and finds the parts for its outputs. No
+    /// byte is read before all parts are found and there is room for them.
+    pub(super) fn read_shared(&self, request: &mut InferRequest, hold: &Hold) -> Result<OutputParts, InferError> {
         let shared = std::mem::take(&mut request.shared);
         let memory = &self.shared_memory;
         let inputs: Vec<_> = shared.inputs.iter().map(|(_, part)| memory.find(part)).collect::<Result<_, _>>()?;
@@ -79,6 +80,7 @@ impl Handlers {
                 "inputs in shared memory of {size} bytes exceed the maximum of {MAX_SHARED} bytes"
             )));
         }
+        hold.take(size)?;
         for ((index, _), part) in shared.inputs.iter().zip(inputs) {
             if let Some(input) = request.inputs.get_mut(*index) {
                 input.data = part.read()?;

@@ -1,6 +1,7 @@
 //! The statistics extension, and the sums that metrics are made of.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -18,8 +19,8 @@ pub type Queues = BTreeMap<ModelKey, QueueStatus>;
 
 impl Handlers {
     /// What the whole system has done so far, by model version.
-    pub async fn totals(&self) -> Totals {
-        self.collector.totals(self.registry.workers().into_iter().map(|(worker, _)| worker)).await
+    pub async fn totals(&self) -> Arc<Totals> {
+        self.collector.totals().await
     }
 
     /// The statistics of a model's version, of all its versions that are ready, or of all models. Errors when there is no
@@ -30,8 +31,9 @@ impl Handlers {
         version: Option<i64>,
     ) -> Result<Vec<(ModelKey, Counters)>, InferError> {
         let keys = self.keys(model, version)?;
-        let mut totals = self.totals().await;
-        Ok(keys.into_iter().map(|key| (key.clone(), totals.remove(&key).unwrap_or_default().counters)).collect())
+        let totals = self.totals().await;
+        let counters = |key: &ModelKey| totals.get(key).map(|total| total.counters.clone()).unwrap_or_default();
+        Ok(keys.into_iter().map(|key| (key.clone(), counters(&key))).collect())
     }
 
     /// Requests that wait for their answers.
@@ -42,13 +44,13 @@ impl Handlers {
     /// How full every queue is. Models that have none, as ensembles, are left out; so are those the bus says nothing of.
     pub async fn queues(&self) -> Queues {
         let ask = async |key: ModelKey| {
-            let (levels, policy) = match self.registry.catalog().find(&key.name, Some(key.version)) {
+            let levels = match self.registry.catalog().find(&key.name, Some(key.version)) {
                 // Nobody made a queue for it, so this process may not be let to look for one.
                 Ok((_, served)) if served.config.is_ensemble() => return None,
-                Ok((_, served)) => (served.config.queue_levels(), served.config.has_queue_policy()),
-                Err(_) => (vec![0], false),
+                Ok((_, served)) => served.config.queue_levels(),
+                Err(_) => vec![0],
             };
-            let asked = self.dispatcher.queue_status(&key, &levels, policy);
+            let asked = self.dispatcher.queue_status(&key, &levels);
             match tokio::time::timeout(QUEUES_LIMIT, asked).await {
                 Ok(Ok(status)) => Some((key, status)),
                 Ok(Err(BusError::NoQueue { .. })) => None,

@@ -13,8 +13,8 @@ use trireme_protocol::repository::IndexState;
 
 use super::{Handlers, Queues};
 use crate::metrics::Windows;
-use crate::registry::{Catalog, ServedModel};
-use crate::statistics::{Process, Totals};
+use crate::registry::{Catalog, Process, ServedModel};
+use crate::statistics::Totals;
 
 /// How long a document serves everybody who asks: however many look, the system is asked twice a second.
 const FRESH: Duration = Duration::from_millis(500);
@@ -61,9 +61,19 @@ fn gateways(processes: &[Process], now: UnixMicros) -> Vec<Value> {
     gateways
         .map(|(process, in_flight)| {
             let uptime = seconds(now.since(process.started));
-            json!({"name": process.name, "uptime_seconds": uptime, "in_flight": in_flight})
+            json!({
+                "name": process.name,
+                "uptime_seconds": uptime,
+                "in_flight": in_flight,
+                "clock_offset_seconds": offset(process),
+            })
         })
         .collect()
+}
+
+/// Seconds by which a process's clock is behind the broker's.
+fn offset(process: &Process) -> f64 {
+    process.clock_offset_us as f64 / 1e6
 }
 
 fn workers(entries: &[(WorkerEntry, Duration)], processes: &[Process], now: UnixMicros) -> Vec<Value> {
@@ -72,13 +82,14 @@ fn workers(entries: &[(WorkerEntry, Duration)], processes: &[Process], now: Unix
     let worker = |(name, mut entries): (&str, Vec<&(WorkerEntry, Duration)>)| {
         entries.sort_by(|left, right| left.0.model.cmp(&right.0.model));
         let first = &entries.first()?.0;
-        let started = processes.iter().find(|process| process.name == name).map(|process| process.started);
+        let process = processes.iter().find(|process| process.name == name);
         let models: Vec<_> = entries.iter().map(|(entry, age)| hosted(entry, *age)).collect();
         Some(json!({
             "name": name,
             "service": first.service,
             "host": first.host,
-            "uptime_seconds": started.map(|started| seconds(now.since(started))),
+            "uptime_seconds": process.map(|process| seconds(now.since(process.started))),
+            "clock_offset_seconds": process.map(offset),
             "models": models,
         }))
     };
@@ -88,6 +99,7 @@ fn workers(entries: &[(WorkerEntry, Duration)], processes: &[Process], now: Unix
 fn hosted(entry: &WorkerEntry, age: Duration) -> Value {
     let (state, reason) = match &entry.state {
         ModelState::Ready => ("READY", None),
+        ModelState::Recovering(reason) => ("RECOVERING", Some(reason)),
         ModelState::Unloading => ("UNLOADING", None),
         ModelState::Unavailable(reason) => ("UNAVAILABLE", Some(reason)),
     };
@@ -248,7 +260,12 @@ mod tests {
             };
             (entry, Duration::from_millis(1500))
         };
-        let process = |name: &str, in_flight| Process { name: name.to_owned(), started: UnixMicros(0), in_flight };
+        let process = |name: &str, in_flight| Process {
+            name: name.to_owned(),
+            started: UnixMicros(0),
+            in_flight,
+            clock_offset_us: -2_500_000,
+        };
         let processes = [process("a", None), process("g", Some(3))];
         let now = UnixMicros(2_000_000);
         let workers = workers(&[entry("b", "y"), entry("a", "y"), entry("a", "x")], &processes, now);
@@ -256,6 +273,8 @@ mod tests {
         assert_eq!(workers[0]["models"][0]["model"], "x");
         assert_eq!(workers[0]["models"][1]["reason"], "broken");
         assert_eq!((&workers[1]["name"], &workers[1]["uptime_seconds"]), (&json!("b"), &Value::Null));
-        assert_eq!(gateways(&processes, now), [json!({"name": "g", "uptime_seconds": 2.0, "in_flight": 3})]);
+        assert_eq!(workers[0]["clock_offset_seconds"], -2.5);
+        let gateway = json!({"name": "g", "uptime_seconds": 2.0, "in_flight": 3, "clock_offset_seconds": -2.5});
+        assert_eq!(gateways(&processes, now), [gateway]);
     }
 }

@@ -1,11 +1,26 @@
-//! Where a request's time went, as clients are told.
+//! What an answer's headers, or its gRPC metadata, say of the request: where its time went, how many tokens its texts have, and how
+//! many of them were cut.
 
 use std::fmt::Write;
 
 use trireme_inference::Ledger;
 
+/// Header that says how many tokens the tokenizers of a request counted.
+const TOKENS: &str = "trireme-tokens";
+
+/// Header that says how many texts of a request were too long and lost tokens; left out where it is none.
+const TRUNCATED: &str = "trireme-truncated-texts";
+
+/// The headers that an answer with this ledger has, by their names in lower case.
+pub fn answer_headers(ledger: &Ledger) -> impl Iterator<Item = (&'static str, String)> {
+    let texts = ledger.texts();
+    let tokens = texts.map(|texts| (TOKENS, texts.tokens.to_string()));
+    let truncated = texts.filter(|texts| texts.truncated > 0).map(|texts| (TRUNCATED, texts.truncated.to_string()));
+    [("server-timing", server_timing(ledger))].into_iter().chain(tokens).chain(truncated)
+}
+
 /// The ledger as `Server-Timing`: an entry per hop, in milliseconds of computing, with waiting in its description.
-pub fn server_timing(ledger: &Ledger) -> String {
+fn server_timing(ledger: &Ledger) -> String {
     let mut text = String::new();
     for hop in &ledger.0 {
         if !text.is_empty() {
@@ -28,4 +43,21 @@ pub fn server_timing(ledger: &Ledger) -> String {
 
 fn millis(micros: u64) -> String {
     format!("{}.{:03}", micros / 1000, micros % 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use trireme_inference::{Hop, TextFacts};
+
+    use super::*;
+
+    #[test]
+    fn tokens_are_told_where_they_are_known_and_cut_texts_where_there_are_some() {
+        let names = |texts| -> Vec<_> { answer_headers(&Ledger(vec![Hop { texts, ..Hop::default() }])).collect() };
+        assert_eq!(names(None).len(), 1);
+        let told = names(Some(TextFacts { tokens: 12, truncated: 0 }));
+        assert_eq!(told[1..], [(TOKENS, "12".to_owned())]);
+        let told = names(Some(TextFacts { tokens: 12, truncated: 3 }));
+        assert_eq!(told[1..], [(TOKENS, "12".to_owned()), (TRUNCATED, "3".to_owned())]);
+    }
 }

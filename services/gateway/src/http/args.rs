@@ -4,13 +4,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::BoolishValueParser;
+use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{ArgAction, Args};
 use regex::Regex;
-use tokio_rustls::TlsAcceptor;
 
-use super::tls;
+use super::TokenInput;
 use crate::handlers::forward;
+use crate::tls::{Files, Pem, Tls};
 
 /// Flags about HTTP; Triton's names where it has them.
 #[derive(Args, Clone, Debug)]
@@ -31,6 +31,7 @@ pub struct HttpArgs {
 
     /// Largest request body over HTTP, compressed and not, in bytes
     #[arg(long, env = "TRIREME_HTTP_MAX_INPUT_SIZE", value_name = "BYTES", default_value_t = 64 << 20)]
+    #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub http_max_input_size: usize,
 
     /// Seconds without a byte of a request, or of an answer that is taken, after which its client is left, also over gRPC. All
@@ -46,6 +47,10 @@ pub struct HttpArgs {
     /// Status that answers a request which found a queue full: Triton's 503, or 429 with Retry-After
     #[arg(long, env = "TRIREME_FULL_QUEUE_STATUS", value_name = "STATUS", default_value = "503", value_parser = ["503", "429"])]
     pub full_queue_status: String,
+
+    /// What token ids in place of texts are in OpenAI's /v1/embeddings
+    #[arg(long, env = "TRIREME_OPENAI_TOKEN_INPUT", value_name = "VOCABULARY", value_enum, default_value_t)]
+    pub openai_token_input: TokenInput,
 
     /// Whether to show the console, a page for people, at /ui
     #[arg(long, env = "TRIREME_UI", value_name = "BOOL", default_value = "true")]
@@ -64,6 +69,10 @@ pub struct HttpArgs {
     /// Private key (PEM) of the certificate
     #[arg(long, env = "TRIREME_HTTPS_KEY", value_name = "FILE", requires = "https_cert")]
     pub https_key: Option<PathBuf>,
+
+    /// Certificates (PEM) that vouch for clients' certificates, which clients have to show over HTTPS then
+    #[arg(long, env = "TRIREME_HTTPS_ROOT_CERT", value_name = "FILE", requires = "https_cert")]
+    pub https_root_cert: Option<PathBuf>,
 }
 
 /// How the HTTP listener is set up.
@@ -79,12 +88,14 @@ pub struct HttpOptions {
     pub oip_health_bodies: bool,
     /// Whether a full queue is 429, with a hint when to come again.
     pub full_queue_is_429: bool,
+    /// What token ids in place of texts are in OpenAI's dialect.
+    pub token_input: TokenInput,
     /// Whether the console is shown.
     pub ui: bool,
     /// Which headers models get as parameters.
     pub header_forward: Option<Regex>,
     /// Speaks TLS, where it is there.
-    pub tls: Option<TlsAcceptor>,
+    pub tls: Option<Tls>,
 }
 
 // === impl HttpArgs ===
@@ -100,7 +111,12 @@ impl HttpArgs {
         let header_forward =
             forward::pattern("--http-header-forward-pattern", self.http_header_forward_pattern.as_deref())?;
         let tls = match (&self.https_cert, &self.https_key) {
-            (Some(certificate), Some(key)) => Some(tls::acceptor(certificate, key)?),
+            (Some(certificate), Some(key)) => {
+                let pem = |flag, path: &PathBuf| Pem { flag, path: path.clone() };
+                let roots = self.https_root_cert.as_ref().map(|path| pem("--https-root-cert", path));
+                let (certificate, key) = (pem("--https-cert", certificate), pem("--https-key", key));
+                Some(Tls::new(Files { certificate, key, roots }, b"http/1.1")?)
+            }
             _ => None,
         };
         Ok(HttpOptions {
@@ -109,6 +125,7 @@ impl HttpArgs {
             idle_timeout: self.idle_timeout(),
             oip_health_bodies: self.oip_health_bodies,
             full_queue_is_429: self.full_queue_status == "429",
+            token_input: self.openai_token_input,
             ui: self.ui,
             header_forward,
             tls,

@@ -1,7 +1,8 @@
 //! Request bodies: read whole within a limit, never waited for without end, and never left unread.
 //!
 //! A connection that is closed while the client still sends loses the answer on its way. So what a handler leaves of a
-//! body, because it refused the request early, is read and thrown away beside the answer.
+//! body, because it refused the request early, is read and thrown away beside the answer: up to [`UNREAD`] bytes and
+//! [`UNREAD_TIME`]. Then the connection closes.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -19,6 +20,13 @@ use trireme_runtime::TaskSet;
 
 use crate::budget::NoRoom;
 use crate::pace::{Overdue, Pace, size};
+
+/// Most bytes of a refused body that are read: four times what a request in JSON may have by default, so that a client whose
+/// request is too large gets the error that says so.
+const UNREAD: usize = 256 << 20;
+
+/// How long a refused body is read at most.
+const UNREAD_TIME: Duration = Duration::from_secs(10);
 
 /// A request's body on its way in.
 struct RequestBody {
@@ -56,16 +64,27 @@ pub fn guard(request: Request<Incoming>, idle_timeout: Duration, tasks: &TaskSet
     Request::from_parts(parts, Body::new(body))
 }
 
+/// How large a body may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit {
+    /// Most bytes.
+    pub bytes: usize,
+    /// What is too large, as the error has it.
+    pub what: &'static str,
+    /// The flag that allows more.
+    pub flag: &'static str,
+}
+
 /// The whole body, unless it is larger than allowed: then as little of it as shows that.
-pub async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, InferError> {
-    if let Some(announced) = announced(headers).filter(|&length| length > limit as u64) {
-        return Err(too_large(&format!("{announced}"), limit));
+pub async fn read(headers: &HeaderMap, body: Body, limit: Limit) -> Result<Bytes, InferError> {
+    if let Some(announced) = announced(headers).filter(|&length| length > limit.bytes as u64) {
+        return Err(limit.exceeded(&format!("{announced}")));
     }
-    axum::body::to_bytes(body, limit).await.map_err(|error| {
+    axum::body::to_bytes(body, limit.bytes).await.map_err(|error| {
         let mut source: Option<&dyn std::error::Error> = Some(&error);
         while let Some(cause) = source {
             if cause.is::<LengthLimitError>() {
-                return too_large(&format!("more than {limit}"), limit);
+                return limit.exceeded(&format!("more than {}", limit.bytes));
             }
             if let Some(&refusal) = cause.downcast_ref::<NoRoom>() {
                 return refusal.into();
@@ -86,11 +105,41 @@ pub fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-fn too_large(size: &str, limit: usize) -> InferError {
-    InferError::invalid_arg(format!(
-        "request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. Use \
-         --http-max-input-size to increase the limit."
-    ))
+/// Whether an error of [`read`] says that the body is larger than allowed.
+pub fn is_too_large(error: &InferError) -> bool {
+    error.message.contains(TOO_LARGE)
+}
+
+/// The middle of a refusal of a body that is too large.
+const TOO_LARGE: &str = " bytes exceeds the maximum allowed input size of ";
+
+// === impl Limit ===
+
+impl Limit {
+    /// What `--http-max-input-size` allows of a body that is JSON.
+    pub fn json(bytes: usize) -> Limit {
+        Limit { bytes, what: "request JSON", flag: "--http-max-input-size" }
+    }
+
+    /// The same of a body that is not, or not all of it.
+    pub fn binary(bytes: usize) -> Limit {
+        Limit { what: "request body", ..Limit::json(bytes) }
+    }
+
+    /// No more than all requests together may hold.
+    pub fn within(self, budget: u64) -> Limit {
+        match usize::try_from(budget) {
+            Ok(bytes) if bytes < self.bytes => Limit { bytes, flag: "--max-bytes-in-flight", ..self },
+            _ => self,
+        }
+    }
+
+    fn exceeded(&self, size: &str) -> InferError {
+        let Limit { bytes, what, flag } = self;
+        InferError::invalid_arg(format!(
+            "{what} size of {size}{TOO_LARGE}{bytes} bytes. Use {flag} to increase the limit."
+        ))
+    }
 }
 
 // === impl RequestBody ===
@@ -130,9 +179,16 @@ impl Drop for RequestBody {
         if self.withheld {
             return;
         }
-        let (timeout, stopping) = (self.idle_timeout, self.tasks.stopping().clone());
+        let (timeout, stopping) = (self.idle_timeout.min(UNREAD_TIME), self.tasks.stopping().clone());
         self.tasks.spawn("drain request body", async move {
-            let drained = async { while let Some(Ok(_)) = incoming.frame().await {} };
+            let mut left = UNREAD;
+            let drained = async {
+                while left > 0
+                    && let Some(Ok(frame)) = incoming.frame().await
+                {
+                    left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+                }
+            };
             tokio::select! {
                 _ = tokio::time::timeout(timeout, drained) => {}
                 () = stopping.cancelled() => {}

@@ -1,13 +1,15 @@
 //! The listener: connections accepted, served as HTTP/1.1, and wound up.
 //!
 //! Invariants:
-//! - A connection ends: by its client, by silence, by a client that takes no answer, or when the listener stops.
+//! - A connection ends: by its client, by silence, by a client that takes no answer, for another one where there is no room
+//!   (`crowd`), or when the listener stops.
 //! - A connection that was there before the listener stopped has its request answered, be it the first or another one.
 //! - What is not HTTP is answered with 400 and its connection closed; so is a head that is too large (431, 414).
 //! - A request whose handler panics is answered with 500; the other requests do not notice.
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -24,14 +26,15 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use trireme_runtime::TaskSet;
 
 use super::patience::Patient;
-use super::{body, response};
+use super::{body, dialects, response};
 use crate::backlog;
 use crate::budget::{self, Budget};
+use crate::crowd::{Busy, Crowd, Place};
+use crate::tls::Tls;
 
 #[cfg(test)]
 mod tests;
@@ -41,6 +44,12 @@ const MAX_HEAD_BYTES: usize = 64 << 10;
 
 /// How the paths of requests end that are work for a model; others are about the server.
 const WORK: [&str; 3] = ["/infer", "/generate", "/generate_stream"];
+
+/// How the paths end that whoever watches over the server asks for: they are answered where there is no room for others.
+const WATCH: [&str; 4] = ["/live", "/ready", "/health", "/metrics"];
+
+/// How long a connection that has to make room for another one has, when it has had requests before.
+const LEAVING: Duration = Duration::from_secs(1);
 
 /// What every connection is served with.
 #[derive(Clone)]
@@ -52,7 +61,9 @@ pub struct Connections {
     /// What requests and answers may hold.
     pub budget: Budget,
     /// Speaks TLS first, where it is there.
-    pub tls: Option<TlsAcceptor>,
+    pub tls: Option<Tls>,
+    /// Who is connected.
+    pub crowd: Crowd,
     /// The tasks of the connections.
     pub tasks: TaskSet,
 }
@@ -69,7 +80,10 @@ enum Stage {
 }
 
 /// An answer on its way. Dropped, its connection is idle.
-struct Answering(watch::Sender<Stage>);
+struct Answering {
+    stage: watch::Sender<Stage>,
+    _busy: Busy,
+}
 
 // === impl Connections ===
 
@@ -91,35 +105,40 @@ impl Connections {
     fn take(&self, stream: TcpStream) {
         // Answers are small and awaited: they must not sit in a buffer.
         let _ = stream.set_nodelay(true);
-        self.tasks.spawn("connection", self.clone().connection(stream));
+        if let Some(place) = self.crowd.admit(&stream) {
+            self.tasks.spawn("connection", self.clone().connection(stream, place));
+        }
     }
 
-    async fn connection(self, stream: TcpStream) {
-        let Some(acceptor) = self.tls.clone() else { return self.http(stream).await };
+    async fn connection(self, stream: TcpStream, place: Arc<Place>) {
+        let Some(tls) = &self.tls else { return self.http(stream, place).await };
+        let acceptor = tls.acceptor();
         // One that has not said hello by then has no request.
         let stopped = async {
             self.tasks.stopping().cancelled().await;
             tokio::time::sleep(backlog::FIRST_REQUEST).await;
         };
+        let patience = place.patience(self.idle_timeout);
         let shaken = tokio::select! {
-            shaken = tokio::time::timeout(self.idle_timeout, acceptor.accept(stream)) => shaken,
+            shaken = tokio::time::timeout(patience, acceptor.accept(stream)) => shaken,
             () = stopped => return,
+            () = place.leave.cancelled() => return,
         };
         match shaken {
-            Ok(Ok(stream)) => self.http(stream).await,
+            Ok(Ok(stream)) => self.http(stream, place).await,
             Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
             Err(_) => tracing::debug!("TLS handshake took too long"),
         }
     }
 
-    async fn http(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    async fn http(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, place: Arc<Place>) {
         let stage = watch::Sender::new(Stage::Idle);
         let service = service_fn(|request| {
             stage.send_replace(Stage::Asked);
-            let (answer, stage) = (self.answer(request), stage.clone());
+            let (answer, stage, busy) = (self.answer(request, &place), stage.clone(), place.begin());
             async move {
                 let answer = answer.await?;
-                let answering = Answering::begin(stage);
+                let answering = Answering::begin(stage, busy);
                 // Only to be dropped with the body.
                 let with = move |error| {
                     let _ = &answering;
@@ -131,7 +150,7 @@ impl Connections {
         // A client that ends its side has gone away, as far as can be seen: its request is cancelled (no `half_close`).
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(self.idle_timeout)
+            .header_read_timeout(place.patience(self.idle_timeout))
             .max_header_size(MAX_HEAD_BYTES)
             .max_buf_size(8 * MAX_HEAD_BYTES)
             .serve_connection(TokioIo::new(Patient::new(stream, self.idle_timeout)), service);
@@ -147,19 +166,38 @@ impl Connections {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }
+            () = place.leave.cancelled() => {
+                if !place.has_begun() {
+                    return;
+                }
+                // A request may have come at the same time.
+                connection.as_mut().graceful_shutdown();
+                tokio::select! {
+                    ended = connection => ended,
+                    () = place.idle_for(LEAVING) => return,
+                }
+            }
         };
         if let Err(error) = ended {
             tracing::debug!(%error, "connection ended");
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
-        let infers = WORK.iter().any(|end| request.uri().path().ends_with(end));
+    async fn answer(&self, request: Request<Incoming>, place: &Place) -> Result<Response<Body>, Infallible> {
+        let path = request.uri().path();
+        if place.is_spare && !WATCH.iter().any(|end| path.ends_with(end)) {
+            let message = "there are too many connections (--max-connections)";
+            let mut answer = response::error(StatusCode::SERVICE_UNAVAILABLE, message);
+            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            return Ok(answer);
+        }
+        let infers = WORK.iter().any(|end| path.ends_with(end)) || dialects::is_work(request.method(), path);
         let hold = if infers { self.budget.hold() } else { self.budget.hold_of_control() };
         let (mut parts, body) = body::guard(request, self.idle_timeout, &self.tasks).into_parts();
         let announced = body::announced(&parts.headers).unwrap_or_default();
         let body = budget::count(body, announced, &hold, |refusal| refusal.into());
         parts.extensions.insert(hold.clone());
+        parts.extensions.insert(place.peer);
         let answer = TowerToHyperService::new(self.router.clone()).call(Request::from_parts(parts, body));
         let answer = AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| {
             tracing::error!("the handler of a request panicked");
@@ -167,7 +205,7 @@ impl Connections {
         });
         answer.map(|mut answer| {
             // Said in the answer, so that the client sends its next request elsewhere.
-            if self.tasks.stopping().is_cancelled() {
+            if self.tasks.stopping().is_cancelled() || place.is_spare {
                 answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             budget::until_sent(answer, hold)
@@ -193,14 +231,14 @@ async fn until_closable(mut stage: watch::Receiver<Stage>) {
 // === impl Answering ===
 
 impl Answering {
-    fn begin(stage: watch::Sender<Stage>) -> Answering {
+    fn begin(stage: watch::Sender<Stage>, busy: Busy) -> Answering {
         stage.send_replace(Stage::Answering);
-        Answering(stage)
+        Answering { stage, _busy: busy }
     }
 }
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        self.0.send_replace(Stage::Idle);
+        self.stage.send_replace(Stage::Idle);
     }
 }

@@ -6,10 +6,10 @@ mod args;
 mod body;
 mod compression;
 mod connections;
+mod dialects;
 mod patience;
 mod response;
 mod routes;
-mod tls;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,11 +23,13 @@ use tokio_util::sync::CancellationToken;
 use trireme_inference::InferError;
 use trireme_runtime::TaskSet;
 
+use crate::crowd::{Crowd, Limits};
 use crate::handlers::SharedHandlers;
 pub use connections::Connections;
 
 pub use args::HttpArgs;
 use args::HttpOptions;
+pub use dialects::TokenInput;
 
 /// What routes work with.
 #[derive(Clone)]
@@ -50,7 +52,7 @@ impl HttpState {
     /// The whole body of a request, unless it is larger than allowed.
     async fn read(&self, request: Request) -> Result<Bytes, InferError> {
         let (parts, body) = request.into_parts();
-        body::read(&parts.headers, body, self.options.max_input_size).await
+        body::read(&parts.headers, body, body::Limit::json(self.options.max_input_size)).await
     }
 }
 
@@ -69,12 +71,20 @@ impl HttpListener {
         Ok(Some(HttpListener { listener, options, address }))
     }
 
-    /// Serves until `stop` is raised, then finishes the requests in flight, for `exit_timeout` at most.
-    pub async fn serve(self, handlers: SharedHandlers, stop: CancellationToken, exit_timeout: Duration) {
+    /// Serves as many connections as `limits` allow until `stop` is raised, then finishes the requests in flight, for
+    /// `exit_timeout` at most.
+    pub async fn serve(
+        self,
+        handlers: SharedHandlers,
+        limits: Limits,
+        stop: CancellationToken,
+        exit_timeout: Duration,
+    ) {
         let (idle_timeout, tls) = (self.options.idle_timeout, self.options.tls.clone());
         let budget = handlers.budget.clone();
         let router = routes::router(HttpState { handlers, options: Arc::new(self.options) });
-        let connections = Connections { router, idle_timeout, budget, tls, tasks: TaskSet::new() };
+        let (crowd, tasks) = (Crowd::new(limits), TaskSet::new());
+        let connections = Connections { router, idle_timeout, budget, tls, crowd, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
 }

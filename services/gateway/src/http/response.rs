@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use axum::body::Body;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, RETRY_AFTER as RETRY_AFTER_NAME};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use trireme_bus::QUEUE_FULL;
@@ -16,9 +16,7 @@ use trireme_protocol::infer::{EncodedResponse, HEADER_LENGTH};
 use trireme_protocol::{metadata, status};
 
 use super::compression::Coding;
-use crate::handlers::server_timing;
-
-const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+use crate::handlers::answer_headers;
 
 /// An error as a response. Triton sends its errors as JSON always, and says so in `Content-Type` only once it has begun to
 /// look at the body.
@@ -72,10 +70,17 @@ pub async fn infer(encoded: EncodedResponse, ledger: &Ledger, coding: Coding) ->
     if let Some(name) = coding.name() {
         headers.insert(CONTENT_ENCODING, HeaderValue::from_static(name));
     }
-    if let Ok(timing) = server_timing(ledger).parse() {
-        headers.insert(SERVER_TIMING, timing);
-    }
+    tell(ledger, headers);
     Ok(response)
+}
+
+/// Says in an answer's headers where the time went, and what became of the texts.
+pub fn tell(ledger: &Ledger, headers: &mut HeaderMap) {
+    for (name, value) in answer_headers(ledger) {
+        if let Ok(value) = value.parse() {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    }
 }
 
 /// An error with its status; `{"error": message}`.

@@ -28,6 +28,7 @@ use trireme_runtime::TaskSet;
 use trireme_runtime::statistics::export;
 use trireme_telemetry::metrics::{self, Exposition, Metric, Samples};
 
+use crate::crowd::{Crowd, Limits};
 use crate::handlers::{Handlers, Queues, SharedHandlers};
 use crate::http::{Connections, HttpArgs};
 use crate::statistics::Totals;
@@ -79,12 +80,19 @@ impl MetricsListener {
         Ok(Some(MetricsListener { listener, options: args.options(), address }))
     }
 
-    /// Serves until `stop` is raised.
-    pub async fn serve(self, handlers: SharedHandlers, stop: CancellationToken, exit_timeout: Duration) {
+    /// Serves as many connections as `limits` allow until `stop` is raised.
+    pub async fn serve(
+        self,
+        handlers: SharedHandlers,
+        limits: Limits,
+        stop: CancellationToken,
+        exit_timeout: Duration,
+    ) {
         let budget = handlers.budget.clone();
         let metrics = Arc::new(Metrics { handlers, options: self.options, seen: Mutex::default() });
         let router = Router::new().route("/metrics", get(show)).with_state(metrics);
-        let connections = Connections { router, idle_timeout: IDLE_TIMEOUT, budget, tls: None, tasks: TaskSet::new() };
+        let (crowd, tasks) = (Crowd::new(limits), TaskSet::new());
+        let connections = Connections { router, idle_timeout: IDLE_TIMEOUT, budget, tls: None, crowd, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
 }

@@ -1,6 +1,6 @@
-//! A snapshot of what is served: made whole from worker entries and ensembles, then only read.
+//! A snapshot of the served models. It is built as a whole from worker entries and ensembles, and then only read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use trireme_inference::{InferError, ModelKey, RoutePlan, TensorSpec};
@@ -9,13 +9,16 @@ use trireme_model_repository::{
 };
 use trireme_protocol::repository::{IndexEntry, IndexState, IndexVersion};
 
+use super::offer::{Offer, Task};
 use crate::handlers::Labels;
 
-/// What is served at one time.
+/// The models that are served at one time.
 #[derive(Debug, Default)]
 pub struct Catalog {
     models: BTreeMap<String, Model>,
     labels: Arc<Labels>,
+    /// Why model repositories could not be read.
+    unreadable: Vec<String>,
 }
 
 /// A model by name.
@@ -23,25 +26,32 @@ pub struct Catalog {
 struct Model {
     /// The versions that are ready.
     versions: BTreeMap<i64, Arc<ServedModel>>,
-    /// Every version that is or was there, with what is known of those that are not ready.
+    /// Every version that exists or has existed, with the state of those that are not ready.
     known: BTreeMap<i64, Unready>,
-    /// Whether it is meant to be served.
+    /// Versions that are served but cannot execute now, each with the reason.
+    recovering: BTreeMap<i64, String>,
+    /// Whether the model is meant to be served.
     wanted: bool,
     /// Whether the server is not ready without it.
     required: bool,
-    /// Why none of it is ready, where that is known.
+    /// Why none of its versions is ready, if known.
     reason: Option<String>,
+    /// Whether that is only that models it is made of have not come yet.
+    waits: bool,
 }
+
+/// Models that are no longer ready are named in one line from this many on: a worker that leaves may have had hundreds.
+const MANY: usize = 5;
 
 /// A version that is not ready.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum Unready {
-    /// No worker says anything of it.
+    /// It has no worker entry.
     #[default]
     Absent,
-    /// Its workers finish what they have.
+    /// Its workers finish their requests.
     Unloading,
-    /// A worker could not load it, or it has no configuration; why.
+    /// A worker could not load it, or it has no configuration; the text says why.
     Failed(String),
 }
 
@@ -54,19 +64,23 @@ pub struct ServedModel {
     pub inputs: Vec<TensorSpec>,
     /// Its outputs, batch dimension included.
     pub outputs: Vec<TensorSpec>,
-    /// The steps that a request for it makes.
+    /// The steps of a request for it.
     pub plan: RoutePlan,
+    /// What it does with texts, or what is wrong with what its configuration says of that.
+    pub offer: Result<Offer, String>,
 }
 
 pub(super) type Served<'a> = BTreeMap<&'a str, BTreeMap<i64, Arc<ModelConfig>>>;
 
-/// What a catalog is made of.
+/// The data that a catalog is built from.
 pub(super) struct Sources<'a> {
-    /// Models as the repository has them.
+    /// The models in the repository.
     pub repository: &'a Repository,
-    /// What workers serve.
+    /// The models that workers serve.
     pub served: Served<'a>,
-    /// Every model that may be asked for, with the versions that were ever there.
+    /// The versions among them that cannot execute now, each with the reason. Requests for them wait.
+    pub recovering: BTreeMap<ModelKey, String>,
+    /// Every model that may be asked for, with all versions that have ever existed.
     pub known: BTreeMap<String, BTreeMap<i64, Unready>>,
     /// Whether a model is meant to be served.
     pub wanted: &'a dyn Fn(&str) -> bool,
@@ -76,28 +90,34 @@ pub(super) struct Sources<'a> {
     pub by_request: bool,
 }
 
-/// What became of a version that was unloaded; Triton's word.
+/// The reason of a version that was unloaded; Triton's word.
 const UNLOADED: &str = "unloaded";
 
 // === impl Catalog ===
 
 impl Catalog {
-    /// Puts together what workers serve and the ensembles made of it.
+    /// Builds a catalog from the models that workers serve and the ensembles made of them.
     pub(super) fn build(sources: Sources<'_>) -> Catalog {
-        let Sources { repository, served, known, wanted, required, by_request } = sources;
-        let mut catalog = Catalog { models: BTreeMap::new(), labels: Arc::new(Labels::of(repository)) };
+        let Sources { repository, served, recovering, known, wanted, required, by_request } = sources;
+        let unreadable = repository.unreadable().iter().map(|fault| format!("model repository: {fault}")).collect();
+        let mut catalog = Catalog { models: BTreeMap::new(), labels: Arc::new(Labels::of(repository)), unreadable };
         for (name, known) in known {
             let failed = known.values().rev().find_map(|version| match version {
                 Unready::Failed(reason) => Some(reason.clone()),
                 Unready::Absent | Unready::Unloading => None,
             });
             let (wanted, required) = (wanted(&name), required(&name));
-            catalog.models.insert(name, Model { versions: BTreeMap::new(), known, wanted, required, reason: failed });
+            catalog.models.insert(name, Model { known, wanted, required, reason: failed, ..Model::default() });
         }
         for (&name, versions) in &served {
             let Some(model) = catalog.models.get_mut(name) else { continue };
             for (&version, config) in versions {
                 model.versions.insert(version, ServedModel::new(config, plan_single(config)));
+            }
+        }
+        for (ModelKey { name, version }, reason) in recovering {
+            if let Some(model) = catalog.models.get_mut(&name) {
+                model.recovering.insert(version, reason);
             }
         }
         let lookup = |name: &str, version| find_config(repository, &served, name, version);
@@ -111,13 +131,16 @@ impl Catalog {
                     let served = ServedModel::new(&config, plan);
                     model.versions = ensemble.versions.iter().map(|&version| (version, served.clone())).collect();
                 }
-                // With what it is made of it comes back.
+                // The ensemble comes back when its models do.
                 Err(EnsembleError::ModelsUnavailable { models, .. })
                     if by_request && !models.iter().any(|model| wanted(model)) =>
                 {
                     (model.wanted, model.required) = (false, false);
                 }
-                Err(error) => model.reason = Some(error.to_string()),
+                Err(error) => {
+                    model.waits = matches!(error, EnsembleError::ModelsUnavailable { .. });
+                    model.reason = Some(error.to_string());
+                }
             }
         }
         catalog
@@ -128,8 +151,8 @@ impl Catalog {
         &self.labels
     }
 
-    /// The version of a model that answers a request: the one asked for, or the highest that is ready. Errors with
-    /// Triton's texts.
+    /// The version of a model that answers a request: the requested version, or the highest one that is ready. Errors
+    /// have Triton's texts.
     pub fn find(&self, name: &str, version: Option<i64>) -> Result<(i64, &Arc<ServedModel>), InferError> {
         let unknown = |what: String| InferError::not_found(format!("Request for unknown model: {what} is not found"));
         let model = self.models.get(name).filter(|model| model.wanted || !model.known.is_empty());
@@ -145,7 +168,7 @@ impl Catalog {
             (None, Some(version)) if !model.known.contains_key(&version) => {
                 Err(unknown(format!("'{name}' version {version}")))
             }
-            // Nothing is on its way that would be worth to wait for.
+            // No version is being loaded, so there is nothing to wait for.
             (None, None) if !model.wanted || model.has_failed() => {
                 Err(InferError::not_found(format!("Request for unknown model: '{name}' has no available versions")))
             }
@@ -160,10 +183,66 @@ impl Catalog {
         }
     }
 
-    /// Whether there is or was such a model, in that version where one is named; also one that was never loaded.
+    /// The model that a request for an operation is for, by its own name or one that it is served under; without a name the
+    /// only one that does this. Errors name the models that would do.
+    pub fn offering(&self, task: Task, name: Option<&str>) -> Result<(String, Arc<ServedModel>), InferError> {
+        let able: Vec<(&str, &Arc<ServedModel>)> =
+            self.offers().filter(|(_, _, o)| o.tasks.contains_key(&task)).map(|(n, s, _)| (n, s)).collect();
+        let names = || match able.as_slice() {
+            [] => format!("no model here does '{task}'"),
+            able => {
+                let names: Vec<_> = able.iter().map(|(name, _)| format!("'{name}'")).collect();
+                format!("models that do '{task}': {}", names.join(", "))
+            }
+        };
+        let Some(name) = name else {
+            return match able.as_slice() {
+                &[(name, served)] => Ok((name.to_owned(), served.clone())),
+                [] => Err(InferError::not_found(names())),
+                _ => Err(InferError::invalid_arg(format!("the request names no model; {}", names()))),
+            };
+        };
+        let own = match self.served_as(name) {
+            Some(own) => own,
+            None if self.models.contains_key(name) => name,
+            None => return Err(InferError::not_found(format!("model '{name}' does not exist; {}", names()))),
+        };
+        let (_, served) = self.find(own, None)?;
+        match &served.offer {
+            Ok(offer) if offer.tasks.contains_key(&task) => Ok((own.to_owned(), served.clone())),
+            Ok(_) => Err(InferError::invalid_arg(format!("model '{name}' does not do '{task}'; {}", names()))),
+            Err(fault) => Err(InferError::internal(fault.clone())),
+        }
+    }
+
+    /// The ready models that do something with texts, by name.
+    pub fn offers(&self) -> impl Iterator<Item = (&str, &Arc<ServedModel>, &Offer)> {
+        self.models.iter().filter_map(|(name, model)| {
+            let (_, served) = model.versions.last_key_value()?;
+            let offer = served.offer.as_ref().ok().filter(|offer| !offer.tasks.is_empty())?;
+            Some((name.as_str(), served, offer))
+        })
+    }
+
+    /// The own name of the model that is served under this one.
+    fn served_as(&self, name: &str) -> Option<&str> {
+        if self.models.get(name).is_some_and(|model| !model.versions.is_empty()) {
+            return None;
+        }
+        let served = |offer: &Offer| offer.served_names.iter().any(|served| served == name);
+        self.offers().find(|(_, _, offer)| served(offer)).map(|(own, _, _)| own)
+    }
+
+    /// Whether the model exists or has existed, with that version if one is given. A model that was never loaded
+    /// counts, too.
     pub fn knows(&self, name: &str, version: Option<i64>) -> bool {
         let model = self.models.get(name);
         model.is_some_and(|model| version.is_none_or(|version| model.known.contains_key(&version)))
+    }
+
+    /// Whether a version that [`Catalog::find`] gives can be executed now, or its requests wait until it can.
+    pub fn is_recovering(&self, name: &str, version: i64) -> bool {
+        self.models.get(name).is_some_and(|model| model.recovering.contains_key(&version))
     }
 
     /// The ready versions of a model, ascending.
@@ -176,7 +255,7 @@ impl Catalog {
         self.keys(|model| model.versions.keys().copied().collect())
     }
 
-    /// Every model version that is or was there, in order.
+    /// Every model version that exists or has existed, in order.
     pub fn known(&self) -> Vec<ModelKey> {
         self.keys(|model| model.known.keys().copied().collect())
     }
@@ -189,18 +268,24 @@ impl Catalog {
         self.models.iter().flat_map(of).collect()
     }
 
-    /// Models that the server needs to be ready, or that failed to load, and are not ready; each with the reason where that is known.
+    /// Models that are not ready although they are required, or because they failed to load; each with the reason, if
+    /// known.
     pub fn unready(&self) -> Vec<String> {
-        let unready = self.models.iter().filter(|(_, model)| model.is_missing());
-        unready
-            .map(|(name, model)| match &model.reason {
+        let unready = self.models.iter().filter(|(_, model)| model.is_missing() || model.is_recovering());
+        let unready =
+            unready.map(|(name, model)| match model.reason.as_ref().or(model.recovering.values().next_back()) {
                 Some(reason) => format!("model '{name}' is not ready: {reason}"),
                 None => format!("model '{name}' is not ready: no worker serves it"),
-            })
-            .collect()
+            });
+        self.unreadable.iter().cloned().chain(unready).collect()
     }
 
-    /// Every model and version that is known, in order, as the repository index lists them.
+    /// Whether the first models have come, or none will: those that are not ready cannot be loaded.
+    pub fn has_begun(&self) -> bool {
+        self.models.values().any(|model| !model.versions.is_empty()) || (self.is_final() && self.unreadable.is_empty())
+    }
+
+    /// Every known model and version, in order, as in the repository index.
     pub fn index(&self) -> Vec<IndexEntry> {
         let mut index = Vec::new();
         for (name, model) in &self.models {
@@ -215,28 +300,61 @@ impl Catalog {
         index
     }
 
-    /// Whether waiting makes no more models ready: those that are not have a reason of their own, no worker is missing.
+    /// Whether waiting makes no more models ready: each missing model has a reason of its own, and none only lacks a
+    /// worker.
     pub(super) fn is_final(&self) -> bool {
         self.models.values().all(|model| !model.is_missing() || model.reason.is_some())
     }
 
-    /// Logs what became ready and what no longer is.
+    /// Warns of models whose `response_cache` does nothing because they are steps of this ensemble.
+    fn log_uncached_steps(&self, name: &str, ensemble: &ServedModel) {
+        if !ensemble.plan.ensemble || ensemble.config.response_cache {
+            return;
+        }
+        let has_cache = |model: &&str| self.find(model, None).is_ok_and(|(_, served)| served.config.response_cache);
+        let steps: BTreeSet<&str> = ensemble.plan.steps.iter().map(|step| step.model.as_str()).collect();
+        for step in steps.into_iter().filter(has_cache) {
+            tracing::warn!(
+                model = step,
+                ensemble = name,
+                "the response cache answers requests for this model, and not for it as a step of an ensemble: set \
+                 'response_cache' in the ensemble's configuration"
+            );
+        }
+    }
+
+    /// Logs which models became ready and which are no longer ready.
     pub(super) fn log_changes(&self, before: &Catalog) {
+        let mut gone = Vec::new();
         for (name, model) in &self.models {
             let was = before.models.get(name);
-            for version in model.versions.keys() {
+            for (version, served) in &model.versions {
                 if !was.is_some_and(|was| was.versions.contains_key(version)) {
                     tracing::info!(model = name, version, "model is ready");
+                    if let Err(fault) = &served.offer {
+                        tracing::warn!(model = name, version, fault, "model is served for v2 requests only");
+                    }
+                    self.log_uncached_steps(name, served);
                 }
             }
-            for version in was.iter().flat_map(|was| was.versions.keys()) {
-                if !model.versions.contains_key(version) {
-                    tracing::warn!(model = name, version, reason = model.reason, "model is no longer ready");
-                }
-            }
+            let lost =
+                was.iter().flat_map(|was| was.versions.keys()).filter(|&version| !model.versions.contains_key(version));
+            gone.extend(lost.map(|&version| (name, version, &model.reason)));
             if model.reason.is_some() && was.is_none_or(|was| was.reason != model.reason) {
-                tracing::info!(model = name, reason = model.reason, "model is not ready");
+                match model.waits {
+                    true => tracing::debug!(model = name, reason = model.reason, "model is not ready yet"),
+                    false => tracing::info!(model = name, reason = model.reason, "model is not ready"),
+                }
             }
+        }
+        if let [(name, version, _), .., (last, ..)] = gone.as_slice()
+            && gone.len() >= MANY
+        {
+            tracing::warn!(count = gone.len(), first = format!("{name}:{version}"), last, "models are no longer ready");
+            return;
+        }
+        for (name, version, reason) in gone {
+            tracing::warn!(model = name, version, reason, "model is no longer ready");
         }
     }
 }
@@ -252,8 +370,14 @@ impl Model {
         self.known.values().any(|version| matches!(version, Unready::Failed(_)))
     }
 
+    /// Whether the version that answers a request that names none cannot be executed just now.
+    fn is_recovering(&self) -> bool {
+        self.versions.keys().next_back().is_some_and(|version| self.recovering.contains_key(version))
+    }
+
     fn index_version(&self, version: i64, unready: &Unready) -> IndexVersion {
         let (state, reason) = match unready {
+            _ if self.recovering.contains_key(&version) => (IndexState::Unavailable, self.recovering[&version].clone()),
             _ if self.versions.contains_key(&version) => (IndexState::Ready, String::new()),
             Unready::Unloading => (IndexState::Unloading, String::new()),
             Unready::Failed(reason) => (IndexState::Unavailable, reason.clone()),
@@ -269,7 +393,7 @@ impl Model {
     }
 }
 
-/// The configuration of a model that an ensemble is made of: one that workers serve, or another ensemble.
+/// The configuration of a model that is part of an ensemble: a model that workers serve, or another ensemble.
 pub(super) fn find_config(
     repository: &Repository,
     served: &Served<'_>,
@@ -293,15 +417,12 @@ pub(super) fn find_config(
 
 impl ServedModel {
     fn new(config: &Arc<ModelConfig>, plan: RoutePlan) -> Arc<ServedModel> {
-        Arc::new(ServedModel {
-            inputs: config.input_specs(),
-            outputs: config.output_specs(),
-            config: config.clone(),
-            plan,
-        })
+        let (inputs, outputs) = (config.input_specs(), config.output_specs());
+        let offer = Offer::of(config, &inputs, &outputs);
+        Arc::new(ServedModel { inputs, outputs, config: config.clone(), plan, offer })
     }
 
-    /// What the protocol calls the model's platform.
+    /// The model's platform in the protocol.
     pub fn platform(&self) -> &str {
         match self.config.platform.as_str() {
             "" => &self.config.backend,

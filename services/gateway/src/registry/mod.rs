@@ -1,20 +1,30 @@
-//! What the gateway knows of models: which exist, which are ready, and how a request for each one runs.
+//! The gateway's registry of models: which exist, which are ready, and how a request for each of them runs.
 //!
-//! Workers' entries come from the bus and lapse when they are not renewed; ensembles come from the model repository and
-//! are compiled whenever the models they are made of change: both are in [`State`]. Readers get an immutable [`Catalog`],
-//! replaced as a whole.
+//! Workers' entries come from the bus. Ensembles come from the model repository and are compiled whenever their models
+//! change. Both are in [`State`]. Readers get an immutable [`Catalog`], which is replaced as a whole.
+//!
+//! An entry is valid while the heartbeats of its worker arrive ([`processes`]). When they stop, the gateway deletes the
+//! entry from the store, and forgets it after that has succeeded: while the store cannot be reached, no entry is
+//! forgotten. If a process's heartbeat does not match its known entries, the gateway asks the process to write them
+//! again.
 
 mod catalog;
+mod offer;
+mod processes;
 mod state;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
-use trireme_bus::{Bus, BusError, Connection, RegistryEvent, WorkerEntry};
+use trireme_bus::{Bus, BusError, Connection, Heartbeat, RegistryEvent, WorkerEntry};
 use trireme_inference::ModelKey;
 use trireme_model_repository::{EnsembleError, Repository, RepositoryModel, compile_ensemble};
 use trireme_runtime::{ControlOptions, TaskSet};
@@ -22,12 +32,20 @@ use trireme_runtime::{ControlOptions, TaskSet};
 use state::State;
 
 pub use catalog::{Catalog, ServedModel};
+pub use offer::{Offer, Task};
+pub use processes::Process;
 
-/// How often lapsed entries are looked for.
+/// Time between two looks for entries whose workers are silent.
 const SWEEP: Duration = Duration::from_millis(500);
 
-/// When nobody at all is heard, it is rather the broker that is silent, or the way to it: entries are kept for so long then.
-const SILENCE: Duration = Duration::from_secs(9);
+/// A gateway that stood still for longer than this may have missed heartbeats meanwhile.
+const STOOD_STILL: Duration = Duration::from_secs(1);
+
+/// Most entries that are being deleted at a time.
+const MOST_LAPSING: usize = 16;
+
+/// Shortest time between two catalogs that are built because of changes from the bus.
+const PUBLISH_PERIOD: Duration = Duration::from_millis(20);
 
 /// The gateway's view of the registry. Clones share it.
 #[derive(Clone)]
@@ -37,39 +55,45 @@ struct Shared {
     catalog: RwLock<Arc<Catalog>>,
     changed: watch::Sender<()>,
     state: Mutex<State>,
+    /// Whether the state has changed since the catalog was built.
+    stale: AtomicBool,
 }
 
 // === impl Registry ===
 
 impl Registry {
-    /// Starts to follow the registry. Ensembles, and the names of models that should be there, come from `repository`. With
-    /// `keep_models` a model that was served once counts as served when its workers have gone.
+    /// Starts to follow the registry and the heartbeats of all processes; `own` is the name of this process. Ensembles,
+    /// and the names of models that should be served, come from `repository`. With `keep_models`, a model that was
+    /// served once counts as served after its workers have gone.
     pub async fn follow(
-        bus: &dyn Bus,
+        bus: Arc<dyn Bus>,
+        own: &str,
         repository: Repository,
         control: &ControlOptions,
         keep_models: bool,
         tasks: &TaskSet,
     ) -> Result<Registry, BusError> {
-        let state = State::new(repository, control, keep_models);
+        let state = State::new(own, repository, control, keep_models);
         let registry = Registry(Arc::new(Shared {
             catalog: RwLock::new(Arc::new(state.catalog())),
             changed: watch::channel(()).0,
             state: Mutex::new(state),
+            stale: AtomicBool::new(false),
         }));
+        let heartbeats = bus.heartbeats().await?;
         let events = bus.watch_registry().await?;
-        let task = registry.clone().run(events, bus.connection(), tasks.stopping().clone());
+        let task = registry.clone().run(bus, events, heartbeats, tasks.stopping().clone());
         tasks.spawn("registry", task);
         Ok(registry)
     }
 
-    /// Takes the repository as it is now. Models that are broken in it stay as they were.
+    /// Replaces the repository. Models that are broken in the new one stay as they were.
     pub fn replace(&self, repository: Repository) {
         self.0.state.lock().replace(repository);
         self.publish();
     }
 
-    /// A model is wanted from now on, and as what, or no longer.
+    /// Marks a model as wanted, with `model` as its repository entry, or as not wanted any more.
     pub fn want(&self, name: &str, model: Option<RepositoryModel>, wanted: bool) {
         let mut state = self.0.state.lock();
         if let Some(model) = model {
@@ -84,7 +108,7 @@ impl Registry {
         self.publish();
     }
 
-    /// Whether an ensemble could be served now, or why not.
+    /// Whether an ensemble could be served now; the error says why not.
     pub fn try_ensemble(&self, ensemble: &RepositoryModel) -> Result<(), EnsembleError> {
         let state = self.0.state.lock();
         let served = state.served();
@@ -92,34 +116,36 @@ impl Registry {
         compile_ensemble(&ensemble.config, &lookup).map(drop)
     }
 
-    /// The models that an ensemble is made of, in as far as the repository knows them.
+    /// The models that an ensemble is composed of, as far as the repository has them.
     pub fn composing(&self, ensemble: &str) -> BTreeSet<String> {
         self.0.state.lock().repository.composing(ensemble)
     }
 
-    /// Whether a wanted ensemble other than `except` is made of this model.
+    /// Whether a wanted ensemble other than `except` is composed of this model.
     pub fn is_needed(&self, model: &str, except: &str) -> bool {
         let state = self.0.state.lock();
         let others = state.wanted.iter().filter(|name| *name != except);
         others.into_iter().any(|name| state.repository.composing(name).contains(model))
     }
 
-    /// Takes entries at their word before the bus brings them, all at once: where a version takes over from another, one of
-    /// both is there at any time.
+    /// Takes in entries from a worker's answer before the bus brings them. Takes in all of them at once, so that one of
+    /// two versions is served at any time while one replaces the other.
     pub fn take(&self, entries: impl IntoIterator<Item = WorkerEntry>) {
         let changed = {
             let mut state = self.0.state.lock();
-            entries.into_iter().fold(false, |changed, entry| state.put(entry, true) | changed)
+            entries.into_iter().fold(false, |changed, entry| state.take(entry) | changed)
         };
-        if changed {
+        // The bus may have brought the same entries before, and the catalog may not have them yet.
+        if changed || self.0.stale.load(Ordering::Acquire) {
             self.publish();
         }
     }
 
     fn publish(&self) {
         let (catalog, before) = {
-            // Until it is in its place: of two at once, the newer one must stay.
+            // Held until the catalog is in its place, so that of two concurrent calls the newer catalog stays.
             let mut state = self.0.state.lock();
+            self.0.stale.store(false, Ordering::Release);
             state.keep();
             let catalog = Arc::new(state.catalog());
             let before = std::mem::replace(&mut *self.0.catalog.write(), catalog.clone());
@@ -129,25 +155,47 @@ impl Registry {
         self.0.changed.send_replace(());
     }
 
-    /// What is served right now.
+    /// The current catalog.
     pub fn catalog(&self) -> Arc<Catalog> {
         self.0.catalog.read().clone()
     }
 
-    /// Every worker that is there, with each model version it serves.
+    /// Every worker with each model version that it serves.
     pub fn workers(&self) -> Vec<(String, ModelKey)> {
         let state = self.0.state.lock();
-        state.entries.values().map(|live| (live.entry.worker.clone(), live.entry.model.clone())).collect()
+        state.entries.values().map(|live| (live.entry().worker.clone(), live.entry().model.clone())).collect()
     }
 
-    /// Every worker's entry for each model version it serves, and how long ago it was renewed.
+    /// Every worker's entry for each model version that it serves, and the time since the worker's last heartbeat.
     pub fn entries(&self) -> Vec<(WorkerEntry, Duration)> {
         let state = self.0.state.lock();
-        state.entries.values().map(|live| (live.entry.clone(), live.renewed.elapsed())).collect()
+        let heard = |live: &state::Live| state.processes.heard_at(&live.entry().worker).elapsed();
+        state.entries.values().map(|live| (live.whole(), heard(live))).collect()
     }
 
-    /// Waits until every model is ready, for `timeout` at most. Otherwise says which are not, and why.
-    pub async fn until_ready(&self, timeout: Duration) -> Result<(), String> {
+    /// The processes whose heartbeats arrive, in order of name.
+    pub fn processes(&self) -> Vec<Process> {
+        self.0.state.lock().processes.there(Instant::now())
+    }
+
+    /// The sum of workers' capacities for each model version that has entries. `None` until all entries were read.
+    pub fn capacities(&self) -> Option<BTreeMap<ModelKey, u64>> {
+        let state = self.0.state.lock();
+        state.is_complete.then(|| state.capacities())
+    }
+
+    /// Whether a model version counts as served although it has no entries.
+    pub fn keeps(&self, model: &ModelKey) -> bool {
+        self.0.state.lock().keeps(model)
+    }
+
+    /// Notifies of changes of the catalog.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.0.changed.subscribe()
+    }
+
+    /// Waits until every model is ready, for `timeout` at most. The error says which are not, and why.
+    pub async fn until_ready(&self, timeout: Duration) -> Result<(), Vec<String>> {
         let mut changed = self.0.changed.subscribe();
         let deadline = tokio::time::Instant::now() + timeout;
         loop {
@@ -157,29 +205,38 @@ impl Registry {
                 return Ok(());
             }
             if catalog.is_final() {
-                return Err(unready.join("; "));
+                return Err(unready);
             }
             if tokio::time::timeout_at(deadline, changed.changed()).await.is_err() {
-                return Err(unready.join("; "));
+                return Err(unready);
             }
         }
     }
 
     async fn run(
         self,
+        bus: Arc<dyn Bus>,
         mut events: mpsc::Receiver<RegistryEvent>,
-        mut connection: watch::Receiver<Connection>,
+        mut heartbeats: mpsc::Receiver<Heartbeat>,
         stopping: tokio_util::sync::CancellationToken,
     ) {
+        let mut connection = bus.connection();
+        let mut reachable = matches!(*connection.borrow_and_update(), Connection::Up(_));
         let mut sweep = tokio::time::interval(SWEEP);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut swept, mut heard) = (Instant::now(), Instant::now());
-        let mut reachable = true;
+        let mut swept = Instant::now();
+        let mut lapsing = FuturesUnordered::<BoxFuture<'static, (String, Option<u64>, Lapse)>>::new();
+        let mut asking = FuturesUnordered::<BoxFuture<'static, ()>>::new();
+        let (mut published, mut is_changed) = (None::<Instant>, false);
         loop {
-            let changed = tokio::select! {
+            let due = published.map(|published| published + PUBLISH_PERIOD);
+            if is_changed && due.is_none_or(|due| due <= Instant::now()) {
+                self.publish();
+                (published, is_changed) = (Some(Instant::now()), false);
+            }
+            is_changed |= tokio::select! {
                 event = events.recv() => match event {
                     Some(event) => {
-                        heard = Instant::now();
                         let mut changed = self.apply(event);
                         while let Ok(event) = events.try_recv() {
                             changed |= self.apply(event);
@@ -188,55 +245,85 @@ impl Registry {
                     }
                     None => return,
                 },
-                _ = connection.changed() => {
-                    let now = matches!(*connection.borrow_and_update(), Connection::Up(_));
-                    if now && !reachable {
-                        // Workers could not renew while the broker was away: their time starts anew.
-                        self.0.state.lock().renew();
-                        heard = Instant::now();
+                heartbeat = heartbeats.recv() => match heartbeat {
+                    Some(heartbeat) => {
+                        let name = heartbeat.process.clone();
+                        if self.0.state.lock().hear(heartbeat, Instant::now()) {
+                            tracing::info!(process = name, "its registry entries are not those it says it has; asking for them");
+                            let bus = bus.clone();
+                            asking.push(Box::pin(async move {
+                                if let Err(error) = bus.ask_to_announce(&name).await {
+                                    tracing::debug!(process = name, %error, "could not be asked for its registry entries");
+                                }
+                            }));
+                        }
+                        false
                     }
-                    reachable = now;
+                    None => return,
+                },
+                Some((key, revision, outcome)) = lapsing.next() => self.lapsed(&key, revision, outcome),
+                Some(()) = asking.next() => false,
+                Ok(()) = connection.changed() => {
+                    reachable = matches!(*connection.borrow_and_update(), Connection::Up(_));
+                    // No heartbeat could arrive while the broker was away.
+                    self.0.state.lock().processes.refresh(Instant::now());
                     false
                 }
                 _ = sweep.tick() => {
-                    let stood_still = swept.elapsed().saturating_sub(SWEEP);
+                    let stood_still = swept.elapsed() > SWEEP + STOOD_STILL;
                     swept = Instant::now();
                     let mut state = self.0.state.lock();
-                    state.excuse(stood_still);
-                    heard = Instant::now().min(heard + stood_still);
-                    reachable && may_lapse(heard.elapsed()) && state.sweep()
+                    if stood_still {
+                        state.processes.refresh(swept);
+                    }
+                    if reachable {
+                        for (key, revision) in state.lapsing(swept, MOST_LAPSING - lapsing.len()) {
+                            lapsing.push(Box::pin(lapse(bus.clone(), key, revision)));
+                        }
+                    }
+                    false
                 }
+                () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now).into()), if is_changed => false,
                 () = stopping.cancelled() => return,
             };
-            if changed {
-                self.publish();
-            }
         }
     }
 
     fn apply(&self, event: RegistryEvent) -> bool {
         let mut state = self.0.state.lock();
-        match event {
-            RegistryEvent::Put(entry) => state.put(entry, false),
+        let changed = match event {
+            RegistryEvent::Put(entry, revision) => state.read(entry, revision, Instant::now()),
             RegistryEvent::Delete(key) => state.delete(&key),
+            RegistryEvent::Complete => {
+                state.complete();
+                false
+            }
+        };
+        self.0.stale.fetch_or(changed, Ordering::AcqRel);
+        changed
+    }
+
+    fn lapsed(&self, key: &str, revision: Option<u64>, outcome: Lapse) -> bool {
+        match outcome {
+            Ok(None) => self.0.state.lock().lapsed(key, revision),
+            Ok(Some((entry, revision))) => self.0.state.lock().find(entry, revision, Instant::now()),
+            Err(error) => {
+                tracing::debug!(key, %error, "the entry of a worker that is not heard any more could not be deleted; it stays");
+                self.0.state.lock().stays(key, Instant::now());
+                false
+            }
         }
     }
 }
 
-/// Whether the silence of single workers says that they are gone, when the last word of any of them is so old.
-fn may_lapse(silence: Duration) -> bool {
-    silence < WorkerEntry::TIME_TO_LIVE / 2 || silence > SILENCE
+/// The other entry that the store has under the key, if there is one.
+type Lapse = Result<Option<(WorkerEntry, u64)>, BusError>;
+
+/// Deletes the entry of a silent worker.
+async fn lapse(bus: Arc<dyn Bus>, key: String, revision: Option<u64>) -> (String, Option<u64>, Lapse) {
+    let outcome = bus.withdraw_for(&key, revision).await;
+    (key, revision, outcome)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nobody_lapses_while_nobody_is_heard_unless_for_long() {
-        let renewed = WorkerEntry::TIME_TO_LIVE / 3;
-        assert!(may_lapse(Duration::ZERO) && may_lapse(renewed), "others are heard");
-        assert!(!may_lapse(WorkerEntry::TIME_TO_LIVE), "all of them at once");
-        assert!(may_lapse(SILENCE + renewed), "all of them, and for long");
-    }
-}
+mod tests;

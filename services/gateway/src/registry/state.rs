@@ -1,53 +1,108 @@
-//! What the catalog is made from: the repository, what is wanted of it, and what workers say. No tasks, no bus.
+//! The data behind the catalog: the repository, the wanted models, and the workers' entries. No tasks, no bus.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use trireme_bus::{ModelState, WorkerEntry};
+use trireme_bus::{Heartbeat, ModelState, WorkerEntry, escape_token};
 use trireme_inference::ModelKey;
 use trireme_model_repository::{ModelConfig, Repository};
 use trireme_runtime::{ControlMode, ControlOptions};
 
 use super::catalog::{Catalog, Served, Sources, Unready};
+use super::processes::Processes;
 
-/// The most model versions that are remembered, and the most entries of workers: more than any deployment has, so that
-/// entries that somebody makes up do not use up the memory.
+/// Most model versions, and most entries of workers, that are remembered: more than any deployment has, so that forged
+/// entries cannot use up the memory.
 const MAX_KNOWN: usize = 10_000;
 
-/// Where the catalog is made from.
+/// How long after a failed try the deletion of a lost worker's entry is tried again.
+const LAPSE_AGAIN: Duration = Duration::from_secs(2);
+
+/// The state from which the catalog is built.
 pub struct State {
     pub repository: Repository,
     control: ControlOptions,
-    /// In explicit mode: the models that are to be served.
+    /// The models that are to be served, in explicit mode.
     pub wanted: BTreeSet<String>,
-    pub entries: HashMap<String, Live>,
-    /// Versions of models seen since the start: they are known even when nobody serves them right now.
+    pub entries: BTreeMap<String, Live>,
+    /// The keys of the entries of each worker.
+    owners: HashMap<String, BTreeSet<String>>,
+    pub processes: Processes,
+    /// Whether all entries were read that were in the store at the start.
+    pub is_complete: bool,
+    /// Counts the readings of the whole store. A revision lower than the last one shows that it is read again.
+    pass: u64,
+    last_revision: u64,
+    is_read_anew: bool,
+    /// Versions of models seen since the start: they stay known while no worker serves them.
     known: BTreeMap<String, BTreeSet<i64>>,
-    /// How each model was served last, where models are kept whose workers have gone.
+    /// How each model was last served, if models are kept after their workers have gone.
     kept: Option<BTreeMap<String, BTreeMap<i64, Arc<ModelConfig>>>>,
 }
 
-/// A worker's entry, and when it last came.
+/// A worker's entry.
 pub struct Live {
-    pub entry: WorkerEntry,
-    /// What its `config` says. Workers of the same one share it, and renewals carry the same text again and again.
-    config: Arc<ModelConfig>,
-    pub renewed: Instant,
-    /// Whether it was taken at its word and the bus has not brought it yet: what that brings until then is older.
+    /// The entry without `config`, which is in the field below.
+    entry: WorkerEntry,
+    config: Arc<Config>,
+    /// The revision in the store, as far as known.
+    revision: Option<u64>,
+    /// When the bus last brought it, and during which reading of the store.
+    brought: Instant,
+    pass: u64,
+    /// Whether the entry came from a worker's answer and the bus has not brought it yet: until then, entries from the
+    /// bus are older.
     ahead: bool,
+    /// Whether the store has lost it.
+    is_lost: bool,
+    /// Whether the worker does not have this entry any more: an earlier worker of the same name wrote it.
+    is_stale: bool,
+    /// Whether it is being deleted, and when that was last tried.
+    is_being_deleted: bool,
+    tried: Option<Instant>,
+}
+
+/// An entry's `config`. Workers with the same one share it.
+struct Config {
+    text: String,
+    model: Arc<ModelConfig>,
+}
+
+// === impl Live ===
+
+impl Live {
+    /// The entry as the worker wrote it.
+    pub fn whole(&self) -> WorkerEntry {
+        WorkerEntry { config: self.config.text.clone(), ..self.entry.clone() }
+    }
+
+    pub fn entry(&self) -> &WorkerEntry {
+        &self.entry
+    }
+
+    /// Whether the store has the entry in this form.
+    fn is_stored(&self) -> bool {
+        !self.ahead && !self.is_lost
+    }
 }
 
 // === impl State ===
 
 impl State {
-    /// With `keep_models` a model that was served once counts as served when its workers have gone.
-    pub fn new(repository: Repository, control: &ControlOptions, keep_models: bool) -> State {
+    /// With `keep_models`, a model that was served once counts as served after its workers have gone.
+    pub fn new(own: &str, repository: Repository, control: &ControlOptions, keep_models: bool) -> State {
         let mut state = State {
             repository: Repository::default(),
             control: control.clone(),
             wanted: control.initial(&repository),
-            entries: HashMap::new(),
+            entries: BTreeMap::new(),
+            owners: HashMap::new(),
+            processes: Processes::new(own, Instant::now()),
+            is_complete: false,
+            pass: 0,
+            last_revision: 0,
+            is_read_anew: false,
             known: BTreeMap::new(),
             kept: keep_models.then(BTreeMap::new),
         };
@@ -55,43 +110,103 @@ impl State {
         state
     }
 
-    /// Takes a worker's entry, from the bus or `ahead` of it. Says whether it tells anything new.
-    pub fn put(&mut self, entry: WorkerEntry, ahead: bool) -> bool {
-        let known = self.entries.get(&entry.key());
-        if known.is_some_and(|known| known.entry.since > entry.since && (ahead || known.ahead)) {
+    /// Takes in an entry from a worker's answer before the bus brings it. Returns whether it changes anything.
+    pub fn take(&mut self, entry: WorkerEntry) -> bool {
+        self.put(entry, None, Instant::now())
+    }
+
+    /// Takes in a worker's entry from the bus.
+    pub fn read(&mut self, entry: WorkerEntry, revision: u64, now: Instant) -> bool {
+        if revision <= self.last_revision {
+            self.pass += 1;
+            self.is_read_anew = true;
+        }
+        self.last_revision = revision;
+        self.put(entry, Some(revision), now)
+    }
+
+    /// Takes in a worker's entry that was found in the store.
+    pub fn find(&mut self, entry: WorkerEntry, revision: u64, now: Instant) -> bool {
+        self.put(entry, Some(revision), now)
+    }
+
+    /// The bus has brought all entries of the store. If it has done so again, entries that it has not brought are lost:
+    /// their workers are alive and have to write them again.
+    pub fn complete(&mut self) {
+        let (pass, all_lost) = (self.pass, !self.is_read_anew);
+        if self.is_complete {
+            // If no entry that was known before came again, it is unknown which ones came now.
+            self.entries.values_mut().for_each(|live| live.is_lost |= all_lost || live.pass != pass);
+        }
+        (self.is_complete, self.is_read_anew) = (true, false);
+    }
+
+    fn put(&mut self, mut entry: WorkerEntry, revision: Option<u64>, now: Instant) -> bool {
+        let (key, ahead) = (entry.key(), revision.is_none());
+        if revision.is_some() {
+            self.processes.see(&entry.worker, now);
+        }
+        let known = self.entries.get_mut(&key);
+        if let Some(known) = known
+            && known.entry.since > entry.since
+            && (ahead || known.ahead)
+        {
+            known.revision = revision.or(known.revision);
             return false;
         }
-        // What the bus has brought already is not ahead of it.
+        let known = self.entries.get(&key);
+        // An entry that the bus has already brought is not ahead of the bus.
         let ahead = ahead && known.is_none_or(|known| known.ahead || known.entry.since < entry.since);
-        let config = match self.config_of(&entry) {
+        let config = match self.config_of(&key, &entry) {
             Ok(config) => config,
             Err(error) => {
                 tracing::warn!(worker = entry.worker, model = %entry.model, error, "ignored a worker's entry");
                 return false;
             }
         };
+        entry.config.clear();
         self.learn(&entry.model.name, [entry.model.version]);
-        let live = Live { entry: entry.clone(), config, renewed: Instant::now(), ahead };
-        self.entries.insert(entry.key(), live).is_none_or(|before| before.entry != entry)
+        let known = self.entries.get(&key);
+        let is_news = known.is_none_or(|known| known.entry != entry || known.config.text != config.text);
+        let revision = revision.or(known.and_then(|known| known.revision));
+        self.owners.entry(entry.worker.clone()).or_default().insert(key.clone());
+        let pass = self.pass;
+        let live = Live {
+            entry,
+            config,
+            revision,
+            brought: now,
+            pass,
+            ahead,
+            is_lost: false,
+            is_stale: false,
+            is_being_deleted: false,
+            tried: None,
+        };
+        self.entries.insert(key, live);
+        is_news
     }
 
-    /// The configuration in an entry that may be taken: one that another entry has already, or a new one.
-    fn config_of(&mut self, entry: &WorkerEntry) -> Result<Arc<ModelConfig>, String> {
+    /// The configuration of an entry that may be taken in: that of another entry with the same text, or a new one.
+    fn config_of(&mut self, key: &str, entry: &WorkerEntry) -> Result<Arc<Config>, String> {
         if !self.has_room_for(&entry.model) {
             return Err(format!("{MAX_KNOWN} model versions are known already"));
         }
-        let known = self.entries.get(&entry.key());
+        let known = self.entries.get(key);
         if known.is_none() && self.entries.len() >= MAX_KNOWN {
             return Err(format!("there are {MAX_KNOWN} entries already"));
         }
-        let same = |live: &&Live| live.entry.config == entry.config;
-        if let Some(live) = known.filter(same).or_else(|| self.entries.values().find(same)) {
+        let same = |live: &&Live| live.config.text == entry.config;
+        let of_model = format!("{}.", escape_token(&entry.model.name));
+        let mut others = self.entries.range(of_model.clone()..).take_while(|(key, _)| key.starts_with(&of_model));
+        if let Some(live) = known.filter(same).or_else(|| others.find_map(|(_, live)| Some(live).filter(same))) {
             return Ok(live.config.clone());
         }
-        ModelConfig::from_json(&entry.config).map(Arc::new).map_err(|error| error.to_string())
+        let model = ModelConfig::from_json(&entry.config).map(Arc::new).map_err(|error| error.to_string())?;
+        Ok(Arc::new(Config { text: entry.config.clone(), model }))
     }
 
-    /// Whether a model version is known, or can be; what is neither served nor wanted makes room.
+    /// Whether a model version is known, or can become known. Versions that are neither served nor wanted make room.
     fn has_room_for(&mut self, model: &ModelKey) -> bool {
         if self.known.get(&model.name).is_some_and(|versions| versions.contains(&model.version)) {
             return true;
@@ -107,36 +222,112 @@ impl State {
         count(&self.known) < MAX_KNOWN
     }
 
-    /// The bus says that an entry was taken back. Says whether that changed anything.
+    /// The entry was withdrawn. Returns whether that changed anything.
     pub fn delete(&mut self, key: &str) -> bool {
         match self.entries.get(key) {
             Some(live) if live.ahead => false,
-            _ => self.entries.remove(key).is_some(),
+            _ => self.remove(key),
         }
     }
 
-    /// This process did not run for so long: what workers said meanwhile still has to be read.
-    pub fn excuse(&mut self, stood_still: Duration) {
-        let now = Instant::now();
-        self.entries.values_mut().for_each(|live| live.renewed = now.min(live.renewed + stood_still));
-    }
-
-    /// Takes all entries as renewed.
-    pub fn renew(&mut self) {
-        self.entries.values_mut().for_each(|live| live.renewed = Instant::now());
-    }
-
-    /// Removes entries that were not renewed in time. Says whether there were any.
-    pub fn sweep(&mut self) -> bool {
-        let before = self.entries.len();
-        self.entries.retain(|_, live| {
-            let alive = live.renewed.elapsed() <= WorkerEntry::TIME_TO_LIVE;
-            if !alive {
-                tracing::warn!(worker = live.entry.worker, model = %live.entry.model, "worker stopped renewing its entry");
+    fn remove(&mut self, key: &str) -> bool {
+        let Some(live) = self.entries.remove(key) else { return false };
+        if let Some(keys) = self.owners.get_mut(&live.entry.worker) {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.owners.remove(&live.entry.worker);
             }
-            alive
-        });
-        self.entries.len() != before
+        }
+        true
+    }
+
+    /// Takes in a heartbeat. Returns whether the process has to be asked to write its entries again, because the
+    /// heartbeat does not match its known entries.
+    pub fn hear(&mut self, heartbeat: Heartbeat, now: Instant) -> bool {
+        let name = heartbeat.process.clone();
+        if !self.processes.hear(heartbeat, now) {
+            return false;
+        }
+        let verdict = self.processes.compare(&name, self.sum(&name, Live::is_stored), now);
+        if let Some(asked) = verdict.asked {
+            // The process has written all of its entries, so the others are not its own.
+            let since = |live: &Live| live.is_stored() && live.brought > asked;
+            if self.processes.says(&name) == Some(self.sum(&name, since)) {
+                let keys = self.owners.get(&name).into_iter().flatten();
+                for key in keys {
+                    if let Some(live) = self.entries.get_mut(key) {
+                        live.is_stale = !since(live) && !live.ahead;
+                    }
+                }
+                return false;
+            }
+        }
+        verdict.ask
+    }
+
+    /// The number of a worker's entries for which `counts` is true, and the sum of their `since`.
+    fn sum(&self, worker: &str, counts: impl Fn(&Live) -> bool) -> (u32, u64) {
+        let keys = self.owners.get(worker).into_iter().flatten();
+        let entries = keys.filter_map(|key| self.entries.get(key)).filter(|live| counts(live));
+        entries.fold((0, 0), |(count, sum), live| (count + 1, sum.wrapping_add(live.entry.since.0)))
+    }
+
+    /// At most `most` entries to delete because their worker is silent, each with its revision.
+    pub fn lapsing(&mut self, now: Instant, most: usize) -> Vec<(String, Option<u64>)> {
+        let owners = &self.owners;
+        self.processes.forget(now, |name| owners.contains_key(name));
+        if !self.processes.hears_itself(now) {
+            return Vec::new();
+        }
+        let mut lapsing = Vec::new();
+        for (worker, keys) in &self.owners {
+            let is_silent = self.processes.is_silent(worker, now);
+            for key in keys {
+                if lapsing.len() >= most {
+                    return lapsing;
+                }
+                let Some(live) = self.entries.get_mut(key) else { continue };
+                let is_due = live.tried.is_none_or(|tried| now.saturating_duration_since(tried) >= LAPSE_AGAIN);
+                if (is_silent || live.is_stale) && is_due && !live.is_being_deleted {
+                    live.is_being_deleted = true;
+                    lapsing.push((key.clone(), live.revision));
+                }
+            }
+        }
+        lapsing
+    }
+
+    /// The store has no longer an entry with this key and revision. Returns whether that changed anything.
+    pub fn lapsed(&mut self, key: &str, revision: Option<u64>) -> bool {
+        match self.entries.get(key) {
+            Some(live) if live.revision == revision => {
+                tracing::warn!(worker = live.entry.worker, model = %live.entry.model, "a worker is not heard any more: its entry was deleted");
+                self.remove(key)
+            }
+            _ => false,
+        }
+    }
+
+    /// The entry under a key could not be deleted: it stays, and the deletion is tried again.
+    pub fn stays(&mut self, key: &str, now: Instant) {
+        if let Some(live) = self.entries.get_mut(key) {
+            (live.is_being_deleted, live.tried) = (false, Some(now));
+        }
+    }
+
+    /// The sum of workers' capacities for each model version that has entries.
+    pub fn capacities(&self) -> BTreeMap<ModelKey, u64> {
+        let mut capacities = BTreeMap::new();
+        for Live { entry, .. } in self.entries.values() {
+            *capacities.entry(entry.model.clone()).or_default() += entry.capacity as u64;
+        }
+        capacities
+    }
+
+    /// Whether a model version counts as served although it has no entries.
+    pub fn keeps(&self, model: &ModelKey) -> bool {
+        let kept = self.kept.as_ref().and_then(|kept| kept.get(&model.name));
+        kept.is_some_and(|versions| versions.contains_key(&model.version)) && self.is_wanted(&model.name)
     }
 
     /// Remembers that a model has these versions.
@@ -144,7 +335,7 @@ impl State {
         self.known.entry(model.to_owned()).or_default().extend(versions);
     }
 
-    /// Takes the repository as it is now. Models that are broken in it stay as they were.
+    /// Replaces the repository. Models that are broken in the new one stay as they were.
     pub fn replace(&mut self, repository: Repository) {
         let before = std::mem::replace(&mut self.repository, repository);
         let broken: Vec<_> = self.repository.broken().map(|(name, _)| name.to_owned()).collect();
@@ -170,19 +361,19 @@ impl State {
         match self.control.mode {
             ControlMode::Explicit => self.wanted.contains(name),
             ControlMode::Poll => self.is_in_repository(name),
-            // What was served once, and is in no repository, may come back.
+            // A model that was served once and is in no repository may come back.
             ControlMode::None => self.is_in_repository(name) || self.known.contains_key(name),
         }
     }
 
-    /// Whether the server is not ready without a model. Where a repository says what there is to be, nobody waits for the
-    /// return of a stranger that came and went.
+    /// Whether the server is not ready without a model. If a repository lists the models, a model that is not in it is
+    /// not waited for after its workers have gone.
     fn is_required(&self, name: &str) -> bool {
         let nobody_says = self.repository.models().next().is_none() && self.repository.broken().next().is_none();
         self.is_wanted(name) && (self.control.mode != ControlMode::None || nobody_says || self.is_in_repository(name))
     }
 
-    /// What workers serve, and with `kept` what they served before they had all gone.
+    /// The models that workers serve and, with `kept`, those that they served before all of them had gone.
     pub fn served(&self) -> Served<'_> {
         let mut served = self.live();
         for (name, versions) in self.kept.iter().flatten().filter(|(name, _)| self.is_wanted(name)) {
@@ -194,15 +385,29 @@ impl State {
     fn live(&self) -> Served<'_> {
         let mut served = Served::new();
         for Live { entry, config, .. } in self.entries.values() {
-            if entry.state == ModelState::Ready {
-                let config = config.clone();
+            if matches!(entry.state, ModelState::Ready | ModelState::Recovering(_)) {
+                let config = config.model.clone();
                 served.entry(&entry.model.name).or_default().insert(entry.model.version, config);
             }
         }
         served
     }
 
-    /// Remembers how models are served now, as a whole: versions that were replaced are not among them.
+    /// The versions that are served but that no worker can execute now, each with a reason.
+    fn recovering(&self) -> BTreeMap<ModelKey, String> {
+        let mut recovering = BTreeMap::new();
+        for entry in self.entries.values().map(Live::entry) {
+            if let ModelState::Recovering(reason) = &entry.state {
+                recovering.insert(entry.model.clone(), reason.clone());
+            }
+        }
+        for entry in self.entries.values().map(Live::entry).filter(|entry| entry.state == ModelState::Ready) {
+            recovering.remove(&entry.model);
+        }
+        recovering
+    }
+
+    /// Remembers how models are served now, as a whole: versions that were replaced are left out.
     pub fn keep(&mut self) {
         if self.kept.is_some() {
             let live: Vec<_> = self.live().into_iter().map(|(name, versions)| (name.to_owned(), versions)).collect();
@@ -210,7 +415,7 @@ impl State {
         }
     }
 
-    /// What is served right now.
+    /// Builds the catalog from the current state.
     pub fn catalog(&self) -> Catalog {
         let absent = |versions: &BTreeSet<i64>| versions.iter().map(|&version| (version, Unready::Absent)).collect();
         let mut known: BTreeMap<String, BTreeMap<i64, Unready>> =
@@ -227,17 +432,18 @@ impl State {
         }
         for Live { entry, .. } in self.entries.values() {
             let state = match &entry.state {
-                ModelState::Ready => continue,
+                ModelState::Ready | ModelState::Recovering(_) => continue,
                 ModelState::Unloading => Unready::Unloading,
                 ModelState::Unavailable(reason) => Unready::Failed(reason.clone()),
             };
             known.entry(entry.model.name.clone()).or_default().insert(entry.model.version, state);
         }
-        // Names that were unloaded and are in no repository are history.
+        // A name without versions that is neither in a repository nor wanted is left out.
         known.retain(|name, versions| !versions.is_empty() || self.is_in_repository(name) || self.is_wanted(name));
         Catalog::build(Sources {
             repository: &self.repository,
             served: self.served(),
+            recovering: self.recovering(),
             known,
             wanted: &|name| self.is_wanted(name),
             required: &|name| self.is_required(name),

@@ -152,3 +152,17 @@ proptest! {
         prop_assert_eq!(join(parts.tensors, &parts.order).unwrap(), whole);
     }
 }
+
+#[test]
+fn outputs_as_wide_as_their_longest_row_are_filled_up() {
+    let order = RowOrder { rows: 3, sorted: None };
+    let indices = |shape, values| Tensor::from_values::<i64>("sparse_indices", shape, values).unwrap();
+    let tokens = |shape, values| Tensor::from_values::<f32>("token_embeddings", shape, values).unwrap();
+    let one = vec![indices([1, 3], vec![1, 2, 3]), tokens([1, 1, 2], vec![0.5, 1.5])];
+    let two = vec![indices([2, 1], vec![7, 8]), tokens([2, 2, 2], vec![1.0; 8])];
+    let joined = join(vec![one, two], &order).unwrap();
+    assert_eq!(**joined[0].shape(), [3, 3]);
+    assert_eq!(*joined[0].values::<i64>().unwrap(), [1, 2, 3, 7, -1, -1, 8, -1, -1]);
+    assert_eq!(**joined[1].shape(), [3, 2, 2]);
+    assert_eq!(joined[1].values::<f32>().unwrap()[..4], [0.5, 1.5, 0.0, 0.0]);
+}

@@ -7,20 +7,23 @@
 mod requests;
 mod sources;
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use trireme_bus::{Bus, BusError};
-use trireme_runtime::statistics::report::{STATISTICS, STATISTICS_TOLD, tell_log_levels};
-use trireme_runtime::{Snapshot, Statistics, TaskSet};
+use trireme_runtime::statistics::report::{STATISTICS, STATISTICS_TOLD, decode, tell_log_levels};
+use trireme_runtime::{Statistics, TaskSet};
 use trireme_telemetry::LogLevels;
+
+use crate::registry::{Process, Registry};
 
 pub use requests::CountedRequest;
 use sources::Sources;
-pub use sources::{Process, Total, Totals};
+pub use sources::{Total, Totals};
 
 /// How long processes may take to answer a question.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
@@ -29,16 +32,34 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 pub struct Collector {
     bus: Arc<dyn Bus>,
     own: Statistics,
+    registry: Registry,
     sources: Arc<Mutex<Sources>>,
+    /// How many questions were begun.
+    begun: AtomicU64,
+    /// What the last question came to; who asks holds it.
+    asked: tokio::sync::Mutex<Asked>,
+}
+
+/// A question that was answered.
+#[derive(Default)]
+struct Asked {
+    /// Which one it was, counted from 1.
+    number: u64,
+    totals: Arc<Totals>,
 }
 
 // === impl Collector ===
 
 impl Collector {
-    /// Starts to listen to what processes tell. `own` are the statistics of this one.
-    pub async fn open(bus: Arc<dyn Bus>, own: Statistics, tasks: &TaskSet) -> Result<Collector, BusError> {
+    /// Starts to listen to the last words of processes. `own` are the statistics of this one; `registry` knows who is there.
+    pub async fn open(
+        bus: Arc<dyn Bus>,
+        own: Statistics,
+        registry: Registry,
+        tasks: &TaskSet,
+    ) -> Result<Collector, BusError> {
         let sources = Arc::<Mutex<Sources>>::default();
-        let mut told = bus.questions(STATISTICS_TOLD).await?;
+        let mut told = bus.listen(STATISTICS_TOLD).await?;
         own.report(&bus, tasks).await?;
         let (heard, stopping) = (sources.clone(), tasks.stopping().clone());
         tasks.spawn("statistics of others", async move {
@@ -51,7 +72,8 @@ impl Collector {
                 hear(&heard, &told.body);
             }
         });
-        Ok(Collector { bus, own, sources })
+        let (begun, asked) = (AtomicU64::new(0), tokio::sync::Mutex::default());
+        Ok(Collector { bus, own, registry, sources, begun, asked })
     }
 
     /// The statistics of this process.
@@ -59,11 +81,9 @@ impl Collector {
         &self.own
     }
 
-    /// The processes that have spoken lately, in order of name.
+    /// The processes whose heartbeats are heard, in order of name.
     pub fn processes(&self) -> Vec<Process> {
-        let mut processes = self.sources.lock().processes(Instant::now());
-        processes.sort_by(|left, right| left.name.cmp(&right.name));
-        processes
+        self.registry.processes()
     }
 
     /// The last word of this process.
@@ -79,21 +99,32 @@ impl Collector {
         }
     }
 
-    /// The sum over every process there is or was, asked for just now. Waits for the answers of `workers` and of whoever
-    /// was heard lately, for [`ANSWER_LIMIT`] at most; who does not answer counts as it was last heard.
-    pub async fn totals(&self, workers: impl IntoIterator<Item = String>) -> Totals {
-        let mut missing: BTreeSet<String> = workers.into_iter().collect();
-        missing.extend(self.sources.lock().speaking(Instant::now()).map(str::to_owned));
+    /// The sum over every process there is or was, asked for just now. Waits for the answers of all whose heartbeats are
+    /// heard and of all workers in the registry, for [`ANSWER_LIMIT`] at most; who does not answer counts as it was last heard. Callers that come while a question
+    /// is being answered share the next one.
+    pub async fn totals(&self) -> Arc<Totals> {
+        let before = self.begun.load(Ordering::SeqCst);
+        let mut asked = self.asked.lock().await;
+        if asked.number > before {
+            return asked.totals.clone();
+        }
+        let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        let mut there: HashSet<String> = self.registry.processes().into_iter().map(|process| process.name).collect();
+        // A worker may be at work before its first heartbeat is heard.
+        there.extend(self.registry.workers().into_iter().map(|(worker, _)| worker));
+        let mut missing = there.clone();
         missing.remove(self.own.process());
         if tokio::time::timeout(ANSWER_LIMIT, self.gather(&mut missing)).await.is_err() {
             tracing::debug!(?missing, "processes did not tell their statistics in time");
         }
         let mut sources = self.sources.lock();
         sources.hear(self.own.snapshot(), Instant::now());
-        sources.totals(Instant::now())
+        sources.retire(&there);
+        *asked = Asked { number, totals: Arc::new(sources.totals(&there)) };
+        asked.totals.clone()
     }
 
-    async fn gather(&self, missing: &mut BTreeSet<String>) {
+    async fn gather(&self, missing: &mut HashSet<String>) {
         if missing.is_empty() {
             return;
         }
@@ -112,7 +143,7 @@ impl Collector {
 
 /// Takes in a snapshot; says whose it is.
 fn hear(sources: &Mutex<Sources>, body: &[u8]) -> Option<String> {
-    match serde_json::from_slice::<Snapshot>(body) {
+    match decode(body) {
         Ok(snapshot) => {
             let process = snapshot.process.clone();
             sources.lock().hear(snapshot, Instant::now());

@@ -3,16 +3,19 @@
 //! Invariant: a sum never gets smaller. What a process said last counts for ever; one that comes back under its name has
 //! started at another time and is another source.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use trireme_inference::{Counters, ModelKey, UnixMicros};
-use trireme_runtime::statistics::report::GONE_AFTER;
 use trireme_runtime::{QueueLoad, Snapshot};
 
-/// Processes whose last words are kept apart. Of more, those that were silent for longest are added up: they are dead, or
-/// they would have spoken.
-const MAX_SOURCES: usize = 256;
+/// Processes that are gone whose last words are kept apart. Of more, those that were silent for longest are added up: if they
+/// were not dead, they would have spoken.
+const MAX_GONE: usize = 256;
+
+/// Processes whose words are taken in at all: more than any deployment has, so that words that somebody makes up do not use up
+/// the memory.
+const MAX_SOURCES: usize = 10_000;
 
 /// What was heard, from whom.
 #[derive(Debug, Default)]
@@ -26,17 +29,6 @@ pub struct Sources {
 struct Source {
     snapshot: Snapshot,
     heard: Instant,
-}
-
-/// A process that has spoken lately.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Process {
-    /// Its name.
-    pub name: String,
-    /// When it started.
-    pub started: UnixMicros,
-    /// Requests in flight, where it is a gateway.
-    pub in_flight: Option<u64>,
 }
 
 /// Everything, by model version.
@@ -59,52 +51,36 @@ impl Sources {
     /// Takes in what a process says. Words may overtake each other on their way; older ones change nothing.
     pub fn hear(&mut self, snapshot: Snapshot, now: Instant) {
         let id = (snapshot.process.clone(), snapshot.started);
+        let has_room = self.sources.len() < MAX_SOURCES;
         match self.sources.get_mut(&id) {
             Some(source) if source.snapshot.number > snapshot.number => {}
             Some(source) => *source = Source { snapshot, heard: now },
-            None => {
-                self.sources.insert(id, Source { snapshot, heard: now });
-                self.retire();
-            }
+            None if has_room => drop(self.sources.insert(id, Source { snapshot, heard: now })),
+            None => {}
         }
     }
 
-    fn retire(&mut self) {
-        while self.sources.len() > MAX_SOURCES {
-            let longest_silent = self.sources.iter().min_by_key(|(_, source)| source.heard).map(|(id, _)| id.clone());
-            let Some(source) = longest_silent.and_then(|id| self.sources.remove(&id)) else { return };
-            for model in source.snapshot.models {
+    /// Adds up what is left of processes that are gone. Those that are `there` count on and stay apart.
+    pub fn retire(&mut self, there: &HashSet<String>) {
+        let gone = self.sources.iter().filter(|((process, _), _)| !there.contains(process));
+        let mut gone: Vec<_> = gone.map(|(id, source)| (source.heard, id.clone())).collect();
+        gone.sort();
+        for (_, id) in gone.iter().take(gone.len().saturating_sub(MAX_GONE)) {
+            let models = self.sources.remove(id).map(|source| source.snapshot.models).unwrap_or_default();
+            for model in models {
                 self.retired.entry(model.model).or_default().add(&model.counters);
             }
         }
     }
 
-    /// The processes that have spoken lately.
-    pub fn speaking(&self, now: Instant) -> impl Iterator<Item = &str> {
-        let lately = move |source: &&Source| now.saturating_duration_since(source.heard) < GONE_AFTER;
-        self.sources.values().filter(lately).map(|source| source.snapshot.process.as_str())
-    }
-
-    /// When each process that has spoken lately started, and the requests in flight of those that are gateways.
-    pub fn processes(&self, now: Instant) -> Vec<Process> {
-        let there = self.sources.values().filter(|source| now.saturating_duration_since(source.heard) < GONE_AFTER);
-        there
-            .map(|Source { snapshot, .. }| Process {
-                name: snapshot.process.clone(),
-                started: snapshot.started,
-                in_flight: snapshot.in_flight,
-            })
-            .collect()
-    }
-
-    /// The sum of all.
-    pub fn totals(&self, now: Instant) -> Totals {
+    /// The sum of all. Only those that are `there` are busy.
+    pub fn totals(&self, there: &HashSet<String>) -> Totals {
         let retired = self.retired.iter();
         let mut totals: Totals = retired
             .map(|(key, counters)| (key.clone(), Total { counters: counters.clone(), ..Total::default() }))
             .collect();
         for source in self.sources.values() {
-            let there = now.saturating_duration_since(source.heard) < GONE_AFTER;
+            let there = there.contains(&source.snapshot.process);
             for model in &source.snapshot.models {
                 let total = totals.entry(model.model.clone()).or_default();
                 total.counters.add(&model.counters);
@@ -136,17 +112,11 @@ mod tests {
             load_duration: Duration::from_secs(1),
             stage: "model".to_owned(),
         };
-        Snapshot {
-            process: process.to_owned(),
-            started: UnixMicros(started),
-            number,
-            models: vec![model],
-            in_flight: None,
-        }
+        Snapshot { process: process.to_owned(), started: UnixMicros(started), number, models: vec![model] }
     }
 
-    fn inferences(sources: &Sources, now: Instant) -> u64 {
-        sources.totals(now)[&key()].counters.inferences
+    fn inferences(sources: &Sources) -> u64 {
+        sources.totals(&HashSet::new())[&key()].counters.inferences
     }
 
     #[test]
@@ -154,32 +124,41 @@ mod tests {
         let (mut sources, start) = (Sources::default(), Instant::now());
         sources.hear(snapshot("a", 1, 0, 5), start);
         sources.hear(snapshot("b", 1, 0, 7), start);
-        assert_eq!(inferences(&sources, start), 12);
+        assert_eq!(inferences(&sources), 12);
         sources.hear(snapshot("a", 1, 2, 6), start);
         sources.hear(snapshot("a", 1, 1, 5), start);
-        assert_eq!(inferences(&sources, start), 13, "an older word that comes late changes nothing");
+        assert_eq!(inferences(&sources), 13, "an older word that comes late changes nothing");
         sources.hear(snapshot("a", 2, 0, 1), start);
-        assert_eq!(inferences(&sources, start), 14, "a process that starts again begins at 0");
+        assert_eq!(inferences(&sources), 14, "a process that starts again begins at 0");
     }
 
     #[test]
     fn who_is_gone_is_not_busy() {
         let (mut sources, start) = (Sources::default(), Instant::now());
         sources.hear(snapshot("a", 1, 0, 5), start);
-        sources.hear(snapshot("b", 1, 0, 7), start + GONE_AFTER);
-        let now = start + GONE_AFTER;
-        assert_eq!(sources.totals(now)[&key()].load, QueueLoad { waiting: 1, in_hand: 2 });
-        assert_eq!(sources.speaking(now).collect::<Vec<_>>(), ["b"]);
-        assert_eq!(inferences(&sources, now), 12);
+        sources.hear(snapshot("b", 1, 0, 7), start);
+        let totals = sources.totals(&HashSet::from(["b".to_owned()]));
+        assert_eq!(totals[&key()].load, QueueLoad { waiting: 1, in_hand: 2 });
+        assert_eq!(totals[&key()].counters.inferences, 12);
     }
 
     #[test]
     fn memory_is_bounded_and_sums_are_kept() {
         let (mut sources, start) = (Sources::default(), Instant::now());
-        for n in 0..3 * MAX_SOURCES as u64 {
+        let there: HashSet<String> = (0..300u64).map(|n| n.to_string()).collect();
+        for n in 0..3 * MAX_GONE as u64 {
             sources.hear(snapshot(&n.to_string(), n, 0, 1), start + Duration::from_secs(n));
-            assert_eq!(inferences(&sources, start), n + 1);
+            sources.retire(&there);
+            assert_eq!(inferences(&sources), n + 1);
         }
-        assert_eq!(sources.sources.len(), MAX_SOURCES);
+        assert_eq!(sources.sources.len(), MAX_GONE + there.len());
+        for n in 0..300 {
+            sources.hear(snapshot(&n.to_string(), n, 1, 2), start);
+        }
+        assert_eq!(
+            inferences(&sources),
+            3 * MAX_GONE as u64 + 300,
+            "who is there is counted once, however many there are"
+        );
     }
 }

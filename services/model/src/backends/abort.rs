@@ -1,4 +1,5 @@
-//! Parameter `abort_on` of the backends for tests: an input that kills its worker.
+//! Parameter `abort_on` of `identity` and `repeat`: an input that kills its worker, so that tests see what becomes of its
+//! neighbours. Only builds with the feature `abort`, which this project's end-to-end tests ask for, can do so.
 
 use trireme_inference::Tensor;
 use trireme_model_repository::ModelConfig;
@@ -14,6 +15,12 @@ impl AbortOn {
     /// As the configuration has it.
     pub fn of(config: &ModelConfig) -> Result<AbortOn, LoadError> {
         let Some(text) = config.parameters.get("abort_on") else { return Ok(AbortOn::default()) };
+        if !cfg!(feature = "abort") {
+            let model = &config.name;
+            return Err(LoadError::Config(format!(
+                "model '{model}': parameter 'abort_on' ends the process, which only builds for tests do: leave it out"
+            )));
+        }
         text.trim().parse().map(|number| AbortOn(Some(number))).map_err(|_| {
             let model = &config.name;
             LoadError::Config(format!("model '{model}': parameter 'abort_on' has to be an INT32, found '{text}'"))
@@ -25,9 +32,15 @@ impl AbortOn {
         let Some(number) = self.0 else { return false };
         inputs.iter().any(|input| input.values::<i32>().is_ok_and(|values| values.contains(&number)))
     }
+
+    /// Ends the process, in builds that can.
+    pub fn abort(self) {
+        #[cfg(feature = "abort")]
+        std::process::abort();
+    }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "abort"))]
 mod tests {
     use super::*;
 

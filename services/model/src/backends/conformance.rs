@@ -22,7 +22,14 @@ pub fn load(
 ) -> Result<LoadedModel, LoadError> {
     let model_path = directory.as_ref();
     let version_path = model_path.join("1");
-    backend.load(&ModelSource { config, version: 1, model_path, version_path: &version_path, auto_complete: true })
+    backend.load(&ModelSource {
+        config,
+        version: 1,
+        model_path,
+        version_path: &version_path,
+        auto_complete: true,
+        uploaded: None,
+    })
 }
 
 /// A request for `outputs` that nobody cancels.

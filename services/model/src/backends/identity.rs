@@ -2,15 +2,15 @@
 //! everything but a model.
 //!
 //! Parameters: `execute_delay_ms` sleeps that long per execution (not per request), and `instance_wise_delay_multiplier`
-//! lets instance i sleep max(1, i × multiplier) times as long. `abort_on` is a number that ends the process when it comes in
-//! an INT32 input.
+//! lets instance i sleep max(1, i × multiplier) times as long. `abort_on`, in builds for tests, is a number that ends the
+//! process when it comes in an INT32 input.
 
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use trireme_inference::{InferError, Tensor};
-use trireme_model_repository::ModelConfig;
+use trireme_inference::{DataType, InferError, Reshape, Shape, Tensor};
+use trireme_model_repository::{ModelConfig, ModelInput, ModelOutput};
 use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
     ModelSource,
@@ -19,6 +19,9 @@ use trireme_runtime::{
 use super::abort::AbortOn;
 use crate::batcher::{self, merge};
 use crate::warmup;
+
+/// The most bytes that are made up for an absent input.
+const MAX_ZEROS: usize = 1 << 28;
 
 /// The longest delay that makes sense: an hour.
 const MAX_DELAY_MS: u64 = 3_600_000;
@@ -41,13 +44,19 @@ struct IdentityInstance {
 struct Pair {
     input: String,
     output: String,
-    /// Whether the input, and so the output, may be absent.
-    optional: bool,
+    /// For an input that may be absent: the output of a request without it, zeros of these dims.
+    absent: Option<(DataType, Shape)>,
+    /// `reshape` of the input, then of the output.
+    reshapes: Vec<Reshape>,
 }
 
 impl Backend for Identity {
     fn name(&self) -> &'static str {
         "identity"
+    }
+
+    fn reshapes(&self) -> bool {
+        true
     }
 
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
@@ -84,18 +93,32 @@ fn pairs(config: &ModelConfig) -> Result<Vec<Pair>, LoadError> {
             config.name
         )));
     }
-    let pair = |output: &trireme_model_repository::ModelOutput| {
+    let pair = |output: &ModelOutput| {
         let input = output.name.strip_prefix("OUTPUT").map(|number| format!("INPUT{number}"));
         let input = input.and_then(|name| config.inputs.iter().find(|input| input.name == name));
-        let input = input.filter(|input| input.datatype == output.datatype && input.dims == output.dims);
+        let (dims, reshape) = (&output.dims, &output.reshape);
+        let (taken, given) = (
+            |input: &ModelInput| input.reshape.clone().unwrap_or_else(|| input.dims.clone()),
+            reshape.as_ref().unwrap_or(dims),
+        );
+        let input = input.filter(|input| input.datatype == output.datatype && taken(input) == *given);
         let input = input.ok_or_else(|| {
             LoadError::Config(format!(
                 "model '{}': output '{}' of an identity model needs an input of the same number, datatype and dims \
-                 (OUTPUT0 answers INPUT0)",
+                 (OUTPUT0 answers INPUT0); where one has a reshape, that stands for its dims",
                 config.name, output.name
             ))
         })?;
-        Ok(Pair { input: input.name.clone(), output: output.name.clone(), optional: input.optional })
+        let inward = input.reshape.clone().map(|to| Reshape { from: input.dims.clone(), to });
+        let outward = reshape.clone().map(|from| Reshape { from, to: dims.clone() });
+        Ok(Pair {
+            input: input.name.clone(),
+            output: output.name.clone(),
+            absent: input
+                .optional
+                .then(|| (output.datatype, dims.iter().map(|&dim| dim.max(1)).collect::<Vec<_>>().into())),
+            reshapes: inward.into_iter().chain(outward).collect(),
+        })
     };
     config.outputs.iter().map(pair).collect()
 }
@@ -120,8 +143,14 @@ impl IdentityInstance {
                 InferError::invalid_arg(message)
             })?;
             match request.inputs.iter().find(|input| input.name() == pair.input) {
-                Some(input) => outputs.push(input.clone().renamed(name)),
-                None if pair.optional => {}
+                Some(input) => {
+                    let shape =
+                        pair.reshapes.iter().fold(input.shape().clone(), |shape, reshape| reshape.apply(&shape));
+                    outputs.push(input.clone().renamed(name).reshaped(shape)?);
+                }
+                None if let Some((datatype, dims)) = &pair.absent => {
+                    outputs.push(self.zeros(name, *datatype, dims, request)?)
+                }
                 None => {
                     let message = format!("model '{}': input '{}' is missing", self.model, pair.input);
                     return Err(InferError::invalid_arg(message));
@@ -129,6 +158,25 @@ impl IdentityInstance {
             }
         }
         Ok(outputs)
+    }
+
+    /// What Triton's identity backend answers for an optional input that is absent.
+    fn zeros(
+        &self,
+        name: &str,
+        datatype: DataType,
+        dims: &Shape,
+        request: &ExecuteRequest,
+    ) -> Result<Tensor, InferError> {
+        let shape = if self.batches { dims.prepend(i64::from(self.rows(request))) } else { dims.clone() };
+        // An empty text is four zero bytes, too.
+        let element = datatype.element_size().unwrap_or(4);
+        let bytes = shape.element_count().and_then(|count| usize::try_from(count).ok()?.checked_mul(element));
+        let bytes = bytes.filter(|&bytes| bytes <= MAX_ZEROS);
+        let bytes = bytes.ok_or_else(|| {
+            InferError::invalid_arg(format!("model '{}': output '{name}' of shape {shape} is too large", self.model))
+        })?;
+        Ok(Tensor::new(name, datatype, shape, vec![0; bytes].into())?)
     }
 
     fn rows(&self, request: &ExecuteRequest) -> u32 {
@@ -144,18 +192,16 @@ impl ModelInstance for IdentityInstance {
             thread::sleep(self.delay);
         }
         if requests.iter().any(|request| self.abort_on.is_in(&request.inputs)) {
-            std::process::abort();
+            self.abort_on.abort();
         }
         let timing = ExecuteTiming { compute_infer: started.elapsed(), batch_size, ..ExecuteTiming::default() };
-        let answer = |request| self.answer(request).map(|outputs| ExecuteResponse { outputs, timing });
+        let answer = |request| self.answer(request).map(|outputs| ExecuteResponse { outputs, timing, texts: None });
         requests.iter().map(answer).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use trireme_inference::DataType;
-
     use super::*;
     use crate::backends::conformance::{self, Case, load};
 
@@ -195,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_optional_input_is_an_absent_output() {
+    fn an_absent_optional_input_is_answered_with_zeros() {
         let config = config(
             "input [{ name: 'INPUT0' data_type: TYPE_INT8 dims: [1] }, { name: 'INPUT1' data_type: TYPE_INT8 dims: [1] optional: true }]
              output [{ name: 'OUTPUT0' data_type: TYPE_INT8 dims: [1] }, { name: 'OUTPUT1' data_type: TYPE_INT8 dims: [1] }]",
@@ -206,8 +252,23 @@ mod tests {
         let requests =
             [conformance::request(&[tensor("INPUT0")], &both), conformance::request(&[tensor("INPUT1")], &both)];
         let results = model.instances[0].as_batch().unwrap().execute(&requests);
-        assert_eq!(results[0].as_ref().unwrap().outputs, [tensor("OUTPUT0")]);
+        let zeros = Tensor::from_values("OUTPUT1", [1], vec![0i8]).unwrap();
+        assert_eq!(results[0].as_ref().unwrap().outputs, [tensor("OUTPUT0"), zeros]);
         assert_eq!(results[1].as_ref().unwrap_err().message, "model 'm': input 'INPUT0' is missing");
+    }
+
+    #[test]
+    fn shapes_change_as_both_sides_are_declared() {
+        let io = |name: &str, dims: &str| format!("{{ name: '{name}' data_type: TYPE_FP32 {dims} }}");
+        let config = config(&format!(
+            "max_batch_size: 8 input [{}] output [{}]",
+            io("INPUT0", "dims: [4] reshape { shape: [2, 2] }"),
+            io("OUTPUT0", "dims: [1, 4] reshape { shape: [2, 2] }")
+        ));
+        let mut model = load(&Identity, &config, "").unwrap();
+        let input = Tensor::from_values("INPUT0", [2, 4], vec![1f32; 8]).unwrap();
+        let results = model.instances[0].as_batch().unwrap().execute(&[conformance::request(&[input], &["OUTPUT0"])]);
+        assert_eq!(results[0].as_ref().unwrap().outputs[0].shape()[..], [2, 1, 4]);
     }
 
     #[test]
@@ -239,7 +300,7 @@ mod tests {
         assert_eq!(
             fail(&format!("input [{{ name: 'a' {io} }}] output [{{ name: 'b' {io} }}]")),
             "model 'm': output 'b' of an identity model needs an input of the same number, datatype and dims (OUTPUT0 \
-             answers INPUT0)"
+             answers INPUT0); where one has a reshape, that stands for its dims"
         );
         let two =
             format!("input [{{ name: 'INPUT0' {io} }}, {{ name: 'INPUT1' {io} }}] output [{{ name: 'OUTPUT0' {io} }}]");

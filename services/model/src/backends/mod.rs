@@ -6,6 +6,7 @@ mod generation;
 mod identity;
 mod onnxruntime;
 mod repeat;
+mod static_embedding;
 
 use std::sync::Arc;
 
@@ -15,12 +16,14 @@ pub use generation::Generation;
 pub use identity::Identity;
 pub use onnxruntime::{OnnxRuntime, OnnxRuntimeOptions, default_cost_model_cache};
 pub use repeat::Repeat;
+pub use static_embedding::StaticEmbedding;
 
 /// Every backend of this service.
 pub fn backends(runtime: OnnxRuntimeOptions) -> Vec<Arc<dyn Backend>> {
     vec![
         Arc::new(Identity),
         Arc::new(Repeat),
+        Arc::new(StaticEmbedding),
         Arc::new(Generation::new(runtime.clone())),
         Arc::new(OnnxRuntime::new(runtime)),
     ]

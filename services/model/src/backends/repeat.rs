@@ -128,7 +128,7 @@ impl StepwiseInstance for RepeatInstance {
         }
         let now = Instant::now();
         if self.requests.values().any(|request| request.aborts && request.due <= now) {
-            std::process::abort();
+            self.abort_on.abort();
         }
         let due = self.requests.iter_mut().filter(|(_, request)| request.due <= now);
         let made: Vec<_> = due.map(|(&ticket, request)| (ticket, request.next(now))).collect();

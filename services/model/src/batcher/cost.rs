@@ -1,22 +1,22 @@
-//! What a run costs, by rows and padded length.
+//! The cost of a run, by rows and padded length.
 //!
-//! A [`CostModel`] is a fixed part per run, a part per token, and a part per pair of tokens of a row (attention):
-//! `run + token × rows × length + pair × rows × length²`. That form fits a transformer to within some percent as long as
-//! its activations stay in the caches; past that each token costs more, which no batcher should pay: so where
-//! measurements show that point, it becomes the token budget.
+//! A [`CostModel`] has a fixed part per run, a part per token, and a part per pair of tokens of a row (attention):
+//! `run + token × rows × length + pair × rows × length²`. This form fits a transformer to within some percent as long as
+//! its activations stay in the caches. Above that size each token costs more, which no batcher should pay for. If
+//! measurements show that size, it becomes the token budget.
 
-/// The cost of a run. Only ratios matter, so any unit of time does; [`fit`] gives that of its points.
+/// The cost of a run. Only ratios matter, so it can be in any unit of time; [`fit`] uses the unit of its points.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
     /// Per run.
     pub run: f64,
     /// Per token, padding included.
     pub token: f64,
-    /// Per token of a row and token of that row.
+    /// Per pair of tokens in a row.
     pub pair: f64,
 }
 
-/// A run that was measured.
+/// A measured run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
     /// Rows of the run.
@@ -27,30 +27,31 @@ pub struct Point {
     pub cost: f64,
 }
 
-/// What measurements say.
+/// The result of measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fit {
     /// The cost model, in the unit of the points.
     pub model: CostModel,
-    /// Most tokens of one run that do not make each token dearer.
+    /// Most tokens of one run before each token becomes more expensive.
     pub token_budget: u32,
     /// Mean error of the model on the points within the budget, as a share of their cost.
     pub error: f64,
 }
 
-/// Most tokens of one run where nothing is known.
+/// Most tokens of one run if nothing was measured.
 pub const DEFAULT_TOKEN_BUDGET: u32 = 1024;
 
-/// Tokens per unit of cost, relative to the best, below which a run counts as too large.
+/// A run with fewer tokens per unit of cost than this share of the best counts as too large.
 const WORTHWHILE: f64 = 0.9;
 
-/// No budget is set below this: a measurement that says so was disturbed.
+/// The lowest budget. A measurement below it was disturbed.
 const MIN_BUDGET: u32 = 512;
 
 // === impl CostModel ===
 
 impl CostModel {
-    /// Where nothing was measured: starting a run costs as much as some tokens. The unit is the time of one token.
+    /// The cost model without measurements: starting a run costs as much as ten tokens. The unit is the time of one
+    /// token.
     pub const UNMEASURED: CostModel = CostModel { run: 10.0, token: 1.0, pair: 0.0 };
 
     /// The cost of a run of `rows` rows padded to `length`.
@@ -67,19 +68,19 @@ impl Point {
         self.rows.saturating_mul(self.length)
     }
 
-    /// What the parts of the model stand for in this run.
+    /// The factors of the three parts of the model in this run.
     fn parts(&self) -> [f64; 3] {
         let tokens = f64::from(self.rows) * f64::from(self.length);
         [1.0, tokens, tokens * f64::from(self.length)]
     }
 }
 
-/// The non-negative cost model with the least relative error on `points`, and the token budget that they suggest. `None`
-/// where they do not determine one: fewer than four, or all alike.
+/// The non-negative cost model with the least relative error on `points`, and the token budget that follows from them.
+/// `None` if the points do not determine a model: there are fewer than four, or they are too similar.
 pub fn fit(points: &[Point]) -> Option<Fit> {
     let largest = points.iter().map(Point::tokens).max()?;
     let token_budget = match worthwhile_tokens(points)? {
-        // Nothing dearer was met, which says little where there was no time to look far.
+        // No run was less efficient. That means little if there was no time to measure large runs.
         tokens if tokens == largest => tokens.max(DEFAULT_TOKEN_BUDGET),
         tokens => tokens.max(MIN_BUDGET),
     };
@@ -87,13 +88,13 @@ pub fn fit(points: &[Point]) -> Option<Fit> {
     if within.len() < 4 {
         return None;
     }
-    // Three parts have seven combinations: the best one without a negative part is found by trying all.
+    // Three parts have seven combinations, so the best one without a negative part is found by trying all.
     let candidates = (1..8u8).filter_map(|parts| least_squares(&within, parts));
     let (model, error) = candidates.min_by(|(_, a), (_, b)| a.total_cmp(b))?;
     Some(Fit { model, token_budget, error: (error / within.len() as f64).sqrt() })
 }
 
-/// The most tokens at which runs still are about as efficient as the best.
+/// The most tokens at which runs are still about as efficient as the best.
 fn worthwhile_tokens(points: &[Point]) -> Option<u32> {
     let mut sizes: Vec<u32> = points.iter().map(Point::tokens).collect();
     sizes.sort_unstable();
@@ -109,12 +110,12 @@ fn worthwhile_tokens(points: &[Point]) -> Option<u32> {
     sizes.iter().rev().find(|(_, efficiency)| *efficiency >= WORTHWHILE * best).map(|(tokens, _)| *tokens)
 }
 
-/// Least squares of the relative error with the parts that `parts` has a bit for; the model and its sum of squares.
-/// `None` where a part would be negative or cannot be told from another.
+/// Least squares of the relative error with those parts whose bits are set in `parts`; returns the model and its sum of
+/// squares. `None` if a part would be negative or cannot be separated from another.
 fn least_squares(points: &[Point], parts: u8) -> Option<(CostModel, f64)> {
     let chosen: Vec<usize> = (0..3).filter(|part| parts >> part & 1 == 1).collect();
     let relative = |point: &Point| point.parts().map(|part| part / point.cost);
-    // The normal equations, of at most three unknowns, with the right side as last column.
+    // The normal equations, with at most three unknowns. The last column is the right side.
     let mut rows: Vec<Vec<f64>> = chosen
         .iter()
         .map(|&i| {
@@ -196,7 +197,8 @@ mod tests {
 
     #[test]
     fn no_part_is_negative() {
-        // Starting costs nothing and long rows are cheaper than their tokens: both parts would fit best below zero.
+        // Starting costs nothing and long rows are cheaper than their tokens, so both parts would fit best with
+        // negative values.
         let fit = fit(&grid(|rows, length| f64::from(rows * length) * (1.0 - 1e-3 * f64::from(length)))).unwrap();
         let CostModel { run, token, pair } = fit.model;
         assert!(run >= 0.0 && token > 0.0 && pair >= 0.0, "{fit:?}");
@@ -207,7 +209,7 @@ mod tests {
         let point = Point { rows: 1, length: 8, cost: 1.0 };
         assert_eq!(fit(&[]), None);
         assert_eq!(fit(&[point; 3]), None);
-        // All alike: only one part can be told, and that is a model.
+        // All points are alike, so only one part can be determined. That is a model too.
         let alike = fit(&[point; 5]).unwrap().model;
         assert!((alike.cost(1, 8) - 1.0).abs() < 1e-9);
     }

@@ -1,4 +1,4 @@
-//! What a configuration says about batching by length: the `parameters` of config.pbtxt that turn it on.
+//! The declaration for batching by length: the `parameters` of config.pbtxt that turn it on.
 //!
 //! | parameter | value | default |
 //! |---|---|---|
@@ -9,8 +9,8 @@
 //! | `max_rows` | most rows of one run, where `max_batch_size` is 0 and the dimensions spell the batch out | 64 |
 //! | `cost_model` | `measured`: what runs cost is measured when the model is loaded; `off` | `measured` |
 //!
-//! The padded dimension is the first -1 after the batch dimension. The batch dimension is implied by `max_batch_size`; with
-//! `max_batch_size: 0` it is the first of `dims`, and has to be -1 everywhere.
+//! The padded dimension is the first -1 after the batch dimension. The batch dimension is implied by `max_batch_size`;
+//! with `max_batch_size: 0` it is the first of `dims`, and has to be -1 everywhere.
 
 use std::time::Duration;
 
@@ -30,22 +30,22 @@ const COST_MODEL: &str = "cost_model";
 const DEFAULT_MAX_ROWS: u32 = 64;
 const DEFAULT_MAX_OVERTAKE: Duration = Duration::from_millis(50);
 
-/// A model's wish to be batched by length.
+/// A model's declaration that it can be batched by length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Declaration {
-    /// What is padded.
+    /// The inputs to pad and the outputs to cut.
     pub padding: Padding,
     /// Most rows of one run.
     pub max_rows: u32,
-    /// Most tokens of one run, where the configuration says.
+    /// Most tokens of one run, if the configuration sets it.
     pub token_budget: Option<u32>,
-    /// How long a request may be overtaken by later ones.
+    /// How long later requests may overtake a request.
     pub max_overtake: Duration,
-    /// Whether to measure what runs cost.
+    /// Whether to measure the costs of runs.
     pub measure: bool,
 }
 
-/// Reads parameters, gathering what is wrong with them.
+/// Reads parameters and collects their faults.
 struct Reader<'a> {
     config: &'a ModelConfig,
     faults: Vec<String>,
@@ -54,7 +54,7 @@ struct Reader<'a> {
 // === impl Declaration ===
 
 impl Declaration {
-    /// The declaration in `config`, if it has one. All that is wrong with it is reported together.
+    /// The declaration in `config`, if it has one. All faults are reported together.
     pub fn parse(config: &ModelConfig) -> Result<Option<Declaration>, LoadError> {
         let mut reader = Reader { config, faults: Vec::new() };
         let declaration = reader.declaration();
@@ -98,7 +98,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Where `dims` spell the batch out, it has to be there.
+    /// If `dims` contain the batch dimension, every tensor has to have it.
     fn check_batch_dimension(&mut self) {
         if self.config.max_batch_size > 0 {
             return;
@@ -116,7 +116,7 @@ impl<'a> Reader<'a> {
     fn pad_inputs(&mut self, text: &str) -> Vec<PaddedInput> {
         let mut inputs: Vec<PaddedInput> = Vec::new();
         for item in text.split(',').map(str::trim) {
-            // Names may hold colons themselves.
+            // Names may contain colons.
             let Some((name, value)) = item.rsplit_once(':').map(|(name, value)| (name.trim(), value.trim())) else {
                 self.faults.push(format!("parameter '{PAD_INPUTS}' has to list 'input:value', found '{item}'"));
                 continue;
@@ -183,7 +183,7 @@ impl<'a> Reader<'a> {
         outputs
     }
 
-    /// The first -1 after the batch dimension, the batch dimension counted.
+    /// The index of the first -1 after the batch dimension; the batch dimension is counted.
     fn open_axis(&self, dims: &Shape) -> Option<usize> {
         let full = self.config.full_shape(dims);
         full.iter().enumerate().skip(1).find(|(_, dimension)| **dimension == -1).map(|(axis, _)| axis)
@@ -223,7 +223,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The bytes of one element of `datatype`; `None` where `text` is no such value.
+/// The bytes of one element of `datatype`; `None` if `text` is not a valid value.
 fn element(datatype: DataType, text: &str) -> Option<Vec<u8>> {
     fn number<T: std::str::FromStr + bytemuck::Pod>(text: &str) -> Option<Vec<u8>> {
         text.parse::<T>().ok().map(|value| bytemuck::bytes_of(&value).to_vec())

@@ -1,17 +1,18 @@
-//! Batches of like length: the policy for models whose inputs may be padded.
+//! Batches of similar length: the policy for models whose inputs may be padded.
 //!
-//! A run costs time for its padded tokens, so texts of like length belong together, up to a budget of tokens. Waiting
-//! requests of one signature are sorted by length and split into neighbouring runs such that all of them together cost
-//! least under the model's [`CostModel`]; of these runs the one with the most useful tokens per second goes first.
-//! What is left is split afresh next time, together with what has arrived by then.
+//! A run costs time for its padded tokens, so it should have texts of similar length, up to a budget of tokens. Waiting
+//! requests of one signature are sorted by length and split into adjacent runs so that the sum of their costs under the
+//! model's [`CostModel`] is least. Of these runs, the one with the most useful tokens per second goes first. The
+//! remaining requests are split again next time, together with those that have arrived by then.
 //!
-//! Promises: a run holds requests of one signature and one priority level; its rows and padded tokens stay within the
-//! bounds (a request that alone exceeds them runs alone); a request is never split; higher levels go first; and once a
-//! request has waited for `max_overtake`, no later one of its level starts before it, unless in one run with it or with an
-//! even older one. With a queue delay the requests of a signature run when their oldest has waited for that long, or when
-//! they could fill a run; waiting for the delay is not being overtaken.
+//! Promises: a run has requests of one signature and one priority level. Its rows and padded tokens stay within the
+//! limits (a request that alone exceeds them runs alone). A request is never split. Higher levels go first. Once a
+//! request has waited for `max_overtake`, no later one of its level starts before it, unless in one run with it or with
+//! an even older one. With a queue delay, the requests of a signature run when their oldest has waited for that long,
+//! when they could fill a run, or when a request arrived after them that cannot join them; waiting for the delay does
+//! not count as being overtaken.
 //!
-//! Not here: tensors ([`super::merge`] pads), measuring costs (the backend does).
+//! Not here: tensors ([`super::merge`] pads), and measuring costs (the backend does).
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -24,17 +25,17 @@ use super::cost::{CostModel, DEFAULT_TOKEN_BUDGET, Fit};
 use super::declaration::Declaration;
 use super::padding::Padding;
 
-/// Waiting requests that a worker has to choose from: twice as many gain 2 % more.
+/// Waiting requests among which a worker chooses. Twice as many would gain only 2 %.
 const WINDOW: usize = 64;
 
-/// Time for which texts are taken from the shared queue, where that is fewer than the window. Half of it costs a worker
-/// without peers another 3 % of its throughput (docs/adr/0008-room-in-time.md).
+/// A worker takes texts from the shared queue for this time at most, if they are fewer than the window. Half of it
+/// costs a worker without peers another 3 % of its throughput (docs/adr/0008-room-in-time.md).
 const LOOK_AHEAD: Duration = Duration::from_millis(200);
 
-/// Requests of a run of like lengths among usual texts: what is taken for an instance at least.
+/// Requests in a run of similar lengths among usual texts. A worker takes at least this many for an instance.
 const ALIKE: usize = 8;
 
-/// Tokens of a usual text: tells how many requests an instance executes at once.
+/// Tokens of a usual text, used to estimate how many requests an instance executes at once.
 const USUAL_LENGTH: u32 = 32;
 
 /// Chooses batches by length.
@@ -46,15 +47,15 @@ pub struct LengthBatcher {
     max_rows: u32,
     /// Most rows times padded length in one run, at least 1.
     token_budget: u32,
-    /// How long a request may be overtaken.
+    /// How long later requests may overtake a request.
     max_overtake: Duration,
-    /// How long the oldest request of a signature may wait for company.
+    /// How long the oldest request of a signature may wait for others.
     delay: Duration,
-    /// Rows that are worth running without waiting for more.
+    /// Rows that are enough to run without waiting for more.
     enough_rows: u32,
 }
 
-/// A run to choose: indices into the queue.
+/// A possible run: indices into the queue.
 struct Run {
     members: Vec<usize>,
     /// Useful tokens per unit of cost.
@@ -64,8 +65,8 @@ struct Run {
 // === impl LengthBatcher ===
 
 impl LengthBatcher {
-    /// A batcher as `declaration` and `settings` (the `dynamic_batching` block, if there is one) ask for; `fit` is what was
-    /// measured. Of the preferred batch sizes the smallest counts: so many rows do not wait for more.
+    /// A batcher for `declaration` and `settings` (the `dynamic_batching` block, if there is one); `fit` are the
+    /// measurements. Of the preferred batch sizes the smallest counts: that many rows do not wait for more.
     pub fn new(declaration: &Declaration, settings: Option<&DynamicBatching>, fit: Option<&Fit>) -> LengthBatcher {
         let max_rows = declaration.max_rows.max(1);
         let measured = fit.map(|fit| fit.token_budget);
@@ -82,12 +83,13 @@ impl LengthBatcher {
         }
     }
 
-    /// Requests of a full run of usual texts.
+    /// Requests in a full run of usual texts.
     fn usual_batch(&self) -> usize {
         (self.token_budget / USUAL_LENGTH).clamp(1, self.max_rows) as usize
     }
 
-    /// Requests of equal level and signature, in order of arrival, which groups keep too: by their oldest.
+    /// Requests of equal level and signature, in order of arrival. The groups are in the order of their oldest
+    /// requests.
     fn groups(waiting: &[Candidate]) -> Vec<Vec<usize>> {
         let mut groups: Vec<Vec<usize>> = Vec::new();
         let mut slots = HashMap::new();
@@ -101,7 +103,7 @@ impl LengthBatcher {
         groups
     }
 
-    /// Until when a group may wait for more; `None`: it is worth running now.
+    /// How long a group may wait for more requests; `None` if it should run now.
     fn due(&self, group: &[usize], waiting: &[Candidate], now: Instant) -> Option<Instant> {
         let due = waiting[*group.first()?].arrived.checked_add(self.delay)?;
         let (mut rows, mut tokens) = (0u32, 0u32);
@@ -111,22 +113,23 @@ impl LengthBatcher {
             tokens = tokens.saturating_add(own.saturating_mul(length));
         }
         let enough = rows >= self.enough_rows || tokens >= self.token_budget;
-        (due > now && !enough).then_some(due)
+        let passed = group.last().is_some_and(|newest| newest + 1 < waiting.len());
+        (due > now && !enough && !passed).then_some(due)
     }
 
-    /// Splits a group into the runs that together cost least.
+    /// Splits a group into the runs whose costs have the least sum.
     fn split(&self, mut group: Vec<usize>, waiting: &[Candidate]) -> Vec<Run> {
-        // Stable: among equals the oldest stay together.
+        // Stable: among requests of equal length the oldest stay together.
         group.sort_by_key(|&index| waiting[index].description.length);
         let size = |position: usize| {
             let Description { rows, length, .. } = waiting[group[position]].description;
             (rows.max(1), length)
         };
-        // Least cost of the first n requests, and where the last run of that split begins.
+        // The least cost of the first n requests, and the start of the last run of that split.
         let mut least = Vec::with_capacity(group.len() + 1);
         least.push((0.0, 0));
         for end in 1..=group.len() {
-            // Sorted by length, so the run's last request is what it is padded to.
+            // The requests are sorted by length, so the run is padded to its last request.
             let (mut rows, length) = size(end - 1);
             let mut best = (least[end - 1].0 + self.cost.cost(rows, length), end - 1);
             for start in (0..end - 1).rev() {

@@ -1,8 +1,8 @@
-//! Many requests' tensors as one batch, and a batch's outputs as many requests' again.
+//! Joins many requests' tensors to one batch, and splits a batch's outputs into the requests' outputs.
 //!
-//! The batch dimension is the first one. Inputs are copied once, into one buffer, and padded on the way; outputs are slices
-//! of the batch's bytes, copied only where the cutting of padding leaves gaps. A BYTES tensor's elements carry their own
-//! lengths, so joining is the same for it, and splitting walks the elements.
+//! The batch dimension is the first one. Inputs are copied once, into one buffer, and padded on the way. Outputs are
+//! slices of the batch's bytes, copied only if removing the padding leaves gaps. The elements of a BYTES tensor have
+//! their own lengths, so they are joined in the same way, but splitting has to go through the elements.
 
 use std::borrow::Cow;
 
@@ -11,18 +11,18 @@ use trireme_inference::{BytesElements, InferError, Shape, Tensor};
 
 use super::padding::PaddedInput;
 
-/// How the rows of a padded output become their requests' own again.
+/// How to cut a padded output back to the lengths of its requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut<'a> {
     /// The dimension to cut, the batch dimension included; at least 1.
     pub axis: usize,
-    /// Each request's length; the longest is what all were padded to.
+    /// Each request's length; all were padded to the longest.
     pub lengths: &'a [u32],
 }
 
 /// Joins the inputs of requests along the batch dimension: one tensor per input, in the order of the first request. A
-/// single request's inputs are passed through as they are. Inputs that `padded` names are filled up to the longest. Errors
-/// when the requests' inputs differ in more than that and their number of rows.
+/// single request's inputs are passed through unchanged. Inputs in `padded` are padded to the longest. Errors if the
+/// requests' inputs differ in more than the padded lengths and their numbers of rows.
 pub fn join<'a>(requests: &[&'a [Tensor]], padded: &[PaddedInput]) -> Result<Cow<'a, [Tensor]>, InferError> {
     let [first, rest @ ..] = requests else { return Ok(Cow::Borrowed(&[])) };
     if rest.is_empty() {
@@ -72,11 +72,11 @@ fn join_one(first: &Tensor, rest: &[&[Tensor]], padded: Option<&PaddedInput>) ->
     Ok(Tensor::new(name, first.datatype(), shape, data.freeze())?)
 }
 
-/// The bytes of `parts` one after the other, each filled up to `shape` along the padded dimension.
+/// The bytes of `parts` one after the other, each padded to `shape` along the padded dimension.
 fn pad(parts: &[&Tensor], padded: &PaddedInput, shape: &[i64]) -> BytesMut {
     let Some(count @ 1..) = Shape::from(shape).element_count() else { return BytesMut::new() };
     let target = shape[padded.axis] as usize;
-    // Elements for each step along the padded dimension. No overflow: they are a part of `count`.
+    // Elements of one step along the padded dimension. This cannot overflow, because they are a part of `count`.
     let inner = shape[padded.axis + 1..].iter().product::<i64>() as usize;
     let step = inner * padded.value.len();
     let mut data = BytesMut::with_capacity(count as usize * padded.value.len());
@@ -97,9 +97,9 @@ fn pad(parts: &[&Tensor], padded: &PaddedInput, shape: &[i64]) -> BytesMut {
     data
 }
 
-/// Splits one output of a batch into the requests' parts, `rows[i]` rows each, sharing its bytes; with `cut`, each part's
-/// own length of the padded one. An Internal error when its first dimension is not the rows of the batch, or the one to cut
-/// not the padded length.
+/// Splits one output of a batch into the requests' parts, `rows[i]` rows each, which share its bytes. With `cut`, each
+/// part is cut to its own length. An Internal error if the first dimension is not the rows of the batch, or the
+/// dimension to cut is not the padded length.
 pub fn split(output: Tensor, rows: &[u32], cut: Option<Cut<'_>>) -> Result<Vec<Tensor>, InferError> {
     let total: u64 = rows.iter().map(|&r| u64::from(r)).sum();
     let shape = output.shape();
@@ -144,8 +144,8 @@ pub fn split(output: Tensor, rows: &[u32], cut: Option<Cut<'_>>) -> Result<Vec<T
     Ok(parts)
 }
 
-/// The first `length` steps along dimension `axis` of a tensor of `shape`. A slice where that is one piece, which it is
-/// for the single row of a usual request, else a copy.
+/// The first `length` steps along dimension `axis` of a tensor of `shape`. A slice if the result is contiguous, as for
+/// the usual request of a single row; otherwise a copy.
 fn shorten(data: &Bytes, shape: &[i64], axis: usize, length: u32) -> Bytes {
     if data.is_empty() || shape[axis] == i64::from(length) {
         return data.clone();
@@ -161,15 +161,15 @@ fn shorten(data: &Bytes, shape: &[i64], axis: usize, length: u32) -> Bytes {
     short.freeze()
 }
 
-/// Cuts `count` length-prefixed elements off the front.
+/// Splits `count` length-prefixed elements off the front.
 fn split_elements(rest: &mut Bytes, count: u64) -> Bytes {
     let size =
         BytesElements::new(rest).map_while(Result::ok).take(count as usize).map(|element| 4 + element.len()).sum();
     rest.split_to(size)
 }
 
-/// Rows that a request brings: the first dimension of its inputs, 1 when it has none. Inputs that disagree are refused:
-/// joined with a neighbour's, they would mix up whose row is whose.
+/// The number of rows of a request: the first dimension of its inputs, 1 without inputs. Inputs with different numbers
+/// of rows are refused, because in a batch their rows would be mixed up with those of other requests.
 pub fn rows(model: &str, inputs: &[Tensor]) -> Result<u32, InferError> {
     let mut rows = None;
     for input in inputs {

@@ -1,15 +1,15 @@
-//! Padding: which inputs of a model may be lengthened, by what, and which outputs are shortened in return.
+//! Padding: which inputs of a model may be lengthened, with which value, and which outputs are shortened in return.
 //!
-//! All padded inputs of a request share one length, its *length*: that of the first open dimension after the batch.
-//! Requests that cannot be padded without changing what they mean (inputs of differing lengths or rows, nothing at all)
-//! are described by their exact shapes, so they share a batch with their equals only.
+//! All padded inputs of a request have the same *length*: that of the first open dimension after the batch. Requests
+//! that cannot be padded without changing their meaning (inputs of differing lengths or rows, no inputs) are described
+//! by their exact shapes, so they share a batch only with requests of equal shapes.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use trireme_inference::Tensor;
 use trireme_runtime::Description;
 
-/// What a model declares about padding.
+/// A model's declarations about padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Padding {
     /// Inputs that are padded; never empty.
@@ -23,29 +23,29 @@ pub struct Padding {
 pub struct PaddedInput {
     /// The input's name.
     pub name: String,
-    /// The dimension that grows, the batch dimension included; at least 1.
+    /// The dimension that is padded; the batch dimension is counted. At least 1.
     pub axis: usize,
-    /// What it is filled with: the bytes of one element.
+    /// The padding value: the bytes of one element.
     pub value: Vec<u8>,
 }
 
-/// An output that is cut back to its request's length.
+/// An output that is cut to its request's length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnpaddedOutput {
     /// The output's name.
     pub name: String,
-    /// The dimension that shrinks, the batch dimension included; at least 1.
+    /// The dimension that is cut; the batch dimension is counted. At least 1.
     pub axis: usize,
 }
 
 // === impl Padding ===
 
 impl Padding {
-    /// What a request with these inputs is like: padded inputs are alike whatever their length.
+    /// Describes a request with these inputs. Padded inputs are alike whatever their length.
     pub fn describe(&self, inputs: &[Tensor]) -> Description {
         let exact = Description::exact(inputs);
         let Some(length) = self.length(inputs) else {
-            // It runs on its own, but a budget should know how large it is.
+            // It runs on its own, but its size still counts against a budget.
             let longest = self.lengths_of(inputs).max().unwrap_or(1);
             return Description { length: longest.clamp(1, u32::MAX.into()) as u32, ..exact };
         };
@@ -61,7 +61,7 @@ impl Padding {
         Description { length, signature: hasher.finish(), ..exact }
     }
 
-    /// The length that all padded inputs share; `None` where the request cannot be padded.
+    /// The length that all padded inputs share; `None` if the request cannot be padded.
     pub fn length(&self, inputs: &[Tensor]) -> Option<u32> {
         let rows = *inputs.first()?.shape().first()?;
         let same_rows = inputs.iter().all(|input| input.shape().first() == Some(&rows));
@@ -70,7 +70,7 @@ impl Padding {
         lengths.all(|other| other == length).then(|| u32::try_from(length).ok())?
     }
 
-    /// The requests' lengths, where they differ: then they have to be padded, and their outputs cut.
+    /// The requests' lengths, if they differ, so that inputs have to be padded and outputs cut.
     pub fn lengths(&self, requests: &[&[Tensor]]) -> Option<Vec<u32>> {
         let lengths = requests.iter().map(|inputs| self.length(inputs)).collect::<Option<Vec<_>>>()?;
         lengths.iter().any(|length| *length != lengths[0]).then_some(lengths)

@@ -1,4 +1,5 @@
-//! Workers on one queue in virtual time: what a policy makes of a trace of arrivals, without threads, models or waiting.
+//! Workers on one queue in virtual time: the effect of a policy on a trace of arrivals, without threads, models or real
+//! waiting.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use trireme_runtime::{BatchPolicy, Candidate, Decision, Description, Intake, Roo
 
 use super::cost::CostModel;
 
-/// How long a message takes from the shared queue to a worker that has room.
+/// How long a message takes from the shared queue to a worker with room.
 const FETCH: Duration = Duration::from_millis(1);
 
 /// A request of the trace.
@@ -15,49 +16,49 @@ const FETCH: Duration = Duration::from_millis(1);
 pub struct Arrival {
     /// When it comes, from the start of the simulation.
     pub at: Duration,
-    /// What it is like.
+    /// Its description for the policy.
     pub description: Description,
     /// Its priority level.
     pub priority: u32,
 }
 
-/// What the trace is played on.
+/// The workers and the policy of a simulation.
 pub struct Site<'a> {
     pub policy: &'a dyn BatchPolicy,
-    /// What a run takes, in seconds, at speed 1.
+    /// The time of a run in seconds, at speed 1.
     pub cost: CostModel,
     /// The instances and the speed of each worker.
     pub workers: &'a [(usize, f64)],
-    /// Requests under way at a time: each that is answered makes room for the next, whatever its time of arrival. `None`:
-    /// requests come at their time.
+    /// Most requests in flight: each answer admits the next request, whatever its time of arrival. `None`: requests
+    /// come at their own times.
     pub in_flight: Option<usize>,
 }
 
-/// A run as it happened.
+/// A run of the simulation.
 #[derive(Clone, Debug)]
 pub struct Execution {
     /// When it began.
     pub at: Duration,
-    /// Which worker's it was.
+    /// The worker that ran it.
     pub worker: usize,
     /// Its requests, by index into the trace.
     pub requests: Vec<usize>,
-    /// Those that stayed behind in that worker.
+    /// The requests that stayed in that worker's queue.
     pub left_waiting: Vec<usize>,
 }
 
-/// What happened. Lists of times go by index into the trace.
+/// The result. Lists of times are indexed by the request's position in the trace.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Runs in order of their beginning.
+    /// Runs in the order of their start.
     pub executions: Vec<Execution>,
     /// When each request came.
     pub came: Vec<Duration>,
-    /// When each request came into a worker's hands.
+    /// When a worker received each request.
     pub received: Vec<Duration>,
     /// How long each request waited, in the shared queue and in a worker.
     pub queued: Vec<Duration>,
-    /// When each request was done.
+    /// When each request was answered.
     pub done: Vec<Duration>,
     /// When the last run ended.
     pub end: Duration,
@@ -72,7 +73,7 @@ struct Worker {
     speed: f64,
     /// Most requests it may hold.
     capacity: usize,
-    /// On their way to it, with the time at which they are there.
+    /// Requests on their way to it, with their times of arrival there.
     coming: VecDeque<(Duration, usize)>,
     waiting: Vec<(usize, Candidate)>,
     busy: Vec<Busy>,
@@ -89,11 +90,11 @@ struct Simulation<'a> {
     trace: &'a [Arrival],
     start: Instant,
     now: Duration,
-    /// Not in the shared queue yet.
+    /// Requests that are not in the shared queue yet.
     to_come: VecDeque<usize>,
     shared: VecDeque<usize>,
     workers: Vec<Worker>,
-    /// Who is asked first.
+    /// The worker that is offered a request first.
     turn: usize,
     report: Report,
 }
@@ -143,7 +144,7 @@ pub fn simulate(site: &Site<'_>, trace: &[Arrival]) -> Report {
 // === impl Simulation ===
 
 impl Simulation<'_> {
-    /// Does what is due now; says when something is due next.
+    /// Handles all events that are due; returns when the next one is due.
     fn step(&mut self) -> Option<Duration> {
         self.end_runs();
         if self.site.in_flight.is_none() {
@@ -189,7 +190,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// The next requests come.
+    /// Puts the next requests into the shared queue.
     fn release(&mut self, count: usize) {
         for next in self.to_come.drain(..count.min(self.to_come.len())) {
             self.report.came[next] = self.now;
@@ -197,7 +198,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Gives what is in the shared queue to workers that have room, in turn, and what has reached them to their policy.
+    /// Gives requests from the shared queue to workers with room, in turn, and passes arrived ones to the workers'
+    /// policies.
     fn hand_out(&mut self) {
         let count = self.workers.len();
         while let Some(&next) = self.shared.front() {
@@ -217,7 +219,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Lets a worker begin a run, if it will. Says whether it did; if not, `wake` says when to ask again.
+    /// Lets a worker start a run. Returns whether it did; otherwise adds the time to ask again to `wake`.
     fn begin_runs(&mut self, number: usize, wake: &mut Vec<Duration>) -> bool {
         let worker = &mut self.workers[number];
         if worker.busy.len() == worker.instances {
@@ -286,22 +288,22 @@ impl Report {
         self.queued.len() as f64 / self.end.as_secs_f64()
     }
 
-    /// Tokens computed in vain, as a share of the useful ones.
+    /// Tokens computed for padding, as a share of the useful ones.
     pub fn padding_waste(&self) -> f64 {
         self.padded_tokens as f64 / self.useful_tokens as f64 - 1.0
     }
 
-    /// Requests of a run on average.
+    /// Average number of requests in a run.
     pub fn mean_batch(&self) -> f64 {
         self.queued.len() as f64 / self.executions.len() as f64
     }
 
-    /// The wait that this share of the requests did not exceed.
+    /// The waiting time that this share of the requests did not exceed.
     pub fn queue_time(&self, share: f64) -> Duration {
         quantile(self.queued.clone(), share)
     }
 
-    /// The time from coming to being done that this share of the requests did not exceed.
+    /// The time from arrival to answer that this share of the requests did not exceed.
     pub fn latency(&self, share: f64) -> Duration {
         quantile(self.done.iter().zip(&self.came).map(|(done, came)| *done - *came).collect(), share)
     }
@@ -317,8 +319,8 @@ fn quantile(mut times: Vec<Duration>, share: f64) -> Duration {
     times[((times.len() as f64 * share) as usize).min(times.len() - 1)]
 }
 
-/// `count` lengths like those of natural sentences and short paragraphs: log-normal, median 24, mean 35, from 3 to 256. The
-/// same for equal seeds.
+/// `count` lengths like those of natural sentences and short paragraphs: log-normal, median 24, mean 35, from 3 to 256.
+/// Equal seeds give equal lengths.
 pub fn natural_lengths(count: usize, seed: u64) -> Vec<u32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut uniform = move || {

@@ -113,7 +113,6 @@ mod tests {
     use ndarray::{CowArray, arr2};
 
     use super::*;
-    use crate::Labels;
 
     fn decode(ids: ndarray::Array2<i64>) -> Result<Value<'static>, InferError> {
         decode_with(None, ids, Side::default())
@@ -125,12 +124,12 @@ mod tests {
         side: Side<'_>,
     ) -> Result<Value<'static>, InferError> {
         let version_path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tokenizer"));
-        let resources = Resources { version_path, labels: &Labels::default(), has_mask: false };
+        let resources = Resources { version_path, ..Resources::default() };
         build(argument, &resources).unwrap().apply(Value::Ints(CowArray::from(ids.into_dyn())), &side)
     }
 
     fn texts(ids: ndarray::Array2<i64>, emitted: Option<Tensor>, last: Option<Tensor>) -> Vec<String> {
-        let side = Side { mask: None, emitted: emitted.as_ref(), last: last.as_ref() };
+        let side = Side { emitted: emitted.as_ref(), last: last.as_ref(), ..Side::default() };
         let Value::Texts(texts) = decode_with(None, ids, side).unwrap() else { panic!() };
         texts.into_iter().collect()
     }
@@ -170,7 +169,7 @@ mod tests {
     #[test]
     fn positions_that_cannot_be_are_refused() {
         let refused = |emitted: Option<Tensor>, last: Option<Tensor>| {
-            let side = Side { mask: None, emitted: emitted.as_ref(), last: last.as_ref() };
+            let side = Side { emitted: emitted.as_ref(), last: last.as_ref(), ..Side::default() };
             decode_with(None, arr2(&[[1, 4, 5], [1, 5, 6]]), side).unwrap_err().message
         };
         assert_eq!(refused(emitted(&[0, 4]), None), "tensor 'emitted' holds 4, expected from 0 to the 3 token ids");
@@ -189,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_missing_tokenizer_is_named() {
-        let resources = Resources { version_path: Path::new("nowhere"), labels: &Labels::default(), has_mask: false };
+        let resources = Resources { version_path: Path::new("nowhere"), ..Resources::default() };
         assert!(build(None, &resources).err().unwrap().starts_with("cannot read nowhere/tokenizer.json"));
     }
 }

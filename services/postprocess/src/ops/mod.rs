@@ -2,11 +2,17 @@
 
 pub mod argmax;
 pub mod decode;
+pub mod dense;
+pub mod entities;
+pub mod layer_norm;
+pub mod mask;
 pub mod normalize;
 pub mod pool;
 pub mod sigmoid;
 pub mod slice;
 pub mod softmax;
+pub mod sparse;
+pub mod splade;
 pub mod top_k;
 
 use std::cmp::Ordering;
@@ -15,7 +21,8 @@ use std::path::Path;
 use ndarray::ArrayD;
 use trireme_inference::{InferError, Tensor};
 
-use crate::{Form, Labels, Signature, Value};
+use crate::options::RequestOptions;
+use crate::{Form, Labels, SideInputs, Signature, Value};
 
 /// A step of a chain. Pure: the same value gives the same result.
 pub trait Op: Send + Sync {
@@ -27,15 +34,28 @@ pub trait Op: Send + Sync {
     fn apply<'a>(&self, value: Value<'a>, side: &Side<'_>) -> Result<Value<'a>, InferError>;
 }
 
-/// The request's tensors besides the data, those that the model has an input for and the request brought.
+/// The request's tensors besides the data, those that the model has an input for and the request brought; and what it asks
+/// for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Side<'a> {
-    /// The attention mask `[rows, length]`, INT64 or INT32.
+    /// The mask of the tokens that count `[rows, length]`, INT64 or INT32: `pooling_mask`, or else the attention mask.
     pub mask: Option<&'a Tensor>,
+    /// The attention mask, likewise: where texts begin and end.
+    pub attention: Option<&'a Tensor>,
     /// How much of the data has been decoded before: see [`decode`].
     pub emitted: Option<&'a Tensor>,
     /// Whether nothing follows: see [`decode`].
     pub last: Option<&'a Tensor>,
+    /// The ids of tokens `[rows, length]`.
+    pub input_ids: Option<&'a Tensor>,
+    /// The characters where tokens begin and end `[rows, length, 2]`.
+    pub offsets: Option<&'a Tensor>,
+    /// 1 for tokens that stand for no text `[rows, length]`.
+    pub special_tokens_mask: Option<&'a Tensor>,
+    /// The texts, one for each row.
+    pub texts: Option<&'a Tensor>,
+    /// The request's parameters.
+    pub options: RequestOptions,
 }
 
 /// What ops are made with besides their argument.
@@ -45,8 +65,16 @@ pub struct Resources<'a> {
     pub version_path: &'a Path,
     /// The model's labels.
     pub labels: &'a Labels,
-    /// Whether the model has an attention mask input.
-    pub has_mask: bool,
+    /// The model's inputs besides the data.
+    pub inputs: &'a SideInputs,
+}
+
+#[cfg(test)]
+impl Default for Resources<'_> {
+    fn default() -> Self {
+        static NONE: std::sync::LazyLock<(Labels, SideInputs)> = std::sync::LazyLock::new(Default::default);
+        Resources { version_path: Path::new(""), labels: &NONE.0, inputs: &NONE.1 }
+    }
 }
 
 /// Makes an op from its argument; the error says what was expected.
@@ -60,6 +88,10 @@ pub struct OpEntry {
     pub usage: &'static str,
     /// What it does.
     pub doc: &'static str,
+    /// The inputs that it uses besides the data and the attention mask; `TEXT` is the TYPE_STRING input of any name.
+    pub inputs: &'static [&'static str],
+    /// Whether it gives embeddings, which a request may cut by `dimensions`, or leaves them so.
+    pub embeds: bool,
     /// Makes it.
     pub build: BuildOp,
 }
@@ -68,45 +100,114 @@ pub struct OpEntry {
 pub static OPS: &[OpEntry] = &[
     OpEntry {
         name: "pool",
-        usage: "pool:mean|cls|max|last",
+        usage: "pool:mean|cls|max|last|weighted_mean|mean_sqrt_len[+…]",
         doc: "one vector from those of all tokens: [rows, length, width] to [rows, width]",
+        inputs: &["pooling_mask"],
+        embeds: true,
         build: pool::build,
     },
     OpEntry {
         name: "normalize",
         usage: "normalize",
         doc: "divides by the Euclidean length of the last axis",
+        inputs: &[],
+        embeds: true,
         build: normalize::build,
+    },
+    OpEntry {
+        name: "dense",
+        usage: "dense:FOLDER",
+        doc: "a linear layer with its activation, from a folder of sentence-transformers",
+        inputs: &[],
+        embeds: true,
+        build: dense::build,
+    },
+    OpEntry {
+        name: "layer_norm",
+        usage: "layer_norm:FOLDER",
+        doc: "layer normalisation of the last axis, from a folder of sentence-transformers",
+        inputs: &[],
+        embeds: true,
+        build: layer_norm::build,
+    },
+    OpEntry {
+        name: "mask",
+        usage: "mask",
+        doc: "zeros in place of the vectors of padding: [rows, length, width]",
+        inputs: &["pooling_mask"],
+        embeds: true,
+        build: mask::build,
     },
     OpEntry {
         name: "softmax",
         usage: "softmax",
         doc: "scores to probabilities that sum to 1 over the last axis",
+        inputs: &[],
+        embeds: false,
         build: softmax::build,
     },
-    OpEntry { name: "sigmoid", usage: "sigmoid", doc: "each score to a probability of its own", build: sigmoid::build },
+    OpEntry {
+        name: "sigmoid",
+        usage: "sigmoid",
+        doc: "each score to a probability of its own",
+        inputs: &[],
+        embeds: false,
+        build: sigmoid::build,
+    },
     OpEntry {
         name: "argmax",
         usage: "argmax",
         doc: "the index of the highest score of the last axis",
+        inputs: &[],
+        embeds: false,
         build: argmax::build,
     },
     OpEntry {
         name: "top_k",
         usage: "top_k:K",
         doc: "the K highest scores of the last axis with their labels; last in a chain",
+        inputs: &[],
+        embeds: false,
         build: top_k::build,
     },
     OpEntry {
         name: "slice",
         usage: "slice:D",
         doc: "the first D of the last axis (Matryoshka embeddings)",
+        inputs: &[],
+        embeds: true,
         build: slice::build,
+    },
+    OpEntry {
+        name: "splade",
+        usage: "splade[:relu|log1p_relu]",
+        doc: "a weight for each token of the vocabulary: [rows, length, vocabulary] to [rows, vocabulary]",
+        inputs: &[],
+        embeds: false,
+        build: splade::build,
+    },
+    OpEntry {
+        name: "sparse",
+        usage: "sparse",
+        doc: "the components that are not 0 and their indices; last in a chain",
+        inputs: &[],
+        embeds: false,
+        build: sparse::build,
+    },
+    OpEntry {
+        name: "entities",
+        usage: "entities:none|simple|first|average|max",
+        doc: "what is named in texts, as JSON: [rows, length, labels] to [rows]; last in a chain",
+        inputs: &["input_ids", "offsets", "special_tokens_mask", "TEXT"],
+        embeds: false,
+        build: entities::build,
     },
     OpEntry {
         name: "decode",
         usage: "decode[:with_special_tokens]",
         doc: "token ids to text by the tokenizer in the version directory; first in a chain",
+        inputs: &["emitted", "final"],
+        embeds: false,
         build: decode::build,
     },
 ];
@@ -150,11 +251,10 @@ impl Op for InPlace {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use ndarray::{CowArray, IxDyn};
 
     use super::*;
+    use crate::weights::tests::write;
 
     /// A use of each op, with an input that it takes.
     fn sample(name: &str) -> (Option<&'static str>, Signature) {
@@ -163,6 +263,10 @@ mod tests {
             "top_k" => (Some("2"), Signature::new(Form::Floats, [2, 4])),
             "slice" => (Some("3"), Signature::new(Form::Floats, [2, 4])),
             "decode" => (None, Signature::new(Form::Ints, [2, 4])),
+            "dense" => (Some("dense"), Signature::new(Form::Floats, [2, 4])),
+            "layer_norm" => (Some("layer_norm"), Signature::new(Form::Floats, [2, 4])),
+            "mask" | "splade" => (None, Signature::new(Form::Floats, [2, 3, 4])),
+            "entities" => (Some("simple"), Signature::new(Form::Floats, [2, 3, 2])),
             _ => (None, Signature::new(Form::Floats, [2, 4])),
         }
     }
@@ -178,8 +282,23 @@ mod tests {
     #[test]
     fn every_op_in_the_table_does_what_its_signature_says() {
         let labels = Labels::from_list("a,b");
-        let version_path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tokenizer"));
-        let resources = Resources { version_path: &version_path, labels: &labels, has_mask: true };
+        let directory = tempfile::tempdir().unwrap();
+        let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tokenizer/tokenizer.json");
+        std::fs::copy(tokenizer, directory.path().join("tokenizer.json")).unwrap();
+        let dense = r#"{"in_features": 4, "out_features": 2, "bias": false}"#;
+        write(directory.path(), "dense", dense, &[("linear.weight", &[2, 4], &[0.5; 8])]);
+        let norm: [(&str, &[usize], &[f32]); 2] = [("norm.weight", &[4], &[1.0; 4]), ("norm.bias", &[4], &[0.0; 4])];
+        write(directory.path(), "layer_norm", r#"{"dimension": 4}"#, &norm);
+        let some = |name: &str| Some(name.to_owned());
+        let inputs = SideInputs {
+            attention: some("attention_mask"),
+            input_ids: some("input_ids"),
+            offsets: some("offsets"),
+            special_tokens_mask: some("special_tokens_mask"),
+            texts: some("TEXT"),
+            ..SideInputs::default()
+        };
+        let resources = Resources { version_path: directory.path(), labels: &labels, inputs: &inputs };
         let names: std::collections::BTreeSet<_> = OPS.iter().map(|entry| entry.name).collect();
         assert_eq!(names.len(), OPS.len(), "names are unique");
         for entry in OPS {
@@ -192,8 +311,22 @@ mod tests {
                 dims[0] = rows;
                 let input = Signature::new(input.form, dims);
                 let mask = Tensor::from_values("attention_mask", [rows, 3], vec![1i64; 3 * rows as usize]).unwrap();
+                let ids = Tensor::from_values("input_ids", [rows, 3], vec![4i64; 3 * rows as usize]).unwrap();
+                let offsets = Tensor::from_values("offsets", [rows, 3, 2], vec![0i64; 6 * rows as usize]).unwrap();
+                let special = Tensor::from_values("special_tokens_mask", [rows, 3], vec![0i64; 3 * rows as usize]);
+                let special = special.unwrap();
+                let texts = Tensor::from_bytes_elements("TEXT", [rows], &vec!["hello"; rows as usize]).unwrap();
+                let side = Side {
+                    mask: Some(&mask),
+                    attention: Some(&mask),
+                    input_ids: Some(&ids),
+                    offsets: Some(&offsets),
+                    special_tokens_mask: Some(&special),
+                    texts: Some(&texts),
+                    ..Side::default()
+                };
                 let expected = op.signature(&input).unwrap();
-                let output = op.apply(value(&input), &Side { mask: Some(&mask), ..Side::default() }).unwrap();
+                let output = op.apply(value(&input), &side).unwrap();
                 assert_eq!(output.form(), expected.form, "{}", entry.name);
                 assert!(
                     expected.dims.accepts(&output.dims().iter().map(|&d| d as i64).collect::<Vec<_>>()),

@@ -1,6 +1,6 @@
-//! `pool:mean|cls|max|last`: one vector from those of all tokens.
+//! `pool:KIND`, `pool:KIND+KIND…`: one vector from those of all tokens; of several kinds, one after the other in one vector.
 
-use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, CowArray, Ix2, Ix3};
+use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, CowArray, Ix2, Ix3, s};
 use trireme_inference::{InferError, Shape, Tensor};
 
 use super::{Op, Resources, Side};
@@ -8,6 +8,16 @@ use crate::{Form, Signature, Value};
 
 /// What the number of tokens is clamped to before dividing by it, as sentence-transformers does.
 const SMALLEST_COUNT: f32 = 1e-9;
+
+/// The kinds by name.
+const KINDS: [(&str, Pool); 6] = [
+    ("mean", Pool::Mean),
+    ("cls", Pool::Cls),
+    ("max", Pool::Max),
+    ("last", Pool::Last),
+    ("weighted_mean", Pool::WeightedMean),
+    ("mean_sqrt_len", Pool::MeanSqrtLen),
+];
 
 /// Which tokens make the vector. Padding, where the mask is 0, takes no part, on whichever side it is; a row without
 /// any token gives zeros.
@@ -21,51 +31,74 @@ enum Pool {
     Max,
     /// The last token.
     Last,
+    /// The mean where each token counts by its position from 1, as in SGPT. Positions begin where the attention mask does.
+    WeightedMean,
+    /// The sum over the square root of the number of tokens.
+    MeanSqrtLen,
 }
+
+/// Kinds whose vectors follow one another.
+struct Pools(Vec<Pool>);
 
 /// Makes the op.
 pub fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
-    const EXPECTED: &str = "expected 'mean', 'cls', 'max' or 'last'";
-    let pool = match argument {
-        Some("mean") => Pool::Mean,
-        Some("cls") => Pool::Cls,
-        Some("max") => Pool::Max,
-        Some("last") => Pool::Last,
-        Some(other) => return Err(format!("argument is '{other}', {EXPECTED}")),
-        None => return Err(format!("argument is missing, {EXPECTED}")),
+    let expected = || {
+        let known = KINDS.map(|(name, _)| format!("'{name}'")).join(", ");
+        format!("expected one of {known}, or several joined by '+'")
     };
-    if pool != Pool::Cls && !resources.has_mask {
+    let argument = argument.ok_or_else(|| format!("argument is missing, {}", expected()))?;
+    let kind = |name: &str| KINDS.iter().find(|(known, _)| *known == name.trim()).map(|(_, pool)| *pool);
+    let pools: Option<Vec<Pool>> = argument.split('+').map(kind).collect();
+    let pools = pools.ok_or_else(|| format!("argument is '{argument}', {}", expected()))?;
+    if pools.iter().any(|&pool| pool != Pool::Cls) && !resources.inputs.has_mask() {
         return Err(
             "needs the attention mask: declare an input 'attention_mask' of TYPE_INT64 or TYPE_INT32".to_owned()
         );
     }
-    Ok(Box::new(pool))
+    if pools.contains(&Pool::WeightedMean) && resources.inputs.attention.is_none() {
+        return Err(
+            "needs the attention mask beside 'pooling_mask': declare an input 'attention_mask' of TYPE_INT64 or \
+                    TYPE_INT32, which says where texts begin"
+                .to_owned(),
+        );
+    }
+    Ok(Box::new(Pools(pools)))
 }
 
-// === impl Pool ===
+// === impl Pools ===
 
-impl Op for Pool {
+impl Op for Pools {
     fn signature(&self, input: &Signature) -> Result<Signature, String> {
         let dims = &input.expect(Form::Floats, 3..=3)?.dims;
-        Ok(Signature::new(Form::Floats, [dims[0], dims[2]]))
+        let width = if dims[2] < 0 { -1 } else { dims[2].saturating_mul(self.0.len() as i64) };
+        Ok(Signature::new(Form::Floats, [dims[0], width]))
     }
 
     fn apply<'a>(&self, value: Value<'a>, side: &Side<'_>) -> Result<Value<'a>, InferError> {
         let hidden = value.into_floats()?.into_dimensionality::<Ix3>();
         let hidden = hidden.map_err(|_| InferError::internal("pool takes numbers of rank 3"))?;
         let mask = side.mask.map(|mask| read_mask(mask, &hidden)).transpose()?;
-        let mut pooled = Array2::zeros((hidden.len_of(Axis(0)), hidden.len_of(Axis(2))));
+        let attention = side.attention.map(|mask| read_mask(mask, &hidden)).transpose()?;
+        let width = hidden.len_of(Axis(2));
+        let mut pooled = Array2::zeros((hidden.len_of(Axis(0)), width * self.0.len()));
         for (row, mut vector) in pooled.outer_iter_mut().enumerate() {
             let mask = mask.as_ref().map(|mask| mask.index_axis(Axis(0), row));
-            vector.assign(&self.pool(hidden.index_axis(Axis(0), row), mask));
+            let begin = attention.as_ref().and_then(|mask| mask.row(row).iter().position(|&token| token != 0));
+            for (index, pool) in self.0.iter().enumerate() {
+                let part = pool.pool(hidden.index_axis(Axis(0), row), mask, begin.unwrap_or(0));
+                vector.slice_mut(s![index * width..(index + 1) * width]).assign(&part);
+            }
         }
         Ok(Value::Floats(CowArray::from(pooled.into_dyn())))
     }
 }
 
+// === impl Pool ===
+
 impl Pool {
-    /// The vector of one text from its hidden states `[length, width]` and mask `[length]`.
-    fn pool(self, hidden: ArrayView2<'_, f32>, mask: Option<ArrayView1<'_, i64>>) -> Array1<f32> {
+    /// The vector of one text from its hidden states `[length, width]` and mask `[length]`; the text begins at position
+    /// `begin`.
+    fn pool(self, hidden: ArrayView2<'_, f32>, mask: Option<ArrayView1<'_, i64>>, begin: usize) -> Array1<f32> {
         let (length, width) = hidden.dim();
         let is_token = |&position: &usize| mask.as_ref().is_none_or(|mask| mask[position] != 0);
         let mut tokens = (0..length).filter(is_token).map(|position| hidden.row(position));
@@ -73,9 +106,19 @@ impl Pool {
         match self {
             Pool::Cls => tokens.next().map_or_else(zeros, |token| token.to_owned()),
             Pool::Last => tokens.next_back().map_or_else(zeros, |token| token.to_owned()),
-            Pool::Mean => {
+            Pool::Mean | Pool::MeanSqrtLen => {
                 let (sum, count) = tokens.fold((zeros(), 0.0f32), |(sum, count), token| (sum + token, count + 1.0));
-                sum / count.max(SMALLEST_COUNT)
+                let count = count.max(SMALLEST_COUNT);
+                sum / if self == Pool::Mean { count } else { count.sqrt() }
+            }
+            Pool::WeightedMean => {
+                let (mut sum, mut weights) = (zeros(), 0.0f32);
+                for position in (0..length).filter(is_token) {
+                    let weight = (position + 1).saturating_sub(begin) as f32;
+                    sum.scaled_add(weight, &hidden.row(position));
+                    weights += weight;
+                }
+                sum / weights.max(SMALLEST_COUNT)
             }
             Pool::Max => {
                 let Some(first) = tokens.next() else { return zeros() };
@@ -93,7 +136,10 @@ impl Pool {
 }
 
 /// The mask as integers `[rows, length]`, held against the hidden states that it is for.
-fn read_mask<'a>(mask: &'a Tensor, hidden: &CowArray<'_, f32, Ix3>) -> Result<CowArray<'a, i64, Ix2>, InferError> {
+pub(super) fn read_mask<'a>(
+    mask: &'a Tensor,
+    hidden: &CowArray<'_, f32, Ix3>,
+) -> Result<CowArray<'a, i64, Ix2>, InferError> {
     let (rows, length, _) = hidden.dim();
     let values = match Value::from_tensor(mask)? {
         Value::Ints(values) if values.shape() == [rows, length] => values.into_dimensionality::<Ix2>().ok(),
@@ -117,14 +163,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::SideInputs;
 
     fn pool(pool: Pool, hidden: Array3<f32>, mask: Option<Vec<i64>>) -> Result<Array2<f32>, InferError> {
         let (rows, length, _) = hidden.dim();
         let mask = mask.map(|mask| Tensor::from_values("attention_mask", [rows as i64, length as i64], mask).unwrap());
-        let pooled = pool.apply(
-            Value::Floats(CowArray::from(hidden.into_dyn())),
-            &Side { mask: mask.as_ref(), ..Side::default() },
-        )?;
+        let side = Side { mask: mask.as_ref(), attention: mask.as_ref(), ..Side::default() };
+        let pooled = Pools(vec![pool]).apply(Value::Floats(CowArray::from(hidden.into_dyn())), &side)?;
         Ok(pooled.into_floats()?.into_dimensionality::<Ix2>().unwrap().into_owned())
     }
 
@@ -142,6 +187,9 @@ mod tests {
         assert_eq!(pooled(Pool::Cls), array![[1.0, -2.0], [5.0, 6.0]]);
         assert_eq!(pooled(Pool::Max), array![[3.0, -2.0], [5.0, 8.0]]);
         assert_eq!(pooled(Pool::Last), array![[3.0, -4.0], [-7.0, 8.0]]);
+        assert_eq!(pooled(Pool::WeightedMean), array![[7.0 / 3.0, -10.0 / 3.0], [-3.0, 22.0 / 3.0]]);
+        let root = 2.0f32.sqrt();
+        assert_eq!(pooled(Pool::MeanSqrtLen), array![[4.0 / root, -6.0 / root], [-2.0 / root, 14.0 / root]]);
     }
 
     #[test]
@@ -151,7 +199,7 @@ mod tests {
 
     #[test]
     fn rows_without_tokens_give_zeros() {
-        for kind in [Pool::Mean, Pool::Cls, Pool::Max, Pool::Last] {
+        for (_, kind) in KINDS {
             assert_eq!(pool(kind, hidden(), Some(vec![0; 6])).unwrap(), Array2::<f32>::zeros((2, 2)));
             assert_eq!(pool(kind, Array3::zeros((1, 0, 2)), Some(vec![])).unwrap(), Array2::<f32>::zeros((1, 2)));
         }
@@ -171,7 +219,7 @@ mod tests {
     #[test]
     fn a_mask_of_another_shape_is_refused() {
         let mask = Tensor::from_values("attention_mask", [2, 2], vec![1i64; 4]).unwrap();
-        let error = Pool::Mean
+        let error = Pools(vec![Pool::Mean])
             .apply(Value::Floats(CowArray::from(hidden().into_dyn())), &Side { mask: Some(&mask), ..Side::default() })
             .unwrap_err();
         assert_eq!(
@@ -183,12 +231,41 @@ mod tests {
 
     #[test]
     fn all_but_cls_need_a_mask() {
-        let labels = crate::Labels::default();
-        let resources = Resources { version_path: std::path::Path::new(""), labels: &labels, has_mask: false };
-        assert!(build(Some("cls"), &resources).is_ok());
-        for kind in ["mean", "max", "last"] {
-            assert!(build(Some(kind), &resources).err().unwrap().starts_with("needs the attention mask"));
+        let with = |inputs: SideInputs| {
+            move |kind| build(Some(kind), &Resources { inputs: &inputs, ..Resources::default() }).err()
+        };
+        let none = with(SideInputs::default());
+        assert!(none("cls").is_none());
+        for kind in ["mean", "max", "last", "weighted_mean", "mean_sqrt_len", "cls+mean"] {
+            assert!(none(kind).unwrap().starts_with("needs the attention mask: declare"));
         }
+        let pooling = with(SideInputs { pooling: Some("pooling_mask".to_owned()), ..SideInputs::default() });
+        assert!(pooling("mean").is_none());
+        assert!(pooling("weighted_mean").unwrap().starts_with("needs the attention mask beside 'pooling_mask'"));
+    }
+
+    #[test]
+    fn several_kinds_follow_one_another() {
+        let inputs = SideInputs { attention: Some("m".to_owned()), ..SideInputs::default() };
+        let op = build(Some("cls+last + mean"), &Resources { inputs: &inputs, ..Resources::default() }).unwrap();
+        let mask = Tensor::from_values("m", [2, 3], MASK.to_vec()).unwrap();
+        let side = Side { mask: Some(&mask), attention: Some(&mask), ..Side::default() };
+        let pooled =
+            op.apply(Value::Floats(CowArray::from(hidden().into_dyn())), &side).unwrap().into_floats().unwrap();
+        let expected = array![[1.0, -2.0, 3.0, -4.0, 2.0, -3.0], [5.0, 6.0, -7.0, 8.0, -1.0, 7.0]];
+        assert_eq!(pooled, expected.into_dyn());
+        let signature = |width| op.signature(&Signature::new(Form::Floats, [-1, -1, width])).unwrap().dims[1];
+        assert_eq!((signature(2), signature(-1)), (6, -1));
+    }
+
+    #[test]
+    fn a_prompt_that_is_left_out_still_counts_as_positions() {
+        let attention = Tensor::from_values("attention_mask", [1, 4], vec![0i64, 1, 1, 1]).unwrap();
+        let pooling = Tensor::from_values("pooling_mask", [1, 4], vec![0i64, 0, 1, 1]).unwrap();
+        let side = Side { mask: Some(&pooling), attention: Some(&attention), ..Side::default() };
+        let hidden = array![[[9.0], [9.0], [10.0], [20.0]]].into_dyn();
+        let pooled = Pools(vec![Pool::WeightedMean]).apply(Value::Floats(CowArray::from(hidden)), &side).unwrap();
+        assert_eq!(pooled.into_floats().unwrap(), array![[16.0f32]].into_dyn());
     }
 
     /// Element by element, as one would write it down.
@@ -202,6 +279,13 @@ mod tests {
                 Pool::Cls => kept.first().copied().unwrap_or(0.0),
                 Pool::Last => kept.last().copied().unwrap_or(0.0),
                 Pool::Max => kept.into_iter().reduce(f32::max).unwrap_or(0.0),
+                Pool::MeanSqrtLen => kept.iter().sum::<f32>() / (kept.len() as f32).max(1e-9).sqrt(),
+                Pool::WeightedMean => {
+                    let begin = (0..length).find(|p| mask[row * length + p] != 0).unwrap_or(0);
+                    let weights = (0..length).map(|p| mask[row * length + p] as f32 * (p + 1 - begin.min(p)) as f32);
+                    let sum: f32 = weights.clone().zip(hidden.slice(s![row, .., component])).map(|(w, v)| w * v).sum();
+                    sum / weights.sum::<f32>().max(1e-9)
+                }
             }
         })
     }
@@ -217,7 +301,7 @@ mod tests {
     proptest! {
         #[test]
         fn pools_like_a_naive_loop((hidden, mask) in states()) {
-            for kind in [Pool::Mean, Pool::Cls, Pool::Max, Pool::Last] {
+            for (_, kind) in KINDS {
                 let expected = naive(kind, &hidden, &mask);
                 let pooled = pool(kind, hidden.clone(), Some(mask.clone())).unwrap();
                 prop_assert_eq!(pooled.dim(), expected.dim());

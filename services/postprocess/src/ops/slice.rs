@@ -29,15 +29,23 @@ impl Op for First {
     }
 
     fn apply<'a>(&self, value: Value<'a>, _: &Side<'_>) -> Result<Value<'a>, InferError> {
-        let array = value.into_floats()?;
-        let last = Axis(array.ndim() - 1);
-        let width = array.len_of(last);
-        if width < self.0 {
-            let message = format!("slice takes the first {} of the last axis, got {width}", self.0);
-            return Err(InferError::invalid_arg(message));
-        }
-        Ok(Value::Floats(array.slice_axis(last, Slice::from(..self.0)).to_owned().into()))
+        first(value, self.0, |width| format!("slice takes the first {} of the last axis, got {width}", self.0))
     }
+}
+
+/// The first `count` of the last axis of `value`; where there are fewer, `fault` says what is wrong with that number.
+pub(crate) fn first<'a>(
+    value: Value<'a>,
+    count: usize,
+    fault: impl FnOnce(usize) -> String,
+) -> Result<Value<'a>, InferError> {
+    let array = value.into_floats()?;
+    let last = Axis(array.ndim() - 1);
+    let width = array.len_of(last);
+    if width < count {
+        return Err(InferError::invalid_arg(fault(width)));
+    }
+    Ok(Value::Floats(array.slice_axis(last, Slice::from(..count)).to_owned().into()))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-"""Triton's twin of `failing`: looks numbers up in a table of three, and fails when there is none at a place."""
+"""Triton's twin of `failing`: looks numbers up in a table of three, and fails for an index outside of it."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils

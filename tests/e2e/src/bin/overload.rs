@@ -1,4 +1,4 @@
-//! `make overload`: offers up to ten times what the system can do and reports goodput and refusals.
+//! `make overload`: offers up to ten times the system's capacity and reports goodput and refusals.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Parser;
 use trireme_e2e::{Bound, Demands, Level, Mode, Scene, Summary, overload};
 
-/// What the system has to come up to.
+/// The figures that the system has to reach.
 const DEMANDS: Demands = Demands {
     of_capacity: 0.9,
     of_best: 0.95,
@@ -14,7 +14,7 @@ const DEMANDS: Demands = Demands {
     overdue: Duration::from_millis(100),
 };
 
-/// How long a request may take where that bounds the waiting.
+/// The timeout of requests in the scenes where it bounds the waiting.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Offers more than the system can do.

@@ -1,4 +1,4 @@
-//! `make soak`: half an hour of steady load, to see that nothing grows.
+//! `make soak`: half an hour of steady load, to check that no resource use grows.
 
 use std::process::ExitCode;
 use std::time::Duration;

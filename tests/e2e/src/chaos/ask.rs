@@ -1,6 +1,6 @@
-//! One attempt to get a question answered, over HTTP; over gRPC in `grpc`.
+//! One attempt to get a question answered over HTTP; for gRPC see `grpc`.
 //!
-//! Not here: what an answer is worth (`questions`), and whether to try again (`clients`).
+//! Not here: checking the answer (`questions`), and whether to try again (`clients`).
 
 use std::io::{Error, ErrorKind, Read, Result};
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use super::member::Door;
 use super::questions::{Data, Input, Question, Said, Way};
 use crate::{Request, Response};
 
-/// What one attempt brought.
+/// The outcome of one attempt.
 #[derive(Debug)]
 pub(super) enum Attempt {
     Said(Said),
@@ -22,13 +22,14 @@ pub(super) enum Attempt {
 /// How an attempt ended without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Break {
-    /// Nobody took the connection.
+    /// The connection was refused.
     Refused,
-    /// The connection was reset before anything came back: so it is with one that waits to be accepted when its listener
-    /// closes. One that was accepted and read from is closed in order, whatever ends its server.
+    /// The connection was reset before any answer came back. This happens to a connection that waits to be accepted
+    /// when its listener closes. A connection that was accepted and read from is closed in order, however its server
+    /// ends.
     Reset,
-    /// The connection had been used before, was still open when the request was sent, and ended before anything came back:
-    /// its server closed it when nothing was under way, as far as it knew.
+    /// A kept connection was still open when the request was sent, and ended before any answer came back: the server
+    /// closed it while it knew of no request.
     Unused,
     /// Any other end: the connection had been accepted.
     Cut,
@@ -52,7 +53,7 @@ pub(super) fn ask(question: &Question, address: SocketAddr, patience: Duration) 
     }
 }
 
-/// The same on a connection to this door that was kept from another request, or on a new one, which is kept then.
+/// The same on a connection to this door that was kept from another request, or on a new one, which is then kept.
 pub(super) fn ask_again(question: &Question, door: &Door, patience: Duration) -> Attempt {
     let kept = std::iter::from_fn(|| door.reuse()).find(is_open);
     let is_kept = kept.is_some();
@@ -77,8 +78,8 @@ pub(super) fn ask_again(question: &Question, door: &Door, patience: Duration) ->
     }
 }
 
-/// Whether the server has not closed a connection on which nothing is under way. What it sends there, though nobody asked,
-/// is taken for the next answer, which is wrong then.
+/// Whether the server has not closed an idle connection. Bytes that it sent unasked are read as the next answer, which
+/// is wrong then.
 fn is_open(stream: &TcpStream) -> bool {
     let nonblocking = |nonblocking| stream.set_nonblocking(nonblocking).is_ok();
     let is_open = nonblocking(true)
@@ -89,7 +90,7 @@ fn is_open(stream: &TcpStream) -> bool {
     is_open && nonblocking(false)
 }
 
-/// Waits for the first byte of an answer, and tells how the connection ended if that was before.
+/// Waits for the first byte of an answer. Returns how the connection ended if it ended before that.
 fn ended_unused(stream: &TcpStream) -> Option<String> {
     match stream.peek(&mut [0]) {
         Ok(0) => Some("connection closed".to_owned()),
@@ -98,9 +99,9 @@ fn ended_unused(stream: &TcpStream) -> Option<String> {
     }
 }
 
-/// How an attempt ended whose answer could not be read, or not even its request be sent.
+/// The outcome of an attempt whose request could not be sent, or whose answer could not be read.
 fn broken(read: Error, sent: Result<()>) -> Attempt {
-    // A reset is told once: to whoever writes or reads first.
+    // A reset is reported only once, to the first write or read.
     match sent {
         Err(error) if is_reset(&error) => Attempt::Broken(Break::Reset, error.to_string()),
         _ if is_reset(&read) => Attempt::Broken(Break::Reset, read.to_string()),
@@ -108,14 +109,14 @@ fn broken(read: Error, sent: Result<()>) -> Attempt {
     }
 }
 
-/// A connection that the kernel had taken may be reset before the client is told of it.
+/// A connection that the kernel has accepted may be reset before `connect` returns.
 fn not_connected(error: &Error) -> Attempt {
     let how = if is_reset(error) { Break::Reset } else { Break::Refused };
     Attempt::Broken(how, error.to_string())
 }
 
-/// Whether the kernel told that the other side has reset the connection. What HTTP/2 says of one that was closed in order
-/// is of the same kind as a write into a reset one, but has words of its own.
+/// Whether the kernel reported that the other side has reset the connection. The HTTP/2 library uses the same error
+/// kind for a connection that was closed in order, but with an inner error.
 pub(super) fn is_reset(error: &Error) -> bool {
     match error.kind() {
         ErrorKind::ConnectionReset => true,
@@ -124,7 +125,7 @@ pub(super) fn is_reset(error: &Error) -> bool {
     }
 }
 
-/// Whether more came, or comes, on a connection whose request has been answered. The server closes it, so this does not
+/// Whether there are more bytes on a connection whose request has been answered. The server closes it, so this does not
 /// wait long.
 fn anything_left(answer: &Response, stream: &mut TcpStream) -> bool {
     !answer.rest.is_empty() || matches!(stream.read(&mut [0]), Ok(length) if length > 0)
@@ -161,7 +162,7 @@ fn body(question: &Question, binary: bool) -> Value {
         body["parameters"]["timeout"] = json!(timeout.as_micros());
     }
     if question.way == Way::KeptAlive {
-        // Where the model has levels: some go first.
+        // The model has priority levels: some requests go first.
         body["parameters"]["priority"] = json!(1);
     }
     if binary {
@@ -178,7 +179,7 @@ fn read(question: &Question, answer: &Response) -> Said {
     }
 }
 
-/// The outputs as numbers, whether they are in the JSON or behind it.
+/// The outputs as numbers, from the JSON or from the binary tensors behind it.
 fn read_outputs(answer: &Response) -> Option<Said> {
     let length = answer.header("inference-header-content-length").and_then(|length| length.parse().ok());
     let (header, mut binary) = answer.body.split_at_checked(length.unwrap_or(answer.body.len()))?;
@@ -201,7 +202,7 @@ fn read_outputs(answer: &Response) -> Option<Said> {
     Some(Said::Outputs(outputs))
 }
 
-/// Numbers as they are in binary tensors.
+/// Numbers as in binary tensors.
 pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
@@ -250,7 +251,7 @@ impl Data {
         }
     }
 
-    /// As in binary tensors.
+    /// The data as in binary tensors.
     pub fn bytes(&self) -> Vec<u8> {
         let text = |text: &String| [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
         match self {
@@ -273,7 +274,7 @@ pub(super) mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// A server that does this with its listener, and where it listens.
+    /// Starts a server that runs `serve` with its listener, and returns its address.
     pub fn server(serve: impl FnOnce(TcpListener) + Send + 'static) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
         let address = listener.local_addr().expect("a listener has an address");
@@ -297,7 +298,7 @@ pub(super) mod tests {
 
     fn read_request(stream: &mut TcpStream) {
         let mut read = Vec::new();
-        // The name of the input, which is near the end of it.
+        // The name of the input is near the end of the request.
         while !read.windows(6).any(|window| window == b"INPUT0") {
             let mut piece = [0; 4096];
             let length = stream.read(&mut piece).expect("the client sends");

@@ -1,10 +1,11 @@
 //! Steady load whose answers are checked one by one.
 //!
-//! A client does what a load balancer and a patient caller do together: it sends a request to a gateway that is not
-//! closing. When that gateway was killed, or was told to stop before it took the connection, it sends the request to
-//! another. Nothing else is repeated: what a gateway has taken before it was told to stop, it has to answer, and what is
-//! on its way then on a connection that was kept.
+//! A client combines a load balancer and a patient caller: it sends a request to a gateway that is not closing. If that
+//! gateway is killed, or gets SIGTERM before it accepts the connection, the client sends the request to another
+//! gateway. It repeats nothing else: a gateway has to answer each request that it accepted before SIGTERM, and each
+//! request that is on its way then on a kept connection.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -14,35 +15,36 @@ use super::draw;
 use super::grpc::GrpcClient;
 use super::member::{Door, DoorState, Doors};
 use super::questions::{Question, Said, Verdict, Way};
-use super::tally::{Answered, Tally};
+use super::tally::{Answered, Complaint, Tally, What};
 use crate::Golden;
 
-/// How much longer than its deadline a caller waits for an answer: gateways answer at the deadline, and one that is halted
-/// a little later.
+/// How much longer than the deadline a caller waits for an answer. Gateways answer at the deadline; a gateway that is
+/// halted answers a little later.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What an answer may be late by: gateways answer at the deadline.
+/// How late an answer may be: gateways answer at the deadline.
 const LATE: Duration = Duration::from_secs(1);
 
-/// What a request may wait for, and not be lost, when its gateway is killed: the end of the longest fault, and a while for
-/// everybody to get over it. Sent again, it is answered, so nobody else would notice.
+/// How long a request may have waited when its gateway is killed without counting as lost: the longest fault, plus some
+/// time to recover from it. Without this check, a lost request would go unnoticed, because it is sent again and
+/// answered.
 const EXPLAINED: Duration = draw::LONGEST.saturating_add(Duration::from_secs(10));
 
-/// Whether a gateway that is told to stop has to take one more request on each connection that clients keep: what is on its
-/// way then must not find the connection closed. Otherwise such a request is sent again.
+/// Whether a gateway has to answer one more request on each kept connection after SIGTERM, so that a request on its way
+/// does not find the connection closed. With `false`, such a request is sent again.
 const TAKES_WHAT_IS_ON_ITS_WAY: bool = true;
 
-/// Pause of a client that finds no open door.
+/// Pause of a client while no gateway is open.
 const NO_DOOR: Duration = Duration::from_millis(5);
 
-/// What has to become of a request whose connection broke.
+/// What the client does with a request whose connection broke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
     /// It is sent to another gateway.
     Moves,
-    /// It had waited too long for that.
+    /// It had waited too long before its gateway was killed.
     Lost,
-    /// The connection must not have broken.
+    /// The connection must not have broken: this is a complaint.
     Wrongly,
 }
 
@@ -55,11 +57,13 @@ pub(super) struct Clients<'a> {
     /// How long a gateway may be halted.
     halt: Duration,
     started: Instant,
-    /// Time from one request to the next, all clients together; zero is as fast as answers come.
+    /// Time between two requests, over all clients; with zero, each client sends its next request at once.
     pace: Duration,
     next: AtomicUsize,
     enough: AtomicBool,
     tally: Mutex<Tally>,
+    /// The requests under way, by number, with the time when each was sent.
+    pending: Mutex<BTreeMap<usize, Duration>>,
     grpc: GrpcClient,
 }
 
@@ -78,38 +82,52 @@ impl<'a> Clients<'a> {
             next: AtomicUsize::new(0),
             enough: AtomicBool::new(false),
             tally: Mutex::default(),
+            pending: Mutex::default(),
             grpc: GrpcClient::new(),
         }
     }
 
-    /// The same for gateways that are halted now and then, for so long.
+    /// The same for gateways that may be halted for this long.
     pub fn of_halting(self, halt: Duration) -> Clients<'a> {
         Clients { halt, ..self }
     }
 
-    /// The same with this many requests per second, all clients together, and no more.
+    /// The same with this many requests per second over all clients.
     pub fn at_rate(self, rate: f64) -> Clients<'a> {
         Clients { pace: Duration::from_secs_f64(1.0 / rate), ..self }
     }
 
-    /// One client: request after request until it is enough.
+    /// Runs one client: it sends request after request until [`Clients::stop`].
     pub fn run(&self) {
         while !self.enough.load(Ordering::Relaxed) {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let due = self.pace.mul_f64(number as f64);
             std::thread::sleep(due.saturating_sub(self.elapsed()));
+            self.pending.lock().expect("no holder panics").insert(number, self.elapsed());
             self.request(number);
+            self.pending.lock().expect("no holder panics").remove(&number);
         }
     }
 
-    /// No more requests; those on their way are waited for.
+    /// Sends no more requests; those under way are waited for.
     pub fn stop(&self) {
         self.enough.store(true, Ordering::Relaxed);
     }
 
-    /// Requests answered so far.
+    /// Number of requests answered rightly so far.
     pub fn answered(&self) -> usize {
         self.tally.lock().expect("no holder panics").right.len()
+    }
+
+    /// Number of complaints so far.
+    pub fn complaints(&self) -> usize {
+        self.tally.lock().expect("no holder panics").complaints.len()
+    }
+
+    /// How long the oldest request under way has taken so far; zero if there is none.
+    pub fn longest_pending(&self) -> Duration {
+        let pending = self.pending.lock().expect("no holder panics");
+        pending.values().min().map_or(Duration::ZERO, |sent| self.elapsed().saturating_sub(*sent))
     }
 
     /// Time since the start.
@@ -117,7 +135,7 @@ impl<'a> Clients<'a> {
         self.started.elapsed()
     }
 
-    /// What became of the requests.
+    /// The outcome of all requests.
     pub fn into_tally(self) -> Tally {
         self.tally.into_inner().expect("no holder panics")
     }
@@ -126,14 +144,19 @@ impl<'a> Clients<'a> {
         note(&mut self.tally.lock().expect("no holder panics"));
     }
 
-    /// Sends one request until it is answered, and notes how that went.
+    fn complain(&self, what: What, sent: Duration, text: String) {
+        let when = Answered { sent, answered: self.elapsed() };
+        self.note(|tally| tally.complaints.push(Complaint { what, when, text }));
+    }
+
+    /// Sends one request until it is answered, and notes the outcome.
     fn request(&self, number: usize) {
         let question = Question::of(number, self.golden);
         let (sent, mut moved) = (self.elapsed(), 0);
         loop {
             let Some(door) = self.door(number + moved) else {
                 if self.elapsed() - sent > self.deadline {
-                    return self.note(|tally| tally.lost.push(format!("{number}: no gateway")));
+                    return self.complain(What::Lost, sent, format!("{number}: no gateway"));
                 }
                 std::thread::sleep(NO_DOOR);
                 continue;
@@ -154,8 +177,8 @@ impl<'a> Clients<'a> {
                     };
                     match self.broke(state, how, waited) {
                         Broken::Moves => moved += 1,
-                        Broken::Lost => return self.note(|tally| tally.lost.push(text())),
-                        Broken::Wrongly => return self.note(|tally| tally.broken.push(text())),
+                        Broken::Lost => return self.complain(What::Lost, sent, text()),
+                        Broken::Wrongly => return self.complain(What::Broken, sent, text()),
                     }
                 }
             }
@@ -171,7 +194,7 @@ impl<'a> Clients<'a> {
         }
     }
 
-    /// What has to become of a request that ended in this way, after so long, at a gateway in this state.
+    /// What to do with a request whose connection to a gateway in state `state` broke, `waited` after it was sent.
     fn broke(&self, state: DoorState, how: Break, waited: Duration) -> Broken {
         let moved = &mut self.tally.lock().expect("no holder panics").moved;
         match (state, how) {
@@ -197,20 +220,23 @@ impl<'a> Clients<'a> {
             format!("{number} ({} {:?}) after {:.1} s: {said}", question.model, question.way, took.as_secs_f64())
         };
         let answered = Answered { sent, answered: self.elapsed() };
-        // A timeout may be much shorter than what a gateway is halted for.
+        // The request's own timeout may be much shorter than the time for which a gateway is halted.
         let limit = question.timeout.map_or(self.deadline, |timeout| timeout + self.halt) + LATE;
-        self.note(|tally| match verdict {
-            Verdict::Right | Verdict::Expired if took > limit => tally.late.push(text()),
-            Verdict::Right => tally.right.push(answered),
-            Verdict::Expired => {
-                tally.right.push(answered);
-                tally.expired += 1;
+        let what = match verdict {
+            Verdict::Right | Verdict::Expired if took > limit => What::Late,
+            Verdict::Right | Verdict::Expired => {
+                return self.note(|tally| {
+                    tally.right.push(answered);
+                    tally.expired += usize::from(verdict == Verdict::Expired);
+                });
             }
-            Verdict::Wrong => tally.wrong.push(text()),
-            Verdict::Lost => tally.lost.push(text()),
-            Verdict::Doubled => tally.doubled.push(text()),
-            Verdict::Failed => tally.failed.push(text()),
-        });
+            Verdict::Wrong => What::Wrong,
+            Verdict::Lost => What::Lost,
+            Verdict::Doubled => What::Doubled,
+            Verdict::Refused => What::Refused,
+            Verdict::Failed => What::Failed,
+        };
+        self.complain(what, sent, text());
     }
 
     fn door(&self, number: usize) -> Option<Arc<Door>> {
@@ -271,7 +297,7 @@ mod tests {
         clients.judge(7, &question, &right, Duration::ZERO, Duration::from_secs(9));
         clients.judge(7, &question, &right, Duration::ZERO, Duration::from_millis(9001));
         let tally = clients.into_tally();
-        assert_eq!((tally.right.len(), tally.late.len()), (1, 1));
+        assert_eq!((tally.right.len(), tally.count(What::Late)), (1, 1));
     }
 
     #[test]
@@ -286,7 +312,7 @@ mod tests {
             clients.judge(4, &hurry, said, Duration::ZERO, Duration::from_secs(took));
             let tally = clients.into_tally();
             assert_eq!(tally.requests(), 1);
-            tally.late.len()
+            tally.count(What::Late)
         };
         for said in [right, expired] {
             assert_eq!([late(0, &said, 1), late(0, &said, 2)], [0, 1]);

@@ -1,23 +1,23 @@
-//! The system under chaos: a broker, gateways and workers as processes, each with a network cable of its own.
+//! The system under chaos: brokers, gateways and workers as processes, each member with a network cable of its own.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use trireme_testkit::NatsServer;
 
+use super::admin::Copy;
+use super::brokers::Brokers;
+use super::cable::Cable;
+use super::clock::{Clock, Clocks};
 use super::disk::SmallDisk;
 use super::member::{Door, DoorState, Doors, Member, Role};
-use super::models::{MAX_PAYLOAD, models};
-use super::proxy::Proxy;
+use super::models::models;
+use super::settings;
 use crate::{ModelFolder, Process, Request, product};
 
-/// How long a process may take to get ready. It takes about a second; machines that run tests can be busy.
+/// How long a process may take to become ready. It usually takes about a second, but test machines can be busy.
 const READY_LIMIT: Duration = Duration::from_secs(60);
-
-/// A worker's `ack_wait`: short, so that faults follow each other quickly.
-pub(super) const ACK_WAIT: Duration = Duration::from_secs(1);
 
 /// The parts of the system, in order; gateways come first.
 const MEMBERS: [Role; 9] = {
@@ -25,70 +25,101 @@ const MEMBERS: [Role; 9] = {
     [Gateway, Gateway, Tokenizer, Tokenizer, Model, Model, Model, Postprocess, Postprocess]
 };
 
-/// The same, with stages that share a process.
+/// The same with stages that share a process.
 const MEMBERS_THAT_HAND_OVER: [Role; 9] = {
     use Role::*;
     [Gateway, Gateway, Tokenizer, Tokenizer, Model, Both, Both, Both, Postprocess]
 };
 
-/// How many processes that makes.
+/// The number of processes.
 pub(super) const MEMBER_COUNT: usize = MEMBERS.len();
 
-/// What the system is to be like.
+/// Options of a system.
 pub(super) struct Shape {
     /// The deadline that gateways give requests.
     pub deadline: Duration,
-    /// Whether workers' cables acknowledge what passes.
+    /// Whether the workers' cables acknowledge the deliveries that pass.
     pub acknowledge_early: bool,
     /// Whether some workers host two stages.
     pub hand_over: bool,
-    /// Where queues are kept; in memory without it.
+    /// The disk for a single broker's queues; without it they are in memory.
     pub disk: Option<SmallDisk>,
+    /// Brokers: one, or a cluster of three.
+    pub brokers: usize,
+    /// Whether brokers keep queues in files, with or without a disk of their own.
+    pub files: bool,
+    /// The clocks of members; without it they are right.
+    pub clocks: Option<Clocks>,
 }
 
 /// The system.
 pub(super) struct Cluster {
-    pub broker: NatsServer,
-    /// Everything else.
+    pub brokers: Brokers,
+    /// Gateways and workers.
     pub members: Vec<Member>,
-    /// Where clients go.
+    /// The gateways that clients may use.
     pub doors: Doors,
-    /// A member that shall take the place of another, with that one's index.
+    /// Members that will replace others, with the index of the member that each replaces.
     pub arriving: Vec<(usize, Member)>,
     pub shape: Shape,
+    /// The node that the last node fault was aimed at.
+    pub victim: usize,
+    /// The node that members cannot reach.
+    pub cut_off: Option<usize>,
+    /// The stream to restore after a fault of data.
+    pub copy: Option<Copy>,
+    /// How many messages waited in the stream at each fault of data.
+    pub harmed: Vec<u64>,
     models: ModelFolder,
     folder: TempDir,
     started: usize,
 }
 
+// === impl Shape ===
+
+impl Shape {
+    /// A single broker with everything in memory, and no options.
+    pub fn new(deadline: Duration) -> Shape {
+        let (acknowledge_early, hand_over, disk, brokers, files, clocks) = (false, false, None, 1, false, None);
+        Shape { deadline, acknowledge_early, hand_over, disk, brokers, files, clocks }
+    }
+
+    fn roles(&self) -> [Role; MEMBER_COUNT] {
+        if self.hand_over { MEMBERS_THAT_HAND_OVER } else { MEMBERS }
+    }
+}
+
 // === impl Cluster ===
 
 impl Cluster {
-    /// Starts everything and waits until it is ready.
+    /// Starts all processes and waits until they are ready.
     ///
     /// # Panics
-    /// When it does not get ready.
+    /// When a process does not become ready.
     pub fn start(shape: Shape) -> Cluster {
         let mut cluster = Cluster {
-            broker: start_broker(shape.disk.as_ref()),
+            brokers: if shape.brokers == 1 { Brokers::one(shape.disk.as_ref()) } else { Brokers::three() },
             members: Vec::new(),
             doors: Doors::default(),
             arriving: Vec::new(),
+            victim: 0,
+            cut_off: None,
+            copy: None,
+            harmed: Vec::new(),
             models: models(),
             folder: tempfile::Builder::new().prefix("trireme-chaos-").tempdir().expect("a temporary folder"),
             started: 0,
             shape,
         };
-        let roles = if cluster.shape.hand_over { MEMBERS_THAT_HAND_OVER } else { MEMBERS };
-        cluster.members = roles.into_iter().map(|role| cluster.spawn(role)).collect();
-        // Gateways, which come first, are ready when the workers are.
+        cluster.members = (0..MEMBER_COUNT).map(|place| cluster.spawn(place)).collect();
+        // Gateways come first and are ready only when the workers are.
         for index in (0..cluster.members.len()).rev() {
             cluster.wait_ready(index);
         }
         cluster
     }
 
-    /// Clients no longer come to this gateway, for this reason; nothing for a worker.
+    /// Removes a gateway from the load balancer, with the reason; does nothing for a worker.
     pub fn close_door(&self, index: usize, state: DoorState) {
         if let Some(door) = &self.members[index].door {
             door.set(state);
@@ -98,24 +129,25 @@ impl Cluster {
 
     /// Starts a process in place of one that has ended; does not wait for it.
     pub fn replace(&mut self, index: usize) {
-        self.members[index] = self.spawn(self.members[index].role);
+        self.members[index] = self.spawn(index);
     }
 
-    /// Halts the broker, as a host that hangs does, or lets it go on.
-    pub fn signal_broker(&self, signal: Signal) {
-        let id = self.broker.process_id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+    /// Sends a signal to a broker: SIGSTOP halts it, like a host that hangs; SIGCONT resumes it.
+    pub fn signal_broker(&self, number: usize, signal: Signal) {
+        let (_, broker) = self.brokers.all().nth(number).expect("there are so many brokers");
+        let id = broker.process_id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         kill_process(id.expect("the broker runs"), signal).expect("a child can be signalled");
     }
 
-    /// Every process by name, the broker included, with its process id and what tells its metrics, where it has that.
+    /// Every process by name, brokers included, with its process id and, if it has metrics, its member.
     pub fn processes(&self) -> impl Iterator<Item = (String, u32, Option<&Member>)> {
-        let broker = self.broker.process_id().map(|id| ("nats-server".to_owned(), id, None));
+        let brokers = self.brokers.all().filter_map(|(name, broker)| Some((name, broker.process_id()?, None)));
         let members = self.members.iter().map(|member| (member.name(), member.process.id(), Some(member)));
-        broker.into_iter().chain(members)
+        brokers.chain(members)
     }
 
     /// # Panics
-    /// When a member has ended, though nobody told it to.
+    /// When a member has ended by itself.
     pub fn assert_alive(&mut self) {
         let ended = self.members.iter_mut().filter_map(|member| {
             let status = member.process.exited()?;
@@ -125,34 +157,33 @@ impl Cluster {
         assert!(ended.is_empty(), "ended by themselves:\n{}", ended.join("\n"));
     }
 
-    /// Starts a process of this role; does not wait for it.
-    pub fn spawn(&mut self, role: Role) -> Member {
-        let number = self.started;
+    /// Starts a process for this place among the members; does not wait for it.
+    pub fn spawn(&mut self, place: usize) -> Member {
+        let (role, number) = (self.shape.roles()[place], self.started);
         self.started += 1;
-        let cable = Proxy::start(&self.broker.url());
-        let mut command = product(role.binary());
-        command.args(role.arguments()).args(["--admin-address", "127.0.0.1:0", "--nats-url", &cable.url()]);
-        command.arg("--model-repository").arg(self.models.path());
-        if role == Role::Gateway {
-            command.args(["--default-timeout-ms", &self.shape.deadline.as_millis().to_string()]);
-        } else {
-            command.args(["--ack-wait-ms", &ACK_WAIT.as_millis().to_string()]);
-            if self.shape.disk.is_some() {
-                command.args(["--queue-storage", "file"]);
-            }
-            if self.shape.acknowledge_early {
-                cable.acknowledge_early();
-            }
+        let cable = Cable::start(&self.brokers.urls());
+        if let Some(broker) = self.cut_off {
+            cable.to(broker).cut();
         }
+        let mut command = product(role.binary());
+        command.args(role.arguments()).args(["--admin-address", "127.0.0.1:0", "--nats-url", &cable.urls()]);
+        command.arg("--model-repository").arg(self.models.path());
+        command.args(settings::arguments(role, &self.shape));
+        if role != Role::Gateway && self.shape.acknowledge_early {
+            cable.acknowledge_early();
+        }
+        let clocks = self.shape.clocks.as_ref();
+        clocks.inspect(|clocks| clocks.set(place, &mut command));
         let process = Process::start(&format!("{}-{number}", role.binary()), &mut command, self.folder.path());
-        Member { role, number, process, cable, door: None }
+        let clock = clocks.map_or_else(Clock::right, |_| Clock::wrong(process.id()));
+        Member { role, number, process, cable, door: None, _clock: clock }
     }
 
-    /// Waits until a member is ready; a gateway opens its door then. One that cannot start because the broker's disk is full
-    /// is started again, as a platform does.
+    /// Waits until a member is ready; then a gateway opens its door. A member that cannot start because the broker's
+    /// disk is full is started again, as an orchestrator does.
     ///
     /// # Panics
-    /// When it does not get ready.
+    /// When it does not become ready.
     pub fn wait_ready(&mut self, index: usize) {
         let give_up = Instant::now() + READY_LIMIT;
         let message = |role| if role == Role::Gateway { "metrics listener" } else { "ready" };
@@ -170,7 +201,7 @@ impl Cluster {
         if member.role == Role::Gateway {
             let listener = |name: &str| member.address(name).expect("a gateway logs where it listens");
             let (address, grpc) = (listener("HTTP listener"), listener("gRPC listener"));
-            // What a load balancer does: it sends nobody there before the probe says so.
+            // Like a load balancer: no clients before the readiness probe succeeds.
             let ready = || Request::get("/v2/health/ready").send(address).is_ok_and(|answer| answer.status == 200);
             while !ready() {
                 assert!(Instant::now() < give_up, "a gateway does not get ready:\n{}", member.process.log_tail());
@@ -181,12 +212,4 @@ impl Cluster {
             self.doors.lock().expect("no holder panics").push(door);
         }
     }
-}
-
-/// A broker that takes small messages only, with its files on the disk, if there is one.
-fn start_broker(disk: Option<&SmallDisk>) -> NatsServer {
-    let store = disk.map_or_else(|| "STORE".to_owned(), |disk| disk.store().display().to_string());
-    let jetstream = format!("store_dir: \"{store}\", max_memory_store: 64GB, max_file_store: 64GB");
-    let config = format!("max_payload: {MAX_PAYLOAD}\njetstream {{ {jetstream} }}\n");
-    NatsServer::start_with_files(&[("nats.conf", &config)])
 }

@@ -1,4 +1,4 @@
-//! A small disk for the broker's files, which can get full. Mounting one takes root's rights.
+//! A small disk for the broker's files, which can be filled up. Mounting it needs root's rights.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -7,19 +7,19 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// Enough for the queues of a test, and soon full.
+/// Enough for the queues of a test, and quickly filled.
 const SIZE: &str = "size=32m";
 
-/// The file that takes all room there is.
+/// The file that takes all free space.
 const FILLER: &str = "filler";
 
-/// A file system of its own. Dropped, it is unmounted.
+/// A file system of its own. It is unmounted when dropped.
 pub struct SmallDisk(TempDir);
 
 // === impl SmallDisk ===
 
 impl SmallDisk {
-    /// Mounts one; `None` where that is not permitted.
+    /// Mounts a disk; `None` if that is not permitted.
     ///
     /// # Panics
     /// When there is no temporary folder to mount it on.
@@ -30,18 +30,18 @@ impl SmallDisk {
         mount.output().is_ok_and(|done| done.status.success()).then(|| SmallDisk(folder))
     }
 
-    /// Where files are kept.
+    /// The folder for the broker's files.
     pub fn store(&self) -> PathBuf {
         self.0.path().join("store")
     }
 
-    /// Takes all room that is left.
+    /// Takes all free space.
     ///
     /// # Panics
-    /// When something else than a full disk ends that.
+    /// When writing fails for another reason than a full disk.
     pub fn fill(&self) {
         let mut filler = File::create(self.filler()).expect("the disk can be written");
-        // The last bytes one by one: smaller files than this must not find room either.
+        // The last bytes one by one, so that no small file finds room either.
         for piece in [&[0; 65536][..], &[0; 512], &[0]] {
             let error = loop {
                 if let Err(error) = filler.write_all(piece) {
@@ -52,7 +52,7 @@ impl SmallDisk {
         }
     }
 
-    /// Gives the room back.
+    /// Frees the space again.
     ///
     /// # Panics
     /// When it was not taken.
@@ -72,7 +72,7 @@ impl Drop for SmallDisk {
 }
 
 fn unmount(path: &Path) {
-    // Lazily: the broker that has files there may end a little later.
+    // Lazily, because the broker that has files there may end a little later.
     let done = Command::new("umount").arg("--lazy").arg(path).status();
     if !done.is_ok_and(|status| status.success()) {
         eprintln!("{} stays mounted", path.display());

@@ -1,12 +1,16 @@
-//! Which faults a run has, drawn from a seed.
+//! Draws the faults of a run from a seed.
 
 use std::time::Duration;
 
-use super::cluster::ACK_WAIT;
-use super::fault::Fault;
+use trireme_testkit::NatsCluster;
 
-/// The kinds, with how often each is drawn.
-const KINDS: [(Kind, usize); 12] = [
+use super::data::Harm;
+use super::fault::Fault;
+use super::nodes::{Aim, NodeFault, Trouble};
+use super::settings::ACK_WAIT;
+
+/// The kinds of faults for every system, with the weight of each.
+const KINDS: [(Kind, usize); 9] = [
     (Kind::Kill, 12),
     (Kind::Terminate, 6),
     (Kind::Roll, 4),
@@ -15,16 +19,37 @@ const KINDS: [(Kind, usize); 12] = [
     (Kind::Cut, 6),
     (Kind::Reset, 4),
     (Kind::Unplug, 6),
-    (Kind::Broker, 2),
-    (Kind::Halt, 1),
     (Kind::LongCut, 1),
-    (Kind::FullDisk, 2),
 ];
 
-/// The longest that a fault lasts.
+/// The kinds for a system with a single broker.
+const KINDS_OF_ONE: [(Kind, usize); 2] = [(Kind::Broker, 2), (Kind::Halt, 1)];
+
+/// The kinds for a system with a cluster of brokers.
+const KINDS_OF_THREE: [(Kind, usize); 14] = [
+    (Kind::Node(Trouble::Kill), 10),
+    (Kind::Node(Trouble::Replace), 4),
+    (Kind::Node(Trouble::Halt), 6),
+    (Kind::LongHalt, 1),
+    (Kind::Node(Trouble::Restart), 4),
+    (Kind::Node(Trouble::RestartEach), 1),
+    (Kind::Node(Trouble::Partition), 6),
+    (Kind::Node(Trouble::Isolate), 4),
+    (Kind::Node(Trouble::KillTwo), 2),
+    (Kind::Data(Harm::Empty), 3),
+    (Kind::Data(Harm::Delete), 2),
+    (Kind::Data(Harm::Remake), 2),
+    (Kind::Data(Harm::LoseNewest), 3),
+    (Kind::Data(Harm::RollBack), 3),
+];
+
+/// How long two of three nodes are down.
+const TWO_AWAY: Duration = Duration::from_secs(12);
+
+/// The longest duration of a fault.
 pub(super) const LONGEST: Duration = Duration::from_secs(20);
 
-/// The longest that a process is halted, or gets little CPU time.
+/// The longest time that a process is halted, or gets little CPU time.
 pub(super) const LONGEST_HALT: Duration = ACK_WAIT.saturating_add(Duration::from_millis(1500));
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,31 +60,63 @@ enum Kind {
     Pause,
     Slow,
     Cut,
-    /// For so long that everybody finds out. It costs time, so it is left to longer runs.
+    /// Long enough for all timeouts to run out. It takes long, so only longer runs have it.
     LongCut,
     Reset,
     Unplug,
     Broker,
     Halt,
     FullDisk,
+    Node(Trouble),
+    /// A node is halted long enough for the other nodes and clients to treat it as dead.
+    LongHalt,
+    Data(Harm),
 }
 
-/// Draws so many faults for so many members: each kind once, but for the longest, and then as often as [`KINDS`] has it
-/// before any comes again, so that short runs see every kind, too. The disk gets full if there is one.
-pub(super) fn draw(random: &mut fastrand::Rng, count: usize, members: usize, disk: bool) -> Vec<Fault> {
-    let possible = || KINDS.into_iter().filter(|(kind, _)| disk || *kind != Kind::FullDisk);
+/// The brokers of a system, as far as the possible faults depend on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Middle {
+    One,
+    /// One, with its files on a small disk.
+    OneOnDisk,
+    Three,
+}
+
+/// Draws `count` faults for this many members. Each kind, except for the long cut, comes once at first, so that short
+/// runs have every kind. After that, each kind comes as often as its weight before any comes again. The disk is filled
+/// if there is one. With `only`, kinds whose names do not begin with it are left out.
+///
+/// # Panics
+/// When no kind is left.
+pub(super) fn draw(
+    random: &mut fastrand::Rng,
+    count: usize,
+    members: usize,
+    middle: Middle,
+    only: Option<&str>,
+) -> Vec<Fault> {
+    let of_brokers = match middle {
+        Middle::One => KINDS_OF_ONE.to_vec(),
+        Middle::OneOnDisk => [&KINDS_OF_ONE[..], &[(Kind::FullDisk, 2)]].concat(),
+        Middle::Three => KINDS_OF_THREE.to_vec(),
+    };
+    let is_wanted =
+        |kind: Kind| only.is_none_or(|only| of_kind(kind, &mut fastrand::Rng::new(), members).verb().starts_with(only));
+    let kinds: Vec<_> = KINDS.into_iter().chain(of_brokers).filter(|(kind, _)| is_wanted(*kind)).collect();
+    assert!(!kinds.is_empty(), "no fault is called {}", only.unwrap_or_default());
+    let possible = || kinds.iter().copied();
     let mut some: Vec<Kind> = possible().map(|(kind, _)| kind).filter(|kind| *kind != Kind::LongCut).collect();
-    let mut kinds = Vec::with_capacity(count);
-    while kinds.len() < count {
+    let mut drawn = Vec::with_capacity(count);
+    while drawn.len() < count {
         random.shuffle(&mut some);
-        kinds.append(&mut some);
+        drawn.append(&mut some);
         some.extend(possible().flat_map(|(kind, often)| std::iter::repeat_n(kind, often)));
     }
-    kinds.truncate(count);
-    kinds.into_iter().map(|kind| of_kind(kind, random, members)).collect()
+    drawn.truncate(count);
+    drawn.into_iter().map(|kind| of_kind(kind, random, members)).collect()
 }
 
-/// Puts faults into the order they happen in: a `share` of them together with the next one, if that hits another target.
+/// Puts the faults into rounds: a `share` of them happens together with the next one, if that hits another target.
 pub(super) fn overlap(random: &mut fastrand::Rng, faults: Vec<Fault>, share: f64) -> Vec<Vec<Fault>> {
     let mut rounds: Vec<Vec<Fault>> = Vec::new();
     for fault in faults {
@@ -89,7 +146,26 @@ fn of_kind(kind: Kind, random: &mut fastrand::Rng, members: usize) -> Fault {
         Kind::Broker => Fault::Broker(millis(100, 2500)),
         Kind::Halt => Fault::Halt(millis(500, 9000)),
         Kind::FullDisk => Fault::FullDisk(millis(500, 3000)),
+        Kind::Data(harm) => Fault::Data(harm, millis(500, 3000)),
+        Kind::LongHalt => node(Trouble::Halt, millis(15_000, 20_000), random),
+        Kind::Node(trouble) => {
+            let lasts = match trouble {
+                Trouble::Restart | Trouble::RestartEach => Duration::ZERO,
+                Trouble::Halt => millis(1500, 3000),
+                Trouble::Kill | Trouble::Replace => millis(200, 8000),
+                Trouble::Partition | Trouble::Isolate => millis(1000, 15_000),
+                Trouble::KillTwo => TWO_AWAY,
+            };
+            node(trouble, lasts, random)
+        }
     }
+}
+
+/// A fault that is aimed at any node, or at a node that leads something.
+fn node(trouble: Trouble, lasts: Duration, random: &mut fastrand::Rng) -> Fault {
+    let any = Aim::Node(random.usize(..NatsCluster::NODES));
+    let aim = [any, any, Aim::Leader, Aim::Registry, Aim::Claims, Aim::Work][random.usize(..6)];
+    Fault::Node(NodeFault { trouble, aim, lasts })
 }
 
 #[cfg(test)]
@@ -101,7 +177,7 @@ mod tests {
 
     #[test]
     fn every_kind_is_drawn_soon_and_a_seed_draws_the_same() {
-        let draw = |seed, count| draw(&mut fastrand::Rng::with_seed(seed), count, 9, false);
+        let draw = |seed, count| draw(&mut fastrand::Rng::with_seed(seed), count, 9, Middle::One, None);
         assert_eq!(draw(1, 500), draw(1, 500));
         assert_ne!(draw(1, 500), draw(2, 500));
         for count in [10, 100] {
@@ -109,28 +185,55 @@ mod tests {
             assert_eq!(faults.len(), count);
             assert_eq!(faults.iter().map(discriminant).collect::<HashSet<_>>().len(), 10);
         }
-        let with_disk = super::draw(&mut fastrand::Rng::with_seed(1), 11, 9, true);
+        let with_disk = super::draw(&mut fastrand::Rng::with_seed(1), 11, 9, Middle::OneOnDisk, None);
         assert!(with_disk.iter().any(|fault| matches!(fault, Fault::FullDisk(_))), "{with_disk:?}");
     }
 
     #[test]
+    fn a_cluster_has_faults_of_its_own() {
+        let faults = draw(&mut fastrand::Rng::with_seed(1), 22, 9, Middle::Three, None);
+        let troubles = faults.iter().filter_map(|fault| match fault {
+            Fault::Node(fault) => Some(fault.trouble),
+            _ => None,
+        });
+        assert_eq!(troubles.collect::<HashSet<_>>().len(), 8, "{faults:?}");
+        let harms = faults.iter().filter_map(|fault| match fault {
+            Fault::Data(harm, _) => Some(harm),
+            _ => None,
+        });
+        assert_eq!(harms.collect::<HashSet<_>>().len(), 5, "{faults:?}");
+        assert!(!faults.iter().any(|fault| matches!(fault, Fault::Broker(_) | Fault::Halt(_))), "{faults:?}");
+    }
+
+    #[test]
+    fn kinds_can_be_left_out() {
+        let random = &mut fastrand::Rng::with_seed(1);
+        let verbs = draw(random, 100, 9, Middle::Three, Some("kill")).iter().map(Fault::verb).collect::<HashSet<_>>();
+        assert_eq!(verbs, HashSet::from(["kill", "kill node", "kill two nodes"]));
+    }
+
+    #[test]
     fn no_fault_lasts_longer_than_is_said() {
-        for fault in draw(&mut fastrand::Rng::with_seed(1), 1000, 9, true) {
-            let is_halt = matches!(fault, Fault::Pause(..) | Fault::Slow(..));
-            assert!(fault.lasts() <= if is_halt { LONGEST_HALT } else { LONGEST }, "{fault:?}");
+        for middle in [Middle::OneOnDisk, Middle::Three] {
+            for fault in draw(&mut fastrand::Rng::with_seed(1), 1000, 9, middle, None) {
+                let is_halt = matches!(fault, Fault::Pause(..) | Fault::Slow(..));
+                assert!(fault.lasts() <= if is_halt { LONGEST_HALT } else { LONGEST }, "{fault:?}");
+            }
         }
     }
 
     #[test]
     fn faults_that_overlap_hit_different_targets() {
-        let mut random = fastrand::Rng::with_seed(1);
-        let faults = draw(&mut random, 300, 9, true);
-        let rounds = overlap(&mut random, faults.clone(), 0.3);
-        assert_eq!(rounds.concat(), faults);
-        let pairs: Vec<_> = rounds.iter().filter(|round| round.len() == 2).collect();
-        assert!(pairs.len() > 30, "{} pairs", pairs.len());
-        assert!(pairs.iter().all(|pair| pair[0].target() != pair[1].target()));
-        let alone = overlap(&mut random, faults, 0.0);
-        assert!(alone.iter().all(|round| round.len() == 1));
+        for middle in [Middle::OneOnDisk, Middle::Three] {
+            let mut random = fastrand::Rng::with_seed(1);
+            let faults = draw(&mut random, 300, 9, middle, None);
+            let rounds = overlap(&mut random, faults.clone(), 0.3);
+            assert_eq!(rounds.concat(), faults);
+            let pairs: Vec<_> = rounds.iter().filter(|round| round.len() == 2).collect();
+            assert!(pairs.len() > 30, "{} pairs", pairs.len());
+            assert!(pairs.iter().all(|pair| pair[0].target() != pair[1].target()));
+            let alone = overlap(&mut random, faults, 0.0);
+            assert!(alone.iter().all(|round| round.len() == 1));
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What goes wrong, and how it is put right again.
+//! The faults: what each does, and how it is undone.
 //!
 //! Not here: which faults a run has (`draw`).
 
@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::cluster::Cluster;
+use super::data::Harm;
 use super::member::DoorState;
+use super::nodes::NodeFault;
 
-/// How long a process that was told to stop may take. Its own limit is 30 s.
+/// How long a process may take to stop. Its own limit is 30 s.
 const EXIT_LIMIT: Duration = Duration::from_secs(35);
 
 /// A fault. Members are named by their index.
@@ -25,29 +27,33 @@ pub enum Fault {
     Pause(usize, Duration),
     /// Stopped and continued in quick succession: a process that gets little CPU time.
     Slow(usize, Duration),
-    /// The network cable pulled out for a while; nobody is told.
+    /// The network cable is cut for a while; neither side gets an error.
     Cut(usize, Duration),
-    /// Connections to the broker reset; everybody is told.
+    /// Connections to the broker are reset; both sides get an error.
     Reset(usize),
-    /// The same, and no new one for a while.
+    /// The same, and new connections are refused for a while.
     Unplug(usize, Duration),
     /// SIGKILL to the broker, with everything in its memory, and a restart after a while.
     Broker(Duration),
-    /// SIGSTOP to the broker, then SIGCONT: everybody hears nothing, and nothing is lost.
+    /// SIGSTOP to the broker, then SIGCONT: no messages pass for a while, and none are lost.
     Halt(Duration),
-    /// The broker's disk gets full and stays so for a while. Then there is room again, and the broker is started again:
-    /// one whose disk was full serves no streams before that.
+    /// The broker's disk is full for a while. Then there is room again, and the broker is restarted: after its disk was
+    /// full, it serves no streams before a restart.
     FullDisk(Duration),
+    /// A fault of the nodes of a cluster of brokers.
+    Node(NodeFault),
+    /// A fault of the brokers' data, some of which is restored after a while.
+    Data(Harm, Duration),
 }
 
-/// Lets faults of different targets happen at once, and puts everything right again: what was taken away comes back, each
-/// after its time, and then processes that ended have been replaced.
+/// Injects faults of different targets at once, and undoes all of them: each ends after its own time, and then
+/// processes that ended are replaced.
 ///
 /// # Panics
-/// When a process has ended by itself, before or meanwhile, when one that was told to stop does not, or says that it failed,
-/// or when a replacement does not get ready.
+/// When a process has ended by itself, before or meanwhile; when a process does not end after SIGTERM, or ends with an
+/// error; or when a replacement does not become ready.
 pub(super) fn strike(faults: &[Fault], cluster: &mut Cluster) {
-    // A replacement would hide it.
+    // A replacement would hide that a process has ended by itself.
     cluster.assert_alive();
     let begun = Instant::now();
     std::thread::scope(|scope| {
@@ -69,7 +75,7 @@ pub(super) fn strike(faults: &[Fault], cluster: &mut Cluster) {
     cluster.assert_alive();
 }
 
-/// Gives a process little CPU time until then, whatever else happens meanwhile.
+/// Gives a process little CPU time until `until`.
 fn slow(process: u32, until: Instant) {
     const PIECE: Duration = Duration::from_millis(20);
     let process = i32::try_from(process).ok().and_then(Pid::from_raw).expect("a child has a process id");
@@ -85,7 +91,7 @@ fn slow(process: u32, until: Instant) {
 // === impl Fault ===
 
 impl Fault {
-    /// The member that it hits; `None` for the broker.
+    /// The member that it hits; `None` for brokers.
     pub fn target(&self) -> Option<usize> {
         match *self {
             Fault::Kill(member, _)
@@ -96,11 +102,11 @@ impl Fault {
             | Fault::Cut(member, _)
             | Fault::Reset(member)
             | Fault::Unplug(member, _) => Some(member),
-            Fault::Broker(_) | Fault::Halt(_) | Fault::FullDisk(_) => None,
+            Fault::Broker(_) | Fault::Halt(_) | Fault::FullDisk(_) | Fault::Node(_) | Fault::Data(..) => None,
         }
     }
 
-    /// How long it stays before it is put right.
+    /// How long the fault lasts before it is undone.
     pub(super) fn lasts(&self) -> Duration {
         match *self {
             Fault::Terminate(_) | Fault::Roll(_) | Fault::Reset(_) => Duration::ZERO,
@@ -111,11 +117,14 @@ impl Fault {
             | Fault::Unplug(_, time)
             | Fault::Broker(time)
             | Fault::Halt(time)
-            | Fault::FullDisk(time) => time,
+            | Fault::FullDisk(time)
+            | Fault::Data(_, time) => time,
+            Fault::Node(fault) => fault.lasts,
         }
     }
 
-    fn verb(&self) -> &'static str {
+    /// The name of the fault.
+    pub(super) fn verb(&self) -> &'static str {
         match self {
             Fault::Kill(..) => "kill",
             Fault::Terminate(_) => "terminate",
@@ -128,21 +137,37 @@ impl Fault {
             Fault::Broker(_) => "kill broker",
             Fault::Halt(_) => "halt broker",
             Fault::FullDisk(_) => "fill disk",
+            Fault::Node(fault) => fault.trouble.verb(),
+            Fault::Data(harm, _) => harm.verb(),
         }
     }
 
-    /// The kind, and what sort of process it hits, for the report.
+    /// Chooses the target of the fault, if it depends on the current state.
+    pub(super) fn aim(&self, cluster: &mut Cluster) {
+        if let Fault::Node(fault) = self {
+            cluster.victim = fault.aim.node(cluster);
+        }
+    }
+
+    /// The fault's name and the kind of process that it hits, for the report.
     pub(super) fn kind(&self, cluster: &Cluster) -> String {
+        if let Fault::Node(fault) = self {
+            return fault.kind();
+        }
         let role = self.target().map(|member| format!(" {}", cluster.members[member].role.name()));
         format!("{}{}", self.verb(), role.unwrap_or_default())
     }
 
-    /// What happens to whom, and for how long.
+    /// The fault, its target and its duration.
     pub(super) fn describe(&self, cluster: &Cluster) -> String {
         let member = self.target().map(|member| format!(" {}", cluster.members[member].name())).unwrap_or_default();
+        let node = match self {
+            Fault::Node(fault) => format!(": n{}, {}", cluster.victim, fault.kind()),
+            _ => String::new(),
+        };
         let time = Some(self.lasts()).filter(|time| !time.is_zero());
         let time = time.map(|time| format!(" for {} ms", time.as_millis())).unwrap_or_default();
-        format!("{}{member}{time}", self.verb())
+        format!("{}{member}{time}{node}", self.verb())
     }
 
     fn begin(&self, cluster: &mut Cluster) {
@@ -156,7 +181,7 @@ impl Fault {
                 cluster.members[member].process.terminate();
             }
             Fault::Roll(member) => {
-                let new = cluster.spawn(cluster.members[member].role);
+                let new = cluster.spawn(member);
                 cluster.arriving.push((member, new));
             }
             Fault::Pause(member, _) => cluster.members[member].process.pause(),
@@ -164,31 +189,43 @@ impl Fault {
             Fault::Cut(member, _) => cluster.members[member].cable.cut(),
             Fault::Reset(member) => cluster.members[member].cable.reset(),
             Fault::Unplug(member, _) => cluster.members[member].cable.unplug(),
-            Fault::Broker(_) => cluster.broker.kill(),
-            Fault::Halt(_) => cluster.signal_broker(Signal::STOP),
+            Fault::Broker(_) => cluster.brokers.only().kill(),
+            Fault::Halt(_) => cluster.signal_broker(0, Signal::STOP),
             Fault::FullDisk(_) => cluster.shape.disk.as_ref().expect("this fault needs a small disk").fill(),
+            Fault::Node(fault) => fault.begin(cluster.victim, cluster),
+            Fault::Data(harm, _) => {
+                let waiting;
+                (cluster.copy, waiting) = harm.begin(&mut cluster.brokers.admin());
+                cluster.harmed.push(waiting);
+            }
         }
     }
 
-    /// What was taken away comes back.
+    /// Undoes the fault.
     fn end(&self, cluster: &mut Cluster) {
         match *self {
             Fault::Kill(member, _) => cluster.replace(member),
             Fault::Pause(member, _) => cluster.members[member].process.resume(),
             Fault::Cut(member, _) => cluster.members[member].cable.mend(),
             Fault::Unplug(member, _) => cluster.members[member].cable.plug_in(),
-            Fault::Broker(_) => cluster.broker.restart(),
-            Fault::Halt(_) => cluster.signal_broker(Signal::CONT),
+            Fault::Broker(_) => cluster.brokers.only().restart(),
+            Fault::Halt(_) => cluster.signal_broker(0, Signal::CONT),
             Fault::FullDisk(_) => {
                 cluster.shape.disk.as_ref().expect("this fault needs a small disk").free();
-                cluster.broker.stop();
-                cluster.broker.restart();
+                cluster.brokers.only().stop();
+                cluster.brokers.only().restart();
+            }
+            Fault::Node(fault) => fault.end(cluster.victim, cluster),
+            Fault::Data(..) => {
+                if let Some(copy) = cluster.copy.take() {
+                    Harm::end(&mut cluster.brokers.admin(), &copy);
+                }
             }
             Fault::Terminate(_) | Fault::Roll(_) | Fault::Slow(..) | Fault::Reset(_) => {}
         }
     }
 
-    /// What a platform does then: processes that ended are replaced, and whoever is new is ready.
+    /// Does what an orchestrator does after the fault: replaces processes that ended, and waits until they are ready.
     fn settle(&self, cluster: &mut Cluster) {
         match *self {
             Fault::Kill(member, _) => cluster.wait_ready(member),
@@ -209,6 +246,7 @@ impl Fault {
                 wait_end(cluster, last);
                 cluster.members.pop();
             }
+            Fault::Node(fault) => fault.settle(cluster.victim, cluster),
             _ => {}
         }
     }
@@ -250,12 +288,11 @@ mod tests {
         assert!(!state(id).starts_with('T'), "{}", state(id));
     }
 
-    /// Its replacement would hide that it had ended.
+    /// A replacement would hide that the process had ended.
     #[test]
     #[should_panic(expected = "ended by themselves")]
     fn a_process_that_ended_by_itself_is_noticed_before_it_is_killed() {
-        let shape = Shape { deadline: Duration::from_secs(60), acknowledge_early: false, hand_over: false, disk: None };
-        let mut cluster = Cluster::start(shape);
+        let mut cluster = Cluster::start(Shape::new(Duration::from_secs(60)));
         let victim = cluster.members.len() - 1;
         cluster.members[victim].process.terminate();
         while cluster.members[victim].process.exited().is_none() {

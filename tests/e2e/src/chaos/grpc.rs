@@ -1,6 +1,6 @@
-//! One attempt to get a question answered, over gRPC.
+//! One attempt to get a question answered over gRPC.
 //!
-//! The messages are written down here as far as they are needed: nothing of the product is linked.
+//! The messages are declared here as far as they are needed, so that nothing of the product is linked.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -21,7 +21,7 @@ use super::questions::{Input, Question, Said, Way};
 const INFER: PathAndQuery = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelInfer");
 const STREAM: PathAndQuery = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelStreamInfer");
 
-/// What gRPC calls run on, whichever thread makes them.
+/// The runtime for gRPC calls of all threads.
 pub(super) struct GrpcClient(Runtime);
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -148,20 +148,21 @@ fn outputs(answer: InferResponse) -> Said {
     Said::Outputs(names.zip(answer.raw_output_contents.iter().map(|raw| floats(raw))).collect())
 }
 
-/// A server's own status is an answer; anything else is the end of the connection. `before_anything_came` tells the ends
-/// of those that were never accepted from others.
+/// A status of the server is an answer; any other error is the end of the connection. `before_anything_came`
+/// distinguishes connections that were never accepted from others.
 fn failed(status: &Status, before_anything_came: bool) -> Attempt {
     let Some(source) = status.source() else {
         return Attempt::Said(Said::Error(format!("{:?} {}", status.code(), status.message())));
     };
     let text = describe(source);
     let mut io = causes(source).filter_map(|cause| cause.downcast_ref::<std::io::Error>());
-    // A server that ends names the last call that it took in; the client then knows that it never saw this one.
+    // A server that ends sends the last call that it took in, so the client knows that the server has not seen this
+    // call.
     let never_taken = text.contains("GoAway") && text.contains("NO_ERROR");
-    // What the client says of a request that it had not sent when the connection ended.
+    // The client library's error for a request that it had not sent when the connection ended.
     let never_sent = text.contains("Canceled, \"connection closed\"");
     let how = match before_anything_came {
-        // The connection had ended before the request was sent, so another one was tried.
+        // The connection had ended before the request was sent, so the library tried another one.
         true if io.clone().any(|error| error.kind() == ErrorKind::ConnectionRefused) => Break::Refused,
         true if io.any(is_reset) || never_taken || never_sent => Break::Reset,
         _ => Break::Cut,

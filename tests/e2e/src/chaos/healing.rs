@@ -1,7 +1,7 @@
-//! Whether everybody works again: replicas stand in for a worker that never recovers, so that no answer tells of it. Nor
-//! does one of its models for another: each has a queue of its own, and a task that asks for its work.
+//! Checks that every worker works again. Answers do not show that, because replicas stand in for a worker that does not
+//! recover. It has to be checked for each model, because each model has a queue and a pulling task of its own.
 //!
-//! Only while there is load: a worker heals by executing something.
+//! This needs load: a worker shows that it has recovered by executing requests.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -11,21 +11,22 @@ use super::member::{Member, Role};
 use super::models::models_of;
 use crate::Request;
 
-/// How long a worker may take to execute each of its models after everything has been put right. It takes about a second;
-/// machines that run tests can be busy.
+/// How long a worker may take to execute each of its models after all faults have been undone. It usually takes about a
+/// second, but test machines can be busy.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What a worker has executed since it was first asked.
+/// The models that a worker has executed since the check began.
 struct Progress {
-    /// How often it had executed each of its models when it was first asked; nothing while it does not answer.
+    /// How often it had executed each of its models at the first look; `None` until it answers.
     before: Option<HashMap<String, f64>>,
-    /// The models that are left.
+    /// The models that it has not executed since.
     models: Vec<&'static str>,
 }
 
-/// The longest that a worker took to execute each of its models from now on, and the workers that did not within the limit.
+/// The longest time that a worker took to execute each of its models from now on, and the workers that did not within
+/// the limit.
 pub(super) fn check(cluster: &Cluster) -> (Duration, Vec<String>) {
     let workers = cluster.members.iter().filter(|member| member.role != Role::Gateway);
     let mut waiting: Vec<(&Member, Progress)> = workers
@@ -48,18 +49,18 @@ pub(super) fn check(cluster: &Cluster) -> (Duration, Vec<String>) {
     (started.elapsed(), waiting.iter().map(stuck).collect())
 }
 
-/// How often a worker has executed each of its models; `None` when it does not tell.
+/// How often a worker has executed each of its models; `None` if it does not answer.
 fn executions(worker: &Member) -> Option<HashMap<String, f64>> {
     Some(by_model(&metrics(worker)?, "trireme_stage_compute_seconds_count"))
 }
 
-/// The samples of a family by their `model`.
+/// The samples of a family by their `model` label.
 fn by_model(text: &str, family: &str) -> HashMap<String, f64> {
     let model = |labels: &str| Some(labels.split_once("model=\"")?.1.split_once('"')?.0.to_owned());
     samples(text, family).filter_map(|(labels, value)| Some((model(labels)?, value))).collect()
 }
 
-/// The sum of a family's samples in a process's own metrics; `None` when it does not tell.
+/// The sum of a family's samples in a process's own metrics; `None` if there are none.
 pub(super) fn sum(member: &Member, family: &str) -> Option<f64> {
     samples(&metrics(member)?, family).map(|(_, value)| value).reduce(|sum, value| sum + value)
 }
@@ -81,7 +82,8 @@ fn samples<'a>(text: &'a str, family: &str) -> impl Iterator<Item = (&'a str, f6
 // === impl Progress ===
 
 impl Progress {
-    /// Whether it has executed each of its models since it was first asked, now that it has executed them so often.
+    /// Whether the worker has executed each of its models since the check began; `now` is how often it has executed
+    /// them in all.
     fn is_complete(&mut self, now: Option<HashMap<String, f64>>) -> bool {
         let Some(now) = now else { return false };
         let before = self.before.get_or_insert_with(|| now.clone());

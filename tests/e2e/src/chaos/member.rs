@@ -1,35 +1,38 @@
-//! One process of the system under chaos, its network cable, and its door.
+//! One process of the system under chaos, with its network cable and, for a gateway, its door.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
 
-use super::proxy::Proxy;
+use super::cable::Cable;
+use super::clock::Clock;
 use crate::Process;
 
-/// What a process is.
+/// The service that a process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Gateway,
     Tokenizer,
     Model,
     Postprocess,
-    /// Model and postprocess in one process: what one gives reaches the other without the broker.
+    /// Model and postprocess in one process: results of one go to the other without the broker.
     Both,
 }
 
 /// One process and its cable. A replacement takes the place of a process that ended.
 pub(super) struct Member {
     pub role: Role,
-    /// Its number, never used again.
+    /// Its number; numbers are not used again.
     pub number: usize,
     pub process: Process,
-    /// Between it and the broker.
-    pub cable: Proxy,
-    /// Where clients reach it, if it is a gateway that is ready.
+    /// The cable between it and the brokers.
+    pub cable: Cable,
+    /// Its address for clients, if it is a gateway that is ready.
     pub door: Option<Arc<Door>>,
+    /// Its clock.
+    pub _clock: Clock,
 }
 
-/// Connections to a gateway that clients keep: so few that there are soon as many as ever.
+/// Connections to a gateway that clients keep. There are few, so that after a restart they are soon all in use again.
 const KEPT: usize = 4;
 
 /// A gateway as clients see it.
@@ -38,20 +41,20 @@ pub(super) struct Door {
     pub http: SocketAddr,
     pub grpc: SocketAddr,
     state: Mutex<DoorState>,
-    /// HTTP connections that have had an answer and wait for another request.
+    /// Idle HTTP connections that have had an answer.
     kept: Mutex<Vec<TcpStream>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DoorState {
     Open,
-    /// It was told to stop: it answers what it has taken.
+    /// It gets SIGTERM: it answers the requests that it has accepted.
     Stopping,
-    /// Nothing comes from it any more.
+    /// It was killed and answers nothing any more.
     Killed,
 }
 
-/// The doors that are open: what a load balancer knows.
+/// The doors that are open, as a load balancer knows them.
 pub(super) type Doors = Arc<Mutex<Vec<Arc<Door>>>>;
 
 // === impl Role ===
@@ -67,7 +70,7 @@ impl Role {
         }
     }
 
-    /// What the binary is told first.
+    /// The first arguments of the binary.
     pub fn arguments(self) -> &'static [&'static str] {
         match self {
             Role::Both => &["worker", "--stages", "model,postprocess"],
@@ -93,7 +96,7 @@ impl Member {
         format!("{}-{}", self.role.name(), self.number)
     }
 
-    /// Where one of its listeners is, by the line that it logs; `None` while there is none.
+    /// The address of one of its listeners, from its log; `None` if it has not been logged.
     pub fn address(&self, listener: &str) -> Option<SocketAddr> {
         let events = self.process.events();
         let listening = events.iter().find(|event| event["message"] == listener)?;
@@ -108,17 +111,17 @@ impl Door {
         Door { http, grpc, state: Mutex::new(DoorState::Open), kept: Mutex::default() }
     }
 
-    /// Says what is going to happen to the gateway, before it does.
+    /// Notes what is about to happen to the gateway.
     pub fn set(&self, state: DoorState) {
         *self.state.lock().expect("no holder panics") = state;
     }
 
-    /// A connection that was kept, if there is one.
+    /// A kept connection, if there is one.
     pub fn reuse(&self) -> Option<TcpStream> {
         self.kept.lock().expect("no holder panics").pop()
     }
 
-    /// Keeps a connection for another request, unless there are enough.
+    /// Keeps a connection for another request, unless enough are kept.
     pub fn keep(&self, connection: TcpStream) {
         let mut kept = self.kept.lock().expect("no holder panics");
         if kept.len() < KEPT {

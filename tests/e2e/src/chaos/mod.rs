@@ -1,86 +1,116 @@
-//! Chaos: the whole system under steady load while its processes, its broker and its network fail at random.
+//! Chaos: the whole system under steady load while its processes, its brokers and its network fail at random.
 //!
-//! Every answer is checked. [`run`] draws [`Fault`]s from a seed, lets one after the other happen, or two at once, and
-//! reports what the clients noticed. The bar: no answer wrong, lost or late, no part of one doubled, no error, whatever
-//! ends, hangs or is cut off, and every worker executes each of its models again afterwards; a caller notices a delay at
-//! most. To show that the harness would notice, [`Options::acknowledge_early`] breaks the rule that everything rests on,
-//! and requests have to get lost.
+//! Every answer is checked. [`run`] draws [`Fault`]s from a seed and injects them one after the other, or two at once.
+//! It reports how clients were affected. The bar: no answer is wrong, lost or late, no part of one is doubled, and
+//! there is no error, whatever ends, hangs or is cut off. Afterwards every worker executes each of its models again.
+//! Callers notice at most a delay. With a cluster of brokers ([`Options::brokers`]) its nodes fail, too, their data is
+//! damaged, and clocks may be wrong. Then no answer may come later than ten seconds after the end of the last fault
+//! that its request met.
+//!
+//! [`Options::acknowledge_early`] checks the harness itself: it acknowledges deliveries before their work is done, and
+//! then requests have to get lost.
 
+mod admin;
 mod ask;
+mod brokers;
+mod cable;
 mod clients;
+mod clock;
 mod cluster;
+mod course;
+mod data;
 mod disk;
 mod draw;
+mod effects;
 mod fault;
 mod grpc;
 mod healing;
 mod member;
 mod models;
+mod nodes;
 mod proxy;
 mod questions;
 mod report;
+mod settings;
 mod soak;
 mod tally;
 mod usage;
 
-use std::time::{Duration, Instant};
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
 
+pub use data::Harm;
 pub use disk::SmallDisk;
 pub use fault::Fault;
+pub use nodes::{Aim, NodeFault, Trouble};
 pub use proxy::Proxy;
 pub use report::Report;
 pub use soak::{SoakOptions, SoakReport, soak};
 
 use crate::golden;
 use clients::Clients;
+use clock::Clocks;
 use cluster::{Cluster, Shape};
-use report::Struck;
+use course::{Course, StopOnDrop};
+use draw::Middle;
 
-/// The pause after a fault, before the next one: at most this.
-const CALM: Duration = Duration::from_millis(800);
+/// The default of [`Options::prompt`].
+pub const PROMPT: Duration = Duration::from_secs(10);
 
-/// Rounds of faults between two looks at whether every worker works again.
-const ROUNDS_PER_CHECK: usize = 10;
-
-/// How long nothing may be answered once there are no faults any more, beyond the deadline of requests.
-const SILENCE: Duration = Duration::from_secs(30);
-
-/// How often processes are looked at after the last fault.
-const LOOK: Duration = Duration::from_secs(1);
-
-/// What to do.
+/// Options of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Where the random numbers start.
+    /// The seed of the random numbers.
     pub seed: u64,
-    /// Faults to let happen.
+    /// Number of faults.
     pub faults: usize,
-    /// The share of faults that happen together with another.
+    /// Only faults whose names begin with this; `None` for all.
+    pub only: Option<&'static str>,
+    /// The share of faults that happen together with another one.
     pub overlap: f64,
-    /// Requests to be answered at least; the load goes on after the last fault until then.
+    /// Least number of answered requests; the load goes on after the last fault until then.
     pub requests: usize,
+    /// With a cluster of brokers: how long a request may take after the end of the last fault that it met.
+    pub prompt: Duration,
     /// Requests in flight.
     pub concurrency: usize,
-    /// The deadline of requests: one that takes longer is lost.
+    /// The deadline of requests; a request that takes longer counts as lost.
     pub deadline: Duration,
-    /// Let some workers host two stages.
+    /// Whether some workers host two stages.
     pub hand_over: bool,
-    /// Acknowledge deliveries before their work is done, which loses work.
+    /// Number of brokers: one, or a cluster of three.
+    pub brokers: usize,
+    /// Whether a cluster keeps queues in files.
+    pub files: bool,
+    /// How far the clocks of processes may be off, in either direction; the brokers' clocks are right.
+    pub clocks: Duration,
+    /// Whether deliveries are acknowledged before their work is done, which loses work.
     pub acknowledge_early: bool,
 }
 
-/// Runs it, with a disk on queues in files there, which also gets full. `progress` hears of faults as they happen.
+/// Draws faults and runs them. With a `disk`, the queues are in files there, and the disk is filled up, too. `progress`
+/// gets a line for each round of faults.
 ///
 /// # Panics
-/// When the system does not get ready, a process does not end when told to, or one ends that nobody told to.
+/// When the system does not become ready, when a process does not end after SIGTERM, or when one ends by itself.
 pub fn run(options: &Options, disk: Option<SmallDisk>, progress: impl FnMut(&str)) -> Report {
     let mut random = fastrand::Rng::with_seed(options.seed);
-    let faults = draw::draw(&mut random, options.faults, cluster::MEMBER_COUNT, disk.is_some());
+    let middle = match (options.brokers, &disk) {
+        (1, None) => Middle::One,
+        (1, Some(_)) => Middle::OneOnDisk,
+        _ => Middle::Three,
+    };
+    let faults = draw::draw(&mut random, options.faults, cluster::MEMBER_COUNT, middle, options.only);
     let rounds = draw::overlap(&mut random, faults, options.overlap);
     run_faults(options, disk, &rounds, progress)
 }
 
-/// As [`run`], with these faults: one after the other, those of a round at once. [`Fault::FullDisk`] needs a disk.
+/// Like [`run`], with these faults: rounds one after the other, the faults of a round at once. [`Fault::FullDisk`]
+/// needs a disk, [`Fault::Node`] three brokers.
+///
+/// With a cluster of brokers, a run that cannot go on does not panic: the report shows that, with the results until
+/// then.
 ///
 /// # Panics
 /// As [`run`].
@@ -90,83 +120,48 @@ pub fn run_faults(
     rounds: &[Vec<Fault>],
     mut progress: impl FnMut(&str),
 ) -> Report {
-    let Options { seed, deadline, acknowledge_early, hand_over, .. } = *options;
-    let mut random = fastrand::Rng::with_seed(seed);
     let golden = golden();
-    let storage = if disk.is_some() { "files" } else { "memory" };
-    let mut cluster = Cluster::start(Shape { deadline, acknowledge_early, hand_over, disk });
+    let storage = if options.files || disk.is_some() { "files" } else { "memory" };
+    let cluster = Cluster::start(shape(options, disk, &mut progress));
     let doors = cluster.doors.clone();
-    let clients = Clients::new(&doors, &golden, deadline).of_halting(draw::LONGEST_HALT * 2);
-    let (mut struck, mut healing) = (Vec::new(), Default::default());
-    std::thread::scope(|scope| {
+    let clients = Clients::new(&doors, &golden, options.deadline).of_halting(draw::LONGEST_HALT * 2);
+    let mut course = Course::new(cluster, &clients);
+    let went = std::thread::scope(|scope| {
         clients::start(scope, &clients, options.concurrency);
-        // However this ends, the clients have to end with it.
+        // The clients have to end when the run ends, however it ends.
         let _stop = StopOnDrop(&clients);
-        for (number, faults) in rounds.iter().enumerate() {
-            std::thread::sleep(CALM.mul_f64(random.f64()));
-            let described: Vec<String> = faults.iter().map(|fault| fault.describe(&cluster)).collect();
-            progress(&described.join(", "));
-            let kind = match &faults[..] {
-                [fault] => fault.kind(&cluster),
-                _ => "two at once".to_owned(),
-            };
-            let begun = clients.elapsed();
-            fault::strike(faults, &mut cluster);
-            struck.push(Struck { kind, count: faults.len(), begun, ended: clients.elapsed() });
-            if (number + 1) % ROUNDS_PER_CHECK == 0 || number + 1 == rounds.len() {
-                Report::heal(&mut healing, healing::check(&cluster));
-            }
-        }
-        // Requests have a deadline: when none is answered for so long, none will be.
-        wait_for(options.requests, deadline + SILENCE, || clients.answered(), || cluster.assert_alive());
+        std::panic::catch_unwind(AssertUnwindSafe(|| course.run(options, rounds, &mut progress)))
     });
+    let broken_off = match went {
+        Ok(()) => None,
+        Err(panic) if options.brokers == 1 => std::panic::resume_unwind(panic),
+        Err(panic) => Some(text_of(&*panic)),
+    };
     let elapsed = clients.elapsed();
-    Report { tally: clients.into_tally(), struck, elapsed, storage, healing }
+    let (struck, healing) = course.end();
+    let middle = if options.brokers == 1 { "" } else { " of a cluster" };
+    let prompt = (options.brokers > 1).then_some(options.prompt);
+    let storage = format!("{storage}{middle}");
+    Report { tally: clients.into_tally(), struck, elapsed, storage, healing, prompt, broken_off }
 }
 
-/// Waits until there are enough answers, and looks every second at what else there is to see, at least once.
-///
-/// # Panics
-/// When there is none any more for longer than `silence`.
-fn wait_for(enough: usize, silence: Duration, answered: impl Fn() -> usize, mut look: impl FnMut()) {
-    let (mut before, mut last) = (answered(), Instant::now());
-    look();
-    while before < enough {
-        std::thread::sleep(LOOK);
-        look();
-        let now = answered();
-        if now > before {
-            (before, last) = (now, Instant::now());
+/// The text of a panic.
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+}
+
+/// The shape of the system with these options. Without libfaketime, clocks are right.
+fn shape(options: &Options, disk: Option<SmallDisk>, progress: &mut impl FnMut(&str)) -> Shape {
+    let Options { seed, deadline, acknowledge_early, hand_over, brokers, files, clocks, .. } = *options;
+    let found = (!clocks.is_zero()).then(|| Clocks::find(seed, clocks));
+    match &found {
+        None => {}
+        Some(None) => progress("all clocks are right: libfaketime is missing"),
+        Some(Some(clocks)) => {
+            let ahead: Vec<_> = (0..cluster::MEMBER_COUNT).map(|place| clocks.ahead(place) as f64 / 1e3).collect();
+            progress(&format!("clocks of members, seconds ahead: {ahead:.1?}"));
         }
-        assert!(last.elapsed() < silence, "nothing is answered any more");
     }
-}
-
-struct StopOnDrop<'a>(&'a Clients<'a>);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-
-    #[test]
-    fn processes_are_looked_at_until_the_end() {
-        let (answers, looks) = (Cell::new(0), Cell::new(0));
-        let answered = || answers.replace(answers.get() + 5);
-        wait_for(10, Duration::from_secs(60), answered, || looks.set(looks.get() + 1));
-        assert_eq!(looks.get(), 3, "before the first pause and after each");
-    }
-
-    #[test]
-    #[should_panic(expected = "nothing is answered any more")]
-    fn silence_is_noticed() {
-        wait_for(1, Duration::ZERO, || 0, || {});
-    }
+    Shape { deadline, acknowledge_early, hand_over, disk, brokers, files, clocks: found.flatten() }
 }

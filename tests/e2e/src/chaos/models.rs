@@ -1,14 +1,14 @@
-//! The models that the load asks for: of every way that a request can take through the system.
+//! The models of the load: one for every path that a request can take through the system.
 //!
-//! Not here: what is asked of them (`questions`).
+//! Not here: the requests (`questions`).
 
 use super::member::Role;
 use crate::ModelFolder;
 
-/// What the broker takes in one message: little, so that what travels by claim need not be much.
+/// The broker's `max_payload`. It is small, so that even moderate bodies travel by claim.
 pub(super) const MAX_PAYLOAD: usize = 128 << 10;
 
-/// Rows of `tiny_embedding` in one message; more of them travel in parts.
+/// Rows of `tiny_embedding` in one message; requests with more rows travel in parts.
 pub(super) const ROWS_IN_A_PART: usize = 8;
 
 const TWO_INPUTS: &str =
@@ -16,24 +16,25 @@ const TWO_INPUTS: &str =
 const TWO_OUTPUTS: &str =
     "output [{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }, { name: 'OUTPUT1' data_type: TYPE_FP32 dims: [-1] }]";
 
-/// What waits for `slow` has an order, which faults change all the time.
+/// `slow` has priority levels, and faults change its backlog all the time.
 const LEVELS: &str = "dynamic_batching {
     priority_levels: 2 default_priority_level: 2
     default_queue_policy { max_queue_size: 5000 default_timeout_microseconds: 200000 timeout_action: DELAY }
 }";
 
-/// What waits for `large` has a limit, which nothing here comes near.
+/// `large` has a limit on its queue that the load does not reach.
 const LIMIT: &str = "dynamic_batching { default_queue_policy { max_queue_size: 5000 } }";
 
-/// What `repeat` takes: numbers to give one after the other, and the milliseconds before each.
+/// Inputs of `repeat`: the numbers to return one after the other, and the milliseconds before each.
 const NUMBERS: &str =
     "input [{ name: 'IN' data_type: TYPE_INT32 dims: [-1] }, { name: 'DELAY' data_type: TYPE_UINT32 dims: [-1] }]";
 
 /// - `tiny_embedding`: three stages, one after the other; many rows travel in parts.
-/// - `slow`, `snail`: one step that takes its time, or more than a caller in a hurry has; `slow` has priority levels.
+/// - `slow`, `snail`: one step that takes some time, or longer than the timeout of a caller in a hurry; `slow` has
+///   priority levels.
 /// - `diamond`: two branches, which join.
 /// - `heavy`: two steps, for tensors beyond the broker's limit; the first has a queue policy.
-/// - `repeat_echo`: an answer in parts, through a step that lets them overtake one another.
+/// - `repeat_echo`: an answer in parts, through a step in which they overtake one another.
 pub(super) fn models() -> ModelFolder {
     let rows = format!("parameters {{ key: 'max_rows_per_message' value {{ string_value: '{ROWS_IN_A_PART}' }} }}");
     ModelFolder::basic(&["tiny_embedding", "tiny_tokenizer", "tiny_encoder", "tiny_pool"])
@@ -54,7 +55,7 @@ pub(super) fn models() -> ModelFolder {
         .model("repeat_echo", &repeat_echo())
 }
 
-/// Every model that is executed, and who does; ensembles are not.
+/// Every model that workers execute, with the role that executes it; ensembles are not executed by a worker.
 const EXECUTED: [(Role, &str); 12] = [
     (Role::Tokenizer, "tiny_tokenizer"),
     (Role::Model, "tiny_encoder"),

@@ -1,20 +1,20 @@
-//! A proxy between one process and the broker, at which their network can be cut.
+//! A proxy between one process and the broker, which can cut their connection.
 //!
-//! It passes on whole NATS protocol messages. That costs a little and allows what a plain cable cannot: with
-//! [`Proxy::acknowledge_early`] each delivery is acknowledged to the broker as it passes, before the worker has seen it.
-//! A pipeline that did so would lose work with every worker that dies, and the harness has to notice.
+//! It passes on whole NATS protocol messages. That costs little and allows more than a plain cable: with
+//! [`Proxy::acknowledge_early`] the proxy acknowledges each delivery to the broker as it passes, before the worker has
+//! received it. A pipeline that did so would lose work with every worker that dies, and the harness has to notice that.
 
 use std::io::{BufRead, BufReader, Read, Result, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
-/// How often a cut cable is looked at.
+/// Time between two checks whether a cut cable has been mended.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// A listening proxy. It ends with the program that runs it.
+/// A listening proxy. It ends with the process.
 #[derive(Clone, Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -24,7 +24,8 @@ pub struct Proxy {
 #[derive(Debug)]
 struct Shared {
     broker: String,
-    cut: AtomicBool,
+    /// How many cuts are in effect.
+    cuts: AtomicUsize,
     unplugged: AtomicBool,
     acknowledge_early: AtomicBool,
     connections: Mutex<Vec<TcpStream>>,
@@ -39,7 +40,7 @@ impl Proxy {
         let address = listener.local_addr().expect("a listener has an address");
         let shared = Arc::new(Shared {
             broker: broker.trim_start_matches("nats://").to_owned(),
-            cut: AtomicBool::new(false),
+            cuts: AtomicUsize::new(0),
             unplugged: AtomicBool::new(false),
             acknowledge_early: AtomicBool::new(false),
             connections: Mutex::default(),
@@ -54,41 +55,42 @@ impl Proxy {
         Proxy { address, shared }
     }
 
-    /// Where the process connects.
+    /// The URL that the process connects to.
     pub fn url(&self) -> String {
         format!("nats://{}", self.address)
     }
 
-    /// From now on nothing passes, and neither side is told: a cable pulled out.
+    /// Stops passing messages, without an error on either side, like a cable that is pulled out.
     pub fn cut(&self) {
-        self.shared.cut.store(true, Ordering::Relaxed);
+        self.shared.cuts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What waited passes, and what comes.
+    /// Ends one [`Proxy::cut`]. Messages pass again, those that waited first, when all cuts have been ended: two faults
+    /// may overlap.
     pub fn mend(&self) {
-        self.shared.cut.store(false, Ordering::Relaxed);
+        self.shared.cuts.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Ends every connection: both sides are told.
+    /// Ends every connection; both sides get an error.
     pub fn reset(&self) {
         for connection in self.shared.connections().drain(..) {
             let _ = connection.shutdown(Shutdown::Both);
         }
     }
 
-    /// As [`Proxy::reset`], and new connections are refused until [`Proxy::plug_in`]: what is sent meanwhile to the process
-    /// gets lost, though the broker lives.
+    /// Like [`Proxy::reset`], and refuses new connections until [`Proxy::plug_in`]. Messages to the process are lost
+    /// meanwhile, although the broker runs.
     pub fn unplug(&self) {
         self.shared.unplugged.store(true, Ordering::Relaxed);
         self.reset();
     }
 
-    /// New connections are taken again.
+    /// Accepts new connections again.
     pub fn plug_in(&self) {
         self.shared.unplugged.store(false, Ordering::Relaxed);
     }
 
-    /// From now on the broker is told of each delivery that it is done, before it is.
+    /// From now on acknowledges each delivery to the broker before the worker receives it.
     pub fn acknowledge_early(&self) {
         self.shared.acknowledge_early.store(true, Ordering::Relaxed);
     }
@@ -125,12 +127,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Passes messages on. `acknowledge` is the way to the broker, for deliveries that come from it.
+    /// Passes messages on. `acknowledge` is the connection to the broker, to acknowledge deliveries that come from it.
     fn pump(&self, from: &TcpStream, to: &Mutex<TcpStream>, acknowledge: Option<&Mutex<TcpStream>>) -> Result<()> {
         let mut from = BufReader::with_capacity(64 << 10, from);
         loop {
             let Some(message) = read_message(&mut from)? else { return Ok(()) };
-            while self.cut.load(Ordering::Relaxed) {
+            while self.cuts.load(Ordering::Relaxed) > 0 {
                 thread::sleep(LOOK);
             }
             if let Some(broker) = acknowledge
@@ -155,13 +157,13 @@ fn read_message(from: &mut impl BufRead) -> Result<Option<Vec<u8>>> {
     let mut words = line.split_ascii_whitespace();
     if matches!(words.next(), Some("PUB" | "HPUB" | "MSG" | "HMSG")) {
         let payload: u64 = words.next_back().and_then(|size| size.parse().ok()).unwrap_or(0);
-        // The payload ends with a line break of its own.
+        // The payload is followed by a line break.
         from.take(payload + 2).read_to_end(&mut message)?;
     }
     Ok(Some(message))
 }
 
-/// Where the acknowledgement of a delivery goes; `None` when the message is no delivery.
+/// The subject of a delivery's acknowledgement; `None` if the message is not a delivery.
 fn acknowledgement(message: &[u8]) -> Option<&str> {
     let line = message.split(|&byte| byte == b'\r').next().and_then(|line| std::str::from_utf8(line).ok())?;
     let mut words = line.split_ascii_whitespace();

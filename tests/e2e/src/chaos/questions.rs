@@ -1,26 +1,26 @@
-//! What is asked, and what an answer to it is worth.
+//! The requests of the load, and how their answers are checked.
 //!
-//! Each request has numbers of its own, so that an answer that belongs to another shows. Its number alone says what it
-//! is: runs of a seed ask the same.
+//! Each request has numbers of its own, so that another request's answer is noticed. Requests depend on their number
+//! only: runs with the same seed send the same ones.
 //!
-//! Not here: the way there and back (`ask`), and who asks again when (`clients`).
+//! Not here: sending them (`ask`), and sending them again (`clients`).
 
 use std::time::Duration;
 
 use super::models::ROWS_IN_A_PART;
 use crate::Golden;
 
-/// How far numbers may be from what was computed elsewhere.
+/// How far numbers may differ from values that were computed without the product.
 const TOLERANCE: f32 = 1e-5;
 
-/// Numbers of a request beyond [`super::models::MAX_PAYLOAD`].
+/// Number of values of a request that is larger than [`super::models::MAX_PAYLOAD`].
 const MANY: usize = 100_000;
 
 /// Parts of an answer in parts, and the milliseconds between them.
 const PARTS: usize = 12;
 const PART_DELAY: u32 = 4;
 
-/// What a caller in a hurry gives a request: less than it takes.
+/// The timeout of a caller in a hurry: less than the request takes.
 const HURRY: Duration = Duration::from_millis(10);
 
 /// A request.
@@ -28,11 +28,11 @@ pub(super) struct Question {
     pub model: &'static str,
     pub inputs: Vec<Input>,
     pub way: Way,
-    /// What it has to be answered with.
+    /// The right answer.
     expected: Expected,
-    /// Its own timeout.
+    /// The request's own timeout.
     pub timeout: Option<Duration>,
-    /// Whether its caller leaves without waiting.
+    /// Whether its caller leaves without waiting for the answer.
     pub leaves: bool,
 }
 
@@ -49,7 +49,7 @@ pub(super) enum Data {
     Milliseconds(Vec<u32>),
 }
 
-/// How it travels.
+/// How a request is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// JSON over HTTP.
@@ -72,34 +72,36 @@ enum Expected {
     Parts(Vec<i32>),
 }
 
-/// What came back.
+/// The answer that came back.
 #[derive(Debug)]
 pub(super) enum Said {
     Outputs(Vec<(String, Vec<f32>)>),
-    /// The parts that came, and the error that ended them.
+    /// The parts that came, and the error that ended them, if any.
     Parts(Vec<i32>, Option<String>),
     Error(String),
-    /// More than one answer; the first of them.
+    /// More than one answer; this is the first of them.
     #[allow(dead_code, reason = "complaints show it")]
     Twice(String),
 }
 
-/// What an answer is worth.
+/// The verdict on an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Right,
-    /// Its own timeout has passed, as it had to.
+    /// The answer says that the request's own timeout has passed, as expected.
     Expired,
     Wrong,
     Lost,
     Doubled,
+    /// The answer says that it cannot be served right now.
+    Refused,
     Failed,
 }
 
 // === impl Question ===
 
 impl Question {
-    /// The request of this number.
+    /// The request with this number.
     pub fn of(number: usize, golden: &[Golden]) -> Question {
         match number % 40 {
             0 => Question::heavy(number, Way::Binary),
@@ -145,7 +147,7 @@ impl Question {
         Question::same("diamond", Way::Json, pairs)
     }
 
-    /// What goes in comes out again.
+    /// A request whose outputs have to be equal to its inputs.
     fn same(model: &'static str, way: Way, pairs: Vec<(&'static str, &'static str, Vec<f32>)>) -> Question {
         let expected = pairs.iter().map(|(_, output, data)| (*output, data.clone())).collect();
         let input = |(name, _, data)| Input { name, data: Data::Floats(data) };
@@ -162,13 +164,15 @@ impl Question {
         Question::new("repeat_echo", way, inputs, Expected::Parts(numbers))
     }
 
-    /// What an answer is worth.
+    /// Checks an answer.
     pub fn judge(&self, said: &Said) -> Verdict {
         match (said, &self.expected) {
             (Said::Twice(_), _) => Verdict::Doubled,
             (Said::Error(error), _) | (Said::Parts(_, Some(error)), _) => match error.contains("timeout expired") {
                 true if self.timeout.is_some() => Verdict::Expired,
                 true => Verdict::Lost,
+                // These are the statuses of HTTP and of gRPC.
+                false if error.starts_with("503 ") || error.starts_with("Unavailable ") => Verdict::Refused,
                 false => Verdict::Failed,
             },
             (Said::Outputs(found), Expected::Outputs(expected)) if are_right(found, expected) => Verdict::Right,
@@ -178,7 +182,7 @@ impl Question {
     }
 }
 
-/// Each number once, and in order.
+/// Checks that each number came once, and in order.
 fn judge_parts(found: &[i32], expected: &[i32]) -> Verdict {
     let twice = |number: &i32| found.iter().filter(|other| *other == number).count() > 1;
     match found {
@@ -232,7 +236,8 @@ mod tests {
         assert_eq!(question.judge(&Said::Outputs(Vec::new())), Verdict::Wrong);
     }
 
-    /// Workers have to execute each of their models again after faults, which takes callers that wait for each.
+    /// Workers have to execute each of their models again after faults. So each model needs requests whose callers
+    /// wait.
     #[test]
     fn every_model_has_callers_that_wait() {
         let golden = crate::golden();
@@ -242,6 +247,13 @@ mod tests {
         asked.sort_unstable();
         asked.dedup();
         assert_eq!(asked, ["diamond", "heavy", "repeat_echo", "slow", "snail", "tiny_embedding"]);
+    }
+
+    #[test]
+    fn a_refusal_is_no_other_failure() {
+        let judge = |error: &str| Question::echo(7, "slow", Way::Grpc).judge(&Said::Error(error.to_owned()));
+        assert_eq!([judge("503 {}"), judge("Unavailable no room")], [Verdict::Refused, Verdict::Refused]);
+        assert_eq!([judge("500 {}"), judge("Internal 503 ")], [Verdict::Failed, Verdict::Failed]);
     }
 
     #[test]

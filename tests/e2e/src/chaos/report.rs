@@ -1,21 +1,26 @@
-//! What the clients noticed.
+//! The report: how the clients were affected.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::tally::{Answered, Moved, Tally};
+use super::effects::{Effect, effects, tardy};
+use super::tally::{Answered, Moved, Tally, What};
 
-/// A fault that happened, or two at once, in time since the start of the load.
+/// A fault that happened, or two at once, with times since the start of the load.
 #[derive(Debug)]
 pub(super) struct Struck {
-    /// What happened, and to what sort of process.
+    /// The fault, and the kind of process that it hit.
     pub kind: String,
-    /// How many faults that were.
+    /// Number of faults.
     pub count: usize,
     pub begun: Duration,
-    /// When it was put right again.
+    /// When the fault was undone.
     pub ended: Duration,
+    /// When its effects were over, as far as the run waited for that.
+    pub calm: Duration,
+    /// When the brokers were in sync again, if they are a cluster.
+    pub whole: Option<Duration>,
 }
 
 /// The outcome of a run.
@@ -24,42 +29,54 @@ pub struct Report {
     pub(super) tally: Tally,
     pub(super) struck: Vec<Struck>,
     pub(super) elapsed: Duration,
-    /// Where queues were kept.
-    pub(super) storage: &'static str,
-    /// The longest that a worker took to execute something again, and those that did not.
+    /// Where queues were stored.
+    pub(super) storage: String,
+    /// The longest time that a worker took to execute each of its models again, and the workers that did not.
     pub(super) healing: (Duration, Vec<String>),
+    /// How long after a fault requests may take; with a cluster of brokers only.
+    pub(super) prompt: Option<Duration>,
+    /// Why the run ended early, if it did.
+    pub(super) broken_off: Option<String>,
 }
 
-/// Times of one kind of fault.
+/// Times of all faults of one kind.
 #[derive(Default)]
 struct Times {
-    /// From its beginning to the first answer to a request that was sent later.
+    /// From the beginning of the fault to the first answer to a request that was sent later.
     from_begin: Vec<Duration>,
     /// The same from its end.
     from_end: Vec<Duration>,
-    /// The slowest request that was under way meanwhile.
+    /// The slowest request that was under way during the fault.
     slowest: Vec<Duration>,
 }
 
 // === impl Report ===
 
 impl Report {
-    /// Requests that were sent.
+    /// Number of requests that were sent.
     pub fn requests(&self) -> usize {
         self.tally.requests()
     }
 
-    /// Requests that were not answered by their deadline.
+    /// Number of requests that were not answered by their deadline.
     pub fn lost(&self) -> usize {
-        self.tally.lost.len()
+        self.tally.count(What::Lost)
     }
 
-    /// Whether every request was answered once, in time and as it should be, and every worker works again.
+    /// Whether every request was answered once, in time and rightly, and every worker works again.
     pub fn is_clean(&self) -> bool {
-        self.tally.complaints().all(|(_, list)| list.is_empty()) && self.healing.1.is_empty()
+        self.tally.complaints.is_empty()
+            && self.healing.1.is_empty()
+            && self.tardy().is_empty()
+            && self.broken_off.is_none()
     }
 
-    /// Adds what [`super::healing::check`] found.
+    /// Requests that were answered rightly, but too long after the last fault that they met.
+    fn tardy(&self) -> Vec<String> {
+        self.prompt.map(|prompt| tardy(&self.tally, &self.struck, prompt)).unwrap_or_default()
+    }
+
+    /// Adds the results of [`super::healing::check`].
     pub(super) fn heal(healing: &mut (Duration, Vec<String>), (longest, stuck): (Duration, Vec<String>)) {
         healing.0 = healing.0.max(longest);
         healing.1.extend(stuck);
@@ -81,7 +98,7 @@ impl Report {
     fn times(&self) -> BTreeMap<&str, Times> {
         let mut sent: Vec<Answered> = self.tally.right.clone();
         sent.sort_unstable_by_key(|one| one.sent);
-        // The first answer to any request that was sent at this place in the order or later.
+        // For each position: the first answer to a request that was sent at this position or later.
         let mut first = vec![self.elapsed; sent.len() + 1];
         for index in (0..sent.len()).rev() {
             first[index] = first[index + 1].min(sent[index].answered);
@@ -100,12 +117,44 @@ impl Report {
     }
 }
 
+impl Report {
+    /// Writes how many requests each kind of fault met, and how long they took to recover.
+    fn write_effects(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut kinds: BTreeMap<&str, Vec<Effect>> = BTreeMap::new();
+        for (struck, effect) in self.struck.iter().zip(effects(&self.tally, &self.struck)) {
+            kinds.entry(&struck.kind).or_default().push(effect);
+        }
+        writeln!(
+            f,
+            "\n  {:<40}{:>9}{:>9}{:>9}{:>12}{:>20}{:>20}",
+            "", "", "", "", "slowest", "recovered", "brokers whole"
+        )?;
+        write!(f, "  {:<34}{:>6}{:>9}{:>9}{:>9}", "fault", "count", "requests", "refused", "failed")?;
+        writeln!(f, "{:>12}{:>20}{:>20}", "request, s", "after its end, s", "after its end, s")?;
+        for (kind, effects) in kinds {
+            let sum = |count: fn(&Effect) -> usize| effects.iter().map(count).sum::<usize>();
+            let [requests, refused, failed] = [sum(|one| one.requests), sum(|one| one.refused), sum(|one| one.failed)];
+            let slowest = effects.iter().map(|one| one.slowest).max().unwrap_or_default().as_secs_f64();
+            let recovered = in_seconds(effects.iter().map(|one| one.recovered));
+            let whole = in_seconds(effects.iter().filter_map(|one| one.whole));
+            let never = effects.iter().filter(|one| one.whole.is_none()).count();
+            let whole = if never > 0 { format!("{whole}, {never} never") } else { whole };
+            write!(f, "  {kind:<34}{:>6}{requests:>9}{refused:>9}{failed:>9}", effects.len())?;
+            writeln!(f, "{slowest:>12.1}{recovered:>20}{whole:>20}")?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Tally { right, expired, left, moved: Moved { killed, killed_after, refused, reset }, .. } = &self.tally;
         let seconds = self.elapsed.as_secs_f64();
         let faults: usize = self.struck.iter().map(|struck| struck.count).sum();
         writeln!(f, "queues in {}: {} requests in {seconds:.0} s, {faults} faults", self.storage, self.requests())?;
+        if let Some(why) = &self.broken_off {
+            writeln!(f, "  BROKEN OFF: {why}")?;
+        }
         let mut line = |what: &str, count: usize| writeln!(f, "  {what:<44}{count:>8}");
         line("right", right.len())?;
         line("  of them: their own timeout had passed", *expired)?;
@@ -115,8 +164,10 @@ impl fmt::Display for Report {
             line("sent again: it stopped, and refused them", *refused)?;
             line("sent again: it stopped before it took them", *reset)?;
         }
-        let healing = ("workers that did not work again", &self.healing.1);
-        for (what, list) in self.tally.complaints().chain((faults > 0).then_some(healing)) {
+        let tardy = self.tardy();
+        let tardy = self.prompt.map(|_| ("answered too long after a fault", tardy.iter().collect()));
+        let healing = (faults > 0).then(|| ("workers that did not work again", self.healing.1.iter().collect()));
+        for (what, list) in self.tally.by_kind().chain(tardy).chain(healing) {
             writeln!(f, "  {what:<44}{:>8}", list.len())?;
             list.iter().take(3).try_for_each(|one| writeln!(f, "      {one}"))?;
         }
@@ -131,16 +182,16 @@ impl fmt::Display for Report {
         let faulty: Duration = self.struck.iter().map(|struck| struck.ended - struck.begun).sum();
         writeln!(f, "  {:<44}{:>8.0} %", "time under some fault", 100.0 * faulty.as_secs_f64() / seconds)?;
         let [sent, meanwhile] = ["first answer to a request sent", "slowest request"];
-        writeln!(f, "\n  {:<34}{sent:>34}{meanwhile:>20}", "ms (median / longest)")?;
+        writeln!(f, "\n  {:<40}{sent:>34}{meanwhile:>20}", "ms (median / longest)")?;
         let [begun, ended] = ["after its beginning", "after its end"];
-        writeln!(f, "  {:<28}{:>6}{begun:>20}{ended:>17}{:>17}", "fault", "count", "meanwhile")?;
+        writeln!(f, "  {:<34}{:>6}{begun:>20}{ended:>17}{:>17}", "fault", "count", "meanwhile")?;
         for (kind, times) in self.times() {
             let Times { from_begin, from_end, slowest } = &times;
             let count = from_begin.len();
             let [begin, end, slowest] = [from_begin, from_end, slowest].map(|times| median_and_longest(times));
-            writeln!(f, "  {kind:<28}{count:>6}{begin:>20}{end:>17}{slowest:>17}")?;
+            writeln!(f, "  {kind:<34}{count:>6}{begin:>20}{end:>17}{slowest:>17}")?;
         }
-        Ok(())
+        if self.prompt.is_some() { self.write_effects(f) } else { Ok(()) }
     }
 }
 
@@ -151,8 +202,19 @@ fn median_and_longest(times: &[Duration]) -> String {
     format!("{:.0} / {:.0}", millis(times.get(times.len().saturating_sub(1) / 2)), millis(times.last()))
 }
 
+/// The median and the maximum, in seconds.
+fn in_seconds(times: impl Iterator<Item = Duration>) -> String {
+    let mut times: Vec<f64> = times.map(|time| time.as_secs_f64()).collect();
+    times.sort_unstable_by(f64::total_cmp);
+    match times.last() {
+        Some(longest) => format!("{:.1} / {longest:.1}", times[(times.len() - 1) / 2]),
+        None => "-".to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::tally::Complaint;
     use super::*;
 
     fn report(right: &[(u64, u64)], struck: (u64, u64), elapsed: u64) -> Report {
@@ -165,10 +227,14 @@ mod tests {
                 count: 1,
                 begun: seconds(struck.0),
                 ended: seconds(struck.1),
+                calm: seconds(struck.1),
+                whole: None,
             }],
             elapsed: seconds(elapsed),
-            storage: "memory",
+            storage: "memory".to_owned(),
             healing: (Duration::ZERO, Vec::new()),
+            prompt: None,
+            broken_off: None,
         }
     }
 
@@ -193,10 +259,14 @@ mod tests {
     fn a_worker_that_does_not_work_again_and_a_late_answer_are_not_clean() {
         let mut late = report(&[], (0, 1), 2);
         assert!(late.is_clean());
-        late.tally.late.push("1".to_owned());
+        let when = Answered { sent: Duration::ZERO, answered: Duration::from_secs(1) };
+        late.tally.complaints.push(Complaint { what: What::Late, when, text: "1".to_owned() });
         assert!(!late.is_clean());
         let mut stuck = report(&[], (0, 1), 2);
         stuck.healing.1.push("model-4".to_owned());
         assert!(!stuck.is_clean());
+        let slow = report(&[(5, 31)], (10, 20), 40);
+        assert!(slow.is_clean());
+        assert!(!Report { prompt: Some(Duration::from_secs(10)), ..slow }.is_clean());
     }
 }

@@ -1,7 +1,7 @@
-//! Soak: the same system and the same load without faults, for long, to see that nothing grows.
+//! Soak: the same system and load without faults for a long time, to check that no resource use grows.
 //!
-//! The load has callers that leave, requests that expire, answers in parts and large bodies in it: what is cleaned up
-//! after those would be what grows.
+//! The load includes callers that leave, requests that expire, answers in parts and large bodies, because growth would
+//! come from their incomplete clean-up.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -12,24 +12,24 @@ use super::report::Report;
 use super::usage::{Finding, Trace, Usage};
 use crate::golden;
 
-/// How long the system is loaded to find out what it can do.
+/// How long the system is loaded to measure its capacity.
 const CALIBRATION: Duration = Duration::from_secs(10);
 
-/// The deadline of requests: that of gateways that are told no other.
+/// The deadline of requests: the gateways' default.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The share of the rate at which requests have to be answered: clients wait for answers, so less are sent when those are
-/// late.
+/// The least achieved share of the intended rate. Clients wait for answers, so they send fewer requests when answers
+/// are late.
 const KEEPS_UP: f64 = 0.95;
 
-/// What to do.
+/// Options of a soak.
 #[derive(Clone, Copy, Debug)]
 pub struct SoakOptions {
-    /// How long.
+    /// The duration of the load.
     pub duration: Duration,
-    /// The share of the load that the system can take.
+    /// The rate, as a share of the measured capacity.
     pub share: f64,
-    /// Requests in flight, at most.
+    /// The most requests in flight.
     pub concurrency: usize,
 }
 
@@ -41,14 +41,13 @@ pub struct SoakReport {
     traces: Vec<Trace>,
 }
 
-/// Runs it: finds out what the system can do, then loads it with a share of that. `progress` hears of each minute.
+/// Measures the system's capacity, then loads it with a share of that. `progress` gets a line each minute.
 ///
 /// # Panics
-/// When the system does not get ready, or a process ends.
+/// When the system does not become ready, or a process ends.
 pub fn soak(options: &SoakOptions, mut progress: impl FnMut(&str)) -> SoakReport {
     let golden = golden();
-    let shape = Shape { deadline: DEADLINE, acknowledge_early: false, hand_over: false, disk: None };
-    let mut cluster = Cluster::start(shape);
+    let mut cluster = Cluster::start(Shape::new(DEADLINE));
     let doors = cluster.doors.clone();
     let capacity = load(&Clients::new(&doors, &golden, DEADLINE), options.concurrency, CALIBRATION, || {}) as f64;
     let rate = capacity / CALIBRATION.as_secs_f64() * options.share;
@@ -71,11 +70,13 @@ pub fn soak(options: &SoakOptions, mut progress: impl FnMut(&str)) -> SoakReport
     cluster.assert_alive();
     let elapsed = clients.elapsed();
     let tally = clients.into_tally();
-    let outcome = Report { tally, struck: Vec::new(), elapsed, storage: "memory", healing: Default::default() };
+    let (struck, healing) = (Vec::new(), Default::default());
+    let outcome =
+        Report { tally, struck, elapsed, storage: "memory".to_owned(), healing, prompt: None, broken_off: None };
     SoakReport { outcome, rate, traces }
 }
 
-/// Lets the clients run for a while, calls `sample` every second of it, and tells how many requests were answered.
+/// Runs the clients for `duration`, calls `sample` every second, and returns how many requests were answered.
 fn load(clients: &Clients<'_>, concurrency: usize, duration: Duration, mut sample: impl FnMut()) -> usize {
     std::thread::scope(|scope| {
         clients::start(scope, clients, concurrency);
@@ -92,14 +93,13 @@ fn load(clients: &Clients<'_>, concurrency: usize, duration: Duration, mut sampl
 // === impl SoakReport ===
 
 impl SoakReport {
-    /// Whether nothing grew, as far as every process tells, and every request was answered as it should be, at the rate that
-    /// was meant.
+    /// Whether no process's resource use grew, every request was answered rightly, and the intended rate was reached.
     pub fn is_flat(&self) -> bool {
         let is_steady = self.outcome.is_clean() && self.kept_up() >= KEEPS_UP;
         is_steady && self.traces.iter().all(|trace| trace.finding().is_none())
     }
 
-    /// The rate of requests, as a share of what was meant.
+    /// The achieved rate, as a share of the intended rate.
     fn kept_up(&self) -> f64 {
         self.outcome.requests() as f64 / self.outcome.elapsed.as_secs_f64() / self.rate
     }
@@ -147,8 +147,10 @@ mod tests {
                 tally: Tally { right, ..Tally::default() },
                 struck: Vec::new(),
                 elapsed: Duration::from_secs(10),
-                storage: "memory",
+                storage: "memory".to_owned(),
                 healing: Default::default(),
+                prompt: None,
+                broken_off: None,
             };
             SoakReport { outcome, rate: 10.0, traces: Vec::new() }
         };

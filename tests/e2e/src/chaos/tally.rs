@@ -1,71 +1,101 @@
-//! What became of all requests.
+//! The outcome of all requests.
 
 use std::time::Duration;
 
-/// The outcome of a load, in times since its start.
+/// The outcome of a load; times are since its start.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// Answered as they should be.
+    /// Requests that were answered as expected.
     pub right: Vec<Answered>,
-    /// Those of them that were answered, as they should be, that their own timeout had passed.
+    /// Number of them that were answered, as expected, that their own timeout had passed.
     pub expired: usize,
-    /// Callers that left without waiting.
+    /// Number of callers that left without waiting.
     pub left: usize,
-    /// Answered with something else, as a success.
-    pub wrong: Vec<String>,
-    /// Not answered, or answered that their deadline has passed; streams that ended without all of their parts.
-    pub lost: Vec<String>,
-    /// A part more than once. A whole answer comes once whatever happens: what serves HTTP and gRPC sends no other.
-    pub doubled: Vec<String>,
-    /// Answered with an error before their deadline.
-    pub failed: Vec<String>,
-    /// Answered rightly, but after their deadline, or after their own timeout.
-    pub late: Vec<String>,
-    /// Connections that broke although their gateway lived, or had taken them before it was told to stop.
-    pub broken: Vec<String>,
-    /// Sent again.
+    /// Everything that went wrong.
+    pub complaints: Vec<Complaint>,
+    /// Requests that were sent again.
     pub moved: Moved,
 }
 
-/// When a request was sent first, and when its answer was there.
+/// A request that went wrong.
+#[derive(Debug)]
+pub(super) struct Complaint {
+    pub what: What,
+    /// When it was first sent, and when it went wrong.
+    pub when: Answered,
+    pub text: String,
+}
+
+/// Kinds of complaints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// Answered with a wrong result.
+    Wrong,
+    /// Not answered, or answered that the deadline has passed; or a stream that ended without all of its parts.
+    Lost,
+    /// A part came more than once. A whole answer cannot: HTTP and gRPC send only one.
+    Doubled,
+    /// Answered before the deadline that it cannot be served right now.
+    Refused,
+    /// Answered with another error before the deadline.
+    Failed,
+    /// Answered rightly, but after the deadline, or after the request's own timeout.
+    Late,
+    /// The connection broke although its gateway lived, or had accepted it before SIGTERM.
+    Broken,
+}
+
+/// When a request was first sent, and when its answer arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answered {
     pub sent: Duration,
     pub answered: Duration,
 }
 
-/// Requests that were sent again, to another gateway, by what had become of the first.
+/// Requests that were sent again to another gateway, by what happened to the first gateway.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Moved {
-    /// It was killed.
+    /// The gateway was killed.
     pub killed: usize,
-    /// The longest that one of those had waited by then.
+    /// The longest time for which a request had waited by then.
     pub killed_after: Duration,
-    /// It was told to stop, and took no connection any more.
+    /// The gateway got SIGTERM, and accepted no more connections.
     pub refused: usize,
-    /// It was told to stop while the connection waited to be accepted.
+    /// The gateway got SIGTERM while the connection waited to be accepted.
     pub reset: usize,
 }
 
 // === impl Tally ===
 
 impl Tally {
-    /// Requests that were sent.
+    /// Number of requests that were sent.
     pub fn requests(&self) -> usize {
-        self.right.len() + self.left + self.complaints().map(|(_, list)| list.len()).sum::<usize>()
+        self.right.len() + self.left + self.complaints.len()
     }
 
-    /// Everything that must not be, by kind.
-    pub fn complaints(&self) -> impl Iterator<Item = (&'static str, &Vec<String>)> {
-        let Tally { wrong, lost, doubled, failed, late, broken, .. } = self;
-        [
-            ("wrong", wrong),
-            ("lost", lost),
-            ("doubled (which only parts can be)", doubled),
-            ("failed before its deadline", failed),
-            ("answered after its deadline", late),
-            ("connection broken", broken),
-        ]
-        .into_iter()
+    /// Number of complaints of this kind.
+    pub fn count(&self, what: What) -> usize {
+        self.complaints.iter().filter(|one| one.what == what).count()
     }
+
+    /// The complaints of each kind, as texts.
+    pub fn by_kind(&self) -> impl Iterator<Item = (&'static str, Vec<&String>)> {
+        What::ALL.into_iter().map(|(what, name)| {
+            (name, self.complaints.iter().filter(|one| one.what == what).map(|one| &one.text).collect())
+        })
+    }
+}
+
+// === impl What ===
+
+impl What {
+    const ALL: [(What, &str); 7] = [
+        (What::Wrong, "wrong"),
+        (What::Lost, "lost"),
+        (What::Doubled, "doubled (which only parts can be)"),
+        (What::Refused, "refused before its deadline"),
+        (What::Failed, "failed before its deadline"),
+        (What::Late, "answered after its deadline"),
+        (What::Broken, "connection broken"),
+    ];
 }

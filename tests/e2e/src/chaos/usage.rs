@@ -1,53 +1,53 @@
-//! What a process uses over time, and whether that grows.
+//! A process's resource use over time, and whether it grows.
 
 use std::fs;
 
 use super::healing::sum;
 use super::member::Member;
 
-/// The share of a run after which caches, pools and heaps have the size they keep.
+/// The share of a run after which caches, pools and heaps should not grow any more.
 const WARM: f64 = 0.3;
 
-/// What memory may grow by from the middle of a run to its end: allocators are not exact.
+/// How much memory may grow from the middle of a run to its end: allocators are not exact.
 const TOLERANCE_SHARE: f64 = 0.05;
 const TOLERANCE_BYTES: u64 = 4 << 20;
 
-/// What the number of tasks may grow by: as many belong to the requests that happen to be under way.
+/// How much the number of tasks may grow: this many belong to the requests that happen to be under way.
 const TOLERANCE_TASKS: u64 = 32;
 
-/// What one process uses.
+/// The resource use of one process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Usage {
     pub memory: u64,
     pub descriptors: u64,
     pub threads: u64,
-    /// Asynchronous tasks, where the process tells.
+    /// Number of async tasks, if the process has metrics.
     pub tasks: Option<u64>,
 }
 
-/// What one process uses over time.
+/// The resource use of one process over time.
 #[derive(Debug)]
 pub(super) struct Trace {
     pub name: String,
     pub id: u32,
-    /// Whether it has metrics of its own: all but the broker.
+    /// Whether it has metrics of its own; only brokers do not.
     pub is_member: bool,
-    /// How many requests the system had answered by then, and what the process used.
+    /// How many requests the system had answered by then, and the process's resource use.
     pub samples: Vec<(usize, Usage)>,
 }
 
-/// What is wrong with what a process uses.
+/// A finding about a process's resource use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Finding {
     Grows,
-    /// It never said how many tasks it has, so that nobody knows whether those grow.
+    /// The process never reported its number of tasks, so their growth is unknown.
     TellsNoTasks,
 }
 
 // === impl Usage ===
 
 impl Usage {
-    /// What a process uses right now; nothing when it is gone.
+    /// A process's current resource use; zeros if it has ended.
     pub fn of(process: u32, member: Option<&Member>) -> Usage {
         let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
         let field = |name: &str| {
@@ -63,7 +63,7 @@ impl Usage {
 // === impl Trace ===
 
 impl Trace {
-    /// The median of a figure once warm, in the first and in the last third of what follows, where it was told.
+    /// The median of a figure in the first and in the last third of the samples after [`WARM`].
     pub fn early_and_late(&self, figure: impl Fn(&Usage) -> Option<u64>) -> (u64, u64) {
         let warm = &self.samples[(self.samples.len() as f64 * WARM) as usize..];
         let median = |samples: &[(usize, Usage)]| {
@@ -75,7 +75,7 @@ impl Trace {
         (median(&warm[..third]), median(&warm[warm.len() - third..]))
     }
 
-    /// The bytes by which its memory grows with each request: the slope of a line through the second half of the run.
+    /// The bytes by which its memory grows per request: the slope of a line through the second half of the run.
     pub fn bytes_per_request(&self) -> f64 {
         let half = &self.samples[self.samples.len() / 2..];
         slope(half.iter().map(|(requests, usage)| (*requests as f64, usage.memory as f64)))
@@ -101,7 +101,7 @@ impl Trace {
     }
 }
 
-/// The slope of the line that is nearest to these points, by least squares; 0 where there is none.
+/// The slope of the line that fits these points best by least squares; 0 if there is none.
 fn slope(points: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
     let count = points.clone().count() as f64;
     let mean = |coordinate: fn((f64, f64)) -> f64| points.clone().map(coordinate).sum::<f64>() / count;
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn growth_is_told_for_each_request() {
-        // Too little to be called growth in so short a run.
+        // Too little to count as growth in so short a run.
         let leak = |second: u64| Usage { memory: (40 << 20) + second * REQUESTS_A_SECOND as u64 * 30, ..flat(second) };
         assert_eq!(trace(leak).finding(), None);
         assert!((trace(leak).bytes_per_request() - 30.0).abs() < 0.1);

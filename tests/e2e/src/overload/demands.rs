@@ -1,43 +1,45 @@
-//! Whether levels are as they have to be: against what the system is known to be able to do, not only against its best.
+//! Checks whether the levels of a scene reach the demanded figures, compared with the system's known capacity and with
+//! its best goodput.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::{Level, millis};
 
-/// What the levels of a scene have to come up to.
+/// The figures that the levels of a scene have to reach.
 #[derive(Clone, Copy, Debug)]
 pub struct Demands {
-    /// The share of what the system can do that its best goodput is; asked if as much as that was offered.
+    /// Least best goodput, as a share of the capacity. It is checked if a load of at least the capacity was offered.
     pub of_capacity: f64,
-    /// The share of its best goodput that is kept under any load.
+    /// Least goodput under any overload, as a share of the best goodput.
     pub of_best: f64,
-    /// What 99 % of refusals take at most, from when they were sent.
+    /// The most time that 99 % of refusals may take since they were sent.
     pub refusal: Duration,
-    /// What 99 % of those whose time runs out are told so late by, at most.
+    /// How long after its deadline a request may be answered that its time has run out; 99 % have to be faster.
     pub overdue: Duration,
 }
 
-/// The levels of a scene in short.
+/// Summary of a scene's levels.
 #[derive(Clone, Copy, Debug)]
 pub struct Summary {
-    /// The best goodput as a share of what the system can do; `None` when it was never offered as much.
+    /// The best goodput as a share of the capacity; `None` if a load of the capacity was never offered.
     of_capacity: Option<f64>,
     /// The worst goodput under overload as a share of the best; 1 without overload.
     of_best: f64,
-    /// The longest 99th percentile of refusals under overload since they were sent, and since they were due; `None` without
-    /// any.
+    /// The longest 99th percentile of refusals under overload, since they were sent and since they were due; `None`
+    /// without refusals.
     refusal: Option<[Duration; 2]>,
-    /// The longest 99th percentile of how late callers were told under overload that their time ran out, likewise.
+    /// The longest 99th percentile under overload of how long after their deadline requests were answered that their
+    /// time has run out; `None` without such answers.
     overdue: Option<Duration>,
-    /// Answers that are neither a result, a refusal nor that.
+    /// Number of answers that are neither a result, a refusal nor a timeout.
     other: usize,
 }
 
 // === impl Summary ===
 
 impl Summary {
-    /// What these levels come to.
+    /// Summarises levels.
     pub fn of(levels: &[Level]) -> Summary {
         let overloaded = || levels.iter().filter(|level| level.load > 1.0);
         let refusal = |level: &Level| (level.refused > 0.0).then_some([level.refusal.sent[1], level.refusal.due[1]]);
@@ -54,7 +56,7 @@ impl Summary {
         }
     }
 
-    /// What is not as demanded.
+    /// The demands that are not met, as texts.
     pub fn shortfalls(&self, demands: &Demands) -> Vec<String> {
         let percent = |share: f64| format!("{:.1} %", share * 100.0);
         let mut found = Vec::new();
@@ -111,7 +113,8 @@ mod tests {
         overdue: Duration::from_millis(100),
     };
 
-    /// A second, in which a system that can do 150 requests gives so many results, and ends of another kind.
+    /// One second in which a system with a capacity of 150 requests gives `results` results and the other outcomes in
+    /// `others`.
     fn level(load: f64, results: u64, others: &[Call]) -> Level {
         let bound = Bound::Deadline(Duration::from_secs(1));
         let scene = Scene { mode: Mode::AllInOne, pipeline: false, bound, run: Duration::from_millis(20) };

@@ -1,13 +1,13 @@
-//! Overload: more requests than the system can take, in an open loop, and what becomes of them.
+//! Overload: more requests than the system can take, in an open loop, and their outcomes.
 //!
-//! Requests are sent at the times a schedule gives, answered or not, as a crowd of independent callers does. A result is
-//! judged by the time since its request was due, as its caller sees it. A refusal is judged by the time since its request
-//! was sent: how late the harness was, whose thousands of threads share the CPU with the system, is no matter of the
-//! system's. Both times are told of both.
+//! Requests are sent at the times of a schedule, whether or not earlier ones were answered, as by many independent
+//! callers. The latency of a result counts from the time at which its request was due, as its caller sees it. The
+//! latency of a refusal counts from the time at which its request was sent: the harness has thousands of threads that
+//! share the CPU with the system, and its delay is not the system's. Reports show both latencies.
 //!
-//! One step takes a fixed time, so that the system's capacity is known and nothing but queueing is seen. A [`Scene`] says
-//! what stands around that step, which bus there is, and what bounds the waiting: a short queue, or the deadline of each
-//! request before a queue that is never full. What levels have to come up to is in `demands`.
+//! One step takes a fixed time, so that the system's capacity is known and only queueing is measured. A [`Scene`]
+//! defines the steps around it, the bus, and what bounds the waiting: a short queue, or the deadline of each request in
+//! front of a queue that is never full. The demanded figures are in `demands`.
 
 use std::fmt;
 use std::ops::Range;
@@ -23,89 +23,88 @@ mod demands;
 
 pub use demands::{Demands, Summary};
 
-/// Instances of the model that takes its time. That time and they together say what the system can do.
+/// Instances of the slow model. With the duration of a run they determine the system's capacity.
 const WORKERS: usize = 3;
 
-/// Messages that a queue holds where it bounds the waiting: a request that gets in waits a fraction of a second.
+/// Size of a queue that bounds the waiting: an accepted request waits a fraction of a second.
 const QUEUE: &str = "32";
 
-/// Callers. Each waits for its answer, so there have to be more than the system holds requests.
+/// Number of callers. Each waits for its answer, so there have to be more callers than requests in the system.
 const CALLERS: usize = 2000;
 
-/// How much later than at its deadline a result may come and be of use.
+/// How long after its deadline a result still counts as goodput.
 const LATE: Duration = Duration::from_millis(100);
 
-/// What a caller's thread needs.
+/// Stack size of a caller's thread.
 const STACK: usize = 128 << 10;
 
-/// What bounds how long requests wait.
+/// The limit on how long requests wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// The queue: it holds 32 messages.
+    /// The length of the queue: it holds 32 messages.
     Queue,
-    /// The deadline, so long after a request is sent; the queue is as large as it is by default.
+    /// A deadline this long after a request is sent; the queue has its default size.
     Deadline(Duration),
 }
 
-/// A system and what bounds the waiting in it.
+/// A system, and the limit on waiting in it.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene {
     /// The bus.
     pub mode: Mode,
     /// Whether the model is the second of four steps: after a tokenizer, before an encoder and a step of postprocess.
     pub pipeline: bool,
-    /// What bounds the waiting.
+    /// The limit on waiting.
     pub bound: Bound,
-    /// How long the model takes.
+    /// Duration of a run of the slow model.
     pub run: Duration,
 }
 
-/// What was measured at one load.
+/// The measurements at one load.
 #[derive(Clone, Debug)]
 pub struct Level {
-    /// Where.
+    /// The scene.
     pub scene: Scene,
-    /// Requests offered a second, as a multiple of what the system can do.
+    /// Offered requests per second, as a multiple of the capacity.
     pub load: f64,
-    /// Requests offered a second.
+    /// Offered requests per second.
     pub offered: f64,
-    /// Requests answered with a result a second, in time where there are deadlines.
+    /// Results per second; with deadlines, only those in time.
     pub goodput: f64,
-    /// Requests refused a second because a queue was full: status 503.
+    /// Requests per second that were refused because a queue was full: status 503.
     pub refused: f64,
-    /// Requests a second whose time ran out: status 503.
+    /// Requests per second whose time ran out: status 503.
     pub expired: f64,
-    /// Results a second that came too late.
+    /// Results per second that came too late.
     pub late: f64,
-    /// Anything else.
+    /// Number of other answers.
     pub other: usize,
     /// Latencies of results.
     pub result: Times,
     /// Latencies of refusals.
     pub refusal: Times,
-    /// How long after the time ran out its caller was told so, counted from when the request was sent: median and 99th
-    /// percentile.
+    /// How long after their deadline callers got the answer that their time had run out: median and 99th percentile.
     pub overdue: [Duration; 2],
 }
 
 /// Latencies: each the median and the 99th percentile.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Times {
-    /// From when requests were due.
+    /// Since the requests were due.
     pub due: [Duration; 2],
-    /// From when they were sent.
+    /// Since they were sent.
     pub sent: [Duration; 2],
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     end: End,
-    /// When, since the beginning.
+    /// When it was answered, since the beginning.
     at: Duration,
-    /// The same since it was due.
+    /// Time since it was due.
     due: Duration,
-    /// The same since it was sent.
+    /// Time since it was sent.
     sent: Duration,
 }
 
@@ -118,10 +117,10 @@ enum End {
     Other,
 }
 
-/// Offers each load, a multiple of what the system can do, for `duration`, after as long as it takes to get full.
+/// Offers each load, a multiple of the capacity, for `duration`, after a warm-up in which the queues fill.
 ///
 /// # Panics
-/// When the system does not get ready.
+/// When the system does not become ready.
 pub fn overload(scene: Scene, loads: &[f64], duration: Duration, mut progress: impl FnMut(&Level)) -> Vec<Level> {
     let (models, sandbox) = scene.start();
     let measure = |&load: &f64| {
@@ -137,7 +136,7 @@ pub fn overload(scene: Scene, loads: &[f64], duration: Duration, mut progress: i
 // === impl Bound ===
 
 impl Bound {
-    /// Whether a result is of use that comes so long after its request was due.
+    /// Whether a result that comes this long after its request was due counts as goodput.
     fn is_in_time(self, took: Duration) -> bool {
         match self {
             Bound::Queue => true,
@@ -178,7 +177,7 @@ impl Scene {
             .replicas(Stage::Postprocess, others)
             .replicas(Stage::Model, WORKERS);
         let setup = match self.bound {
-            Bound::Queue => setup.worker_arguments(&["--queue-max-messages", QUEUE]),
+            Bound::Queue => setup.queue_arguments(&["--queue-max-messages", QUEUE]),
             Bound::Deadline(_) => setup,
         };
         let sandbox = setup.start();
@@ -200,7 +199,7 @@ impl Scene {
     fn offer(&self, sandbox: &Sandbox, load: f64, duration: Duration) -> Level {
         let request = self.request();
         let rate = load * self.capacity();
-        // Queues get full in that time, or as old as they get.
+        // In this time queues become full, or the oldest requests reach their deadline.
         let warm_up = match self.bound {
             Bound::Queue => Duration::from_secs(1),
             Bound::Deadline(timeout) => timeout,
@@ -241,13 +240,13 @@ impl Scene {
         Level::of(*self, load, &calls.into_inner().expect("joined"), warm_up..until)
     }
 
-    /// Requests a second that the system can do.
+    /// Requests per second that the system can process.
     fn capacity(&self) -> f64 {
         WORKERS as f64 / self.run.as_secs_f64()
     }
 }
 
-/// The models of `tiny_embedding`, with the one that takes its time after the tokenizer.
+/// The models of `tiny_embedding`, with the slow model after the tokenizer.
 const PIPELINE: &str = "platform: 'ensemble' max_batch_size: 0
     input [{ name: 'TEXT' data_type: TYPE_STRING dims: [-1] }]
     output [{ name: 'embedding' data_type: TYPE_FP32 dims: [-1, 8] }]
@@ -291,7 +290,7 @@ impl Level {
  load   offered/s   goodput/s   refused/s   expired/s  late/s  other   \
         p50 ms   p99 ms   p99 ms     p50 ms   p99 ms   p99 ms      p99 ms";
 
-    /// What callers noticed of the requests that were answered in that time.
+    /// Summarises the requests that were answered in `during`.
     fn of(scene: Scene, load: f64, calls: &[Call], during: Range<Duration>) -> Level {
         let ended = |of: End| calls.iter().filter(move |call| call.end == of);
         let measured = |of: End| ended(of).filter(|call| during.contains(&call.at));

@@ -1,4 +1,4 @@
-//! How graphs are cut, and that their branches give what the linear walk gives.
+//! Checks how graphs are split, and that their branches produce the same tensors as the linear route.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -7,9 +7,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::{InferError, ModelKey, StepInput, StepOutput};
 
-/// A step by what it takes and makes; names at the model are those of the tensors.
+/// A step with these inputs and outputs; names at the model are those of the tensors.
 fn step(model: &str, takes: &[&str], makes: &[&str]) -> Step {
-    let input = |&name: &&str| StepInput { name: name.into(), tensor: name.into(), optional: false };
+    let input =
+        |&name: &&str| StepInput { name: name.into(), tensor: name.into(), optional: false, reshapes: Vec::new() };
     let output = |&name: &&str| StepOutput { name: name.into(), tensor: name.into() };
     Step {
         model: ModelKey { name: model.into(), version: 1 },
@@ -38,7 +39,7 @@ fn models(route: &Route) -> Vec<&str> {
     route.remaining().iter().map(|step| step.model.name.as_str()).collect()
 }
 
-/// What a model answers depends on the model, the output and all inputs. Sometimes it leaves an output out.
+/// A fake model whose outputs depend on the model, the output name and all inputs. Sometimes it leaves an output out.
 fn execute(step: &Step, inputs: &[Tensor]) -> Vec<Tensor> {
     let make = |output: &StepOutput| {
         let mut hasher = DefaultHasher::new();
@@ -50,7 +51,7 @@ fn execute(step: &Step, inputs: &[Tensor]) -> Vec<Tensor> {
     step.outputs.iter().filter_map(make).collect()
 }
 
-/// Walks a route to its end, and writes down what ran.
+/// Runs a route to its end, and records the models that ran.
 fn walk(mut route: Route, mut live: Vec<Tensor>, ran: &mut Vec<String>) -> Result<Vec<Tensor>, InferError> {
     while let Some(step) = route.current().cloned() {
         let inputs = route.step_inputs(&live)?;
@@ -130,7 +131,7 @@ fn branches_that_never_join_end_in_the_order_of_the_route() {
 
 #[test]
 fn a_branch_waits_for_none_but_those_it_takes_from() {
-    // Two roots; the quick one goes on while the slow one runs.
+    // Two roots; the step after the quick one begins while the slow one runs.
     let steps = vec![
         step("slow", &["x"], &["s"]),
         step("quick", &["x"], &["q"]),
@@ -156,8 +157,8 @@ fn levels_and_versions_go_along() {
     assert_eq!(levels, [0, 2]);
 }
 
-/// A step's inputs (as numbers among all tensors there are by then, with whether each is optional) and how many outputs
-/// it makes; and which of all outputs the request asks for.
+/// For each step: its inputs (as indices among all tensors that exist by then, each with whether it is optional) and
+/// its number of outputs. Then the indices of the requested outputs.
 type Graph = (Vec<(Vec<(usize, bool)>, usize)>, Vec<usize>);
 
 fn graph() -> impl Strategy<Value = Graph> {
@@ -166,7 +167,7 @@ fn graph() -> impl Strategy<Value = Graph> {
     (proptest::collection::vec(step, 1..12), proptest::collection::vec(any::<usize>(), 1..4))
 }
 
-/// The steps of a graph, and the outputs that are asked for.
+/// The steps of a graph, and its requested outputs.
 fn build((steps, asked): &Graph) -> (Vec<Step>, Vec<String>) {
     let mut tensors = vec!["in0".to_owned(), "in1".to_owned()];
     let mut built = Vec::new();
@@ -175,7 +176,7 @@ fn build((steps, asked): &Graph) -> (Vec<Step>, Vec<String>) {
         for &(take, optional) in takes {
             let tensor = &tensors[take % tensors.len()];
             let name = format!("i{}", inputs.len());
-            inputs.push(StepInput { name, tensor: tensor.clone(), optional });
+            inputs.push(StepInput { name, tensor: tensor.clone(), optional, reshapes: Vec::new() });
         }
         let made: Vec<String> = (0..*makes).map(|output| format!("t{number}.{output}")).collect();
         let made: Vec<&str> = made.iter().map(String::as_str).collect();
@@ -187,7 +188,8 @@ fn build((steps, asked): &Graph) -> (Vec<Step>, Vec<String>) {
 }
 
 proptest! {
-    /// Whatever ends first, every step runs once, after its inputs exist, and the result is that of the linear walk.
+    /// In whatever order branches end, every step runs once, after its inputs exist, and the result is that of the
+    /// linear route.
     #[test]
     fn branches_give_what_the_linear_walk_gives(graph in graph(), order in proptest::collection::vec(any::<usize>(), 24)) {
         let (steps, asked) = build(&graph);
@@ -224,7 +226,7 @@ proptest! {
                 prop_assert_eq!(ran.len(), count);
                 prop_assert_eq!(ran, linear);
             }
-            // A required input that was left out; which one is found first depends on the order.
+            // A required input is missing. Which one is found first depends on the order.
             (Err(_), Some(error)) => prop_assert!(error.message.contains("was not produced by any step before it")),
             (expected, failed) => prop_assert!(false, "linear {:?}, branches {:?}", expected, failed),
         }

@@ -1,4 +1,4 @@
-//! Where the reader does as rapidjson and not as the standard.
+//! Cases in which the reader follows rapidjson and not the standard.
 
 use super::*;
 use crate::json::SyntaxFault::{self, *};

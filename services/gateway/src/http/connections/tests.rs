@@ -6,6 +6,11 @@ use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
 
+use crate::crowd::Limits;
+
+/// More connections than a test has.
+const ROOM: Limits = Limits { port: 1000, address: 1000 };
+
 struct Server {
     address: SocketAddr,
     stop: CancellationToken,
@@ -20,10 +25,14 @@ async fn doomed() -> StatusCode {
 }
 
 async fn echo(body: Body) -> Result<Bytes, String> {
-    body::read(&Default::default(), body, 1 << 20).await.map_err(|error| error.message)
+    body::read(&Default::default(), body, body::Limit::json(1 << 20)).await.map_err(|error| error.message)
 }
 
 async fn serve(idle_timeout: Duration) -> Server {
+    serve_within(idle_timeout, ROOM).await
+}
+
+async fn serve_within(idle_timeout: Duration, limits: Limits) -> Server {
     let kept = Arc::new(Semaphore::new(0));
     let keeper = kept.clone();
     let keep = async move |body: Body| {
@@ -35,6 +44,7 @@ async fn serve(idle_timeout: Duration) -> Server {
     let router = Router::new()
         .route("/panic", get(doomed))
         .route("/now", get(|| async { "now" }))
+        .route("/v2/health/live", get(|| async {}))
         .route("/slow", get(|| tokio::time::sleep(Duration::from_secs(2))))
         .route("/echo", post(echo))
         .route("/echo/infer", post(echo))
@@ -44,7 +54,8 @@ async fn serve(idle_timeout: Duration) -> Server {
     let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
     let (tasks, listening) = (TaskSet::new(), TaskSet::new());
     let budget = Budget::new(8 << 20);
-    let connections = Connections { router, idle_timeout, budget, tls: None, tasks: tasks.clone() };
+    let crowd = Crowd::new(limits);
+    let connections = Connections { router, idle_timeout, budget, tls: None, crowd, tasks: tasks.clone() };
     let raised = stop.clone();
     listening.spawn("listener", async move { connections.serve(listener, raised, Duration::from_secs(60)).await });
     Server { address, stop, tasks, listening, kept }
@@ -111,6 +122,29 @@ async fn an_unread_body_does_not_cost_the_answer() {
     assert!(answers.contains("no need") && answers.matches("HTTP/1.1 200 ").count() == 2, "{answers}");
 }
 
+/// The answer is there; a client that goes on sending is left.
+#[tokio::test]
+async fn a_refused_body_is_read_on_for_some_bytes_and_some_time_only() {
+    let server = serve(Duration::from_secs(600)).await;
+    let head = |length: u64| format!("POST /early HTTP/1.1\r\nContent-Length: {length}\r\n\r\n");
+    let mut endless = TcpStream::connect(server.address).await.unwrap();
+    endless.write_all(head(1 << 40).as_bytes()).await.unwrap();
+    let (piece, mut sent) = (vec![b' '; 1 << 20], 0u64);
+    let (mut reading, mut writing) = endless.split();
+    let mut first = [0; 12];
+    reading.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200");
+    while sent < 1 << 30 && writing.write_all(&piece).await.is_ok() {
+        sent += piece.len() as u64;
+    }
+    assert!(sent < 1 << 29, "{sent} bytes were read");
+
+    let begun = tokio::time::Instant::now();
+    let slow = exchange(server.address, &[head(1 << 40).as_bytes(), b"slow"]).await;
+    assert!(slow.ends_with("no need"), "{slow}");
+    assert!(begun.elapsed() < Duration::from_secs(50), "it took {:?}", begun.elapsed());
+}
+
 #[tokio::test]
 async fn stopping_waits_for_requests_in_flight() {
     let server = serve(Duration::from_secs(60)).await;
@@ -140,8 +174,8 @@ async fn connections_that_wait_when_it_stops_are_answered() {
     }
     let router = Router::new().route("/slow", get(|| tokio::time::sleep(Duration::from_millis(100))));
     let (budget, tasks) = (Budget::new(1 << 20), TaskSet::new());
-    let connections =
-        Connections { router, idle_timeout: Duration::from_secs(60), budget, tls: None, tasks: TaskSet::new() };
+    let (idle_timeout, crowd) = (Duration::from_secs(60), Crowd::new(ROOM));
+    let connections = Connections { router, idle_timeout, budget, tls: None, crowd, tasks: TaskSet::new() };
     let stop = CancellationToken::new();
     stop.cancel();
     tasks.spawn("listener", async move { connections.serve(listener, stop, Duration::from_secs(60)).await });
@@ -203,4 +237,30 @@ async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
     drop(others);
     while !exchange(server.address, &[head("/echo/infer", 10).as_bytes(), b"0123456789"]).await.contains("0123456789") {
     }
+}
+
+/// Silent connections, and connections with requests that last, take what there is.
+#[tokio::test]
+async fn who_watches_over_the_server_is_answered_whoever_else_is_connected() {
+    let server = serve_within(Duration::from_secs(60), Limits { port: 8, address: 8 }).await;
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        silent.push(TcpStream::connect(server.address).await.unwrap());
+    }
+    let head = b"POST /keep/infer HTTP/1.1\r\nContent-Length: 1\r\n\r\nx";
+    let answered = exchange(server.address, &[b"GET /now HTTP/1.1\r\nConnection: close\r\n\r\n"]).await;
+    assert!(answered.ends_with("now"), "a silent one went for it: {answered}");
+    let mut working = Vec::new();
+    for _ in 0..8 {
+        let mut other = TcpStream::connect(server.address).await.unwrap();
+        other.write_all(head).await.unwrap();
+        server.kept.acquire().await.unwrap().forget();
+        working.push(other);
+    }
+    let live = exchange(server.address, &[b"GET /v2/health/live HTTP/1.1\r\n\r\n"]).await;
+    assert!(live.starts_with("HTTP/1.1 200 ") && live.contains("connection: close"), "{live}");
+    let refused = exchange(server.address, &[b"GET /now HTTP/1.1\r\n\r\n"]).await;
+    assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("--max-connections"), "{refused}");
+    drop(working);
+    while !exchange(server.address, &[b"GET /now HTTP/1.1\r\nConnection: close\r\n\r\n"]).await.ends_with("now") {}
 }

@@ -17,7 +17,8 @@ use trireme_protocol::generate::{decode_generate_request, encode_generate_respon
 use trireme_protocol::metadata;
 
 use super::{ModelPath, post};
-use crate::handlers::{Responses, Traced, Via, forward};
+use crate::budget::Hold;
+use crate::handlers::{Responses, Rows, Traced, Via, forward};
 use crate::http::HttpState;
 use crate::http::body;
 use crate::http::compression::Coding;
@@ -86,10 +87,12 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
     if Coding::of_request(headers) != Some(Coding::Identity) {
         return Err(InferError::invalid_arg("Unsupported content-encoding, only 'identity' is supported.").into());
     }
-    let body = body::read(headers, body, http.options.max_input_size).await?;
+    let body = body::read(headers, body, body::Limit::json(http.options.max_input_size)).await?;
     let mut request = decode_generate_request(&path.model, &served.inputs, &body)?;
     request.version = path.version;
-    forward::headers(headers, http.options.header_forward.as_ref(), &mut request.parameters)?;
+    let own = |name: &str| http.handlers.access.is_secret(name);
+    forward::headers(headers, http.options.header_forward.as_ref(), own, &mut request.parameters)?;
     let traceparent = body::text(headers, "traceparent").map(str::to_owned);
-    Ok(Traced { request, traceparent, via: Via::Http(route) })
+    let hold = parts.extensions.get::<Hold>().cloned().unwrap_or_else(|| http.handlers.budget.hold());
+    Ok(Traced { request, traceparent, via: Via::Http(route), rows: Rows::Configured, hold })
 }

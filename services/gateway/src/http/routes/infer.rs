@@ -10,7 +10,7 @@ use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
 
 use super::{ModelPath, post};
 use crate::budget::Hold;
-use crate::handlers::{Traced, Via, forward};
+use crate::handlers::{Rows, Traced, Via, forward};
 use crate::http::HttpState;
 use crate::http::body;
 use crate::http::compression::Coding;
@@ -38,10 +38,12 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     let Some(coding) = Coding::of_request(headers) else { return Ok(unsupported_coding()) };
     let limit = http.options.max_input_size;
     // Tensors behind the JSON are not held against the limit, as with Triton; the largest message of gRPC is theirs.
-    let has_binary = headers.get(HEADER_LENGTH).is_some_and(|length| length.as_bytes() != b"0");
-    let most = if has_binary && coding == Coding::Identity { limit.max(MAX_BINARY_BODY) } else { limit };
-    let most = most.min(usize::try_from(http.handlers.budget.limit()).unwrap_or(usize::MAX));
-    let body = body::read(headers, body, most).await?;
+    let most = match headers.get(HEADER_LENGTH).map(HeaderValue::as_bytes) {
+        None => body::Limit::json(limit),
+        Some(length) if length == b"0" || coding != Coding::Identity => body::Limit::binary(limit),
+        Some(_) => body::Limit::binary(limit.max(MAX_BINARY_BODY)),
+    };
+    let body = body::read(headers, body, most.within(http.handlers.budget.limit())).await?;
     let body = coding.decode(body, limit, &hold).await.map_err(HttpError::plain)?;
 
     let context = RequestContext {
@@ -65,10 +67,12 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     hold.cover(tensors as u64).map_err(InferError::from)?;
     drop(body);
     decoded.request.version = path.version;
-    forward::headers(headers, http.options.header_forward.as_ref(), &mut decoded.request.parameters)?;
+    let own = |name: &str| http.handlers.access.is_secret(name);
+    forward::headers(headers, http.options.header_forward.as_ref(), own, &mut decoded.request.parameters)?;
     let traceparent = body::text(headers, "traceparent").map(str::to_owned);
     let via = Via::Http("/v2/models/{model}/infer");
-    let response = http.handlers.infer(Traced { request: decoded.request, traceparent, via }).await?;
+    let traced = Traced { request: decoded.request, traceparent, via, rows: Rows::Configured, hold };
+    let response = http.handlers.infer(traced).await?;
     let encoded = infer::encode_infer_response(&response, &decoded.output_format)?;
     Ok(response::infer(encoded, &response.ledger, Coding::of_response(headers)).await?)
 }

@@ -21,7 +21,7 @@ use axum::routing::{MethodRouter, get as on_get, post as on_post};
 use trireme_inference::InferError;
 
 use super::response::HttpError;
-use super::{HttpState, access, response};
+use super::{HttpState, access, dialects, response};
 use crate::handlers::Category;
 
 /// All routes, each with the category that access rules know it by.
@@ -39,6 +39,8 @@ pub fn router(state: HttpState) -> Router {
         (Category::Trace, trace::routes()),
         (Category::SharedMemory, shared_memory::routes()),
     ];
+    // What is refused there has the dialect's own shape.
+    let dialects = dialects::routes();
     // The page itself says nothing; what it shows it asks for like any client.
     let open = if state.options.ui { ui::routes() } else { Router::new() };
     let routes = table.into_iter().fold(open, |all, (category, routes)| {
@@ -46,7 +48,8 @@ pub fn router(state: HttpState) -> Router {
         all.merge(routes.route_layer(middleware::from_fn_with_state(rules, access::admit)))
     });
     let full_queue_is_429 = state.options.full_queue_is_429;
-    let routes = routes.fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(state);
+    let routes =
+        routes.merge(dialects).fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(state);
     match full_queue_is_429 {
         true => routes.layer(middleware::map_response(response::full_queue_as_429)),
         false => routes,
@@ -82,12 +85,12 @@ where
     get(show).post(change)
 }
 
-async fn not_found() -> Response {
+pub(super) async fn not_found() -> Response {
     response::plain_error(StatusCode::NOT_FOUND, "Not Found")
 }
 
 /// Triton matches a whole path before it looks at the method: a version that is no number is no path at all.
-async fn method_not_allowed(uri: Uri) -> Response {
+pub(super) async fn method_not_allowed(uri: Uri) -> Response {
     const MESSAGE: &str = "Method Not Allowed";
     match ModelPath::parse(uri.path()) {
         Err(PathError::NoSuchPath) => not_found().await,

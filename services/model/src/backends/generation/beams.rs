@@ -1,5 +1,5 @@
-//! Beam search, as transformers' vectorised one does it for one text: the same candidates, penalties and ways to stop, in
-//! the same single precision.
+//! Beam search, the same as transformers' vectorised one for a single text: the same candidates, penalties and stopping
+//! rules, in the same single precision.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::search::Found;
 use super::settings::{EarlyStopping, Settings};
 use super::warpers::{softmax, warp};
 
-/// What makes a candidate the last choice and is still a number.
+/// A score that makes a candidate the last choice, but is still a number.
 const LAST_CHOICE: f32 = -1.0e9;
 
 /// A text's beams.
@@ -17,10 +17,10 @@ const LAST_CHOICE: f32 = -1.0e9;
 pub struct Beams {
     settings: Arc<Settings>,
     running: Vec<Beam>,
-    /// As many as there are beams, best first; at first none of them is whole.
+    /// As many as there are beams, best first. At first none of them is whole.
     finished: Vec<Finished>,
     random: Random,
-    /// Whether a running beam may still do better than a finished one; once it may not, it stays so.
+    /// Whether a running beam may still become better than a finished one. Once false, it stays false.
     improvable: bool,
     done: bool,
 }
@@ -34,15 +34,15 @@ struct Beam {
 #[derive(Clone, Debug)]
 struct Finished {
     beam: Beam,
-    /// Whether it is a whole sequence; one that is not keeps a place for it, with the score of a last choice.
+    /// Whether it is a whole sequence. Otherwise it only keeps the score of a last choice.
     whole: bool,
 }
 
-/// A beam with one more id.
+/// A beam extended by one id.
 struct Candidate {
     parent: usize,
     beam: Beam,
-    /// Whether it ends here.
+    /// Whether the sequence ends here.
     ends: bool,
 }
 
@@ -53,7 +53,7 @@ impl Beams {
     pub fn new(settings: Arc<Settings>, start: i64, random: Random) -> Beams {
         let count = settings.num_beams;
         let beam = |score| Beam { ids: vec![start], score };
-        // Of equal beams only the first counts, else all of them would take the same id.
+        // Of equal beams only the first has a score, because otherwise all of them would choose the same id.
         let running = (0..count).map(|index| beam(if index == 0 { 0.0 } else { LAST_CHOICE })).collect();
         let finished = vec![Finished { beam: beam(LAST_CHOICE), whole: false }; count];
         Beams { settings, running, finished, random, improvable: true, done: false }
@@ -91,8 +91,8 @@ impl Beams {
         if self.done { Vec::new() } else { parents }
     }
 
-    /// The most likely continuations of all beams together, or as many drawn: enough that, whichever end, there are as many
-    /// as beams that do not.
+    /// The most likely continuations of all beams together, or the same number of drawn ones. There are enough that the
+    /// ones that do not end still fill all beams.
     fn candidates(&mut self, scores: &[f32], vocabulary: usize) -> Vec<Candidate> {
         let settings = &*self.settings;
         let count = (settings.eos_token_id.len() + 1).max(2) * settings.num_beams;
@@ -110,8 +110,8 @@ impl Beams {
         chosen.into_iter().map(candidate).collect()
     }
 
-    /// Candidates that end are compared with the finished ones, length penalty applied. Only the first as many as beams
-    /// count: the others are there as beams to go on with.
+    /// Compares candidates that end with the finished ones, after the length penalty. Only as many candidates as there
+    /// are beams are compared: the others only serve to continue.
     fn update_finished(&mut self, candidates: &[Candidate]) {
         let full = self.finished.iter().all(|finished| finished.whole);
         if !self.improvable || full && self.settings.early_stopping == EarlyStopping::Yes {
@@ -122,12 +122,12 @@ impl Beams {
             let beam = Beam { ids: candidate.beam.ids.clone(), score };
             self.finished.push(Finished { beam, whole: true });
         }
-        // Stable: among equal ones the older stays first.
+        // Stable: of equal scores the older stays first.
         self.finished.sort_by(|a, b| b.beam.score.total_cmp(&a.beam.score));
         self.finished.truncate(self.settings.num_beams);
     }
 
-    /// The next running beams; returns their parents.
+    /// Chooses the next running beams; returns their parents.
     fn continue_with(&mut self, candidates: &[Candidate]) -> Vec<usize> {
         let score = |candidate: &Candidate| candidate.beam.score + if candidate.ends { LAST_CHOICE } else { 0.0 };
         let scores: Vec<f32> = candidates.iter().map(score).collect();
@@ -153,13 +153,14 @@ impl Beams {
         self.improvable && !stops_early && !candidates.iter().all(|candidate| candidate.ends)
     }
 
-    /// What a score at this many ids after the start is divided by.
+    /// The divisor of a score at this many ids after the start.
     fn penalty(&self, length: usize) -> f32 {
         (length as f64).powf(self.settings.length_penalty) as f32
     }
 }
 
-/// Indices of the `count` largest, largest first, the earlier one first among equals. `count` is small against the rest.
+/// Indices of the `count` largest scores, in descending order; of equal scores the earlier comes first. `count` is
+/// small compared with the number of scores.
 fn largest(scores: &[f32], count: usize) -> Vec<usize> {
     let mut best: Vec<usize> = Vec::with_capacity(count + 1);
     for (index, score) in scores.iter().enumerate() {
@@ -173,7 +174,7 @@ fn largest(scores: &[f32], count: usize) -> Vec<usize> {
     best
 }
 
-/// `count` different indices, drawn one after the other by `weights`; the largest of the rest where weights run out.
+/// `count` different indices, drawn one after the other by `weights`. When no weight is left, the largest of the rest.
 fn draw_distinct(random: &mut Random, mut weights: Vec<f32>, count: usize) -> Vec<usize> {
     let mut drawn = Vec::with_capacity(count);
     while drawn.len() < count.min(weights.len()) {

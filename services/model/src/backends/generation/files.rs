@@ -1,4 +1,4 @@
-//! Which files a model consists of: the layout that Hugging Face's ONNX export writes.
+//! Finds the files of a model, in the layout of Hugging Face's ONNX export.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use trireme_model_repository::ModelConfig;
 use trireme_runtime::LoadError;
 
-/// How the decoder's key-value cache comes in and goes out.
+/// How the decoder's graphs handle the key-value cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// `decoder_model_merged.onnx`: one graph with a switch.
@@ -24,11 +24,11 @@ pub struct Files {
     pub encoder: PathBuf,
     /// The decoder's graphs: one, or the first step's and the others'.
     pub decoders: Vec<PathBuf>,
-    /// What the decoders are.
+    /// The layout of the decoders.
     pub layout: Layout,
     /// `config.json`.
     pub config: PathBuf,
-    /// `generation_config.json`, where there is one.
+    /// `generation_config.json`, if it exists.
     pub generation_config: Option<PathBuf>,
 }
 
@@ -41,9 +41,9 @@ const LAYOUTS: [(Layout, &str, &[&str]); 3] = [
 // === impl Files ===
 
 impl Files {
-    /// Finds the files of the version at `version_path`, in the directory that `default_model_filename` names where it
-    /// does. Parameter `decoder` chooses a layout, `file_suffix` the files of one kind (`_quantized`); without them the
-    /// first layout whose files are there is taken, and the only suffix there is.
+    /// Finds the files of the version at `version_path`, or in the directory below it that `default_model_filename`
+    /// names. Parameter `decoder` chooses a layout, `file_suffix` the files of one kind (`_quantized`). By default the
+    /// first layout whose files exist is used, and the only suffix that exists.
     pub fn find(config: &ModelConfig, version_path: &Path) -> Result<Files, LoadError> {
         let model = &config.name;
         let root = version_path.join(&config.default_model_filename);
@@ -84,7 +84,7 @@ impl Files {
     }
 }
 
-/// What stands between a file's name and its extension: `_quantized`, `_fp16`, or nothing.
+/// The suffix between a file's name and its extension: `_quantized`, `_fp16`, or nothing.
 fn suffix(config: &ModelConfig, names: &[String]) -> Result<String, LoadError> {
     let mut found = names.iter().filter_map(|name| name.strip_prefix("encoder_model")?.strip_suffix(".onnx"));
     let found: Vec<&str> = std::iter::from_fn(|| found.next()).collect();
@@ -116,7 +116,7 @@ fn layout(config: &ModelConfig) -> Result<Option<Layout>, LoadError> {
     })
 }
 
-/// Reads a file that holds a JSON object.
+/// Reads a file with a JSON object.
 pub fn read_json(model: &str, path: &Path) -> Result<Map<String, Value>, LoadError> {
     let text = std::fs::read_to_string(path).map_err(|source| LoadError::File {
         model: model.to_owned(),

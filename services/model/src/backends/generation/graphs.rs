@@ -1,8 +1,8 @@
-//! The graphs of a model and what is kept of their outputs between steps: the encoder's states and the key-value cache.
+//! The graphs of a model, and the outputs that are kept between steps: the encoder's states and the key-value cache.
 //!
-//! Tensors are told by the names that Hugging Face's ONNX export gives them: `past_key_values.N.decoder.key` takes what
-//! `present.N.decoder.key` gave, and so on; `.decoder.` is what the decoder has said so far, `.encoder.` is computed once
-//! from the text. Cache tensors stay ONNX Runtime's own values: they go back into the next run without a copy.
+//! Tensors are recognised by their names in Hugging Face's ONNX export: `past_key_values.N.decoder.key` is the input
+//! for the output `present.N.decoder.key`, and so on. `.decoder.` is computed from the generated ids, `.encoder.` once
+//! from the text. Cache tensors stay ONNX Runtime's own values: they go into the next run without a copy.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use super::values::{Rows, assemble};
 use crate::backends::onnxruntime::GraphSessions;
 use trireme_runtime::LoadError;
 
-/// Where the text's length is in the encoder's states and in the mask, and in the cache made from them.
+/// The dimension with the text's length: in the encoder's states and the mask, and in the cache made from them.
 const STATES_AXIS: usize = 1;
 const CACHE_AXIS: usize = 2;
 
@@ -26,7 +26,7 @@ pub struct Graphs {
     first: Decoder,
     next: Option<Decoder>,
     layout: Layout,
-    /// Ids of the vocabulary, where the graph says so.
+    /// Number of ids in the vocabulary, if the graph's shapes contain it.
     pub vocabulary: Option<usize>,
 }
 
@@ -34,11 +34,11 @@ pub struct Graphs {
 struct Decoder {
     session: Session,
     inputs: Vec<(String, Role)>,
-    /// Outputs that are kept, and where.
+    /// Outputs that are kept, with their slots.
     presents: Vec<(String, Slot)>,
 }
 
-/// What an input of a decoder is.
+/// The role of a decoder's input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Role {
     Ids,
@@ -52,13 +52,13 @@ enum Role {
 /// A tensor of the cache.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Slot {
-    /// Of what the decoder has said.
+    /// Computed from the generated ids.
     Own(String),
-    /// Of the text.
+    /// Computed from the text.
     Cross(String),
 }
 
-/// What is kept for the rows of a batch between steps.
+/// The tensors kept between steps for the rows of a batch.
 pub struct State {
     rows: usize,
     /// Length of the texts in the batch, padding included.
@@ -89,7 +89,7 @@ impl Graphs {
         Ok(graphs)
     }
 
-    /// Every part of the cache that a later step takes has to come from somewhere.
+    /// Checks that some graph produces every part of the cache that a later step takes.
     fn check_cache(&self) -> Result<(), String> {
         if self.layout == Layout::WithoutPast {
             return match self.first.inputs.iter().find(|(_, role)| matches!(role, Role::Past(_))) {
@@ -108,13 +108,13 @@ impl Graphs {
         }
     }
 
-    /// Whether rows of different lengths may step together: without a cache each row brings its whole sequence, padded
+    /// Whether rows of different lengths may step together. Without a cache each row brings its whole sequence, padded
     /// at its end, where a decoder does not look.
     pub fn mixes_lengths(&self) -> bool {
         self.layout == Layout::WithoutPast
     }
 
-    /// Runs the encoder on texts, shorter ones padded.
+    /// Runs the encoder on texts; shorter ones are padded.
     pub fn encode(&mut self, texts: &[(&[i64], &[i64])], pad: i64) -> ort::Result<State> {
         let rows = texts.len();
         let length = texts.iter().map(|(ids, _)| ids.len()).max().unwrap_or(0);
@@ -128,8 +128,8 @@ impl Graphs {
         Ok(State { rows, length, mask, states, cache: BTreeMap::new() })
     }
 
-    /// Takes one step: `sequences` are the rows' ids so far. Returns logits of shape [rows, length, vocabulary], of which
-    /// a row's last real position counts, and updates the cache.
+    /// Runs one step. `sequences` are the rows' ids so far. Returns logits of shape [rows, length, vocabulary], of
+    /// which only a row's last real position counts, and updates the cache.
     pub fn step(&mut self, state: &mut State, sequences: &[&[i64]], pad: i64) -> ort::Result<DynValue> {
         let cached = !state.cache.is_empty();
         let ids = match cached {
@@ -148,7 +148,7 @@ impl Graphs {
     }
 }
 
-/// The encoder's inputs have these names, and no others.
+/// Checks that the encoder's inputs have these names and no others.
 fn check_encoder(encoder: &Session) -> Result<(), String> {
     for input in encoder.inputs() {
         if !matches!(input.name(), "input_ids" | "attention_mask") {
@@ -208,7 +208,7 @@ impl Decoder {
         let total = past + ids.shape().get(1).map_or(0, |&length| length as usize);
         let seen = vec![1i64; total];
         let mask = integers(std::iter::repeat_n(&seen[..], state.rows), total, 1)?;
-        // The first step of a graph with a switch takes a cache too, and does not look at it.
+        // The first step of a graph with a switch takes a cache as input, but ignores it.
         let mut empty = BTreeMap::new();
         if !cached {
             for (name, role) in &self.inputs {
@@ -239,7 +239,7 @@ impl Decoder {
         let logits = outputs.remove("logits").ok_or_else(|| missing("logits"))?;
         if keep {
             for (name, slot) in &self.presents {
-                // What comes from the text does not change, and graphs with a switch give an empty tensor for it.
+                // Tensors computed from the text do not change, and graphs with a switch return an empty one for them.
                 if cached && matches!(slot, Slot::Cross(_)) {
                     continue;
                 }
@@ -251,7 +251,7 @@ impl Decoder {
     }
 }
 
-/// A tensor for an input that is not looked at.
+/// A tensor for an ignored input.
 fn unused(session: &Session, name: &str, rows: usize) -> ort::Result<DynValue> {
     let input = session.inputs().iter().find(|input| input.name() == name).ok_or_else(|| missing(name))?;
     let dims = input.dtype().tensor_shape().map(|shape| shape.to_vec()).unwrap_or_default();
@@ -264,7 +264,7 @@ fn unused(session: &Session, name: &str, rows: usize) -> ort::Result<DynValue> {
     })
 }
 
-/// Rows of ids as a tensor, the shorter ones filled up.
+/// Rows of ids as a tensor, the shorter ones padded.
 fn integers<'a>(rows: impl Iterator<Item = &'a [i64]>, length: usize, fill: i64) -> ort::Result<DynValue> {
     let mut data = Vec::new();
     let mut count = 0i64;
@@ -298,7 +298,7 @@ impl Role {
 // === impl Slot ===
 
 impl Slot {
-    /// `0.decoder.key` and the like.
+    /// The slot of `0.decoder.key` and similar names.
     fn of(name: &str) -> Option<Slot> {
         if name.contains(".decoder.") {
             return Some(Slot::Own(name.to_owned()));
@@ -339,7 +339,7 @@ impl State {
         })
     }
 
-    /// Puts each row in the place of another one of the same text: only what the decoder has said moves.
+    /// Replaces each row by another row of the same text. Only tensors computed from generated ids move.
     pub fn reorder(&mut self, rows: &[usize]) -> ort::Result<()> {
         for (slot, value) in &mut self.cache {
             if matches!(slot, Slot::Own(_)) {
@@ -349,7 +349,7 @@ impl State {
         Ok(())
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -360,7 +360,8 @@ impl State {
     }
 }
 
-/// The last logits of each row, whose sequences have these lengths in the tensor; in place where there is one position.
+/// The last logits of each row, whose sequence has this length in the tensor. With a single position they are returned
+/// in place.
 pub fn last_logits<'a>(
     logits: &'a mut DynValue,
     lengths: &[usize],

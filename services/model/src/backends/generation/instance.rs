@@ -1,5 +1,5 @@
-//! One copy of a model: texts start in waves, step in groups of equal length and leave when they are done. What steps when
-//! is [`super::scheduler`]'s to say; what a text's next ids are, its [`Search`](super::search::Search)'s.
+//! One instance of a model: texts start in waves, step in groups of equal length, and leave when they are done.
+//! [`super::scheduler`] decides which group steps; a text's [`Search`](super::search::Search) chooses its next ids.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,20 +17,20 @@ pub struct Generator {
     format: Format,
     jobs: BTreeMap<Ticket, Job>,
     waiting: VecDeque<Member>,
-    /// Steps since the first of those that wait came.
+    /// Steps since the first waiting text arrived.
     waited: usize,
     groups: Vec<Group>,
     scratch: Vec<f32>,
 }
 
-/// A request in hand.
+/// A request being worked on.
 struct Job {
     outputs: Vec<String>,
     /// Whether each step's ids are a part of the answer.
     in_parts: bool,
-    /// Ids that former parts carried.
+    /// Ids in earlier parts of the answer.
     emitted: usize,
-    /// What was found for each text; `None` while it is searched.
+    /// The sequences found for each text; `None` while its search runs.
     found: Vec<Option<Vec<Found>>>,
 }
 
@@ -43,11 +43,11 @@ struct Member {
 
 /// Texts that step together.
 struct Group {
-    /// Ids of their sequences so far.
+    /// Length of their sequences so far, in ids.
     length: usize,
-    /// How often others stepped instead since its last step.
+    /// How many times other groups have stepped since its last step.
     passed_over: u32,
-    /// Each takes as many rows of `state` as its search is wide, one after the other.
+    /// The texts. Each takes as many consecutive rows of `state` as its search is wide.
     members: Vec<Member>,
     state: State,
 }
@@ -71,11 +71,11 @@ impl Generator {
         self.waiting.iter().map(|member| member.text.search.width()).sum()
     }
 
-    /// Starts texts that wait, as many as there is room for.
+    /// Starts waiting texts, as many as there is room for.
     fn start(&mut self, results: &mut Results) {
         let running = self.running_rows();
         let mut free = self.format.limits.rows.saturating_sub(running);
-        // No more start than fit, so no more count.
+        // Only waiting texts with room count, because only they would start.
         if !scheduler::starts(self.waiting_rows().min(free), running, self.waited) {
             self.waited += usize::from(!self.waiting.is_empty());
             return;
@@ -107,7 +107,7 @@ impl Generator {
         self.merge(results);
     }
 
-    /// Makes groups of one length one group.
+    /// Merges groups of equal length.
     fn merge(&mut self, results: &mut Results) {
         let mixes = self.graphs.mixes_lengths();
         let mut groups: BTreeMap<usize, Vec<Group>> = BTreeMap::new();
@@ -137,7 +137,7 @@ impl Generator {
         }
     }
 
-    /// Takes the group that is next one step further.
+    /// Runs one step of the group that is next.
     fn step_group(&mut self, results: &mut Results) {
         let lengths: Vec<_> = self.groups.iter().map(|group| (group.length, group.passed_over)).collect();
         let Some(chosen) = scheduler::next(&lengths) else { return };
@@ -191,7 +191,7 @@ impl Generator {
         Ok(())
     }
 
-    /// Says how far a text has come, where somebody wants to know.
+    /// Sends a text's result or, if the request wants parts, its new ids.
     fn report(&mut self, member: &Member, done: bool, results: &mut Results) {
         let Some(job) = self.jobs.get_mut(&member.ticket) else { return };
         if done {
@@ -222,10 +222,10 @@ impl Generator {
         let found: Vec<Found> = job.found.into_iter().flatten().flatten().collect();
         let outputs = self.format.write(&job.outputs, &found, rows, job.emitted, true)?;
         let timing = ExecuteTiming { batch_size: rows.try_into().unwrap_or(u32::MAX), ..ExecuteTiming::default() };
-        Ok(ExecuteResponse { outputs, timing })
+        Ok(ExecuteResponse { outputs, timing, texts: None })
     }
 
-    /// Ends the requests that `members` belong to.
+    /// Ends the requests of `members` with an error.
     fn fail(&mut self, members: Vec<Member>, error: &ort::Error, results: &mut Results) {
         let reason = crate::backends::onnxruntime::one_line(error.message());
         for member in members {
@@ -236,7 +236,7 @@ impl Generator {
         }
     }
 
-    /// Lets go of texts whose requests have ended.
+    /// Drops texts whose requests have ended.
     fn drop_ended(&mut self, results: &mut Results) {
         let jobs = &self.jobs;
         let lives = |member: &Member| jobs.contains_key(&member.ticket);
@@ -279,7 +279,7 @@ impl StepwiseInstance for Generator {
 
     fn join(&mut self, ticket: Ticket, request: ExecuteRequest) -> Result<(), InferError> {
         let (settings, texts) = self.format.read(&request)?;
-        // Asked for something that there is not, it shall know before it waits.
+        // An unknown output is refused before the request waits.
         self.format.write(&request.outputs, &[], 0, 0, true)?;
         let job = Job {
             outputs: request.outputs,

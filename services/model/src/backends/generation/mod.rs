@@ -1,7 +1,7 @@
 //! `backend: "generation"`: encoder-decoder models that generate text, in the layout of Hugging Face's ONNX export.
 //!
-//! Token ids go in, generated ids come out; the loop, the search and the key-value cache are here. An instance works step
-//! by step: requests join and leave between steps. docs/generation.md is the users' side of it.
+//! Token ids go in, generated ids come out; the loop, the search and the key-value cache are here. An instance works
+//! step by step: requests join and leave between steps. docs/generation.md is the documentation for users.
 //!
 //! Pure: [`settings`], [`options`], [`processors`], [`warpers`], [`search`], [`beams`], [`scheduler`], [`random`]. With
 //! ONNX Runtime: [`graphs`], [`values`], [`instance`]. Not here: tokenizing, languages, decoding of ids.
@@ -35,9 +35,9 @@ use self::settings::{Limits, Settings};
 use super::onnxruntime::{GraphSessions, OnnxRuntimeOptions};
 use crate::{batcher, warmup};
 
-/// Rows of the decoder's batch where `max_rows` says nothing: beams and samples each take one.
+/// Rows of the decoder's batch without `max_rows`: each beam and each sample takes one.
 const MAX_ROWS: usize = 32;
-/// The longest text and sequence of models that do not say (T5's positions are relative).
+/// The longest text and sequence of models that do not set a limit (T5's positions are relative).
 const LONGEST: usize = 4096;
 
 /// The generation backend.
@@ -89,7 +89,7 @@ impl Backend for Generation {
     }
 }
 
-/// The settings of requests that do not choose.
+/// The settings of requests without options of their own.
 fn defaults(config: &ModelConfig, files: &Files, model_config: &Map<String, Value>) -> Result<Settings, LoadError> {
     let model = &config.name;
     let at = |place: String| move |error: OptionError| LoadError::Config(format!("model '{model}': {place}{error}"));
@@ -99,7 +99,7 @@ fn defaults(config: &ModelConfig, files: &Files, model_config: &Map<String, Valu
             let generation = files::read_json(model, path)?;
             options::apply_file(&mut settings, &generation).map_err(at(format!("{}: ", path.display())))?;
         }
-        // What models were published with before there was that file.
+        // Older models have these settings in `config.json`.
         None => {
             let place = format!("{}: ", files.config.display());
             options::apply_file(&mut settings, model_config).map_err(at(place))?;
@@ -112,7 +112,7 @@ fn defaults(config: &ModelConfig, files: &Files, model_config: &Map<String, Valu
     Ok(settings)
 }
 
-/// What requests may ask for.
+/// The limits and defaults of the model's requests.
 fn format(
     config: &ModelConfig,
     model_config: &Map<String, Value>,

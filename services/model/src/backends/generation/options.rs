@@ -1,9 +1,9 @@
-//! The options of generation: one table that reads each of them from JSON, whichever layer it comes from.
+//! The options of generation: one table that reads each of them from JSON, for all layers.
 //!
 //! Parameters of config.pbtxt are strings, and so are lists among a request's parameters (the v2 protocol has scalars
-//! only): a string that is JSON is read as such. Names that are no option are left alone in `parameters` and in requests,
-//! which carry other things too. In `generation_config.json` an option that changes what is generated and that is not
-//! offered here is an error, so that no model answers otherwise than it was meant to.
+//! only): a string that contains JSON is read as JSON. Unknown names in `parameters` and in requests are ignored,
+//! because those contain other things too. In `generation_config.json`, an option that changes the generated text and
+//! is not offered here is an error, so that no model gives other answers than intended.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use trireme_inference::{ParameterValue, Parameters};
 
 use super::settings::{EarlyStopping, Settings};
 
-/// An option that cannot be used.
+/// An invalid option.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("parameter '{option}' {reason}")]
 pub struct OptionError {
     /// The option's name.
     pub option: String,
-    /// What it has to be, and what was found.
+    /// The expected values, and the value that was found.
     pub reason: String,
 }
 
@@ -26,12 +26,12 @@ pub struct OptionError {
 pub struct GenerationOption {
     /// Its name, which is transformers'.
     pub name: &'static str,
-    /// What it may be.
+    /// Its possible values.
     pub range: &'static str,
-    /// What it does: docs/generation.md says it.
+    /// Its description, as in docs/generation.md.
     #[cfg(test)]
     pub help: &'static str,
-    /// Reads it; `None` when the value is out of range.
+    /// Reads it; `None` if the value is out of range.
     read: fn(&mut Settings, &Value) -> Option<()>,
 }
 
@@ -77,7 +77,7 @@ options! {
     decoder_start_token_id: "an id or null", "What a sequence starts with", |v| nullable(v, id);
 }
 
-/// Options of transformers that change what is generated, with the values that leave them off. `null` does too.
+/// Options of transformers that change the generated text, with the values that turn them off. `null` does too.
 const NOT_OFFERED: &[(&str, &[&str])] = &[
     ("assistant_early_exit", &[]),
     ("constraints", &[]),
@@ -110,7 +110,7 @@ impl OptionError {
     }
 }
 
-/// Sets one option; `false` when there is none of that name.
+/// Sets one option; `false` if there is no such option.
 fn set(settings: &mut Settings, name: &str, value: &Value) -> Result<bool, OptionError> {
     let Some(option) = OPTIONS.iter().find(|option| option.name == name) else { return Ok(false) };
     (option.read)(settings, value)
@@ -118,7 +118,7 @@ fn set(settings: &mut Settings, name: &str, value: &Value) -> Result<bool, Optio
         .ok_or_else(|| OptionError::new(name, format!("has to be {}, found {value}", option.range)))
 }
 
-/// Takes the options of a `generation_config.json`.
+/// Applies the options in a `generation_config.json`.
 pub fn apply_file(settings: &mut Settings, file: &serde_json::Map<String, Value>) -> Result<(), OptionError> {
     for (name, value) in file {
         if let Some((_, off)) = NOT_OFFERED.iter().find(|(unknown, _)| unknown == name)
@@ -132,7 +132,7 @@ pub fn apply_file(settings: &mut Settings, file: &serde_json::Map<String, Value>
     Ok(())
 }
 
-/// Takes the options among the `parameters` of a config.pbtxt.
+/// Applies the options among the `parameters` of a config.pbtxt.
 pub fn apply_config(settings: &mut Settings, parameters: &BTreeMap<String, String>) -> Result<(), OptionError> {
     for (name, text) in parameters {
         set(settings, name, &read_text(text))?;
@@ -140,7 +140,7 @@ pub fn apply_config(settings: &mut Settings, parameters: &BTreeMap<String, Strin
     Ok(())
 }
 
-/// Takes the options among a request's parameters.
+/// Applies the options among a request's parameters.
 pub fn apply_request(settings: &mut Settings, parameters: &Parameters) -> Result<(), OptionError> {
     for (name, value) in parameters {
         let value = match value {
@@ -151,19 +151,19 @@ pub fn apply_request(settings: &mut Settings, parameters: &Parameters) -> Result
             ParameterValue::String(text) => read_text(text),
         };
         if set(settings, name, &value)? && name == "max_length" && !parameters.contains_key("max_new_tokens") {
-            // Who asks for one length does not want a file's other one to go before it.
+            // A request's `max_length` must not be overridden by a file's `max_new_tokens`.
             settings.max_new_tokens = None;
         }
     }
     Ok(())
 }
 
-/// A string as the JSON that it holds, else as itself.
+/// A string as JSON if it contains JSON, otherwise as itself.
 fn read_text(text: &str) -> Value {
     serde_json::from_str(text.trim()).unwrap_or_else(|_| Value::from(text))
 }
 
-/// A whole number; also one written as a float, as scalars on the wire may be.
+/// A whole number, which may be written as a float, as scalars on the wire may be.
 fn whole(value: &Value, least: u64) -> Option<usize> {
     let number = value.as_u64().or_else(|| {
         let float = value.as_f64().filter(|float| float.fract() == 0.0 && (0.0..9e15).contains(float))?;

@@ -1,7 +1,7 @@
-//! What changes an id's score before one is chosen: transformers' logits processors, in its order.
+//! Changes to an id's score before one is chosen: transformers' logits processors, in its order.
 //!
-//! Pure functions over one row: `ids` are the sequence so far, `scores` one number for each id of the vocabulary (logits,
-//! or log-probabilities in beam search). An id that may not come has the score -∞.
+//! Pure functions over one row: `ids` are the sequence so far, `scores` one number for each id of the vocabulary
+//! (logits, or log-probabilities in beam search). A forbidden id has the score -∞.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::settings::Settings;
 
 const NEVER: f32 = f32::NEG_INFINITY;
 
-/// Applies every processor that `settings` ask for.
+/// Applies every processor in `settings`.
 pub fn process(settings: &Settings, ids: &[i64], scores: &mut [f32]) {
     let length = ids.len();
     if settings.repetition_penalty != 1.0 {
@@ -29,13 +29,13 @@ pub fn process(settings: &Settings, ids: &[i64], scores: &mut [f32]) {
         force(&settings.forced_eos_token_id, scores);
     }
     forbid(&settings.suppress_tokens, scores);
-    // What is forced is not what the text begins with.
+    // The text begins after a forced id.
     if length == 1 + usize::from(settings.forced_bos_token_id.is_some()) {
         forbid(&settings.begin_suppress_tokens, scores);
     }
 }
 
-/// Scores as log-probabilities.
+/// Converts scores to log-probabilities.
 pub fn log_softmax(scores: &mut [f32]) {
     let largest = scores.iter().copied().fold(NEVER, f32::max);
     if largest == NEVER {
@@ -81,7 +81,7 @@ fn forbid_repeated_ngrams(size: usize, ids: &[i64], scores: &mut [f32]) {
     }
 }
 
-/// The end alone is not forbidden, and a word as long as the sequence is not looked for: so does transformers.
+/// As in transformers, an end id alone is not forbidden, and a word as long as the sequence is not looked for.
 fn forbid_words(words: &[Vec<i64>], ends: &[i64], ids: &[i64], scores: &mut [f32]) {
     for word in words {
         let Some((last, before)) = word.split_last() else { continue };
@@ -97,7 +97,7 @@ fn forbid_words(words: &[Vec<i64>], ends: &[i64], ids: &[i64], scores: &mut [f32
 mod tests {
     use super::*;
 
-    /// Ids of a vocabulary of 10 that are forbidden after `ids`.
+    /// The forbidden ids after `ids`, in a vocabulary of 10.
     fn forbidden(settings: &Settings, ids: &[i64]) -> Vec<usize> {
         let mut scores = vec![0.5; 10];
         process(settings, ids, &mut scores);

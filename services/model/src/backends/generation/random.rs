@@ -1,7 +1,7 @@
-//! Random numbers that are the same wherever and whenever a request runs: drawn from its seed, row and sequence alone.
+//! Random numbers that depend only on a request's seed, row and sequence, not on when or where it runs.
 //!
-//! Not a library's generator: those promise no sequence across their versions, and a redelivered request has to repeat
-//! itself on a worker of another version too.
+//! This is not a library's generator, because those may change their numbers between versions. A request that is
+//! delivered again has to repeat itself, even on a worker of another version.
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
@@ -14,7 +14,7 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 // === impl Random ===
 
 impl Random {
-    /// The numbers of row `row` of a request with this seed.
+    /// The numbers for row `row` of a request with this seed.
     pub fn new(seed: u64, row: usize) -> Random {
         let mut random = Random { state: seed };
         random.state = random.next() ^ (row as u64).wrapping_mul(STEP);
@@ -29,13 +29,13 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number from 0 up to but not 1.
+    /// A number from 0 up to, but not including, 1.
     pub fn uniform(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// An index drawn by `weights`, which need not add up to 1; the last one with any weight where rounding runs past it,
-    /// and 0 where there is none.
+    /// An index drawn by `weights`, which need not add up to 1. If rounding exceeds the total, the last index with a
+    /// weight; without any weight, 0.
     pub fn draw(&mut self, weights: &[f32]) -> usize {
         let total: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
         let mut left = self.uniform() * total;
@@ -51,7 +51,7 @@ impl Random {
     }
 }
 
-/// The seed of a request that names none: a hash (FNV-1a) of its id, which a redelivery keeps.
+/// The seed of a request without one: a hash (FNV-1a) of its id, which a redelivery keeps.
 pub fn seed_of(request_id: &str) -> u64 {
     request_id.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn numbers_are_these_for_ever() {
-        // SplitMix64 from state 0, as published with it.
+        // The first numbers of SplitMix64 from state 0, as published with it.
         let mut random = Random { state: 0 };
         assert_eq!([random.next(), random.next()], [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4]);
         assert_eq!(seed_of("a"), 0xaf63_dc4c_8601_ec8c);

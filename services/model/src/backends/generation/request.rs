@@ -1,4 +1,4 @@
-//! A request's tensors as texts to generate for, and what was found as tensors.
+//! Reads a request's tensors as texts, and writes the sequences found as tensors.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ pub const EMITTED: &str = "emitted";
 pub const FINAL: &str = "final";
 pub const SCORES: &str = "scores";
 
-/// What a model's requests have in common.
+/// The common format of a model's requests.
 #[derive(Clone, Debug)]
 pub struct Format {
     /// The model's name.
     pub model: String,
-    /// Settings of requests that do not choose.
+    /// Settings of requests without options of their own.
     pub defaults: Settings,
-    /// What the model can do.
+    /// The limits of the model.
     pub limits: Limits,
     /// The longest text, in ids.
     pub longest_text: usize,
@@ -38,9 +38,9 @@ pub struct Format {
 pub struct Text {
     /// Its ids, without padding at the end.
     pub ids: Vec<i64>,
-    /// Which of them count.
+    /// Its attention mask.
     pub mask: Vec<i64>,
-    /// How its sequences grow.
+    /// Its search.
     pub search: Search,
 }
 
@@ -67,7 +67,7 @@ pub fn tensors(batches: bool) -> (Vec<TensorSpec>, Vec<TensorSpec>) {
     (inputs, outputs)
 }
 
-/// Holds what a configuration declares against [`tensors`].
+/// Compares a configuration's tensors with [`tensors`].
 pub fn check_config(config: &ModelConfig) -> Result<(), LoadError> {
     let (inputs, outputs) = tensors(config.max_batch_size > 0);
     let refused = |reason: String| LoadError::Config(format!("unable to load model '{}', {reason}", config.name));
@@ -181,8 +181,8 @@ impl Format {
         Ok((ids.to_vec(), mask.to_vec()))
     }
 
-    /// The outputs named in `wanted`: `found` are all rows' sequences, `rows` the texts they belong to, `emitted` the ids
-    /// that former parts carried.
+    /// The outputs named in `wanted`. `found` are the sequences of all rows, `rows` is the number of texts, `emitted`
+    /// the number of ids in earlier parts.
     pub fn write(
         &self,
         wanted: &[String],

@@ -1,29 +1,30 @@
-//! Which rows of the decoder take the next step together: policy without tensors. docs/adr/0005-generation-batching.md has
-//! the reasons and the numbers.
+//! The policy for which rows of the decoder take the next step together, without tensors.
+//! docs/adr/0005-generation-batching.md has the reasons and the numbers.
 //!
-//! A graph with a cache takes rows of one length only, so rows go in groups of equal length. The shortest group steps, until
-//! it has caught up with the next one and the two become one. New texts start in waves, so that groups are large.
+//! A graph with a cache takes only rows of one length, so rows are in groups of equal length. The shortest group steps
+//! until it has the length of the next one, and the two become one group. New texts start in waves, so that groups are
+//! large.
 
-/// Texts that wait start when they take this many times the rows that are running.
+/// Waiting texts start when they take this many times the number of running rows.
 const WAVE: usize = 2;
-/// Or when the first of them has waited this many steps for each running row.
+/// They also start when the first of them has waited this many steps for each running row.
 const PATIENCE: usize = 8;
-/// A group is passed over this many times in a row at most.
+/// The most times in a row that a group is passed over.
 const FAIRNESS: u32 = 32;
 
-/// Whether texts that wait start now.
+/// Whether waiting texts start now.
 pub fn starts(waiting_rows: usize, running_rows: usize, waited_steps: usize) -> bool {
     waiting_rows > 0 && (waiting_rows >= WAVE * running_rows || waited_steps >= PATIENCE * running_rows)
 }
 
-/// Which of the groups steps: each is its length and how often it was passed over since its last step.
+/// The group that steps next. Each group has a length and the number of times it was passed over since its last step.
 pub fn next(groups: &[(usize, u32)]) -> Option<usize> {
     let starved = (0..groups.len()).filter(|&index| groups[index].1 >= FAIRNESS).max_by_key(|&index| groups[index].1);
     starved.or_else(|| (0..groups.len()).min_by_key(|&index| groups[index].0))
 }
 
-/// Puts lengths (index into the wave, number of ids) into encoder batches: sorted, and none padded by more than a quarter
-/// of the longest.
+/// Sorts texts into encoder batches by their lengths, so that none is padded by more than a quarter of the longest.
+/// Returns indices into `lengths`.
 pub fn encoder_batches(lengths: &[usize]) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..lengths.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(lengths[index]));
@@ -41,7 +42,8 @@ pub fn encoder_batches(lengths: &[usize]) -> Vec<Vec<usize>> {
 mod tests {
     use super::*;
 
-    /// What a simulated server of 16 requests at a time gives: tokens over time, where a step of n rows costs `fixed + n`.
+    /// The throughput of a simulated server with 16 requests at a time: tokens over time, where a step of n rows costs
+    /// `fixed + n`.
     fn throughput(lengths: &[usize], fixed: f64) -> f64 {
         let (mut time, mut tokens, mut next_text) = (0.0, 0, 0);
         let (mut waiting, mut groups, mut waited) = (Vec::new(), Vec::<(usize, u32, Vec<usize>)>::new(), 0);

@@ -1,7 +1,7 @@
-//! How one text's sequences grow: greedy, sampling or beam search, one step at a time.
+//! The search for one text's sequences: greedy, sampling or beam search, one step at a time.
 //!
-//! A search holds ids and scores only. It is told the model's logits for its rows and answers which rows of the decoder's
-//! batch go on, and from which of the former ones. Pure: what drives the model is [`super::instance`].
+//! A search has ids and scores only. It gets the model's logits for its rows and returns which rows of the decoder's
+//! batch continue, and which of the former rows each one continues. Pure: [`super::instance`] runs the model.
 
 use std::sync::Arc;
 
@@ -14,18 +14,18 @@ use super::warpers::{softmax, warp};
 /// A text's search.
 #[derive(Debug)]
 pub enum Search {
-    /// Sequences that grow independently of each other: one greedy one, or samples.
+    /// Sequences that are independent of each other: a greedy one, or samples.
     Rows(Rows),
     /// Beam search.
     Beams(Beams),
 }
 
-/// What a search has found.
+/// A sequence found by a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
     /// The ids, the start included.
     pub ids: Vec<i64>,
-    /// Beam search: the sum of the log-probabilities over the length's penalty; otherwise the sum.
+    /// Beam search: the sum of the log-probabilities divided by the length penalty; otherwise the sum.
     pub score: f32,
 }
 
@@ -34,7 +34,7 @@ pub struct Found {
 pub struct Rows {
     settings: Arc<Settings>,
     rows: Vec<Row>,
-    /// Indices into `rows` of those that still grow, in the order of the decoder's rows.
+    /// Indices into `rows` of the unfinished ones, in the order of the decoder's rows.
     open: Vec<usize>,
 }
 
@@ -47,7 +47,7 @@ struct Row {
 // === impl Search ===
 
 impl Search {
-    /// The search for row `row` of a request whose random numbers come from `seed`.
+    /// The search for row `row` of a request, with random numbers from `seed`.
     pub fn new(settings: &Arc<Settings>, seed: u64, row: usize) -> Search {
         let start = settings.start().unwrap_or_default();
         if settings.num_beams > 1 {
@@ -62,7 +62,7 @@ impl Search {
         Search::Rows(Rows { settings: settings.clone(), rows, open: (0..count).collect() })
     }
 
-    /// The rows that it takes in the decoder's batch: each one's sequence so far.
+    /// The sequences so far of its rows in the decoder's batch.
     pub fn sequences(&self) -> Vec<&[i64]> {
         match self {
             Search::Rows(rows) => rows.open.iter().map(|&index| &rows.rows[index].found.ids[..]).collect(),
@@ -70,7 +70,7 @@ impl Search {
         }
     }
 
-    /// How many rows that is.
+    /// The number of those rows.
     pub fn width(&self) -> usize {
         match self {
             Search::Rows(rows) => rows.open.len(),
@@ -78,8 +78,8 @@ impl Search {
         }
     }
 
-    /// Takes the logits of its rows, `vocabulary` of each, and grows. Returns which of the rows each of the next ones
-    /// continues; none when the search is done. `logits` are used up.
+    /// Takes the logits of its rows, `vocabulary` of each, and adds an id to each sequence. Returns, for each next row,
+    /// which of the rows it continues; empty when the search is done. `logits` are overwritten.
     pub fn advance(&mut self, logits: &mut [f32], vocabulary: usize) -> Vec<usize> {
         match self {
             Search::Rows(rows) => rows.advance(logits, vocabulary),
@@ -87,7 +87,7 @@ impl Search {
         }
     }
 
-    /// What it has found: final once [`Search::advance`] returned none.
+    /// The sequences found: final once [`Search::advance`] has returned no rows.
     pub fn found(&self) -> Vec<Found> {
         match self {
             Search::Rows(rows) => rows.rows.iter().map(|row| row.found.clone()).collect(),
@@ -120,7 +120,7 @@ impl Rows {
 }
 
 impl Row {
-    /// The next id and its log-probability.
+    /// Chooses the next id; returns it with its log-probability.
     fn choose(&mut self, settings: &Settings, scores: &mut [f32]) -> (usize, f32) {
         process(settings, &self.found.ids, scores);
         if settings.do_sample {
@@ -129,7 +129,7 @@ impl Row {
             let id = self.random.draw(&probabilities);
             return (id, probabilities[id].ln());
         }
-        // The first one of the largest: so does torch.
+        // The first of the largest scores, as in torch.
         let mut best = 0;
         for (id, score) in scores.iter().enumerate() {
             if *score > scores[best] {
@@ -147,7 +147,7 @@ mod tests {
 
     const VOCABULARY: usize = 8;
 
-    /// Runs a search over a model that always gives the same logits.
+    /// Runs a search over a model that always returns the same logits.
     fn run(settings: Settings, seed: u64, logits: &[f32; VOCABULARY]) -> Vec<Found> {
         let mut search = Search::new(&Arc::new(settings), seed, 0);
         for _ in 0..100 {

@@ -1,18 +1,19 @@
-//! How text is generated: the settings of one request, checked.
+//! The checked settings of one request for generating text.
 //!
-//! They come in layers, each over the one before: transformers' defaults, `generation_config.json` (or `config.json`,
-//! where there is none), `parameters` of config.pbtxt, the request's parameters. [`options`](super::options) reads them.
+//! They come in layers, each of which overrides the one before: transformers' defaults, `generation_config.json` (or
+//! `config.json`, if that is missing), `parameters` of config.pbtxt, the request's parameters.
+//! [`options`](super::options) reads them.
 
 use super::options::OptionError;
 
-/// When beam search may stop before the longest length.
+/// When beam search may stop before the maximal length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EarlyStopping {
     /// As soon as there are as many finished candidates as beams.
     Yes,
-    /// When the best running beam, at its present length, would not do better.
+    /// When the best running beam, at its present length, would not be better.
     No,
-    /// When no running beam could ever do better.
+    /// When no running beam could ever be better.
     Never,
 }
 
@@ -49,7 +50,7 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// Transformers' own defaults.
+    /// Transformers' defaults.
     fn default() -> Self {
         Settings {
             max_length: 20,
@@ -85,7 +86,7 @@ impl Default for Settings {
 // === impl Settings ===
 
 impl Settings {
-    /// The longest sequence in ids, the start included.
+    /// The maximal length of a sequence in ids, the start included.
     pub fn longest(&self) -> usize {
         self.max_new_tokens.map_or(self.max_length, |count| count.saturating_add(1))
     }
@@ -95,7 +96,7 @@ impl Settings {
         self.decoder_start_token_id.or(self.bos_token_id)
     }
 
-    /// What fills rows that are shorter than others.
+    /// The padding id for shorter rows.
     pub fn pad(&self) -> i64 {
         self.pad_token_id.or(self.eos_token_id.first().copied()).unwrap_or(0)
     }
@@ -105,7 +106,7 @@ impl Settings {
         if self.num_beams > 1 { self.num_beams } else { self.num_return_sequences }
     }
 
-    /// Holds the settings against each other and against what the model can do; each option alone is in range already.
+    /// Checks the settings against each other and against the model's limits. Each option alone is already in range.
     pub fn check(&self, limits: &Limits) -> Result<(), OptionError> {
         let wrong = |option, reason: String| Err(OptionError::new(option, reason));
         let (name, longest) = match self.max_new_tokens {
@@ -142,7 +143,7 @@ impl Settings {
         self.check_ids(limits.vocabulary)
     }
 
-    /// Ids beyond the vocabulary would be an index out of range, here or in the model.
+    /// Checks that no id is beyond the vocabulary, which would be an index out of range, here or in the model.
     fn check_ids(&self, vocabulary: usize) -> Result<(), OptionError> {
         let bad_words: Vec<_> = self.bad_words_ids.iter().flatten().copied().collect();
         let one = |id: Option<i64>| id.into_iter().collect::<Vec<_>>();
@@ -167,12 +168,12 @@ impl Settings {
     }
 }
 
-/// What a model can do.
+/// The limits of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Ids in its vocabulary.
     pub vocabulary: usize,
-    /// The longest sequence, in ids, that it may generate.
+    /// The longest sequence that it may generate, in ids.
     pub longest: usize,
     /// Rows of the decoder's batch.
     pub rows: usize,

@@ -1,5 +1,5 @@
-//! What transformers' `generate()` answered, token for token (tests/models/generation.py wrote both models and answers);
-//! and how requests join, leave, come in parts and fail.
+//! Answers equal those of transformers' `generate()`, token for token (tests/models/generation.py wrote both models and
+//! answers). Also requests that join, leave, come in parts and fail.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -54,7 +54,7 @@ fn golden(file: &str) -> Golden {
     serde_json::from_str(&std::fs::read_to_string(models().join(file)).unwrap()).unwrap()
 }
 
-/// The directory of a version: NLLB's has M2M100's graphs.
+/// The directory of a version; NLLB uses M2M100's graphs.
 fn version(architecture: &str) -> (PathBuf, Option<tempfile::TempDir>) {
     if architecture != "nllb" {
         return (models().join(architecture), None);
@@ -73,15 +73,21 @@ fn version(architecture: &str) -> (PathBuf, Option<tempfile::TempDir>) {
 fn load_from(version_path: &Path, parameters: &[(&str, &str)]) -> Result<LoadedModel, String> {
     let parameter =
         |(key, value): &(&str, &str)| format!("parameters {{ key: '{key}' value {{ string_value: '{value}' }} }} ");
-    // One thread: the tests of a process run beside each other.
+    // One thread, because the tests of a process run in parallel.
     let text = format!("backend: 'generation' {}", parameters.iter().map(parameter).collect::<String>());
     load_config(version_path, &format!("{text} {}", parameter(&("intra_op_thread_count", "1"))))
 }
 
 fn load_config(version_path: &Path, text: &str) -> Result<LoadedModel, String> {
     let config = ModelConfig::parse(text, "m").unwrap();
-    let source =
-        ModelSource { config: &config, version: 1, model_path: version_path, version_path, auto_complete: true };
+    let source = ModelSource {
+        config: &config,
+        version: 1,
+        model_path: version_path,
+        version_path,
+        auto_complete: true,
+        uploaded: None,
+    };
     Generation::new(OnnxRuntimeOptions::default()).load(&source).map_err(|error| error.to_string())
 }
 
@@ -112,7 +118,7 @@ fn request(inputs: &[Tensor], options: &[(&str, Value)]) -> ExecuteRequest {
     ExecuteRequest { parameters: Arc::new(parameters), ..conformance::request(inputs, &[GENERATED]) }
 }
 
-/// The request of a golden case; the language as a parameter, or as an input.
+/// The request of a golden case, with the language as a parameter or as an input.
 fn case_request(architecture: &str, case: &Case, beams: i64, language_as_input: bool) -> ExecuteRequest {
     let mut inputs = text(&case.input);
     let mut options = vec![("num_beams", Value::from(beams))];
@@ -131,7 +137,7 @@ fn case_request(architecture: &str, case: &Case, beams: i64, language_as_input: 
 
 type Answers = BTreeMap<Ticket, Result<Vec<Tensor>, InferError>>;
 
-/// Runs all requests, each joining as soon as there is room; returns their answers, and how many steps that took.
+/// Runs all requests; each joins as soon as there is room. Returns their answers and the number of steps.
 fn run(instance: &mut dyn StepwiseInstance, requests: &[ExecuteRequest]) -> (Answers, usize) {
     let mut answers = Answers::new();
     let mut next = 0;
@@ -236,7 +242,7 @@ fn a_quantised_model_is_transformers_over_onnx_runtime() {
     let golden = golden("m2m100/golden_quantized.json");
     assert!(golden.cases.len() >= 60);
     let quantised = [("file_suffix", "_quantized"), ("decoder", "with_past")];
-    // Alone: scales of dynamic quantisation are taken from the whole batch.
+    // Run alone, because dynamic quantisation takes its scales from the whole batch.
     expect_all("m2m100", &quantised, &golden.cases, true);
 }
 
@@ -296,7 +302,7 @@ fn one_request_may_hold_texts_of_several_lengths() {
         Tensor::from_values("input_ids", shape, all).unwrap(),
         Tensor::from_values("attention_mask", shape, mask).unwrap(),
     ];
-    // More rows than decode at a time: the rest of them wait.
+    // More rows than can be decoded at a time: some of them wait.
     let mut instance = instance("bart", &[("max_rows", "9")]);
     let answer = run_alone(instance.as_mut(), &request(&inputs, &[])).unwrap();
     for (found, case) in ids(&answer).iter().zip(cases) {

@@ -1,4 +1,4 @@
-//! Tensors made of rows of other tensors: how rows join, leave, move and change their padding, in one operation.
+//! Builds tensors from rows of other tensors. One operation lets rows join, leave, move and change their padding.
 
 use half::{bf16, f16};
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorElementType};
@@ -8,12 +8,12 @@ use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorElementType
 pub struct Rows<'a> {
     /// The tensor.
     pub of: &'a DynValue,
-    /// Indices along its first dimension; one may come several times.
+    /// Indices along its first dimension; an index may occur several times.
     pub rows: &'a [usize],
 }
 
-/// The rows of all `parts`, one after the other, as a new tensor. With `length`, dimension `axis` gets that size: cut at
-/// its end, or filled with zeros. The parts agree in type and in all other dimensions but the first.
+/// The rows of all `parts`, one after the other, as a new tensor. With `length`, dimension `axis` gets that size: it is
+/// cut at its end, or padded with zeros. The parts have the same type and, except for the first, the same dimensions.
 pub fn assemble(parts: &[Rows<'_>], length: Option<(usize, usize)>) -> ort::Result<DynValue> {
     let element = parts.first().and_then(|part| part.of.dtype().tensor_type());
     match element {
@@ -59,7 +59,7 @@ where
     Ok(Tensor::from_array((shape, data))?.into_dyn())
 }
 
-/// How one row lies in memory: `outer` blocks, each `length` times `inner` elements, of which `target` stay.
+/// The layout of one row in memory: `outer` blocks of `length` times `inner` elements, of which `target` stay.
 struct Row {
     axis: usize,
     outer: usize,

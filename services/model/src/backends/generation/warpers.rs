@@ -1,10 +1,10 @@
-//! What narrows a distribution before an id is drawn: temperature, top-k, top-p and min-p, as transformers does them.
+//! Restrictions of a distribution before an id is drawn: temperature, top-k, top-p and min-p, as in transformers.
 
 use super::settings::Settings;
 
 const NEVER: f32 = f32::NEG_INFINITY;
 
-/// Narrows `scores`; at least `keep` ids stay.
+/// Restricts `scores`; at least `keep` ids stay.
 pub fn warp(settings: &Settings, keep: usize, scores: &mut [f32]) {
     if settings.temperature != 1.0 {
         scores.iter_mut().for_each(|score| *score /= settings.temperature);
@@ -30,7 +30,7 @@ pub fn warp(settings: &Settings, keep: usize, scores: &mut [f32]) {
     }
 }
 
-/// Scores as probabilities.
+/// Converts scores to probabilities.
 pub fn softmax(scores: &[f32]) -> Vec<f32> {
     let largest = scores.iter().copied().fold(NEVER, f32::max);
     if largest == NEVER {
@@ -42,7 +42,7 @@ pub fn softmax(scores: &[f32]) -> Vec<f32> {
     weights
 }
 
-/// Drops the least likely ids that together have no more than the rest of `top_p`.
+/// Drops the least likely ids whose probabilities together are at most 1 - `top_p`.
 fn keep_most_likely(top_p: f32, keep: usize, scores: &mut [f32]) {
     let probabilities = softmax(scores);
     let order = ascending(scores);
@@ -56,7 +56,7 @@ fn keep_most_likely(top_p: f32, keep: usize, scores: &mut [f32]) {
     }
 }
 
-/// Ids that may come, least likely first.
+/// Ids that are not forbidden, least likely first.
 fn ascending(scores: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).filter(|&id| scores[id] > NEVER).collect();
     order.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]));

@@ -1,23 +1,23 @@
-//! What `optimization.execution_accelerators` asks for, in the options of ONNX Runtime's execution providers.
+//! Translates `optimization.execution_accelerators` to options of ONNX Runtime's execution providers.
 //!
-//! Pure: names and parameters are Triton's, unknown ones are errors, and an accelerator that could not apply to any
-//! instance is one too. Whether the library has the provider is seen in [`super::providers`], when sessions are made.
+//! Pure: names and parameters are Triton's. Unknown ones are errors, and so is an accelerator that could not apply to
+//! any instance. Whether the library has the provider shows in [`super::providers`], when sessions are made.
 
 use std::collections::BTreeMap;
 
 use trireme_model_repository::{InstanceKind, ModelConfig};
 use trireme_runtime::LoadError;
 
-/// A provider with options as ONNX Runtime takes them.
+/// A provider with its options for ONNX Runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Accelerator {
-    /// Which one.
+    /// The provider.
     pub kind: AcceleratorKind,
     /// Its options.
     pub options: BTreeMap<String, String>,
 }
 
-/// The providers there are.
+/// The supported providers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "their names say it")]
 pub enum AcceleratorKind {
@@ -26,7 +26,7 @@ pub enum AcceleratorKind {
     TensorRt,
 }
 
-/// Where an instance runs.
+/// The place of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// On the CPU.
@@ -35,16 +35,16 @@ pub enum Place {
     Gpu(i32),
 }
 
-/// What the instances of a model run with.
+/// The providers for the instances of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Accelerators {
-    /// For instances on the CPU, first choice first.
+    /// For instances on the CPU, in order of preference.
     pub cpu: Vec<Accelerator>,
     /// For instances on GPUs; CUDA is always the last.
     pub gpu: Vec<Accelerator>,
 }
 
-/// A place for each instance that the configuration asks for.
+/// A place for each instance of the configuration.
 pub fn places(config: &ModelConfig) -> Vec<Place> {
     let mut places = Vec::new();
     for group in &config.instance_groups {
@@ -125,7 +125,7 @@ impl Accelerators {
             accelerators.gpu.push(Accelerator { kind, options: options.map_err(refused)? });
         }
         if on_gpu {
-            // What TensorRT does not take runs on CUDA, and KIND_GPU alone means CUDA.
+            // CUDA runs the nodes that TensorRT does not take. KIND_GPU alone means CUDA.
             let given = accelerators.gpu.iter().position(|a| a.kind == AcceleratorKind::Cuda);
             let mut cuda = given.map_or_else(
                 || Accelerator { kind: AcceleratorKind::Cuda, options: BTreeMap::new() },
@@ -137,7 +137,7 @@ impl Accelerators {
         Ok(accelerators)
     }
 
-    /// Those of an instance at `place`.
+    /// The providers of an instance at `place`.
     pub fn at(&self, place: Place) -> &[Accelerator] {
         match place {
             Place::Cpu => &self.cpu,
@@ -152,7 +152,7 @@ fn unknown(name: &str) -> String {
     )
 }
 
-/// OpenVINO's properties: ours in lower case, its own in capitals as they are.
+/// OpenVINO's properties: names in lower case are ours; its own, in capitals, are passed on.
 fn openvino(parameters: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, String> {
     let mut options = BTreeMap::new();
     for (key, value) in parameters {
@@ -188,7 +188,7 @@ fn openvino(parameters: &BTreeMap<String, String>) -> Result<BTreeMap<String, St
     Ok(options)
 }
 
-/// Triton's names for TensorRT's options; `trt_…` are the provider's own.
+/// Translates Triton's names of TensorRT's options; `trt_…` are the provider's own.
 fn tensorrt(parameters: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, String> {
     let mut options = BTreeMap::new();
     for (key, value) in parameters {
@@ -213,7 +213,7 @@ fn tensorrt(parameters: &BTreeMap<String, String>) -> Result<BTreeMap<String, St
     Ok(options)
 }
 
-/// Options of CUDA that Triton takes from the model's `parameters`.
+/// Options of CUDA in the model's `parameters`, as in Triton.
 fn cuda_parameters(parameters: &BTreeMap<String, String>) -> Result<Vec<(String, String)>, String> {
     let mut options = Vec::new();
     let choices = |key: &str, names: &[&str]| match parameters.get(key) {

@@ -1,8 +1,9 @@
-//! What measurements found, kept on disk: a model that loads again need not be measured again.
+//! Measured costs on disk, so that a model need not be measured again when it is loaded again.
 //!
-//! An entry is a small text file, named by its model and a hash of its *key*, which it also holds: all that the costs
-//! depend on. It is written whole and renamed into place, so that processes may share a directory. An entry that cannot
-//! be read or does not fit is as good as none, and one that cannot be written is a warning: the cache only saves time.
+//! An entry is a small text file. Its name is the model's name and a hash of its *key*; the file contains the key too,
+//! which has everything that the costs depend on. It is written whole and renamed into place, so that processes may
+//! share a directory. An entry that cannot be read or does not match is ignored, and one that cannot be written is a
+//! warning: the cache only saves time.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
@@ -11,18 +12,18 @@ use std::time::UNIX_EPOCH;
 
 use crate::batcher::cost::{CostModel, Fit};
 
-/// First line of an entry; another layout gets another number.
+/// First line of an entry; another format gets another number.
 const HEADER: &str = "trireme cost model 1";
 
-/// One model's place in the cache.
+/// The entry of one model in the cache.
 #[derive(Clone, Debug)]
 pub struct Entry {
     path: PathBuf,
     key: String,
 }
 
-/// Where the cache is unless told otherwise: `trireme/cost-models` in the user's cache directory; `None` where there is
-/// none.
+/// The default directory of the cache: `trireme/cost-models` in the user's cache directory; `None` if the user has no
+/// cache directory.
 pub fn default_directory() -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let caches = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))?;
@@ -32,8 +33,8 @@ pub fn default_directory() -> Option<PathBuf> {
 // === impl Entry ===
 
 impl Entry {
-    /// The entry of `model`, whose file is at `model_file`, in `directory`. `circumstances` is what else its costs depend
-    /// on: library, threads, instances.
+    /// The entry of `model`, whose file is at `model_file`, in `directory`. `circumstances` are the other things that
+    /// its costs depend on: library, threads, instances.
     pub fn new(directory: &Path, model: &str, model_file: &Path, circumstances: &str) -> Entry {
         let key = format!("{} {} {circumstances}", files_beside(model_file), processor());
         let key = key.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -44,7 +45,7 @@ impl Entry {
         Entry { path: directory.join(format!("{readable}-{:016x}", hasher.finish())), key }
     }
 
-    /// What is kept, if it is about the same key.
+    /// The stored costs, if they have the same key.
     pub fn read(&self) -> Option<Fit> {
         let text = std::fs::read_to_string(&self.path).ok()?;
         let mut lines = text.lines();
@@ -56,7 +57,7 @@ impl Entry {
         (fit.token_budget > 0 && model.cost(1, 1) > 0.0).then_some(fit)
     }
 
-    /// Keeps `fit`.
+    /// Stores `fit`.
     pub fn write(&self, fit: &Fit) -> std::io::Result<()> {
         let Fit { model: CostModel { run, token, pair }, token_budget, error } = fit;
         let directory = self.path.parent().unwrap_or(Path::new("."));
@@ -72,7 +73,7 @@ impl Entry {
     }
 }
 
-/// Name, size and time of change of the model's file and of those beside it, which may hold its weights.
+/// Name, size and time of change of the model's file and of all files in its directory, which may contain its weights.
 fn files_beside(model_file: &Path) -> String {
     let entries = model_file.parent().and_then(|directory| std::fs::read_dir(directory).ok());
     let describe = |entry: std::fs::DirEntry| {
@@ -85,7 +86,7 @@ fn files_beside(model_file: &Path) -> String {
     files.join(" ")
 }
 
-/// The machine's kind: a cache may be on a disk that several share.
+/// The processor's name. The cache may be on a disk shared by different machines.
 pub fn processor() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':')).map(|(_, name)| name);

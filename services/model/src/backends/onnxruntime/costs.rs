@@ -1,4 +1,4 @@
-//! What a model's runs cost: from the cache, else measured, and told in one line of the log.
+//! The costs of a model's runs: from the cache, otherwise measured. They are logged in one line.
 
 use trireme_model_repository::ModelConfig;
 use trireme_runtime::ModelInstance;
@@ -8,8 +8,8 @@ use super::measure;
 use crate::batcher::Declaration;
 use crate::batcher::cost::Fit;
 
-/// The costs of `config`'s model; `kept` is its place in the cache, if there is one. `None` where the declaration does not
-/// want them, and, with a warning, where they cannot be measured.
+/// The costs of `config`'s model; `kept` is its entry in the cache, if there is one. `None` if the declaration turns
+/// measuring off or, with a warning, if they cannot be measured.
 pub fn find(
     config: &ModelConfig,
     declaration: &Declaration,

@@ -1,19 +1,19 @@
-//! Optimised models on disk: optimising a graph is most of the time that a large model takes to load.
+//! Optimised models on disk. Optimising the graph takes most of the time of loading a large model.
 //!
-//! An entry is a folder with the optimised model and a text file of its key and checksum. It is written beside its place
-//! and renamed into it, so that processes may share a directory. An entry that does not fit its checksum is made anew, and
-//! one that cannot be written is a warning: the cache only saves time. Nothing is ever removed but damaged entries.
+//! An entry is a folder with the optimised model and a text file with its key and checksum. It is written under a
+//! temporary name and renamed, so that processes may share a directory. An entry with a wrong checksum is replaced, and
+//! one that cannot be written is a warning: the cache only saves time. Only damaged entries are ever removed.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// First line of an entry's key; another layout gets another number.
+/// First line of an entry's key; another format gets another number.
 const HEADER: &str = "trireme optimised model 1";
 const MODEL: &str = "model.onnx";
 const KEY: &str = "key";
 
-/// One model's place in the cache.
+/// The entry of one model in the cache.
 #[derive(Clone, Debug)]
 pub struct Entry {
     path: PathBuf,
@@ -23,8 +23,8 @@ pub struct Entry {
 // === impl Entry ===
 
 impl Entry {
-    /// The entry of `model`, whose file is at `model_file`, in `directory`. `circumstances` is what else decides what its
-    /// optimised graph looks like: library, processor, provider, options.
+    /// The entry of `model`, whose file is at `model_file`, in `directory`. `circumstances` are the other things that
+    /// its optimised graph depends on: library, processor, provider, options.
     pub fn new(directory: &Path, model: &str, model_file: &Path, circumstances: &str) -> std::io::Result<Entry> {
         let key = format!("{HEADER} {:016x} {circumstances}", hash_of_all_beside(model_file)?);
         let key = key.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -35,13 +35,13 @@ impl Entry {
         Ok(Entry { path: directory.join(format!("{readable}-{:016x}", hasher.finish())), key })
     }
 
-    /// A directory of the entry's own for what a provider keeps.
+    /// A directory beside the entry for a provider's own cache.
     pub fn provider_directory(&self) -> PathBuf {
         self.path.with_extension("provider")
     }
 
-    /// The optimised model: the one that is kept, else what `make` writes to the path it is given. An error says why there
-    /// is none.
+    /// The optimised model: the stored one or, if there is none, the one that `make` writes to the given path. The
+    /// error says why neither is possible.
     pub fn get_or_make(&self, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
         match self.check() {
             Ok(model) => return Ok(model),
@@ -67,13 +67,13 @@ impl Entry {
         let checksum = hash_of(&model).map_err(failed)?;
         std::fs::write(unfinished.join(KEY), format!("{}\n{checksum:016x}\n", self.key)).map_err(failed)?;
         match std::fs::rename(unfinished, &self.path) {
-            // Another process was faster, with the same content.
+            // Another process was faster; its entry has the same content.
             Err(_) if self.path.is_dir() => Ok(()),
             renamed => renamed.map_err(failed),
         }
     }
 
-    /// The entry's model, if it is whole. An error without text: there is none.
+    /// The entry's model, if it is valid. The error `None` means that there is no entry.
     fn check(&self) -> Result<PathBuf, Option<String>> {
         if !self.path.is_dir() {
             return Err(None);
@@ -93,7 +93,7 @@ impl Entry {
     }
 }
 
-/// Of the model's file and those beside it, which may hold its weights.
+/// A hash of the model's file and all files in its directory, which may contain its weights.
 fn hash_of_all_beside(model_file: &Path) -> std::io::Result<u64> {
     let directory = model_file.parent().unwrap_or(Path::new("."));
     let mut files = Vec::new();

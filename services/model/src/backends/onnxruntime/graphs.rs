@@ -1,4 +1,4 @@
-//! Sessions for other backends that run ONNX graphs of their own: made as this one makes them.
+//! Sessions for other backends that run ONNX graphs. They are made in the same way as those of this backend.
 
 use std::path::Path;
 
@@ -23,8 +23,8 @@ pub struct GraphSessions {
 // === impl GraphSessions ===
 
 impl GraphSessions {
-    /// Loads the library and reads what `config` says of sessions. What cannot be done for graphs that another backend runs
-    /// is refused: nothing is left out in silence.
+    /// Loads the library and reads the session settings in `config`. Settings that are impossible for graphs of another
+    /// backend are refused, so that none is silently ignored.
     pub fn new(config: &ModelConfig, options: &OnnxRuntimeOptions) -> Result<GraphSessions, LoadError> {
         let settings = Settings::new(config, options, cpus::available())?;
         let refused = |what: &str| {

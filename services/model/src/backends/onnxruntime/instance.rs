@@ -1,4 +1,4 @@
-//! One session and what its thread does with it: gather a batch, run it, hand out the results.
+//! One session and the work of its thread: gather a batch, run it, split the results.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -6,12 +6,11 @@ use std::time::Instant;
 
 use ort::session::{HasSelectedOutputs, OutputSelector, RunOptions, Session, SessionInputValue};
 use parking_lot::Mutex;
-use trireme_inference::{ErrorCode, InferError, Shape, Tensor, TensorSpec};
+use trireme_inference::{ErrorCode, InferError, Reshape, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
 use trireme_runtime::{Description, ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Stop};
 
 use super::layouts::{Layout, Layouts, Turn};
-use super::reshape::Reshape;
 use super::schema::Schema;
 use super::stop::Stopper;
 use super::values;
@@ -22,14 +21,14 @@ use crate::batcher::merge::{self, Cut};
 pub struct OnnxInstance {
     model: String,
     session: Session,
-    /// The session that it shares with the model's other instances, where layouts go by load.
+    /// The session shared with the model's other instances, if layouts are chosen by load.
     wide: Option<Arc<Wide>>,
     batch: Batching,
-    /// What may be padded, where requests of differing lengths share a batch.
+    /// The declared padding, if requests of differing lengths may share a batch.
     padding: Option<Padding>,
     /// Output names in the configuration's order.
     outputs: Vec<String>,
-    /// Inputs that change shape on the way in, outputs on the way out.
+    /// Inputs whose shape differs at the model; then outputs.
     input_reshapes: Vec<(String, Reshape)>,
     output_reshapes: Vec<(String, Reshape)>,
     /// Devices whose arena is shrunk after each run.
@@ -37,31 +36,32 @@ pub struct OnnxInstance {
     stopper: Arc<Stopper>,
 }
 
-/// The layout with all CPUs, and whose turn it is.
+/// The wide layout with its session on all CPUs.
 pub struct Wide {
     layouts: Layouts,
-    /// Locked by the one whose turn it is: never waited for.
+    /// Locked by the run whose turn it is, so a lock is never waited for.
     session: Mutex<Session>,
 }
 
-/// What the first dimension is.
+/// The meaning of the first dimension.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Batching {
-    /// Nothing special: each request runs alone.
+    /// No special meaning: each request runs alone.
     None,
-    /// The batch, because `max_batch_size` says so: every request has to have it.
+    /// The batch, by `max_batch_size`: every request has to have it.
     Implied,
-    /// The batch, because padding is declared; `dims` spell it out, so a request alone may be of any shapes that fit.
+    /// The batch, by declared padding. `dims` contain the batch dimension, so a request alone may have any shapes that
+    /// fit.
     Declared,
 }
 
 /// A batch that ran.
 struct Batch {
-    /// Outputs of all requests together, as the model gave them.
+    /// Outputs of all requests together, as the model returned them.
     outputs: Vec<Tensor>,
     /// Rows of each request.
     rows: Vec<u32>,
-    /// Length of each request, where they differed and were padded.
+    /// Length of each request, if lengths differed and inputs were padded.
     lengths: Option<Vec<u32>>,
     started: Instant,
     gathered: Instant,
@@ -80,7 +80,7 @@ impl Wide {
 // === impl OnnxInstance ===
 
 impl OnnxInstance {
-    /// An instance that runs `session` as `config` describes it, on batches padded as `padding` says.
+    /// An instance that runs `session` as `config` describes it, on batches padded by `padding`.
     pub fn new(
         config: &ModelConfig,
         schema: &Schema,
@@ -91,11 +91,11 @@ impl OnnxInstance {
         let batches = config.max_batch_size > 0;
         let input_reshapes = config.inputs.iter().filter_map(|input| {
             let to = input.reshape.clone().or_else(|| scalar(&schema.inputs, &input.name, batches))?;
-            Some((input.name.clone(), Reshape { from: input.dims.clone(), to, batches }))
+            Some((input.name.clone(), Reshape { from: input.dims.clone(), to }))
         });
         let output_reshapes = config.outputs.iter().filter_map(|output| {
             let from = output.reshape.clone().or_else(|| scalar(&schema.outputs, &output.name, batches))?;
-            Some((output.name.clone(), Reshape { from, to: output.dims.clone(), batches }))
+            Some((output.name.clone(), Reshape { from, to: output.dims.clone() }))
         });
         OnnxInstance {
             model: config.name.clone(),
@@ -115,12 +115,12 @@ impl OnnxInstance {
         }
     }
 
-    /// From now on it runs on `wide` when it runs alone.
+    /// Lets the instance use `wide` when it runs alone.
     pub fn share(&mut self, wide: Arc<Wide>) {
         self.wide = Some(wide);
     }
 
-    /// Runs `requests` as one batch; an error is every request's.
+    /// Runs `requests` as one batch; an error applies to all of them.
     pub fn execute_together(&mut self, requests: &[ExecuteRequest]) -> Result<Vec<ExecuteResponse>, InferError> {
         let Batch { outputs, rows, lengths, started, gathered, ran } = self.run(requests)?;
         let parts = self.hand_out(requests, outputs, &rows, lengths.as_deref())?;
@@ -130,7 +130,7 @@ impl OnnxInstance {
             compute_output: ran.elapsed(),
             batch_size: rows.iter().fold(0, |sum, rows| sum.saturating_add(*rows)),
         };
-        Ok(parts.into_iter().map(|outputs| ExecuteResponse { outputs, timing }).collect())
+        Ok(parts.into_iter().map(|outputs| ExecuteResponse { outputs, timing, texts: None }).collect())
     }
 
     fn run(&mut self, requests: &[ExecuteRequest]) -> Result<Batch, InferError> {
@@ -146,7 +146,7 @@ impl OnnxInstance {
         let values = self.input_values(&inputs).map_err(|error| run_error(&self.model, &error))?;
         let stopper = self.stopper.clone();
         let run = stopper.begin(options);
-        // What was called off before it could be stopped.
+        // The requests were called off before the run could be stopped.
         if let Some(error) = unwanted(requests) {
             return Err(error);
         }
@@ -198,7 +198,7 @@ impl OnnxInstance {
         Ok(options.with_outputs(selected.iter().fold(OutputSelector::no_default(), OutputSelector::with)))
     }
 
-    /// Each request's rows of the outputs it asked for.
+    /// Splits the outputs into the requested ones of each request.
     fn hand_out(
         &self,
         requests: &[ExecuteRequest],
@@ -219,7 +219,7 @@ impl OnnxInstance {
         Ok(parts)
     }
 
-    /// One output under the shape that clients see, split by request and freed of padding.
+    /// One output with the shape for clients, split by request and without padding.
     fn split(&self, output: Tensor, rows: &[u32], lengths: Option<&[u32]>) -> Result<Vec<Tensor>, InferError> {
         let output = match self.output_reshapes.iter().find(|(name, _)| name == output.name()) {
             Some((_, reshape)) => {
@@ -239,13 +239,20 @@ impl OnnxInstance {
 
 impl ModelInstance for OnnxInstance {
     fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+        if requests.is_empty() {
+            return Vec::new();
+        }
         let together = requests.len() == 1 || self.batch != Batching::None;
         match together.then(|| self.execute_together(requests)) {
             Some(Ok(responses)) => responses.into_iter().map(Ok).collect(),
             Some(Err(error)) if requests.len() == 1 => vec![Err(error)],
             Some(Err(error)) if unwanted(requests).is_some() => vec![Err(error); requests.len()],
-            // Whose fault it was shows when each runs alone.
-            _ => requests.iter().flat_map(|request| self.execute(std::slice::from_ref(request))).collect(),
+            // Whose fault it was shows in halves: one bad request costs its batch some runs, not one for each member.
+            Some(Err(_)) => {
+                let (first, second) = requests.split_at(requests.len() / 2);
+                [self.execute(first), self.execute(second)].concat()
+            }
+            None => requests.iter().flat_map(|request| self.execute(std::slice::from_ref(request))).collect(),
         }
     }
 
@@ -254,13 +261,13 @@ impl ModelInstance for OnnxInstance {
     }
 }
 
-/// Why nobody waits for any of the requests, if so.
+/// The reason why no client waits for any of the requests, if that is so.
 fn unwanted(requests: &[ExecuteRequest]) -> Option<InferError> {
     let mut reasons = requests.iter().map(ExecuteRequest::unwanted);
     reasons.next()?.filter(|_| reasons.all(|reason| reason.is_some()))
 }
 
-/// One run: its outputs, and when they were there.
+/// One run: its outputs, and the time at which it ended.
 fn run_session(
     model: &str,
     session: &mut Session,
@@ -273,19 +280,20 @@ fn run_session(
     Ok((outputs.collect::<Result<_, _>>().map_err(|error| in_model(model, error))?, ran))
 }
 
-/// The shape of a scalar, where the model's tensor is one: declared as one element, because no dimensions cannot be.
+/// The shape of a scalar, if the model's tensor is one. The configuration declares it as one element, because a shape
+/// without dimensions cannot be declared.
 fn scalar(tensors: &[TensorSpec], name: &str, batches: bool) -> Option<Shape> {
     let is_scalar = tensors.iter().any(|tensor| tensor.name == name && tensor.shape.is_empty());
     (is_scalar && !batches).then(Shape::default)
 }
 
-/// An error that does not know whose tensors it is about.
+/// Adds the model's name to an error.
 fn in_model(model: &str, error: InferError) -> InferError {
     InferError { message: format!("model '{model}': {}", error.message), ..error }
 }
 
-/// ONNX Runtime's error as the request's. Inputs that do not suit the model are the sender's fault; operators report them
-/// as invalid arguments, or as failures that speak of shapes.
+/// Converts ONNX Runtime's error to the request's. Inputs that do not fit the model are the sender's fault. Operators
+/// report them as invalid arguments, or as failures whose text mentions shapes.
 fn run_error(model: &str, error: &ort::Error) -> InferError {
     let message = super::one_line(error.message());
     let lower = message.to_lowercase();

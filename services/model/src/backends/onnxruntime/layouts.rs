@@ -1,22 +1,22 @@
 //! Two layouts of one model, chosen by load.
 //!
-//! A lone request is fastest on all CPUs; when many wait, each CPU for itself gives the most. So instances own a *narrow*
-//! session each and share a *wide* one. The rule: a run that starts while no other does is wide; one that starts beside
-//! others is narrow, and waits for a wide one to end. So the threads that run are never more than the CPUs there are, and
-//! under load, where some run is always going on, all runs are narrow.
+//! A lone request is fastest on all CPUs; under load, throughput is highest with one CPU for each run. So each instance
+//! has a *narrow* session of its own, and all share a *wide* one. A run that starts while no other runs is wide. One
+//! that starts while others run is narrow, and waits for a wide one to end. So there are never more running threads
+//! than CPUs, and under load, when some run is always in progress, all runs are narrow.
 
 use parking_lot::{Condvar, Mutex};
 
-/// Which session a run takes.
+/// The session of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// The shared session with all CPUs.
     Wide,
-    /// The instance's own.
+    /// The instance's own session.
     Narrow,
 }
 
-/// Who runs now.
+/// The present runs.
 #[derive(Debug, Default)]
 pub struct Layouts {
     running: Mutex<Running>,
@@ -26,7 +26,7 @@ pub struct Layouts {
 #[derive(Debug, Default)]
 struct Running {
     wide: bool,
-    /// Those that wait for the wide run to end are counted: the next run has to be narrow, too.
+    /// Narrow runs, including those that wait for the wide run to end. While there are any, the next run is narrow too.
     narrow: usize,
 }
 
@@ -41,7 +41,7 @@ pub struct Turn<'a> {
 // === impl Layouts ===
 
 impl Layouts {
-    /// Waits for this run's turn: no longer than the wide run that goes on, if there is one.
+    /// Waits for this run's turn, at most until the present wide run has ended.
     pub fn enter(&self) -> Turn<'_> {
         let mut running = self.running.lock();
         if !running.wide && running.narrow == 0 {

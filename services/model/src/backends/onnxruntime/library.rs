@@ -1,7 +1,7 @@
-//! Finding and loading the ONNX Runtime library, once per process and only when a model needs it.
+//! Finds and loads the ONNX Runtime library, once per process and only when a model needs it.
 //!
-//! A path that somebody named (option or `ORT_DYLIB_PATH`) is the only one tried: falling back to another library than the
-//! one asked for would hide the mistake. A failed attempt may be repeated; a loaded library stays until the process ends.
+//! If a path is configured (option or `ORT_DYLIB_PATH`), no other is tried: using another library would hide the
+//! mistake. A failed attempt may be repeated; a loaded library stays until the process ends.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,21 +13,21 @@ use parking_lot::Mutex;
 
 use super::providers;
 
-/// Where the setup script puts the library, relative to the checkout.
+/// The library's path after the setup script, relative to the checkout.
 const SETUP_PATH: &str = ".tools/onnxruntime/libonnxruntime.so";
-/// What the system's loader is asked for.
+/// The name for the system's loader.
 const SYSTEM_NAME: &str = "libonnxruntime.so";
 const HOW_TO_GET: &str = "get one with `make setup` or from the Python wheel `onnxruntime`, and name it with \
                           --onnxruntime-library or ORT_DYLIB_PATH";
 
-/// Why there is no ONNX Runtime.
+/// Why ONNX Runtime cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages show")]
 pub enum LibraryError {
-    /// No library at the places looked at.
+    /// No library was found.
     #[error("no ONNX Runtime library found, looked for {}: {reason}; {HOW_TO_GET}", list(looked_at))]
     NotFound { looked_at: Vec<PathBuf>, reason: String },
-    /// There is a file, but it is no ONNX Runtime, or too old a one.
+    /// There is a file, but it is not ONNX Runtime, or too old.
     #[error(
         "cannot use the ONNX Runtime library: {reason}; version 1.{} or newer is needed: {HOW_TO_GET}",
         ort::MINOR_VERSION
@@ -38,7 +38,7 @@ pub enum LibraryError {
 /// ONNX Runtime allows one environment per process, ever.
 static ENVIRONMENT: Mutex<Option<Environment>> = Mutex::new(None);
 
-/// The process's environment, made on first use with the library at `explicit`, where that is given.
+/// The process's environment, made on first use with the library at `explicit`, if that is given.
 pub fn environment(explicit: Option<&Path>) -> Result<Environment, LibraryError> {
     let mut slot = ENVIRONMENT.lock();
     if let Some(environment) = &*slot {
@@ -51,12 +51,12 @@ pub fn environment(explicit: Option<&Path>) -> Result<Environment, LibraryError>
     Ok(slot.insert(environment).clone())
 }
 
-/// A file that the setup scripts put under the checkout, if it is there.
+/// A file that the setup scripts put into the checkout, if it exists.
 pub fn beside_setup(file: &str) -> Option<PathBuf> {
     Surroundings::of_this_process().beside_setup(file).into_iter().find(|path| path.is_file())
 }
 
-/// What the search depends on.
+/// The parts of the environment that the search depends on.
 struct Surroundings {
     variable: Option<OsString>,
     directory: Option<PathBuf>,
@@ -74,7 +74,7 @@ impl Surroundings {
         }
     }
 
-    /// The places to look at, best first. The last one may be a bare name, which is the system loader's to find.
+    /// The paths to try, best first. The last one may be a bare name, which the system's loader looks up.
     fn candidates(&self, explicit: Option<&Path>) -> Vec<PathBuf> {
         let directory = self.directory.as_deref().unwrap_or(Path::new(""));
         if let Some(named) = explicit.or(self.variable.as_deref().map(Path::new)) {
@@ -85,7 +85,8 @@ impl Surroundings {
         places
     }
 
-    /// Where the setup script may have put a file: in the working directory's checkout, or the executable's.
+    /// The paths at which the setup script may have put a file: in the working directory's checkout, or the
+    /// executable's.
     fn beside_setup(&self, file: &str) -> Vec<PathBuf> {
         let directory = self.directory.as_deref().unwrap_or(Path::new(""));
         let ancestors = self.executable.iter().flat_map(|executable| executable.ancestors().skip(1));
@@ -95,7 +96,7 @@ impl Surroundings {
     }
 }
 
-/// The first candidate that exists; the bare name always might.
+/// The first candidate that exists; a bare name is always accepted.
 fn choose(candidates: &[PathBuf]) -> Result<&Path, LibraryError> {
     let found = candidates.iter().find(|path| path.as_os_str() == SYSTEM_NAME || path.is_file());
     found
@@ -118,16 +119,17 @@ fn load(path: &Path) -> Result<Environment, LibraryError> {
         .with_logger(Arc::new(log))
         .build()
         .map_err(|error| LibraryError::Unusable { reason: error.to_string() })?;
-    // Sessions are given this device and no other; without it the library would choose one itself.
+    // Sessions get this device and no other. Without it the library would choose a device itself.
     if !environment.devices().any(|device| providers::is_plain_cpu(&device)) {
         return Err(LibraryError::Unusable { reason: format!("{} offers no CPU device", path.display()) });
     }
-    // With a logger of our own the environment starts at its most verbose level, which formats several lines per run.
+    // With a logger of our own, the environment's default level is the most verbose one, which formats several lines
+    // per run.
     environment.set_log_level(LogLevel::Warning);
     Ok(environment)
 }
 
-/// What the library logs comes back as a result too, and is logged where that is answered; so it is detail here.
+/// The library also returns its errors as results, which are logged elsewhere. So its log lines are only debug output.
 fn log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str) {
     match level {
         LogLevel::Fatal => tracing::error!(target: "onnxruntime", category, location, "{message}"),

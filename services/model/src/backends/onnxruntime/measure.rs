@@ -1,7 +1,7 @@
-//! Measuring what runs of a model cost, before it serves: a grid of rows and lengths, of made-up tokens.
+//! Measures the costs of a model's runs before it serves: a grid of rows and lengths, with made-up tokens.
 //!
-//! One instance runs while the model's others are idle, so what they will cost each other (memory bandwidth, shared
-//! caches) is not in the result; the batcher needs ratios between runs, which that changes little.
+//! One instance runs while the model's others are idle. So the result does not include what instances cost each other
+//! (memory bandwidth, shared caches). The batcher needs only ratios between runs, which that changes little.
 
 use std::time::{Duration, Instant};
 
@@ -18,23 +18,23 @@ use crate::batcher::cost::{self, Fit, Point};
 const ROWS: [u32; 6] = [1, 2, 4, 8, 16, 32];
 const LENGTHS: [u32; 6] = [8, 16, 32, 64, 128, 256];
 
-/// No larger runs are measured.
+/// Most tokens of a measured run.
 const MOST_TOKENS: u32 = 4096;
 
-/// Runs of equally many tokens that are measured: the extremes and one between.
+/// Measured runs with the same number of tokens: the two extremes and one in between.
 const SHAPES_PER_SIZE: usize = 3;
 
-/// Each point's cost is the least of this many runs: whatever disturbs a run only makes it longer. They are made in rounds,
-/// so that a disturbance does not spoil all runs of a point.
+/// Each point's cost is the least of this many runs, because a disturbance only makes a run longer. The runs are made
+/// in rounds, so that one disturbance does not affect all runs of a point.
 const ROUNDS: u32 = 3;
 
-/// When to stop. The first round may take half of it: a model that is slow gets fewer points.
+/// When to stop. The first round may take half of it, so a slow model gets fewer points.
 const TIME_LIMIT: Duration = Duration::from_millis(2500);
 
-/// Two models that load at the same time must not measure each other.
+/// Prevents two models that load at the same time from measuring each other.
 static MEASURING: Mutex<()> = Mutex::new(());
 
-/// Measures `instance`. An error says why that cannot be done; the model serves without, then.
+/// Measures `instance`. The error says why that is impossible; the model then serves without measurements.
 pub fn measure(
     config: &ModelConfig,
     declaration: &Declaration,
@@ -50,7 +50,7 @@ pub fn measure(
         result.map_or(Ok(elapsed), |result| result.map(|_| elapsed).map_err(|error| error.message))
     };
     let mut points: Vec<Point> = Vec::new();
-    // A model may take no more tokens than it has positions for.
+    // A model may accept only as many tokens as it has positions.
     let mut too_long = u32::MAX;
     let mut why = "no run was made".to_owned();
     for (rows, length) in grid(declaration.max_rows, declaration.token_budget.unwrap_or(MOST_TOKENS)) {
@@ -75,7 +75,7 @@ pub fn measure(
     cost::fit(&points).ok_or_else(|| format!("only {count} sizes could be run: {why}"))
 }
 
-/// What to measure, small runs first.
+/// The sizes to measure, small runs first.
 fn grid(max_rows: u32, most_tokens: u32) -> Vec<(u32, u32)> {
     let mut sizes: Vec<u32> = ROWS.iter().flat_map(|rows| LENGTHS.map(|length| rows * length)).collect();
     sizes.sort_unstable();
@@ -93,7 +93,7 @@ fn grid(max_rows: u32, most_tokens: u32) -> Vec<(u32, u32)> {
     sizes.into_iter().take_while(|tokens| *tokens <= most_tokens).flat_map(of_size).collect()
 }
 
-/// A made-up request of `rows` rows of `length` tokens, for all outputs. An error where an input has no definite size.
+/// A made-up request of `rows` rows of `length` tokens, for all outputs. Errors if an input has no definite size.
 pub fn request(
     config: &ModelConfig,
     declaration: &Declaration,
@@ -112,7 +112,7 @@ pub fn request(
     Ok(ExecuteRequest::made_up("made up while loading", inputs, config.outputs.iter().map(|output| &output.name)))
 }
 
-/// Ones: valid as token, mask and segment alike. Strings are empty.
+/// A tensor of ones, which are valid as token, mask and segment. Strings are empty.
 fn ones(name: &str, datatype: DataType, shape: Shape) -> Result<Tensor, String> {
     const LARGEST: u64 = 1 << 24;
     let count = shape.element_count().filter(|count| *count <= LARGEST);

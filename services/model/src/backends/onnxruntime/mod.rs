@@ -1,10 +1,10 @@
-//! `backend: "onnxruntime"`: ONNX models through the ONNX Runtime library, on the CPU or with the accelerators that the
-//! configuration names.
+//! `backend: "onnxruntime"`: ONNX models in the ONNX Runtime library, on the CPU or with the accelerators in the
+//! configuration.
 //!
-//! Loading makes one session per instance ([`sessions`]), checks an accelerated one against the plain model
-//! ([`precision`]), and runs the warm-up. The library itself is loaded with the first model that needs it, so a process
-//! without ONNX models needs none. Models that declare their inputs as paddable ([`batcher::Declaration`]) are batched by
-//! length, with costs measured here.
+//! Loading a model makes one session per instance ([`sessions`]), compares an accelerated one with the plain model
+//! ([`precision`]), and runs the warm-up. The library is loaded with the first model that needs it, so a process
+//! without ONNX models does not need it. Models that declare their inputs as paddable ([`batcher::Declaration`]) are
+//! batched by length, with costs measured here.
 
 mod accelerators;
 mod cost_cache;
@@ -18,7 +18,6 @@ mod measure;
 mod precision;
 mod probe;
 mod providers;
-mod reshape;
 mod schema;
 mod sessions;
 mod settings;
@@ -26,7 +25,7 @@ mod stop;
 mod values;
 mod weights;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use trireme_runtime::{Backend, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource};
@@ -42,25 +41,26 @@ use crate::{cpus, warmup};
 pub use self::cost_cache::default_directory as default_cost_model_cache;
 pub use self::graphs::GraphSessions;
 
-/// File name of a model where the configuration names none, also inside a directory that it names.
+/// Default file name of a model, also inside a directory named in the configuration.
 const MODEL_FILE: &str = "model.onnx";
 
-/// Options of the process, for all its ONNX models.
+/// Options of the process for all its ONNX models.
 #[derive(Clone, Debug)]
 pub struct OnnxRuntimeOptions {
-    /// The ONNX Runtime library; `None`: `ORT_DYLIB_PATH`, then where the setup script puts it, then the system's.
+    /// The ONNX Runtime library. `None`: `ORT_DYLIB_PATH`, then the setup script's path, then the system's library.
     pub library: Option<PathBuf>,
-    /// The plugin with OpenVINO's execution provider; `None`: where the setup script puts it.
+    /// The plugin with OpenVINO's execution provider. `None`: the setup script's path.
     pub openvino_library: Option<PathBuf>,
-    /// Directory that keeps optimised models; `None`: they are optimised at each load.
+    /// Directory for optimised models. `None`: models are optimised at each load.
     pub model_cache: Option<PathBuf>,
-    /// Threads within an operator for models that do not say; `None`: the CPUs of the process over the model's instances.
+    /// Threads within an operator, for models without a setting. `None`: the CPUs of the process divided by the model's
+    /// instances.
     pub intra_threads: Option<usize>,
-    /// Threads between operators for models that do not say; `None`: as many as within one.
+    /// Threads between operators, for models without a setting. `None`: as many as within an operator.
     pub inter_threads: Option<usize>,
-    /// Directory that keeps what measurements of models found; `None`: they are measured at each load.
+    /// Directory for measured costs. `None`: models are measured at each load.
     pub cost_model_cache: Option<PathBuf>,
-    /// Largest batch of models that can batch and whose configuration leaves it open, in rows; 0 turns that off.
+    /// Largest batch, in rows, of models that can batch and whose configuration does not set it; 0 turns that off.
     pub default_max_batch_size: u32,
 }
 
@@ -98,6 +98,10 @@ impl Backend for OnnxRuntime {
         "onnxruntime"
     }
 
+    fn reshapes(&self) -> bool {
+        true
+    }
+
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
         let mut config = source.config.clone();
         let refused = |reason: String| LoadError::Backend { model: source.config.name.clone(), reason };
@@ -127,7 +131,8 @@ impl Backend for OnnxRuntime {
             loaded.push(new_instance(session, padding));
         }
         if let Some(check) = settings.precision {
-            // The instances are alike, but for where they run; the plain session goes when the check is over.
+            // One instance is checked for all, because they differ only in their places. The plain session is dropped
+            // after the check.
             let samples = warmup::samples(&config, source.model_path)?.into_iter().map(|(_, request)| request);
             let mut plain = new_instance(sessions.make_plain().map_err(refused)?, padding);
             let provider = sessions.provider(place);
@@ -150,7 +155,7 @@ impl Backend for OnnxRuntime {
             None => batcher::policy(&config),
         };
         if let Some(threads) = settings.wide_threads {
-            // Last: what was measured is what runs cost beside others.
+            // Added last, because the measured costs are those of runs beside others.
             let wide = Arc::new(Wide::new(sessions.make(place, threads).map_err(refused)?));
             loaded.iter_mut().for_each(|instance| instance.share(wide.clone()));
             warmup::run(&config, source.model_path, &mut loaded[0])?;
@@ -161,8 +166,8 @@ impl Backend for OnnxRuntime {
     }
 }
 
-/// The version's model file: the one that the configuration names, or the one in the directory that it names (where
-/// external weights lie beside it).
+/// The version's model file: the file named in the configuration, or the model in the directory named there (with
+/// external weights beside it).
 fn model_file(source: &ModelSource<'_>) -> Result<PathBuf, LoadError> {
     let name = match source.config.default_model_filename.as_str() {
         "" => MODEL_FILE,
@@ -174,11 +179,40 @@ fn model_file(source: &ModelSource<'_>) -> Result<PathBuf, LoadError> {
     }
     match std::fs::File::open(&path) {
         Ok(_) => Ok(path),
-        Err(error) => Err(LoadError::File { model: source.config.name.clone(), path, source: error }),
+        Err(error) => {
+            let error = std::io::Error::new(error.kind(), format!("{error}{}", there(source.version_path)));
+            Err(LoadError::File { model: source.config.name.clone(), path, source: error })
+        }
     }
 }
 
-/// The library's messages span lines and may quote whole tensors.
+/// What lies in a version folder whose model file is missing, and what to write for it.
+fn there(version_path: &Path) -> String {
+    const SHOWN: usize = 8;
+    let names = |folder: &Path| {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    };
+    let mut found = names(version_path);
+    let folders = found.iter().filter(|name| version_path.join(name).is_dir());
+    let nested: Vec<_> = folders
+        .flat_map(|folder| names(&version_path.join(folder)).into_iter().map(move |name| format!("{folder}/{name}")))
+        .collect();
+    found.extend(nested);
+    if found.is_empty() {
+        return "; the version folder is empty".to_owned();
+    }
+    let advice = match found.iter().find(|name| name.ends_with(".onnx")) {
+        Some(graph) => format!(": to serve {graph}, write default_model_filename: \"{graph}\" in config.pbtxt"),
+        None => String::new(),
+    };
+    let more = if found.len() > SHOWN { ", …" } else { "" };
+    format!("; the version folder holds {}{more}{advice}", found[..found.len().min(SHOWN)].join(", "))
+}
+
+/// Shortens the library's messages, which may have several lines and quote whole tensors.
 pub(super) fn one_line(message: &str) -> String {
     const LONGEST: usize = 600;
     let mut line = message.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -1,9 +1,8 @@
-//! Whether an accelerated model still says what the model says: its outputs beside those of the plain fp32 run on the CPU,
-//! before it serves.
+//! Compares an accelerated model with the plain fp32 model on the CPU, before it serves.
 //!
-//! The inputs are the model's warm-up samples, or else made up: random tokens of a few lengths. What is compared is the
-//! direction of each row of each floating point output (of the whole output, where rows are short), because that is what
-//! embeddings and scores are used for; the worst row counts.
+//! The inputs are the model's warm-up samples or, without any, random tokens of a few lengths. The comparison is of the
+//! direction of each row of each floating-point output (of the whole output, if rows are short), because embeddings and
+//! scores are used by their direction. The worst row counts.
 
 use bytes::Bytes;
 use trireme_inference::{DataType, InferError, Tensor, TensorSpec};
@@ -15,25 +14,25 @@ use super::settings::PrecisionCheck;
 /// Rows and lengths of made-up requests.
 const SIZES: [(i64, i64); 3] = [(1, 8), (2, 32), (1, 96)];
 
-/// Made-up tokens are below one of these: the first that the model has a vocabulary for.
+/// Made-up tokens are below the first of these numbers for which the model's vocabulary is large enough.
 const VOCABULARIES: [u64; 3] = [1000, 100, 2];
 
-/// Rows of fewer elements are compared together: the direction of one or two numbers says little.
+/// Rows with fewer elements are compared together: the direction of one or two numbers means little.
 const SHORT_ROW: usize = 16;
 
-/// How two runs differ.
+/// The difference between two runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
     /// The lowest cosine of a row.
     pub min_cosine: f64,
     /// The largest difference of an element.
     pub max_difference: f64,
-    /// Rows that were compared.
+    /// Number of rows compared.
     pub rows: usize,
 }
 
-/// Compares `accelerated` with `reference` on `samples`, or on made-up requests where there are none, and refuses or warns
-/// as `check` says. `provider` is what ran, for the message.
+/// Compares `accelerated` with `reference` on `samples`, or on made-up requests if there are none. It refuses or warns
+/// according to `check`. `provider` is the name of the accelerator, for the message.
 pub fn check(
     config: &ModelConfig,
     check: PrecisionCheck,
@@ -82,7 +81,7 @@ pub fn check(
     }
 }
 
-/// The requests to compare on, and what the reference makes of them.
+/// The requests for the comparison, with the reference's outputs.
 fn expected(
     config: &ModelConfig,
     samples: Vec<ExecuteRequest>,
@@ -119,7 +118,7 @@ fn made_up(config: &ModelConfig, rows: i64, length: i64, vocabulary: u64) -> Res
     Ok(ExecuteRequest::made_up("precision check", inputs, config.outputs.iter().map(|output| &output.name)))
 }
 
-/// Random tokens, in masks ones, in segments zeros, in positions their order; random floats.
+/// Random tokens; ones for masks, zeros for segments, ascending numbers for positions; random floats.
 fn made_up_input(spec: &TensorSpec, rows: i64, length: i64, vocabulary: u64) -> Result<Tensor, String> {
     const LARGEST: i64 = 1 << 24;
     let size = |(axis, &dim): (usize, &i64)| match (axis, dim) {
@@ -169,7 +168,7 @@ fn made_up_input(spec: &TensorSpec, rows: i64, length: i64, vocabulary: u64) -> 
     Tensor::new(spec.name.clone(), spec.datatype, shape, Bytes::from(data)).map_err(|error| error.to_string())
 }
 
-/// Compares one output; other than floating point ones have no direction.
+/// Compares one output. An output that is not floating point has no direction.
 fn compare(expected: &Tensor, found: &Tensor) -> Result<Comparison, String> {
     if expected.shape() != found.shape() || expected.datatype() != found.datatype() {
         return Err(format!(
@@ -192,7 +191,7 @@ fn compare(expected: &Tensor, found: &Tensor) -> Result<Comparison, String> {
     let mut comparison = Comparison { min_cosine: 1.0, max_difference: 0.0, rows: 0 };
     for (left, right) in expected_values.chunks(width.max(1)).zip(found_values.chunks(width.max(1))) {
         let difference = left.iter().zip(right).map(|(l, r)| (l - r).abs());
-        // A NaN is as different as can be; `max` and `min` would pass it over.
+        // A NaN is the largest difference; `max` and `min` would ignore it.
         let difference = difference.fold(0.0, |most: f64, d| if d.is_nan() { f64::INFINITY } else { most.max(d) });
         let cosine = cosine(left, right);
         comparison = comparison.and(Comparison {
@@ -241,7 +240,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers with its values, scaled and bent.
+    /// Returns its values, scaled and bent.
     struct Fake {
         bend: f32,
     }

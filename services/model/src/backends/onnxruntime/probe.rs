@@ -1,9 +1,8 @@
-//! Whether padding does what was declared, tried out before the model serves: a short request, alone and beside a longer
-//! one.
+//! Checks before a model serves that padding works as declared: runs a short request, alone and beside a longer one.
 //!
-//! Requests that cannot run together at all are a fault of the declaration, and fail the load. That a result depends on
-//! its neighbours is a warning: a wrong padding value or mask does that, but so does quantization whose scales are taken
-//! from the whole batch, which somebody may have chosen.
+//! If the requests cannot run together at all, the declaration is wrong, and the load fails. If a result depends on the
+//! other request, that is a warning. A wrong padding value or mask causes it, but so does quantization with scales from
+//! the whole batch, which may be intended.
 
 use trireme_inference::{InferError, Tensor};
 use trireme_model_repository::ModelConfig;
@@ -13,14 +12,14 @@ use super::instance::OnnxInstance;
 use super::measure;
 use crate::batcher::Declaration;
 
-/// Tokens of the two requests: few enough for any model's positions.
+/// Tokens of the two requests; few enough for any model's positions.
 const SHORT: u32 = 3;
 const LONG: u32 = 8;
 
-/// Differences up to this are rounding.
+/// Differences up to this count as rounding.
 const ROUNDING: f32 = 1e-4;
 
-/// Tries padding on `instance`.
+/// Checks padding on `instance`.
 pub fn check(config: &ModelConfig, declaration: &Declaration, instance: &mut OnnxInstance) -> Result<(), LoadError> {
     let requests = [SHORT, LONG].map(|length| measure::request(config, declaration, 1, length));
     let [Ok(short), Ok(long)] = requests else {
@@ -61,7 +60,7 @@ pub fn check(config: &ModelConfig, declaration: &Declaration, instance: &mut Onn
     Ok(())
 }
 
-/// The largest difference of two outputs of one shape; 0 where they are no floats.
+/// The largest difference between two outputs of one shape; 0 if they are not floats.
 fn difference(left: &Tensor, right: &Tensor) -> f32 {
     let (Ok(left), Ok(right)) = (left.values::<f32>(), right.values::<f32>()) else { return 0.0 };
     left.iter().zip(&*right).map(|(l, r)| (l - r).abs()).fold(0.0, f32::max)

@@ -1,7 +1,8 @@
-//! Execution providers of a session: put in as asked for, and looked at afterwards.
+//! Execution providers of a session: adding them, and checking afterwards that they are used.
 //!
-//! ONNX Runtime falls back to the CPU where a provider takes nothing, and may choose a registered plugin for a session
-//! that never asked. So every session names its devices, and [`assigned`] tells which providers its graph went to.
+//! ONNX Runtime falls back to the CPU for nodes that a provider does not take, and may choose a registered plugin for a
+//! session that did not ask for it. So every session names its devices, and [`assigned`] returns the providers that run
+//! its graph.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -22,7 +23,7 @@ use super::library;
 /// The library's own CPU provider.
 const CPU: &str = "CPUExecutionProvider";
 
-/// Where the setup script puts the OpenVINO plugin, relative to the checkout.
+/// The OpenVINO plugin's path after the setup script, relative to the checkout.
 const OPENVINO_SETUP_PATH: &str = ".tools/openvino/libonnxruntime_providers_openvino_plugin.so";
 const OPENVINO_HOW_TO_GET: &str =
     "get it with scripts/fetch-openvino.sh, and name it with --openvino-library or TRIREME_OPENVINO_LIBRARY";
@@ -30,7 +31,7 @@ const OPENVINO_HOW_TO_GET: &str =
 /// Plugins are registered once per process, like the environment they belong to.
 static OPENVINO: Mutex<Option<PathBuf>> = Mutex::new(None);
 
-/// Graph nodes by the provider that runs them.
+/// The number of graph nodes by provider.
 pub type Assignment = BTreeMap<String, usize>;
 
 /// Whether this is the library's own CPU provider.
@@ -43,8 +44,8 @@ fn is_openvino_on_cpu(device: &Device<'_>) -> bool {
         && device.hardware_device().ty() == DeviceType::CPU
 }
 
-/// Gives `builder` the providers of `accelerators`, with the CPU behind them for what they do not take; without any, the
-/// CPU alone. `threads` is for those that run on the CPU.
+/// Gives `builder` the providers of `accelerators`, followed by the CPU for nodes that they do not take. Without any,
+/// only the CPU. `threads` is for providers that run on the CPU.
 pub fn apply(
     builder: SessionBuilder,
     environment: &Environment,
@@ -102,18 +103,19 @@ pub fn apply(
         }
     }
     let Some(options) = plugin_options else {
-        // Left to choose, the library takes whatever provider a plugin registered, also for sessions that never asked.
+        // If the library may choose, it uses any provider that a plugin registered, even in a session that did not ask
+        // for it.
         let builder = register(builder, dispatches)?.with_execution_providers([cpu()]).map_err(message)?;
         return builder.with_devices(environment.devices().filter(is_plain_cpu), None).map_err(message);
     };
-    // First come those named first: the plugin before the CPU.
+    // Devices named first come first: the plugin before the CPU.
     let plugins = environment.devices().filter(is_openvino_on_cpu);
     let devices = plugins.chain(environment.devices().filter(is_plain_cpu));
     let builder = builder.with_devices(devices, Some(&options)).map_err(message)?;
     register(builder, dispatches)?.with_execution_providers([cpu()]).map_err(message)
 }
 
-/// Gives `builder` each of the providers. Here their libraries are loaded, and look for their device.
+/// Gives `builder` each of the providers. This loads their libraries, which look for their devices.
 fn register(
     builder: SessionBuilder,
     dispatches: Vec<(AcceleratorKind, ExecutionProviderDispatch)>,
@@ -124,7 +126,7 @@ fn register(
     })
 }
 
-/// An error of the library about the provider, without the places in the library's sources around it.
+/// A library's error about the provider, without the positions in the library's sources.
 fn unusable(kind: AcceleratorKind, message: &str) -> String {
     // … [ONNXRuntimeError] : number : name : reason ; GPU=number ; hostname=…
     let reason = message.split_once("[ONNXRuntimeError] : ").and_then(|(_, error)| error.splitn(3, " : ").nth(2));
@@ -149,19 +151,20 @@ fn gpu(place: Place) -> i32 {
     }
 }
 
-/// OpenVINO's properties as the JSON that its provider reads. Properties count only under their device's name.
+/// OpenVINO's properties as JSON for its provider. Properties have to be under their device's name.
 fn openvino_config(options: &BTreeMap<String, String>, threads: usize) -> String {
     let mut properties: serde_json::Map<String, serde_json::Value> = serde_json::Map::new();
-    // One stream: a session runs one request at a time, and has to keep to its instance's share of the CPUs.
+    // One stream, because a session runs one request at a time and has to stay within its instance's share of the CPUs.
     properties.insert("NUM_STREAMS".to_owned(), "1".into());
     properties.insert("INFERENCE_NUM_THREADS".to_owned(), threads.to_string().into());
-    // Pinned, the threads of every session would be on the same CPUs, beginning with the first.
+    // If they were pinned, the threads of every session would be on the same CPUs, starting with the first.
     properties.insert("ENABLE_CPU_PINNING".to_owned(), "NO".into());
     properties.extend(options.iter().map(|(key, value)| (key.clone(), value.as_str().into())));
     serde_json::json!({ "CPU": properties }).to_string()
 }
 
-/// Registers the OpenVINO plugin, once: the one at `explicit`, else the setup script's. `false`: there is none.
+/// Registers the OpenVINO plugin, once: the one at `explicit`, or else the setup script's. `false` if there is no
+/// plugin.
 fn openvino_plugin(environment: &Environment, explicit: Option<&Path>) -> Result<bool, String> {
     let mut registered = OPENVINO.lock();
     if registered.is_some() {
@@ -178,7 +181,7 @@ fn openvino_plugin(environment: &Environment, explicit: Option<&Path>) -> Result
         None => library::beside_setup(OPENVINO_SETUP_PATH),
     };
     let Some(path) = found else { return Ok(false) };
-    // The loader takes a path with a slash as it is, and its neighbours from there.
+    // The loader uses a path with a slash as it is, and finds the plugin's neighbours from there.
     let path = std::path::absolute(&path).unwrap_or(path);
     environment.register_ep_library(AcceleratorKind::OpenVino.provider(), &path).map_err(|error| {
         format!("cannot load the OpenVINO plugin {}: {}", path.display(), super::one_line(error.message()))
@@ -188,13 +191,13 @@ fn openvino_plugin(environment: &Environment, explicit: Option<&Path>) -> Result
     Ok(true)
 }
 
-/// What the session's graph was given to. The session has to be made with [`RECORD_ASSIGNMENT`].
+/// The providers that run the session's graph. The session has to be made with [`RECORD_ASSIGNMENT`].
 #[allow(unsafe_code, reason = "ort has no safe function for it")]
 pub fn assigned(session: &Session) -> ort::Result<Assignment> {
     let api = ort::api();
     let mut assignment = Assignment::new();
-    // SAFETY: the session is alive for the whole call and owns the subgraphs, their names and nodes, which are only read;
-    // each function writes a pointer and its count, and the slice is made of just those.
+    // SAFETY: the session is alive for the whole call and owns the subgraphs, their names and nodes, which are only
+    // read. Each function writes a pointer and its count, and the slice is made from exactly those.
     unsafe {
         let (mut subgraphs, mut count) = (std::ptr::null(), 0usize);
         let status = (api.Session_GetEpGraphAssignmentInfo)(session.ptr(), &mut subgraphs, &mut count);
@@ -211,11 +214,11 @@ pub fn assigned(session: &Session) -> ort::Result<Assignment> {
     Ok(assignment)
 }
 
-/// Session setting that makes [`assigned`] work.
+/// The session setting that [`assigned`] needs.
 pub const RECORD_ASSIGNMENT: (&str, &str) = ("session.record_ep_graph_assignment_info", "1");
 
-/// Whether `assignment` is what `accelerators` asked for: each takes part (CUDA behind TensorRT may have nothing left to
-/// do), and nothing else but the CPU does.
+/// Checks `assignment` against `accelerators`: each has to run nodes (CUDA after TensorRT may have none left), and
+/// except for the CPU no other provider may.
 pub fn check_assignment(assignment: &Assignment, accelerators: &[Accelerator]) -> Result<(), String> {
     let asked: Vec<_> = accelerators.iter().map(|accelerator| accelerator.kind.provider()).collect();
     if let Some(first) = accelerators.first()
@@ -233,7 +236,7 @@ pub fn check_assignment(assignment: &Assignment, accelerators: &[Accelerator]) -
     }
 }
 
-/// In words, for the log.
+/// As text for the log.
 pub fn describe(assignment: &Assignment) -> String {
     assignment.iter().map(|(provider, nodes)| format!("{provider} {nodes}")).collect::<Vec<_>>().join(", ")
 }
@@ -265,7 +268,7 @@ mod tests {
 
     #[test]
     fn what_a_provider_misses_is_told() {
-        // The library that tests run with has no CUDA, or this machine has no such GPU.
+        // The tests' library has no CUDA, or the machine has no GPU with this number.
         let environment = library::environment(None).unwrap();
         let builder = Session::builder(&environment).unwrap();
         let cuda = ep::CUDA::default().with_device_id(1000).build();

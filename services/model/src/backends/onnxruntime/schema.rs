@@ -1,5 +1,5 @@
-//! What a model says of its own tensors, and how that meets its configuration: filling in what is left out, refusing what
-//! contradicts. Triton's rules and texts.
+//! A model's own tensors, compared with its configuration: missing parts are filled in, contradictions are refused.
+//! Rules and error texts are Triton's.
 
 use ort::value::Outlet;
 use trireme_inference::{DataType, Shape, TensorSpec};
@@ -8,8 +8,8 @@ use trireme_runtime::LoadError;
 
 use super::values;
 
-/// The tensors of a model, as the model itself has them. Shapes are full, -1 for any size; empty for a scalar, and where
-/// the model does not say.
+/// The tensors of a model, read from the model itself. Shapes are full, -1 for any size; empty for a scalar, and if the
+/// model has no shape for the tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schema {
     /// Inputs in the model's order.
@@ -18,7 +18,7 @@ pub struct Schema {
     pub outputs: Vec<TensorSpec>,
 }
 
-/// A tensor as the configuration declares it; inputs and outputs are checked alike.
+/// A tensor in the configuration; inputs and outputs are checked in the same way.
 struct Declared<'a> {
     name: &'a str,
     datatype: DataType,
@@ -28,7 +28,8 @@ struct Declared<'a> {
 // === impl Schema ===
 
 impl Schema {
-    /// Reads a session's inputs and outputs. Errors on sequences, maps and datatypes that the v2 protocol lacks.
+    /// Reads a session's inputs and outputs. Errors on sequences, maps and datatypes that the v2 protocol does not
+    /// have.
     pub fn new(model: &str, inputs: &[Outlet], outputs: &[Outlet]) -> Result<Schema, LoadError> {
         let tensors = |kind: &str, outlets: &[Outlet]| {
             outlets.iter().map(|outlet| tensor_spec(model, kind, outlet)).collect::<Result<Vec<_>, _>>()
@@ -36,12 +37,12 @@ impl Schema {
         Ok(Schema { inputs: tensors("input", inputs)?, outputs: tensors("output", outputs)? })
     }
 
-    /// This schema for filling in what a configuration leaves open.
+    /// This schema, for completing a configuration.
     pub fn auto_complete(&self, default_max_batch_size: u32) -> AutoComplete {
         AutoComplete { inputs: self.inputs.clone(), outputs: self.outputs.clone(), default_max_batch_size }
     }
 
-    /// Holds the configuration against the model.
+    /// Checks the configuration against the model.
     pub fn check(&self, config: &ModelConfig) -> Result<(), LoadError> {
         let (declared, provided) = (config.inputs.len(), self.inputs.len());
         if declared != provided {
@@ -99,7 +100,10 @@ impl Declared<'_> {
     fn check_shape(&self, config: &ModelConfig, model_shape: &Shape) -> Result<(), LoadError> {
         let prefix = format!("model '{}', tensor '{}'", config.name, self.name);
         let batches = config.max_batch_size > 0;
-        // A scalar cannot be declared; one element stands for it.
+        // A scalar cannot be declared, and some models do not say what shape a tensor has: one element stands for both.
+        if model_shape.is_empty() && !batches && self.dims.iter().all(|&dim| dim == 1) {
+            return Ok(());
+        }
         let one_element = Shape::from([1]);
         let model_shape = if model_shape.is_empty() && !batches { &one_element } else { model_shape };
         if batches && model_shape.first() != Some(&-1) {

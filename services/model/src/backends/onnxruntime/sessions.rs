@@ -1,4 +1,5 @@
-//! Making the sessions of a model: from its file, or from its optimised graph where that is kept or its weights are shared.
+//! Makes the sessions of a model: from its file, or from its optimised graph if that is cached or its weights are
+//! shared.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,7 @@ use super::settings::Settings;
 use super::weights::SharedWeights;
 use super::{OnnxRuntimeOptions, providers};
 
-/// How the sessions of a model are made.
+/// Makes the sessions of a model.
 pub struct Sessions<'a> {
     model: &'a str,
     environment: &'a Environment,
@@ -24,18 +25,19 @@ pub struct Sessions<'a> {
     optimised: Option<Optimised>,
 }
 
-/// The model after optimisation, for sessions on the plain CPU provider.
+/// The optimised model, for sessions on the plain CPU provider.
 struct Optimised {
     path: PathBuf,
     weights: Option<SharedWeights>,
-    /// Removed with the value, where nothing keeps the file.
+    /// A temporary directory for a file that is not cached.
     _directory: Option<TempDir>,
 }
 
 // === impl Sessions ===
 
 impl<'a> Sessions<'a> {
-    /// Sets up the sessions of the model at `path`: optimises it, where that is of use to more than one session.
+    /// Prepares the sessions of the model at `path`. Optimises the model if the result is cached or its weights are
+    /// shared.
     pub fn prepare(
         model: &'a str,
         environment: &'a Environment,
@@ -67,7 +69,7 @@ impl<'a> Sessions<'a> {
             .ok()
     }
 
-    /// Providers that compile the model keep what they made themselves.
+    /// Gives providers that compile the model a directory for their own caches.
     fn keep_with_providers(&mut self, entry: &Entry) {
         let directory = entry.provider_directory();
         let accelerators = &mut self.settings.accelerators;
@@ -107,13 +109,13 @@ impl<'a> Sessions<'a> {
         Ok(Optimised { path, weights, _directory: directory })
     }
 
-    /// A session for an instance at `place`, with so many threads. Its providers are those that were asked for, or it is
-    /// an error.
+    /// A session for an instance at `place`, with `threads` threads. Errors if its providers are not the configured
+    /// ones.
     pub fn make(&self, place: Place, threads: usize) -> Result<Session, String> {
         let accelerators = self.settings.accelerators.at(place);
         let session = match (&self.optimised, place) {
             (Some(optimised), Place::Cpu) => {
-                // Its graph is what optimisation made of it: there is nothing left to do.
+                // The graph is optimised already.
                 let settings = Settings { graph_level: Some(Settings::NO_OPTIMISATION), ..self.settings.clone() };
                 let mut builder = self.builder(&settings, place, threads)?;
                 if let Some(weights) = &optimised.weights {
@@ -126,14 +128,14 @@ impl<'a> Sessions<'a> {
         self.verify(session.map_err(message)?, accelerators)
     }
 
-    /// A session on the plain CPU provider, without anything that trades precision for speed.
+    /// A session on the plain CPU provider, without any setting that trades precision for speed.
     pub fn make_plain(&self) -> Result<Session, String> {
         let settings = self.settings.plain();
         let session = self.builder(&settings, Place::Cpu, crate::cpus::available())?.commit_from_file(self.path);
         self.verify(session.map_err(message)?, &[])
     }
 
-    /// The name of the first provider that sessions at `place` have.
+    /// The name of the first provider of sessions at `place`.
     pub fn provider(&self, place: Place) -> &'static str {
         self.settings.accelerators.at(place).first().map_or("CPUExecutionProvider", |first| first.kind.provider())
     }

@@ -1,10 +1,11 @@
-//! Session settings: what config.pbtxt says, read the way Triton reads it, with defaults for text models in containers.
+//! Session settings: config.pbtxt, read as Triton reads it, with defaults for text models in containers.
 
 use std::collections::BTreeMap;
 
 use ort::environment::Environment;
 use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
+use trireme_inference::nearest;
 use trireme_model_repository::ModelConfig;
 use trireme_runtime::LoadError;
 
@@ -13,66 +14,93 @@ use super::accelerators::{self, Accelerators, Place};
 use super::providers::RECORD_ASSIGNMENT;
 use crate::cpus;
 
-/// How the sessions of a model are made.
+/// The settings for the sessions of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// A place for each instance.
     pub places: Vec<Place>,
-    /// The providers they run with.
+    /// The providers of the sessions.
     pub accelerators: Accelerators,
-    /// What to compare with the plain result before the model serves.
+    /// The comparison with the plain model before the model serves.
     pub precision: Option<PrecisionCheck>,
-    /// Threads of the session that a lone request takes, where layouts go by load.
+    /// Threads of the wide session, if layouts are chosen by load.
     pub wide_threads: Option<usize>,
     /// Whether sessions share their weights.
     pub share_weights: bool,
-    /// Session settings passed on as they are.
+    /// Session settings that are passed on unchanged.
     pub entries: BTreeMap<String, String>,
     /// Threads within an operator.
     pub intra_threads: usize,
-    /// Threads between operators; they matter in parallel execution only.
+    /// Threads between operators; used only in parallel execution.
     pub inter_threads: usize,
-    /// Run independent operators at the same time.
+    /// Whether independent operators run at the same time.
     pub parallel: bool,
-    /// `optimization.graph.level`, as Triton numbers it.
+    /// `optimization.graph.level`, with Triton's numbers.
     pub graph_level: Option<i32>,
-    /// Allocate from an arena, which grows and never shrinks unless told to.
+    /// Whether to allocate from an arena, which grows and shrinks only on request.
     pub memory_arena: bool,
-    /// Plan the memory of a run ahead: pays only where shapes never change.
+    /// Whether to plan the memory of a run ahead, which helps only if shapes never change.
     pub memory_pattern: bool,
-    /// Give unused arena memory back after each run, of these devices (`cpu:0`).
+    /// The devices (`cpu:0`) whose unused arena memory is freed after each run.
     pub arena_shrinkage: Option<String>,
-    /// Put weights into the device's allocator instead of the arena.
+    /// Whether to put weights into the device's allocator instead of the arena.
     pub device_initializers: bool,
 }
 
-/// How near to the plain result a model's outputs have to be.
+/// How close a model's outputs have to be to those of the plain model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PrecisionCheck {
-    /// The lowest cosine that is good enough.
+    /// The lowest accepted cosine.
     pub min_cosine: f64,
-    /// Whether a lower one fails the load; else it is a warning.
+    /// Whether a lower one fails the load; otherwise it is a warning.
     pub refuse: bool,
 }
 
-/// The cosine that is asked for unless told otherwise.
+/// The default of the lowest accepted cosine.
 const MIN_COSINE: f64 = 0.9999;
 
-/// Beginnings of parameters that are ONNX Runtime's own session settings.
+/// The parameters that are read, here and by the batcher. Others are passed over, unless they are nearly one of these.
+const KNOWN: [&str; 22] = [
+    "arena_extend_strategy",
+    "cost_model",
+    "cudnn_conv_algo_search",
+    "do_copy_in_default_stream",
+    "enable_mem_arena",
+    "enable_mem_pattern",
+    "execution_mode",
+    "gpu_mem_limit",
+    "inter_op_thread_count",
+    "intra_op_thread_count",
+    "layouts",
+    "max_overtake_microseconds",
+    "max_rows",
+    "max_rows_per_message",
+    "memory.enable_memory_arena_shrinkage",
+    "pad_inputs",
+    "precision_check",
+    "precision_min_cosine",
+    "session.use_device_allocator_for_initializers",
+    "share_weights",
+    "token_budget",
+    "unpad_outputs",
+];
+
+/// Prefixes of parameters that are ONNX Runtime's own session settings.
 const PASSED_ON: [&str; 4] = ["session.", "optimization.", "mlas.", "ep."];
 
 // === impl Settings ===
 
 impl Settings {
-    /// Reads `config`, for a process of `cpus` CPUs. Errors on values that make no sense.
+    /// Reads `config`, for a process of `cpus` CPUs. Errors on invalid values.
     pub fn new(config: &ModelConfig, options: &OnnxRuntimeOptions, cpus: usize) -> Result<Settings, LoadError> {
         let mut places = accelerators::places(config);
         let accelerators = Accelerators::parse(config, &places)?;
         let parameters = Parameters { model: &config.name, values: &config.parameters };
+        parameters.check_names()?;
         let fixed_shapes = config.max_batch_size == 0
             && !config.inputs.is_empty()
             && config.inputs.iter().all(|input| !input.dims.contains(&-1));
-        // Triton's 0 is "the library's default", which is the whole machine.
+        // Triton's 0 means the library's default, which is the whole machine. Here it counts as not set.
         let threads = |name| Ok(parameters.count(name)?.filter(|&count| count > 0));
         let told = threads("intra_op_thread_count")?.or(options.intra_threads);
         let on_cpu = places.iter().all(|place| *place == Place::Cpu);
@@ -80,7 +108,7 @@ impl Settings {
         let (intra_threads, wide_threads) = if by_load {
             let narrow = told.unwrap_or(1).min(cpus);
             places = vec![Place::Cpu; (cpus / narrow).max(1)];
-            // With a single instance there is no other layout.
+            // With a single instance there is no second layout.
             (narrow, (places.len() > 1).then_some(cpus))
         } else {
             (told.unwrap_or_else(|| cpus::per_instance(cpus, places.len())), None)
@@ -119,22 +147,22 @@ impl Settings {
         })
     }
 
-    /// Triton's number for a graph that is left as it is.
+    /// Triton's number for no optimisation.
     pub const NO_OPTIMISATION: i32 = 2;
 
-    /// The settings of the session that others are compared with: this model on the plain CPU provider.
+    /// The settings of the session to compare with: this model on the plain CPU provider.
     pub fn plain(&self) -> Settings {
         Settings { accelerators: Accelerators::default(), entries: BTreeMap::new(), ..self.clone() }
     }
 
-    /// A session builder with these settings, but for the providers.
+    /// A session builder with these settings, without providers.
     pub fn builder(&self, environment: &Environment, threads: usize) -> ort::Result<SessionBuilder> {
         let (record, on) = RECORD_ASSIGNMENT;
         let mut builder = Session::builder(environment)?
             .with_optimization_level(optimization_level(self.graph_level))?
             .with_intra_threads(threads)?
             .with_inter_threads(self.inter_threads)?
-            // Idle threads that spin burn the CPU that the other stages and instances need.
+            // Idle threads that spin would take CPU time from the other stages and instances.
             .with_intra_op_spinning(false)?
             .with_inter_op_spinning(false)?
             .with_parallel_execution(self.parallel)?
@@ -150,7 +178,7 @@ impl Settings {
     }
 }
 
-/// Triton's numbering: unset is everything, 1 extended, -1 basic, 2 none; it takes other numbers as unset.
+/// Triton's numbers: unset means everything, 1 extended, -1 basic, 2 none. Other numbers count as unset.
 fn optimization_level(graph_level: Option<i32>) -> GraphOptimizationLevel {
     match graph_level {
         Some(1) => GraphOptimizationLevel::Level2,
@@ -160,7 +188,7 @@ fn optimization_level(graph_level: Option<i32>) -> GraphOptimizationLevel {
     }
 }
 
-/// `parameters` of config.pbtxt, which are strings.
+/// The `parameters` of config.pbtxt, which are strings.
 struct Parameters<'a> {
     model: &'a str,
     values: &'a BTreeMap<String, String>,
@@ -169,12 +197,24 @@ struct Parameters<'a> {
 // === impl Parameters ===
 
 impl Parameters<'_> {
-    /// A whole number, not negative.
+    /// Refuses names that are nearly known ones: they would be passed over.
+    fn check_names(&self) -> Result<(), LoadError> {
+        let unknown = self.values.keys().filter(|key| !KNOWN.contains(&key.as_str()));
+        let meant = unknown.filter_map(|key| Some((key, nearest(key, KNOWN)?)));
+        let faults: Vec<_> =
+            meant.map(|(key, meant)| format!("unknown parameter '{key}', did you mean '{meant}'?")).collect();
+        match faults.is_empty() {
+            true => Ok(()),
+            false => Err(LoadError::Config(format!("model '{}': {}", self.model, faults.join("; ")))),
+        }
+    }
+
+    /// A whole number that is not negative.
     fn count(&self, name: &str) -> Result<Option<usize>, LoadError> {
         self.read(name, "a whole number up to 1024", |text| text.parse().ok().filter(|&count| count <= 1024))
     }
 
-    /// Triton's `0` or `1`; `false` and `true` are taken too.
+    /// Triton's `0` or `1`; `false` and `true` are accepted too.
     fn switch(&self, name: &str) -> Result<Option<bool>, LoadError> {
         self.read(name, "0 or 1", |text| match text {
             "0" | "false" => Some(false),
@@ -183,7 +223,7 @@ impl Parameters<'_> {
         })
     }
 
-    /// One of a few words, as its index.
+    /// The index of the value among `words`.
     fn choice<const N: usize>(&self, name: &str, words: [&str; N]) -> Result<Option<usize>, LoadError> {
         let (last, others) = words.split_last().expect("there is something to choose from");
         let want = format!("{} or {last}", others.join(", "));
@@ -291,6 +331,14 @@ mod tests {
         let fixed = settings("instance_group [{ count: 2 kind: KIND_CPU }]").unwrap();
         assert_eq!((fixed.intra_threads, fixed.places.len(), fixed.wide_threads), (4, 2, None));
         assert!(settings(&parameter("layouts", "both")).unwrap_err().contains("fixed or by_load, found 'both'"));
+    }
+
+    #[test]
+    fn names_that_are_nearly_right_are_refused() {
+        let refused = |name| settings(&parameter(name, "1")).unwrap_err();
+        assert_eq!(refused("pad_input"), "model 'm': unknown parameter 'pad_input', did you mean 'pad_inputs'?");
+        assert!(refused("Layouts").ends_with("did you mean 'layouts'?"));
+        assert!(settings(&parameter("somebody_else_s", "1")).is_ok());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Ends a run from another thread, when nobody waits for it any more.
+//! Stops a run from another thread when no client waits for it any more.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use ort::session::{HasSelectedOutputs, RunOptions};
 use parking_lot::Mutex;
 use trireme_runtime::Stop;
 
-/// The run of an instance that is under way, if any.
+/// The present run of an instance, if there is one.
 #[derive(Default)]
 pub struct Stopper(Mutex<Option<Arc<Shared>>>);
 
@@ -16,19 +16,19 @@ pub struct Stoppable<'a> {
     options: Arc<Shared>,
 }
 
-/// Options that the run and who stops it look at.
+/// Options shared by the run and the thread that stops it.
 struct Shared(RunOptions<HasSelectedOutputs>);
 
-// SAFETY: ort keeps options with selected outputs to one thread because outputs that were allocated beforehand would be
-// written to by two. Those here have none (`OnnxInstance::run_options` names outputs only), and they are private to this
-// file, whose other thread calls nothing but `terminate`, which ONNX Runtime has for that.
+// SAFETY: ort restricts options with selected outputs to one thread, because two threads could write to outputs
+// allocated beforehand. These options have no such outputs (`OnnxInstance::run_options` only names outputs). They are
+// private to this file, whose other thread only calls `terminate`, which ONNX Runtime provides for this purpose.
 #[allow(unsafe_code, reason = "selecting outputs spares copies from a device of those that nobody needs")]
 unsafe impl Sync for Shared {}
 
 // === impl Stopper ===
 
 impl Stopper {
-    /// From now on a run with `options` can be stopped. `options` has no outputs allocated beforehand.
+    /// Makes the run with `options` stoppable. `options` must not have outputs allocated beforehand.
     pub fn begin(&self, options: RunOptions<HasSelectedOutputs>) -> Stoppable<'_> {
         let options = Arc::new(Shared(options));
         *self.0.lock() = Some(options.clone());
@@ -49,7 +49,7 @@ impl Stop for Stopper {
 // === impl Stoppable ===
 
 impl Stoppable<'_> {
-    /// What the run is started with.
+    /// The options to start the run with.
     pub fn options(&self) -> &RunOptions<HasSelectedOutputs> {
         &self.options.0
     }

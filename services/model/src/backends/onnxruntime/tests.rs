@@ -1,6 +1,7 @@
-//! The backend on small models, with the real library: these tests fail where it is missing.
+//! The backend on small models, with the real library. Without the library these tests fail.
 
 mod accelerated;
+mod hostile;
 mod padding;
 mod stopping;
 
@@ -45,7 +46,7 @@ fn output(result: &Result<ExecuteResponse, InferError>) -> &Tensor {
     &result.as_ref().expect("the request succeeds").outputs[0]
 }
 
-/// A model that copies `x` to `y`, written as ONNX's protobuf by hand: `[batch, n]` elements of ONNX's type number.
+/// A model that copies `x` to `y`, written by hand as ONNX's protobuf: `[batch, n]` elements with ONNX's type number.
 fn identity_model(element_type: u8, dimensions: &[&str]) -> TempDir {
     fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
         assert!(bytes.len() < 128, "longer fields need a longer length");
@@ -200,7 +201,7 @@ fn a_bad_request_fails_alone() {
     );
     assert!(!error.message.contains('\n'));
 
-    // Shapes that each fit, but not each other.
+    // Shapes that each fit the model, but not each other.
     let error = execute(&mut model, &[&text(7, 2)], "last_hidden_state").remove(0).unwrap_err();
     assert_eq!(error.code, ErrorCode::InvalidArg, "{error}");
 }
@@ -261,13 +262,16 @@ fn a_missing_or_corrupt_file_is_named() {
     let file = directory.path().join("1/model.onnx");
     let other = load_error(&directory, &config("m", "default_model_filename: 'other.onnx'"));
     assert!(other.starts_with("model 'm': cannot read ") && other.contains("1/other.onnx"), "{other}");
+    let there = "; the version folder holds model.onnx: to serve model.onnx, write default_model_filename: \"model.onnx\" in \
+                 config.pbtxt";
+    assert!(other.ends_with(there), "{other}");
     std::fs::write(&file, "not a model").unwrap();
     let corrupt = load_error(&directory, &config("m", ""));
     assert!(
         corrupt.starts_with("model 'm': ") && corrupt.contains("model.onnx") && !corrupt.contains('\n'),
         "{corrupt}"
     );
-    // A directory of that name holds the model and its external weights.
+    // A directory with this name contains the model and its external weights.
     std::fs::remove_file(&file).unwrap();
     let (nested, good) = (directory.path().join("1/model.onnx"), identity_model(1, &["b"]));
     std::fs::create_dir(&nested).unwrap();

@@ -1,8 +1,8 @@
-//! Tensors as ONNX Runtime's values and back.
+//! Converts tensors to ONNX Runtime's values and back.
 //!
-//! Numbers go in without a copy where their bytes are aligned, and come out with one: an output may be memory of the
-//! session's arena, of the model's weights or even of an input, none of which may leave with the answer. Strings are bytes
-//! here: neither valid UTF-8 nor free of NUL, which is why they bypass the library's C-string functions.
+//! Numbers go in without a copy if their bytes are aligned, and come out with a copy: an output may be memory of the
+//! session's arena, of the model's weights or even of an input, and none of these may leave with the answer. Strings
+//! are arbitrary bytes, possibly invalid UTF-8 or with NULs, so they bypass the library's C-string functions.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use half::{bf16, f16};
@@ -12,7 +12,7 @@ use ort::session::SessionInputValue;
 use ort::value::{DynTensor, DynValue, PrimitiveTensorElementType, TensorElementType, TensorRef};
 use trireme_inference::{DataType, Element, InferError, Shape, Tensor};
 
-/// Runs a generic function for the Rust type of a fixed-size datatype.
+/// Calls a generic function for the Rust type of a fixed-size datatype.
 macro_rules! for_number {
     ($datatype:expr, $function:ident($($argument:expr),*), BOOL => $bool:expr, BYTES => $bytes:expr) => {
         match $datatype {
@@ -34,7 +34,7 @@ macro_rules! for_number {
     };
 }
 
-/// The datatype of ONNX Runtime's element type; `None` for those that the v2 protocol cannot carry.
+/// The datatype of ONNX Runtime's element type; `None` if the v2 protocol does not have it.
 pub fn datatype(element: TensorElementType) -> Option<DataType> {
     Some(match element {
         TensorElementType::Bool => DataType::Bool,
@@ -55,7 +55,7 @@ pub fn datatype(element: TensorElementType) -> Option<DataType> {
     })
 }
 
-/// `tensor` under the shape that the model takes, borrowing its bytes where they are aligned.
+/// `tensor` with the shape at the model; borrows its bytes if they are aligned.
 pub fn input_value<'t>(tensor: &'t Tensor, shape: &Shape) -> ort::Result<SessionInputValue<'t>> {
     for_number!(tensor.datatype(), numbers(tensor, shape), BOOL => booleans(tensor, shape), BYTES => strings(tensor, shape))
 }
@@ -71,7 +71,7 @@ where
     })
 }
 
-/// Any byte but 0 is true on the wire, while a Rust `bool` is 0 or 1.
+/// Converts booleans: any byte but 0 is true on the wire, while a Rust `bool` is 0 or 1.
 fn booleans<'t>(tensor: &'t Tensor, shape: &Shape) -> ort::Result<SessionInputValue<'t>> {
     Ok(match bytemuck::checked::try_cast_slice::<u8, bool>(tensor.data()) {
         Ok(values) => TensorRef::from_array_view((shape.to_vec(), values))?.into(),
@@ -87,9 +87,9 @@ fn strings<'t>(tensor: &'t Tensor, shape: &Shape) -> ort::Result<SessionInputVal
     let mut value = DynTensor::new(&Allocator::default(), TensorElementType::String, shape.to_vec())?;
     for (index, element) in tensor.bytes_elements().map_err(ort::Error::wrap)?.enumerate() {
         let mut buffer = std::ptr::null_mut();
-        // SAFETY: `value` is a live string tensor of as many elements as `tensor` (both have the shape's element count),
-        // so `index` is in range. On success `buffer` points at `element.len()` writable bytes of that element, which
-        // stay where they are until the element is resized again.
+        // SAFETY: `value` is a live string tensor with as many elements as `tensor` (both have the shape's element
+        // count), so `index` is in range. On success `buffer` points at `element.len()` writable bytes of that element,
+        // which stay in place until the element is resized again.
         unsafe {
             let api = ort::api();
             let status = (api.GetResizedStringTensorElementBuffer)(value.ptr_mut(), index, element.len(), &mut buffer);
@@ -100,7 +100,7 @@ fn strings<'t>(tensor: &'t Tensor, shape: &Shape) -> ort::Result<SessionInputVal
     Ok(value.into())
 }
 
-/// The output `name` as a tensor of its own memory.
+/// Copies the output `name` to a tensor.
 pub fn output_tensor(name: &str, value: &DynValue) -> Result<Tensor, InferError> {
     let element = value.dtype().tensor_type().ok_or_else(|| unexpected(name, &value.dtype().to_string()))?;
     let datatype = datatype(element).ok_or_else(|| unexpected(name, &element.to_string()))?;
@@ -129,7 +129,7 @@ fn copy_strings(value: &DynValue) -> ort::Result<Bytes> {
     let api = ort::api();
     let mut size = 0usize;
     let mut offsets = vec![0usize; count];
-    // SAFETY: `value` is a live string tensor of `count` elements: the caller looked at its type and shape. Both calls
+    // SAFETY: `value` is a live string tensor of `count` elements: the caller checked its type and shape. Both calls
     // only read it; the second writes `size` bytes and `count` offsets into buffers of those lengths.
     let content = unsafe {
         ort::Error::result_from_status((api.GetStringTensorDataLength)(value.ptr(), &mut size))?;

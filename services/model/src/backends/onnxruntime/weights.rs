@@ -1,9 +1,9 @@
 //! Weights that the sessions of a model share.
 //!
-//! ONNX Runtime gives each session a copy of its own, unless the caller brings the initializers along; then it uses the
-//! caller's memory, and shares what its operators make of them (packed matrices) through a container. The initializers
-//! have to be those of the graph that runs, so they are taken from the optimised model: optimisation fuses weights into
-//! new ones under new names.
+//! ONNX Runtime gives each session its own copy of the weights, unless the caller passes the initializers. Then it uses
+//! the caller's memory, and shares the data its operators derive from them (packed matrices) through a container. The
+//! initializers have to be those of the graph that runs. Optimisation fuses weights into new ones with new names, so
+//! the initializers are read from the optimised model.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use ort::session::builder::{PrepackedWeights, SessionBuilder};
 use ort::value::{DynValue, Tensor};
 use prost::Message;
 
-/// Smaller ones are not worth it: among them are shapes and axes, which the library wants to read while it loads.
+/// Smaller initializers are not shared: they include shapes and axes, which the library has to read while it loads.
 const SMALLEST: usize = 4096;
 
-/// Initializers in memory, and what was made of them.
+/// Initializers in memory, and the data derived from them.
 pub struct SharedWeights {
     initializers: Vec<(String, Arc<DynValue>)>,
     prepacked: PrepackedWeights,
@@ -65,7 +65,7 @@ impl SharedWeights {
         Ok(SharedWeights { initializers, prepacked: PrepackedWeights::new() })
     }
 
-    /// Makes a session use them.
+    /// Makes a session use these weights.
     pub fn give(&self, mut builder: SessionBuilder) -> ort::Result<SessionBuilder> {
         for (name, value) in &self.initializers {
             builder = builder.with_initializer(name, value.clone())?;
@@ -77,9 +77,9 @@ impl SharedWeights {
 // === impl TensorProto ===
 
 impl TensorProto {
-    /// As a value of the library, where its datatype is one that weights have.
+    /// The initializer as a value of the library; `None` if weights do not have its datatype.
     fn value(&self) -> ort::Result<Option<DynValue>> {
-        // A vector of its own: the bytes lie in the file as they happen to, not where numbers may begin.
+        // A vector of its own, because the bytes in the file may not be aligned for numbers.
         macro_rules! tensor {
             ($type:ty) => {{
                 let values: Vec<$type> = bytemuck::pod_collect_to_vec(&self.raw_data);

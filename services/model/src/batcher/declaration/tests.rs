@@ -1,4 +1,4 @@
-//! What declarations mean, and all that is told of faulty ones.
+//! The meaning of declarations, and all errors of faulty ones.
 
 use super::*;
 

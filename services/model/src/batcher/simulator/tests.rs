@@ -1,20 +1,20 @@
-//! Workers of different speed on one queue.
+//! Workers of different speeds on one queue.
 
 use trireme_model_repository::DynamicBatching;
 use trireme_runtime::{Appetite, OneAtATime};
 
-use super::super::DynamicBatcher;
 use super::*;
+use trireme_runtime::DynamicBatcher;
 
 const MS: Duration = Duration::from_millis(1);
 
 /// Every run takes 50 ms at speed 1.
 const FLAT: CostModel = CostModel { run: 0.05, token: 0.0, pair: 0.0 };
 
-/// A slow one and one that is four times as fast: 20 and 80 runs a second.
+/// A slow worker and one that is four times as fast: 20 and 80 runs a second.
 const ONE_TO_FOUR: &[(usize, f64)] = &[(1, 1.0), (1, 4.0)];
 
-/// A policy whose worker takes as much as it may hold.
+/// A policy whose worker takes as many requests as it may hold.
 struct Hoarding<P>(P);
 
 impl<P: BatchPolicy> BatchPolicy for Hoarding<P> {
@@ -62,7 +62,7 @@ fn together_they_do_the_sum_of_what_each_does() {
 
 #[test]
 fn the_slow_one_does_not_make_requests_wait() {
-    // Eight at a time, 80 a second: what both can do in 80 ms.
+    // Eight at a time, 80 a second. Both workers together can execute eight in 80 ms.
     let trace = at((0..4000u32).map(|n| n / 8 * 100 * MS));
     let report = play(&OneAtATime, &trace, None);
     // One worker as fast as both together needs 70 ms for the last of eight.

@@ -1,4 +1,4 @@
-//! Accelerators, shared weights, layouts and kept graphs: each has to answer what the plain model answers.
+//! Accelerators, shared weights, layouts and cached graphs: the answers have to equal those of the plain model.
 
 use trireme_runtime::Instance;
 
@@ -52,7 +52,7 @@ fn assert_near(found: &[f32], expected: &[f32], most: f32) {
     assert!(difference <= most, "differs by {difference}");
 }
 
-/// Whether OpenVINO's plugin serves this processor; checks that it is an error to ask for it where it does not.
+/// Whether OpenVINO's plugin supports this processor. If not, checks that a model that asks for it fails to load.
 #[cfg(target_arch = "x86_64")]
 fn openvino_serves_this_processor() -> bool {
     if std::fs::read_to_string("/proc/cpuinfo").unwrap().contains("GenuineIntel") {
@@ -74,7 +74,8 @@ fn openvino_answers_like_the_plain_model_and_leaves_others_plain() {
     let text = openvino("parameters { key: 'precision' value: 'FP32' }");
     let mut model = load(committed("tiny_encoder"), &encoder(&format!("{text} {ONE}"))).unwrap();
     assert_near(&answers(&mut model.instances[0]), &expected, 1e-4);
-    // The plugin is registered from here on; a session that does not ask for it fails to load where it takes part.
+    // The plugin is registered from here on. A session that does not ask for it would fail to load if the plugin took
+    // part.
     assert_eq!(plain(), expected);
 }
 
@@ -128,7 +129,7 @@ fn declared_warmup_is_what_precision_is_checked_on() {
 
 #[test]
 fn a_provider_that_cannot_be_had_is_an_error() {
-    // There is no GPU of this number, whatever the machine; a library with CUDA gets further, and says what it misses.
+    // No machine has a GPU with this number. A library with CUDA gets further, and reports the missing GPU.
     let gpu = "instance_group [{ kind: KIND_GPU gpus: [1000] count: 1 }]";
     let tensorrt = "optimization { execution_accelerators { gpu_execution_accelerator: [{ name: 'tensorrt' }] } }";
     for (name, provider, text) in [("cuda", "CUDA", ""), ("tensorrt", "Tensorrt", tensorrt)] {
@@ -148,7 +149,7 @@ fn shared_weights_and_layouts_by_load_change_no_answer() {
         for instance in &mut model.instances {
             assert_near(&answers(instance), &expected, 1e-6);
         }
-        // At the same time: one of them wide, or all of them narrow.
+        // At the same time: one run is wide, or all are narrow.
         std::thread::scope(|scope| {
             for instance in &mut model.instances {
                 scope.spawn(|| (0..20).for_each(|_| assert_near(&answers(instance), &expected, 1e-6)));
@@ -185,7 +186,7 @@ fn settings_of_the_library_are_passed_on() {
     let affinities =
         |value: &str| encoder(&format!("{threads} {}", parameter("session.intra_op_thread_affinities", value)));
     assert!(load(committed("tiny_encoder"), &affinities("1")).is_ok());
-    // One for each thread that is made: the library counts them.
+    // The library expects one affinity for each thread that it creates.
     let wrong = load_error(committed("tiny_encoder"), &affinities("1;1;1"));
     assert!(
         wrong.starts_with("model 'tiny_encoder': ") && wrong.contains("affinities") && !wrong.contains('\n'),

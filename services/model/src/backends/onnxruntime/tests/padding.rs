@@ -1,4 +1,4 @@
-//! Requests of differing lengths in one run: whoever the neighbours are, a request's result stays its own.
+//! Requests of differing lengths in one run: a request's result does not depend on the others.
 
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ fn texts(rows: usize, length: usize) -> Vec<Tensor> {
     vec![ints("input_ids", ids), ints("attention_mask", vec![1; rows * length])]
 }
 
-/// What the encoder answers to valid requests of one run.
+/// The encoder's answers to valid requests of one run.
 fn hidden(model: &mut LoadedModel, requests: &[&[Tensor]]) -> Vec<Tensor> {
     let results = execute(model, requests, "last_hidden_state");
     let rows: i64 = requests.iter().map(|inputs| inputs[0].shape()[0]).sum();
@@ -104,7 +104,7 @@ fn odd_requests_share_with_nobody_and_harm_nobody() {
 
 #[test]
 fn a_declaration_that_the_model_contradicts_fails_the_load() {
-    // Copies `[b, n]`.
+    // The model copies `[b, n]`.
     let directory = identity_model(1, &["b", "n"]);
     let io = "input [{ name: 'x' data_type: TYPE_FP32 dims: [-1, -1] }]
               output [{ name: 'y' data_type: TYPE_FP32 dims: [-1, -1] }]";
@@ -120,7 +120,7 @@ fn a_declaration_that_the_model_contradicts_fails_the_load() {
         "model 'tiny_encoder': output 'y' of a padded request has shape [1,8], alone it has [1,3]: 'unpad_outputs' has \
          to name the outputs that are as long as the padded inputs"
     );
-    // Its masks would stay as they are, and not fit the padded ids.
+    // The masks would not be padded, and would not fit the padded ids.
     let unpadded = "input [{ name: 'input_ids' data_type: TYPE_INT64 dims: [-1, -1] },
                            { name: 'attention_mask' data_type: TYPE_INT64 dims: [-1, 3] }]
                     output [{ name: 'last_hidden_state' data_type: TYPE_FP32 dims: [-1, -1, 8] }]";
@@ -147,7 +147,7 @@ fn costs_are_measured_once_and_kept() {
     let entries: Vec<_> =
         std::fs::read_dir(directory.path().join("costs")).unwrap().map(|e| e.unwrap().path()).collect();
     assert_eq!(entries.len(), 1);
-    // What the next load reads is what is there.
+    // Changes the entry, to see that the next load reads it.
     let text = std::fs::read_to_string(&entries[0]).unwrap();
     let changed: String = text
         .lines()
@@ -160,7 +160,7 @@ fn costs_are_measured_once_and_kept() {
     assert_eq!(in_hand(), 64 + 10);
 }
 
-/// Compares only where TRIREME_REFERENCE_DIR names a folder with `data/texts-dev.jsonl` and the published model.
+/// Runs only if TRIREME_REFERENCE_DIR names a folder with `data/texts-dev.jsonl` and the published model.
 #[test]
 fn real_texts_are_the_same_alone_and_together() {
     let Some(reference) = std::env::var_os("TRIREME_REFERENCE_DIR").map(PathBuf::from) else {
@@ -183,7 +183,7 @@ fn real_texts_are_the_same_alone_and_together() {
             largest = largest.max(difference(&together, &hidden(model, &[inputs])[0]));
         }
     };
-    // Runs as the policy forms them.
+    // Runs chosen by the policy.
     let (mut runs, mut batched) = (0, 0);
     for window in requests.chunks(64) {
         let mut waiting: Vec<&[Tensor]> = window.iter().map(Vec::as_slice).collect();
@@ -205,7 +205,7 @@ fn real_texts_are_the_same_alone_and_together() {
             });
         }
     }
-    // Runs as no policy would: mostly padding.
+    // Runs that no policy would choose: mostly padding.
     for batch in requests.chunks(8).step_by(4) {
         compare(&mut model, &batch.iter().map(Vec::as_slice).collect::<Vec<_>>());
     }

@@ -1,4 +1,4 @@
-//! Runs that last, stopped from another thread.
+//! Long runs that are stopped from another thread.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +6,10 @@ use trireme_inference::ErrorCode;
 
 use super::*;
 
-/// Some µs each: seconds in all.
+/// Each takes some µs: seconds in total.
 const STEPS: i64 = 2_000_000;
 
-/// A model that takes as many steps as it is told.
+/// A model that takes a requested number of steps.
 fn countdown() -> LoadedModel {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/repositories/lasting/countdown");
     let text = std::fs::read_to_string(directory.join("config.pbtxt")).unwrap();

@@ -1,0 +1,70 @@
+//! `trireme init`: writes the model repository that a model folder is served as, and says where each setting comes from.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use trireme_model_repository::{ModelFolder, Placement, is_model_folder};
+
+use crate::style::{Style, cell, colours, table};
+
+/// Flags of `trireme init`.
+#[derive(Args)]
+pub struct InitArgs {
+    /// The model folder, as Hugging Face and sentence-transformers write it
+    #[arg(value_name = "FOLDER")]
+    folder: PathBuf,
+
+    /// The model repository to write into; it is made where there is none
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+
+    /// The name to serve the model under; the folder's by default
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// Copy the model's files instead of linking to them
+    #[arg(long)]
+    copy: bool,
+}
+
+/// Writes the repository and prints what was derived.
+pub fn run(args: &InitArgs) -> ExitCode {
+    match init(args) {
+        Ok(report) => crate::write_out(report.as_bytes()),
+        Err(error) => {
+            eprintln!("trireme init: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn init(args: &InitArgs) -> anyhow::Result<String> {
+    let folder = &args.folder;
+    ensure!(folder.is_dir(), "there is no folder '{}'", folder.display());
+    ensure!(
+        is_model_folder(folder),
+        "'{}' is no model folder: it has neither config.json, modules.json or tokenizer.json nor an ONNX file",
+        folder.display()
+    );
+    let model = ModelFolder::read(folder, args.name.as_deref())?;
+    let placement = if args.copy { Placement::Copy } else { Placement::Link };
+    model.write(&args.directory, placement).context("the repository is not written")?;
+
+    let mut out = String::new();
+    let origin = |origin: &str| match origin.starts_with("guessed") {
+        true => (origin.to_owned(), Style::Strong),
+        false => (origin.to_owned(), Style::Faint),
+    };
+    let rows = model.description.table();
+    let lines: Vec<_> =
+        rows.iter().map(|row| vec![cell(row.part), cell(row.what), cell(&row.value), origin(&row.origin)]).collect();
+    table(&mut out, &["step", "setting", "value", "from"], &lines, colours());
+    let directory = args.directory.display();
+    out.push_str(&format!(
+        "\nwrote {directory}/{0}, {0}_tokenizer, {0}_model and {0}_postprocess\nserve it: trireme serve {directory}\n",
+        model.name
+    ));
+    Ok(out)
+}

@@ -1,0 +1,304 @@
+//! What a model says of a text, from whichever source, and how alike two such answers are.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, bail, ensure};
+use clap::ValueEnum;
+use serde_json::Value;
+
+/// How far scores of entities may be apart that are the same.
+const SAME_SCORE: f64 = 1e-3;
+
+/// An operation whose results are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum Task {
+    /// One vector
+    Embed,
+    /// Weights of vocabulary tokens
+    Sparse,
+    /// A vector for each token
+    MultiVector,
+    /// The score of a pair
+    Rerank,
+    /// Scores of classes
+    Classify,
+    /// Entities in the text
+    TokenClassify,
+}
+
+/// What a model says of one text.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// An embedding.
+    Vector(Vec<f64>),
+    /// Components by index.
+    Sparse(BTreeMap<i64, f64>),
+    /// A vector for each token.
+    Tokens(Vec<Vec<f64>>),
+    /// Scores.
+    Scores(Vec<f64>),
+    /// Entities as JSON objects.
+    Entities(Vec<Value>),
+}
+
+/// The outputs of one request, by name.
+pub type Outputs = BTreeMap<String, Output>;
+
+/// An output tensor.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// Its dimensions.
+    pub shape: Vec<usize>,
+    /// Its elements.
+    pub data: Vec<Value>,
+}
+
+// === impl Task ===
+
+impl Task {
+    /// The name in configurations.
+    pub fn name(self) -> &'static str {
+        match self {
+            Task::Embed => "embed",
+            Task::Sparse => "sparse",
+            Task::MultiVector => "multi_vector",
+            Task::Rerank => "rerank",
+            Task::Classify => "classify",
+            Task::TokenClassify => "token_classify",
+        }
+    }
+
+    /// What the likeness of two answers is called.
+    pub fn measure(self) -> &'static str {
+        match self {
+            Task::Embed | Task::Sparse => "cosine",
+            Task::MultiVector => "cosine of a token",
+            Task::Rerank | Task::Classify => "1 - difference of scores",
+            Task::TokenClassify => "1 where entities are the same",
+        }
+    }
+
+    /// The tasks of a model: those that its configuration names, or those that its outputs tell.
+    pub fn of(config: &Value) -> anyhow::Result<Vec<Task>> {
+        if let Some(named) = config["parameters"]["task"]["string_value"].as_str() {
+            let named = named.split(',').map(str::trim).filter(|name| !name.is_empty());
+            let tasks: Vec<Task> = named.filter_map(|name| Task::from_str(name, false).ok()).collect();
+            ensure!(
+                !tasks.is_empty(),
+                "the model's task is '{}', which cannot be verified",
+                config["parameters"]["task"]["string_value"]
+            );
+            return Ok(tasks);
+        }
+        let outputs: Vec<&str> =
+            config["output"].as_array().into_iter().flatten().filter_map(|output| output["name"].as_str()).collect();
+        let texts = config["input"].as_array().map_or(0, Vec::len);
+        let found = |name: &&str| match *name {
+            "sentence_embedding" => Some(Task::Embed),
+            "sparse_indices" => Some(Task::Sparse),
+            "token_embeddings" => Some(Task::MultiVector),
+            "entities" => Some(Task::TokenClassify),
+            "scores" if texts > 1 => Some(Task::Rerank),
+            "scores" => Some(Task::Classify),
+            _ => None,
+        };
+        let tasks: Vec<Task> = outputs.iter().filter_map(found).collect();
+        match (tasks.is_empty(), outputs.len()) {
+            (false, _) => Ok(tasks),
+            (true, 1) => Ok(vec![Task::Embed]),
+            _ => bail!("the model's outputs {outputs:?} do not tell what it does: say it by --task"),
+        }
+    }
+
+    /// The answers in the outputs of a request of `rows` rows.
+    pub fn read(self, outputs: &Outputs, rows: usize) -> anyhow::Result<Vec<Answer>> {
+        let get = |name: &str| {
+            let only = outputs.values().next().filter(|_| outputs.len() == 1);
+            outputs.get(name).or(only).with_context(|| format!("the answer has no output '{name}'"))
+        };
+        match self {
+            Task::Embed => {
+                Ok(get("sentence_embedding")?.rows(rows)?.into_iter().map(|row| Answer::Vector(numbers(row))).collect())
+            }
+            Task::Rerank | Task::Classify => {
+                Ok(get("scores")?.rows(rows)?.into_iter().map(|row| Answer::Scores(numbers(row))).collect())
+            }
+            Task::Sparse => {
+                let (indices, values) = (get("sparse_indices")?.rows(rows)?, get("sparse_values")?.rows(rows)?);
+                Ok(indices.into_iter().zip(values).map(|(indices, values)| sparse(indices, values)).collect())
+            }
+            Task::MultiVector => {
+                let tokens = get("token_embeddings")?;
+                let width = tokens.shape.last().copied().unwrap_or(0).max(1);
+                let masks = get("token_mask")?.rows(rows)?;
+                let kept = |(row, mask): (&[Value], &[Value])| {
+                    let kept = row.chunks(width).zip(mask).filter(|(_, mask)| mask.as_i64() != Some(0));
+                    Answer::Tokens(kept.map(|(token, _)| numbers(token)).collect())
+                };
+                Ok(tokens.rows(rows)?.into_iter().zip(masks).map(kept).collect())
+            }
+            Task::TokenClassify => {
+                let entities = |row: &[Value]| {
+                    let text = row.first().and_then(Value::as_str).context("output 'entities' holds no texts")?;
+                    Ok(Answer::Entities(serde_json::from_str(text).context("output 'entities' holds no JSON array")?))
+                };
+                get("entities")?.rows(rows)?.into_iter().map(entities).collect()
+            }
+        }
+    }
+
+    /// The answer in a line of a file of vectors, or of the reference.
+    pub fn expected(self, line: &Value) -> anyhow::Result<Answer> {
+        let key = match self {
+            Task::Embed => "embedding",
+            Task::Sparse => "sparse",
+            Task::MultiVector => "token_embeddings",
+            Task::Rerank | Task::Classify => "scores",
+            Task::TokenClassify => "entities",
+        };
+        let list = |value: &Value| value.as_array().cloned().with_context(|| format!("there is no list '{key}'"));
+        Ok(match self {
+            Task::Embed => Answer::Vector(numbers(&list(&line[key])?)),
+            Task::Rerank | Task::Classify => Answer::Scores(numbers(&list(&line[key])?)),
+            Task::Sparse => sparse(&list(&line[key]["indices"])?, &list(&line[key]["values"])?),
+            Task::MultiVector => Answer::Tokens(
+                list(&line[key])?.iter().map(|token| Ok(numbers(&list(token)?))).collect::<anyhow::Result<_>>()?,
+            ),
+            Task::TokenClassify => Answer::Entities(list(&line[key])?),
+        })
+    }
+}
+
+// === impl Output ===
+
+impl Output {
+    /// The elements of each row.
+    fn rows(&self, rows: usize) -> anyhow::Result<Vec<&[Value]>> {
+        let found = self.shape.first().copied().unwrap_or(0);
+        ensure!(found == rows, "an output has {found} rows for {rows} texts");
+        let width = self.data.len() / rows.max(1);
+        Ok((0..rows).map(|row| &self.data[row * width..(row + 1) * width]).collect())
+    }
+}
+
+fn numbers(values: &[Value]) -> Vec<f64> {
+    values.iter().map(|value| value.as_f64().unwrap_or(f64::NAN)).collect()
+}
+
+fn sparse(indices: &[Value], values: &[Value]) -> Answer {
+    let pairs = indices.iter().filter_map(Value::as_i64).zip(numbers(values));
+    Answer::Sparse(pairs.filter(|(index, _)| *index >= 0).collect())
+}
+
+// === impl Answer ===
+
+impl Answer {
+    /// How alike two answers are: 1 where they are the same.
+    pub fn likeness(&self, other: &Answer) -> f64 {
+        match (self, other) {
+            (Answer::Vector(a), Answer::Vector(b)) => cosine(a, b),
+            (Answer::Tokens(a), Answer::Tokens(b)) if a.len() == b.len() => {
+                a.iter().zip(b).map(|(a, b)| cosine(a, b)).fold(1.0, lower)
+            }
+            (Answer::Sparse(a), Answer::Sparse(b)) => {
+                let indices: std::collections::BTreeSet<_> = a.keys().chain(b.keys()).collect();
+                let dense = |map: &BTreeMap<i64, f64>| -> Vec<f64> {
+                    indices.iter().map(|index| map.get(index).copied().unwrap_or(0.0)).collect()
+                };
+                cosine(&dense(a), &dense(b))
+            }
+            (Answer::Scores(a), Answer::Scores(b)) if a.len() == b.len() => {
+                let largest = b.iter().fold(1.0f64, |largest, score| largest.max(score.abs()));
+                a.iter().zip(b).map(|(a, b)| 1.0 - (a - b).abs() / largest).fold(1.0, lower)
+            }
+            (Answer::Entities(a), Answer::Entities(b)) => f64::from(u8::from(same_entities(a, b))),
+            _ => 0.0,
+        }
+    }
+}
+
+/// The lower one; NaN is lower than any number.
+pub fn lower(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.min(b) }
+}
+
+/// The cosine of two vectors, or how much shorter one is where that is less: a vector that is not normalized points the same
+/// way. 1 for two of zeros; 0 where they have different numbers of components.
+fn cosine(a: &[f64], b: &[f64]) -> f64 {
+    if a.len() != b.len() {
+        return 0.0;
+    }
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let (aa, bb) = (dot(a, a), dot(b, b));
+    if aa == 0.0 && bb == 0.0 {
+        return 1.0;
+    }
+    if aa == 0.0 || bb == 0.0 {
+        return 0.0;
+    }
+    let (long, short) = (aa.max(bb).sqrt(), aa.min(bb).sqrt());
+    lower(dot(a, b) / (long * short), short / long)
+}
+
+/// The same but for the last digits of scores.
+fn same_entities(a: &[Value], b: &[Value]) -> bool {
+    let same = |(a, b): (&Value, &Value)| {
+        let (Some(a), Some(b)) = (a.as_object(), b.as_object()) else { return false };
+        let close = |a: &Value, b: &Value| matches!((a.as_f64(), b.as_f64()), (Some(a), Some(b)) if (a - b).abs() <= SAME_SCORE);
+        a.len() == b.len()
+            && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| if key == "score" { close(a, b) } else { a == b }))
+    };
+    a.len() == b.len() && a.iter().zip(b).all(same)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn likeness_is_one_for_the_same_and_less_for_others() {
+        let vector = |values: &[f64]| Answer::Vector(values.to_vec());
+        assert_eq!(vector(&[3.0, 4.0]).likeness(&vector(&[3.0, 4.0])), 1.0);
+        assert_eq!(vector(&[3.0, 4.0]).likeness(&vector(&[6.0, 8.0])), 0.5, "half as long");
+        assert_eq!(vector(&[1.0, 0.0]).likeness(&vector(&[0.0, 1.0])), 0.0);
+        assert_eq!(vector(&[0.0, 0.0]).likeness(&vector(&[0.0, 0.0])), 1.0);
+        assert_eq!(vector(&[1.0]).likeness(&vector(&[1.0, 1.0])), 0.0);
+        assert!(vector(&[f64::NAN]).likeness(&vector(&[1.0])).is_nan());
+        let scores = |values: &[f64]| Answer::Scores(values.to_vec());
+        assert_eq!(scores(&[0.25, 0.5]).likeness(&scores(&[0.25, 0.75])), 0.75);
+        assert_eq!(scores(&[8.0]).likeness(&scores(&[10.0])), 0.8);
+        let tokens = |values: &[&[f64]]| Answer::Tokens(values.iter().map(|token| token.to_vec()).collect());
+        assert_eq!(tokens(&[&[1.0, 0.0], &[0.0, 2.0]]).likeness(&tokens(&[&[1.0, 0.0], &[1.0, 0.0]])), 0.0);
+        assert_eq!(tokens(&[&[1.0]]).likeness(&tokens(&[])), 0.0);
+        let sparse = |pairs: &[(i64, f64)]| Answer::Sparse(pairs.iter().copied().collect());
+        assert_eq!(sparse(&[(3, 1.0)]).likeness(&sparse(&[(3, 1.0)])), 1.0);
+        assert_eq!(sparse(&[(3, 1.0)]).likeness(&sparse(&[(4, 1.0)])), 0.0);
+    }
+
+    #[test]
+    fn entities_are_the_same_to_within_rounding() {
+        let entities =
+            |score: f64, start: i64| Answer::Entities(vec![json!({"entity": "LOC", "score": score, "start": start})]);
+        assert_eq!(entities(0.5, 1).likeness(&entities(0.5004, 1)), 1.0);
+        assert_eq!(entities(0.5, 1).likeness(&entities(0.6, 1)), 0.0);
+        assert_eq!(entities(0.5, 1).likeness(&entities(0.5, 2)), 0.0);
+    }
+
+    #[test]
+    fn tasks_are_named_or_told_by_outputs() {
+        let named = json!({"parameters": {"task": {"string_value": "embed, sparse"}}});
+        assert_eq!(Task::of(&named).unwrap(), [Task::Embed, Task::Sparse]);
+        let outputs = |names: &[&str], inputs: usize| {
+            let list = |names: Vec<&str>| names.into_iter().map(|name| json!({ "name": name })).collect::<Vec<_>>();
+            Task::of(&json!({"input": list(vec!["t"; inputs]), "output": list(names.to_vec())}))
+        };
+        assert_eq!(outputs(&["token_embeddings", "token_mask"], 1).unwrap(), [Task::MultiVector]);
+        assert_eq!(outputs(&["scores"], 1).unwrap(), [Task::Classify]);
+        assert_eq!(outputs(&["scores"], 2).unwrap(), [Task::Rerank]);
+        assert_eq!(outputs(&["whatever"], 1).unwrap(), [Task::Embed]);
+        assert!(outputs(&["a", "b"], 1).unwrap_err().to_string().contains("--task"));
+    }
+}

@@ -1,0 +1,330 @@
+//! `trireme verify`: holds what a model serves against what its own library computes for the same texts, each text alone and
+//! all of them batched. Exit code 0: all are alike; 1: some are not; 2: they could not be compared.
+
+mod answers;
+mod reference;
+mod served;
+mod texts;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use serde_json::{Map, Value, json};
+use trireme_model::OnnxRuntimeArgs;
+use trireme_runtime::service;
+use trireme_telemetry::TelemetryArgs;
+
+use self::answers::{Answer, Task, lower};
+use self::reference::{Case, Library};
+use self::served::Model;
+use crate::serve::{ServeArgs, Server};
+use crate::style::{Style, cell, colours, harmless, paint, table};
+
+/// Characters of a text that are shown.
+const SHOWN: usize = 60;
+
+/// The exit code where nothing could be compared.
+const NOT_COMPARED: u8 = 2;
+
+/// Flags of `trireme verify`.
+#[derive(Args)]
+pub struct VerifyArgs {
+    /// A model repository, which is served for this, or the URL of a server that runs
+    #[arg(value_name = "DIR|URL")]
+    target: String,
+
+    /// The model to verify: an ensemble that takes texts
+    #[arg(value_name = "MODEL")]
+    model: String,
+
+    /// The model's folder, as sentence-transformers, transformers or model2vec load it
+    #[arg(long, value_name = "DIR")]
+    folder: Option<PathBuf>,
+
+    /// A Python that has these libraries
+    #[arg(long, value_name = "PATH", default_value = "python3")]
+    python: PathBuf,
+
+    /// What to compare with, instead of a folder: one JSON object a line with `text`, and `embedding`, `sparse`,
+    /// `token_embeddings`, `scores` or `entities`; `text_pair` where the model takes pairs
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["folder", "texts"])]
+    vectors: Option<PathBuf>,
+
+    /// Texts to compare, one a line; without it 24 of all lengths
+    #[arg(long, value_name = "FILE")]
+    texts: Option<PathBuf>,
+
+    /// The lowest likeness that is good enough: a cosine, or 1 less the difference of scores
+    #[arg(long, value_name = "NUMBER", default_value_t = 0.9999)]
+    min_cosine: f64,
+
+    /// What the model does, where its configuration does not say
+    #[arg(long, value_name = "TASK", value_delimiter = ',')]
+    task: Vec<Task>,
+
+    /// The prompt to put before each text, by its name
+    #[arg(long, value_name = "NAME")]
+    prompt_name: Option<String>,
+
+    /// How tokens become entities
+    #[arg(long, value_name = "STRATEGY", default_value = "simple", value_parser = ["none", "simple", "first", "average", "max"])]
+    aggregation_strategy: String,
+
+    /// A header of requests to a server that runs, such as an API key; may be given several times
+    #[arg(long = "header", value_name = "NAME: VALUE")]
+    headers: Vec<String>,
+
+    /// Seconds to wait for an answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    timeout_secs: u64,
+
+    #[command(flatten)]
+    onnxruntime: OnnxRuntimeArgs,
+    #[command(flatten)]
+    telemetry: TelemetryArgs,
+}
+
+/// The flags of a server that this command starts.
+#[derive(clap::Parser)]
+struct OwnServer {
+    #[command(flatten)]
+    serve: ServeArgs,
+}
+
+/// One way of asking, compared.
+struct Comparison {
+    task: Task,
+    way: &'static str,
+    lowest: f64,
+    mean: f64,
+    worst: usize,
+}
+
+/// Compares and prints.
+pub fn run(args: &VerifyArgs) -> ExitCode {
+    let mut code = ExitCode::from(NOT_COMPARED);
+    let ran = service::block_on("verify", &args.telemetry, async {
+        let (text, passed) = verify(args).await?;
+        let written = crate::write_out(text.as_bytes());
+        code = if passed { written } else { ExitCode::FAILURE };
+        Ok(())
+    });
+    if ran == ExitCode::SUCCESS { code } else { ExitCode::from(NOT_COMPARED) }
+}
+
+async fn verify(args: &VerifyArgs) -> anyhow::Result<(String, bool)> {
+    if args.target.contains("://") {
+        return compare(args, args.target.clone()).await;
+    }
+    let server = Server::open(&own_server(args)?).await?;
+    let outcome = match server.load().await {
+        Ok(()) => {
+            let address = server.http_address().context("the server does not listen for HTTP")?;
+            compare(args, format!("http://{address}")).await
+        }
+        Err(error) => Err(error),
+    };
+    server.drain().await;
+    outcome
+}
+
+/// The flags of a server for this alone: the model and what it is made of, on free ports of this host.
+fn own_server(args: &VerifyArgs) -> anyhow::Result<ServeArgs> {
+    let flags = [
+        "trireme",
+        "--model-repository",
+        &args.target,
+        "--model-control-mode=explicit",
+        "--load-model",
+        &args.model,
+        "--http-address=127.0.0.1",
+        "--http-port=0",
+        "--allow-grpc=false",
+        "--allow-metrics=false",
+    ];
+    let OwnServer { mut serve } = clap::Parser::try_parse_from(flags)?;
+    serve.onnxruntime = args.onnxruntime.clone();
+    Ok(serve)
+}
+
+/// What blocks waits on a thread of its own, so that the server in this process goes on.
+async fn compare(args: &VerifyArgs, url: String) -> anyhow::Result<(String, bool)> {
+    let (comparing, headers, timeout_secs) = (Comparing::of(args)?, args.headers.clone(), args.timeout_secs);
+    let blocking = move || comparing.run(&Model::new(&url, &comparing.model, headers, timeout_secs)?);
+    tokio::task::spawn_blocking(blocking).await.context("comparing ended early")?
+}
+
+/// What is compared, and how.
+struct Comparing {
+    model: String,
+    library: Library,
+    tasks: Vec<Task>,
+    texts: Option<PathBuf>,
+    min_cosine: f64,
+    prompt_name: Option<String>,
+    aggregation: String,
+}
+
+// === impl Comparing ===
+
+impl Comparing {
+    fn of(args: &VerifyArgs) -> anyhow::Result<Comparing> {
+        let library = match (&args.vectors, &args.folder) {
+            (Some(file), _) => Library::File(file.clone()),
+            (None, Some(folder)) => Library::Python { python: args.python.clone(), folder: folder.clone() },
+            (None, None) => {
+                anyhow::bail!("there is nothing to compare with: give the model's folder by --folder, or --vectors")
+            }
+        };
+        Ok(Comparing {
+            model: args.model.clone(),
+            library,
+            tasks: args.task.clone(),
+            texts: args.texts.clone(),
+            min_cosine: args.min_cosine,
+            prompt_name: args.prompt_name.clone(),
+            aggregation: args.aggregation_strategy.clone(),
+        })
+    }
+
+    fn run(&self, model: &Model) -> anyhow::Result<(String, bool)> {
+        let tasks = if self.tasks.is_empty() { Task::of(&model.config)? } else { self.tasks.clone() };
+        let texts = match &self.texts {
+            Some(path) => {
+                let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+                text.lines().map(str::to_owned).collect()
+            }
+            None => texts::built_in(),
+        };
+        let pairs = model.takes_pairs(tasks.contains(&Task::Rerank)).then(|| texts::pairs(&texts));
+        let cases = self.library.cases(&tasks, texts, pairs, self.prompt_name.as_deref(), &self.aggregation)?;
+        ensure!(!cases.is_empty(), "there are no texts to compare");
+        let parameters = self.parameters(&tasks);
+        let mut comparisons = Vec::new();
+        for (way, rows) in [("alone", 1), ("batched", model.largest_batch(cases.len()))] {
+            let served = model.ask(&tasks, &cases, rows, &parameters)?;
+            for (task, answers) in tasks.iter().zip(served) {
+                comparisons.push(Comparison::of(*task, way, &cases, &answers)?);
+            }
+        }
+        Ok(self.report(&cases, &comparisons))
+    }
+
+    fn parameters(&self, tasks: &[Task]) -> Map<String, Value> {
+        let mut parameters = Map::new();
+        if let Some(name) = &self.prompt_name {
+            parameters.insert("prompt_name".to_owned(), json!(name));
+        }
+        if tasks.contains(&Task::TokenClassify) {
+            parameters.insert("aggregation_strategy".to_owned(), json!(self.aggregation));
+        }
+        parameters
+    }
+
+    fn report(&self, cases: &[Case], comparisons: &[Comparison]) -> (String, bool) {
+        let lines: Vec<_> = comparisons
+            .iter()
+            .map(|c| {
+                let style = if c.lowest >= self.min_cosine { Style::Plain } else { Style::Bad };
+                vec![
+                    cell(c.task.name()),
+                    cell(c.way),
+                    (format!("{:.7}", c.lowest), style),
+                    cell(format!("{:.7}", c.mean)),
+                    cell(shown(&cases[c.worst].text)),
+                ]
+            })
+            .collect();
+        let mut out = String::new();
+        table(&mut out, &["task", "asked", ">lowest", ">mean", "worst text"], &lines, colours());
+        let lowest = comparisons.iter().map(|c| c.lowest).fold(1.0, lower);
+        let passed = lowest >= self.min_cosine;
+        let worst = comparisons.iter().find(|c| c.lowest.total_cmp(&lowest).is_eq() || c.lowest.is_nan());
+        let measure = worst.map_or("cosine", |c| c.task.measure());
+        let what = if passed { "serves what" } else { "does not serve what" };
+        let (library, bar) = (self.library.name(), self.min_cosine);
+        let sentence = format!(
+            "model '{}' {what} {library} computes: lowest {measure} {lowest:.7} over {} texts, expected at least {bar}",
+            self.model,
+            cases.len()
+        );
+        out.push_str(&format!("{}\n", paint(&sentence, if passed { Style::Good } else { Style::Bad }, colours())));
+        (out, passed)
+    }
+}
+
+// === impl Comparison ===
+
+impl Comparison {
+    fn of(task: Task, way: &'static str, cases: &[Case], answers: &[Answer]) -> anyhow::Result<Comparison> {
+        let mut alike = Vec::with_capacity(cases.len());
+        for (case, answer) in cases.iter().zip(answers) {
+            let expected = task.expected(&case.line).with_context(|| format!("for text '{}'", shown(&case.text)))?;
+            alike.push(answer.likeness(&expected));
+        }
+        let worst = (0..alike.len()).min_by(|&a, &b| {
+            let rank = |value: f64| if value.is_nan() { f64::NEG_INFINITY } else { value };
+            rank(alike[a]).total_cmp(&rank(alike[b]))
+        });
+        let worst = worst.unwrap_or(0);
+        let mean = alike.iter().sum::<f64>() / alike.len() as f64;
+        Ok(Comparison { task, way, lowest: alike[worst], mean, worst })
+    }
+}
+
+/// A text as it is shown: its beginning, on one line.
+fn shown(text: &str) -> String {
+    let line = harmless(&text.split_whitespace().collect::<Vec<_>>().join(" "));
+    match line.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}… ({} characters)", &line[..end], text.chars().count()),
+        None => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(text: &str, embedding: &[f64]) -> Case {
+        Case { text: text.to_owned(), pair: None, line: json!({ "embedding": embedding }) }
+    }
+
+    fn comparing(min_cosine: f64) -> Comparing {
+        Comparing {
+            model: "m".to_owned(),
+            library: Library::File("f".into()),
+            tasks: vec![],
+            texts: None,
+            min_cosine,
+            prompt_name: None,
+            aggregation: "simple".to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_worst_text_is_named_and_decides() {
+        let cases = [case("good", &[1.0, 0.0]), case("bad one", &[0.0, 1.0])];
+        let answers = [Answer::Vector(vec![1.0, 0.0]), Answer::Vector(vec![0.6, 0.8])];
+        let comparison = Comparison::of(Task::Embed, "alone", &cases, &answers).unwrap();
+        assert_eq!((comparison.worst, comparison.lowest, comparison.mean), (1, 0.8, 0.9));
+        let (text, passed) = comparing(0.9).report(&cases, &[comparison]);
+        assert!(!passed && text.contains("bad one") && text.contains("lowest cosine 0.8000000 over 2 texts"), "{text}");
+    }
+
+    #[test]
+    fn what_is_no_number_fails_whatever_the_bar() {
+        let cases = [case("t", &[1.0]), case("u", &[1.0])];
+        let answers = [Answer::Vector(vec![f64::NAN]), Answer::Vector(vec![1.0])];
+        let comparison = Comparison::of(Task::Embed, "batched", &cases, &answers).unwrap();
+        assert_eq!(comparison.worst, 0);
+        assert!(!comparing(0.0).report(&cases, &[comparison]).1);
+    }
+
+    #[test]
+    fn long_texts_are_shown_by_their_beginning() {
+        assert_eq!(shown("a\n b"), "a b");
+        assert!(shown(&"é".repeat(99)).ends_with("… (99 characters)"));
+    }
+}

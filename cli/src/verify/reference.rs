@@ -1,0 +1,137 @@
+//! What a model is held against: its library in the user's Python, or a file.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, ensure};
+use serde_json::{Value, json};
+
+use super::answers::Task;
+
+/// What asks the library.
+const SCRIPT: &str = include_str!("reference.py");
+
+/// Lines of what Python printed that an error shows.
+const SHOWN_LINES: usize = 8;
+
+/// Where the expected answers come from.
+pub enum Library {
+    /// A Python with the model's library.
+    Python {
+        /// The interpreter.
+        python: PathBuf,
+        /// What the library loads.
+        folder: PathBuf,
+    },
+    /// A file of JSON lines.
+    File(PathBuf),
+}
+
+/// A text, and what is expected of it.
+pub struct Case {
+    /// The text.
+    pub text: String,
+    /// Its second text, for models that take pairs.
+    pub pair: Option<String>,
+    /// The expected answers as JSON.
+    pub line: Value,
+}
+
+// === impl Library ===
+
+impl Library {
+    /// What the report calls it.
+    pub fn name(&self) -> String {
+        match self {
+            Library::Python { folder, .. } => format!("the library of {}", folder.display()),
+            Library::File(path) => format!("whoever wrote {}", path.display()),
+        }
+    }
+
+    /// The cases: those of the file, or the library's answers for `texts`.
+    pub fn cases(
+        &self,
+        tasks: &[Task],
+        texts: Vec<String>,
+        pairs: Option<Vec<String>>,
+        prompt_name: Option<&str>,
+        aggregation: &str,
+    ) -> anyhow::Result<Vec<Case>> {
+        let (name, lines) = match self {
+            Library::File(path) => {
+                let lines = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+                (path.display().to_string(), lines)
+            }
+            Library::Python { python, folder } => {
+                ensure!(folder.is_dir(), "--folder {}: there is no such folder", folder.display());
+                let tasks: Vec<&str> = tasks.iter().map(|task| task.name()).collect();
+                let ask = json!({
+                    "folder": folder, "tasks": tasks, "texts": texts, "pairs": pairs, "prompt_name": prompt_name,
+                    "aggregation": aggregation,
+                });
+                (python.display().to_string(), run(python, &ask)?)
+            }
+        };
+        let case = |(index, line): (usize, &str)| {
+            let place = || format!("{name}, line {}", index + 1);
+            let line: Value = serde_json::from_str(line).with_context(place)?;
+            let text = line["text"].as_str().context("there is no 'text'").with_context(place)?.to_owned();
+            let pair = line["text_pair"].as_str().map(str::to_owned);
+            Ok(Case { text, pair, line })
+        };
+        lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(case).collect()
+    }
+}
+
+/// Runs the script; what it wrote to standard output.
+fn run(python: &PathBuf, ask: &Value) -> anyhow::Result<String> {
+    let mut command = Command::new(python);
+    command.args(["-c", SCRIPT]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let start = || format!("cannot start {}: name a Python by --python", python.display());
+    let mut child = command.spawn().with_context(start)?;
+    // Python reads all of it before it writes anything.
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(ask.to_string().as_bytes()).context("writing to Python")?;
+    }
+    let output = child.wait_with_output().context("reading from Python")?;
+    if !output.status.success() {
+        let words = String::from_utf8_lossy(&output.stderr);
+        let lines: Vec<&str> = words.lines().filter(|line| !line.trim().is_empty()).collect();
+        let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n");
+        anyhow::bail!(
+            "{} could not compute the reference ({}); it needs sentence-transformers, transformers or model2vec, and the \
+             model's weights in the folder:\n{last}",
+            python.display(),
+            output.status
+        );
+    }
+    String::from_utf8(output.stdout).context("Python wrote no UTF-8")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_read_line_by_line_and_faults_name_the_line() {
+        let path = std::env::temp_dir().join(format!("trireme-verify-{}.jsonl", std::process::id()));
+        let cases = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Library::File(path.clone()).cases(&[Task::Embed], vec![], None, None, "simple")
+        };
+        let found =
+            cases("{\"text\": \"a\", \"embedding\": [1]}\n\n{\"text\": \"b\", \"text_pair\": \"c\"}\n").unwrap();
+        assert_eq!((found.len(), found[1].pair.as_deref()), (2, Some("c")));
+        let error = format!("{:#}", cases("{\"text\": \"a\"}\n{\"embedding\": []}\n").err().unwrap());
+        assert!(error.ends_with("line 2: there is no 'text'"), "{error}");
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_python_that_is_not_there_is_named() {
+        let library = Library::Python { python: "/nowhere/python".into(), folder: std::env::temp_dir() };
+        let error = library.cases(&[Task::Embed], vec![], None, None, "simple").err().unwrap();
+        assert!(error.to_string().starts_with("cannot start /nowhere/python: name a Python by --python"), "{error}");
+    }
+}

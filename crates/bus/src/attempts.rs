@@ -1,0 +1,59 @@
+//! Notes of how many times a worker began a message, kept beside the queues. The broker counts deliveries, but does not
+//! know whether a worker began the message or what happened to it. A note lapses with its request.
+//!
+//! Not here: which workers read and write the notes (`runtime::suspects`). For a first delivery, they do neither.
+
+use serde::{Deserialize, Serialize};
+use trireme_inference::{ModelKey, UnixMicros};
+
+use crate::{Bucket, Bus, BusError, WorkMessage, escape_token};
+
+/// The name of a message in a queue, for notes about the message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MessageName {
+    /// The queue's model.
+    pub model: ModelKey,
+    /// [`WorkMessage::message_id`].
+    pub id: String,
+    /// The request's deadline. The note lapses with it.
+    pub deadline: UnixMicros,
+}
+
+/// How many times a message was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attempts {
+    /// Number of times.
+    pub begun: u32,
+    /// Whether the last attempt is known to have ended, which means that it did not kill its worker.
+    pub ended: bool,
+}
+
+// === impl WorkMessage ===
+
+impl WorkMessage {
+    /// The message's name in the queue of `model`, from which it was taken.
+    pub fn name(&self, model: &ModelKey) -> MessageName {
+        MessageName { model: model.clone(), id: self.message_id(), deadline: self.deadline }
+    }
+}
+
+impl dyn Bus + '_ {
+    /// How many times a message was begun, as written by the last [`note_attempts`](Self::note_attempts). `None`: there
+    /// is no note, or the note has lapsed.
+    pub async fn attempts(&self, message: &MessageName) -> Result<Option<Attempts>, BusError> {
+        let Some(note) = self.get(Bucket::Attempts, &escape_token(&message.id)).await? else { return Ok(None) };
+        let read = serde_json::from_slice(&note.value);
+        if let Err(error) = &read {
+            tracing::warn!(message = message.id, %error, "ignored a malformed note of attempts");
+        }
+        Ok(read.ok())
+    }
+
+    /// Notes how many times a message was begun, for the next worker that gets the message. Once this returns, the note
+    /// survives the end of this process. The note lapses with the request's deadline.
+    pub async fn note_attempts(&self, message: &MessageName, attempts: Attempts) -> Result<(), BusError> {
+        let value = serde_json::to_vec(&attempts).expect("numbers and switches become JSON");
+        let lapse = message.deadline.since(UnixMicros::now());
+        self.put(Bucket::Attempts, &escape_token(&message.id), value.into(), None, Some(lapse)).await.map(drop)
+    }
+}

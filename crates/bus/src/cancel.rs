@@ -1,0 +1,40 @@
+//! Cancellations: ids of requests for which no client waits any more, sent on a topic that every worker listens to.
+//! Best effort: a worker that misses a cancellation stops at the request's deadline.
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use crate::envelope::MAX_NAME;
+use crate::{Bus, BusError};
+
+/// The topic.
+pub(crate) const CANCEL: &str = "cancel";
+
+/// Cancellations that may wait for a worker to read them. Beyond that the bus waits for the worker.
+const BACKLOG: usize = 4096;
+
+impl dyn Bus + '_ {
+    /// Reports to every worker that no client waits for this request any more.
+    pub async fn cancel(&self, request_id: &str) -> Result<(), BusError> {
+        self.say(CANCEL, Bytes::copy_from_slice(request_id.as_bytes())).await
+    }
+
+    /// The ids of requests that are cancelled from now on.
+    pub async fn cancellations(&self) -> Result<mpsc::Receiver<String>, BusError> {
+        let mut said = self.listen(CANCEL).await?;
+        let (sender, receiver) = mpsc::channel(BACKLOG);
+        crate::spawn("cancellations", async move {
+            while let Some(said) = said.recv().await {
+                let request_id = std::str::from_utf8(&said.body).ok().filter(|id| id.len() <= MAX_NAME);
+                let Some(request_id) = request_id else {
+                    tracing::warn!(bytes = said.body.len(), "ignored a malformed cancellation");
+                    continue;
+                };
+                if sender.send(request_id.to_owned()).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(receiver)
+    }
+}

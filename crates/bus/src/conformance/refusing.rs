@@ -1,0 +1,174 @@
+//! The in-process bus with a broker's refusals, for tests of how its callers react.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::FutureExt;
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+use trireme_inference::ModelKey;
+
+use crate::{
+    Acker, Bucket, Bus, BusError, Change, Connection, DeadLetter, Entry, InProcess, Inbox, Puller, Question,
+    QueueOptions, QueueStatus, Queued, Reply, WorkMessage,
+};
+
+/// A call of [`Bus`] that [`Refusing`] can answer with an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Call {
+    /// [`Bus::declare_queue`].
+    Declare,
+    /// [`Bus::reply`].
+    Reply,
+    /// [`Bus::put`] and [`Bus::delete`] on a bucket.
+    Write(Bucket),
+    /// [`Bus::put`] on a bucket, once: the bus writes the value, but the caller gets an error as if the confirmation
+    /// were lost.
+    WriteUnheard(Bucket),
+    /// [`Bus::get`] and [`Bus::next`] on a bucket.
+    Read(Bucket),
+}
+
+/// [`InProcess`], where the calls named by a test return an error.
+#[derive(Clone, Default)]
+pub struct Refusing {
+    bus: InProcess,
+    refused: Arc<Mutex<HashSet<Call>>>,
+}
+
+impl Refusing {
+    /// Lets these calls fail from now on, and no others.
+    pub fn refuse(&self, calls: impl IntoIterator<Item = Call>) {
+        *self.refused.lock() = calls.into_iter().collect();
+    }
+
+    /// Cancels a request.
+    pub async fn cancel(&self, request_id: &str) -> Result<(), BusError> {
+        (&self.bus as &dyn Bus).cancel(request_id).await
+    }
+
+    /// The dead letters, oldest first.
+    pub fn dead_letters(&self) -> Vec<DeadLetter> {
+        let (bus, mut letters, mut last) = (&self.bus as &dyn Bus, Vec::new(), 0);
+        let next = |after| bus.dead_letter_after(after).now_or_never().expect("in process nothing waits");
+        while let Some(stored) = next(last).expect("in process nothing refuses") {
+            last = stored.number;
+            letters.push(stored.letter);
+        }
+        letters
+    }
+
+    fn check(&self, call: Call) -> Result<(), BusError> {
+        match self.refused.lock().contains(&call) {
+            true => Err(BusError::Refused { action: "a call", reason: format!("the test refuses {call:?}") }),
+            false => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Bus for Refusing {
+    async fn declare_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
+        self.check(Call::Declare)?;
+        self.bus.declare_queue(model, options).await
+    }
+
+    async fn publish(&self, message: &WorkMessage) -> Result<Queued, BusError> {
+        self.bus.publish(message).await
+    }
+
+    async fn take_back(&self, queued: &Queued) -> Result<(), BusError> {
+        self.bus.take_back(queued).await
+    }
+
+    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
+        self.bus.pull(model).await
+    }
+
+    async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
+        self.bus.queue_status(model, levels).await
+    }
+
+    async fn unsettled(&self, model: &ModelKey, levels: &[u32], gateway: &str) -> Result<HashSet<String>, BusError> {
+        self.bus.unsettled(model, levels, gateway).await
+    }
+
+    async fn queues(&self) -> Result<Vec<ModelKey>, BusError> {
+        self.bus.queues().await
+    }
+
+    async fn remove_queue(&self, model: &ModelKey) -> Result<bool, BusError> {
+        self.bus.remove_queue(model).await
+    }
+
+    fn message_bytes(&self) -> usize {
+        self.bus.message_bytes()
+    }
+
+    async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {
+        self.bus.open_inbox(gateway).await
+    }
+
+    async fn reply(&self, reply: Reply, delivery: Option<&mut Acker>) -> Result<(), BusError> {
+        self.check(Call::Reply)?;
+        self.bus.reply(reply, delivery).await
+    }
+
+    async fn put(
+        &self,
+        bucket: Bucket,
+        key: &str,
+        value: Bytes,
+        expect: Option<u64>,
+        lapse: Option<Duration>,
+    ) -> Result<u64, BusError> {
+        self.check(Call::Write(bucket))?;
+        let written = self.bus.put(bucket, key, value, expect, lapse).await?;
+        match self.refused.lock().remove(&Call::WriteUnheard(bucket)) {
+            true => Err(BusError::Unreachable("the confirmation was lost".to_owned())),
+            false => Ok(written),
+        }
+    }
+
+    async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
+        self.check(Call::Read(bucket))?;
+        self.bus.get(bucket, key).await
+    }
+
+    async fn next(&self, bucket: Bucket, revision: u64) -> Result<Option<Entry>, BusError> {
+        self.check(Call::Read(bucket))?;
+        self.bus.next(bucket, revision).await
+    }
+
+    async fn delete(&self, bucket: Bucket, key: &str, expect: Option<u64>) -> Result<bool, BusError> {
+        self.check(Call::Write(bucket))?;
+        self.bus.delete(bucket, key, expect).await
+    }
+
+    async fn watch(&self, bucket: Bucket) -> Result<mpsc::Receiver<Change>, BusError> {
+        self.bus.watch(bucket).await
+    }
+
+    async fn say(&self, topic: &str, body: Bytes) -> Result<(), BusError> {
+        self.bus.say(topic, body).await
+    }
+
+    async fn ask(&self, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
+        self.bus.ask(topic, body).await
+    }
+
+    async fn listen(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
+        self.bus.listen(topic).await
+    }
+
+    fn connection(&self) -> watch::Receiver<Connection> {
+        self.bus.connection()
+    }
+
+    async fn close(&self) {
+        self.bus.close().await;
+    }
+}

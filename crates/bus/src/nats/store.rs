@@ -1,0 +1,358 @@
+//! Last-value stores: a stream for each bucket, a subject for each key, the last message of a subject its value.
+//!
+//! A value above `max_payload` is stored in parts in the bucket's own stream, and its message has a claim. A deletion
+//! is a message without a body that the broker drops after [`MARKER`].
+//!
+//! Not here: the configuration of the streams (`buckets`).
+
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, push};
+use async_nats::jetstream::message::StreamMessage;
+use async_nats::jetstream::stream::{DirectGetErrorKind, RawMessageErrorKind};
+use async_nats::jetstream::{self, stream};
+use async_nats::{HeaderMap, header};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use tokio::sync::mpsc;
+use trireme_inference::UnixMicros;
+
+use super::claims::{Place, wire_size};
+use super::errors::{self, failure};
+use super::streams::Needed;
+use super::work::LONGEST_LAPSE;
+use super::{Nats, buckets, headers};
+use crate::{Bucket, BusError, Change, Connection, Entry};
+
+/// How long a deletion is kept for watchers.
+const MARKER: Duration = Duration::from_secs(60);
+
+/// The header of a deletion, the same as in key-value buckets.
+const OPERATION: &str = "KV-Operation";
+
+/// Changes that may wait for a watcher to read them. Beyond that the bus waits for the watcher.
+const WATCH_BACKLOG: usize = 4096;
+
+/// How many times a recently deleted key is read again, and the pause in between.
+const DELETION_LOOKS: u32 = 10;
+const DELETION_PAUSE: Duration = Duration::from_millis(50);
+
+/// How many times a value in parts is read again if it was replaced during the read.
+const REPLACED_LOOKS: u32 = 10;
+
+/// How often the broker sends a sign of life for a watch without changes.
+const WATCH_HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// How long a watch may wait for all values that were there when it began. A value that lapses at that time does not
+/// come.
+const COMPLETE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Pause before a broken watch is opened again.
+const REOPEN_PAUSE: Duration = Duration::from_millis(500);
+
+// === impl Nats ===
+
+impl Nats {
+    pub(super) async fn put_value(
+        &self,
+        bucket: Bucket,
+        key: &str,
+        value: Bytes,
+        expect: Option<u64>,
+        lapse: Option<Duration>,
+    ) -> Result<u64, BusError> {
+        let mut headers = HeaderMap::new();
+        if let Some(lapse) = lapse.filter(|lapse| *lapse < LONGEST_LAPSE) {
+            headers.insert(header::NATS_MESSAGE_TTL, lapse.as_secs().max(1).to_string());
+        }
+        let (mut body, mut own) = (value.clone(), None);
+        // The claim of the value that is replaced. Not for notes of attempts, which are never large and are written
+        // while a request waits.
+        let replaced = match bucket {
+            Bucket::Attempts => None,
+            _ => self.get_raw(bucket, key).await?.and_then(|message| headers::claim_name(&message.headers)),
+        };
+        if wire_size(&headers) + value.len() > self.max_payload() {
+            let name = format!("{key}-{}", nuid::next()).replace('.', "-");
+            let laid_down = self.lay_down(Place::Bucket(bucket), name, &value, lapse).await?;
+            headers::write_claim(&mut headers, laid_down.claim());
+            own = Some(laid_down.claim().name.clone());
+            // From here on the value may be stored, even if this call fails.
+            laid_down.keep();
+            body = Bytes::new();
+        }
+        let mut looks = 0;
+        loop {
+            let put = self.write(bucket, key, headers.clone(), body.clone(), expect).await;
+            let useless = match &put {
+                Ok(_) => replaced.clone(),
+                Err(BusError::Unreachable(_)) => None,
+                // A first attempt may have arrived while only its confirmation got lost.
+                Err(BusError::Conflict { .. }) => match self.get_value(bucket, key).await? {
+                    Some(entry) if entry.value == value => return Ok(entry.revision),
+                    // The broker that was asked may not know yet that the value was deleted, or which deletion is the
+                    // last.
+                    _ if expect == Some(0) && looks < DELETION_LOOKS && self.get_raw(bucket, key).await?.is_none() => {
+                        looks += 1;
+                        tokio::time::sleep(DELETION_PAUSE).await;
+                        continue;
+                    }
+                    _ => own.clone(),
+                },
+                Err(_) => own.clone(),
+            };
+            if let Some(useless) = useless {
+                self.discard(Place::Bucket(bucket), useless);
+            }
+            return put;
+        }
+    }
+
+    pub(super) async fn delete_value(&self, bucket: Bucket, key: &str, expect: Option<u64>) -> Result<bool, BusError> {
+        let Some(message) = self.get_raw(bucket, key).await? else { return Ok(false) };
+        let mut headers = HeaderMap::new();
+        headers.insert(OPERATION, "DEL");
+        headers.insert(header::NATS_MESSAGE_TTL, MARKER.as_secs().to_string());
+        match self.write(bucket, key, headers, Bytes::new(), expect).await {
+            // A first attempt may have arrived while only its confirmation got lost.
+            Err(BusError::Conflict { .. }) if self.get_raw(bucket, key).await?.is_none() => {}
+            written => drop(written?),
+        }
+        if let Some(claim) = headers::claim_name(&message.headers) {
+            self.discard(Place::Bucket(bucket), claim);
+        }
+        Ok(true)
+    }
+
+    async fn write(
+        &self,
+        bucket: Bucket,
+        key: &str,
+        mut headers: HeaderMap,
+        body: Bytes,
+        expect: Option<u64>,
+    ) -> Result<u64, BusError> {
+        if let Some(revision) = expect {
+            // After a deletion the broker has a revision for a key without a value, until it drops the deletion.
+            let revision = match revision {
+                0 => self.last_revision(bucket, key).await?,
+                revision => revision,
+            };
+            headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, revision.to_string());
+        }
+        // An expected stream, because another stream could accept the same subjects.
+        headers.insert(header::NATS_EXPECTED_STREAM, buckets::stream(bucket));
+        let subject = buckets::subject(bucket, key);
+        let mut sent = self.send_confirmed(subject.clone(), headers.clone(), body.clone()).await;
+        if sent.as_ref().is_err_and(errors::is_no_stream) {
+            self.need(Needed::Bucket(bucket)).await?;
+            sent = self.send_confirmed(subject, headers, body).await;
+        }
+        match sent {
+            Ok(confirmed) => Ok(confirmed.sequence),
+            Err(error) if errors::is_conflict(&error) => Err(BusError::Conflict { key: key.to_owned() }),
+            Err(error) => Err(failure("writing to a store", &error)),
+        }
+    }
+
+    /// The revision of a deletion that the broker still keeps; 0 if there is a value or nothing.
+    async fn last_revision(&self, bucket: Bucket, key: &str) -> Result<u64, BusError> {
+        let message = self.read_last(bucket, key).await?;
+        Ok(message.filter(is_deletion).map_or(0, |message| message.sequence))
+    }
+
+    pub(super) async fn get_value(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
+        let mut looks = 0;
+        loop {
+            let Some(message) = self.get_raw(bucket, key).await? else { return Ok(None) };
+            let revision = message.sequence;
+            match self.entry(bucket, message).await {
+                Ok(entry) => return Ok(Some(entry)),
+                Err(error @ BusError::Unreachable(_)) => return Err(error),
+                // Its parts are discarded when it is replaced. Then the key has another value.
+                Err(error) => {
+                    let now = self.get_raw(bucket, key).await?.map(|message| message.sequence);
+                    looks += 1;
+                    if now == Some(revision) || looks == REPLACED_LOOKS {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn get_raw(&self, bucket: Bucket, key: &str) -> Result<Option<StreamMessage>, BusError> {
+        Ok(self.read_last(bucket, key).await?.filter(|message| !is_deletion(message)))
+    }
+
+    async fn read_last(&self, bucket: Bucket, key: &str) -> Result<Option<StreamMessage>, BusError> {
+        match self.stream(bucket).await?.direct_get_last_for_subject(buckets::subject(bucket, key)).await {
+            Ok(message) => Ok(Some(message)),
+            Err(error) if error.kind() == DirectGetErrorKind::NotFound => Ok(None),
+            Err(error) if errors::says_no_responders(&error) => {
+                // The stream does not exist, or is electing its leader.
+                self.need(Needed::Bucket(bucket)).await?;
+                match self.stream(bucket).await?.direct_get_last_for_subject(buckets::subject(bucket, key)).await {
+                    Ok(message) => Ok(Some(message)),
+                    Err(error) if error.kind() == DirectGetErrorKind::NotFound => Ok(None),
+                    Err(error) => Err(failure("reading from a store", &error)),
+                }
+            }
+            Err(error) => Err(failure("reading from a store", &error)),
+        }
+    }
+
+    pub(super) async fn next_value(&self, bucket: Bucket, mut revision: u64) -> Result<Option<Entry>, BusError> {
+        let stream = self.stream(bucket).await?;
+        loop {
+            let found =
+                stream.get_first_raw_message_by_subject(buckets::keys(bucket), revision.saturating_add(1)).await;
+            let message = match found {
+                Ok(message) => message,
+                Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => return Ok(None),
+                // Nothing was ever written.
+                Err(error) if errors::says_no_stream(&error) => return Ok(None),
+                Err(error) => return Err(failure("reading from a store", &error)),
+            };
+            revision = message.sequence;
+            if is_deletion(&message) {
+                continue;
+            }
+            match self.entry(bucket, message).await {
+                Ok(entry) => return Ok(Some(entry)),
+                Err(error @ BusError::Unreachable(_)) => return Err(error),
+                Err(error) => tracing::warn!(revision, %error, "passed over a value that cannot be read"),
+            }
+        }
+    }
+
+    async fn stream(&self, bucket: Bucket) -> Result<stream::Stream<()>, BusError> {
+        let stream = self.jetstream.get_stream_no_info(buckets::stream(bucket)).await;
+        stream.map_err(|error| failure("opening a store", &error))
+    }
+
+    /// The value in a message, or the value of its claim.
+    async fn entry(&self, bucket: Bucket, message: StreamMessage) -> Result<Entry, BusError> {
+        let at = u64::try_from(message.time.unix_timestamp_nanos() / 1000).unwrap_or_default();
+        let key = buckets::key(bucket, &message.subject).unwrap_or_default().to_owned();
+        let value = match headers::read_claim_of(Some(&message.headers))? {
+            Some(claim) => self.redeem(Place::Bucket(bucket), &claim).await.map_err(|error| error.or_unreachable())?,
+            None => message.payload,
+        };
+        Ok(Entry { key, value, revision: message.sequence, at: UnixMicros(at) })
+    }
+
+    /// Follows a bucket until the receiver is dropped.
+    pub(super) fn watch_bucket(&self, bucket: Bucket) -> mpsc::Receiver<Change> {
+        let (changes, receiver) = mpsc::channel(WATCH_BACKLOG);
+        let nats = self.clone();
+        crate::spawn("nats watch", async move {
+            while !changes.is_closed() && !nats.is_closed() {
+                if let Err(error) = nats.follow(bucket, &changes).await {
+                    tracing::warn!(bucket = bucket.name(), %error, "a watch broke; opening it again");
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(REOPEN_PAUSE) => {}
+                    () = changes.closed() => {}
+                }
+            }
+        });
+        receiver
+    }
+
+    /// Runs one watch, until it breaks, misses a message, or the connection or the stream is replaced. The next watch
+    /// sends all values again.
+    async fn follow(&self, bucket: Bucket, changes: &mpsc::Sender<Change>) -> Result<(), BusError> {
+        const ACTION: &str = "watching a store";
+        let mut connection = self.connection.clone();
+        connection.borrow_and_update();
+        let config = push::Config {
+            deliver_subject: self.client.new_inbox(),
+            filter_subject: buckets::keys(bucket),
+            deliver_policy: DeliverPolicy::LastPerSubject,
+            ack_policy: AckPolicy::None,
+            idle_heartbeat: WATCH_HEARTBEAT,
+            flow_control: true,
+            memory_storage: true,
+            num_replicas: 1,
+            ..Default::default()
+        };
+        let stream = match self.jetstream.get_stream(buckets::stream(bucket)).await {
+            Ok(stream) => stream,
+            Err(error) if errors::says_no_stream(&error) => {
+                self.need(Needed::Bucket(bucket)).await?;
+                let stream = self.jetstream.get_stream(buckets::stream(bucket)).await;
+                stream.map_err(|error| failure(ACTION, &error))?
+            }
+            Err(error) => return Err(failure(ACTION, &error)),
+        };
+        let consumer = stream.create_consumer(config).await.map_err(|error| failure(ACTION, &error))?;
+        let mut is_complete = consumer.cached_info().num_pending == 0;
+        let mut last = 0;
+        let mut messages = consumer.messages().await.map_err(|error| failure(ACTION, &error))?;
+        if is_complete && changes.send(Change::Complete).await.is_err() {
+            return Ok(());
+        }
+        loop {
+            let message = tokio::select! {
+                message = messages.next() => message,
+                changed = connection.changed() => match changed {
+                    Ok(()) if matches!(*connection.borrow_and_update(), Connection::Up(_)) => return Ok(()),
+                    Ok(()) => continue,
+                    Err(_) => return Ok(()),
+                },
+                () = changes.closed() => return Ok(()),
+                () = tokio::time::sleep(COMPLETE_LIMIT), if !is_complete => return Ok(()),
+            };
+            let Some(message) = message else { return Ok(()) };
+            let message = message.map_err(|error| failure(ACTION, &error))?;
+            let Ok(info) = message.info() else { continue };
+            let (number, pending) = (info.consumer_sequence, info.pending);
+            if number != last + 1 {
+                tracing::debug!(bucket = bucket.name(), "a watch has missed something");
+                return Ok(());
+            }
+            last = number;
+            if let Some(change) = self.change(bucket, message).await
+                && changes.send(change).await.is_err()
+            {
+                return Ok(());
+            }
+            if pending == 0 && !is_complete {
+                is_complete = true;
+                if changes.send(Change::Complete).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// The change in a message of a watch; `None` if it cannot be read.
+    async fn change(&self, bucket: Bucket, message: jetstream::Message) -> Option<Change> {
+        let key = buckets::key(bucket, &message.subject)?.to_owned();
+        let (revision, at) = {
+            let info = message.info().ok()?;
+            (info.stream_sequence, u64::try_from(info.published.unix_timestamp_nanos() / 1000).unwrap_or_default())
+        };
+        let headers = message.headers.as_ref();
+        if headers.is_some_and(|headers| headers.get(OPERATION).is_some()) {
+            return Some(Change::Deleted { key, revision });
+        }
+        let value = match headers::read_claim_of(headers) {
+            Ok(None) => Ok(message.payload.clone()),
+            Ok(Some(claim)) => self.redeem(Place::Bucket(bucket), &claim).await.map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        match value {
+            Ok(value) => Some(Change::Put(Entry { key, value, revision, at: UnixMicros(at) })),
+            Err(error) => {
+                tracing::warn!(bucket = bucket.name(), key, error, "passed over a value that cannot be read");
+                None
+            }
+        }
+    }
+}
+
+fn is_deletion(message: &StreamMessage) -> bool {
+    message.headers.get(OPERATION).is_some()
+}

@@ -1,0 +1,149 @@
+//! Topics over core NATS: one subject for each topic, and an inbox for the answers to each question.
+//!
+//! A body above `max_payload`, such as a command with a model's files, travels by claim. No process knows which one
+//! reads a question last, so these claims are not discarded: they lapse.
+
+use std::time::Duration;
+
+use async_nats::{HeaderMap, Message, Subject};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use tokio::sync::mpsc;
+
+use super::claims::Place;
+use super::connect::taken;
+use super::{Nats, headers, subjects};
+use crate::{AnswerHandle, BusError, Question};
+
+/// How long a claim can be read. It is longer than a listener can take for the questions before it.
+const LAPSE: Duration = Duration::from_secs(60);
+
+/// Bytes of a question or an answer that travel in the message itself; a larger body travels by claim. This bounds the
+/// bytes of waiting messages as well as their number.
+const INLINE_BYTES: usize = 1 << 20;
+
+/// Questions and answers that may wait for their reader. Beyond that the bus waits for the reader.
+const BACKLOG: usize = 256;
+
+/// Sends answers to the asker's inbox.
+struct Answers {
+    nats: Nats,
+    inbox: Subject,
+}
+
+/// Publishes a message that needs no answer. Without a connection the message is dropped: it would arrive late, and a
+/// long outage would pile up many.
+pub async fn say(nats: &Nats, topic: &str, body: Bytes) -> Result<(), BusError> {
+    let lost = || BusError::Unreachable("nobody can be told of anything right now".to_owned());
+    let _place = nats.saying.try_acquire().map_err(|_| lost())?;
+    if nats.is_down() {
+        return Err(lost());
+    }
+    let (headers, body) = pack(nats, body).await?;
+    let subject = subjects::topic(topic);
+    match headers.is_empty() {
+        true => taken(nats.client.publish(subject, body)).await,
+        false => taken(nats.client.publish_with_headers(subject, headers, body)).await,
+    }
+}
+
+/// Publishes the question. The answers end when the receiver is dropped, or at once if no process listens.
+pub async fn ask(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
+    let inbox = nats.client.new_inbox();
+    let mut answers = nats.subscribe(inbox.clone()).await?;
+    let (headers, body) = pack(nats, body).await?;
+    taken(nats.client.publish_with_reply_and_headers(subjects::topic(topic), inbox, headers, body)).await?;
+    let (sender, receiver) = mpsc::channel(BACKLOG);
+    let nats = nats.clone();
+    crate::spawn("nats answers", async move {
+        loop {
+            let answer = tokio::select! {
+                answer = answers.next() => answer,
+                () = sender.closed() => return,
+            };
+            let Some(answer) = answer else { return };
+            let nobody_listens = answer.status == Some(async_nats::StatusCode::NO_RESPONDERS);
+            if nobody_listens {
+                return;
+            }
+            let Some(answer) = unpack(&nats, answer).await else { continue };
+            if sender.send(answer).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok(receiver)
+}
+
+/// Receives the messages on a topic until the receiver is dropped.
+pub async fn listen(nats: &Nats, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
+    let mut messages = nats.subscribe_at_once(subjects::topic(topic)).await?;
+    let (sender, receiver) = mpsc::channel(BACKLOG);
+    let nats = nats.clone();
+    crate::spawn("nats questions", async move {
+        loop {
+            let message = tokio::select! {
+                message = messages.next() => message,
+                () = sender.closed() => return,
+            };
+            let Some(message) = message else { return };
+            // The broker's permissions do not cover reply subjects, so answers go to inboxes only.
+            let inbox = message.reply.clone().filter(|inbox| inbox.starts_with("_INBOX."));
+            let Some(body) = unpack(&nats, message).await else { continue };
+            let question = match inbox {
+                Some(inbox) => Question::new(body, Answers { nats: nats.clone(), inbox }),
+                None => Question::said(body),
+            };
+            if sender.send(question).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok(receiver)
+}
+
+#[async_trait]
+impl AnswerHandle for Answers {
+    async fn answer(&self, body: Bytes) -> Result<(), BusError> {
+        let (headers, body) = pack(&self.nats, body).await?;
+        taken(self.nats.client.publish_with_headers(self.inbox.clone(), headers, body)).await
+    }
+}
+
+/// The headers and body to send: the body itself, or a claim for it if it is too large.
+async fn pack(nats: &Nats, body: Bytes) -> Result<(HeaderMap, Bytes), BusError> {
+    let mut headers = HeaderMap::new();
+    if super::claims::wire_size(&headers) + body.len() <= nats.max_payload().min(INLINE_BYTES) {
+        return Ok((headers, body));
+    }
+    let name = subjects::escape_token(&nats.client.new_inbox());
+    let claim = nats.lay_down(Place::Claims, name, &body, Some(LAPSE)).await?;
+    headers::write_claim(&mut headers, claim.claim());
+    claim.keep();
+    Ok((headers, Bytes::new()))
+}
+
+/// The body of a received message. `None` if it cannot be read; messages on topics are best effort.
+async fn unpack(nats: &Nats, message: Message) -> Option<Bytes> {
+    let claim = match headers::read_claim(&message) {
+        Ok(Some(claim)) => claim,
+        Ok(None) if message.payload.len() <= INLINE_BYTES => return Some(message.payload),
+        Ok(None) => {
+            let (bytes, subject) = (message.payload.len(), &message.subject);
+            tracing::warn!(bytes, %subject, "ignored a question or answer of more than {INLINE_BYTES} bytes");
+            return None;
+        }
+        Err(error) => {
+            tracing::warn!(%error, "ignored a malformed question or answer");
+            return None;
+        }
+    };
+    match nats.redeem(Place::Claims, &claim).await {
+        Ok(body) => Some(body),
+        Err(error) => {
+            tracing::warn!(%error, "a question or answer could not be read");
+            None
+        }
+    }
+}

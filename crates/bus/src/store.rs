@@ -1,0 +1,82 @@
+//! Last-value stores: values under keys that outlive the process that wrote them, each with a revision.
+//!
+//! A store keeps the last value of each key. A key is one or several tokens joined by `.`; [`Bucket::tokens`] says how
+//! many. Tokens are made by [`escape_token`](crate::escape_token). A revision is a number that grows with every change
+//! in the bucket, whichever process makes it: of two changes, the one with the higher revision is the later one,
+//! whatever clocks say.
+//!
+//! Not here: what the values mean (`settings`, `registry`, `attempts`, `dead`, and model control in the runtime).
+
+use bytes::Bytes;
+use trireme_inference::UnixMicros;
+
+/// The stores of a deployment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bucket {
+    /// The deployment's settings, under one key.
+    Settings,
+    /// Which worker hosts which model version: `<model>.<version>.<worker>`.
+    Registry,
+    /// Which models were loaded or unloaded by a request: `<model>`.
+    Models,
+    /// How many times messages were begun: `<message>`.
+    Attempts,
+    /// Messages that a worker has given up: `<model>.<version>.<message>`.
+    Dead,
+}
+
+/// A value in a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The key.
+    pub key: String,
+    /// The value.
+    pub value: Bytes,
+    /// The revision of this value.
+    pub revision: u64,
+    /// When it was written, by the clock of the bus.
+    pub at: UnixMicros,
+}
+
+/// An event of a watch on a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A value was written, or existed when the watch began.
+    Put(Entry),
+    /// The value of a key was deleted.
+    Deleted {
+        /// The key.
+        key: String,
+        /// The revision of the deletion.
+        revision: u64,
+    },
+    /// All values that existed when the watch began have been sent. A watch that has to start again, because the bus
+    /// was unreachable or the store was created again, sends all values and this event again.
+    Complete,
+}
+
+// === impl Bucket ===
+
+impl Bucket {
+    /// All buckets.
+    pub const ALL: [Bucket; 5] = [Bucket::Settings, Bucket::Registry, Bucket::Models, Bucket::Attempts, Bucket::Dead];
+
+    /// The bucket's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Bucket::Settings => "settings",
+            Bucket::Registry => "registry",
+            Bucket::Models => "models",
+            Bucket::Attempts => "attempts",
+            Bucket::Dead => "dead",
+        }
+    }
+
+    /// The number of tokens in its keys.
+    pub fn tokens(self) -> usize {
+        match self {
+            Bucket::Settings | Bucket::Models | Bucket::Attempts => 1,
+            Bucket::Registry | Bucket::Dead => 3,
+        }
+    }
+}

@@ -1,0 +1,463 @@
+//! The bus over a cluster of three brokers, any one of which may fail: requests in progress continue, or fail with a
+//! passing error.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use async_nats::jetstream;
+use bytes::Bytes;
+use tempfile::TempDir;
+use trireme_bus::conformance::fixtures::{message, model, number, options, take, within};
+use trireme_bus::{
+    Bucket, Bus, BusError, Change, Deployment, Nats, NatsLogin, NatsOptions, NatsTls, Output, QueueOptions,
+    QueueStatus, WorkMessage,
+};
+use trireme_inference::ModelKey;
+use trireme_testkit::quiet_port;
+
+/// Time in which everything works again after a broker was lost or has come back.
+const WORKS_AGAIN_WITHIN: Duration = Duration::from_secs(20);
+
+/// Longer than any call may take to fail.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(35);
+
+/// One cluster at a time: many brokers on few cores take too long to elect leaders.
+static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+/// Three brokers, each with its own folder.
+struct Cluster {
+    _turn: tokio::sync::MutexGuard<'static, ()>,
+    nodes: Vec<Node>,
+    routes: Vec<u16>,
+}
+
+struct Node {
+    folder: TempDir,
+    port: u16,
+    process: Option<Child>,
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    async fn start() -> Cluster {
+        let routes = (0..3).map(|_| quiet_port()).collect();
+        let node = || Node { folder: TempDir::new().expect("a temporary folder"), port: quiet_port(), process: None };
+        let mut cluster = Cluster { _turn: TURN.lock().await, nodes: vec![node(), node(), node()], routes };
+        (0..3).for_each(|node| cluster.spawn(node));
+        cluster
+    }
+
+    /// Starts a broker with the contents of its folder.
+    fn spawn(&mut self, number: usize) {
+        let routes: Vec<_> = self.routes.iter().map(|port| format!("nats://127.0.0.1:{port}")).collect();
+        let node = &mut self.nodes[number];
+        let config = format!(
+            "server_name: n{number}\nlisten: 127.0.0.1:{port}\nmax_payload: 8MB\n\
+             jetstream {{ store_dir: \"{store}\", max_memory_store: 64GB, max_file_store: 64GB }}\n\
+             cluster {{ name: trireme, listen: 127.0.0.1:{route}, routes: [{routes}] }}\n",
+            port = node.port,
+            store = node.folder.path().join("store").display(),
+            route = self.routes[number],
+            routes = routes.join(", "),
+        );
+        let file = node.folder.path().join("nats.conf");
+        std::fs::write(&file, config).expect("the temporary folder can be written");
+        let log = std::fs::File::create(node.folder.path().join("log")).expect("the temporary folder can be written");
+        let started = Command::new(binary()).arg("--config").arg(file).stdout(Stdio::null()).stderr(log).spawn();
+        node.process = Some(started.expect("nats-server starts; run `make setup`"));
+    }
+
+    /// Kills a broker as a crash would.
+    fn kill(&mut self, number: usize) {
+        if let Some(mut process) = self.nodes[number].process.take() {
+            process.kill().expect("a child that was not waited for can be killed");
+            process.wait().expect("a child can be waited for");
+        }
+    }
+
+    /// Starts a broker with the name of a killed one and an empty folder.
+    fn replace(&mut self, number: usize) {
+        self.kill(number);
+        self.nodes[number].folder = TempDir::new().expect("a temporary folder");
+        self.spawn(number);
+    }
+
+    fn urls(&self) -> String {
+        self.nodes.iter().map(|node| format!("nats://127.0.0.1:{}", node.port)).collect::<Vec<_>>().join(",")
+    }
+
+    fn options(&self, deployment: Option<Deployment>) -> NatsOptions {
+        NatsOptions {
+            url: self.urls(),
+            name: "test".to_owned(),
+            service: "test".to_owned(),
+            deployment,
+            connect_timeout: Duration::from_secs(60),
+            login: NatsLogin::Anonymous,
+            tls: NatsTls::default(),
+        }
+    }
+
+    async fn gateway(&self, replicas: Option<usize>) -> Arc<dyn Bus> {
+        let queue = QueueOptions { ack_wait: Duration::from_secs(2), ..options() };
+        self.connect(&self.options(Some(Deployment { queue, replicas }))).await
+    }
+
+    async fn stage(&self) -> Arc<dyn Bus> {
+        self.connect(&self.options(None)).await
+    }
+
+    async fn connect(&self, options: &NatsOptions) -> Arc<dyn Bus> {
+        match Nats::connect(options).await {
+            Ok(bus) => Arc::new(bus),
+            Err(error) => panic!("{error}; the brokers say:\n{}", self.logs()),
+        }
+    }
+
+    fn logs(&self) -> String {
+        let logs = self.nodes.iter().map(|node| std::fs::read_to_string(node.folder.path().join("log")));
+        logs.map(Result::unwrap_or_default).collect::<Vec<_>>().join("\n---\n")
+    }
+
+    async fn raw(&self) -> jetstream::Context {
+        let urls: Vec<_> = self.urls().split(',').map(str::to_owned).collect();
+        jetstream::new(async_nats::connect(urls).await.expect("a broker is there"))
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        (0..3).for_each(|node| self.kill(node));
+    }
+}
+
+fn binary() -> PathBuf {
+    let here = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.tools/nats-server/nats-server"));
+    std::env::var_os("TRIREME_NATS_SERVER").map_or_else(here, PathBuf::from)
+}
+
+/// The result of a call while a broker is away. The only error it may have is a passing one, and in time.
+async fn passing<T>(what: &str, call: impl Future<Output = Result<T, BusError>>) -> Option<T> {
+    let called = tokio::time::timeout(ANSWERS_WITHIN, call).await;
+    match called.unwrap_or_else(|_| panic!("{what} took more than {ANSWERS_WITHIN:?}")) {
+        Ok(value) => Some(value),
+        Err(error @ (BusError::Unreachable(_) | BusError::NoQueue { .. })) => {
+            println!("{what}: {error}");
+            None
+        }
+        Err(error) => panic!("{what}: {error:?}"),
+    }
+}
+
+/// Repeats a call until it succeeds.
+async fn done<T>(what: &str, call: impl AsyncFn() -> Result<T, BusError>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(value) = passing(what, call()).await {
+            return value;
+        }
+        assert!(started.elapsed() < WORKS_AGAIN_WITHIN + ANSWERS_WITHIN, "{what} is not done again");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+fn queue_options(replicas: usize) -> QueueOptions {
+    QueueOptions { replicas, ack_wait: Duration::from_secs(2), ..options() }
+}
+
+/// A worker that answers every delivery until `stop` is set.
+async fn work(bus: Arc<dyn Bus>, model: ModelKey, options: QueueOptions, stop: Arc<AtomicBool>) {
+    'declared: while !stop.load(Ordering::SeqCst) {
+        // The queue may exist again before a gateway confirms it.
+        let declaring = passing("declaring", bus.declare_queue(&model, &options));
+        let _ = tokio::time::timeout(Duration::from_secs(1), declaring).await;
+        let Some(mut puller) = passing("opening", bus.pull(&model)).await else { continue };
+        while !stop.load(Ordering::SeqCst) {
+            let Ok(pulled) = tokio::time::timeout(Duration::from_secs(1), puller.next(4)).await else { continue };
+            let Some(deliveries) = passing("pulling", async { pulled }).await else { continue 'declared };
+            for mut delivery in deliveries {
+                let reply = delivery.message.reply(Ok(Output::default()));
+                passing("replying", bus.reply(reply, Some(&mut delivery.acker))).await;
+            }
+        }
+    }
+}
+
+/// Makes one request as a gateway does: publishes it again while it is in no queue. Returns how long the answer took.
+async fn request(gateway: &dyn Bus, inbox: &Arc<trireme_bus::Inbox>, model: &ModelKey, number: usize) -> Duration {
+    let started = Instant::now();
+    let first = WorkMessage { gateway: inbox.gateway().to_owned(), ..message(model, number as i64) };
+    let mut waiting = inbox.expect(&first);
+    for time in 0.. {
+        let again = WorkMessage { request_id: first.id_when_sent_again(time), ..first.clone() };
+        if passing("publishing", gateway.publish(&again)).await.is_some()
+            && let Ok(reply) = tokio::time::timeout(Duration::from_secs(5), waiting.next()).await
+        {
+            assert!(reply.outcome.is_ok());
+            break;
+        }
+        let elapsed = started.elapsed();
+        assert!(elapsed < WORKS_AGAIN_WITHIN + ANSWERS_WITHIN, "request {number} has no answer after {elapsed:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    started.elapsed()
+}
+
+/// Waits until all streams of the deployment (five stores, claims and a queue) have this number of copies.
+async fn assert_replicas(cluster: &Cluster, expected: usize) {
+    use futures_util::TryStreamExt;
+    let raw = cluster.raw().await;
+    within("streams with as many copies as they are to have", async {
+        loop {
+            let streams: Vec<_> = raw.streams().try_collect().await.unwrap_or_default();
+            if streams.len() >= 7 && streams.iter().all(|stream| stream.config.num_replicas == expected) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    })
+    .await;
+}
+
+/// Checks that everything continues while one broker after the other is killed and comes back.
+async fn each_broker_may_go(replace: bool) {
+    let mut cluster = Cluster::start().await;
+    let (gateway, stage, worker) = (cluster.gateway(None).await, cluster.stage().await, cluster.stage().await);
+    let settings = gateway.settings().await.expect("this gateway wrote them");
+    assert_eq!(settings.replicas, 3);
+    let model = model("cluster");
+    done("declaring", async || stage.declare_queue(&model, &queue_options(3)).await).await;
+    assert_replicas(&cluster, 3).await;
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let (requests, slowest) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let inbox = gateway.open_inbox("gateway").await.expect("an inbox");
+    let mut watch = stage.watch(Bucket::Models).await.expect("a watch");
+    let requesting = async {
+        while !stop.load(Ordering::SeqCst) {
+            let number = requests.fetch_add(1, Ordering::SeqCst);
+            let took = request(&*gateway, &inbox, &model, number).await;
+            slowest.fetch_max(took.as_millis() as usize, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let storing = async {
+        let (mut number, mut last) = (0u64, 0);
+        while !stop.load(Ordering::SeqCst) {
+            number += 1;
+            let value = Bytes::from(number.to_string());
+            let revision =
+                done("putting", async || stage.put(Bucket::Models, "k", value.clone(), None, None).await).await;
+            assert!(revision > last, "{revision} after {last}");
+            last = revision;
+            done("reading", async || gateway.get(Bucket::Models, "k").await).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        last
+    };
+    let breaking = async {
+        for node in 0..3 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            println!("broker {node} is killed");
+            cluster.kill(node);
+            let before = requests.load(Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_secs(6)).await;
+            let meanwhile = requests.load(Ordering::SeqCst) - before;
+            println!("{meanwhile} requests in 6 s without broker {node}");
+            match replace {
+                true => cluster.replace(node),
+                false => cluster.spawn(node),
+            }
+            // Wait until all copies are there again: with two brokers missing, the third has no majority.
+            caught_up(&cluster).await;
+        }
+        stop.store(true, Ordering::SeqCst);
+    };
+    let working = work(worker.clone(), model.clone(), queue_options(3), stop.clone());
+    let ((), last, (), ()) = tokio::join!(requesting, storing, breaking, working);
+    println!("{requests:?} requests, the slowest took {slowest:?} ms");
+
+    // Nothing is left over, and nothing is broken.
+    within("the last value at the watch", async {
+        loop {
+            match watch.recv().await.expect("the watch stays open") {
+                Change::Put(entry) if entry.revision >= last => return,
+                _ => {}
+            }
+        }
+    })
+    .await;
+    within("an empty queue", async {
+        // A broker that has just come back may still say that there is no such queue.
+        let options = queue_options(3);
+        done("declaring", async || worker.declare_queue(&model, &options).await).await;
+        let mut puller = done("opening", async || worker.pull(&model).await).await;
+        loop {
+            match passing("status", gateway.queue_status(&model, &[0])).await {
+                Some(status) if status == QueueStatus::default() => return,
+                Some(_) | None => {}
+            }
+            // Copies of requests that were published again.
+            if let Ok(left) = tokio::time::timeout(Duration::from_millis(200), puller.next(4)).await {
+                for delivery in passing("pulling", async { left }).await.into_iter().flatten() {
+                    passing("acknowledging", delivery.acker.ack()).await;
+                }
+            }
+        }
+    })
+    .await;
+    assert_replicas(&cluster, 3).await;
+}
+
+/// Waits until every stream has a leader and all its copies are current.
+async fn caught_up(cluster: &Cluster) {
+    use futures_util::TryStreamExt;
+    let raw = cluster.raw().await;
+    within("brokers that have all copies", async {
+        loop {
+            if let Ok(streams) = raw.streams().try_collect::<Vec<_>>().await {
+                let is_whole = |stream: &jetstream::stream::Info| {
+                    stream.cluster.as_ref().is_some_and(|cluster| {
+                        cluster.leader.is_some()
+                            && cluster.replicas.len() + 1 == stream.config.num_replicas
+                            && cluster.replicas.iter().all(|replica| replica.current && !replica.offline)
+                    })
+                };
+                if streams.len() >= 7 && streams.iter().all(is_whole) {
+                    return;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_broker_may_be_killed_and_come_back() {
+    each_broker_may_go(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_broker_may_be_replaced_by_an_empty_one() {
+    each_broker_may_go(true).await;
+}
+
+#[tokio::test]
+async fn one_copy_of_each_stream_is_enough_where_that_is_wanted() {
+    let cluster = Cluster::start().await;
+    let (gateway, stage) = (cluster.gateway(Some(1)).await, cluster.stage().await);
+    assert_eq!(stage.settings().await.expect("the gateway wrote them").replicas, 1);
+    let model = model("single");
+    done("declaring", async || stage.declare_queue(&model, &queue_options(1)).await).await;
+    assert_replicas(&cluster, 1).await;
+    // A second gateway uses the settings that the first one wrote.
+    let _second = cluster.gateway(None).await;
+    assert_replicas(&cluster, 1).await;
+    done("publishing", async || gateway.publish(&message(&model, 1)).await).await;
+    let mut puller = stage.pull(&model).await.expect("a hold on the queue");
+    take(&mut puller, "the message").await.acker.ack().await.expect("acknowledged");
+
+    // An operator asks for more copies.
+    let settings = QueueOptions { replicas: 3, ..gateway.settings().await.expect("settings") };
+    done("changing the settings", async || gateway.change_settings(&settings).await).await;
+    done("declaring", async || stage.declare_queue(&model, &queue_options(3)).await).await;
+    within("three copies of each stream", async {
+        use futures_util::TryStreamExt;
+        let raw = cluster.raw().await;
+        loop {
+            let streams: Vec<_> = raw.streams().try_collect().await.unwrap_or_default();
+            if !streams.is_empty() && streams.iter().all(|stream| stream.config.num_replicas == 3) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
+}
+
+/// A stream in the memory of one broker is lost with it. After half a minute it is created again on another broker.
+#[tokio::test]
+async fn a_stream_of_a_broker_that_is_gone_for_good_is_made_anew() {
+    let mut cluster = Cluster::start().await;
+    let (gateway, stage) = (cluster.gateway(Some(1)).await, cluster.stage().await);
+    let model = model("gone");
+    done("declaring", async || stage.declare_queue(&model, &queue_options(1)).await).await;
+    let raw = cluster.raw().await;
+    let name = {
+        use futures_util::TryStreamExt;
+        let names: Vec<_> = raw.stream_names().try_collect().await.expect("a list");
+        names.into_iter().find(|name| name.starts_with("trireme_work_")).expect("the queue was made")
+    };
+    let stream = raw.get_stream(&name).await.expect("it was made");
+    let leader = stream.cached_info().cluster.as_ref().and_then(|cluster| cluster.leader.clone()).expect("a leader");
+    let node: usize = leader.trim_start_matches('n').parse().expect("its number");
+    cluster.kill(node);
+    let started = Instant::now();
+    within("a queue anew", async {
+        while passing("declaring", stage.declare_queue(&model, &queue_options(1))).await.is_none() {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    })
+    .await;
+    println!("made anew after {:?}", started.elapsed());
+    assert!(started.elapsed() > Duration::from_secs(15), "a broker may come back");
+    done("publishing", async || gateway.publish(&message(&model, 1)).await).await;
+    let mut puller = stage.pull(&model).await.expect("a hold on the queue");
+    take(&mut puller, "the message").await.acker.ack().await.expect("acknowledged");
+}
+
+/// Confirmed messages survive the loss of any broker, and are delivered once.
+#[tokio::test]
+async fn what_was_confirmed_outlives_each_broker() {
+    const MESSAGES: i64 = 200;
+    let mut cluster = Cluster::start().await;
+    let (gateway, stage) = (cluster.gateway(None).await, cluster.stage().await);
+    let model = model("confirmed");
+    done("declaring", async || stage.declare_queue(&model, &queue_options(3)).await).await;
+    for n in 0..MESSAGES {
+        let message = message(&model, n);
+        done("publishing", async || gateway.publish(&message).await).await;
+    }
+    for node in 0..3 {
+        cluster.kill(node);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        cluster.replace(node);
+        caught_up(&cluster).await;
+    }
+    let mut puller = stage.pull(&model).await.expect("a hold on the queue");
+    let mut numbers = Vec::new();
+    within("all messages", async {
+        while numbers.len() < MESSAGES as usize {
+            let Some(deliveries) = passing("pulling", puller.next(16)).await else { continue };
+            for delivery in deliveries {
+                numbers.push(number(&delivery));
+                delivery.acker.ack().await.expect("sent");
+            }
+        }
+    })
+    .await;
+    assert_eq!(numbers, (0..MESSAGES).collect::<Vec<_>>());
+}
+
+/// A gateway waits for brokers that start one after the other.
+#[tokio::test]
+async fn a_gateway_waits_for_a_cluster_that_is_not_whole() {
+    let mut cluster = Cluster::start().await;
+    cluster.kill(1);
+    cluster.kill(2);
+    let options = cluster.options(Some(Deployment { queue: options(), replicas: None }));
+    let starting = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        cluster.spawn(1);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        cluster.spawn(2);
+    };
+    let (gateway, ()) = within("the gateway", async { tokio::join!(Nats::connect(&options), starting) }).await;
+    let gateway: Arc<dyn Bus> = Arc::new(gateway.unwrap_or_else(|error| panic!("{error}; {}", cluster.logs())));
+    assert_eq!(gateway.settings().await.expect("this gateway wrote them").replicas, 3);
+}

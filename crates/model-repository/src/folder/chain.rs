@@ -1,0 +1,244 @@
+//! What comes out of a graph, and the ops that make the result of it.
+
+use super::describe::{Files, Head};
+use super::files::{Json, Reader};
+use super::graphs::GraphFile;
+use super::head::{self, Activation};
+use super::modules::{Module, Pooling, Step};
+use super::onnx::GraphTensor;
+use super::origin::Derived;
+use super::task::{Purpose, Task};
+
+/// What comes out of a model, and the ops after it.
+pub(super) struct Chain {
+    pub(super) output: Option<Derived<GraphTensor>>,
+    pub(super) ops: Vec<Derived<String>>,
+    pub(super) width: Option<Derived<i64>>,
+    pub(super) excludes_prompt: bool,
+}
+
+/// The width that several places give; each that differs from the first is a fault.
+fn agree(reader: &Reader<'_>, places: impl IntoIterator<Item = Option<Derived<i64>>>) -> Option<Derived<i64>> {
+    let mut found = places.into_iter().flatten();
+    let first = found.next()?;
+    for other in found.filter(|other| other.value != first.value) {
+        reader.fault(format_args!("{} is {} wide, but {} is {}", first.origin, first.value, other.origin, other.value));
+    }
+    Some(first)
+}
+
+fn hidden_size(reader: &Reader<'_>, config: &Json) -> Option<Derived<i64>> {
+    let keys = ["hidden_size", "d_model", "dim", "n_embd"];
+    let key = keys.iter().find(|key| config.get(key).is_some())?;
+    config.number(reader, key).map(|size| size.map(|size| size as i64))
+}
+
+fn width_of(file: &GraphFile, tensor: &GraphTensor) -> Option<Derived<i64>> {
+    tensor.width().map(|width| Derived::from(width, file.place(tensor)))
+}
+
+/// From tokens, or from what the graph has pooled, to vectors.
+pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &Files, file: &GraphFile) -> Chain {
+    let after = |step: &Step| !matches!(step, Step::Transformer { .. } | Step::Static { .. });
+    let steps: Vec<_> = files.modules.iter().flatten().filter(|module| after(&module.step)).collect();
+    let excludes_prompt =
+        steps.iter().any(|module| matches!(&module.step, Step::Pooling(pooling) if !pooling.include_prompt));
+    let pooled = file.pooled().filter(|_| task == Task::Embed && !(excludes_prompt && file.tokens().is_some()));
+    match pooled {
+        Some(output) => {
+            if excludes_prompt {
+                reader.fault(format_args!(
+                    "{} pools within the graph, but modules.json has a Pooling with include_prompt false; export it again with \
+                     --library-name transformers",
+                    file.file.value
+                ));
+            }
+            pooled_chain(reader, file, output, &steps)
+        }
+        None => {
+            let Some(tokens) = file.tokens() else {
+                reader.fault(format_args!(
+                    "{} gives no vectors; expected an output last_hidden_state, token_embeddings or sentence_embedding, found {}; \
+                     export it again with --task feature-extraction",
+                    file.file.value,
+                    file.outputs()
+                ));
+                return Chain { output: None, ops: Vec::new(), width: Some(Derived::from(1, "")), excludes_prompt };
+            };
+            let pooling = steps.iter().find_map(|module| match &module.step {
+                Step::Pooling(Pooling { width, .. }) => width.clone().map(|width| width.map(|width| width as i64)),
+                _ => None,
+            });
+            let width = agree(reader, [width_of(file, tokens.value), hidden_size(reader, &files.config), pooling]);
+            let output = tokens.map(|tensor| known(tensor, 3, width.as_ref()));
+            let mut ops = Vec::new();
+            let width = width.map(|width| token_chain(reader, &steps, width, &mut ops));
+            finish(reader, task, files, &mut ops);
+            Chain { output: Some(output), ops, width, excludes_prompt }
+        }
+    }
+}
+
+/// A tensor with this rank and width, where its file leaves them open.
+fn known(tensor: &GraphTensor, rank: usize, width: Option<&Derived<i64>>) -> GraphTensor {
+    let mut dims = tensor.dims.clone().unwrap_or_else(|| vec![-1; rank]);
+    if let (Some(last), Some(width)) = (dims.last_mut(), width) {
+        *last = width.value;
+    }
+    GraphTensor { dims: Some(dims), ..tensor.clone() }
+}
+
+/// Everything but the end is in the graph.
+fn pooled_chain(reader: &Reader<'_>, file: &GraphFile, output: &GraphTensor, steps: &[&Module]) -> Chain {
+    let last = steps.iter().rev().find_map(|module| match &module.step {
+        Step::Dense { to, .. } => Some(Derived::from(*to as i64, format!("{}, a Dense,", module.place))),
+        Step::Pooling(Pooling { width: Some(width), modes, .. }) => {
+            Some(Derived::from(width.value as i64 * modes.value.len() as i64, width.origin.clone()))
+        }
+        _ => None,
+    });
+    let width = agree(reader, [width_of(file, output), last]);
+    let mut ops = Vec::new();
+    if let Some(Module { place, step: Step::Normalize }) = steps.last() {
+        ops.push(Derived::from("normalize".to_owned(), place.clone()));
+    }
+    let place = file.place(output);
+    let output = known(output, 2, width.as_ref());
+    Chain { output: Some(Derived::from(output, place)), ops, width, excludes_prompt: false }
+}
+
+/// The modules as ops, for vectors of this width; gives the width of the last one.
+pub(super) fn token_chain(
+    reader: &Reader<'_>,
+    steps: &[&Module],
+    mut width: Derived<i64>,
+    ops: &mut Vec<Derived<String>>,
+) -> Derived<i64> {
+    let expect = |module: &Module, expected: u64, width: &Derived<i64>| {
+        if expected as i64 != width.value {
+            reader.fault(format_args!(
+                "{} takes vectors {expected} wide, but {} is {} wide",
+                module.place, width.origin, width.value
+            ));
+        }
+    };
+    for module in steps {
+        let op = match &module.step {
+            Step::Pooling(pooling) => {
+                let modes = pooling.modes.value.len() as i64;
+                if modes > 1 {
+                    width = Derived::from(width.value * modes, pooling.modes.origin.clone());
+                }
+                ops.push(pooling.modes.clone().map(|modes| format!("pool:{}", modes.join("+"))));
+                continue;
+            }
+            Step::Dense { folder, from, to } => {
+                expect(module, *from, &width);
+                width = Derived::from(*to as i64, format!("{folder}config.json: out_features"));
+                format!("dense:{}", folder.trim_end_matches('/'))
+            }
+            Step::LayerNorm { folder, width: own } => {
+                expect(module, *own, &width);
+                format!("layer_norm:{}", folder.trim_end_matches('/'))
+            }
+            Step::Normalize => "normalize".to_owned(),
+            Step::Mask => "mask".to_owned(),
+            Step::Splade { .. } | Step::Transformer { .. } | Step::Static { .. } => continue,
+        };
+        ops.push(Derived::from(op, module.place.clone()));
+    }
+    width
+}
+
+/// The op that a chain of tokens has to have: one that pools, or one that leaves out padding.
+fn finish(reader: &Reader<'_>, task: Task, files: &Files, ops: &mut Vec<Derived<String>>) {
+    let has = |start: &str| ops.iter().any(|op| op.value.starts_with(start));
+    match (task, &files.modules) {
+        (Task::MultiVector, _) if !has("mask") => ops.push(Derived::from("mask".to_owned(), "padding takes no part")),
+        (Task::Embed, Some(_)) if !has("pool:") => {
+            reader.fault("modules.json lists no Pooling, which makes one vector of all those of a text");
+        }
+        (Task::Embed, None) => {
+            ops.push(Derived::guessed("pool:mean".to_owned(), "no modules.json; sentence-transformers' default"));
+        }
+        _ => {}
+    }
+}
+
+/// Logits over the vocabulary to weights of tokens.
+pub(super) fn sparse(reader: &Reader<'_>, files: &Files, file: &GraphFile) -> Chain {
+    let chain = |output, ops, width| Chain { output, ops, width, excludes_prompt: false };
+    let vocabulary = files.config.number(reader, "vocab_size").map(|size| size.map(|size| size as i64));
+    let Some(logits) = file.logits(3) else {
+        reader.fault(format_args!(
+            "{} gives no logits over the vocabulary, found {}; export it again with --task fill-mask",
+            file.file.value,
+            file.outputs()
+        ));
+        return chain(None, Vec::new(), Some(Derived::from(1, "")));
+    };
+    let width = agree(reader, [width_of(file, logits), vocabulary]);
+    let splade = files.modules.iter().flatten().find_map(|module| match &module.step {
+        Step::Splade { argument } => Some(argument.clone()),
+        _ => None,
+    });
+    let splade = splade.unwrap_or_else(|| Derived::guessed("relu".to_owned(), "sentence-transformers' default"));
+    let origin = splade.origin.clone();
+    let ops = vec![splade.map(|argument| format!("splade:{argument}")), Derived::from("sparse".to_owned(), origin)];
+    let place = file.place(logits);
+    let output = known(logits, 3, width.as_ref());
+    chain(Some(Derived::from(output, place)), ops, width)
+}
+
+/// Logits over labels to scores.
+pub(super) fn scores(reader: &Reader<'_>, purpose: &Purpose, files: &Files, file: &GraphFile, head: &Head) -> Chain {
+    let rank = if purpose.task.value == Task::TokenClassify { 3 } else { 2 };
+    let labels = head.labels.as_ref();
+    let count = labels.map(|labels| Derived::from(labels.value.len() as i64, labels.origin.clone()));
+    let Some(logits) = file.logits(rank) else {
+        reader.fault(format_args!(
+            "{} gives no logits of rank {rank}, found {}; export it again with --task {}",
+            file.file.value,
+            file.outputs(),
+            purpose.task.value.export()
+        ));
+        return Chain { output: None, ops: Vec::new(), width: count, excludes_prompt: false };
+    };
+    if let (Some(width), Some(count)) = (width_of(file, logits), &count)
+        && width.value != count.value
+    {
+        reader.fault(format_args!(
+            "{} gives {} scores, but {} has {} labels",
+            width.origin, width.value, count.origin, count.value
+        ));
+    }
+    let mut ops = Vec::new();
+    let activation = match purpose.task.value {
+        // Op `entities` takes the logits.
+        Task::TokenClassify => Derived::from(Activation::None, ""),
+        _ => activation(reader, purpose, files, head),
+    };
+    if let Some(op) = activation.value.op() {
+        ops.push(Derived::from(op.to_owned(), activation.origin));
+    }
+    if purpose.task.value == Task::TokenClassify {
+        ops.push(Derived::guessed("entities:simple".to_owned(), "no file names a strategy"));
+    }
+    let place = file.place(logits);
+    let output = known(logits, rank, count.as_ref());
+    Chain { output: Some(Derived::from(output, place)), ops, width: count, excludes_prompt: false }
+}
+
+/// A cross-encoder's own activation, else sigmoid for one score and none for several; a classifier's by its problem.
+fn activation(reader: &Reader<'_>, purpose: &Purpose, files: &Files, head: &Head) -> Derived<Activation> {
+    let told = head::cross_encoder_activation(reader, &files.config, files.own.as_ref());
+    match (told, purpose.task.value, &head.problem) {
+        (Some(told), ..) => told,
+        (None, Task::Rerank, _) => Derived::from(Activation::Sigmoid, "sentence-transformers' default for one score"),
+        (None, _, _) if purpose.cross_encoder => {
+            Derived::from(Activation::None, "sentence-transformers' default for several scores")
+        }
+        (None, _, Some(problem)) => problem.clone().map(|(_, activation)| activation),
+        (None, _, None) => Derived::from(Activation::None, ""),
+    }
+}

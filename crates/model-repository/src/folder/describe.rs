@@ -1,0 +1,321 @@
+//! A folder's files put together: what is run, what comes before and after it, and whether the files agree.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::chain::{embedding, scores, sparse, token_chain};
+use super::files::{Json, Reader};
+use super::graphs::{self, GraphFile};
+use super::head::{self, Activation};
+use super::modules::{self, Module, Step};
+use super::onnx::GraphTensor;
+use super::origin::Derived;
+use super::safetensors;
+use super::task::{self, Purpose, Task};
+use super::tokenizer::{self, Prompts, Tokenizer};
+
+/// The inputs of a graph that a tokenizer makes.
+const TOKENIZED: [&str; 4] = ["input_ids", "attention_mask", "token_type_ids", "position_ids"];
+
+/// What a folder holds, each part with the place that says so. Made by [`FolderDescription::read`], which refuses what
+/// contradicts itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FolderDescription {
+    pub(crate) root: PathBuf,
+    pub(crate) task: Derived<Task>,
+    pub(crate) tokenizer: Tokenizer,
+    /// Whether `[CLS]` and the like are added; `None`: as always.
+    pub(crate) special_tokens: Option<Derived<bool>>,
+    pub(crate) executor: Executor,
+    pub(crate) ops: Vec<Derived<String>>,
+    /// Whether pooling leaves out the tokens of a prompt.
+    pub(crate) excludes_prompt: bool,
+    /// The size of the last axis of the result: a vector's width, or the number of labels.
+    pub(crate) width: Derived<i64>,
+    pub(crate) labels: Option<Derived<Vec<String>>>,
+    pub(crate) problem: Option<Derived<&'static str>>,
+    pub(crate) prompts: Prompts,
+}
+
+/// What runs the model.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Executor {
+    Onnx {
+        file: GraphFile,
+        /// The output that is used, with the dimensions that are known of it.
+        output: Derived<GraphTensor>,
+    },
+    Static {
+        file: Derived<String>,
+        config: Option<String>,
+        /// The id of tokens that take no part.
+        unknown: Option<Derived<i64>>,
+    },
+    /// All files of the folder that the backend may want.
+    Generation { files: Vec<String>, tells_target: bool },
+}
+
+/// The JSON files that several parts look into.
+pub(super) struct Files {
+    pub(super) config: Json,
+    pub(super) own: Option<Json>,
+    pub(super) modules: Option<Vec<Module>>,
+}
+
+pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
+    let modules = modules::read(reader);
+    let own = reader.json("config_sentence_transformers.json");
+    let base = modules.iter().flatten().find_map(|module| match &module.step {
+        Step::Transformer { folder } | Step::Static { folder } => Some(folder.clone()),
+        _ => None,
+    });
+    if modules.is_some() && base.is_none() {
+        reader.fault("modules.json lists no Transformer, MLMTransformer or StaticEmbedding, of which it needs one");
+    }
+    let folder = base.unwrap_or_default();
+    let config = reader.json_or_empty(&format!("{folder}config.json"));
+    let files = Files { config, own, modules };
+    let mut purpose = task::purpose(reader, files.modules.as_deref(), files.own.as_ref(), &files.config, &folder);
+    let tokenizer = tokenizer::read(reader, &folder, &files.config, purpose.is_static);
+    let prompts = tokenizer::prompts(reader, files.own.as_ref());
+
+    if purpose.task.value == Task::Generate {
+        return generation(reader, purpose.task, tokenizer?, &files.config, prompts);
+    }
+    if purpose.is_static {
+        return static_model(reader, purpose.task, tokenizer?, &files, &folder, prompts);
+    }
+    let file = graphs::find(reader, &folder, purpose.task.value);
+    if let Some(file) = &file {
+        check_inputs(reader, file);
+        guess_sparse(&mut purpose, &files, file);
+    }
+    let (tokenizer, file) = (tokenizer?, file?);
+    check_vocabulary(reader, &tokenizer, &file, &files.config);
+    let head = Head::of(reader, &purpose, &files);
+    let chain = match purpose.task.value {
+        Task::Embed | Task::MultiVector => embedding(reader, purpose.task.value, &files, &file),
+        Task::Sparse => sparse(reader, &files, &file),
+        _ => scores(reader, &purpose, &files, &file, &head),
+    };
+    let width = chain.width;
+    if width.is_none() {
+        reader.fault(format_args!(
+            "no file says how wide the vectors are: neither the outputs of {} nor {}: hidden_size",
+            file.file.value, files.config.file
+        ));
+    }
+    Some(FolderDescription {
+        root: reader.root().to_owned(),
+        task: purpose.task,
+        tokenizer,
+        special_tokens: None,
+        executor: Executor::Onnx { file, output: chain.output? },
+        ops: chain.ops,
+        excludes_prompt: chain.excludes_prompt,
+        width: width?,
+        labels: head.labels,
+        problem: head.problem.map(|problem| problem.map(|(name, _)| name)),
+        prompts,
+    })
+}
+
+/// What only classifiers have.
+#[derive(Default)]
+pub(super) struct Head {
+    pub(super) labels: Option<Derived<Vec<String>>>,
+    pub(super) problem: Option<Derived<(&'static str, Activation)>>,
+}
+
+// === impl Head ===
+
+impl Head {
+    fn of(reader: &Reader<'_>, purpose: &Purpose, files: &Files) -> Head {
+        if !matches!(purpose.task.value, Task::Classify | Task::Rerank | Task::TokenClassify) {
+            return Head::default();
+        }
+        let labels = head::labels(reader, &files.config);
+        let problem =
+            (purpose.task.value == Task::Classify).then(|| head::problem(reader, &files.config, labels.value.len()));
+        Head { labels: Some(labels), problem }
+    }
+}
+
+/// A masked language model without `modules.json` is SPLADE if its graph gives logits over the vocabulary, as
+/// sentence-transformers takes it.
+fn guess_sparse(purpose: &mut Purpose, files: &Files, file: &GraphFile) {
+    let architecture = files.config.get("architectures").and_then(|list| list.get(0)?.as_str()).unwrap_or_default();
+    let gives_tokens = ["last_hidden_state", "token_embeddings"].iter().any(|name| file.graph.output(name).is_some());
+    if purpose.task.value == Task::Embed
+        && files.modules.is_none()
+        && architecture.ends_with("ForMaskedLM")
+        && !gives_tokens
+        && file.logits(3).is_some()
+    {
+        let why = format!("{}: architectures, and {} gives logits", files.config.file, file.file.value);
+        purpose.task = Derived::guessed(Task::Sparse, &why);
+    }
+}
+
+/// The inputs have to be those that a tokenizer makes, with any number of rows.
+fn check_inputs(reader: &Reader<'_>, file: &GraphFile) {
+    let path = &file.file.value;
+    if file.graph.input("input_ids").is_none() {
+        let found = file.graph.inputs.iter().map(|input| input.name.as_str()).collect::<Vec<_>>().join(", ");
+        reader.fault(format_args!("{path} has no input input_ids; its inputs are: {found}"));
+    }
+    if file.graph.inputs.iter().any(|input| input.name.starts_with("past_key_values")) {
+        reader.fault(format_args!(
+            "{path} takes a key-value cache (past_key_values); export it again with --task feature-extraction"
+        ));
+    }
+    for input in file.graph.inputs.iter().filter(|input| !input.name.starts_with("past_key_values")) {
+        if !TOKENIZED.contains(&input.name.as_str()) {
+            let (name, known) = (&input.name, TOKENIZED.join(", "));
+            reader
+                .fault(format_args!("{path} has an input {name}, which no tokenizer makes; known inputs are: {known}"));
+        }
+        if let Some(dims) = &input.dims
+            && (dims.len() != 2 || dims[0] != -1)
+        {
+            let name = &input.name;
+            reader.fault(format_args!(
+                "{path}: input {name} has dims {dims:?}, expected [-1, -1]; export it again with dynamic axes"
+            ));
+        }
+    }
+}
+
+/// An id beyond the table that ids are looked up in would end every run it is in.
+fn check_vocabulary(reader: &Reader<'_>, tokenizer: &Tokenizer, file: &GraphFile, config: &Json) {
+    let Some(highest) = &tokenizer.highest else { return };
+    let rows = match file.graph.vocabulary {
+        Some(rows) => Some(Derived::from(rows, format!("{}: the table of input_ids", file.file.value))),
+        None => config.number(reader, "vocab_size").map(|rows| rows.map(|rows| rows as i64)),
+    };
+    if let Some(rows) = rows.filter(|rows| highest.value >= rows.value) {
+        reader.fault(format_args!(
+            "{} has ids up to {}, but {} has {} rows",
+            highest.origin, highest.value, rows.origin, rows.value
+        ));
+    }
+}
+
+/// Vectors that are looked up, without a graph: model2vec, StaticEmbedding.
+fn static_model(
+    reader: &Reader<'_>,
+    task: Derived<Task>,
+    tokenizer: Tokenizer,
+    files: &Files,
+    folder: &str,
+    prompts: Prompts,
+) -> Option<FolderDescription> {
+    let file = format!("{folder}model.safetensors");
+    let shapes = match safetensors::shapes(&reader.path(&file)) {
+        Ok(shapes) => shapes,
+        Err(error) => {
+            reader.fault(format_args!("{file} cannot be read: {error}"));
+            return None;
+        }
+    };
+    let table = ["embeddings", "embedding.weight"].iter().find_map(|name| Some((*name, shapes.get(*name)?)));
+    let Some((name, &[rows, width])) = table.map(|(name, shape)| (name, shape.as_slice())) else {
+        reader.fault(format_args!("{file} has no table 'embeddings' or 'embedding.weight' of rank 2"));
+        return None;
+    };
+    let mapped = shapes.get("mapping").and_then(|shape| shape.first().copied()).unwrap_or(rows);
+    if let Some(highest) = tokenizer.highest.as_ref().filter(|highest| highest.value >= mapped) {
+        reader.fault(format_args!(
+            "{} has ids up to {}, but {file}: {name} has {mapped} rows",
+            highest.origin, highest.value
+        ));
+    }
+    let by_config = files.config.flag(reader, "normalize");
+    let by_module = files.modules.iter().flatten().find(|module| module.step == Step::Normalize);
+    if let (Some(flag), Some(modules)) = (&by_config, &files.modules)
+        && flag.value != by_module.is_some()
+        && !modules.is_empty()
+    {
+        let lists = if by_module.is_some() { "lists a Normalize" } else { "lists no Normalize" };
+        reader.fault(format_args!("{} is {}, but modules.json {lists}", flag.origin, flag.value));
+    }
+    let mut ops = Vec::new();
+    let width = Derived::from(width, format!("{file}: {name}"));
+    let steps: Vec<_> = files.modules.iter().flatten().collect();
+    let width = match steps.is_empty() {
+        true => {
+            if let Some(flag) = by_config.filter(|flag| flag.value) {
+                ops.push(flag.map(|_| "normalize".to_owned()));
+            }
+            width
+        }
+        // The table's vectors are pooled by the lookup, so that what is left are ops on one vector.
+        false => token_chain(reader, &steps, width, &mut ops),
+    };
+    // model2vec leaves out what it does not know; sentence-transformers does not.
+    let leaves_out = files.config.get("model_type").is_some_and(|kind| kind == "model2vec");
+    let unknown = tokenizer.unknown.clone().filter(|_| leaves_out);
+    Some(FolderDescription {
+        root: reader.root().to_owned(),
+        task: task.clone(),
+        tokenizer,
+        special_tokens: Some(Derived::from(false, task.origin)),
+        executor: Executor::Static {
+            file: Derived::from(file, "the only weights that are looked up"),
+            config: reader.has(&files.config.file).then(|| files.config.file.clone()),
+            unknown,
+        },
+        ops,
+        excludes_prompt: false,
+        width,
+        labels: None,
+        problem: None,
+        prompts,
+    })
+}
+
+/// Encoder-decoder models: the backend reads their configurations itself.
+fn generation(
+    reader: &Reader<'_>,
+    task: Derived<Task>,
+    tokenizer: Tokenizer,
+    config: &Json,
+    prompts: Prompts,
+) -> Option<FolderDescription> {
+    let mut files: Vec<_> = ["config.json", "generation_config.json"]
+        .into_iter()
+        .filter(|file| reader.has(file))
+        .map(str::to_owned)
+        .collect();
+    for place in ["", "onnx/"] {
+        let names = reader.names(place).into_iter().filter(|name| {
+            let parts = [graphs::ENCODER, "decoder_model", "decoder_with_past_model"];
+            parts.iter().any(|part| name.starts_with(part)) && name.contains(".onnx")
+        });
+        files.extend(names.map(|name| format!("{place}{name}")));
+    }
+    if !files.iter().any(|file| file.contains(graphs::ENCODER)) {
+        graphs::missing(reader, "", Task::Generate);
+        return None;
+    }
+    // The target language's token begins what these give; the tokenizer tells it.
+    let class = reader.json("tokenizer_config.json");
+    let class =
+        class.as_ref().and_then(|config| config.get("tokenizer_class")).and_then(Value::as_str).unwrap_or_default();
+    let tells_target = ["M2M100", "Nllb", "MBart"].iter().any(|family| class.starts_with(family))
+        || config.get("model_type").is_some_and(|kind| ["m2m_100", "mbart"].iter().any(|known| kind == known));
+    Some(FolderDescription {
+        root: reader.root().to_owned(),
+        task,
+        tokenizer,
+        special_tokens: None,
+        executor: Executor::Generation { files, tells_target },
+        ops: vec![Derived::from("decode".to_owned(), "the tokenizer's files")],
+        excludes_prompt: false,
+        width: Derived::from(-1, ""),
+        labels: None,
+        problem: None,
+        prompts,
+    })
+}

@@ -1,0 +1,173 @@
+//! Reading the small files of a model folder; what is wrong with any of them is gathered.
+
+use std::cell::RefCell;
+use std::fmt::Display;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::origin::Derived;
+
+/// No JSON file of a model is larger than this by intent; vocabularies take some 20 MB.
+const MAX_JSON_BYTES: u64 = 256 << 20;
+
+/// A model folder while it is read, and its faults so far.
+pub(crate) struct Reader<'a> {
+    root: &'a Path,
+    faults: RefCell<Vec<String>>,
+}
+
+/// A JSON file that holds an object. A field that is null counts as left out.
+#[derive(Clone, Debug)]
+pub(crate) struct Json {
+    /// Its path within the folder.
+    pub(crate) file: String,
+    fields: Map<String, Value>,
+}
+
+// === impl Reader ===
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(root: &'a Path) -> Reader<'a> {
+        Reader { root, faults: RefCell::default() }
+    }
+
+    /// The folder.
+    pub(crate) fn root(&self) -> &'a Path {
+        self.root
+    }
+
+    /// Notes a fault.
+    pub(crate) fn fault(&self, fault: impl Display) {
+        let fault = fault.to_string();
+        let mut faults = self.faults.borrow_mut();
+        if !faults.contains(&fault) {
+            faults.push(fault);
+        }
+    }
+
+    pub(crate) fn into_faults(self) -> Vec<String> {
+        self.faults.into_inner()
+    }
+
+    pub(crate) fn path(&self, file: &str) -> PathBuf {
+        self.root.join(file)
+    }
+
+    pub(crate) fn has(&self, file: &str) -> bool {
+        self.path(file).is_file()
+    }
+
+    /// The names of what lies in a folder within this one, in order; none where it is missing.
+    pub(crate) fn names(&self, folder: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.path(folder)).into_iter().flatten().flatten();
+        let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    }
+
+    /// What a JSON file holds; `None` where there is no such file, or it cannot be read, which is a fault.
+    pub(crate) fn value(&self, file: &str) -> Option<Value> {
+        let read = || {
+            let path = self.path(file);
+            match fs::metadata(&path)?.len() {
+                size if size > MAX_JSON_BYTES => Err(io::Error::other(format!("larger than {MAX_JSON_BYTES} bytes"))),
+                _ => fs::read(&path),
+            }
+        };
+        let bytes = match read() {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => {
+                self.fault(format_args!("{file} cannot be read: {error}"));
+                return None;
+            }
+        };
+        match serde_json::from_slice(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes)) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.fault(format_args!("{file} is not JSON: {error}"));
+                None
+            }
+        }
+    }
+
+    /// A JSON file that may be missing: it has no fields then.
+    pub(crate) fn json_or_empty(&self, file: &str) -> Json {
+        self.json(file).unwrap_or_else(|| Json { file: file.to_owned(), fields: Map::new() })
+    }
+
+    /// A JSON file that has to hold an object.
+    pub(crate) fn json(&self, file: &str) -> Option<Json> {
+        match self.value(file)? {
+            Value::Object(fields) => Some(Json { file: file.to_owned(), fields }),
+            other => {
+                self.fault(format_args!("{file} holds {}, expected an object", kind(&other)));
+                None
+            }
+        }
+    }
+}
+
+// === impl Json ===
+
+impl Json {
+    /// A field that is there and not null.
+    pub(crate) fn get(&self, key: &str) -> Option<&Value> {
+        self.fields.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Whether a field is there and null.
+    pub(crate) fn is_null(&self, key: &str) -> bool {
+        self.fields.get(key).is_some_and(Value::is_null)
+    }
+
+    /// An object within, under the name `file: key`.
+    pub(crate) fn object(&self, reader: &Reader<'_>, key: &str) -> Option<Map<String, Value>> {
+        let found = self.get(key)?;
+        let object = found.as_object().cloned();
+        if object.is_none() {
+            self.unexpected(reader, key, found, "an object");
+        }
+        object
+    }
+
+    pub(crate) fn text(&self, reader: &Reader<'_>, key: &str) -> Option<Derived<String>> {
+        let found = self.get(key)?;
+        self.typed(reader, key, found.as_str().map(str::to_owned), "a text")
+    }
+
+    pub(crate) fn flag(&self, reader: &Reader<'_>, key: &str) -> Option<Derived<bool>> {
+        self.typed(reader, key, self.get(key)?.as_bool(), "true or false")
+    }
+
+    /// A number that is 0 or more.
+    pub(crate) fn number(&self, reader: &Reader<'_>, key: &str) -> Option<Derived<u64>> {
+        let found = self.get(key)?;
+        // Python writes some whole numbers as floating point ones.
+        let whole = |number: f64| (number >= 0.0 && number.fract() == 0.0).then_some(number as u64);
+        self.typed(reader, key, found.as_u64().or_else(|| found.as_f64().and_then(whole)), "a whole number from 0")
+    }
+
+    fn typed<T>(&self, reader: &Reader<'_>, key: &str, value: Option<T>, expected: &str) -> Option<Derived<T>> {
+        if value.is_none() {
+            self.unexpected(reader, key, self.get(key)?, expected);
+        }
+        value.map(|value| Derived::field(value, &self.file, key))
+    }
+
+    fn unexpected(&self, reader: &Reader<'_>, key: &str, found: &Value, expected: &str) {
+        reader.fault(format_args!("{}: {key} is {}, expected {expected}", self.file, kind(found)));
+    }
+}
+
+/// A value as a message names it: scalars as they are.
+pub(crate) fn kind(value: &Value) -> String {
+    match value {
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "an object".to_owned(),
+        scalar => scalar.to_string(),
+    }
+}

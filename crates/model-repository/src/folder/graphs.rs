@@ -1,0 +1,180 @@
+//! Which ONNX file of a folder is served, and what to do where there is none.
+
+use std::path::Path;
+
+use super::files::Reader;
+use super::onnx::{Graph, GraphTensor};
+use super::origin::Derived;
+use super::task::Task;
+
+/// Names of ONNX files, those before others that keep more of the model's precision: as optimum, transformers.js, fastembed
+/// and sentence-transformers write them.
+const STEMS: [&str; 14] = [
+    "model",
+    "model_optimized",
+    "model_O1",
+    "model_O2",
+    "model_O3",
+    "model_O4",
+    "model_fp16",
+    "model_quantized",
+    "model_int8",
+    "model_uint8",
+    "model_quint8_avx2",
+    "model_qint8_avx512_vnni",
+    "model_qint8_avx512",
+    "model_qint8_arm64",
+];
+
+/// Weights of other kinds, which an ONNX file is made of.
+const WEIGHTS: [&str; 5] = ["model.safetensors", "pytorch_model.bin", "model.pt", "tf_model.h5", "flax_model.msgpack"];
+
+/// Outputs of one vector for each token, by the names that exporters give them.
+const TOKENS: [&str; 2] = ["last_hidden_state", "token_embeddings"];
+
+/// The output of graphs that pool themselves.
+const POOLED: &str = "sentence_embedding";
+
+/// The files that an encoder-decoder model needs.
+pub(crate) const ENCODER: &str = "encoder_model";
+
+/// A graph and the file that it is in.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct GraphFile {
+    /// The path within the folder.
+    pub(crate) file: Derived<String>,
+    pub(crate) graph: Graph,
+}
+
+/// Reads the graph of the model in `folder`.
+pub(crate) fn find(reader: &Reader<'_>, folder: &str, task: Task) -> Option<GraphFile> {
+    let file = choose(reader, folder, task)?;
+    match Graph::read(&reader.path(&file.value)) {
+        Ok(graph) => {
+            let found = GraphFile { file, graph };
+            found.check_external(reader);
+            Some(found)
+        }
+        Err(error) => {
+            reader.fault(format_args!("{} cannot be read: {error}", file.value));
+            None
+        }
+    }
+}
+
+fn choose(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Derived<String>> {
+    let mut found = Vec::new();
+    for place in [format!("{folder}onnx/"), folder.to_owned()] {
+        let names = reader.names(&place).into_iter().filter(|name| name.ends_with(".onnx"));
+        found.extend(names.map(|name| format!("{place}{name}")));
+    }
+    let known = STEMS.iter().find_map(|stem| {
+        found.iter().find(|file| Path::new(file.as_str()).file_stem().is_some_and(|found| found == *stem))
+    });
+    match (known, found.as_slice()) {
+        (_, []) => {
+            missing(reader, folder, task);
+            None
+        }
+        (_, [only]) => Some(Derived::from(only.clone(), "the only ONNX file")),
+        (Some(file), _) => {
+            Some(Derived::from(file.clone(), format!("the most exact of {} ONNX files, by its name", found.len())))
+        }
+        (None, _) => {
+            reader.fault(format_args!(
+                "several ONNX files, none of which is called model.onnx: {}; keep one of them in the folder",
+                found.join(", ")
+            ));
+            None
+        }
+    }
+}
+
+/// Says how to make an ONNX file, and of what.
+pub(crate) fn missing(reader: &Reader<'_>, folder: &str, task: Task) {
+    let place = reader.root().join(folder);
+    let place = place.display().to_string();
+    let place = place.trim_end_matches('/');
+    let names = reader.names(folder);
+    let weights = |name: &&String| {
+        WEIGHTS.contains(&name.as_str())
+            || (name.ends_with(".safetensors") && name.starts_with("model-"))
+            || name.ends_with(".pt")
+    };
+    let there: Vec<_> = names.iter().filter(weights).map(String::as_str).collect();
+    let there = match there.as_slice() {
+        [] => "no weights of another kind either".to_owned(),
+        there => format!("only {}", there.join(", ")),
+    };
+    let traced = match names.iter().any(|name| name.ends_with(".pt")) {
+        true => " (a TorchScript file cannot be converted: the export starts from the model's own weights)",
+        false => "",
+    };
+    reader.fault(format_args!(
+        "{place} holds no ONNX file, {there}; make one with: pip install optimum-onnx && optimum-cli export onnx --model {place} \
+         --task {} {place}/onnx{traced}",
+        task.export()
+    ));
+}
+
+// === impl GraphFile ===
+
+impl GraphFile {
+    /// The place of a tensor, for origins.
+    pub(crate) fn place(&self, tensor: &GraphTensor) -> String {
+        format!("{}: {}", self.file.value, tensor.name)
+    }
+
+    /// The folder of the file within the model's folder; empty or with a slash at its end.
+    pub(crate) fn folder(&self) -> &str {
+        self.file.value.rfind('/').map_or("", |slash| &self.file.value[..=slash])
+    }
+
+    /// The output that holds one vector for each text.
+    pub(crate) fn pooled(&self) -> Option<&GraphTensor> {
+        let only = match self.graph.outputs.as_slice() {
+            [only] if only.rank() == Some(2) && only.is_float() => Some(only),
+            _ => None,
+        };
+        self.graph.output(POOLED).or(only)
+    }
+
+    /// The output that holds one vector for each token.
+    pub(crate) fn tokens(&self) -> Option<Derived<&GraphTensor>> {
+        if let Some(named) = TOKENS.iter().find_map(|name| self.graph.output(name)) {
+            return Some(Derived::from(named, self.place(named)));
+        }
+        let mut candidates = self.graph.outputs.iter().filter(|output| output.rank() == Some(3) && output.is_float());
+        let first = candidates.next().filter(|_| candidates.next().is_none())?;
+        Some(Derived::guessed(first, &format!("the only output of rank 3 of {}", self.file.value)))
+    }
+
+    /// The output that holds scores: `logits`, or the only one there is.
+    pub(crate) fn logits(&self, rank: usize) -> Option<&GraphTensor> {
+        let only = match self.graph.outputs.as_slice() {
+            [only] => Some(only),
+            _ => None,
+        };
+        self.graph.output("logits").or(only).filter(|output| output.rank().is_none_or(|found| found == rank))
+    }
+
+    /// What the graph gives, for messages.
+    pub(crate) fn outputs(&self) -> String {
+        let output = |tensor: &GraphTensor| match &tensor.dims {
+            Some(dims) => format!("{} {dims:?}", tensor.name),
+            None => tensor.name.clone(),
+        };
+        self.graph.outputs.iter().map(output).collect::<Vec<_>>().join(", ")
+    }
+
+    fn check_external(&self, reader: &Reader<'_>) {
+        for name in &self.graph.external {
+            let file = format!("{}{name}", self.folder());
+            if name.split('/').any(|part| part == "..") || name.starts_with('/') {
+                reader.fault(format_args!("{}: its weights are in '{name}', outside of its folder", self.file.value));
+            } else if !reader.has(&file) {
+                reader.fault(format_args!("{}: its weights are in {file}, which is missing", self.file.value));
+            }
+        }
+    }
+}

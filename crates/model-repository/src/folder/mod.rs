@@ -1,0 +1,113 @@
+//! Model folders as Hugging Face and sentence-transformers write them: the second way to a configuration, beside
+//! config.pbtxt.
+//!
+//! [`FolderDescription::read`] reads the small files of a folder and the outline of its ONNX file, and says what the model
+//! is: each part with the file and field that it came from. A folder that contradicts itself is refused, with both places.
+//! [`FolderDescription::models`] makes configurations of a description, in the form that people write them, and [`place`]
+//! puts them into a repository, which is then read like any other.
+//!
+//! Not here: downloads, conversions, and judging what a model computes.
+
+mod chain;
+mod describe;
+mod files;
+mod graphs;
+mod head;
+mod modules;
+mod onnx;
+mod origin;
+mod place;
+mod repository;
+mod safetensors;
+mod table;
+mod task;
+mod text;
+mod tokenizer;
+
+use std::path::{Path, PathBuf};
+
+use trireme_inference::ErrorCode;
+
+use self::files::Reader;
+
+pub use self::describe::FolderDescription;
+pub use self::origin::Derived;
+pub use self::place::{Placement, place};
+pub use self::repository::DerivedModel;
+pub use self::table::Row;
+
+/// Files that only model folders have at their top.
+const MARKS: [&str; 6] = [
+    "config.json",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "model.safetensors",
+];
+
+/// Why a model folder cannot be served: everything that is wrong with it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("model folder {}: {}", path.display(), faults.join("; "))]
+pub struct FolderError {
+    /// The folder.
+    pub path: PathBuf,
+    /// The faults, each of which names its places.
+    pub faults: Vec<String>,
+}
+
+// === impl FolderError ===
+
+impl FolderError {
+    /// The code of an error about a model.
+    pub fn code(&self) -> ErrorCode {
+        ErrorCode::InvalidArg
+    }
+}
+
+// === impl FolderDescription ===
+
+impl FolderDescription {
+    /// Reads the model folder at `path`. All its faults are reported together.
+    pub fn read(path: &Path) -> Result<FolderDescription, FolderError> {
+        let reader = Reader::new(path);
+        let found = describe::describe(&reader);
+        match (found, reader.into_faults()) {
+            (Some(description), faults) if faults.is_empty() => Ok(description),
+            (_, faults) => Err(FolderError { path: path.to_owned(), faults }),
+        }
+    }
+}
+
+/// Whether the directory `path` is a model folder, rather than a model repository, whose directories are models.
+pub fn is_model_folder(path: &Path) -> bool {
+    let has_graph = |folder: &Path| {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).any(|path| path.extension().is_some_and(|found| found == "onnx"))
+    };
+    MARKS.iter().any(|mark| path.join(mark).is_file()) || has_graph(path)
+}
+
+/// The name that the model folder at `path` is served under where nobody says another: the folder's, and in Hugging Face's
+/// cache (`models--org--name/snapshots/…`) the model's. Characters that no model name has become `_`.
+pub fn folder_name(path: &Path) -> String {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let names: Vec<_> = path.components().rev().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
+    let cached = match names.as_slice() {
+        [_, snapshots, cached, ..] if snapshots == "snapshots" => cached.strip_prefix("models--"),
+        _ => None,
+    };
+    let name = match cached {
+        Some(cached) => cached.rsplit("--").next().unwrap_or(cached),
+        None => names.first().map_or("", String::as_str),
+    };
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let name: String = name.chars().map(|c| if fits(c) { c } else { '_' }).collect();
+    match name.trim_start_matches('.') {
+        "" => "model".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,306 @@
+//! `modules.json`: what sentence-transformers runs one after the other.
+//!
+//! Forms before and since sentence-transformers 5.4 are read; what it would ignore with a warning is an error here.
+
+use serde_json::{Map, Value};
+
+use super::files::{Json, Reader, kind};
+use super::origin::Derived;
+use super::safetensors;
+
+const MODULES: &str = "modules.json";
+
+/// The names that the transformer's own file has had.
+pub(crate) const TRANSFORMER_CONFIGS: [&str; 7] = [
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+];
+
+/// Pooling modes: the older flag, the newer name, and the argument of op `pool`. Several are concatenated in this order.
+const POOLING: [(&str, &str, &str); 6] = [
+    ("pooling_mode_cls_token", "cls", "cls"),
+    ("pooling_mode_max_tokens", "max", "max"),
+    ("pooling_mode_mean_tokens", "mean", "mean"),
+    ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens", "mean_sqrt_len"),
+    ("pooling_mode_weightedmean_tokens", "weightedmean", "weighted_mean"),
+    ("pooling_mode_lasttoken", "lasttoken", "last"),
+];
+
+/// A module and where the folder says so.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Module {
+    /// `modules.json: [1]`.
+    pub(crate) place: String,
+    pub(crate) step: Step,
+}
+
+/// What a module does.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Step {
+    /// Runs the model whose files are in this folder, which ends with a slash or is empty.
+    Transformer {
+        folder: String,
+    },
+    /// Looks up a vector for each token, and takes their mean.
+    Static {
+        folder: String,
+    },
+    Pooling(Pooling),
+    /// A linear layer with its activation.
+    Dense {
+        folder: String,
+        from: u64,
+        to: u64,
+    },
+    LayerNorm {
+        folder: String,
+        width: u64,
+    },
+    Normalize,
+    /// Logits over the vocabulary to weights of tokens: the argument of op `splade`.
+    Splade {
+        argument: Derived<String>,
+    },
+    /// Zeroes what is padding.
+    Mask,
+}
+
+/// How one vector becomes of many.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Pooling {
+    /// The arguments of op `pool`, in order.
+    pub(crate) modes: Derived<Vec<&'static str>>,
+    /// Whether the tokens of a prompt take part.
+    pub(crate) include_prompt: bool,
+    /// The width of the vectors that come in.
+    pub(crate) width: Option<Derived<u64>>,
+}
+
+/// The modules of the folder; `None` where it has no `modules.json`. Modules that cannot be served are faults.
+pub(crate) fn read(reader: &Reader<'_>) -> Option<Vec<Module>> {
+    let value = reader.value(MODULES)?;
+    let Some(list) = value.as_array() else {
+        reader.fault(format_args!("{MODULES} holds {}, expected a list of modules", kind(&value)));
+        return None;
+    };
+    let modules: Vec<_> = list.iter().enumerate().filter_map(|(index, value)| module(reader, index, value)).collect();
+    if list.is_empty() {
+        reader.fault(format_args!("{MODULES} lists no modules"));
+    }
+    Some(modules)
+}
+
+fn module(reader: &Reader<'_>, index: usize, value: &Value) -> Option<Module> {
+    let place = format!("{MODULES}: [{index}]");
+    let text = |key: &str| value.get(key).and_then(Value::as_str);
+    let Some(name) = text("type") else {
+        reader.fault(format_args!("{place} has no 'type'"));
+        return None;
+    };
+    let folder = match text("path").unwrap_or_default().trim_matches('/') {
+        // model2vec writes a dot for the folder itself.
+        "" | "." => String::new(),
+        path if path.split('/').any(|part| part == "..") => {
+            reader.fault(format_args!("{place}.path is '{path}', which is outside of the folder"));
+            return None;
+        }
+        path => format!("{path}/"),
+    };
+    let step = match name.rsplit('.').next().unwrap_or_default() {
+        "Transformer" | "MLMTransformer" => Step::Transformer { folder },
+        "StaticEmbedding" => Step::Static { folder },
+        "Pooling" => Step::Pooling(pooling(reader, &folder)?),
+        "Dense" => dense(reader, folder)?,
+        "LayerNorm" => layer_norm(reader, folder)?,
+        "Normalize" => Step::Normalize,
+        "SpladePooling" => splade(reader, &folder)?,
+        "MultiVectorMask" => mask(reader, &folder)?,
+        // Does something in training only.
+        "Dropout" => return None,
+        _ => {
+            reader.fault(format_args!(
+                "{place}.type is '{name}', which is not supported; supported are Transformer, MLMTransformer, Pooling, Dense, \
+                 LayerNorm, Normalize, Dropout, SpladePooling, MultiVectorMask and StaticEmbedding"
+            ));
+            return None;
+        }
+    };
+    Some(Module { place, step })
+}
+
+/// The configuration that a module has to have.
+fn config(reader: &Reader<'_>, folder: &str) -> Option<Json> {
+    let file = format!("{folder}config.json");
+    let json = reader.json(&file);
+    if json.is_none() && !reader.has(&file) {
+        reader.fault(format_args!("{file} is missing, which {MODULES} needs"));
+    }
+    json
+}
+
+/// The value that a field has under its newer or its older name; both have to agree.
+fn renamed(reader: &Reader<'_>, json: &Json, newer: &str, older: &str) -> Option<Derived<u64>> {
+    let (new, old) = (json.number(reader, newer), json.number(reader, older));
+    if let (Some(new), Some(old)) = (&new, &old)
+        && new.value != old.value
+    {
+        let file = &json.file;
+        reader.fault(format_args!("{file}: {newer} is {}, but {file}: {older} is {}", new.value, old.value));
+    }
+    new.or(old)
+}
+
+fn pooling(reader: &Reader<'_>, folder: &str) -> Option<Pooling> {
+    let json = config(reader, folder)?;
+    let file = &json.file;
+    let flags: Vec<_> = POOLING.iter().filter(|(flag, ..)| json.get(flag) == Some(&Value::Bool(true))).collect();
+    let named = match json.get("pooling_mode") {
+        None => None,
+        Some(Value::String(name)) => Some(vec![name.clone()]),
+        Some(Value::Array(names)) => {
+            Some(names.iter().map(|name| name.as_str().unwrap_or_default().to_owned()).collect())
+        }
+        Some(other) => {
+            reader.fault(format_args!("{file}: pooling_mode is {}, expected a name or a list of names", kind(other)));
+            return None;
+        }
+    };
+    let modes = match named {
+        Some(names) => {
+            let mut modes = Vec::new();
+            for name in &names {
+                match POOLING.iter().find(|(_, newer, _)| newer == name) {
+                    Some((_, _, mode)) => modes.push(*mode),
+                    None => {
+                        let known = POOLING.map(|(_, newer, _)| newer).join(", ");
+                        reader.fault(format_args!("{file}: pooling_mode is '{name}', expected one of {known}"));
+                        return None;
+                    }
+                }
+            }
+            if let Some((flag, ..)) = flags.iter().find(|(.., mode)| !modes.contains(mode)) {
+                reader.fault(format_args!("{file}: pooling_mode is {}, but {file}: {flag} is true", names.join(", ")));
+            }
+            Derived::field(modes, file, "pooling_mode")
+        }
+        None if flags.is_empty() => Derived::guessed(vec!["mean"], &format!("{file} names no mode")),
+        None => {
+            let origin = flags.iter().map(|(flag, ..)| *flag).collect::<Vec<_>>().join(", ");
+            Derived::field(flags.iter().map(|(.., mode)| *mode).collect(), file, &origin)
+        }
+    };
+    Some(Pooling {
+        modes,
+        include_prompt: json.flag(reader, "include_prompt").is_none_or(|flag| flag.value),
+        width: renamed(reader, &json, "embedding_dimension", "word_embedding_dimension"),
+    })
+}
+
+fn dense(reader: &Reader<'_>, folder: String) -> Option<Step> {
+    let json = config(reader, &folder)?;
+    let (from, to) = (json.number(reader, "in_features"), json.number(reader, "out_features"));
+    let (Some(from), Some(to)) = (from, to) else {
+        reader.fault(format_args!("{} has to have in_features and out_features", json.file));
+        return None;
+    };
+    for (layer, shape) in weights(reader, &folder)? {
+        if layer == "linear.weight" && shape != [to.value as i64, from.value as i64] {
+            reader.fault(format_args!(
+                "{}: in_features is {} and out_features {}, but {folder}model.safetensors: {layer} has shape {shape:?}",
+                json.file, from.value, to.value
+            ));
+        }
+    }
+    Some(Step::Dense { folder, from: from.value, to: to.value })
+}
+
+fn layer_norm(reader: &Reader<'_>, folder: String) -> Option<Step> {
+    let json = config(reader, &folder)?;
+    let Some(width) = json.number(reader, "dimension") else {
+        reader.fault(format_args!("{} has to have dimension", json.file));
+        return None;
+    };
+    weights(reader, &folder)?;
+    Some(Step::LayerNorm { folder, width: width.value })
+}
+
+/// The tensors of a module's weights.
+fn weights(reader: &Reader<'_>, folder: &str) -> Option<Vec<(String, Vec<i64>)>> {
+    let file = format!("{folder}model.safetensors");
+    match safetensors::shapes(&reader.path(&file)) {
+        Ok(shapes) => Some(shapes.into_iter().collect()),
+        Err(_) if !reader.has(&file) && reader.has(&format!("{folder}pytorch_model.bin")) => {
+            reader.fault(format_args!(
+                "{folder} holds its weights as pytorch_model.bin only; write them as model.safetensors: python -c \"from \
+                 sentence_transformers import SentenceTransformer as S; S('{0}').save('{0}')\"",
+                reader.root().display()
+            ));
+            None
+        }
+        Err(error) => {
+            reader.fault(format_args!("{file} cannot be read: {error}"));
+            None
+        }
+    }
+}
+
+fn splade(reader: &Reader<'_>, folder: &str) -> Option<Step> {
+    let json = config(reader, folder)?;
+    let activation = json.text(reader, "activation_function");
+    let activation =
+        activation.unwrap_or_else(|| Derived::guessed("relu".to_owned(), "sentence-transformers' default"));
+    if !["relu", "log1p_relu"].contains(&activation.value.as_str()) {
+        reader.fault(format_args!("{} is '{}', expected relu or log1p_relu", activation.origin, activation.value));
+    }
+    let strategy = json.text(reader, "pooling_strategy").map_or("max".to_owned(), |strategy| strategy.value);
+    match strategy.as_str() {
+        "max" => Some(Step::Splade { argument: activation }),
+        "sum" => Some(Step::Splade { argument: activation.map(|activation| format!("{activation}+sum")) }),
+        other => {
+            reader.fault(format_args!("{}: pooling_strategy is '{other}', expected max or sum", json.file));
+            None
+        }
+    }
+}
+
+fn mask(reader: &Reader<'_>, folder: &str) -> Option<Step> {
+    let json = config(reader, folder)?;
+    for key in ["skiplist_words", "keep_only_token_ids"] {
+        if json.get(key).is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty())) {
+            reader.fault(format_args!("{}: {key} leaves out tokens, which is not supported", json.file));
+        }
+    }
+    Some(Step::Mask)
+}
+
+/// The transformer's own file under the name that it has; two of them have to say the same.
+pub(crate) fn transformer_config(reader: &Reader<'_>, folder: &str) -> Option<Json> {
+    let found: Vec<_> = TRANSFORMER_CONFIGS.iter().filter_map(|name| reader.json(&format!("{folder}{name}"))).collect();
+    let first = found.first()?.clone();
+    for other in &found[1..] {
+        let [ours, theirs] = [&first, other].map(|json| json.number(reader, "max_seq_length").map(|value| value.value));
+        if let (Some(ours), Some(theirs)) = (ours, theirs)
+            && ours != theirs
+        {
+            let (file, other) = (&first.file, &other.file);
+            reader.fault(format_args!(
+                "{file}: max_seq_length is {ours}, but {other}: max_seq_length is {theirs}; remove one of the files"
+            ));
+        }
+    }
+    Some(first)
+}
+
+/// `processing_kwargs` of the transformer's file, for texts: the newer place for a length.
+pub(crate) fn processing_length(json: &Json) -> Option<Derived<u64>> {
+    let all = json.get("processing_kwargs")?.as_object()?;
+    let length =
+        |group: &str| all.get(group).and_then(Value::as_object).and_then(|group: &Map<_, _>| group.get("max_length"));
+    let (group, value) = ["text", "common"].into_iter().find_map(|group| Some((group, length(group)?.as_u64()?)))?;
+    Some(Derived::field(value, &json.file, &format!("processing_kwargs.{group}.max_length")))
+}

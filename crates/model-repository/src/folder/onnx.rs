@@ -1,0 +1,377 @@
+//! What an ONNX file says of its graph, read without its weights.
+//!
+//! The file is a protobuf `ModelProto` (onnx/onnx.proto); this passes over the fields that are not wanted, so that a file of
+//! gigabytes is looked at in milliseconds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use trireme_inference::DataType;
+
+/// Names and paths are shorter than this.
+const MAX_TEXT_BYTES: u64 = 64 << 10;
+
+/// A graph's tensors, as the file declares them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Graph {
+    pub(crate) inputs: Vec<GraphTensor>,
+    pub(crate) outputs: Vec<GraphTensor>,
+    /// Rows of the table that `input_ids` are looked up in, where the graph shows it.
+    pub(crate) vocabulary: Option<i64>,
+    /// Files of weights that lie beside the file.
+    pub(crate) external: BTreeSet<String>,
+}
+
+/// An input or output.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GraphTensor {
+    pub(crate) name: String,
+    /// `None`: no datatype that the v2 protocol has.
+    pub(crate) datatype: Option<DataType>,
+    /// -1 for any size; `None` where the file does not say how many there are.
+    pub(crate) dims: Option<Vec<i64>>,
+}
+
+/// A node, as far as it tells where ids are looked up.
+#[derive(Default)]
+struct Node {
+    op: String,
+    inputs: Vec<String>,
+}
+
+/// Where the value of a field is.
+enum Field {
+    Number(u64),
+    /// The bytes up to this position.
+    Bytes(u64),
+}
+
+struct Wire<R: Read + Seek> {
+    reader: BufReader<R>,
+    position: u64,
+}
+
+// === impl Graph ===
+
+impl Graph {
+    /// Reads the file at `path`.
+    pub(crate) fn read(path: &Path) -> io::Result<Graph> {
+        let file = File::open(path)?;
+        let length = file.metadata()?.len();
+        Graph::parse(file, length)
+    }
+
+    fn parse(reader: impl Read + Seek, length: u64) -> io::Result<Graph> {
+        let mut wire = Wire { reader: BufReader::new(reader), position: 0 };
+        let mut graph = None;
+        wire.fields(length, |wire, field, value| {
+            if let (7, Field::Bytes(end)) = (field, value) {
+                graph = Some(wire.graph(end)?);
+            }
+            Ok(())
+        })?;
+        graph.ok_or_else(|| damaged("it holds no graph"))
+    }
+
+    pub(crate) fn output(&self, name: &str) -> Option<&GraphTensor> {
+        self.outputs.iter().find(|output| output.name == name)
+    }
+
+    pub(crate) fn input(&self, name: &str) -> Option<&GraphTensor> {
+        self.inputs.iter().find(|input| input.name == name)
+    }
+}
+
+// === impl GraphTensor ===
+
+impl GraphTensor {
+    pub(crate) fn rank(&self) -> Option<usize> {
+        self.dims.as_ref().map(Vec::len)
+    }
+
+    /// The last dimension, where it is fixed.
+    pub(crate) fn width(&self) -> Option<i64> {
+        self.dims.as_ref()?.last().copied().filter(|&width| width > 0)
+    }
+
+    pub(crate) fn is_float(&self) -> bool {
+        matches!(self.datatype, Some(DataType::Fp32 | DataType::Fp16 | DataType::Bf16 | DataType::Fp64))
+    }
+}
+
+// === impl Wire ===
+
+impl<R: Read + Seek> Wire<R> {
+    /// GraphProto: nodes, weights, inputs, outputs.
+    fn graph(&mut self, end: u64) -> io::Result<Graph> {
+        let mut graph = Graph::default();
+        let mut weights: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+        let mut lookups = Vec::new();
+        self.fields(end, |wire, field, value| {
+            let Field::Bytes(end) = value else { return Ok(()) };
+            match field {
+                1 => {
+                    let node = wire.node(end)?;
+                    lookups.extend(node.lookup());
+                }
+                5 => {
+                    let (name, dims) = wire.weight(end, &mut graph.external)?;
+                    weights.insert(name, dims);
+                }
+                11 => graph.inputs.push(wire.tensor(end)?),
+                12 => graph.outputs.push(wire.tensor(end)?),
+                _ => {}
+            }
+            Ok(())
+        })?;
+        // Old files list weights among the inputs.
+        graph.inputs.retain(|input| !weights.contains_key(&input.name));
+        let table = lookups.iter().find_map(|name| weights.get(name));
+        graph.vocabulary = table.filter(|dims| dims.len() == 2).map(|dims| dims[0]);
+        Ok(graph)
+    }
+
+    fn node(&mut self, end: u64) -> io::Result<Node> {
+        let mut node = Node::default();
+        self.fields(end, |wire, field, value| {
+            match (field, value) {
+                (1, Field::Bytes(end)) => node.inputs.push(wire.text(end)?),
+                (4, Field::Bytes(end)) => node.op = wire.text(end)?,
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok(node)
+    }
+
+    /// TensorProto: name and dimensions; the file that holds it, where that is another one.
+    fn weight(&mut self, end: u64, external: &mut BTreeSet<String>) -> io::Result<(String, Vec<i64>)> {
+        let (mut name, mut dims) = (String::new(), Vec::new());
+        self.fields(end, |wire, field, value| {
+            match (field, value) {
+                (1, Field::Number(dim)) => dims.push(dim as i64),
+                (1, Field::Bytes(end)) => {
+                    while wire.position < end {
+                        dims.push(wire.varint()? as i64);
+                    }
+                }
+                (8, Field::Bytes(end)) => name = wire.text(end)?,
+                (13, Field::Bytes(end)) => {
+                    let (mut key, mut value) = (String::new(), String::new());
+                    wire.fields(end, |wire, field, found| {
+                        match (field, found) {
+                            (1, Field::Bytes(end)) => key = wire.text(end)?,
+                            (2, Field::Bytes(end)) => value = wire.text(end)?,
+                            _ => {}
+                        }
+                        Ok(())
+                    })?;
+                    if key == "location" {
+                        external.insert(value);
+                    }
+                }
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok((name, dims))
+    }
+
+    /// ValueInfoProto: a name and a TypeProto.
+    fn tensor(&mut self, end: u64) -> io::Result<GraphTensor> {
+        let mut tensor = GraphTensor::default();
+        self.fields(end, |wire, field, value| {
+            match (field, value) {
+                (1, Field::Bytes(end)) => tensor.name = wire.text(end)?,
+                (2, Field::Bytes(end)) => wire.fields(end, |wire, field, value| match (field, value) {
+                    (1, Field::Bytes(end)) => wire.tensor_type(end, &mut tensor),
+                    _ => Ok(()),
+                })?,
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok(tensor)
+    }
+
+    /// TypeProto.Tensor: the datatype and a TensorShapeProto.
+    fn tensor_type(&mut self, end: u64, tensor: &mut GraphTensor) -> io::Result<()> {
+        self.fields(end, |wire, field, value| {
+            match (field, value) {
+                (1, Field::Number(number)) => tensor.datatype = datatype(number),
+                (2, Field::Bytes(end)) => {
+                    let mut dims = Vec::new();
+                    wire.fields(end, |wire, field, value| {
+                        let (1, Field::Bytes(end)) = (field, value) else { return Ok(()) };
+                        let mut dim = -1;
+                        wire.fields(end, |_, field, value| {
+                            if let (1, Field::Number(size)) = (field, value) {
+                                dim = size as i64;
+                            }
+                            Ok(())
+                        })?;
+                        dims.push(dim);
+                        Ok(())
+                    })?;
+                    tensor.dims = Some(dims);
+                }
+                _ => {}
+            }
+            Ok(())
+        })
+    }
+
+    /// Gives every field up to `end` to `visit`, which may read a value of bytes or leave it.
+    fn fields(
+        &mut self,
+        end: u64,
+        mut visit: impl FnMut(&mut Wire<R>, u64, Field) -> io::Result<()>,
+    ) -> io::Result<()> {
+        while self.position < end {
+            let key = self.varint()?;
+            match key & 7 {
+                0 => {
+                    let number = self.varint()?;
+                    visit(self, key >> 3, Field::Number(number))?;
+                }
+                1 => self.seek(self.position.saturating_add(8))?,
+                5 => self.seek(self.position.saturating_add(4))?,
+                2 => {
+                    let length = self.varint()?;
+                    let stop = self.position.checked_add(length).filter(|&stop| stop <= end);
+                    let stop = stop.ok_or_else(|| damaged("a field ends beyond its message"))?;
+                    visit(self, key >> 3, Field::Bytes(stop))?;
+                    self.seek(stop)?;
+                }
+                other => return Err(damaged(&format!("it has a field of wire type {other}"))),
+            }
+        }
+        Ok(())
+    }
+
+    fn varint(&mut self) -> io::Result<u64> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let mut byte = [0];
+            self.reader.read_exact(&mut byte)?;
+            self.position += 1;
+            number |= u64::from(byte[0] & 0x7f) << shift;
+            if byte[0] < 0x80 {
+                return Ok(number);
+            }
+        }
+        Err(damaged("it has a number of more than 64 bits"))
+    }
+
+    fn text(&mut self, end: u64) -> io::Result<String> {
+        let length = end.saturating_sub(self.position);
+        if length > MAX_TEXT_BYTES {
+            return Err(damaged("it has a name of more than 64 KiB"));
+        }
+        let mut bytes = vec![0; length as usize];
+        self.reader.read_exact(&mut bytes)?;
+        self.position = end;
+        String::from_utf8(bytes).map_err(|_| damaged("a name is not UTF-8"))
+    }
+
+    fn seek(&mut self, position: u64) -> io::Result<()> {
+        let ahead = position.checked_sub(self.position).ok_or_else(|| damaged("a field ends beyond its message"))?;
+        match i64::try_from(ahead) {
+            Ok(ahead) => self.reader.seek_relative(ahead)?,
+            Err(_) => drop(self.reader.seek(SeekFrom::Start(position))?),
+        }
+        self.position = position;
+        Ok(())
+    }
+}
+
+// === impl Node ===
+
+impl Node {
+    /// The weights that the node looks `input_ids` up in. Optimised graphs have the lookup within one large node.
+    fn lookup(self) -> Option<String> {
+        let place = match self.op.as_str() {
+            "Gather" => 0,
+            "EmbedLayerNormalization" | "QEmbedLayerNormalization" => 2,
+            _ => return None,
+        };
+        let reads_ids = self.inputs.iter().any(|input| input == "input_ids");
+        self.inputs.into_iter().nth(place).filter(|_| reads_ids)
+    }
+}
+
+fn damaged(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("not an ONNX model: {what}"))
+}
+
+/// TensorProto.DataType.
+fn datatype(number: u64) -> Option<DataType> {
+    Some(match number {
+        1 => DataType::Fp32,
+        2 => DataType::Uint8,
+        3 => DataType::Int8,
+        4 => DataType::Uint16,
+        5 => DataType::Int16,
+        6 => DataType::Int32,
+        7 => DataType::Int64,
+        8 => DataType::Bytes,
+        9 => DataType::Bool,
+        10 => DataType::Fp16,
+        11 => DataType::Fp64,
+        12 => DataType::Uint32,
+        13 => DataType::Uint64,
+        16 => DataType::Bf16,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ENCODER: &str = "../../tests/repositories/basic/tiny_encoder/1/model.onnx";
+
+    #[test]
+    fn inputs_outputs_and_the_vocabulary_are_read() {
+        let graph = Graph::read(Path::new(ENCODER)).unwrap();
+        let tensor = |name: &str, datatype, dims: &[i64]| GraphTensor {
+            name: name.to_owned(),
+            datatype: Some(datatype),
+            dims: Some(dims.to_vec()),
+        };
+        let ids = ["input_ids", "attention_mask"].map(|name| tensor(name, DataType::Int64, &[-1, -1]));
+        assert_eq!(graph.inputs, ids);
+        assert_eq!(graph.outputs, [tensor("last_hidden_state", DataType::Fp32, &[-1, -1, 8])]);
+        assert!(graph.vocabulary.is_some_and(|rows| rows > 100), "{:?}", graph.vocabulary);
+        assert!(graph.external.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_model_is_an_error() {
+        let message = |bytes: &[u8]| Graph::parse(Cursor::new(bytes), bytes.len() as u64).unwrap_err().to_string();
+        assert_eq!(message(b""), "not an ONNX model: it holds no graph");
+        assert!(message(b"version https://git-lfs.github.com/spec/v1").contains("not an ONNX model"));
+        assert!(message(&[0x3a, 0x7f, 0]).contains("ends beyond"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes: Vec<u8>) {
+            let _ = Graph::parse(Cursor::new(&bytes), bytes.len() as u64);
+        }
+
+        #[test]
+        fn a_changed_model_is_read_or_refused(at in 0usize..20_000, byte: u8) {
+            let mut bytes = std::fs::read(ENCODER).unwrap();
+            let place = at % bytes.len();
+            bytes[place] = byte;
+            let _ = Graph::parse(Cursor::new(&bytes), bytes.len() as u64);
+        }
+    }
+}

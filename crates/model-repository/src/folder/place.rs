@@ -1,0 +1,70 @@
+//! Puts derived models into a model repository: configurations written, files linked or copied.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use crate::RepositoryError;
+
+use super::repository::DerivedModel;
+
+/// How the files of a model folder come into a repository.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// A hard link where the file system allows it, else a symbolic one: the repository takes no room.
+    Link,
+    /// A copy, which stays what it is when the folder changes.
+    Copy,
+}
+
+/// Writes `models`, made of the folder `root`, into the repository `directory`. A model that is there already is an error,
+/// and nothing is written then.
+pub fn place(
+    models: &[DerivedModel],
+    root: &Path,
+    directory: &Path,
+    placement: Placement,
+) -> Result<(), RepositoryError> {
+    let cannot = |path: &Path| {
+        let path = path.to_owned();
+        move |source| RepositoryError::Write { path, source }
+    };
+    for model in models {
+        let path = directory.join(&model.name);
+        if path.exists() {
+            return Err(cannot(&path)(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "it is there already; remove it, or choose another name with --name",
+            )));
+        }
+    }
+    for model in models {
+        let folder = directory.join(&model.name);
+        let version = folder.join("1");
+        fs::create_dir_all(&version).map_err(cannot(&version))?;
+        let config = folder.join("config.pbtxt");
+        fs::write(&config, &model.config).map_err(cannot(&config))?;
+        for (name, text) in &model.texts {
+            let path = folder.join(name);
+            fs::write(&path, text).map_err(cannot(&path))?;
+        }
+        for (name, source) in &model.files {
+            let target = version.join(name);
+            if let Some(parent) = target.parent() {
+                fs::create_dir_all(parent).map_err(cannot(parent))?;
+            }
+            bring(&root.join(source), &target, placement).map_err(cannot(&target))?;
+        }
+    }
+    Ok(())
+}
+
+/// Links are to the file itself: in Hugging Face's cache a model's files are links already, relative ones.
+fn bring(source: &Path, target: &Path, placement: Placement) -> io::Result<()> {
+    let source = source.canonicalize()?;
+    match placement {
+        Placement::Copy => fs::copy(&source, target).map(drop),
+        Placement::Link => fs::hard_link(&source, target).or_else(|_| symlink(&source, target)),
+    }
+}

@@ -1,0 +1,380 @@
+//! A description as the models of a repository: what `serve` runs and `init` writes.
+//!
+//! `NAME` links `NAME_tokenizer`, `NAME_model` and `NAME_postprocess`. The settings are those that serve texts fast: texts of
+//! different length share runs, rows of a request run beside one another, layouts go by load (docs/batching.md).
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+use trireme_inference::DataType;
+
+use super::describe::{Executor, FolderDescription};
+use super::origin::Derived;
+use super::task::Task;
+use super::text::{Tensor, Text};
+
+/// Rows of a part of a request: one of the longest texts is about what a run should take (docs/model-repository.md).
+const ROWS_PER_MESSAGE: &str = "2";
+
+const LABEL_FILE: &str = "labels.txt";
+const INT64: &str = "TYPE_INT64";
+const FP32: &str = "TYPE_FP32";
+const STRING: &str = "TYPE_STRING";
+const TEXT: &str = "TEXT";
+const TEXT_PAIR: &str = "TEXT_PAIR";
+
+/// A model of a derived repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DerivedModel {
+    /// The model's name, which is its folder's.
+    pub name: String,
+    /// Its config.pbtxt.
+    pub config: String,
+    /// What lies in its version folder: path there to path within the model folder.
+    pub files: BTreeMap<String, String>,
+    /// Further texts beside config.pbtxt, by name.
+    pub texts: BTreeMap<String, String>,
+}
+
+/// The tensors that travel between the steps.
+struct Wiring {
+    /// What the tokenizer takes.
+    texts: Vec<Tensor>,
+    /// What the tokenizer gives.
+    tokens: Vec<Tensor>,
+    /// What the model takes of that.
+    inputs: Vec<Tensor>,
+    /// What the model gives.
+    result: Tensor,
+    /// What postprocess takes beside the result.
+    side: Vec<Tensor>,
+    /// What comes out at the end.
+    outputs: Vec<Tensor>,
+}
+
+// === impl FolderDescription ===
+
+impl FolderDescription {
+    /// The models that serve the folder under `name`: the ensemble first, then its steps.
+    pub fn models(&self, name: &str) -> Vec<DerivedModel> {
+        let wiring = Wiring::of(self);
+        vec![
+            self.ensemble(name, &wiring),
+            self.tokenizer(name, &wiring),
+            self.model(name, &wiring),
+            self.postprocess(name, &wiring),
+        ]
+    }
+
+    fn ensemble(&self, name: &str, wiring: &Wiring) -> DerivedModel {
+        let mut text = Text::new(
+            &format!("What clients ask for; made of {}.", self.root.display()),
+            name,
+            ("platform", "ensemble"),
+        );
+        text.blank();
+        text.tensors("input", &wiring.texts);
+        text.tensors("output", &wiring.outputs);
+        text.blank();
+        text.derived("task", Some(&self.task.clone().map(Task::name)));
+        if let Some(labels) = &self.labels {
+            text.parameter("labels", &json!(labels.value).to_string(), &labels.origin);
+        }
+        text.derived("problem_type", self.problem.as_ref());
+        self.prompt_parameters(&mut text);
+        text.derived("query_prompt", self.prompts.first(&["query"]).as_ref());
+        text.derived("document_prompt", self.prompts.first(&["document", "passage", "corpus"]).as_ref());
+        if wiring.outputs.iter().all(|output| output.dims.iter().skip(1).all(|&dim| dim > 0)) {
+            text.blank();
+            text.line("# A request of more texts is cut into parts of this many, of like length, which run on all workers there are.", "");
+            text.parameter("max_rows_per_message", ROWS_PER_MESSAGE, "");
+        }
+        text.blank();
+        text.line("# In each map: key is the step's own tensor, value the ensemble's tensor.", "");
+        text.line("ensemble_scheduling {", "");
+        text.line("  step [", "");
+        let same = |tensors: &[Tensor]| tensors.iter().map(|t| (t.name.clone(), t.name.clone())).collect::<Vec<_>>();
+        let result = vec![(wiring.result.name.clone(), wiring.carried())];
+        text.step(&format!("{name}_tokenizer"), &same(&wiring.texts), &same(&wiring.tokens), false);
+        text.step(&format!("{name}_model"), &same(&wiring.inputs), &result, false);
+        let taken = [result, same(&wiring.side)].concat();
+        text.step(&format!("{name}_postprocess"), &taken, &same(&wiring.outputs), true);
+        text.line("  ]", "");
+        text.line("}", "");
+        DerivedModel::new(name.to_owned(), text)
+    }
+
+    fn prompt_parameters(&self, text: &mut Text) {
+        if let Some(prompts) = &self.prompts.texts {
+            text.parameter("prompts", &json!(prompts.value).to_string(), &prompts.origin);
+        }
+        text.derived("default_prompt", self.prompts.default.as_ref());
+    }
+
+    fn tokenizer(&self, name: &str, wiring: &Wiring) -> DerivedModel {
+        let name = format!("{name}_tokenizer");
+        let mut text = Text::new("Texts to token ids.", &name, ("backend", "tokenizer"));
+        text.blank();
+        text.tensors("input", &wiring.texts);
+        text.tensors("output", &wiring.tokens);
+        text.blank();
+        match self.fixed_length() {
+            Some(length) => {
+                text.derived("max_length", Some(&length));
+                text.parameter("padding", "max_length", &length.origin);
+            }
+            None => {
+                text.derived("max_length", self.tokenizer.max_length.as_ref());
+                text.parameter("padding", "longest", "to the longest text of the request");
+            }
+        }
+        text.parameter("truncation", "true", "longer texts are cut, not refused");
+        if self.task.value != Task::Generate {
+            text.parameter("padding_side", "right", "the mask says what is padding");
+        }
+        text.derived("max_characters", self.tokenizer.max_characters.as_ref());
+        text.derived("add_special_tokens", self.special_tokens.as_ref());
+        self.prompt_parameters(&mut text);
+        text.blank();
+        text.line("instance_group [ { count: 1 kind: KIND_CPU } ]", "");
+        DerivedModel { files: self.tokenizer_files(), ..DerivedModel::new(name, text) }
+    }
+
+    fn tokenizer_files(&self) -> BTreeMap<String, String> {
+        let name = |file: &String| file.rsplit('/').next().unwrap_or(file).to_owned();
+        self.tokenizer.files.iter().map(|file| (name(file), file.clone())).collect()
+    }
+
+    /// The length that the graph insists on.
+    fn fixed_length(&self) -> Option<Derived<i64>> {
+        let Executor::Onnx { file, .. } = &self.executor else { return None };
+        let ids = file.graph.input("input_ids")?;
+        let length = ids.dims.as_ref()?.get(1).copied().filter(|&length| length > 0)?;
+        Some(Derived::from(length, file.place(ids)))
+    }
+
+    fn model(&self, name: &str, wiring: &Wiring) -> DerivedModel {
+        let name = format!("{name}_model");
+        let backend = match &self.executor {
+            Executor::Onnx { .. } => "onnxruntime",
+            Executor::Static { .. } => "static",
+            Executor::Generation { .. } => "generation",
+        };
+        let mut text = Text::new("Token ids to what the model makes of them.", &name, ("backend", backend));
+        let mut files = BTreeMap::new();
+        text.blank();
+        match &self.executor {
+            Executor::Onnx { file, .. } => {
+                let model = file.file.value.rsplit('/').next().unwrap_or_default();
+                text.line(
+                    &format!("default_model_filename: \"{model}\""),
+                    &format!("{}: {}", file.file.value, file.file.origin),
+                );
+                files.insert(model.to_owned(), file.file.value.clone());
+                let external =
+                    file.graph.external.iter().map(|name| (name.clone(), format!("{}{name}", file.folder())));
+                files.extend(external);
+            }
+            Executor::Static { file, config, .. } => {
+                files.insert("model.safetensors".to_owned(), file.value.clone());
+                files.extend(config.iter().map(|config| ("config.json".to_owned(), config.clone())));
+            }
+            Executor::Generation { files: all, .. } => {
+                files.extend(all.iter().map(|file| (file.clone(), file.clone())))
+            }
+        }
+        text.tensors("input", &wiring.inputs);
+        text.tensors("output", std::slice::from_ref(&wiring.result));
+        if let Executor::Onnx { .. } = &self.executor {
+            self.batching(&mut text, wiring);
+            text.blank();
+            text.line("# A lone request runs on all CPUs; when more are waiting, each CPU runs a batch of its own. The weights are shared.", "");
+            text.parameter("layouts", "by_load", "");
+            text.blank();
+            text.line("instance_group [ { kind: KIND_CPU } ]", "");
+        }
+        if let Executor::Static { unknown, .. } = &self.executor {
+            text.blank();
+            text.derived("unknown_token_id", unknown.as_ref());
+        }
+        DerivedModel { files, ..DerivedModel::new(name, text) }
+    }
+
+    /// Texts of different lengths may share a run where a mask tells the model what is padding.
+    fn batching(&self, text: &mut Text, wiring: &Wiring) {
+        text.blank();
+        let has_mask = wiring.inputs.iter().any(|input| input.name == "attention_mask");
+        if self.fixed_length().is_some() || !has_mask {
+            let why =
+                if has_mask { "the graph takes one length only" } else { "the graph has no input attention_mask" };
+            text.line(&format!("# No pad_inputs: {why}, so that texts of different length do not share a run."), "");
+            return;
+        }
+        text.line("# Texts of different lengths share a run: shorter ones are padded, and cut back afterwards.", "");
+        let pad = &self.tokenizer.pad;
+        let padded = wiring.inputs.iter().map(|input| match input.name.as_str() {
+            "input_ids" => format!("input_ids:{}", pad.value),
+            name => format!("{name}:0"),
+        });
+        text.parameter("pad_inputs", &padded.collect::<Vec<_>>().join(", "), &format!("input_ids by {}", pad.origin));
+        let open = wiring.result.dims.get(1) == Some(&-1) && wiring.result.dims.len() > 2;
+        text.parameter("unpad_outputs", if open { &wiring.result.name } else { "" }, "outputs as long as the texts");
+    }
+
+    fn postprocess(&self, name: &str, wiring: &Wiring) -> DerivedModel {
+        let name = format!("{name}_postprocess");
+        let mut text =
+            Text::new("What the model makes of a text, to what clients get.", &name, ("backend", "postprocess"));
+        text.blank();
+        text.tensors("input", &[std::slice::from_ref(&wiring.result), &wiring.side].concat());
+        text.tensors("output", &wiring.outputs);
+        text.blank();
+        for op in &self.ops {
+            text.line(&format!("# {}: {}", op.value, op.origin), "");
+        }
+        let ops = match self.ops.as_slice() {
+            [] => format!("slice:{}", self.width.value),
+            ops => ops.iter().map(|op| op.value.as_str()).collect::<Vec<_>>().join(", "),
+        };
+        text.parameter("ops", &ops, if self.ops.is_empty() { "as the model gives it" } else { "" });
+        text.blank();
+        text.line("instance_group [ { count: 1 kind: KIND_CPU } ]", "");
+        let mut model = DerivedModel::new(name, text);
+        for op in &self.ops {
+            if let Some((_, folder)) = op.value.split_once(':').filter(|(op, _)| ["dense", "layer_norm"].contains(op)) {
+                let files = ["config.json", "model.safetensors"].map(|file| format!("{folder}/{file}"));
+                model.files.extend(files.map(|file| (file.clone(), file)));
+            }
+        }
+        if matches!(self.task.value, Task::Generate | Task::TokenClassify) {
+            model.files.extend(self.tokenizer_files());
+        }
+        if let Some(labels) =
+            self.labels.as_ref().filter(|_| wiring.outputs.iter().any(|output| output.label_file.is_some()))
+        {
+            let lines: String =
+                labels.value.iter().map(|label| format!("{}\n", label.replace(['\n', '\r'], " "))).collect();
+            model.texts.insert(LABEL_FILE.to_owned(), lines);
+        }
+        model
+    }
+}
+
+// === impl DerivedModel ===
+
+impl DerivedModel {
+    fn new(name: String, text: Text) -> DerivedModel {
+        DerivedModel { name, config: text.finish(), files: BTreeMap::new(), texts: BTreeMap::new() }
+    }
+}
+
+// === impl Wiring ===
+
+impl Wiring {
+    fn of(description: &FolderDescription) -> Wiring {
+        let task = description.task.value;
+        let tokens = |name: &str| Tensor::new(name, INT64, &[-1, -1]);
+        let mut inputs = vec![tokens("input_ids"), tokens("attention_mask")];
+        let result = match &description.executor {
+            Executor::Onnx { file, output } => {
+                let taken = |input: &super::onnx::GraphTensor| {
+                    let data_type = input.datatype.unwrap_or(DataType::Int64).config_name();
+                    let dims = input.dims.clone().unwrap_or_else(|| vec![-1, -1]);
+                    Tensor::new(&input.name, data_type, &dims).origin(file.place(input))
+                };
+                inputs = file.graph.inputs.iter().map(taken).collect();
+                let data_type = output.value.datatype.unwrap_or(DataType::Fp32).config_name();
+                let dims = output.value.dims.clone().unwrap_or_default();
+                Tensor::new(&output.value.name, data_type, &loose(dims)).origin(&output.origin)
+            }
+            Executor::Static { file, .. } => {
+                Tensor::new("sentence_embedding", FP32, &[-1, description.width.value]).origin(&file.value)
+            }
+            Executor::Generation { tells_target, .. } => {
+                if *tells_target {
+                    let token = Tensor::new("forced_bos_token_id", INT64, &[-1, 1]).optional();
+                    inputs.push(token.origin("the token of the target language"));
+                }
+                Tensor::new("generated_indices", INT64, &[-1, -1])
+            }
+        };
+        let side = side(description);
+        let mut given: Vec<Tensor> = inputs.iter().map(|input| Tensor { optional: false, ..input.clone() }).collect();
+        for tensor in side.iter().filter(|tensor| tensor.data_type != STRING) {
+            if !given.iter().any(|given| given.name == tensor.name) {
+                given.push(tensor.clone());
+            }
+        }
+        let texts = vec![Tensor::new(TEXT, STRING, &[-1])];
+        let pair = Tensor::new(TEXT_PAIR, STRING, &[-1]);
+        let texts = match task {
+            Task::Rerank => [texts, vec![pair]].concat(),
+            Task::Classify => [texts, vec![pair.optional()]].concat(),
+            _ => texts,
+        };
+        Wiring { texts, tokens: given, inputs, result, side, outputs: outputs(description) }
+    }
+
+    /// The ensemble's name of what the model gives: it may not be that of an output.
+    fn carried(&self) -> String {
+        let name = &self.result.name;
+        let taken = self.outputs.iter().chain(&self.tokens).chain(&self.texts).any(|tensor| &tensor.name == name);
+        if taken { format!("model_{name}") } else { name.clone() }
+    }
+}
+
+/// Rows and lengths are open whatever the file says: it may say a name in place of a number.
+fn loose(mut dims: Vec<i64>) -> Vec<i64> {
+    if let Some(rows) = dims.first_mut() {
+        *rows = -1;
+    }
+    dims
+}
+
+/// What the ops of a chain take beside the data.
+fn side(description: &FolderDescription) -> Vec<Tensor> {
+    let tokens = |name: &str| {
+        let own = match &description.executor {
+            Executor::Onnx { file, .. } => file.graph.input(name).and_then(|input| input.datatype),
+            _ => None,
+        };
+        Tensor::new(name, own.unwrap_or(DataType::Int64).config_name(), &[-1, -1])
+    };
+    let uses_mask = |op: &Derived<String>| ["pool:", "mask", "splade"].iter().any(|name| op.value.starts_with(name));
+    let mut side = Vec::new();
+    if description.ops.iter().any(uses_mask) {
+        side.push(tokens("attention_mask"));
+    }
+    if description.excludes_prompt {
+        side.push(
+            Tensor::new("pooling_mask", INT64, &[-1, -1]).origin("modules.json: Pooling with include_prompt false"),
+        );
+    }
+    if description.task.value == Task::TokenClassify {
+        side.push(tokens("input_ids"));
+        side.push(Tensor::new("offsets", INT64, &[-1, -1, 2]));
+        side.push(Tensor::new("special_tokens_mask", INT64, &[-1, -1]));
+        side.push(Tensor::new(TEXT, STRING, &[-1]));
+    }
+    side
+}
+
+fn outputs(description: &FolderDescription) -> Vec<Tensor> {
+    let Derived { value: width, origin } = &description.width;
+    match description.task.value {
+        Task::Embed => vec![Tensor::new("sentence_embedding", FP32, &[-1, *width]).origin(origin)],
+        Task::Sparse => {
+            vec![Tensor::new("sparse_indices", INT64, &[-1, -1]), Tensor::new("sparse_values", FP32, &[-1, -1])]
+        }
+        Task::MultiVector => vec![
+            Tensor::new("token_embeddings", FP32, &[-1, -1, *width]).origin(origin),
+            Tensor::new("token_mask", INT64, &[-1, -1]),
+        ],
+        Task::Rerank | Task::Classify => vec![Tensor::new("scores", FP32, &[-1, *width]).origin(origin)],
+        Task::TokenClassify => {
+            let entities = Tensor::new("entities", STRING, &[-1]);
+            vec![Tensor { label_file: Some(LABEL_FILE), ..entities }]
+        }
+        Task::Generate => vec![Tensor::new("generated_text", STRING, &[-1])],
+    }
+}

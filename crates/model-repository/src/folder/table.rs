@@ -1,0 +1,81 @@
+//! What was derived of a folder, as a table for people.
+
+use super::describe::{Executor, FolderDescription};
+use super::origin::Derived;
+
+/// A line of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The model that it belongs to: `tokenizer`, `model`, `postprocess`, or empty for the whole.
+    pub part: &'static str,
+    /// What it says.
+    pub what: &'static str,
+    /// What was found.
+    pub value: String,
+    /// The file and field, or `guessed` and why.
+    pub origin: String,
+}
+
+// === impl Row ===
+
+impl Row {
+    fn new(part: &'static str, what: &'static str, derived: Derived<impl ToString>) -> Row {
+        Row { part, what, value: derived.value.to_string(), origin: derived.origin }
+    }
+}
+
+// === impl FolderDescription ===
+
+impl FolderDescription {
+    /// Everything that was derived, part by part.
+    pub fn table(&self) -> Vec<Row> {
+        let mut rows = vec![Row::new("", "task", self.task.clone().map(|task| task.name()))];
+        if let Some(labels) = &self.labels {
+            rows.push(Row::new("", "labels", labels.clone().map(|labels| few(&labels))));
+        }
+        rows.extend(self.problem.clone().map(|problem| Row::new("", "problem_type", problem)));
+        if let Some(prompts) = &self.prompts.texts {
+            let names: Vec<String> = prompts.value.keys().cloned().collect();
+            rows.push(Row::new("", "prompts", Derived::from(few(&names), prompts.origin.clone())));
+        }
+        rows.extend(self.prompts.default.clone().map(|default| Row::new("", "default_prompt", default)));
+
+        let none = || Derived::from("none".to_owned(), "texts of any length are encoded");
+        let length =
+            self.tokenizer.max_length.clone().map_or_else(none, |length| length.map(|length| length.to_string()));
+        rows.push(Row::new("tokenizer", "max_length", length));
+        rows.push(Row::new("tokenizer", "padding", self.tokenizer.pad.clone()));
+        if let Some(special) = &self.special_tokens {
+            rows.push(Row::new("tokenizer", "add_special_tokens", special.clone()));
+        }
+        match &self.executor {
+            Executor::Onnx { file, output } => {
+                rows.push(Row::new("model", "graph", file.file.clone()));
+                rows.push(Row::new("model", "output", output.clone().map(|output| output.name)));
+            }
+            Executor::Static { file, .. } => rows.push(Row::new("model", "table", file.clone())),
+            Executor::Generation { files, .. } => {
+                rows.push(Row::new(
+                    "model",
+                    "graphs",
+                    Derived::from(few(files), "the files that the backend looks for"),
+                ));
+            }
+        }
+        rows.extend(self.ops.iter().map(|op| Row::new("postprocess", "op", op.clone())));
+        if self.width.value > 0 {
+            rows.push(Row::new("postprocess", "width", self.width.clone()));
+        }
+        rows
+    }
+}
+
+/// The first ones of a list.
+fn few(names: &[String]) -> String {
+    const SHOWN: usize = 6;
+    let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match names.len().checked_sub(SHOWN).filter(|&more| more > 0) {
+        Some(more) => format!("{shown} and {more} more"),
+        None => shown,
+    }
+}

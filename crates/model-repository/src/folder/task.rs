@@ -1,0 +1,153 @@
+//! What a folder's model is for.
+
+use serde_json::Value;
+
+use super::files::{Json, Reader};
+use super::modules::{Module, Step, transformer_config};
+use super::origin::Derived;
+
+/// What a model does with texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Task {
+    Embed,
+    Sparse,
+    MultiVector,
+    Rerank,
+    Classify,
+    TokenClassify,
+    Generate,
+}
+
+/// A task, and what else is told with it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Purpose {
+    pub(crate) task: Derived<Task>,
+    /// A sentence-transformers CrossEncoder, whose scores are made in a way of its own.
+    pub(crate) cross_encoder: bool,
+    /// Vectors are looked up by token, without a graph.
+    pub(crate) is_static: bool,
+}
+
+// === impl Task ===
+
+impl Task {
+    /// The task's name in `parameters`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Task::Embed => "embed",
+            Task::Sparse => "sparse",
+            Task::MultiVector => "multi_vector",
+            Task::Rerank => "rerank",
+            Task::Classify => "classify",
+            Task::TokenClassify => "token_classify",
+            Task::Generate => "generate",
+        }
+    }
+
+    /// What `optimum-cli export onnx` calls it.
+    pub(crate) fn export(self) -> &'static str {
+        match self {
+            Task::Embed | Task::MultiVector => "feature-extraction",
+            Task::Sparse => "fill-mask",
+            Task::Rerank | Task::Classify => "text-classification",
+            Task::TokenClassify => "token-classification",
+            Task::Generate => "text2text-generation-with-past",
+        }
+    }
+}
+
+/// Tells the task by the modules, by what sentence-transformers says of the model, and by its architecture, in this order.
+pub(crate) fn purpose(
+    reader: &Reader<'_>,
+    modules: Option<&[Module]>,
+    own: Option<&Json>,
+    config: &Json,
+    folder: &str,
+) -> Purpose {
+    let plain = |task| Purpose { task, cross_encoder: false, is_static: false };
+    let find = |wanted: fn(&Step) -> bool| modules.into_iter().flatten().find(|module| wanted(&module.step));
+    let by_module = |module: &Module, task| plain(Derived::from(task, format!("{}.type", module.place)));
+    if let Some(module) = find(|step| matches!(step, Step::Static { .. })) {
+        return Purpose { is_static: true, ..by_module(module, Task::Embed) };
+    }
+    if let Some(module) = find(|step| matches!(step, Step::Splade { .. })) {
+        return by_module(module, Task::Sparse);
+    }
+    if let Some(module) = find(|step| matches!(step, Step::Mask)) {
+        return by_module(module, Task::MultiVector);
+    }
+    if let Some(module) = find(|step| matches!(step, Step::Pooling(_))) {
+        return by_module(module, Task::Embed);
+    }
+    let model_type = own.and_then(|own| own.text(reader, "model_type"));
+    if let Some(kind) = &model_type {
+        match kind.value.as_str() {
+            "SparseEncoder" => return plain(Derived::from(Task::Sparse, kind.origin.clone())),
+            "MultiVectorEncoder" => return plain(Derived::from(Task::MultiVector, kind.origin.clone())),
+            _ => {}
+        }
+    }
+    if config.get("model_type").is_some_and(|kind| kind == "model2vec") {
+        return Purpose { is_static: true, ..plain(Derived::field(Task::Embed, &config.file, "model_type")) };
+    }
+    let architecture =
+        config.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str).unwrap_or_default();
+    let by_architecture = |task| Derived::field(task, &config.file, "architectures");
+    if architecture == "StaticModel" {
+        return Purpose { is_static: true, ..plain(by_architecture(Task::Embed)) };
+    }
+    let says_cross_encoder = model_type.as_ref().is_some_and(|kind| kind.value == "CrossEncoder");
+    if architecture.ends_with("ForSequenceClassification") || says_cross_encoder {
+        return sequence(
+            reader,
+            model_type.filter(|_| says_cross_encoder),
+            config,
+            folder,
+            by_architecture(Task::Classify),
+        );
+    }
+    if architecture.ends_with("ForTokenClassification") {
+        return plain(by_architecture(Task::TokenClassify));
+    }
+    if architecture.ends_with("ForConditionalGeneration") || architecture.ends_with("MTModel") {
+        return plain(by_architecture(Task::Generate));
+    }
+    match architecture {
+        "" => plain(Derived::guessed(Task::Embed, "no file names an architecture")),
+        _ => plain(by_architecture(Task::Embed)),
+    }
+}
+
+/// A classifier of texts: one with a single score for a pair is a reranker.
+fn sequence(
+    reader: &Reader<'_>,
+    told: Option<Derived<String>>,
+    config: &Json,
+    folder: &str,
+    classify: Derived<Task>,
+) -> Purpose {
+    let labels = match (config.get("id2label").and_then(Value::as_object), config.get("num_labels")) {
+        (Some(labels), _) => labels.len() as u64,
+        (None, Some(count)) => count.as_u64().unwrap_or(2),
+        (None, None) => 2,
+    };
+    let own_task = transformer_config(reader, folder).and_then(|own| own.text(reader, "transformer_task"));
+    let cross_encoder = told
+        .map(|told| told.origin)
+        .or_else(|| own_task.filter(|task| task.value == "sequence-classification").map(|task| task.origin))
+        .or_else(|| {
+            let keys = ["sentence_transformers", "sbert_ce_default_activation_function"];
+            let key = keys.into_iter().find(|key| config.get(key).is_some())?;
+            Some(format!("{}: {key}", config.file))
+        });
+    let regression = config.get("problem_type").is_some_and(|kind| kind == "regression");
+    let task = match (&cross_encoder, labels) {
+        (Some(origin), 1) => Derived::from(Task::Rerank, origin.clone()),
+        (None, 1) if !regression => Derived::guessed(
+            Task::Rerank,
+            &format!("{} is a classifier with one label, and no problem_type", classify.origin),
+        ),
+        _ => classify,
+    };
+    Purpose { task, cross_encoder: cross_encoder.is_some(), is_static: false }
+}

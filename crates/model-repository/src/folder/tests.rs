@@ -1,0 +1,473 @@
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::*;
+use crate::{ModelConfig, Repository};
+
+/// A folder of these files; what is an object is written as JSON.
+fn folder(files: &[(&str, Value)]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, content) in files {
+        write(folder.path(), name, content.to_string().as_bytes());
+    }
+    folder
+}
+
+fn write(folder: &Path, name: &str, content: &[u8]) {
+    let path = folder.join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, content).unwrap();
+}
+
+/// A protobuf field of bytes.
+fn bytes(number: u8, content: &[u8]) -> Vec<u8> {
+    let mut length = content.len();
+    let mut out = vec![number << 3 | 2];
+    while length >= 0x80 {
+        out.push(length as u8 | 0x80);
+        length >>= 7;
+    }
+    out.push(length as u8);
+    out.extend(content);
+    out
+}
+
+/// The outline of an ONNX file: tensors with their dims, -1 for any size. Inputs are INT64, outputs FP32.
+fn onnx(inputs: &[(&str, &[i64])], outputs: &[(&str, &[i64])]) -> Vec<u8> {
+    let tensor = |name: &str, datatype: u8, dims: &[i64]| {
+        let dim = |&dim: &i64| match dim {
+            -1 => bytes(1, &bytes(2, b"any")),
+            size => bytes(1, &[8, size as u8]),
+        };
+        let shape: Vec<u8> = dims.iter().flat_map(dim).collect();
+        let kind = [vec![8, datatype], bytes(2, &shape)].concat();
+        [bytes(1, name.as_bytes()), bytes(2, &bytes(1, &kind))].concat()
+    };
+    let inputs = inputs.iter().flat_map(|(name, dims)| bytes(11, &tensor(name, 7, dims)));
+    let outputs = outputs.iter().flat_map(|(name, dims)| bytes(12, &tensor(name, 1, dims)));
+    let graph: Vec<u8> = inputs.chain(outputs).collect();
+    bytes(7, &graph)
+}
+
+const IDS: [(&str, &[i64]); 2] = [("input_ids", &[-1, -1]), ("attention_mask", &[-1, -1])];
+
+/// A safetensors file with tensors of these shapes, and no data.
+fn safetensors(tensors: Value) -> Vec<u8> {
+    let header = tensors.to_string();
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()
+}
+
+fn tokenizer() -> [(&'static str, Value); 2] {
+    [
+        ("tokenizer.json", json!({"model": {"vocab": {"a": 0, "[PAD]": 3, "b": 9}}, "added_tokens": []})),
+        ("tokenizer_config.json", json!({"model_max_length": 1e30, "pad_token": "[PAD]"})),
+    ]
+}
+
+/// A folder of sentence-transformers: modules, and an encoder that is 8 wide.
+fn encoder(modules: &[(&str, &str)], files: &[(&str, Value)]) -> TempDir {
+    let listed: Vec<_> = modules.iter().map(|(kind, path)| json!({"type": kind, "path": path})).collect();
+    let config = json!({"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 8,
+        "max_position_embeddings": 64, "vocab_size": 10});
+    let folder = folder(&[("modules.json", json!(listed)), ("config.json", config)]);
+    for (name, content) in tokenizer().iter().chain(files) {
+        write(folder.path(), name, content.to_string().as_bytes());
+    }
+    write(folder.path(), "onnx/model.onnx", &onnx(&IDS, &[("last_hidden_state", &[-1, -1, 8])]));
+    folder
+}
+
+const TRANSFORMER: (&str, &str) = ("sentence_transformers.models.Transformer", "");
+const POOLING: (&str, &str) = ("sentence_transformers.models.Pooling", "1_Pooling");
+
+/// The models of a folder, read as a repository reads them.
+#[track_caller]
+fn configs(folder: &TempDir) -> Vec<ModelConfig> {
+    let description = FolderDescription::read(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+    let models = description.models("m");
+    let parse = |model: &DerivedModel| {
+        ModelConfig::parse(&model.config, &model.name).unwrap_or_else(|error| panic!("{error}\n{}", model.config))
+    };
+    models.iter().map(parse).collect()
+}
+
+#[track_caller]
+fn faults(folder: &TempDir) -> Vec<String> {
+    FolderDescription::read(folder.path()).unwrap_err().faults
+}
+
+fn output(config: &ModelConfig, name: &str) -> Vec<i64> {
+    config.outputs.iter().find(|output| output.name == name).unwrap_or_else(|| panic!("{name}")).dims.to_vec()
+}
+
+fn names<'a>(tensors: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
+    tensors.into_iter().map(String::as_str).collect()
+}
+
+#[test]
+fn a_sentence_encoder_in_the_older_form() {
+    let folder = encoder(
+        &[TRANSFORMER, POOLING, ("sentence_transformers.models.Normalize", "2_Normalize")],
+        &[
+            ("sentence_bert_config.json", json!({"max_seq_length": 32, "do_lower_case": false})),
+            (
+                "1_Pooling/config.json",
+                json!({"word_embedding_dimension": 8, "pooling_mode_cls_token": true,
+                "pooling_mode_mean_tokens": true, "pooling_mode_max_tokens": false}),
+            ),
+        ],
+    );
+    let [ensemble, tokenizer, model, postprocess] = configs(&folder).try_into().unwrap();
+    assert_eq!(ensemble.parameters["task"], "embed");
+    assert_eq!(output(&ensemble, "sentence_embedding"), [-1, 16]);
+    assert_eq!(ensemble.max_rows_per_message, Some(2));
+    assert_eq!(tokenizer.parameters["max_length"], "32");
+    assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), ["input_ids", "attention_mask"]);
+    assert_eq!(model.parameters["pad_inputs"], "input_ids:3, attention_mask:0");
+    assert_eq!(
+        (model.default_model_filename.as_str(), output(&model, "last_hidden_state")),
+        ("model.onnx", vec![-1, -1, 8])
+    );
+    assert_eq!(postprocess.parameters["ops"], "pool:cls+mean, normalize");
+    let steps = ensemble.ensemble.unwrap();
+    assert_eq!(names(steps.iter().map(|step| &step.model_name)), ["m_tokenizer", "m_model", "m_postprocess"]);
+}
+
+#[test]
+fn each_setting_says_where_it_comes_from() {
+    let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
+    let description = FolderDescription::read(folder.path()).unwrap();
+    let origin = |what: &str| description.table().into_iter().find(|row| row.what == what).unwrap().origin;
+    assert_eq!(origin("task"), "modules.json: [1].type");
+    assert_eq!(origin("max_length"), "config.json: max_position_embeddings");
+    assert_eq!(origin("padding"), "tokenizer_config.json: pad_token");
+    assert_eq!(origin("op"), "1_Pooling/config.json: pooling_mode");
+    assert_eq!(origin("width"), "onnx/model.onnx: last_hidden_state");
+    let model = &description.models("m")[1];
+    let line = model.config.lines().find(|line| line.contains("max_length")).unwrap();
+    assert!(line.ends_with("# config.json: max_position_embeddings"), "{line}");
+}
+
+#[test]
+fn a_sentence_encoder_in_the_newer_form() {
+    let folder = encoder(
+        &[
+            ("sentence_transformers.base.modules.transformer.Transformer", ""),
+            ("sentence_transformers.sentence_transformer.modules.pooling.Pooling", "1_Pooling"),
+            ("sentence_transformers.base.modules.dense.Dense", "2_Dense"),
+        ],
+        &[
+            (
+                "sentence_bert_config.json",
+                json!({"transformer_task": "feature-extraction",
+                "processing_kwargs": {"text": {"max_length": 48}}}),
+            ),
+            (
+                "1_Pooling/config.json",
+                json!({"embedding_dimension": 8, "include_prompt": false,
+                "pooling_mode": ["weightedmean", "lasttoken"]}),
+            ),
+            ("2_Dense/config.json", json!({"in_features": 16, "out_features": 4})),
+            (
+                "config_sentence_transformers.json",
+                json!({"model_type": "SentenceTransformer",
+                "prompts": {"query": "query: ", "passage": "passage: ", "none": null},
+                "default_prompt_name": "passage"}),
+            ),
+        ],
+    );
+    let dense = json!({"linear.weight": {"dtype": "F32", "shape": [4, 16], "data_offsets": [0, 256]}});
+    write(folder.path(), "2_Dense/model.safetensors", &safetensors(dense));
+    let [ensemble, tokenizer, _, postprocess] = configs(&folder).try_into().unwrap();
+    assert_eq!(postprocess.parameters["ops"], "pool:weighted_mean+last, dense:2_Dense");
+    assert_eq!(
+        names(postprocess.inputs.iter().map(|i| &i.name)),
+        ["last_hidden_state", "attention_mask", "pooling_mask"]
+    );
+    assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), ["input_ids", "attention_mask", "pooling_mask"]);
+    assert_eq!((output(&ensemble, "sentence_embedding"), &tokenizer.parameters["max_length"][..]), (vec![-1, 4], "48"));
+    for config in [&ensemble, &tokenizer] {
+        let prompts: Value = serde_json::from_str(&config.parameters["prompts"]).unwrap();
+        assert_eq!(prompts, json!({"query": "query: ", "passage": "passage: ", "none": ""}));
+        assert_eq!(config.parameters["default_prompt"], "passage");
+    }
+    assert_eq!(
+        (&ensemble.parameters["query_prompt"][..], &ensemble.parameters["document_prompt"][..]),
+        ("query", "passage")
+    );
+    let files = FolderDescription::read(folder.path()).unwrap().models("m").remove(3).files;
+    assert_eq!(names(files.keys()), ["2_Dense/config.json", "2_Dense/model.safetensors"]);
+}
+
+#[test]
+fn a_folder_of_transformers_alone_is_pooled_as_sentence_transformers_does() {
+    let folder = encoder(&[], &[]);
+    fs::remove_file(folder.path().join("modules.json")).unwrap();
+    let description = FolderDescription::read(folder.path()).unwrap();
+    let op = description.table().into_iter().find(|row| row.what == "op").unwrap();
+    assert_eq!(op.value, "pool:mean");
+    assert!(op.origin.starts_with("guessed"), "{}", op.origin);
+}
+
+#[test]
+fn what_the_graph_has_pooled_is_taken_as_it_is() {
+    let folder = encoder(
+        &[TRANSFORMER, POOLING, ("sentence_transformers.models.Normalize", "2_Normalize")],
+        &[("1_Pooling/config.json", json!({"pooling_mode": "mean", "embedding_dimension": 8}))],
+    );
+    let outputs: [(&str, &[i64]); 2] = [("token_embeddings", &[-1, -1, 8]), ("sentence_embedding", &[-1, 8])];
+    write(folder.path(), "onnx/model.onnx", &onnx(&IDS, &outputs));
+    let [ensemble, _, model, postprocess] = configs(&folder).try_into().unwrap();
+    assert_eq!(postprocess.parameters["ops"], "normalize");
+    assert_eq!((output(&model, "sentence_embedding"), model.parameters["unpad_outputs"].as_str()), (vec![-1, 8], ""));
+    // The name is the ensemble's output; within the ensemble the model's goes under another.
+    assert_eq!(ensemble.ensemble.unwrap()[1].output_map["sentence_embedding"], "model_sentence_embedding");
+}
+
+/// A classifier with these fields in config.json and this many logits.
+fn classifier(architecture: &str, fields: Value, logits: i64) -> TempDir {
+    let mut config = json!({"model_type": "bert", "architectures": [architecture], "hidden_size": 8,
+        "max_position_embeddings": 64});
+    config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    let folder = folder(&[("config.json", config)]);
+    for (name, content) in tokenizer() {
+        write(folder.path(), name, content.to_string().as_bytes());
+    }
+    let tokens = architecture.ends_with("TokenClassification");
+    let dims: &[i64] = if tokens { &[-1, -1, logits] } else { &[-1, logits] };
+    write(folder.path(), "model.onnx", &onnx(&IDS, &[("logits", dims)]));
+    folder
+}
+
+#[test]
+fn classifiers_by_their_problem() {
+    let labels = json!({"0": "no", "1": "yes"});
+    for (problem, ops) in [
+        (json!(null), "softmax"),
+        (json!("single_label_classification"), "softmax"),
+        (json!("multi_label_classification"), "sigmoid"),
+        (json!("regression"), "slice:2"),
+    ] {
+        let fields = json!({"id2label": labels, "problem_type": problem});
+        let folder = classifier("BertForSequenceClassification", fields, 2);
+        let [ensemble, tokenizer, _, postprocess] = configs(&folder).try_into().unwrap();
+        assert_eq!(
+            (&ensemble.parameters["task"][..], &ensemble.parameters["labels"][..]),
+            ("classify", r#"["no","yes"]"#)
+        );
+        assert_eq!((postprocess.parameters["ops"].as_str(), output(&ensemble, "scores")), (ops, vec![-1, 2]));
+        assert!(tokenizer.inputs[1].name == "TEXT_PAIR" && tokenizer.inputs[1].optional);
+        let expected = problem.as_str().unwrap_or("single_label_classification");
+        assert_eq!(ensemble.parameters["problem_type"], expected);
+    }
+}
+
+#[test]
+fn rerankers_by_their_activation() {
+    let one = json!({"0": "LABEL_0"});
+    for (fields, ops) in [
+        (json!({"id2label": one}), "sigmoid"),
+        (
+            json!({"id2label": one, "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}),
+            "slice:1",
+        ),
+        (
+            json!({"id2label": one, "sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}),
+            "sigmoid",
+        ),
+    ] {
+        let folder = classifier("XLMRobertaForSequenceClassification", fields, 1);
+        let [ensemble, tokenizer, _, postprocess] = configs(&folder).try_into().unwrap();
+        assert_eq!((&ensemble.parameters["task"][..], output(&ensemble, "scores")), ("rerank", vec![-1, 1]));
+        assert_eq!(postprocess.parameters["ops"], ops);
+        assert!(tokenizer.inputs[1].name == "TEXT_PAIR" && !tokenizer.inputs[1].optional);
+    }
+    // A cross-encoder of several labels gives its logits, and is asked for pairs.
+    let fields = json!({"id2label": {"0": "a", "1": "b", "2": "c"}, "sentence_transformers": {"version": "4.1.0"}});
+    let [ensemble, _, _, postprocess] =
+        configs(&classifier("BertForSequenceClassification", fields, 3)).try_into().unwrap();
+    assert_eq!((&ensemble.parameters["task"][..], &postprocess.parameters["ops"][..]), ("classify", "slice:3"));
+}
+
+#[test]
+fn token_classifiers_and_sparse_encoders() {
+    let folder = classifier("BertForTokenClassification", json!({"id2label": {"0": "O", "1": "B-PER, x"}}), 2);
+    let [ensemble, tokenizer, _, postprocess] = configs(&folder).try_into().unwrap();
+    assert_eq!(
+        (&ensemble.parameters["task"][..], &postprocess.parameters["ops"][..]),
+        ("token_classify", "entities:simple")
+    );
+    let made = ["input_ids", "attention_mask", "offsets", "special_tokens_mask"];
+    assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), made);
+    let models = FolderDescription::read(folder.path()).unwrap().models("m");
+    assert_eq!(models[3].texts["labels.txt"], "O\nB-PER, x\n");
+    assert!(models[3].files.contains_key("tokenizer.json"));
+
+    let folder = encoder(
+        &[
+            ("sentence_transformers.sparse_encoder.models.MLMTransformer", ""),
+            ("sentence_transformers.sparse_encoder.models.SpladePooling", "1_SpladePooling"),
+        ],
+        &[("1_SpladePooling/config.json", json!({"pooling_strategy": "sum", "activation_function": "log1p_relu"}))],
+    );
+    write(folder.path(), "onnx/model.onnx", &onnx(&IDS, &[("logits", &[-1, -1, 10])]));
+    let [ensemble, _, _, postprocess] = configs(&folder).try_into().unwrap();
+    assert_eq!(
+        (&ensemble.parameters["task"][..], &postprocess.parameters["ops"][..]),
+        ("sparse", "splade:log1p_relu+sum, sparse")
+    );
+    assert_eq!((output(&ensemble, "sparse_values"), ensemble.max_rows_per_message), (vec![-1, -1], None));
+}
+
+#[test]
+fn static_vectors_need_no_graph() {
+    let config = json!({"model_type": "model2vec", "architectures": ["StaticModel"], "normalize": true});
+    let modules = json!([{"path": ".", "type": "sentence_transformers.models.StaticEmbedding"},
+        {"path": "1_Normalize", "type": "sentence_transformers.models.Normalize"}]);
+    let folder = folder(&[("config.json", config), ("modules.json", modules)]);
+    for (name, content) in tokenizer() {
+        write(folder.path(), name, content.to_string().as_bytes());
+    }
+    let table =
+        |rows: i64| safetensors(json!({"embeddings": {"dtype": "F32", "shape": [rows, 4], "data_offsets": [0, 0]}}));
+    let vocabulary = json!({"model": {"vocab": {"[UNK]": 0, "b": 9}, "unk_token": "[UNK]"}});
+    write(folder.path(), "tokenizer.json", vocabulary.to_string().as_bytes());
+    write(folder.path(), "model.safetensors", &table(10));
+    let [ensemble, tokenizer, model, postprocess] = configs(&folder).try_into().unwrap();
+    assert_eq!((model.backend.as_str(), output(&ensemble, "sentence_embedding")), ("static", vec![-1, 4]));
+    assert_eq!(tokenizer.parameters["add_special_tokens"], "false");
+    assert_eq!(tokenizer.parameters["max_length"], "512");
+    assert_eq!(tokenizer.parameters["max_characters"], (512 * 3).to_string());
+    assert_eq!(model.parameters["unknown_token_id"], "0");
+    assert_eq!(postprocess.parameters["ops"], "normalize");
+    write(folder.path(), "model.safetensors", &table(9));
+    assert_eq!(
+        faults(&folder),
+        ["tokenizer.json: model.vocab, added_tokens has ids up to 9, but model.safetensors: embeddings has 9 rows"]
+    );
+}
+
+#[test]
+fn an_encoder_decoder_is_generation() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/translation");
+    let folder = tempfile::tempdir().unwrap();
+    for part in ["generator/1", "tokenizer/1"] {
+        for entry in fs::read_dir(path.join(part)).unwrap() {
+            let entry = entry.unwrap().path();
+            fs::copy(&entry, folder.path().join(entry.file_name().unwrap())).unwrap();
+        }
+    }
+    let [ensemble, tokenizer, model, postprocess] = configs(&folder).try_into().unwrap();
+    assert_eq!((&ensemble.parameters["task"][..], model.backend.as_str()), ("generate", "generation"));
+    assert!(names(tokenizer.outputs.iter().map(|o| &o.name)).contains(&"forced_bos_token_id"));
+    assert_eq!(postprocess.parameters["ops"], "decode");
+}
+
+#[test]
+fn contradictions_name_both_places() {
+    let pooling = |fields: Value| ("1_Pooling/config.json", fields);
+    let two = [TRANSFORMER, POOLING];
+    let modes = json!({"pooling_mode": "cls", "pooling_mode_mean_tokens": true, "word_embedding_dimension": 8});
+    assert_eq!(
+        faults(&encoder(&two, &[pooling(modes)])),
+        ["1_Pooling/config.json: pooling_mode is cls, but 1_Pooling/config.json: pooling_mode_mean_tokens is true"]
+    );
+    let wide = json!({"pooling_mode": "mean", "embedding_dimension": 16});
+    assert_eq!(
+        faults(&encoder(&two, &[pooling(wide)])),
+        ["onnx/model.onnx: last_hidden_state is 8 wide, but 1_Pooling/config.json: embedding_dimension is 16"]
+    );
+    let mean = || pooling(json!({"pooling_mode": "mean"}));
+    let length = ("sentence_bert_config.json", json!({"max_seq_length": 128}));
+    assert_eq!(
+        faults(&encoder(&two, &[mean(), length.clone()])),
+        ["sentence_bert_config.json: max_seq_length is 128, but config.json: max_position_embeddings allows 64"]
+    );
+    let other = ("sentence_roberta_config.json", json!({"max_seq_length": 32}));
+    assert!(faults(&encoder(&two, &[mean(), length, other]))[0].contains("remove one of the files"));
+    let ids = ("tokenizer.json", json!({"model": {"vocab": vec![json!(["a", 0.0]); 11]}}));
+    assert_eq!(
+        faults(&encoder(&two, &[mean(), ids])),
+        ["tokenizer.json: model.vocab, added_tokens has ids up to 10, but config.json: vocab_size has 10 rows"]
+    );
+    let default =
+        ("config_sentence_transformers.json", json!({"prompts": {"query": "q"}, "default_prompt_name": "doc"}));
+    assert_eq!(
+        faults(&encoder(&two, &[mean(), default])),
+        [
+            "config_sentence_transformers.json: default_prompt_name is 'doc', but config_sentence_transformers.json: prompts has: \
+          query"
+        ]
+    );
+    let labels = json!({"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 1, "yes": 0}, "num_labels": 3});
+    let found = faults(&classifier("BertForSequenceClassification", labels, 5));
+    assert!(found[0].contains("num_labels is 3, but config.json: id2label has 2 labels"), "{found:?}");
+    assert!(found[1].contains("label2id has 'no' as 1, but config.json: id2label has 'yes' there"), "{found:?}");
+    assert!(
+        found[3].contains("model.onnx: logits gives 5 scores, but config.json: id2label has 2 labels"),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn what_is_not_supported_is_named_all_together() {
+    let folder =
+        encoder(&[TRANSFORMER, POOLING, ("sentence_transformers.models.LSTM", "2_LSTM"), ("x.Router", "")], &[]);
+    let inputs: Vec<(&str, &[i64])> = [&IDS[..], &[("task_id", &[])]].concat();
+    write(folder.path(), "onnx/model.onnx", &onnx(&inputs, &[("last_hidden_state", &[-1, -1, 8])]));
+    let found = faults(&folder);
+    assert!(found[0].contains("1_Pooling/config.json is missing"), "{found:?}");
+    assert!(
+        found[1].starts_with("modules.json: [2].type is 'sentence_transformers.models.LSTM', which is not supported")
+    );
+    assert!(found[2].starts_with("modules.json: [3].type is 'x.Router'"), "{found:?}");
+    assert!(found.iter().any(|fault| fault.contains("input task_id, which no tokenizer makes")), "{found:?}");
+}
+
+#[test]
+fn without_onnx_the_export_is_told() {
+    let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
+    fs::remove_dir_all(folder.path().join("onnx")).unwrap();
+    write(folder.path(), "model.safetensors", b"");
+    write(folder.path(), "model.pt", b"");
+    let found = faults(&folder).join("; ");
+    let path = folder.path().display();
+    assert!(found.contains("holds no ONNX file, only model.pt, model.safetensors"), "{found}");
+    let command = format!("optimum-cli export onnx --model {path} --task feature-extraction {path}/onnx");
+    assert!(found.contains(&command), "{found}");
+    assert!(found.contains("TorchScript"), "{found}");
+}
+
+#[test]
+fn a_written_repository_is_one() {
+    let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
+    let description = FolderDescription::read(folder.path()).unwrap();
+    let repository = tempfile::tempdir().unwrap();
+    let write = |placement| place(&description.models("m"), folder.path(), repository.path(), placement);
+    write(Placement::Link).unwrap();
+    let read = Repository::open(&[repository.path().to_owned()]).unwrap();
+    assert_eq!(read.models().count(), 4);
+    let linked = fs::read(repository.path().join("m_model/1/model.onnx")).unwrap();
+    assert_eq!(linked, fs::read(folder.path().join("onnx/model.onnx")).unwrap());
+    assert!(repository.path().join("m_tokenizer/1/tokenizer.json").is_file());
+    let error = write(Placement::Copy).unwrap_err().to_string();
+    assert!(error.contains("it is there already"), "{error}");
+}
+
+#[test]
+fn names_come_from_folders_and_caches() {
+    let root = tempfile::tempdir().unwrap();
+    let name = |path: &str| {
+        let path = root.path().join(path);
+        fs::create_dir_all(&path).unwrap();
+        folder_name(&path)
+    };
+    assert_eq!(name("bge-small-en-v1.5"), "bge-small-en-v1.5");
+    assert_eq!(name("models--BAAI--bge-m3/snapshots/5617a9f61b"), "bge-m3");
+    assert_eq!(name("mein Modell"), "mein_Modell");
+    assert!(!is_model_folder(root.path()));
+    assert!(is_model_folder(encoder(&[], &[]).path()));
+}

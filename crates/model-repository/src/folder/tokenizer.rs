@@ -1,0 +1,330 @@
+//! What a folder says of its tokenizer: the files, the longest row, padding, prompts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::files::{Json, Reader};
+use super::modules;
+use super::origin::Derived;
+
+/// The files that tokenizers are made of. Those that are there go to the tokenizer's model.
+const FILES: [&str; 13] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "source.spm",
+    "target.spm",
+    "target_vocab.json",
+    "tokenizer.model",
+];
+
+/// Any one of these makes a tokenizer.
+const MODELS: [&str; 4] = ["tokenizer.json", "sentencepiece.bpe.model", "spiece.model", "source.spm"];
+
+/// Lengths above this mean that there is none: Hugging Face writes 1e30.
+const UNSET_LENGTH: f64 = 1e9;
+
+/// The length of folders that say none.
+const USUAL_LENGTH: u64 = 512;
+
+/// Models whose positions are a table of fixed length.
+const ABSOLUTE: [&str; 12] = [
+    "bert",
+    "distilbert",
+    "electra",
+    "albert",
+    "convbert",
+    "ernie",
+    "squeezebert",
+    "mobilebert",
+    "nystromformer",
+    "layoutlm",
+    "megatron-bert",
+    "rembert",
+];
+
+/// Likewise, with positions that are counted from behind the padding token's id.
+const ABSOLUTE_AFTER_PADDING: [&str; 9] = [
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "camembert",
+    "mpnet",
+    "roberta-prelayernorm",
+    "longformer",
+    "ibert",
+    "data2vec-text",
+];
+
+/// A tokenizer as its files have it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Tokenizer {
+    /// The files, by their paths within the folder.
+    pub(crate) files: Vec<String>,
+    pub(crate) max_length: Option<Derived<u64>>,
+    /// The id that rows are filled up with.
+    pub(crate) pad: Derived<i64>,
+    /// Most characters of a text that are encoded: model2vec cuts texts before it encodes them.
+    pub(crate) max_characters: Option<Derived<u64>>,
+    /// The highest id, where `tokenizer.json` says it.
+    pub(crate) highest: Option<Derived<i64>>,
+    /// The id of what is not in the vocabulary, where `tokenizer.json` says it.
+    pub(crate) unknown: Option<Derived<i64>>,
+}
+
+/// The texts that go before others, by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Prompts {
+    pub(crate) texts: Option<Derived<BTreeMap<String, String>>>,
+    pub(crate) default: Option<Derived<String>>,
+}
+
+/// Reads the tokenizer in `folder`. `is_static`: a length is not needed.
+pub(crate) fn read(reader: &Reader<'_>, folder: &str, model: &Json, is_static: bool) -> Option<Tokenizer> {
+    let files: Vec<_> = FILES.iter().map(|name| format!("{folder}{name}")).filter(|file| reader.has(file)).collect();
+    if !MODELS.iter().any(|name| files.contains(&format!("{folder}{name}"))) {
+        let folder = reader.root().join(folder);
+        reader.fault(format_args!(
+            "{0} holds no tokenizer.json; write it: python -c \"from transformers import AutoTokenizer as T; \
+             T.from_pretrained('{0}').save_pretrained('{0}')\"",
+            folder.display()
+        ));
+        return None;
+    }
+    let json = reader.json(&format!("{folder}tokenizer.json"));
+    let config = reader.json_or_empty(&format!("{folder}tokenizer_config.json"));
+    let vocabulary = json.as_ref().map(Vocabulary::of);
+    let own = modules::transformer_config(reader, folder);
+    for key in ["query_expansion", "query_length", "document_length"] {
+        if let Some(own) = own.as_ref().filter(|own| own.get(key).is_some()) {
+            reader.fault(format_args!(
+                "{}: {key} treats queries and documents differently, which is not supported",
+                own.file
+            ));
+        }
+    }
+    if let (Some(own), Some(json)) = (&own, &json)
+        && own.get("do_lower_case") == Some(&Value::Bool(true))
+        && !lowers(json.get("normalizer"), &config)
+    {
+        reader.fault(format_args!(
+            "{}: do_lower_case is true, but {}: normalizer keeps capitals; save the model with sentence-transformers 5 or newer",
+            own.file, json.file
+        ));
+    }
+    let max_length = match is_static {
+        true => static_length(reader, model),
+        false => Some(length(reader, own.as_ref(), &config, model)),
+    };
+    let median = vocabulary.as_ref().and_then(|vocabulary| vocabulary.median).filter(|_| is_static);
+    Some(Tokenizer {
+        files,
+        max_characters: max_length.as_ref().zip(median).map(|(length, median)| {
+            Derived::from(
+                length.value * median,
+                "max_length times the median length of the tokenizer's tokens, as model2vec cuts",
+            )
+        }),
+        max_length,
+        pad: pad(&config, json.as_ref(), vocabulary.as_ref(), model),
+        highest: json.as_ref().zip(vocabulary.as_ref()).and_then(|(json, vocabulary)| {
+            Some(Derived::field(vocabulary.highest?, &json.file, "model.vocab, added_tokens"))
+        }),
+        unknown: json.as_ref().zip(vocabulary.as_ref()).and_then(|(json, vocabulary)| unknown(json, vocabulary)),
+    })
+}
+
+/// The ids of a tokenizer.json.
+struct Vocabulary {
+    /// Special tokens.
+    ids: BTreeMap<String, i64>,
+    highest: Option<i64>,
+    /// The median length of all tokens, in characters.
+    median: Option<u64>,
+}
+
+// === impl Vocabulary ===
+
+impl Vocabulary {
+    /// WordPiece, BPE and word-level models have a map, Unigram a list of pieces and scores.
+    fn of(json: &Json) -> Vocabulary {
+        let mut ids = BTreeMap::new();
+        let mut highest = None;
+        let mut tokens = BTreeSet::new();
+        match json.get("model").and_then(|model| model.get("vocab")) {
+            Some(Value::Object(vocab)) => {
+                highest = vocab.values().filter_map(Value::as_i64).max();
+                tokens.extend(vocab.keys().map(String::as_str));
+                let special = |token: &&String| token.starts_with(['[', '<']);
+                let special = vocab.iter().filter(|(token, _)| special(token));
+                ids.extend(special.filter_map(|(token, id)| Some((token.clone(), id.as_i64()?))));
+            }
+            Some(Value::Array(pieces)) => {
+                highest = (pieces.len() as i64).checked_sub(1);
+                tokens.extend(pieces.iter().filter_map(|piece| piece.get(0)?.as_str()));
+            }
+            _ => {}
+        }
+        for token in json.get("added_tokens").and_then(Value::as_array).into_iter().flatten() {
+            let text = token.get("content").and_then(Value::as_str);
+            if let (Some(text), Some(id)) = (text, token.get("id").and_then(Value::as_i64)) {
+                ids.insert(text.to_owned(), id);
+                tokens.insert(text);
+                highest = highest.max(Some(id));
+            }
+        }
+        let mut lengths: Vec<_> = tokens.iter().map(|token| token.chars().count() as u64).collect();
+        lengths.sort_unstable();
+        // Of an even number the mean of the two in the middle, rounded down.
+        let middle = |at: usize| lengths.get(at).copied();
+        let median = middle(lengths.len() / 2).zip(middle(lengths.len().saturating_sub(1) / 2));
+        Vocabulary { ids, highest, median: median.map(|(upper, lower)| (upper + lower) / 2) }
+    }
+}
+
+/// Whether a normalizer makes small letters; that of BERT goes by tokenizer_config.json.
+fn lowers(normalizer: Option<&Value>, config: &Json) -> bool {
+    let Some(normalizer) = normalizer else { return false };
+    match normalizer.get("type").and_then(Value::as_str) {
+        Some("Lowercase") => true,
+        Some("BertNormalizer") => {
+            let set = |value: Option<&Value>| value.and_then(Value::as_bool);
+            set(config.get("do_lower_case")).or(set(normalizer.get("lowercase"))).unwrap_or(true)
+        }
+        Some("Sequence") => {
+            let parts = normalizer.get("normalizers").and_then(Value::as_array);
+            parts.into_iter().flatten().any(|part| lowers(Some(part), config))
+        }
+        _ => false,
+    }
+}
+
+/// The longest row: what the transformer's file says, else the lower of the tokenizer's and the positions' length.
+fn length(reader: &Reader<'_>, own: Option<&Json>, config: &Json, model: &Json) -> Derived<u64> {
+    let positions = positions(reader, model);
+    let told = own.and_then(|own| processing_or_max(reader, own));
+    if let Some(told) = told {
+        if let Some((positions, true)) = &positions
+            && told.value > positions.value
+        {
+            reader.fault(format_args!(
+                "{} is {}, but {} allows {}",
+                told.origin, told.value, positions.origin, positions.value
+            ));
+        }
+        return told;
+    }
+    let longest =
+        config.get("model_max_length").and_then(Value::as_f64).filter(|&length| (1.0..UNSET_LENGTH).contains(&length));
+    let longest = longest.map(|length| Derived::field(length as u64, &config.file, "model_max_length"));
+    let positions = positions.map(|(positions, _)| positions);
+    match (longest, positions) {
+        (Some(longest), Some(positions)) if positions.value < longest.value => positions,
+        (Some(longest), _) => longest,
+        (None, Some(positions)) => positions,
+        (None, None) => Derived::guessed(USUAL_LENGTH, "no file says a length"),
+    }
+}
+
+fn processing_or_max(reader: &Reader<'_>, own: &Json) -> Option<Derived<u64>> {
+    modules::processing_length(own).or_else(|| own.number(reader, "max_seq_length")).filter(|length| length.value > 0)
+}
+
+/// How long a row the model's positions allow, and whether that is a hard limit.
+fn positions(reader: &Reader<'_>, model: &Json) -> Option<(Derived<u64>, bool)> {
+    let keys = ["max_trained_positions", "max_position_embeddings", "n_positions", "n_ctx"];
+    // XLNet writes -1 for none.
+    let given = |key: &&&str| model.get(key).is_some_and(|value| value.as_f64().is_none_or(|number| number > 0.0));
+    let key = keys.iter().find(given)?;
+    let positions = model.number(reader, key)?;
+    let family = model.get("model_type").and_then(Value::as_str).unwrap_or_default();
+    let relative = model.get("position_embedding_type").is_some_and(|kind| kind != "absolute");
+    if ABSOLUTE_AFTER_PADDING.contains(&family) {
+        let pad = model.number(reader, "pad_token_id").map_or(1, |pad| pad.value);
+        let usable = positions.value.saturating_sub(pad + 1).max(1);
+        let origin = format!("{} less pad_token_id and one", positions.origin);
+        return Some((Derived::from(usable, origin), true));
+    }
+    Some((positions, ABSOLUTE.contains(&family) && !relative))
+}
+
+/// model2vec cuts texts at the length that its configuration has; sentence-transformers cuts none.
+fn static_length(reader: &Reader<'_>, model: &Json) -> Option<Derived<u64>> {
+    if model.get("model_type").is_none_or(|kind| kind != "model2vec") || model.is_null("max_length") {
+        return None;
+    }
+    let told = model.number(reader, "max_length").filter(|length| length.value > 0);
+    Some(told.unwrap_or_else(|| Derived::guessed(USUAL_LENGTH, "model2vec's default")))
+}
+
+/// The id of the token that stands for what is not in the vocabulary.
+fn unknown(json: &Json, vocabulary: &Vocabulary) -> Option<Derived<i64>> {
+    let model = json.get("model")?;
+    if let Some(id) = model.get("unk_id").and_then(Value::as_i64) {
+        return Some(Derived::field(id, &json.file, "model.unk_id"));
+    }
+    let id = vocabulary.ids.get(model.get("unk_token")?.as_str()?)?;
+    Some(Derived::field(*id, &json.file, "model.unk_token"))
+}
+
+/// What rows are filled up with: models that count positions by it need the right one.
+fn pad(config: &Json, json: Option<&Json>, vocabulary: Option<&Vocabulary>, model: &Json) -> Derived<i64> {
+    let token = config.get("pad_token").and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
+    if let (Some(token), Some(vocabulary)) = (token, vocabulary)
+        && let Some(id) = vocabulary.ids.get(token)
+    {
+        return Derived::field(*id, &config.file, "pad_token");
+    }
+    if let Some(json) = json
+        && let Some(id) = json.get("padding").and_then(|padding| padding.get("pad_id")?.as_i64())
+    {
+        return Derived::field(id, &json.file, "padding.pad_id");
+    }
+    match model.get("pad_token_id").and_then(Value::as_i64).filter(|&id| id >= 0) {
+        Some(id) => Derived::field(id, &model.file, "pad_token_id"),
+        None => Derived::guessed(0, "no file names a padding token"),
+    }
+}
+
+/// `prompts` and `default_prompt_name` of config_sentence_transformers.json.
+pub(crate) fn prompts(reader: &Reader<'_>, own: Option<&Json>) -> Prompts {
+    let Some(own) = own else { return Prompts::default() };
+    let texts = own.object(reader, "prompts").filter(|prompts| !prompts.is_empty()).map(|prompts| {
+        let text = |(name, text): (String, Value)| match text {
+            Value::String(text) => Some((name, text)),
+            Value::Null => Some((name, String::new())),
+            _ => {
+                reader.fault(format_args!("{}: prompts.{name} is no text", own.file));
+                None
+            }
+        };
+        Derived::field(prompts.into_iter().filter_map(text).collect::<BTreeMap<_, _>>(), &own.file, "prompts")
+    });
+    let default = own.text(reader, "default_prompt_name");
+    if let Some(default) = &default
+        && !texts.as_ref().is_some_and(|texts| texts.value.contains_key(&default.value))
+    {
+        let known =
+            texts.iter().flat_map(|texts| texts.value.keys().map(String::as_str)).collect::<Vec<_>>().join(", ");
+        reader.fault(format_args!("{} is '{}', but {}: prompts has: {known}", default.origin, default.value, own.file));
+    }
+    Prompts { texts, default }
+}
+
+// === impl Prompts ===
+
+impl Prompts {
+    /// The first of these names that is a prompt: sentence-transformers looks for them in this order.
+    pub(crate) fn first(&self, names: &[&'static str]) -> Option<Derived<&'static str>> {
+        let texts = self.texts.as_ref()?;
+        let name = names.iter().find(|name| texts.value.contains_key(**name))?;
+        Some(Derived::from(*name, format!("{}.{name}", texts.origin)))
+    }
+}

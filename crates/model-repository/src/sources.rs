@@ -1,0 +1,188 @@
+//! What a command line names as models: model repositories, and model folders, of which a repository is derived.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+use trireme_inference::ErrorCode;
+
+use crate::RepositoryError;
+use crate::folder::{FolderDescription, FolderError, Placement, folder_name, is_model_folder, place};
+
+/// Model repositories, those that were derived among them.
+#[derive(Debug)]
+pub struct ModelSources {
+    /// The repositories, as [`crate::Repository::open`] takes them.
+    pub repositories: Vec<PathBuf>,
+    /// The model folders, in the order given.
+    pub folders: Vec<ModelFolder>,
+    /// The derived repository: links, which go when this is dropped.
+    _derived: Option<TempDir>,
+}
+
+/// A model folder that is served.
+#[derive(Clone, Debug)]
+pub struct ModelFolder {
+    /// The name of its ensemble.
+    pub name: String,
+    /// Where it is.
+    pub path: PathBuf,
+    /// What was derived.
+    pub description: FolderDescription,
+}
+
+/// Why something that was named cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are what the messages show")]
+pub enum SourceError {
+    /// A URL.
+    #[error(
+        "'{0}' is not a local folder: models are not fetched from there; download it first, for instance with: hf download \
+         org/name --local-dir FOLDER"
+    )]
+    NotLocal(String),
+    /// Nothing is there.
+    #[error(
+        "there is no folder '{0}': expected a model repository or a model folder; a model of the Hugging Face hub is \
+         downloaded with: hf download org/name --local-dir FOLDER"
+    )]
+    Missing(String),
+    /// A name for what has names of its own.
+    #[error("'{path}' is a model repository, whose models have names; a name goes with a model folder: found '{name}'")]
+    Named { name: String, path: String },
+    /// A name that cannot be one.
+    #[error("'{0}' is no model name: expected letters, digits, '-', '_' and '.', without a '.' at the beginning")]
+    BadName(String),
+    /// Two folders under one name.
+    #[error("{} and {} would both be called '{name}': give one of them another name with --model NAME=FOLDER", first.display(), second.display())]
+    SameName { name: String, first: PathBuf, second: PathBuf },
+    /// A model folder that cannot be served.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// The derived repository cannot be written.
+    #[error(transparent)]
+    Repository(#[from] RepositoryError),
+}
+
+// === impl SourceError ===
+
+impl SourceError {
+    /// What kind of fault it is.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            SourceError::Missing(_) => ErrorCode::NotFound,
+            SourceError::NotLocal(_) => ErrorCode::Unsupported,
+            SourceError::Named { .. } | SourceError::BadName(_) | SourceError::SameName { .. } => ErrorCode::InvalidArg,
+            SourceError::Folder(error) => error.code(),
+            SourceError::Repository(error) => error.code(),
+        }
+    }
+}
+
+// === impl ModelSources ===
+
+impl ModelSources {
+    /// Tells repositories and folders apart, and derives a repository of the folders in the system's temporary directory.
+    /// `models` are paths; each may have a name, which only a folder takes. All faults together.
+    pub fn open<'a>(
+        models: impl IntoIterator<Item = (Option<&'a str>, &'a str)>,
+    ) -> Result<ModelSources, Vec<SourceError>> {
+        let mut faults = Vec::new();
+        let (mut repositories, mut folders) = (Vec::new(), Vec::<ModelFolder>::new());
+        for (name, model) in models {
+            match source(name, model) {
+                Ok(Source::Repository(path)) => repositories.push(path),
+                Ok(Source::Folder(folder)) => match folders.iter().find(|other| other.name == folder.name) {
+                    Some(other) => faults.push(SourceError::SameName {
+                        name: folder.name.clone(),
+                        first: other.path.clone(),
+                        second: folder.path.clone(),
+                    }),
+                    None => folders.push(*folder),
+                },
+                Err(fault) => faults.push(fault),
+            }
+        }
+        if !faults.is_empty() {
+            return Err(faults);
+        }
+        let derived = derive(&folders).map_err(|fault| vec![fault])?;
+        repositories.extend(derived.as_ref().map(|derived| derived.path().to_owned()));
+        Ok(ModelSources { repositories, folders, _derived: derived })
+    }
+}
+
+// === impl ModelFolder ===
+
+impl ModelFolder {
+    /// Reads the model folder at `path`; `name` is what its ensemble is called, or else what [`folder_name`] says.
+    pub fn read(path: &Path, name: Option<&str>) -> Result<ModelFolder, SourceError> {
+        let name = match name {
+            Some(name) if is_name(name) => name.to_owned(),
+            Some(name) => return Err(SourceError::BadName(name.to_owned())),
+            None => folder_name(path),
+        };
+        Ok(ModelFolder { name, path: path.to_owned(), description: FolderDescription::read(path)? })
+    }
+
+    /// Writes its models into the repository `directory`.
+    pub fn write(&self, directory: &Path, placement: Placement) -> Result<(), RepositoryError> {
+        place(&self.description.models(&self.name), &self.path, directory, placement)
+    }
+
+    /// What was derived, in a line for each part: `tokenizer: max_length 256 (sentence_bert_config.json: max_seq_length)`.
+    pub fn summary(&self) -> Vec<String> {
+        let mut parts: BTreeMap<usize, (&str, Vec<String>)> = BTreeMap::new();
+        let order = ["", "tokenizer", "model", "postprocess"];
+        for row in self.description.table() {
+            let place = order.iter().position(|part| *part == row.part).unwrap_or(order.len());
+            let (_, lines) = parts.entry(place).or_insert((row.part, Vec::new()));
+            lines.push(format!("{} {} ({})", row.what, row.value, row.origin));
+        }
+        let line = |(part, lines): (&str, Vec<String>)| match part {
+            "" => lines.join(", "),
+            part => format!("{part}: {}", lines.join(", ")),
+        };
+        parts.into_values().map(line).collect()
+    }
+}
+
+/// What a path is.
+enum Source {
+    Repository(PathBuf),
+    Folder(Box<ModelFolder>),
+}
+
+fn source(name: Option<&str>, model: &str) -> Result<Source, SourceError> {
+    if model.contains("://") {
+        return Err(SourceError::NotLocal(model.to_owned()));
+    }
+    let path = Path::new(model);
+    if is_model_folder(path) {
+        return ModelFolder::read(path, name).map(|folder| Source::Folder(Box::new(folder)));
+    }
+    match name {
+        _ if !path.is_dir() => Err(SourceError::Missing(model.to_owned())),
+        Some(name) => Err(SourceError::Named { name: name.to_owned(), path: model.to_owned() }),
+        None => Ok(Source::Repository(path.to_owned())),
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with('.')
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+}
+
+/// A repository of all folders; `None` where there are none.
+fn derive(folders: &[ModelFolder]) -> Result<Option<TempDir>, SourceError> {
+    if folders.is_empty() {
+        return Ok(None);
+    }
+    let derived = tempfile::Builder::new().prefix("trireme-models-").tempdir();
+    let derived = derived.map_err(|source| RepositoryError::Write { path: std::env::temp_dir(), source })?;
+    for folder in folders {
+        folder.write(derived.path(), Placement::Link)?;
+    }
+    Ok(Some(derived))
+}

@@ -1,0 +1,65 @@
+//! Flags about the queues of a deployment, for the process that starts it: a gateway or `trireme serve`.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use trireme_bus::{Deployment, QueueOptions};
+
+/// How the queues of a deployment behave. The first gateway of a deployment writes these settings to the broker, where they
+/// hold for all processes; `trireme settings` changes them.
+#[derive(Args, Clone, Debug)]
+pub struct QueueArgs {
+    /// Most requests in a model version's queue; one more is refused
+    #[arg(long, env = "TRIREME_QUEUE_MAX_MESSAGES", value_name = "COUNT", default_value_t = QueueOptions::default().max_messages)]
+    pub queue_max_messages: u64,
+
+    /// Most bytes in a model version's queue, which the broker sets aside for it; one request more is refused; 0 is as many as
+    /// the broker has room for, all queues together
+    #[arg(long, env = "TRIREME_QUEUE_MAX_BYTES", value_name = "BYTES", default_value_t = QueueOptions::default().max_bytes)]
+    pub queue_max_bytes: u64,
+
+    /// Where the broker keeps queued work
+    #[arg(long, env = "TRIREME_QUEUE_STORAGE", value_name = "STORAGE", default_value = "memory")]
+    pub queue_storage: Storage,
+
+    /// Copies that the brokers keep of each stream; by default three on a cluster of brokers, and one on a single broker
+    #[arg(long, env = "TRIREME_QUEUE_REPLICAS", value_name = "COUNT")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=5))]
+    pub queue_replicas: Option<u64>,
+
+    /// Milliseconds after which unconfirmed work of a dead worker is given to another
+    #[arg(long, env = "TRIREME_ACK_WAIT_MS", value_name = "MILLISECONDS", default_value_t = 2000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(50..=600_000))]
+    pub ack_wait_ms: u64,
+
+    /// How often a request is begun at one step before it is given up; with 1, what a worker had that died is never tried again
+    #[arg(long, env = "TRIREME_MAX_DELIVER", value_name = "COUNT", default_value_t = 3)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub max_deliver: u32,
+}
+
+/// Where the broker keeps queued work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Storage {
+    /// In the broker's memory: fastest; gateways send unanswered requests again when the broker has lost them.
+    Memory,
+    /// On the broker's disk.
+    File,
+}
+
+// === impl QueueArgs ===
+
+impl QueueArgs {
+    /// The deployment's settings from these flags.
+    pub fn deployment(&self) -> Deployment {
+        let queue = QueueOptions {
+            max_messages: self.queue_max_messages,
+            max_bytes: self.queue_max_bytes,
+            ack_wait: Duration::from_millis(self.ack_wait_ms),
+            max_deliver: self.max_deliver,
+            file_storage: self.queue_storage == Storage::File,
+            ..QueueOptions::default()
+        };
+        Deployment { queue, replicas: self.queue_replicas.map(|count| count as usize) }
+    }
+}

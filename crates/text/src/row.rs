@@ -1,0 +1,261 @@
+//! One row: the tokens of a text or a pair, cut to the room there is, without padding.
+
+use std::borrow::Cow;
+
+use tokenizers::{Encoding, PostProcessor, TruncationDirection};
+
+use crate::core::Core;
+use crate::family::Template;
+use crate::truncate::kept_tokens;
+use crate::{RequestOptions, Side, TextError, TextTokenizer, TokenizeOptions, Truncation};
+
+/// The tokens of one text or pair.
+#[derive(Default)]
+pub(crate) struct Row {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) type_ids: Vec<u32>,
+    /// Whether the row was too long and lost tokens.
+    pub(crate) truncated: bool,
+    /// 1 for tokens that stand for no text; empty for tokenizers that do not say.
+    pub(crate) special: Vec<u32>,
+    /// The characters of its text that each token stands for, the prefix not counted; empty where nobody wants them.
+    pub(crate) offsets: Vec<(usize, usize)>,
+}
+
+/// What holds for all rows of a request.
+#[derive(Clone)]
+pub(crate) struct Around<'a> {
+    /// The text before each text.
+    pub(crate) prefix: &'a str,
+    /// The special tokens of each row; `None`: the post-processor of `tokenizer.json` knows them.
+    pub(crate) template: Option<Template>,
+    pub(crate) forced_bos: Option<u32>,
+    /// Most tokens of a row; `None` is no limit.
+    pub(crate) max_length: Option<usize>,
+    pub(crate) truncation: Truncation,
+    pub(crate) truncation_side: Side,
+    /// Whether a row that is too long is an error.
+    pub(crate) refuses_long: bool,
+    /// Whether to say which characters tokens stand for.
+    pub(crate) offsets: bool,
+}
+
+// === impl Around ===
+
+impl<'a> Around<'a> {
+    /// How rows are cut and what is before them, by the options of the tokenizer and of the request.
+    pub(crate) fn new(
+        options: &'a TokenizeOptions,
+        request: &RequestOptions<'a>,
+        max_length: Option<usize>,
+        truncation_side: Side,
+    ) -> Result<Around<'a>, TextError> {
+        let longest = request.max_tokens.map(std::num::NonZeroUsize::get);
+        Ok(Around {
+            prefix: prefix(options, request)?,
+            template: None,
+            forced_bos: None,
+            max_length: longest.into_iter().chain(max_length).min(),
+            truncation: match (options.truncation, request) {
+                (Truncation::Off, RequestOptions { truncate: Some(true), .. }) => Truncation::LongestFirst,
+                (Truncation::Off, RequestOptions { max_tokens: Some(_), .. }) => Truncation::LongestFirst,
+                (truncation, _) => truncation,
+            },
+            truncation_side: request.truncation_side.unwrap_or(truncation_side),
+            refuses_long: request.truncate == Some(false),
+            offsets: false,
+        })
+    }
+}
+
+/// The text before each text: the request's own, or that of the prompt it names, or as the options say.
+fn prefix<'a>(options: &'a TokenizeOptions, request: &RequestOptions<'a>) -> Result<&'a str, TextError> {
+    let default = || match &options.default_prompt {
+        Some(name) => options.prompts.get(name).map_or("", String::as_str),
+        None => options.prefix.as_str(),
+    };
+    match (request.prefix, request.prompt_name) {
+        (Some(_), Some(name)) => Err(TextError::TwoPrompts { name: name.to_owned() }),
+        (Some(prefix), None) => Ok(prefix),
+        (None, Some(name)) => options.prompts.get(name).map(String::as_str).ok_or_else(|| TextError::UnknownPrompt {
+            name: name.to_owned(),
+            known: options.prompts.keys().cloned().collect(),
+        }),
+        (None, None) => Ok(default()),
+    }
+}
+
+// === impl TextTokenizer ===
+
+impl TextTokenizer {
+    /// One row without padding.
+    pub(crate) fn encode_row(
+        &self,
+        index: usize,
+        text: &str,
+        pair: Option<&str>,
+        around: &Around<'_>,
+    ) -> Result<Row, TextError> {
+        let text = match around.prefix {
+            "" => Cow::Borrowed(text),
+            prefix => Cow::Owned(format!("{prefix}{text}")),
+        };
+        let kept = self.beginning(index, &text, around)?;
+        let mut row = self.encode_text(index, kept, pair, around)?;
+        row.truncated |= kept.len() < text.len();
+        Ok(row)
+    }
+
+    /// The characters of `text` that are tokenized.
+    fn beginning<'t>(&self, index: usize, text: &'t str, around: &Around<'_>) -> Result<&'t str, TextError> {
+        let most = self.options.max_characters.map(std::num::NonZeroUsize::get);
+        let end = most.and_then(|most| Some((most, text.char_indices().nth(most)?.0)));
+        match end {
+            None => Ok(text),
+            Some((max_characters, _)) if around.refuses_long => {
+                Err(TextError::TooManyCharacters { index, length: text.chars().count(), max_characters })
+            }
+            Some((_, end)) => Ok(&text[..end]),
+        }
+    }
+
+    fn encode_text(&self, index: usize, text: &str, pair: Option<&str>, around: &Around<'_>) -> Result<Row, TextError> {
+        let failed = |error: tokenizers::Error| TextError::Encode { index, reason: error.to_string() };
+        let (Core::Json(tokenizer), None) = (&self.core, &around.template) else {
+            return self.encode_with_template(index, text, pair, around);
+        };
+        let encode = |text: &str| match around.offsets {
+            true => tokenizer.encode_char_offsets(text, false),
+            false => tokenizer.encode_fast(text, false),
+        };
+        let mut first = encode(text).map_err(failed)?;
+        let mut second = pair.map(encode).transpose().map_err(failed)?;
+        let mut truncated = false;
+        if let Some(kept) = self.kept(index, first.len(), second.as_ref().map(Encoding::len), around)? {
+            truncated = kept.0 < first.len() || second.as_ref().is_some_and(|second| kept.1 < second.len());
+            truncate(&mut first, kept.0, around.truncation_side);
+            if let Some(second) = &mut second {
+                truncate(second, kept.1, around.truncation_side);
+            }
+        }
+        let encoding = match &self.post_processor {
+            Some(processor) => processor.process(first, second, self.options.add_special_tokens).map_err(failed)?,
+            None => {
+                first.set_sequence_id(0);
+                if let Some(mut second) = second {
+                    second.set_sequence_id(1);
+                    second.set_type_ids(vec![1; second.len()]);
+                    first.merge_with(second, false);
+                }
+                first
+            }
+        };
+        Ok(Row {
+            ids: encoding.get_ids().to_vec(),
+            type_ids: encoding.get_type_ids().to_vec(),
+            truncated,
+            special: encoding.get_special_tokens_mask().to_vec(),
+            offsets: if around.offsets { text_offsets(&encoding, around.prefix) } else { Vec::new() },
+        })
+    }
+
+    fn encode_with_template(
+        &self,
+        index: usize,
+        text: &str,
+        pair: Option<&str>,
+        around: &Around<'_>,
+    ) -> Result<Row, TextError> {
+        let failed = |error: tokenizers::Error| TextError::Encode { index, reason: error.to_string() };
+        let mut first = self.core.ids(text).map_err(failed)?;
+        let mut second = pair.map(|p| self.core.ids(p)).transpose().map_err(failed)?;
+        let mut truncated = false;
+        if let Some(kept) = self.kept(index, first.len(), second.as_ref().map(Vec::len), around)? {
+            truncated = kept.0 < first.len() || second.as_ref().is_some_and(|second| kept.1 < second.len());
+            truncate_ids(&mut first, kept.0, around.truncation_side);
+            if let Some(second) = &mut second {
+                truncate_ids(second, kept.1, around.truncation_side);
+            }
+        }
+        let template = around.template.clone().filter(|_| self.options.add_special_tokens).unwrap_or_default();
+        let ids = template.row(&first, second.as_deref());
+        Ok(Row { type_ids: vec![0; ids.len()], ids, truncated, ..Row::default() })
+    }
+
+    /// How many tokens at the beginning of each row are those before the text: the prefix and the special tokens before it,
+    /// as sentence-transformers counts them.
+    pub(crate) fn prompt_tokens(&self, around: &Around<'_>) -> Result<usize, TextError> {
+        if around.prefix.is_empty() {
+            return Ok(0);
+        }
+        let uncut = Around { max_length: None, offsets: false, ..around.clone() };
+        let row = self.encode_row(0, "", None, &uncut)?;
+        let ends_specially = match &around.template {
+            Some(template) => self.options.add_special_tokens && template.ends_row(),
+            None => row.special.last() == Some(&1),
+        };
+        Ok(row.ids.len() - usize::from(ends_specially))
+    }
+
+    /// How many tokens of each text a row keeps; `None`: all.
+    fn kept(
+        &self,
+        index: usize,
+        first: usize,
+        second: Option<usize>,
+        around: &Around<'_>,
+    ) -> Result<Option<(usize, usize)>, TextError> {
+        let Some(max_length) = around.max_length else { return Ok(None) };
+        let special_tokens = self.special_tokens(around, second.is_some());
+        let length = first + second.unwrap_or(0) + special_tokens;
+        if around.refuses_long && length > max_length {
+            return Err(TextError::TooLong { index, length, max_length });
+        }
+        if around.truncation == Truncation::Off {
+            return Ok(None);
+        }
+        let truncated = |reason| TextError::Truncation { index, reason };
+        let room = max_length.checked_sub(special_tokens).ok_or_else(|| {
+            truncated(format!("the {special_tokens} special tokens of a row exceed its longest length, {max_length}"))
+        })?;
+        kept_tokens(first, second, room, around.truncation).map(Some).map_err(truncated)
+    }
+
+    /// Number of special tokens that a row gets.
+    pub(crate) fn special_tokens(&self, around: &Around<'_>, pair: bool) -> usize {
+        match (&around.template, &self.post_processor) {
+            _ if !self.options.add_special_tokens => 0,
+            (Some(template), _) => template.len(pair),
+            (None, processor) => processor.as_ref().map_or(0, |p| p.added_tokens(pair)),
+        }
+    }
+}
+
+/// Cuts `encoding` to `length` tokens and drops the pieces cut off.
+fn truncate(encoding: &mut Encoding, length: usize, side: Side) {
+    let direction = match side {
+        Side::Left => TruncationDirection::Left,
+        Side::Right => TruncationDirection::Right,
+    };
+    encoding.truncate(length, 0, direction);
+    encoding.take_overflowing();
+}
+
+fn truncate_ids(ids: &mut Vec<u32>, length: usize, side: Side) {
+    match side {
+        Side::Left => drop(ids.drain(..ids.len() - length)),
+        Side::Right => ids.truncate(length),
+    }
+}
+
+/// The characters that tokens stand for, those of first texts without the prefix before them.
+fn text_offsets(encoding: &Encoding, prefix: &str) -> Vec<(usize, usize)> {
+    let shift = prefix.chars().count();
+    let sequences = encoding.get_sequence_ids();
+    let offsets = encoding.get_offsets().iter().zip(sequences);
+    let shifted = |(&(begin, end), sequence): (&(usize, usize), Option<usize>)| match sequence {
+        Some(0) => (begin.saturating_sub(shift), end.saturating_sub(shift)),
+        _ => (begin, end),
+    };
+    offsets.map(shifted).collect()
+}

@@ -1,0 +1,195 @@
+//! Texts to vectors: dense, sparse, and one for each token.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use trireme_inference::{InferError, Ledger, Tensor};
+
+use super::{Ask, Handlers, Scores};
+use crate::registry::Task;
+
+/// A vector for each text.
+#[derive(Clone, Debug)]
+pub struct Vectors {
+    /// The model's own name.
+    pub model: String,
+    /// Numbers of each vector.
+    pub width: usize,
+    tensor: Tensor,
+    /// What it took.
+    pub ledger: Ledger,
+}
+
+/// The entries that are not zero of a vector for each text: index and value, indices ascending.
+#[derive(Clone, Debug)]
+pub struct SparseVectors {
+    /// By text.
+    pub rows: Vec<Vec<(u64, f32)>>,
+    /// What it took.
+    pub ledger: Ledger,
+}
+
+/// Vectors of the tokens of each text.
+#[derive(Clone, Debug)]
+pub struct TokenVectors {
+    /// The model's own name.
+    pub model: String,
+    /// Numbers of each vector.
+    pub width: usize,
+    /// By text, the numbers of all its tokens' vectors, one after the other.
+    pub rows: Vec<Vec<f32>>,
+    /// What it took.
+    pub ledger: Ledger,
+}
+
+impl Handlers {
+    /// A vector for each text.
+    pub async fn embed(&self, texts: &[String], ask: &Ask) -> Result<Vectors, InferError> {
+        let found = self.find_for(Task::Embed, ask)?;
+        let (tensors, ledger) = self.run_texts(&found, texts, None::<&[String]>, ask).await?;
+        let tensor = tensors.into_iter().next().ok_or_else(|| found.fault("gave no vectors".to_owned()))?;
+        let (_, width) = found.numbers(&tensor)?;
+        if let Some(dimensions) = ask.options.dimensions
+            && dimensions != width as u64
+        {
+            return Err(InferError::invalid_arg(format!(
+                "'dimensions' is {dimensions}, but model '{}' gives vectors of {width} numbers and does not shorten them",
+                found.model
+            )));
+        }
+        let tensor = match ask.options.normalize {
+            Some(true) => normalized(tensor, width)?,
+            Some(false) | None => tensor,
+        };
+        Ok(Vectors { model: found.model, width, tensor, ledger })
+    }
+
+    /// A sparse vector for each text.
+    pub async fn sparse(&self, texts: &[String], ask: &Ask) -> Result<SparseVectors, InferError> {
+        let found = self.find_for(Task::Sparse, ask)?;
+        let (tensors, ledger) = self.run_texts(&found, texts, None::<&[String]>, ask).await?;
+        let [indices, values] = tensors.as_slice() else { return Err(found.fault("gave no vectors".to_owned())) };
+        let (numbers, width) = found.numbers(values)?;
+        let places = indices.values::<i64>().map_err(|error| found.fault(format!("gave a result that {error}")))?;
+        if places.len() != numbers.len() {
+            return Err(found.fault(format!("gave {} indices for {} values", places.len(), numbers.len())));
+        }
+        let row = |row: usize| {
+            let range = row * width..(row + 1) * width;
+            let entries = places[range.clone()].iter().zip(&numbers[range]);
+            // What a row is filled up with has index -1.
+            entries.filter_map(|(&index, &value)| Some((u64::try_from(index).ok()?, value))).collect()
+        };
+        let rows = (0..texts.len()).map(row).collect();
+        Ok(SparseVectors { rows, ledger })
+    }
+
+    /// Vectors of the tokens of each text.
+    pub async fn multi_vector(&self, texts: &[String], ask: &Ask) -> Result<TokenVectors, InferError> {
+        let found = self.find_for(Task::MultiVector, ask)?;
+        let (tensors, ledger) = self.run_texts(&found, texts, None::<&[String]>, ask).await?;
+        let [vectors, mask] = tensors.as_slice() else { return Err(found.fault("gave no vectors".to_owned())) };
+        let (numbers, per_row) = found.numbers(vectors)?;
+        let mask = mask.values::<i64>().map_err(|error| found.fault(format!("gave a result that {error}")))?;
+        let length = mask.len().checked_div(texts.len()).unwrap_or_default();
+        let width = per_row.checked_div(length).unwrap_or_default();
+        if width * length != per_row {
+            return Err(found.fault(format!("gave a mask of {length} tokens for {per_row} numbers a text")));
+        }
+        let row = |row: usize| {
+            let kept = (0..length).filter(|token| mask[row * length + token] != 0);
+            kept.flat_map(|token| {
+                let start = row * per_row + token * width;
+                numbers[start..start + width].iter().copied()
+            })
+            .collect()
+        };
+        Ok(TokenVectors { rows: (0..texts.len()).map(row).collect(), model: found.model, width, ledger })
+    }
+
+    /// How alike the vectors of the two texts of each pair are: their cosines. `first` and `second` are of one length; a text
+    /// that is there more than once is embedded once.
+    pub async fn cosines(&self, first: &[&str], second: &[&str], ask: &Ask) -> Result<Scores, InferError> {
+        let mut texts: Vec<String> = Vec::new();
+        let mut places = HashMap::new();
+        let mut place = |text: &str| {
+            *places.entry(text.to_owned()).or_insert_with(|| {
+                texts.push(text.to_owned());
+                texts.len() - 1
+            })
+        };
+        let pairs: Vec<_> = first.iter().zip(second).map(|(one, two)| (place(one), place(two))).collect();
+        let vectors = self.embed(&texts, ask).await?;
+        let numbers = vectors.numbers();
+        let row = |place: usize| &numbers[place * vectors.width..(place + 1) * vectors.width];
+        let scores = pairs.into_iter().map(|(one, two)| cosine(row(one), row(two))).collect();
+        Ok(Scores { scores, model: vectors.model, ledger: vectors.ledger })
+    }
+
+    /// How alike the vectors of `source` and of each other text are: their cosines.
+    pub async fn similarity(
+        &self,
+        source: &str,
+        others: &[String],
+        ask: &Ask,
+    ) -> Result<(Vec<f32>, Ledger), InferError> {
+        let others: Vec<&str> = others.iter().map(String::as_str).collect();
+        let scores = self.cosines(&vec![source; others.len()], &others, ask).await?;
+        Ok((scores.scores, scores.ledger))
+    }
+}
+
+/// Vectors of length 1 where a model gives others: its postprocessing need not have a step for that.
+fn normalized(tensor: Tensor, width: usize) -> Result<Tensor, InferError> {
+    let numbers = tensor.values::<f32>()?;
+    let length = |row: &[f32]| row.iter().map(|&n| f64::from(n) * f64::from(n)).sum::<f64>().sqrt();
+    if numbers.chunks_exact(width.max(1)).all(|row| (length(row) - 1.0).abs() < 1e-3) {
+        return Ok(tensor);
+    }
+    let mut scaled = numbers.into_owned();
+    for row in scaled.chunks_exact_mut(width.max(1)) {
+        let length = length(row);
+        if length > 0.0 {
+            row.iter_mut().for_each(|n| *n = (f64::from(*n) / length) as f32);
+        }
+    }
+    Ok(Tensor::from_values(tensor.name(), tensor.shape().clone(), scaled)?)
+}
+
+/// The cosine of the angle between two vectors; 0 where one of them has no length.
+pub fn cosine(one: &[f32], two: &[f32]) -> f32 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let lengths = (dot(one, one) * dot(two, two)).sqrt();
+    if lengths == 0.0 { 0.0 } else { (dot(one, two) / lengths) as f32 }
+}
+
+// === impl Vectors ===
+
+impl Vectors {
+    /// The numbers of all vectors, one after the other.
+    pub fn numbers(&self) -> Cow<'_, [f32]> {
+        self.tensor.values().expect("checked when it was made")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_get_length_1_unless_they_have_it() {
+        let tensor = |values: Vec<f32>| Tensor::from_values("e", [values.len() as i64 / 2, 2], values).unwrap();
+        let scaled = normalized(tensor(vec![3.0, 4.0, 0.0, 0.0, 0.0, 1.0]), 2).unwrap();
+        assert_eq!(*scaled.values::<f32>().unwrap(), [0.6, 0.8, 0.0, 0.0, 0.0, 1.0]);
+        let unit = tensor(vec![0.6, 0.8]);
+        assert_eq!(normalized(unit.clone(), 2).unwrap(), unit);
+    }
+
+    #[test]
+    fn cosines_are_those_of_angles() {
+        assert_eq!(cosine(&[3.0, 4.0], &[6.0, 8.0]), 1.0);
+        assert_eq!(cosine(&[1.0, 0.0], &[0.0, 2.0]), 0.0);
+        assert_eq!(cosine(&[1.0, 1.0], &[-2.0, -2.0]), -1.0);
+        assert_eq!(cosine(&[0.0, 0.0], &[1.0, 0.0]), 0.0);
+    }
+}

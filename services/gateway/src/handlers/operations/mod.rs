@@ -1,0 +1,223 @@
+//! Operations on texts, free of any protocol: embed, sparse, multi-vector, rerank, classify, token-classify. Each finds a model that
+//! offers it, makes an infer request of the texts, which goes the way of all infer requests, and reads the result.
+//!
+//! Invariants:
+//! - Any number of texts is taken: they travel in as many messages as they need, texts of like length together.
+//! - A number that is no number is never a result: it is an error that names the model.
+//!
+//! Not here: bodies and statuses (`http::dialects`), what stages do with the options (tokenizer, postprocess).
+
+mod classify;
+mod embed;
+mod options;
+mod rerank;
+mod tokens;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use trireme_inference::{
+    DataType, InferError, InferRequest, InferResponse, Ledger, Parameters, RequestedOutput, Shape, Tensor,
+    UncheckedTensor,
+};
+
+use super::{Handlers, Rows, Traced, Via};
+use crate::budget::Hold;
+use crate::registry::{Offer, ServedModel, Task};
+
+pub use classify::ScoredLabel;
+pub use options::{Prompt, Side, TextOptions};
+pub use rerank::Scores;
+
+/// A request for an operation, as far as it is the same for all of them.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// The model's name; `None`: the only one that does it.
+    pub model: Option<String>,
+    /// How the texts are treated.
+    pub options: TextOptions,
+    /// What the request holds of the memory for requests.
+    pub hold: Hold,
+    /// Headers that models get as parameters.
+    pub parameters: Parameters,
+    /// The client's W3C `traceparent`.
+    pub traceparent: Option<String>,
+    /// The route it came by.
+    pub via: Via,
+}
+
+/// A model that was found for an operation.
+struct Found {
+    model: String,
+    served: Arc<ServedModel>,
+    task: Task,
+}
+
+/// A model that does something with texts, under one of its names.
+#[derive(Clone, Debug)]
+pub struct TextModel {
+    /// The name.
+    pub name: String,
+    /// What it does.
+    pub tasks: Vec<Task>,
+    /// Its classes.
+    pub labels: Vec<String>,
+}
+
+impl Handlers {
+    /// Every ready model that does something with texts, under each of its names.
+    pub fn text_models(&self) -> Vec<TextModel> {
+        let catalog = self.registry.catalog();
+        let named = |(own, _, offer): (&str, &Arc<ServedModel>, &Offer)| -> Vec<TextModel> {
+            let names = std::iter::once(own).chain(offer.served_names.iter().map(String::as_str));
+            names.map(|name| TextModel::of(name, offer)).collect()
+        };
+        catalog.offers().flat_map(named).collect()
+    }
+
+    /// The model of this name; without a name the only one that does something with texts.
+    pub fn text_model(&self, name: Option<&str>) -> Result<TextModel, InferError> {
+        let catalog = self.registry.catalog();
+        let names = || catalog.offers().map(|(name, ..)| format!("'{name}'")).collect::<Vec<_>>().join(", ");
+        let Some(name) = name else {
+            let mut offers = catalog.offers();
+            return match (offers.next(), offers.next()) {
+                (Some((own, _, offer)), None) => Ok(TextModel::of(own, offer)),
+                (None, _) => Err(InferError::not_found("no model here does anything with texts")),
+                (Some(_), Some(_)) => {
+                    Err(InferError::invalid_arg(format!("the request names no model; there are {}", names())))
+                }
+            };
+        };
+        let found = self.text_models().into_iter().find(|model| model.name == name);
+        found.ok_or_else(|| InferError::not_found(format!("model '{name}' does not exist; there are {}", names())))
+    }
+
+    /// The model that does `task` for this request.
+    fn find_for(&self, task: Task, ask: &Ask) -> Result<Found, InferError> {
+        let (model, served) = self.registry.catalog().offering(task, ask.model.as_deref())?;
+        Ok(Found { model, served, task })
+    }
+
+    /// Runs texts, or pairs of texts, through a model. Gives the tensors of the result in the operation's order.
+    async fn run_texts(
+        &self,
+        found: &Found,
+        texts: &[impl AsRef<[u8]>],
+        pairs: Option<&[impl AsRef<[u8]>]>,
+        ask: &Ask,
+    ) -> Result<(Vec<Tensor>, Ledger), InferError> {
+        // A query goes along with each of its documents.
+        ask.hold.take(size_of(texts) + pairs.map_or(0, size_of)).map_err(InferError::from)?;
+        let mut inputs = Vec::with_capacity(2);
+        let specs = &found.offer()?.inputs;
+        inputs.push(found.input(specs.first().map(|spec| (&spec.name, &spec.shape)), texts)?);
+        if let Some(pairs) = pairs {
+            inputs.push(found.input(specs.get(1).map(|spec| (&spec.name, &spec.shape)), pairs)?);
+        }
+        let outputs = found.outputs()?;
+        let mut parameters = ask.options.parameters(found.offer()?)?;
+        parameters.extend(ask.parameters.clone());
+        let request = InferRequest {
+            model: found.model.clone(),
+            parameters,
+            inputs,
+            outputs: outputs.iter().map(|name| RequestedOutput { name: name.clone(), classification: 0 }).collect(),
+            ..InferRequest::default()
+        };
+        let (traceparent, hold) = (ask.traceparent.clone(), ask.hold.clone());
+        let traced = Traced { request, traceparent, via: ask.via, rows: Rows::Independent, hold };
+        let response = self.infer(traced).await?;
+        let ledger = response.ledger.clone();
+        let tensors =
+            outputs.iter().map(|name| found.output(&response, name, texts.len())).collect::<Result<_, _>>()?;
+        Ok((tensors, ledger))
+    }
+}
+
+/// Bytes of texts as a tensor.
+fn size_of(texts: &[impl AsRef<[u8]>]) -> u64 {
+    texts.iter().map(|text| text.as_ref().len() as u64 + 4).sum()
+}
+
+// === impl TextModel ===
+
+impl TextModel {
+    fn of(name: &str, offer: &Offer) -> TextModel {
+        TextModel { name: name.to_owned(), tasks: offer.tasks.keys().copied().collect(), labels: offer.labels.clone() }
+    }
+}
+
+// === impl Found ===
+
+impl Found {
+    fn offer(&self) -> Result<&Offer, InferError> {
+        self.served.offer.as_ref().map_err(|fault| InferError::internal(fault.clone()))
+    }
+
+    fn outputs(&self) -> Result<&[String], InferError> {
+        Ok(self.offer()?.tasks.get(&self.task).map_or(&[], Vec::as_slice))
+    }
+
+    /// Texts as an input of this name and declared shape, one a row.
+    fn input(
+        &self,
+        spec: Option<(&String, &Shape)>,
+        texts: &[impl AsRef<[u8]>],
+    ) -> Result<UncheckedTensor, InferError> {
+        let Some((name, shape)) = spec else {
+            return Err(InferError::invalid_arg(format!(
+                "model '{}' takes single texts, not pairs: it has one TYPE_STRING input",
+                self.model
+            )));
+        };
+        let rows = texts.len() as i64;
+        let shape: &[i64] = if shape.len() == 2 { &[rows, 1] } else { &[rows] };
+        let mut data = Vec::with_capacity(size_of(texts) as usize);
+        for text in texts {
+            let text = text.as_ref();
+            let length = u32::try_from(text.len()).map_err(|_| InferError::invalid_arg("a text is 4 GiB or longer"))?;
+            data.extend_from_slice(&length.to_le_bytes());
+            data.extend_from_slice(text);
+        }
+        Ok(UncheckedTensor {
+            name: name.clone(),
+            datatype: DataType::Bytes,
+            shape: shape.into(),
+            data: Bytes::from(data),
+        })
+    }
+
+    /// An output of a response, if it has a row for each text.
+    fn output(&self, response: &InferResponse, name: &str, texts: usize) -> Result<Tensor, InferError> {
+        let tensor = response.outputs.iter().find(|tensor| tensor.name() == name);
+        let tensor = tensor.ok_or_else(|| self.fault(format!("gave no output '{name}'")))?;
+        match tensor.shape().first() {
+            Some(&rows) if rows == texts as i64 => Ok(tensor.clone()),
+            _ => Err(self.fault(format!(
+                "gave output '{name}' of shape {} for {texts} texts, expected a row for each",
+                tensor.shape()
+            ))),
+        }
+    }
+
+    /// The numbers of an output, if they are numbers, with the size of a row.
+    fn numbers<'a>(&self, tensor: &'a Tensor) -> Result<(std::borrow::Cow<'a, [f32]>, usize), InferError> {
+        let rows = tensor.shape().first().map_or(0, |&rows| rows as usize);
+        let values = tensor.values::<f32>().map_err(|error| self.fault(format!("gave a result that {error}")))?;
+        let width = values.len().checked_div(rows).unwrap_or_default();
+        match values.iter().position(|value| !value.is_finite()) {
+            None => Ok((values, width)),
+            Some(at) => Err(self.fault(format!(
+                "gave {} in output '{}' for text {}, expected a finite number",
+                values[at],
+                tensor.name(),
+                at / width.max(1)
+            ))),
+        }
+    }
+
+    fn fault(&self, what: String) -> InferError {
+        InferError::internal(format!("model '{}' {what}", self.model))
+    }
+}

@@ -1,0 +1,122 @@
+//! What a request for an operation may say of how its texts are treated, and the parameters that tell the stages.
+
+use trireme_inference::{InferError, ParameterValue, Parameters};
+
+use crate::registry::Offer;
+
+/// How texts are treated. What is `None` is as the model's configuration has it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TextOptions {
+    /// The prompt that is put before each text.
+    pub prompt: Prompt,
+    /// Whether texts that are too long are cut; otherwise they are an error.
+    pub truncate: Option<bool>,
+    /// Where they are cut.
+    pub truncation_side: Option<Side>,
+    /// Most tokens of a row, where that is less than the model's own limit.
+    pub max_tokens: Option<u64>,
+    /// Whether vectors get length 1.
+    pub normalize: Option<bool>,
+    /// Whether scores stay as the model gives them.
+    pub raw_scores: Option<bool>,
+    /// Numbers that are kept of each vector.
+    pub dimensions: Option<u64>,
+    /// How tokens of one entity become one: none, simple, first, average or max.
+    pub aggregation_strategy: Option<String>,
+}
+
+/// Which prompt is put before texts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Prompt {
+    /// The model's default one.
+    #[default]
+    Default,
+    /// The one of this name.
+    Named(String),
+    /// The one for queries.
+    Query,
+    /// The one for documents.
+    Document,
+    /// The one of this name where the model has it, else its default one.
+    IfThere(&'static str),
+}
+
+/// An end of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "left and right need no words")]
+pub enum Side {
+    Left,
+    Right,
+}
+
+// === impl TextOptions ===
+
+impl TextOptions {
+    /// The request parameters that stages read: `prompt_name`, `truncate`, `truncation_side` and `max_tokens` the tokenizer;
+    /// `normalize`, `raw_scores`, `dimensions` and `aggregation_strategy` postprocess.
+    pub fn parameters(&self, offer: &Offer) -> Result<Parameters, InferError> {
+        let prompt = match &self.prompt {
+            Prompt::Default => None,
+            Prompt::Named(name) => Some(name.clone()),
+            Prompt::Query => offer.query_prompt.clone().or_else(|| offer.prompts.get("query").cloned()),
+            Prompt::Document => offer.document_prompt.clone().or_else(|| offer.prompts.get("document").cloned()),
+            Prompt::IfThere(name) => offer.prompts.get(*name).cloned(),
+        };
+        let side = self.truncation_side.map(|side| match side {
+            Side::Left => "left",
+            Side::Right => "right",
+        });
+        if self.dimensions == Some(0) {
+            return Err(InferError::invalid_arg("'dimensions' is 0, expected at least 1"));
+        }
+        if self.max_tokens == Some(0) {
+            return Err(InferError::invalid_arg("'max_tokens' is 0, expected at least 1"));
+        }
+        let texts = [
+            ("prompt_name", prompt),
+            ("truncation_side", side.map(str::to_owned)),
+            ("aggregation_strategy", self.aggregation_strategy.clone()),
+        ];
+        let flags = [("truncate", self.truncate), ("normalize", self.normalize), ("raw_scores", self.raw_scores)];
+        let numbers = [("max_tokens", self.max_tokens), ("dimensions", self.dimensions)];
+        let texts = texts.into_iter().filter_map(|(name, text)| Some((name, ParameterValue::String(text?))));
+        let flags = flags.into_iter().filter_map(|(name, flag)| Some((name, ParameterValue::Bool(flag?))));
+        let numbers = numbers.into_iter().filter_map(|(name, number)| {
+            let number = number?;
+            // Signed where it fits, as JSON clients of v2 send it.
+            Some((name, i64::try_from(number).map_or(ParameterValue::Uint64(number), ParameterValue::Int64)))
+        });
+        Ok(texts.chain(flags).chain(numbers).map(|(name, value)| (name.to_owned(), value)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_are_told_what_was_asked_for_and_nothing_else() {
+        let offer = Offer { query_prompt: Some("query".to_owned()), ..Offer::default() };
+        assert!(TextOptions::default().parameters(&offer).unwrap().is_empty());
+        let asked = TextOptions {
+            prompt: Prompt::Query,
+            truncate: Some(false),
+            truncation_side: Some(Side::Left),
+            dimensions: Some(64),
+            ..TextOptions::default()
+        };
+        let expected: Parameters = [
+            ("prompt_name".to_owned(), "query".into()),
+            ("truncate".to_owned(), ParameterValue::Bool(false)),
+            ("truncation_side".to_owned(), "left".into()),
+            ("dimensions".to_owned(), ParameterValue::Int64(64)),
+        ]
+        .into();
+        assert_eq!(asked.parameters(&offer).unwrap(), expected);
+        // A model without a prompt for documents takes them as they are.
+        let document = TextOptions { prompt: Prompt::Document, ..TextOptions::default() };
+        assert!(document.parameters(&offer).unwrap().is_empty());
+        let none = TextOptions { dimensions: Some(0), ..TextOptions::default() };
+        assert!(none.parameters(&offer).unwrap_err().message.contains("'dimensions' is 0"));
+    }
+}

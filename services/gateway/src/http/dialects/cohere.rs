@@ -1,0 +1,294 @@
+//! Cohere: `/v1/embed`, `/v2/embed`, `/v1/rerank`, `/v2/rerank`.
+//!
+//! `input_type` chooses the prompt: `search_query` and `search_document` are the model's prompts for queries and documents,
+//! `classification` and `clustering` are prompts of that name where the model has them. Images are refused.
+
+use axum::response::Response;
+use bytes::Bytes;
+use serde::Deserialize;
+use trireme_inference::Ledger;
+use trireme_protocol::json::Writer;
+
+use super::answer;
+use super::input::{self, Document};
+use super::quantize::EmbeddingType;
+use super::refusal::{Kind, Refusal};
+use super::{Call, Dialect, Route};
+use crate::handlers::operations::{Prompt, Side, TextOptions};
+
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "cohere",
+    routes: &[
+        Route::post("/v2/embed", |call| Box::pin(embed(call, Version::V2))),
+        Route::post("/v1/embed", |call| Box::pin(embed(call, Version::V1))),
+        Route::post("/v2/rerank", |call| Box::pin(rerank_v2(call))),
+        Route::post("/v1/rerank", |call| Box::pin(rerank_v1(call))).marked(&["rank_fields", "max_chunks_per_doc"]),
+    ],
+    refuse,
+    model_in_path: false,
+};
+
+#[derive(Clone, Copy, PartialEq)]
+enum Version {
+    V1,
+    V2,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum InputType {
+    SearchQuery,
+    SearchDocument,
+    Classification,
+    Clustering,
+    Image,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+enum Truncate {
+    None,
+    Start,
+    End,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Embed {
+    model: Option<String>,
+    texts: Option<Vec<String>>,
+    images: Option<Vec<String>>,
+    inputs: Option<serde::de::IgnoredAny>,
+    input_type: Option<InputType>,
+    embedding_types: Option<Vec<EmbeddingType>>,
+    output_dimension: Option<u64>,
+    truncate: Option<Truncate>,
+    max_tokens: Option<u64>,
+    /// An order among the requests of one customer, which there is none of here.
+    #[serde(rename = "priority")]
+    _priority: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RerankV2 {
+    model: String,
+    query: String,
+    documents: Vec<String>,
+    top_n: Option<u64>,
+    max_tokens_per_doc: Option<u64>,
+    #[serde(rename = "priority")]
+    _priority: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RerankV1 {
+    model: Option<String>,
+    query: String,
+    documents: Vec<Document>,
+    top_n: Option<u64>,
+    rank_fields: Option<Vec<String>>,
+    return_documents: Option<bool>,
+    max_chunks_per_doc: Option<u64>,
+    max_tokens_per_doc: Option<u64>,
+}
+
+async fn embed(call: Call, version: Version) -> Result<Response, Refusal> {
+    let body: Embed = input::read(&call.body)?;
+    if body.images.is_some() || matches!(body.input_type, Some(InputType::Image)) {
+        return Err(Refusal::unsupported("images", "holds images, expected 'texts': models here take texts"));
+    }
+    if body.inputs.is_some() {
+        return Err(Refusal::unsupported("inputs", "is not taken, expected 'texts'"));
+    }
+    if version == Version::V2 && body.model.is_none() {
+        return Err(Refusal::field("model", "is missing"));
+    }
+    if version == Version::V2 && body.input_type.is_none() {
+        return Err(Refusal::field(
+            "input_type",
+            "is missing, expected search_query, search_document, classification or clustering",
+        ));
+    }
+    let texts = body.texts.filter(|texts| !texts.is_empty()).ok_or_else(|| Refusal::empty("texts"))?;
+    let (truncate, side) = match body.truncate.unwrap_or(Truncate::End) {
+        Truncate::None => (false, None),
+        Truncate::Start => (true, Some(Side::Left)),
+        Truncate::End => (true, Some(Side::Right)),
+    };
+    let options = TextOptions {
+        prompt: match body.input_type {
+            Some(InputType::SearchQuery) => Prompt::Query,
+            Some(InputType::SearchDocument) => Prompt::Document,
+            Some(InputType::Classification) => Prompt::IfThere("classification"),
+            Some(InputType::Clustering) => Prompt::IfThere("clustering"),
+            Some(InputType::Image) | None => Prompt::Default,
+        },
+        truncate: Some(truncate),
+        truncation_side: side,
+        max_tokens: body.max_tokens,
+        dimensions: body.output_dimension,
+        ..TextOptions::default()
+    };
+    let vectors = call.handlers.embed(&texts, &call.ask(body.model.as_deref(), options)).await?;
+    let numbers = vectors.numbers();
+    // The first version answers with the vectors alone where it is asked for no types.
+    let types = match (body.embedding_types, version) {
+        (None, Version::V1) => None,
+        (None, Version::V2) => Some(vec![EmbeddingType::Float]),
+        (Some(types), _) if types.is_empty() => {
+            return Err(Refusal::field("embedding_types", "is empty, expected at least one type"));
+        }
+        (Some(types), _) => Some(types),
+    };
+    for form in types.iter().flatten() {
+        form.check(&numbers)?;
+    }
+    let rows = |out: &mut Writer, form: EmbeddingType| {
+        out.array(|out| numbers.chunks_exact(vectors.width.max(1)).for_each(|row| form.write(out, row)));
+    };
+    let capacity = 1024 + numbers.len() * 13 + texts.iter().map(|text| text.len() + 8).sum::<usize>();
+    Ok(answer::told(&vectors.ledger, capacity, |out| {
+        out.object(|out| {
+            out.name("id").string(answer::id());
+            out.name("response_type").string(if types.is_some() { "embeddings_by_type" } else { "embeddings_floats" });
+            match &types {
+                None => rows(out.name("embeddings"), EmbeddingType::Float),
+                Some(types) => out.name("embeddings").object(|out| {
+                    let mut written: Vec<EmbeddingType> = Vec::new();
+                    for &form in types {
+                        if !written.contains(&form) {
+                            rows(out.name(form.name()), form);
+                            written.push(form);
+                        }
+                    }
+                }),
+            }
+            out.name("texts").array(|out| texts.iter().for_each(|text| out.string(text)));
+            meta(out, version, &vectors.ledger, "input_tokens", answer::tokens(&vectors.ledger));
+        });
+    }))
+}
+
+async fn rerank_v2(call: Call) -> Result<Response, Refusal> {
+    let body: RerankV2 = input::read(&call.body)?;
+    let ranking = Ranking {
+        version: Version::V2,
+        model: Some(body.model),
+        query: body.query,
+        documents: body.documents,
+        top_n: body.top_n,
+        max_tokens: body.max_tokens_per_doc,
+        return_documents: false,
+    };
+    ranking.answer(call).await
+}
+
+async fn rerank_v1(call: Call) -> Result<Response, Refusal> {
+    let body: RerankV1 = input::read(&call.body)?;
+    if body.max_chunks_per_doc.is_some_and(|chunks| chunks > 1) {
+        return Err(Refusal::unsupported("max_chunks_per_doc", "is more than 1: a document is scored as a whole"));
+    }
+    let fields = body.rank_fields.unwrap_or_else(|| vec!["text".to_owned()]);
+    let documents = Document::texts(body.documents, "documents", &fields)?;
+    let ranking = Ranking {
+        version: Version::V1,
+        model: body.model,
+        query: body.query,
+        documents,
+        top_n: body.top_n,
+        max_tokens: body.max_tokens_per_doc,
+        return_documents: body.return_documents.unwrap_or(false),
+    };
+    ranking.answer(call).await
+}
+
+/// A request to rerank, of either version.
+struct Ranking {
+    version: Version,
+    model: Option<String>,
+    query: String,
+    documents: Vec<String>,
+    top_n: Option<u64>,
+    max_tokens: Option<u64>,
+    return_documents: bool,
+}
+
+impl Ranking {
+    async fn answer(self, call: Call) -> Result<Response, Refusal> {
+        if self.documents.is_empty() {
+            return Err(Refusal::empty("documents"));
+        }
+        if self.top_n == Some(0) {
+            return Err(Refusal::field("top_n", "is 0, expected at least 1"));
+        }
+        let options = TextOptions { max_tokens: self.max_tokens, ..TextOptions::default() };
+        let ask = call.ask(self.model.as_deref(), options);
+        let scores = call.handlers.rerank(&self.query, &self.documents, &ask).await?;
+        let most = self.top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+        Ok(answer::told(&scores.ledger, 512 + 64 * self.documents.len(), |out| {
+            out.object(|out| {
+                out.name("id").string(answer::id());
+                out.name("results").array(|out| {
+                    for (index, score) in scores.ranked(most) {
+                        out.object(|out| {
+                            out.name("index").integer(index);
+                            out.name("relevance_score").float(score);
+                            if self.return_documents {
+                                out.name("document").object(|out| out.name("text").string(&self.documents[index]));
+                            }
+                        });
+                    }
+                });
+                meta(out, self.version, &scores.ledger, "search_units", 1);
+            });
+        }))
+    }
+}
+
+/// The member `meta`, with what was billed there.
+fn meta(out: &mut Writer, version: Version, ledger: &Ledger, unit: &str, billed: u64) {
+    out.name("meta").object(|out| {
+        out.name("api_version").object(|out| {
+            out.name("version").string(if version == Version::V1 { "1" } else { "2" });
+        });
+        out.name("billed_units").object(|out| out.name(unit).integer(billed));
+        out.name("tokens").object(|out| out.name("input_tokens").integer(answer::tokens(ledger)));
+    });
+}
+
+/// The table of errors. What the SDK raises goes by the status.
+fn refuse(refusal: &Refusal) -> (u16, Bytes) {
+    let status = match refusal.kind {
+        Kind::Malformed | Kind::Empty | Kind::Invalid | Kind::Unsupported => 400,
+        Kind::Key => 401,
+        Kind::Forbidden => 403,
+        Kind::NoModel => 404,
+        Kind::TooLarge => 413,
+        Kind::Field => 422,
+        Kind::Overloaded => 429,
+        Kind::Internal => 500,
+        Kind::Unavailable => 503,
+    };
+    let body = answer::object(|out| {
+        out.name("id").string(answer::id());
+        out.name("message").string(&refusal.message);
+    });
+    (status, body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_fields_are_422_and_named() {
+        let refusal = input::read::<RerankV2>(br#"{"model": "m", "query": "q", "documents": [], "topn": 3}"#).err();
+        let refusal = refusal.expect("a refusal");
+        assert_eq!(refusal.field.as_deref(), Some("topn"));
+        let (status, body) = refuse(&refusal);
+        assert_eq!(status, 422);
+        assert!(str::from_utf8(&body).unwrap().contains("unknown field `topn`"));
+    }
+}

@@ -1,0 +1,221 @@
+//! Infinity: `/embeddings`, `/rerank`, `/classify`, `/models`.
+//!
+//! A model that is not named is the only one that does it. As in the original, fields that are not known are passed over.
+
+use axum::response::Response;
+use bytes::Bytes;
+use serde::Deserialize;
+use trireme_inference::Ledger;
+use trireme_protocol::json::Writer;
+
+use super::answer::{self, EncodingFormat};
+use super::input::{self, Input};
+use super::openai::nested;
+use super::refusal::{Kind, Refusal};
+use super::{Call, Dialect, Route};
+use crate::handlers::operations::TextOptions;
+use crate::registry::Task;
+
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "infinity",
+    routes: &[
+        Route::post("/embeddings", |call| Box::pin(embeddings(call))),
+        Route::post("/rerank", |call| Box::pin(rerank(call))).marked(&["documents"]),
+        Route::post("/classify", |call| Box::pin(classify(call))).marked(&["raw_scores"]),
+        Route::get("/models", |call| Box::pin(models(call))),
+    ],
+    refuse,
+    model_in_path: false,
+};
+
+/// What clients send as the model's name where they have none.
+const UNNAMED: &str = "default/not-specified";
+
+#[derive(Deserialize)]
+struct Embeddings {
+    input: Input,
+    model: Option<String>,
+    encoding_format: Option<EncodingFormat>,
+    dimensions: Option<u64>,
+    modality: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Rerank {
+    query: String,
+    documents: Vec<String>,
+    model: Option<String>,
+    #[serde(default)]
+    return_documents: bool,
+    #[serde(default)]
+    raw_scores: bool,
+    top_n: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Classify {
+    input: Vec<String>,
+    model: Option<String>,
+    #[serde(default)]
+    raw_scores: bool,
+}
+
+/// The model's name, where it is one.
+fn named(model: Option<&str>) -> Option<&str> {
+    model.filter(|name| *name != UNNAMED)
+}
+
+async fn embeddings(call: Call) -> Result<Response, Refusal> {
+    let body: Embeddings = input::read(&call.body)?;
+    if let Some(modality) = body.modality.as_deref().filter(|modality| *modality != "text") {
+        return Err(Refusal::unsupported("modality", format!("is '{modality}', expected 'text'")));
+    }
+    let texts = body.input.texts("input", "send texts")?.0;
+    // 0 is how the original says all of them.
+    let options = TextOptions { dimensions: body.dimensions.filter(|&d| d > 0), ..TextOptions::default() };
+    let vectors = call.handlers.embed(&texts, &call.ask(named(body.model.as_deref()), options)).await?;
+    let format = body.encoding_format.unwrap_or_default();
+    let numbers = vectors.numbers();
+    Ok(answer::told(&vectors.ledger, answer::capacity(format, numbers.len()), |out| {
+        out.object(|out| {
+            out.name("object").string("list");
+            out.name("data").array(|out| {
+                for (index, row) in numbers.chunks_exact(vectors.width.max(1)).enumerate() {
+                    out.object(|out| {
+                        out.name("object").string("embedding");
+                        answer::vector(out.name("embedding"), format, row);
+                        out.name("index").integer(index);
+                    });
+                }
+            });
+            tail(out, body.model.as_deref().unwrap_or(&vectors.model), &vectors.ledger);
+        });
+    }))
+}
+
+async fn rerank(call: Call) -> Result<Response, Refusal> {
+    let body: Rerank = input::read(&call.body)?;
+    if body.documents.is_empty() {
+        return Err(Refusal::empty("documents"));
+    }
+    let options = TextOptions { raw_scores: Some(body.raw_scores), ..TextOptions::default() };
+    let ask = call.ask(named(body.model.as_deref()), options);
+    let scores = call.handlers.rerank(&body.query, &body.documents, &ask).await?;
+    let most = body.top_n.filter(|&most| most > 0).map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    Ok(answer::told(&scores.ledger, 512 + 64 * body.documents.len(), |out| {
+        out.object(|out| {
+            out.name("object").string("rerank");
+            out.name("results").array(|out| {
+                for (index, score) in scores.ranked(most) {
+                    out.object(|out| {
+                        out.name("relevance_score").float(score);
+                        out.name("index").integer(index);
+                        match body.return_documents {
+                            true => out.name("document").string(&body.documents[index]),
+                            false => out.name("document").null(),
+                        }
+                    });
+                }
+            });
+            tail(out, body.model.as_deref().unwrap_or(&scores.model), &scores.ledger);
+        });
+    }))
+}
+
+async fn classify(call: Call) -> Result<Response, Refusal> {
+    let body: Classify = input::read(&call.body)?;
+    if body.input.is_empty() {
+        return Err(Refusal::empty("input"));
+    }
+    let options = TextOptions { raw_scores: Some(body.raw_scores), ..TextOptions::default() };
+    let ask = call.ask(named(body.model.as_deref()), options);
+    let classified = call.handlers.classify(&body.input, None, &ask).await?;
+    Ok(answer::told(&classified.ledger, 512 + 64 * classified.labels.len() * body.input.len(), |out| {
+        out.object(|out| {
+            out.name("object").string("classify");
+            out.name("data").array(|out| {
+                for row in &classified.rows {
+                    out.array(|out| {
+                        for scored in classified.best_first(row) {
+                            out.object(|out| {
+                                out.name("score").float(scored.score);
+                                out.name("label").string(scored.label);
+                            });
+                        }
+                    });
+                }
+            });
+            tail(out, body.model.as_deref().unwrap_or(&classified.model), &classified.ledger);
+        });
+    }))
+}
+
+/// The members that all answers end with.
+fn tail(out: &mut Writer, model: &str, ledger: &Ledger) {
+    out.name("model").string(model);
+    answer::usage(out, ledger);
+    out.name("id").string(format!("infinity-{}", answer::id()));
+    out.name("created").integer(answer::now());
+}
+
+async fn models(call: Call) -> Result<Response, Refusal> {
+    let models = call.handlers.text_models();
+    Ok(answer::json(answer::object(|out| {
+        out.name("object").string("list");
+        out.name("data").array(|out| {
+            for model in &models {
+                out.object(|out| {
+                    out.name("id").string(&model.name);
+                    out.name("stats").object(|_| {});
+                    out.name("object").string("model");
+                    out.name("owned_by").string("infinity");
+                    out.name("created").integer(answer::now());
+                    out.name("backend").string("trireme");
+                    out.name("capabilities").array(|out| {
+                        model.tasks.iter().filter_map(capability).for_each(|word| out.string(word));
+                    });
+                });
+            }
+        });
+    })))
+}
+
+/// The original's word for an operation.
+fn capability(task: &Task) -> Option<&'static str> {
+    match task {
+        Task::Embed => Some("embed"),
+        Task::Rerank => Some("rerank"),
+        Task::Classify => Some("classify"),
+        Task::Sparse | Task::MultiVector | Task::TokenClassify | Task::Generate => None,
+    }
+}
+
+/// The table of errors: faults of a body as FastAPI has them, others as OpenAI.
+fn refuse(refusal: &Refusal) -> (u16, Bytes) {
+    let (status, kind) = match refusal.kind {
+        Kind::Malformed | Kind::Field | Kind::Empty => {
+            let body = answer::object(|out| {
+                out.name("detail").array(|out| {
+                    out.object(|out| {
+                        out.name("type").string("value_error");
+                        out.name("loc").array(|out| {
+                            out.string("body");
+                            refusal.field.iter().for_each(|field| out.string(field));
+                        });
+                        out.name("msg").string(&refusal.message);
+                    });
+                });
+            });
+            return (422, body);
+        }
+        Kind::Invalid | Kind::Unsupported => (400, "BadRequestError"),
+        Kind::Key => (401, "AuthenticationError"),
+        Kind::Forbidden => (403, "PermissionDeniedError"),
+        Kind::NoModel => (404, "ModelNotFound"),
+        Kind::TooLarge => (413, "BadRequestError"),
+        Kind::Overloaded => (429, "RateLimitError"),
+        Kind::Internal => (500, "InternalServerError"),
+        Kind::Unavailable => (503, "ServiceUnavailableError"),
+    };
+    (status, nested(refusal, kind, |out| out.integer(status)))
+}

@@ -1,0 +1,348 @@
+//! What bodies of dialects hold: JSON of a dialect's own shape, and texts in the forms that several dialects allow.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::{MapAccessDeserializer, StrDeserializer};
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::refusal::Refusal;
+
+/// Bytes that a body takes in memory while it is read, at most: itself, its texts as they are read, and the tensor of them. A text
+/// of no characters is three bytes in JSON, an empty list is two.
+pub fn memory(body: &[u8]) -> u64 {
+    let count = |wanted| body.iter().filter(|&&byte| byte == wanted).count() as u64;
+    3 * body.len() as u64 + 40 * count(b'"') + 64 * count(b'[')
+}
+
+/// A body as JSON of this shape.
+pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
+    Ok(serde_json::from_slice(body)?)
+}
+
+/// One text or several, or token ids in their place.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// A text.
+    One(String),
+    /// Texts.
+    Many(Vec<String>),
+    /// Token ids, a list for each text; `one`: the list itself was given, not a list of lists.
+    Tokens {
+        /// The ids.
+        rows: Vec<Vec<u32>>,
+        /// Whether they are those of one text.
+        one: bool,
+    },
+}
+
+/// An element of a list of texts or of token ids.
+enum Element {
+    Text(String),
+    Id(u32),
+    Ids(Vec<u32>),
+}
+
+/// One of something, or a list of them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum OneOrMany<T> {
+    /// Outside of a list.
+    One(T),
+    /// In a list.
+    Many(Vec<T>),
+}
+
+/// A document: a text, or an object with texts among its fields.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Document {
+    /// A text.
+    Text(String),
+    /// The fields of an object that are texts.
+    Fields(BTreeMap<String, String>),
+}
+
+/// A field's text; `None` where it is something else.
+struct FieldText(Option<String>);
+
+// === impl OneOrMany ===
+
+impl<T> OneOrMany<T> {
+    /// All of them.
+    pub fn into_list(self) -> Vec<T> {
+        match self {
+            OneOrMany::One(one) => vec![one],
+            OneOrMany::Many(many) => many,
+        }
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<OneOrMany<T>, D::Error> {
+        struct Forms<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Forms<T> {
+            type Value = OneOrMany<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text or a list of texts")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<OneOrMany<T>, E> {
+                T::deserialize(StrDeserializer::new(text)).map(OneOrMany::One)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<OneOrMany<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(OneOrMany::One)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<OneOrMany<T>, A::Error> {
+                let mut many = Vec::new();
+                while let Some(one) = list.next_element()? {
+                    many.push(one);
+                }
+                Ok(OneOrMany::Many(many))
+            }
+        }
+        deserializer.deserialize_any(Forms(PhantomData))
+    }
+}
+
+// === impl Document ===
+
+impl Document {
+    /// Its text: itself, or these fields of it, a line each. `None` where it has none of them.
+    pub fn text(self, fields: &[impl AsRef<str>]) -> Option<String> {
+        match self {
+            Document::Text(text) => Some(text),
+            Document::Fields(map) => {
+                let texts: Vec<&str> =
+                    fields.iter().filter_map(|name| Some(map.get(name.as_ref())?.as_str())).collect();
+                (!texts.is_empty()).then(|| texts.join("\n"))
+            }
+        }
+    }
+
+    /// The texts of a list of documents of `field`, each of these fields.
+    pub fn texts(documents: Vec<Document>, field: &str, fields: &[impl AsRef<str>]) -> Result<Vec<String>, Refusal> {
+        let text = |(index, document): (usize, Document)| {
+            let names: Vec<_> = fields.iter().map(|name| format!("'{}'", name.as_ref())).collect();
+            let missing = || Refusal::field(field, format!("holds no text in {} at {index}", names.join(", ")));
+            document.text(fields).ok_or_else(missing)
+        };
+        documents.into_iter().enumerate().map(text).collect()
+    }
+}
+
+impl<'de> Deserialize<'de> for Document {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Document, D::Error> {
+        struct Forms;
+        impl<'de> Visitor<'de> for Forms {
+            type Value = Document;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, or an object with texts")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Document, E> {
+                Ok(Document::Text(text.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Document, A::Error> {
+                let mut fields = BTreeMap::new();
+                while let Some((name, FieldText(text))) = map.next_entry::<String, FieldText>()? {
+                    fields.extend(text.map(|text| (name, text)));
+                }
+                Ok(Document::Fields(fields))
+            }
+        }
+        deserializer.deserialize_any(Forms)
+    }
+}
+
+impl<'de> Deserialize<'de> for FieldText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FieldText, D::Error> {
+        struct Forms;
+        impl<'de> Visitor<'de> for Forms {
+            type Value = FieldText;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("anything")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<FieldText, E> {
+                Ok(FieldText(Some(text.to_owned())))
+            }
+
+            fn visit_bool<E>(self, _: bool) -> Result<FieldText, E> {
+                Ok(FieldText(None))
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<FieldText, E> {
+                Ok(FieldText(None))
+            }
+
+            fn visit_u64<E>(self, _: u64) -> Result<FieldText, E> {
+                Ok(FieldText(None))
+            }
+
+            fn visit_f64<E>(self, _: f64) -> Result<FieldText, E> {
+                Ok(FieldText(None))
+            }
+
+            fn visit_unit<E>(self) -> Result<FieldText, E> {
+                Ok(FieldText(None))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FieldText, A::Error> {
+                while list.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(FieldText(None))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<FieldText, A::Error> {
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(FieldText(None))
+            }
+        }
+        deserializer.deserialize_any(Forms)
+    }
+}
+
+// === impl Input ===
+
+impl Input {
+    /// The texts of `field`, at least one, and whether only one was given outside of a list. Token ids are refused: `why` says what
+    /// to do instead.
+    pub fn texts(self, field: &str, why: &str) -> Result<(Vec<String>, bool), Refusal> {
+        match self {
+            Input::One(text) => Ok((vec![text], true)),
+            Input::Many(texts) if texts.is_empty() => Err(Refusal::empty(field)),
+            Input::Many(texts) => Ok((texts, false)),
+            Input::Tokens { .. } => Err(Refusal::unsupported(field, format!("holds token ids: {why}"))),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Input {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Input, D::Error> {
+        struct Forms;
+        impl<'de> Visitor<'de> for Forms {
+            type Value = Input;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, a list of texts, a list of token ids, or a list of such lists")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Input, E> {
+                Ok(Input::One(text.to_owned()))
+            }
+
+            fn visit_string<E>(self, text: String) -> Result<Input, E> {
+                Ok(Input::One(text))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Input, A::Error> {
+                let (mut texts, mut ids, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+                while let Some(element) = list.next_element()? {
+                    match element {
+                        Element::Text(text) => texts.push(text),
+                        Element::Id(id) => ids.push(id),
+                        Element::Ids(row) => rows.push(row),
+                    }
+                }
+                match (texts.is_empty(), ids.is_empty(), rows.is_empty()) {
+                    (_, true, true) => Ok(Input::Many(texts)),
+                    (true, false, true) => Ok(Input::Tokens { rows: vec![ids], one: true }),
+                    (true, true, false) => Ok(Input::Tokens { rows, one: false }),
+                    _ => Err(A::Error::custom("a list holds both texts and token ids, expected one kind")),
+                }
+            }
+        }
+        deserializer.deserialize_any(Forms)
+    }
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Element, D::Error> {
+        struct Forms;
+        impl<'de> Visitor<'de> for Forms {
+            type Value = Element;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, a token id, or a list of token ids")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Element, E> {
+                Ok(Element::Text(text.to_owned()))
+            }
+
+            fn visit_string<E>(self, text: String) -> Result<Element, E> {
+                Ok(Element::Text(text))
+            }
+
+            fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
+                u32::try_from(id).map(Element::Id).map_err(|_| E::custom(format!("{id} is no token id")))
+            }
+
+            fn visit_i64<E: Error>(self, id: i64) -> Result<Element, E> {
+                Err(E::custom(format!("{id} is no token id")))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
+                let mut ids = Vec::new();
+                while let Some(id) = list.next_element()? {
+                    ids.push(id);
+                }
+                Ok(Element::Ids(ids))
+            }
+        }
+        deserializer.deserialize_any(Forms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn input(text: &str) -> Result<Input, String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn texts_come_alone_or_in_lists() {
+        assert_eq!(input(r#""a\nb""#), Ok(Input::One("a\nb".to_owned())));
+        assert_eq!(input(r#"["a", "b"]"#), Ok(Input::Many(vec!["a".to_owned(), "b".to_owned()])));
+        assert_eq!(input("[]"), Ok(Input::Many(vec![])));
+        assert_eq!(input("[]").unwrap().texts("input", "").unwrap_err(), Refusal::empty("input"));
+    }
+
+    #[test]
+    fn token_ids_come_in_lists() {
+        assert_eq!(input("[1, 2]"), Ok(Input::Tokens { rows: vec![vec![1, 2]], one: true }));
+        assert_eq!(input("[[1], []]"), Ok(Input::Tokens { rows: vec![vec![1], vec![]], one: false }));
+        let refusal = input("[1]").unwrap().texts("input", "send texts").unwrap_err();
+        assert_eq!(refusal.message, "'input' holds token ids: send texts");
+    }
+
+    #[test]
+    fn documents_may_be_objects() {
+        let read = |text: &str| serde_json::from_str::<OneOrMany<Document>>(text).map_err(|error| error.to_string());
+        let documents =
+            read(r#"["a", {"title": "c", "text": "d", "year": 3, "tags": [1], "more": {"a": null}}]"#).unwrap();
+        let texts = Document::texts(documents.into_list(), "documents", &["title", "text"]);
+        assert_eq!(texts.unwrap(), ["a", "c\nd"]);
+        let one = read(r#"{"text": "a"}"#).unwrap();
+        assert_eq!(Document::texts(one.into_list(), "input", &["text"]).unwrap(), ["a"]);
+        let none = read(r#"["a", {"title": "b"}]"#).unwrap();
+        let refusal = Document::texts(none.into_list(), "documents", &["text"]).unwrap_err();
+        assert_eq!(refusal.message, "'documents' holds no text in 'text' at 1");
+        assert!(read("[1]").unwrap_err().contains("expected a text, or an object with texts"));
+    }
+
+    #[test]
+    fn what_is_neither_is_named() {
+        assert!(input("3").unwrap_err().contains("expected a text, a list of texts"));
+        assert!(input("[null]").unwrap_err().contains("expected a text, a token id"));
+        assert!(input("[-1]").unwrap_err().contains("-1 is no token id"));
+        assert!(input(r#"["a", 1]"#).unwrap_err().contains("both texts and token ids"));
+    }
+}

@@ -1,0 +1,168 @@
+//! OpenAI: `/v1/embeddings` and `/v1/models`.
+//!
+//! `prompt_name` is ours: a prompt of the model that is put before each text. Token ids are those of OpenAI's own vocabulary
+//! (`openai_tokens`).
+
+use axum::response::Response;
+use bytes::Bytes;
+use serde::Deserialize;
+use trireme_protocol::json::Writer;
+
+use super::answer::{self, EncodingFormat};
+use super::input::{self, Input};
+use super::refusal::{Kind, Refusal};
+use super::{Call, Dialect, Route};
+use crate::handlers::operations::{Prompt, TextOptions};
+
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "openai",
+    routes: &[
+        Route::post("/v1/embeddings", |call| Box::pin(embeddings(call))),
+        Route::get("/v1/models", |call| Box::pin(models(call))),
+        Route::get("/v1/models/{*rest}", |call| Box::pin(model(call))),
+    ],
+    refuse,
+    model_in_path: false,
+};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Embeddings {
+    input: Input,
+    model: String,
+    encoding_format: Option<EncodingFormat>,
+    dimensions: Option<u64>,
+    /// Who the texts are from; nothing depends on it.
+    #[serde(rename = "user")]
+    _user: Option<String>,
+    prompt_name: Option<String>,
+}
+
+async fn embeddings(call: Call) -> Result<Response, Refusal> {
+    let body: Embeddings = input::read(&call.body)?;
+    let texts = match body.input {
+        Input::Tokens { rows, .. } => call.token_input.texts(rows).await?,
+        input => input.texts("input", "")?.0,
+    };
+    if let Some(index) = texts.iter().position(String::is_empty) {
+        return Err(Refusal {
+            kind: Kind::Empty,
+            ..Refusal::field("input", format!("holds an empty text at {index}"))
+        });
+    }
+    let prompt = body.prompt_name.map_or(Prompt::Default, Prompt::Named);
+    let options = TextOptions { prompt, dimensions: body.dimensions, ..TextOptions::default() };
+    let vectors = call.handlers.embed(&texts, &call.ask(Some(&body.model), options)).await?;
+    let format = body.encoding_format.unwrap_or_default();
+    let numbers = vectors.numbers();
+    Ok(answer::told(&vectors.ledger, answer::capacity(format, numbers.len()), |out| {
+        out.object(|out| {
+            out.name("object").string("list");
+            out.name("data").array(|out| {
+                for (index, row) in numbers.chunks_exact(vectors.width.max(1)).enumerate() {
+                    out.object(|out| {
+                        out.name("object").string("embedding");
+                        out.name("index").integer(index);
+                        answer::vector(out.name("embedding"), format, row);
+                    });
+                }
+            });
+            out.name("model").string(&body.model);
+            answer::usage(out, &vectors.ledger);
+        });
+    }))
+}
+
+async fn models(call: Call) -> Result<Response, Refusal> {
+    let names = call.handlers.text_models().into_iter().map(|model| model.name);
+    Ok(answer::json(answer::object(|out| {
+        out.name("object").string("list");
+        out.name("data").array(|out| names.for_each(|name| entry(out, &name)));
+    })))
+}
+
+async fn model(call: Call) -> Result<Response, Refusal> {
+    let found = call.handlers.text_models().into_iter().find(|model| model.name == call.rest);
+    let missing = || Refusal::new(Kind::NoModel, format!("model '{}' does not exist", call.rest));
+    let found = found.ok_or_else(missing)?;
+    let mut out = Writer::default();
+    entry(&mut out, &found.name);
+    Ok(answer::json(out.into_bytes()))
+}
+
+fn entry(out: &mut Writer, name: &str) {
+    out.object(|out| {
+        out.name("id").string(name);
+        out.name("object").string("model");
+        out.name("created").integer(0);
+        out.name("owned_by").string("trireme");
+    });
+}
+
+/// The table of errors. What the SDK raises goes by the status.
+fn refuse(refusal: &Refusal) -> (u16, Bytes) {
+    let (status, kind, code) = match refusal.kind {
+        Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::Unsupported => {
+            (400, "invalid_request_error", None)
+        }
+        Kind::Key => (401, "invalid_request_error", Some("invalid_api_key")),
+        Kind::Forbidden => (403, "invalid_request_error", None),
+        Kind::NoModel => (404, "invalid_request_error", Some("model_not_found")),
+        Kind::TooLarge => (413, "invalid_request_error", None),
+        Kind::Overloaded => (429, "rate_limit_error", Some("rate_limit_exceeded")),
+        Kind::Internal => (500, "server_error", None),
+        Kind::Unavailable => (503, "server_error", None),
+    };
+    (status, nested(refusal, kind, |out| optional(out, code)))
+}
+
+/// `{"error": {"message", "type", "param", "code"}}`, for dialects that have OpenAI's errors.
+pub(super) fn nested(refusal: &Refusal, kind: &str, code: impl FnOnce(&mut Writer)) -> Bytes {
+    answer::object(|out| {
+        out.name("error").object(|out| {
+            out.name("message").string(&refusal.message);
+            out.name("type").string(kind);
+            optional(out.name("param"), refusal.field.as_deref());
+            code(out.name("code"));
+        });
+    })
+}
+
+/// A text, or null.
+pub(super) fn optional(out: &mut Writer, text: Option<&str>) {
+    match text {
+        Some(text) => out.string(text),
+        None => out.null(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_hold_what_the_api_has_and_nothing_else() {
+        let read = |text: &str| input::read::<Embeddings>(text.as_bytes());
+        let body = read(r#"{"model": "m", "input": "a", "encoding_format": "base64", "dimensions": 4, "user": "u"}"#);
+        let body = body.unwrap_or_else(|refusal| panic!("{refusal:?}"));
+        assert_eq!((body.encoding_format, body.dimensions), (Some(EncodingFormat::Base64), Some(4)));
+        let fault = |text| read(text).err().expect("a refusal");
+        assert_eq!(fault(r#"{"model": "m", "input": "a", "inputs": 1}"#).field.as_deref(), Some("inputs"));
+        assert_eq!(fault(r#"{"input": "a"}"#).field.as_deref(), Some("model"));
+        assert!(fault(r#"{"model": "m", "input": "a", "encoding_format": "hex"}"#).message.contains("base64"));
+        assert!(fault(r#"{"model": "m", "input": "a", "dimensions": -1}"#).message.contains("-1"));
+    }
+
+    #[test]
+    fn errors_have_the_shape_that_the_sdk_reads() {
+        let (status, body) = refuse(&Refusal::field("input", "is wrong"));
+        assert_eq!(status, 400);
+        assert_eq!(
+            body,
+            r#"{"error":{"message":"'input' is wrong","type":"invalid_request_error","param":"input","code":null}}"#
+        );
+        let (status, body) = refuse(&Refusal::new(Kind::NoModel, "gone"));
+        assert_eq!(status, 404);
+        assert!(str::from_utf8(&body).unwrap().contains(r#""code":"model_not_found""#));
+    }
+}

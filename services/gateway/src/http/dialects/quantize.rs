@@ -1,0 +1,109 @@
+//! Vectors in fewer bits. A vector of length 1 has numbers from -1 to 1: bytes are these numbers times 127, bits are their
+//! signs, eight to a byte, the first the highest, as sentence-transformers packs them.
+
+use serde::Deserialize;
+use trireme_protocol::json::Writer;
+
+use super::answer;
+use super::refusal::Refusal;
+
+/// A form of vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EmbeddingType {
+    /// FP32 numbers.
+    Float,
+    /// Numbers times 127, from -127 to 127.
+    Int8,
+    /// The same plus 128, from 1 to 255.
+    Uint8,
+    /// Signs, eight to a byte, less 128.
+    Binary,
+    /// Signs, eight to a byte.
+    Ubinary,
+    /// The FP32 numbers, little-endian, in base64.
+    Base64,
+}
+
+// === impl EmbeddingType ===
+
+impl EmbeddingType {
+    /// The name of it.
+    pub fn name(self) -> &'static str {
+        match self {
+            EmbeddingType::Float => "float",
+            EmbeddingType::Int8 => "int8",
+            EmbeddingType::Uint8 => "uint8",
+            EmbeddingType::Binary => "binary",
+            EmbeddingType::Ubinary => "ubinary",
+            EmbeddingType::Base64 => "base64",
+        }
+    }
+
+    /// Whether all these numbers can be had in it.
+    pub fn check(self, numbers: &[f32]) -> Result<(), Refusal> {
+        if !matches!(self, EmbeddingType::Int8 | EmbeddingType::Uint8) {
+            return Ok(());
+        }
+        // A vector of length 1 may be a little longer by rounding.
+        match numbers.iter().find(|number| number.abs() > 1.001) {
+            None => Ok(()),
+            Some(number) => Err(Refusal::unsupported(
+                "embedding_types",
+                format!("asks for '{}', which needs vectors of length 1, found a vector with {number}", self.name()),
+            )),
+        }
+    }
+
+    /// Writes a vector.
+    pub fn write(self, out: &mut Writer, numbers: &[f32]) {
+        let byte = |number: f32| (number.clamp(-1.0, 1.0) * 127.0).round() as i16;
+        match self {
+            EmbeddingType::Float => answer::floats(out, numbers),
+            EmbeddingType::Base64 => answer::base64(out, numbers),
+            EmbeddingType::Int8 => out.array(|out| numbers.iter().for_each(|&n| out.integer(byte(n)))),
+            EmbeddingType::Uint8 => out.array(|out| numbers.iter().for_each(|&n| out.integer(byte(n) + 128))),
+            EmbeddingType::Ubinary => out.array(|out| packed(numbers).for_each(|byte| out.integer(byte))),
+            EmbeddingType::Binary => {
+                out.array(|out| packed(numbers).for_each(|byte| out.integer(i16::from(byte) - 128)));
+            }
+        }
+    }
+}
+
+/// The signs of numbers, eight to a byte; the last byte is filled up with 0.
+fn packed(numbers: &[f32]) -> impl Iterator<Item = u8> {
+    numbers.chunks(8).map(|eight| {
+        eight.iter().enumerate().fold(0, |byte, (bit, &number)| byte | u8::from(number > 0.0) << (7 - bit))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(form: EmbeddingType, numbers: &[f32]) -> String {
+        let mut out = Writer::default();
+        form.write(&mut out, numbers);
+        String::from_utf8(out.into_bytes().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn forms_are_those_of_sentence_transformers() {
+        let numbers = [1.0, -1.0, 0.5, 0.0, 0.1, -0.1, 0.2, 0.3, -0.5, 0.5];
+        assert_eq!(written(EmbeddingType::Int8, &numbers), "[127,-127,64,0,13,-13,25,38,-64,64]");
+        assert_eq!(written(EmbeddingType::Uint8, &numbers[..3]), "[255,1,192]");
+        // 1 0 1 0 1 0 1 1, 0 1
+        assert_eq!(written(EmbeddingType::Ubinary, &numbers), "[171,64]");
+        assert_eq!(written(EmbeddingType::Binary, &numbers), "[43,-64]");
+        assert_eq!(written(EmbeddingType::Float, &numbers[2..3]), "[0.5]");
+    }
+
+    #[test]
+    fn bytes_need_vectors_of_length_1() {
+        assert!(EmbeddingType::Int8.check(&[1.0004]).is_ok());
+        assert!(EmbeddingType::Float.check(&[3.0]).is_ok() && EmbeddingType::Binary.check(&[3.0]).is_ok());
+        let refusal = EmbeddingType::Uint8.check(&[0.1, 3.0]).unwrap_err();
+        assert!(refusal.message.contains("'uint8', which needs vectors of length 1"), "{}", refusal.message);
+    }
+}

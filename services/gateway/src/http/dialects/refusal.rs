@@ -1,0 +1,148 @@
+//! Why a request gets no result, in words that every dialect has a status and a shape for.
+
+use trireme_bus::QUEUE_FULL;
+use trireme_inference::{ErrorCode, InferError};
+
+/// What kind of a refusal it is. Each dialect's table says which status that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The body is no JSON.
+    Malformed,
+    /// A field is unknown, missing, or does not hold what it should.
+    Field,
+    /// There is nothing to do: no texts.
+    Empty,
+    /// The request asks for what cannot be done with these texts or this model.
+    Invalid,
+    /// It carries no valid key.
+    Key,
+    /// It does not carry a header that is needed.
+    Forbidden,
+    /// There is no such model.
+    NoModel,
+    /// The body is too large.
+    TooLarge,
+    /// It asks for something that is not offered.
+    Unsupported,
+    /// A queue is full.
+    Overloaded,
+    /// The model cannot be reached now, or the request's time is over.
+    Unavailable,
+    /// A fault of ours.
+    Internal,
+}
+
+/// Why a request is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Of which kind.
+    pub kind: Kind,
+    /// For the client: what was found, and what was expected.
+    pub message: String,
+    /// The field of the body that it is about.
+    pub field: Option<String>,
+}
+
+// === impl Kind ===
+
+impl Kind {
+    /// Every kind.
+    #[cfg(test)]
+    pub const ALL: [Kind; 12] = [
+        Kind::Malformed,
+        Kind::Field,
+        Kind::Empty,
+        Kind::Invalid,
+        Kind::Key,
+        Kind::Forbidden,
+        Kind::NoModel,
+        Kind::TooLarge,
+        Kind::Unsupported,
+        Kind::Overloaded,
+        Kind::Unavailable,
+        Kind::Internal,
+    ];
+}
+
+// === impl Refusal ===
+
+impl Refusal {
+    /// A refusal that is about no field in particular.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Refusal {
+        Refusal { kind, message: message.into(), field: None }
+    }
+
+    /// A field that does not hold what it should.
+    pub fn field(field: &str, expected: impl std::fmt::Display) -> Refusal {
+        Refusal { kind: Kind::Field, message: format!("'{field}' {expected}"), field: Some(field.to_owned()) }
+    }
+
+    /// A field that asks for what is not offered.
+    pub fn unsupported(field: &str, why: impl std::fmt::Display) -> Refusal {
+        Refusal { kind: Kind::Unsupported, ..Refusal::field(field, why) }
+    }
+
+    /// No texts in a field.
+    pub fn empty(field: &str) -> Refusal {
+        Refusal { kind: Kind::Empty, ..Refusal::field(field, "is empty, expected at least one text") }
+    }
+}
+
+impl From<InferError> for Refusal {
+    fn from(error: InferError) -> Refusal {
+        let kind = match error.code {
+            ErrorCode::NotFound => Kind::NoModel,
+            ErrorCode::InvalidArg | ErrorCode::AlreadyExists => Kind::Invalid,
+            ErrorCode::Unsupported => Kind::Unsupported,
+            ErrorCode::Unavailable if error.message.ends_with(QUEUE_FULL) => Kind::Overloaded,
+            ErrorCode::Unavailable | ErrorCode::Cancelled => Kind::Unavailable,
+            ErrorCode::Internal | ErrorCode::Unknown => Kind::Internal,
+        };
+        // The id is v2's; requests in a dialect have none.
+        let message = error.message.strip_prefix("[request id: <id_unknown>] ").unwrap_or(&error.message);
+        Refusal::new(kind, message)
+    }
+}
+
+/// What a body that was read as JSON of a certain shape does not have.
+impl From<serde_json::Error> for Refusal {
+    fn from(error: serde_json::Error) -> Refusal {
+        if !error.is_data() {
+            return Refusal::new(Kind::Malformed, format!("the body is no JSON: {error}"));
+        }
+        let message = error.to_string();
+        // "unknown field `x`", "missing field `x`", "`x`: …"
+        let field = message.split('`').nth(1).map(str::to_owned);
+        Refusal { kind: Kind::Field, message, field }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_pipeline_are_of_a_kind() {
+        let kind = |error: InferError| Refusal::from(error).kind;
+        assert_eq!(kind(InferError::not_found("x")), Kind::NoModel);
+        assert_eq!(kind(InferError::unavailable(format!("model 'm': {QUEUE_FULL}"))), Kind::Overloaded);
+        assert_eq!(kind(InferError::unavailable("Request timeout expired")), Kind::Unavailable);
+        let refusal = Refusal::from(InferError::invalid_arg("[request id: <id_unknown>] too long"));
+        assert_eq!((refusal.kind, refusal.message.as_str()), (Kind::Invalid, "too long"));
+    }
+
+    #[test]
+    fn faults_of_a_body_name_their_field() {
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Body {
+            #[allow(dead_code, reason = "only its faults are looked at")]
+            input: String,
+        }
+        let refusal = |text: &str| Refusal::from(serde_json::from_str::<Body>(text).unwrap_err());
+        assert_eq!(refusal("{").kind, Kind::Malformed);
+        assert_eq!(refusal("{}").field.as_deref(), Some("input"));
+        let unknown = refusal(r#"{"input": "a", "inputs": 3}"#);
+        assert_eq!((unknown.kind, unknown.field.as_deref()), (Kind::Field, Some("inputs")));
+    }
+}

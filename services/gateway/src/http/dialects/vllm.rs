@@ -1,0 +1,355 @@
+//! vLLM's routes for pooling models: `/score` (and `/v1/score`), `/rerank`, `/classify`, `/pooling`.
+//!
+//! A model that is not named is the only one that does it. As in the original, fields that are not known are passed over;
+//! `encoding_format: bytes` and number formats other than FP32 are refused. `/score` of a model that embeds is the cosine of
+//! the two vectors.
+
+use axum::response::Response;
+use bytes::Bytes;
+use serde::Deserialize;
+use trireme_inference::Ledger;
+use trireme_protocol::json::Writer;
+
+use super::answer::{self, EncodingFormat};
+use super::input::{self, Input, OneOrMany};
+use super::openai::nested;
+use super::refusal::{Kind, Refusal};
+use super::{Call, Dialect, Route};
+use crate::handlers::operations::{Side, TextOptions};
+use crate::registry::Task;
+
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "vllm",
+    routes: &[
+        Route::post("/score", |call| Box::pin(score(call))),
+        Route::post("/v1/score", |call| Box::pin(score(call))),
+        Route::post("/rerank", |call| Box::pin(rerank(call))).marked(RERANK_MARKS),
+        Route::post("/classify", |call| Box::pin(classify(call))).marked(MARKS),
+        Route::post("/pooling", |call| Box::pin(pooling(call))),
+    ],
+    refuse,
+    model_in_path: false,
+};
+
+/// Fields that no other dialect has.
+const MARKS: &[&str] =
+    &["truncate_prompt_tokens", "truncation_side", "use_activation", "activation", "priority", "request_id"];
+const RERANK_MARKS: &[&str] = &[
+    "documents",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "use_activation",
+    "activation",
+    "priority",
+    "request_id",
+];
+
+/// What all bodies may say of how texts are treated.
+#[derive(Default, Deserialize)]
+struct Treatment {
+    model: Option<String>,
+    truncate_prompt_tokens: Option<i64>,
+    truncation_side: Option<TruncationSide>,
+    #[serde(alias = "activation")]
+    use_activation: Option<bool>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum TruncationSide {
+    Left,
+    Right,
+}
+
+#[derive(Deserialize)]
+struct Score {
+    #[serde(alias = "queries", alias = "data_1")]
+    text_1: OneOrMany<String>,
+    #[serde(alias = "documents", alias = "items", alias = "data_2")]
+    text_2: OneOrMany<String>,
+}
+
+#[derive(Deserialize)]
+struct Rerank {
+    query: String,
+    documents: Vec<String>,
+    #[serde(default)]
+    top_n: u64,
+}
+
+#[derive(Deserialize)]
+struct Classify {
+    input: Input,
+}
+
+#[derive(Deserialize)]
+struct Pooling {
+    input: Input,
+    encoding_format: Option<String>,
+    embed_dtype: Option<String>,
+    endianness: Option<String>,
+    dimensions: Option<u64>,
+}
+
+impl Treatment {
+    fn options(&self) -> Result<TextOptions, Refusal> {
+        let max_tokens = match self.truncate_prompt_tokens {
+            // As many as the model takes.
+            None | Some(-1) => None,
+            Some(tokens) => Some(u64::try_from(tokens).ok().filter(|&tokens| tokens > 0).ok_or_else(|| {
+                Refusal::field("truncate_prompt_tokens", format!("is {tokens}, expected -1 or at least 1"))
+            })?),
+        };
+        Ok(TextOptions {
+            truncate: self.truncate_prompt_tokens.map(|_| true),
+            max_tokens,
+            truncation_side: self.truncation_side.map(|side| match side {
+                TruncationSide::Left => Side::Left,
+                TruncationSide::Right => Side::Right,
+            }),
+            raw_scores: self.use_activation.map(|activation| !activation),
+            ..TextOptions::default()
+        })
+    }
+}
+
+/// The pairs of two lists: one text with each of many, or those of the same number.
+fn pairs<'a>(first: &'a [String], second: &'a [String]) -> Result<(Vec<&'a str>, Vec<&'a str>), Refusal> {
+    let all = |texts: &'a [String]| texts.iter().map(String::as_str).collect::<Vec<_>>();
+    match (first.len(), second.len()) {
+        (0, _) => Err(Refusal::empty("text_1")),
+        (_, 0) => Err(Refusal::empty("text_2")),
+        (1, many) => Ok((vec![&first[0]; many], all(second))),
+        (one, two) if one == two => Ok((all(first), all(second))),
+        (one, two) => {
+            Err(Refusal::field("text_1", format!("holds {one} texts for {two} of 'text_2', expected 1 or {two}")))
+        }
+    }
+}
+
+async fn score(call: Call) -> Result<Response, Refusal> {
+    let body: Score = input::read(&call.body)?;
+    let treatment: Treatment = input::read(&call.body)?;
+    let (first, second) = (body.text_1.into_list(), body.text_2.into_list());
+    let (ones, twos) = pairs(&first, &second)?;
+    let ask = call.ask(treatment.model.as_deref(), treatment.options()?);
+    let embeds = call
+        .handlers
+        .text_model(ask.model.as_deref())
+        .is_ok_and(|model| model.tasks.contains(&Task::Embed) && !model.tasks.contains(&Task::Rerank));
+    let scores = match embeds {
+        true => call.handlers.cosines(&ones, &twos, &ask).await?,
+        false => call.handlers.score(&ones, &twos, &ask).await?,
+    };
+    Ok(answer::told(&scores.ledger, 512 + 64 * scores.scores.len(), |out| {
+        out.object(|out| {
+            head(out, "score", treatment.model.as_deref().unwrap_or(&scores.model));
+            out.name("data").array(|out| {
+                for (index, &score) in scores.scores.iter().enumerate() {
+                    out.object(|out| {
+                        out.name("index").integer(index);
+                        out.name("object").string("score");
+                        out.name("score").float(score);
+                    });
+                }
+            });
+            usage(out, &scores.ledger);
+        });
+    }))
+}
+
+async fn rerank(call: Call) -> Result<Response, Refusal> {
+    let body: Rerank = input::read(&call.body)?;
+    let treatment: Treatment = input::read(&call.body)?;
+    if body.documents.is_empty() {
+        return Err(Refusal::empty("documents"));
+    }
+    let ask = call.ask(treatment.model.as_deref(), treatment.options()?);
+    let scores = call.handlers.rerank(&body.query, &body.documents, &ask).await?;
+    let most = Some(body.top_n).filter(|&most| most > 0).map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    Ok(answer::told(&scores.ledger, 512 + 64 * body.documents.len(), |out| {
+        out.object(|out| {
+            out.name("id").string(format!("rerank-{}", answer::id()));
+            out.name("model").string(treatment.model.as_deref().unwrap_or(&scores.model));
+            usage(out, &scores.ledger);
+            out.name("results").array(|out| {
+                for (index, score) in scores.ranked(most) {
+                    out.object(|out| {
+                        out.name("index").integer(index);
+                        out.name("document").object(|out| out.name("text").string(&body.documents[index]));
+                        out.name("relevance_score").float(score);
+                    });
+                }
+            });
+        });
+    }))
+}
+
+async fn classify(call: Call) -> Result<Response, Refusal> {
+    let body: Classify = input::read(&call.body)?;
+    let treatment: Treatment = input::read(&call.body)?;
+    let texts = body.input.texts("input", "send texts")?.0;
+    let ask = call.ask(treatment.model.as_deref(), treatment.options()?);
+    let classified = call.handlers.classify(&texts, None, &ask).await?;
+    Ok(answer::told(&classified.ledger, 512 + 64 * texts.len() * classified.labels.len(), |out| {
+        out.object(|out| {
+            head(out, "classify", treatment.model.as_deref().unwrap_or(&classified.model));
+            out.name("data").array(|out| {
+                for (index, row) in classified.rows.iter().enumerate() {
+                    out.object(|out| {
+                        out.name("index").integer(index);
+                        let best = classified.best_first(row);
+                        out.name("label").string(best.first().map_or("", |best| best.label));
+                        answer::floats(out.name("probs"), row);
+                        out.name("num_classes").integer(row.len());
+                    });
+                }
+            });
+            usage(out, &classified.ledger);
+        });
+    }))
+}
+
+async fn pooling(call: Call) -> Result<Response, Refusal> {
+    let body: Pooling = input::read(&call.body)?;
+    let treatment: Treatment = input::read(&call.body)?;
+    let format = match body.encoding_format.as_deref() {
+        None | Some("float") => EncodingFormat::Float,
+        Some("base64") => EncodingFormat::Base64,
+        Some(other) => {
+            return Err(Refusal::unsupported("encoding_format", format!("is '{other}', expected 'float' or 'base64'")));
+        }
+    };
+    if let Some(other) = body.embed_dtype.as_deref().filter(|dtype| *dtype != "float32") {
+        return Err(Refusal::unsupported("embed_dtype", format!("is '{other}', expected 'float32'")));
+    }
+    if let Some(other) = body.endianness.as_deref().filter(|order| !matches!(*order, "native" | "little")) {
+        return Err(Refusal::unsupported("endianness", format!("is '{other}', expected 'little'")));
+    }
+    let texts = body.input.texts("input", "send texts")?.0;
+    let options = TextOptions { dimensions: body.dimensions, ..treatment.options()? };
+    let ask = call.ask(treatment.model.as_deref(), options);
+    let pooled = Pooled::of(&call, &texts, &ask).await?;
+    let numbers: usize = pooled.rows.iter().map(Vec::len).sum();
+    Ok(answer::told(&pooled.ledger, answer::capacity(format, numbers), |out| {
+        out.object(|out| {
+            head(out, "pool", treatment.model.as_deref().unwrap_or(&pooled.model));
+            out.name("data").array(|out| {
+                for (index, row) in pooled.rows.iter().enumerate() {
+                    out.object(|out| {
+                        out.name("index").integer(index);
+                        out.name("object").string("pooling");
+                        let out = out.name("data");
+                        match (pooled.width, format) {
+                            (Some(width), EncodingFormat::Float) => out.array(|out| {
+                                row.chunks_exact(width.max(1)).for_each(|token| answer::floats(out, token));
+                            }),
+                            _ => answer::vector(out, format, row),
+                        }
+                    });
+                }
+            });
+            usage(out, &pooled.ledger);
+        });
+    }))
+}
+
+/// What a model gives for texts, whatever it does.
+struct Pooled {
+    model: String,
+    rows: Vec<Vec<f32>>,
+    /// The width of the vectors that each row consists of; `None`: a row is one vector.
+    width: Option<usize>,
+    ledger: Ledger,
+}
+
+impl Pooled {
+    async fn of(call: &Call, texts: &[String], ask: &crate::handlers::operations::Ask) -> Result<Pooled, Refusal> {
+        let task = match ask.model.as_deref() {
+            Some(name) => call.handlers.text_model(Some(name))?.tasks.first().copied(),
+            None => Some(Task::Embed),
+        };
+        match task {
+            Some(Task::Classify) => {
+                let classified = call.handlers.classify(texts, None, ask).await?;
+                Ok(Pooled { model: classified.model, rows: classified.rows, width: None, ledger: classified.ledger })
+            }
+            Some(Task::MultiVector) => {
+                let vectors = call.handlers.multi_vector(texts, ask).await?;
+                let width = Some(vectors.width);
+                Ok(Pooled { model: vectors.model, rows: vectors.rows, width, ledger: vectors.ledger })
+            }
+            _ => {
+                let vectors = call.handlers.embed(texts, ask).await?;
+                let rows = vectors.numbers().chunks_exact(vectors.width.max(1)).map(<[f32]>::to_vec).collect();
+                Ok(Pooled { rows, model: vectors.model, width: None, ledger: vectors.ledger })
+            }
+        }
+    }
+}
+
+/// The members that most answers begin with.
+fn head(out: &mut Writer, kind: &str, model: &str) {
+    out.name("id").string(format!("{kind}-{}", answer::id()));
+    out.name("object").string("list");
+    out.name("created").integer(answer::now());
+    out.name("model").string(model);
+}
+
+fn usage(out: &mut Writer, ledger: &Ledger) {
+    let tokens = answer::tokens(ledger);
+    out.name("usage").object(|out| {
+        out.name("prompt_tokens").integer(tokens);
+        out.name("total_tokens").integer(tokens);
+        out.name("completion_tokens").integer(0);
+    });
+}
+
+/// The table of errors.
+fn refuse(refusal: &Refusal) -> (u16, Bytes) {
+    let (status, kind) = match refusal.kind {
+        Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::Unsupported => (400, "BadRequestError"),
+        Kind::Key => (401, "AuthenticationError"),
+        Kind::Forbidden => (403, "PermissionDeniedError"),
+        Kind::NoModel => (404, "NotFoundError"),
+        Kind::TooLarge => (413, "BadRequestError"),
+        Kind::Overloaded => (429, "RateLimitError"),
+        Kind::Internal => (500, "InternalServerError"),
+        Kind::Unavailable => (503, "ServiceUnavailableError"),
+    };
+    (status, nested(refusal, kind, |out| out.integer(status)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    #[test]
+    fn one_text_goes_with_each_of_many_and_lists_pair_up() {
+        let (one, two, three) = (texts(&["a"]), texts(&["b", "c"]), texts(&["d", "e", "f"]));
+        assert_eq!(pairs(&one, &two).unwrap(), (vec!["a", "a"], vec!["b", "c"]));
+        assert_eq!(pairs(&two, &two).unwrap(), (vec!["b", "c"], vec!["b", "c"]));
+        assert!(pairs(&two, &three).unwrap_err().message.contains("holds 2 texts for 3 of 'text_2'"));
+        assert_eq!(pairs(&[], &two).unwrap_err().kind, Kind::Empty);
+    }
+
+    #[test]
+    fn fields_have_the_names_of_all_versions() {
+        let read = |text: &str| input::read::<Score>(text.as_bytes());
+        for (one, two) in [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")] {
+            assert!(read(&format!(r#"{{"{one}": "a", "{two}": ["b"], "priority": 1}}"#)).is_ok(), "{one}");
+        }
+        let treatment = |text: &str| input::read::<Treatment>(text.as_bytes()).unwrap().options();
+        assert!(
+            treatment(r#"{"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0}"#)
+                .unwrap_err()
+                .message
+                .contains("is 0, expected -1 or at least 1")
+        );
+        assert_eq!(treatment(r#"{"text_1": "a", "use_activation": false}"#).unwrap().raw_scores, Some(true));
+    }
+}

@@ -1,0 +1,270 @@
+//! What a model does with texts: the operations that its configuration says it does, or that its inputs and outputs make plain.
+//!
+//! A configuration says it by `parameters`: `task` (operations, comma separated), `served_names`, `labels`,
+//! `prompts`, `query_prompt` and `document_prompt`. Not here: carrying an operation out (`handlers::operations`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use trireme_inference::{DataType, TensorSpec};
+use trireme_model_repository::ModelConfig;
+
+/// An operation on texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Task {
+    /// A text to a vector.
+    Embed,
+    /// A text to the few entries of a vector that are not zero.
+    Sparse,
+    /// A text to a vector for each token.
+    MultiVector,
+    /// A query and a text to how well they go together.
+    Rerank,
+    /// A text to a score for each class.
+    Classify,
+    /// A text to its named entities.
+    TokenClassify,
+    /// A text to another text, made token by token; none of the operations here.
+    Generate,
+}
+
+/// What a model offers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Offer {
+    /// What it does, each with the outputs that hold the result.
+    pub tasks: BTreeMap<Task, Vec<String>>,
+    /// Its inputs of texts: the texts, and where it has one the second texts of pairs.
+    pub inputs: Vec<TensorSpec>,
+    /// Names besides its own under which clients may name it.
+    pub served_names: Vec<String>,
+    /// Its classes in the order of the scores; empty where they have no names.
+    pub labels: Vec<String>,
+    /// The names of its prompts.
+    pub prompts: BTreeSet<String>,
+    /// The prompt that queries take.
+    pub query_prompt: Option<String>,
+    /// The prompt that documents take.
+    pub document_prompt: Option<String>,
+}
+
+// === impl Task ===
+
+impl Task {
+    /// Every operation.
+    pub const ALL: [Task; 7] = [
+        Task::Embed,
+        Task::Sparse,
+        Task::MultiVector,
+        Task::Rerank,
+        Task::Classify,
+        Task::TokenClassify,
+        Task::Generate,
+    ];
+
+    /// Its word in `task`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Task::Embed => "embed",
+            Task::Sparse => "sparse",
+            Task::MultiVector => "multi_vector",
+            Task::Rerank => "rerank",
+            Task::Classify => "classify",
+            Task::TokenClassify => "token_classify",
+            Task::Generate => "generate",
+        }
+    }
+
+    /// The outputs that hold its result, with their datatypes and numbers of dimensions; 0 is any.
+    fn outputs(self) -> &'static [(&'static str, DataType, usize)] {
+        match self {
+            Task::Embed => &[("sentence_embedding", DataType::Fp32, 2)],
+            Task::Sparse => &[("sparse_indices", DataType::Int64, 2), ("sparse_values", DataType::Fp32, 2)],
+            Task::MultiVector => &[("token_embeddings", DataType::Fp32, 3), ("token_mask", DataType::Int64, 2)],
+            Task::Rerank | Task::Classify => &[("scores", DataType::Fp32, 2)],
+            Task::TokenClassify => &[("entities", DataType::Bytes, 0)],
+            Task::Generate => &[],
+        }
+    }
+
+    /// Where its result is among the outputs of a model: under the names it has, or, where it is one tensor, in the only one
+    /// that it could be in.
+    fn find(self, outputs: &[TensorSpec]) -> Option<Vec<String>> {
+        let fits = |output: &&TensorSpec, datatype, rank| {
+            output.datatype == datatype && (rank == 0 || output.shape.len() == rank)
+        };
+        let named = |&(name, datatype, rank): &(&str, DataType, usize)| {
+            outputs.iter().find(|output| output.name == name && fits(output, datatype, rank))
+        };
+        let found: Option<Vec<_>> = self.outputs().iter().map(named).collect();
+        let found = found.or_else(|| match self.outputs() {
+            &[(_, datatype, rank)] => {
+                let mut fitting = outputs.iter().filter(|output| fits(output, datatype, rank));
+                fitting.next().filter(|_| fitting.next().is_none()).map(|only| vec![only])
+            }
+            _ => None,
+        })?;
+        Some(found.into_iter().map(|output| output.name.clone()).collect())
+    }
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+// === impl Offer ===
+
+impl Offer {
+    /// What a model with these inputs and outputs offers. The error says what its parameters say wrongly.
+    pub fn of(config: &ModelConfig, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Result<Offer, String> {
+        let texts: Vec<_> = inputs.iter().filter(|input| is_texts(input)).cloned().collect();
+        let others = inputs.iter().any(|input| !input.optional && !is_texts(input));
+        let text = |name: &str| config.parameters.get(name).map(|value| value.trim()).filter(|value| !value.is_empty());
+        let Some(tasks) = text("task") else {
+            let tasks = if others { BTreeMap::new() } else { inferred(&texts, outputs) };
+            let served_names = listed(text("served_names")).map(str::to_owned).collect();
+            return Ok(Offer { tasks, inputs: texts, served_names, ..Offer::default() });
+        };
+        let fault = |what: String| format!("model '{}': parameter {what}", config.name);
+        let mut offer = Offer { inputs: texts, ..Offer::default() };
+        for name in listed(Some(tasks)) {
+            let task = Task::ALL.into_iter().find(|task| task.name() == name).ok_or_else(|| {
+                let known = Task::ALL.map(Task::name).join(", ");
+                fault(format!("'task' names '{name}', expected some of {known}"))
+            })?;
+            let result = task.find(outputs).ok_or_else(|| {
+                let expected: Vec<_> = task.outputs().iter().map(|(name, ..)| format!("'{name}'")).collect();
+                fault(format!("'task' names '{task}', expected output {} for it", expected.join(" and ")))
+            })?;
+            let needed = if task == Task::Rerank { 2 } else { 1 };
+            if task != Task::Generate && (others || offer.inputs.len() < needed) {
+                return Err(fault(format!(
+                    "'task' names '{task}', expected {needed} TYPE_STRING input(s) of one text a row and no other input \
+                     that is required"
+                )));
+            }
+            offer.tasks.insert(task, result);
+        }
+        offer.served_names = listed(text("served_names")).map(str::to_owned).collect();
+        offer.query_prompt = text("query_prompt").map(str::to_owned);
+        offer.document_prompt = text("document_prompt").map(str::to_owned);
+        if let Some(labels) = text("labels") {
+            let read = serde_json::from_str(labels);
+            offer.labels = read.map_err(|error| fault(format!("'labels' is no JSON array of class names: {error}")))?;
+        }
+        if let Some(prompts) = text("prompts") {
+            let read: Result<BTreeMap<String, String>, _> = serde_json::from_str(prompts);
+            let read = read.map_err(|error| fault(format!("'prompts' is no JSON object of texts: {error}")))?;
+            offer.prompts = read.into_keys().collect();
+        }
+        Ok(offer)
+    }
+}
+
+/// Whether an input holds one text a row.
+fn is_texts(input: &TensorSpec) -> bool {
+    input.datatype == DataType::Bytes && matches!(*input.shape, [-1] | [-1, 1] | [-1, -1])
+}
+
+fn listed(text: Option<&str>) -> impl Iterator<Item = &str> {
+    text.unwrap_or_default().split(',').map(str::trim).filter(|part| !part.is_empty())
+}
+
+/// The operations that need not be declared, because inputs and outputs leave no other reading.
+fn inferred(texts: &[TensorSpec], outputs: &[TensorSpec]) -> BTreeMap<Task, Vec<String>> {
+    let required = texts.iter().filter(|input| !input.optional).count();
+    let by_name = |task: Task| {
+        let fits = |&(name, datatype, rank): &(&str, DataType, usize)| {
+            outputs.iter().any(|o| o.name == name && o.datatype == datatype && (rank == 0 || o.shape.len() == rank))
+        };
+        !task.outputs().is_empty() && task.outputs().iter().all(fits)
+    };
+    let plain = |task: &Task| match task {
+        Task::Rerank => {
+            required == 2 && outputs.len() == 1 && matches!(*outputs[0].shape, [_, 1]) && task.find(outputs).is_some()
+        }
+        Task::Embed => {
+            let named = |output: &TensorSpec| output.name.to_ascii_lowercase().contains("embed");
+            required == 1 && (by_name(Task::Embed) || (outputs.len() == 1 && named(&outputs[0])))
+        }
+        Task::Classify => required == 1 && by_name(Task::Classify),
+        Task::Sparse | Task::MultiVector | Task::TokenClassify => required == 1 && by_name(*task),
+        Task::Generate => false,
+    };
+    Task::ALL.into_iter().filter(plain).filter_map(|task| Some((task, task.find(outputs)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "input { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] }";
+    const PAIR: &str = "input { name: 'TEXT_PAIR' data_type: TYPE_STRING dims: [ -1 ] }";
+
+    fn output(name: &str, datatype: &str, dims: &str) -> String {
+        format!("output {{ name: '{name}' data_type: {datatype} dims: [ {dims} ] }}")
+    }
+
+    fn offer(parts: &[&str]) -> Result<Offer, String> {
+        let config = ModelConfig::parse(&format!("backend: 'x' {}", parts.join(" ")), "m").expect("a configuration");
+        Offer::of(&config, &config.input_specs(), &config.output_specs())
+    }
+
+    fn tasks(parts: &[&str]) -> Vec<Task> {
+        offer(parts).expect("an offer").tasks.into_keys().collect()
+    }
+
+    fn parameter(name: &str, value: &str) -> String {
+        format!("parameters {{ key: '{name}' value {{ string_value: '{value}' }} }}")
+    }
+
+    #[test]
+    fn what_inputs_and_outputs_make_plain_need_not_be_declared() {
+        assert_eq!(tasks(&[TEXT, &output("embedding", "TYPE_FP32", "-1, 8")]), [Task::Embed]);
+        assert_eq!(tasks(&[TEXT, PAIR, &output("logits", "TYPE_FP32", "-1, 1")]), [Task::Rerank]);
+        assert_eq!(tasks(&[TEXT, &output("scores", "TYPE_FP32", "-1, 3")]), [Task::Classify]);
+        assert_eq!(tasks(&[TEXT, &output("entities", "TYPE_STRING", "-1")]), [Task::TokenClassify]);
+        let [indices, values] = [("sparse_indices", "TYPE_INT64"), ("sparse_values", "TYPE_FP32")]
+            .map(|(name, datatype)| output(name, datatype, "-1, -1"));
+        let dense = output("sentence_embedding", "TYPE_FP32", "-1, 8");
+        assert_eq!(tasks(&[TEXT, &dense, &indices, &values]), [Task::Embed, Task::Sparse]);
+        // Any of these could be several things, or nothing of ours.
+        assert!(tasks(&[TEXT, &output("OUTPUT__0", "TYPE_FP32", "-1, 8")]).is_empty());
+        assert!(tasks(&[TEXT, &output("echo", "TYPE_STRING", "-1")]).is_empty());
+        let ids = "input { name: 'ids' data_type: TYPE_INT64 dims: [ -1, -1 ] }";
+        assert!(tasks(&[ids, &output("embedding", "TYPE_FP32", "-1, 8")]).is_empty());
+    }
+
+    #[test]
+    fn declared_tasks_say_where_their_results_are() {
+        let found = offer(&[
+            TEXT,
+            &output("pooled", "TYPE_FP32", "-1, 8"),
+            &parameter("task", "embed"),
+            &parameter("served_names", "org/name, other"),
+            &parameter("query_prompt", "query"),
+        ])
+        .unwrap();
+        assert_eq!(found.tasks[&Task::Embed], ["pooled"]);
+        assert_eq!(found.served_names, ["org/name", "other"]);
+        assert_eq!(found.query_prompt.as_deref(), Some("query"));
+        let labels = parameter("labels", r#"["no", "yes"]"#);
+        let found = offer(&[TEXT, &output("scores", "TYPE_FP32", "-1, 2"), &parameter("task", "classify"), &labels]);
+        assert_eq!(found.unwrap().labels, ["no", "yes"]);
+    }
+
+    #[test]
+    fn what_is_declared_wrongly_is_named() {
+        let dense = output("sentence_embedding", "TYPE_FP32", "-1, 8");
+        let fault = |parts: &[&str]| offer(&[&[TEXT, &dense], parts].concat()).unwrap_err();
+        assert!(
+            fault(&[&parameter("task", "embedd")]).contains("'task' names 'embedd', expected some of embed, sparse")
+        );
+        assert!(fault(&[&parameter("task", "sparse")]).contains("output 'sparse_indices' and 'sparse_values'"));
+        assert!(fault(&[&parameter("task", "rerank")]).contains("expected 2 TYPE_STRING input(s)"));
+        let task = parameter("task", "embed");
+        assert!(fault(&[&task, &parameter("labels", "no")]).contains("'labels' is no JSON array"));
+        assert!(fault(&[&task, &parameter("prompts", "[1]")]).contains("'prompts' is no JSON object"));
+    }
+}

@@ -1,0 +1,203 @@
+//! TLS for the HTTP and the gRPC listener: a certificate chain and its key, and the authorities that vouch for clients, from PEM
+//! files. Changed files are read again at the next connection. While changed files cannot be used, the previous ones stay in use.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+
+/// Shortest time between two looks at the files.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A file, and the flag that names it.
+#[derive(Clone, Debug)]
+pub struct Pem {
+    /// The flag.
+    pub flag: &'static str,
+    /// The file.
+    pub path: PathBuf,
+}
+
+/// The files of a TLS server.
+#[derive(Clone, Debug)]
+pub struct Files {
+    /// The chain of certificates that the server shows.
+    pub certificate: Pem,
+    /// The key of the first of them.
+    pub key: Pem,
+    /// Certificates that vouch for clients, which have to show one then.
+    pub roots: Option<Pem>,
+}
+
+/// Speaks TLS 1.2 and 1.3. Clones are the same.
+#[derive(Clone)]
+pub struct Tls(Arc<Inner>);
+
+struct Inner {
+    files: Files,
+    protocol: &'static [u8],
+    current: Mutex<Current>,
+}
+
+struct Current {
+    config: Arc<ServerConfig>,
+    seen: Vec<Seen>,
+    looked: Instant,
+}
+
+/// Size and time of change of a file, if it is there.
+type Seen = Option<(u64, SystemTime)>;
+
+// === impl Tls ===
+
+impl Tls {
+    /// Reads the files, for a server of this application protocol. Errors name the flag and the file.
+    pub fn new(files: Files, protocol: &'static [u8]) -> anyhow::Result<Tls> {
+        let seen = files.look();
+        let config = files.read(protocol)?;
+        let current = Mutex::new(Current { config, seen, looked: Instant::now() });
+        Ok(Tls(Arc::new(Inner { files, protocol, current })))
+    }
+
+    /// The acceptor for the next connection.
+    pub fn acceptor(&self) -> TlsAcceptor {
+        let Inner { files, protocol, current } = &*self.0;
+        let mut current = current.lock();
+        if current.looked.elapsed() >= LOOK {
+            current.looked = Instant::now();
+            let seen = files.look();
+            if seen != current.seen {
+                // Noted also when they cannot be used, so that the error is logged once.
+                current.seen = seen;
+                let certificate = files.certificate.path.display().to_string();
+                match files.read(protocol) {
+                    Ok(config) => {
+                        tracing::info!(certificate, "TLS files have changed and were read again");
+                        current.config = config;
+                    }
+                    Err(error) => {
+                        let error = format!("{error:#}");
+                        tracing::error!(
+                            certificate,
+                            error,
+                            "TLS files have changed and cannot be used; the last ones stay"
+                        );
+                    }
+                }
+            }
+        }
+        TlsAcceptor::from(current.config.clone())
+    }
+}
+
+// === impl Files ===
+
+impl Files {
+    fn look(&self) -> Vec<Seen> {
+        let look = |path: &Path| fs::metadata(path).and_then(|file| Ok((file.len(), file.modified()?))).ok();
+        [&self.certificate, &self.key].into_iter().chain(&self.roots).map(|pem| look(&pem.path)).collect()
+    }
+
+    fn read(&self, protocol: &[u8]) -> anyhow::Result<Arc<ServerConfig>> {
+        let Files { certificate, key, roots } = self;
+        let provider = Arc::new(ring::default_provider());
+        let chain = certificate.certificates()?;
+        let private = PrivateKeyDer::from_pem_file(&key.path).with_context(|| key.unreadable())?;
+        let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
+        let builder = match roots {
+            None => builder.with_no_client_auth(),
+            Some(roots) => {
+                let unfit = || format!("{} '{}' vouches for nobody", roots.flag, roots.path.display());
+                let mut store = RootCertStore::empty();
+                for certificate in roots.certificates()? {
+                    store.add(certificate).with_context(unfit)?;
+                }
+                let verifier = WebPkiClientVerifier::builder_with_provider(store.into(), provider).build();
+                builder.with_client_cert_verifier(verifier.with_context(unfit)?)
+            }
+        };
+        let mut config = builder
+            .with_single_cert(chain, private)
+            .with_context(|| format!("{} '{}' does not fit {}", key.flag, key.path.display(), certificate.flag))?;
+        config.alpn_protocols = vec![protocol.to_vec()];
+        Ok(Arc::new(config))
+    }
+}
+
+// === impl Pem ===
+
+impl Pem {
+    fn certificates(&self) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+        let read = CertificateDer::pem_file_iter(&self.path).and_then(|found| found.collect::<Result<Vec<_>, _>>());
+        let found = read.with_context(|| self.unreadable())?;
+        anyhow::ensure!(!found.is_empty(), "{} '{}' holds no certificate", self.flag, self.path.display());
+        Ok(found)
+    }
+
+    fn unreadable(&self) -> String {
+        format!("{} '{}' cannot be read", self.flag, self.path.display())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shipped(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/certificates").join(name)
+    }
+
+    /// The server's certificate, its key, and the authority of both, in a folder.
+    fn folder() -> (tempfile::TempDir, Files) {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["server.pem", "server.key", "ca.pem"] {
+            fs::copy(shipped(name), folder.path().join(name)).unwrap();
+        }
+        let pem = |flag, name: &str| Pem { flag, path: folder.path().join(name) };
+        let roots = Some(pem("--roots", "ca.pem"));
+        let files = Files { certificate: pem("--cert", "server.pem"), key: pem("--key", "server.key"), roots };
+        (folder, files)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn files_that_change_are_read_again_unless_they_do_not_fit() {
+        let (folder, files) = folder();
+        let tls = Tls::new(files, b"h2").unwrap();
+        let first = tls.acceptor().config().clone();
+        let after = |name: &str, content: &[u8]| fs::write(folder.path().join(name), content).unwrap();
+
+        tokio::time::advance(LOOK).await;
+        assert!(Arc::ptr_eq(&first, tls.acceptor().config()), "nothing has changed");
+        after("server.pem", b"no certificate");
+        assert!(Arc::ptr_eq(&first, tls.acceptor().config()), "nobody has looked");
+        tokio::time::advance(LOOK).await;
+        assert!(Arc::ptr_eq(&first, tls.acceptor().config()), "what does not fit is not used");
+        let renewed = [&fs::read(shipped("server.pem")).unwrap()[..], b"\n"].concat();
+        after("server.pem", &renewed);
+        tokio::time::advance(LOOK).await;
+        assert!(!Arc::ptr_eq(&first, tls.acceptor().config()), "it is the new one");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        let (folder, files) = folder();
+        fs::write(folder.path().join("ca.pem"), "").unwrap();
+        let error = Tls::new(files.clone(), b"h2").err().unwrap().to_string();
+        assert!(error.starts_with("--roots '") && error.ends_with("ca.pem' holds no certificate"), "{error}");
+        let files = Files { roots: None, key: Pem { flag: "--key", path: shipped("client.key") }, ..files };
+        let error = Tls::new(files.clone(), b"h2").err().unwrap().to_string();
+        assert!(error.starts_with("--key '") && error.ends_with("client.key' does not fit --cert"), "{error}");
+        let files = Files { certificate: Pem { flag: "--cert", path: "/no/such".into() }, ..files };
+        assert_eq!(Tls::new(files, b"h2").err().unwrap().to_string(), "--cert '/no/such' cannot be read");
+    }
+}

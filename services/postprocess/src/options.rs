@@ -1,0 +1,139 @@
+//! What one request may have otherwise than the chain says: its parameters.
+
+use trireme_inference::{InferError, ParameterValue, Parameters};
+
+/// The parameters of a request that this stage reads. Others are passed over: they may be for other stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestOptions {
+    /// `normalize`: `false` leaves out the ops `normalize`.
+    pub normalize: bool,
+    /// `raw_scores`: `true` leaves out the ops `softmax` and `sigmoid`.
+    pub raw_scores: bool,
+    /// `dimensions`: how many components of an embedding are kept, the first ones.
+    pub dimensions: Option<usize>,
+    /// `aggregation_strategy`: how the op `entities` joins tokens, instead of its argument.
+    pub aggregation_strategy: Option<Aggregation>,
+}
+
+/// How tokens become entities: the strategies of transformers' `TokenClassificationPipeline`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aggregation {
+    /// An entity for each token.
+    None,
+    /// Neighbours of one class are one entity.
+    Simple,
+    /// Likewise, and a word has the class of its first token.
+    First,
+    /// Likewise, and a word has the class that is the most likely on the average of its tokens.
+    Average,
+    /// Likewise, and a word has the class of the token that is the most certain.
+    Max,
+}
+
+// === impl RequestOptions ===
+
+impl Default for RequestOptions {
+    fn default() -> Self {
+        RequestOptions { normalize: true, raw_scores: false, dimensions: None, aggregation_strategy: None }
+    }
+}
+
+impl RequestOptions {
+    /// The options among a request's parameters. A value of another type, or one that is out of range, is an error that
+    /// names the parameter.
+    pub fn from_parameters(parameters: &Parameters) -> Result<RequestOptions, InferError> {
+        let mut options = RequestOptions::default();
+        for (name, value) in parameters {
+            let expected = match name.as_str() {
+                "normalize" => flag(value, &mut options.normalize),
+                "raw_scores" => flag(value, &mut options.raw_scores),
+                "dimensions" => {
+                    options.dimensions = value.as_u64().and_then(|number| usize::try_from(number).ok());
+                    options.dimensions.filter(|&number| number > 0).map(|_| ()).ok_or("a whole number from 1")
+                }
+                "aggregation_strategy" => {
+                    options.aggregation_strategy = value.as_str().and_then(Aggregation::named);
+                    options.aggregation_strategy.map(|_| ()).ok_or(Aggregation::EXPECTED)
+                }
+                _ => continue,
+            };
+            expected.map_err(|expected| {
+                InferError::invalid_arg(format!("parameter '{name}' is {value}, expected {expected}"))
+            })?;
+        }
+        Ok(options)
+    }
+}
+
+fn flag(value: &ParameterValue, option: &mut bool) -> Result<(), &'static str> {
+    match *value {
+        ParameterValue::Bool(flag) => {
+            *option = flag;
+            Ok(())
+        }
+        _ => Err("true or false"),
+    }
+}
+
+// === impl Aggregation ===
+
+impl Aggregation {
+    /// The names that there are, for messages.
+    pub const EXPECTED: &str = "'none', 'simple', 'first', 'average' or 'max'";
+
+    /// The strategy of this name.
+    pub fn named(name: &str) -> Option<Aggregation> {
+        Some(match name {
+            "none" => Aggregation::None,
+            "simple" => Aggregation::Simple,
+            "first" => Aggregation::First,
+            "average" => Aggregation::Average,
+            "max" => Aggregation::Max,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(name: &str, value: ParameterValue) -> Result<RequestOptions, String> {
+        RequestOptions::from_parameters(&[(name.to_owned(), value)].into()).map_err(|error| error.message)
+    }
+
+    #[test]
+    fn parameters_are_read_and_others_passed_over() {
+        let parameters = [
+            ("normalize".to_owned(), ParameterValue::Bool(false)),
+            ("raw_scores".to_owned(), ParameterValue::Bool(true)),
+            ("dimensions".to_owned(), ParameterValue::Int64(64)),
+            ("aggregation_strategy".to_owned(), ParameterValue::from("max")),
+            ("prompt_name".to_owned(), ParameterValue::from("query")),
+        ];
+        let expected = RequestOptions {
+            normalize: false,
+            raw_scores: true,
+            dimensions: Some(64),
+            aggregation_strategy: Some(Aggregation::Max),
+        };
+        assert_eq!(RequestOptions::from_parameters(&parameters.into()), Ok(expected));
+    }
+
+    #[test]
+    fn wrong_types_and_values_are_named() {
+        let refused = |name, value| parse(name, value).unwrap_err();
+        assert_eq!(
+            refused("normalize", ParameterValue::Int64(1)),
+            "parameter 'normalize' is 1, expected true or false"
+        );
+        assert_eq!(refused("raw_scores", "yes".into()), "parameter 'raw_scores' is 'yes', expected true or false");
+        for value in [ParameterValue::Int64(0), ParameterValue::Int64(-3), ParameterValue::Double(2.5), "64".into()] {
+            assert!(refused("dimensions", value).ends_with("expected a whole number from 1"));
+        }
+        assert_eq!(
+            refused("aggregation_strategy", "mean".into()),
+            "parameter 'aggregation_strategy' is 'mean', expected 'none', 'simple', 'first', 'average' or 'max'"
+        );
+    }
+}

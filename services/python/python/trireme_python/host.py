@@ -1,0 +1,253 @@
+"""Loads a model.py and runs it: what the worker asks for, one `execute` after the other."""
+
+import asyncio
+import ctypes
+import importlib.util
+import inspect
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+
+from trireme_python.channel import Channel, Closed, Layout, Mailbox
+from trireme_python.errors import TritonError, TritonModelException
+from trireme_python.requests import InferenceRequest, InferenceResponse
+
+# Of linux/prctl.h: the signal that a process gets when its parent ends.
+PR_SET_PDEATHSIG = 1
+
+HOST = None
+
+
+def main():
+    """Serves one instance until the worker says that it is enough, or is gone."""
+    end_with_parent()
+    # The model must not read the worker's words from standard input, nor its children.
+    worker = socket.socket(fileno=os.dup(0))
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    channel = Channel(worker)
+    try:
+        Host(channel).run()
+    except Closed:
+        # Nobody is there to say anything to. Threads of the model must not hold this up.
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def end_with_parent():
+    """The process ends when its worker does, whatever it is doing."""
+    parent = os.environ.pop("TRIREME_WORKER_PID", None)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent is not None and os.getppid() != int(parent):
+        os._exit(0)
+
+
+class Host:
+    """A model in this process."""
+
+    def __init__(self, channel):
+        global HOST
+        HOST = self
+        self.channel = channel
+        self.mailbox = Mailbox(channel, self.dispatch)
+        self.model, self.loop = None, None
+        self.model_name, self.model_version, self.decoupled = "", 1, False
+        # Requests that are not answered, by ticket.
+        self.requests, self.lock = {}, threading.Lock()
+
+    def dispatch(self, header, data):
+        """Takes in a frame; says whether it is for the main thread."""
+        if header["type"] != "cancel":
+            return True
+        with self.lock:
+            for ticket in header["ids"]:
+                if ticket in self.requests:
+                    self.requests[ticket]._cancelled = True
+        return False
+
+    def run(self):
+        """Does what the worker asks for."""
+        while True:
+            header, data = self.mailbox.next_work()
+            kind = header["type"]
+            if kind == "load":
+                self.load(header)
+            elif kind == "execute":
+                self.execute(header["requests"], data)
+            elif kind == "finalize":
+                self.finalize()
+                return
+            else:
+                raise RuntimeError(f"the worker sent a frame of type '{kind}', which this process does not know")
+
+    # === Loading ===
+
+    def load(self, header):
+        """Imports the model, and completes its configuration or initializes an instance."""
+        try:
+            args = header["args"]
+            self.model_name, self.model_version = args["model_name"], int(args["model_version"])
+            self.decoupled = header["decoupled"]
+            model = self.import_model(header["file"])
+            if header["complete"]:
+                self.channel.send({"type": "loaded", "config": complete(model, args["model_config"])})
+                return
+            self.model = model()
+            if hasattr(self.model, "initialize"):
+                self.model.initialize(args)
+            if not hasattr(self.model, "execute"):
+                raise TritonModelException(f"Python model file '{header['file']}' has no `execute` function")
+            self.channel.send({"type": "loaded"})
+        except Closed:
+            raise
+        except BaseException as error:
+            self.channel.send({"type": "failed", "message": describe(error), "traceback": traceback.format_exc()})
+
+    def import_model(self, file):
+        """The class in a model file."""
+        version = os.path.dirname(file)
+        sys.path += [version, os.path.dirname(version)]
+        name = os.path.splitext(os.path.basename(file))[0]
+        spec = importlib.util.spec_from_file_location(name, file)
+        if spec is None:
+            raise TritonModelException(f"'{file}' is no Python file: its name has to end in .py")
+        module = importlib.util.module_from_spec(spec)
+        # Before the module runs: pickled objects of the model refer to it by this name.
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        if not hasattr(module, "TritonPythonModel"):
+            raise TritonModelException(f"'{file}' defines no class TritonPythonModel")
+        return module.TritonPythonModel
+
+    # === Executing ===
+
+    def execute(self, headers, data):
+        """Has the model execute requests."""
+        requests = [InferenceRequest.received(header, data, self) for header in headers]
+        with self.lock:
+            self.requests.update((request._ticket, request) for request in requests)
+        try:
+            responses = self.model.execute(requests)
+            if inspect.iscoroutine(responses):
+                responses = self.execute_async(responses, requests)
+        except Exception as error:
+            self.fail(requests, error)
+            responses = []
+        if responses is None and not self.decoupled:
+            responses = [None] * len(requests)
+        if self.decoupled and responses:
+            text = f"Python model '{self.model_name}' is using the decoupled mode and the execute function must return None"
+            self.fail(requests, TritonModelException(text))
+            responses = []
+        self.answer(requests, responses or [])
+
+    def execute_async(self, coroutine, requests):
+        """Runs an `async` execute: that of a decoupled model goes on while others begin."""
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+            threading.Thread(target=self.loop.run_forever, name="trireme-asyncio", daemon=True).start()
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        if not self.decoupled:
+            return future.result()
+
+        def ended(future):
+            if not future.cancelled() and future.exception() is not None:
+                self.fail(requests, future.exception())
+
+        future.add_done_callback(ended)
+        return None
+
+    def answer(self, requests, responses):
+        """Sends what `execute` has returned, and that it has."""
+        layout, headers = Layout(), []
+        if responses and len(responses) != len(requests):
+            self.fail(requests, TritonModelException(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(responses)}"
+            ))
+            responses = []
+        for request, response in zip(requests, responses):
+            if response is None and request._sender.has_sent():
+                continue
+            if not isinstance(response, InferenceResponse):
+                text = (
+                    "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                    f"'{type(response).__name__}'"
+                )
+                response = InferenceResponse(error=TritonError(text))
+            if request._sender.close():
+                try:
+                    described = response.describe(layout)
+                except Exception as error:
+                    described = {"error": TritonError(self.refusal(error)).describe()}
+                headers.append({"id": request._ticket, "final": True, **described})
+                self.forget(request)
+        self.channel.send({"type": "responses", "responses": headers, "executed": True}, layout.buffers)
+
+    def fail(self, requests, error):
+        """Answers those requests that are not answered with an error; the traceback goes to the log."""
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        self.log("ERROR", f"execute failed: {trace}")
+        headers = []
+        for request in requests:
+            if request._sender.close():
+                headers.append({"id": request._ticket, "final": True, "error": self.error(error).describe()})
+                self.forget(request)
+        self.channel.send({"type": "responses", "responses": headers})
+
+    def error(self, error):
+        """What clients read of an exception."""
+        return TritonError(self.refusal(error))
+
+    def refusal(self, error):
+        return f"Failed to process the request(s) for model instance '{self.model_name}', message: {describe(error)}"
+
+    def forget(self, request):
+        """A request is answered."""
+        with self.lock:
+            self.requests.pop(request._ticket, None)
+
+    # === The rest ===
+
+    def finalize(self):
+        """Lets the model clean up."""
+        try:
+            if hasattr(self.model, "finalize"):
+                self.model.finalize()
+        except Exception:
+            self.log("ERROR", f"finalize failed: {traceback.format_exc()}")
+        self.channel.send({"type": "finalized"})
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Threads of the model must not hold this up.
+        os._exit(0)
+
+    def log(self, level, message):
+        """Writes to the worker's log."""
+        self.channel.send({"type": "log", "level": level, "message": message})
+
+
+def complete(model, config):
+    """The configuration as the model completes it."""
+    from trireme_python.configuration import ModelConfig
+
+    config = ModelConfig(config)
+    if hasattr(model, "auto_complete_config"):
+        config = model.auto_complete_config(config)
+    if not isinstance(config, ModelConfig):
+        raise TritonModelException("auto_complete_config has to return the ModelConfig that it was given")
+    return config.as_dict()
+
+
+def describe(error):
+    """An exception in a line, with the place in the model's own files where it was raised."""
+    text = f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    package = os.path.dirname(__file__)
+    own = [frame for frame in frames if not frame.filename.startswith((package, "<frozen"))]
+    if not own:
+        return text
+    return f"{text} (at {own[-1].filename}:{own[-1].lineno} in {own[-1].name})"

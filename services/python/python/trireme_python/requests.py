@@ -1,0 +1,251 @@
+"""Requests and responses as a model sees them."""
+
+import json
+import threading
+
+from trireme_python.channel import Layout
+from trireme_python.errors import TritonError, TritonModelException, unsupported
+from trireme_python.tensors import Tensor
+
+# Triton's number for "no more responses".
+RESPONSE_COMPLETE_FINAL = 1
+SEQUENCE_START, SEQUENCE_END = 1, 2
+RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
+
+# Parameters of the protocol, which a model does not see as its own.
+RESERVED = {
+    "sequence_id",
+    "sequence_start",
+    "sequence_end",
+    "priority",
+    "timeout",
+    "headers",
+    "binary_data_output",
+}
+
+
+class PreferredMemory:
+    """Where the outputs of a nested request shall lie: always in the memory of the CPU."""
+
+    def __init__(self, preferred_memory_type, preferred_device_id=0):
+        self.memory_type, self.device_id = preferred_memory_type, preferred_device_id
+
+
+class InferenceTrace:
+    """What a nested request's trace belongs to. The worker sees to that; this holds nothing."""
+
+    def get_context(self):
+        """No context: spans are made by the worker."""
+        return None
+
+
+class InferenceResponse:
+    """The outputs of a request, or why there are none."""
+
+    def __init__(self, output_tensors=(), error=None, parameters=None):
+        self._outputs = list(output_tensors)
+        for output in self._outputs:
+            if not isinstance(output, Tensor):
+                raise TritonModelException(
+                    f"an InferenceResponse has a {type(output).__name__} among its output_tensors, expected Tensor"
+                )
+        if isinstance(error, (str, Exception)):
+            error = TritonError(error)
+        self._error, self._parameters = error, parse_parameters(parameters)
+
+    def output_tensors(self):
+        """The outputs; raises the error where there is one."""
+        if self._error is not None:
+            raise TritonModelException(self._error.message())
+        return self._outputs
+
+    def has_error(self):
+        """Whether there are no outputs."""
+        return self._error is not None
+
+    def error(self):
+        """Why there are none."""
+        return self._error
+
+    def parameters(self):
+        """Its parameters, as JSON."""
+        return json.dumps(self._parameters)
+
+    def describe(self, layout):
+        """The response as a frame's header has it."""
+        if self._error is not None:
+            return {"error": self._error.describe()}
+        return {"outputs": [output.describe(layout) for output in self._outputs]}
+
+
+class InferenceRequest:
+    """A request: one that has come, or one that a model makes."""
+
+    def __init__(
+        self,
+        request_id="",
+        correlation_id=0,
+        *,
+        inputs,
+        requested_output_names,
+        model_name,
+        model_version=-1,
+        flags=0,
+        timeout=0,
+        preferred_memory=None,
+        trace=None,
+        parameters=None,
+    ):
+        self._id, self._correlation_id, self._inputs = request_id, correlation_id, list(inputs)
+        self._outputs, self._flags, self._timeout = list(requested_output_names), flags, timeout
+        self._model, self._version = model_name, model_version
+        self._parameters, self._sender, self._ticket = parse_parameters(parameters), None, None
+        self._cancelled, self._host = False, None
+
+    @classmethod
+    def received(cls, header, data, host):
+        """The request that a frame's header describes."""
+        request = cls.__new__(cls)
+        parameters = header["parameters"]
+        request._ticket, request._id = header["id"], header["request_id"]
+        request._correlation_id = parameters.get("sequence_id", 0)
+        request._inputs = [Tensor.received(tensor, data) for tensor in header["inputs"]]
+        request._outputs, request._timeout = header["outputs"], int(parameters.get("timeout") or 0)
+        request._flags = SEQUENCE_START * bool(parameters.get("sequence_start"))
+        request._flags |= SEQUENCE_END * bool(parameters.get("sequence_end"))
+        request._model, request._version = host.model_name, host.model_version
+        request._parameters = {key: value for key, value in parameters.items() if key not in RESERVED}
+        request._cancelled, request._host = False, host
+        request._sender = ResponseSender(request, host)
+        return request
+
+    def inputs(self):
+        """Its inputs, in the order in which they were sent."""
+        return self._inputs
+
+    def request_id(self):
+        """The id that the client gave it."""
+        return self._id
+
+    def correlation_id(self):
+        """The sequence that it belongs to, 0 for none."""
+        return self._correlation_id
+
+    def flags(self):
+        """Where in its sequence it is."""
+        return self._flags
+
+    def set_flags(self, flags):
+        """Says where in its sequence it is."""
+        self._flags = flags
+
+    def timeout(self):
+        """The timeout that the client gave it, in microseconds; 0 for none."""
+        return self._timeout
+
+    def parameters(self):
+        """Its own parameters, as JSON."""
+        return json.dumps(self._parameters)
+
+    def trace(self):
+        """Nothing that a model could use: spans are made by the worker."""
+        return InferenceTrace()
+
+    def requested_output_names(self):
+        """The outputs that somebody needs."""
+        return self._outputs
+
+    def model_name(self):
+        """The model that it is for."""
+        return self._model
+
+    def model_version(self):
+        """Its version."""
+        return self._version
+
+    def get_response_sender(self):
+        """What sends its responses."""
+        if self._sender is None:
+            raise TritonModelException("this request has come from no client: it has no response sender")
+        return self._sender
+
+    def is_cancelled(self):
+        """Whether nobody waits for the answer any more."""
+        if not self._cancelled and self._host is not None:
+            self._host.mailbox.poll()
+        return self._cancelled
+
+    def set_release_flags(self, flags):
+        """Rescheduling is not supported; giving everything back is what happens anyway."""
+        if flags != RELEASE_ALL:
+            unsupported("request rescheduling (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)")
+
+    def exec(self, decoupled=False):
+        """Would send the request to another model."""
+        unsupported("InferenceRequest.exec(), a request from within a model,")
+
+    def async_exec(self, decoupled=False):
+        """Would send the request to another model."""
+        unsupported("InferenceRequest.async_exec(), a request from within a model,")
+
+
+class ResponseSender:
+    """Sends the responses of one request, from any thread."""
+
+    def __init__(self, request, host):
+        self._request, self._host = request, host
+        self._lock, self._closed, self._sent = threading.Lock(), False, 0
+
+    def send(self, response=None, flags=0):
+        """Sends a response; with TRITONSERVER_RESPONSE_COMPLETE_FINAL it is the last one, or says that none follows."""
+        if flags not in (0, RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException(f"Unable to send response. Unsupported flag provided: {flags}")
+        if response is None and flags == 0:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero"
+            )
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TritonModelException(f"send() takes an InferenceResponse, found a {type(response).__name__}")
+        final = flags == RESPONSE_COMPLETE_FINAL
+        layout, header = Layout(), {"id": self._request._ticket, "final": final}
+        if response is not None:
+            header.update(response.describe(layout))
+        with self._lock:
+            if self._closed:
+                raise TritonModelException("Unable to send response. Response sender has been closed")
+            if response is not None and self._sent and not self._host.decoupled:
+                raise TritonModelException(
+                    "a model without the decoupled transaction policy sends one response for each request"
+                )
+            self._closed, self._sent = final, self._sent + (response is not None)
+            self._host.channel.send({"type": "responses", "responses": [header]}, layout.buffers)
+        if final:
+            self._host.forget(self._request)
+
+    def close(self):
+        """Takes the right to send, for who sends all responses at once. Says whether it was there."""
+        with self._lock:
+            was_open, self._closed = not self._closed, True
+        return was_open
+
+    def has_sent(self):
+        """Whether anything was sent, or everything was."""
+        return self._closed or self._sent > 0
+
+    def is_cancelled(self):
+        """Whether nobody waits for the answer any more."""
+        return self._request.is_cancelled()
+
+
+def parse_parameters(parameters):
+    """A model gives parameters as a dictionary of scalars, or as the JSON of one."""
+    if parameters is None or parameters == "":
+        return {}
+    if isinstance(parameters, str):
+        parameters = json.loads(parameters)
+    for key, value in parameters.items():
+        if not isinstance(key, str) or not isinstance(value, (bool, int, float, str)):
+            raise TritonModelException(
+                f"parameter '{key}' is a {type(value).__name__}, expected a bool, int, float or str under a str"
+            )
+    return dict(parameters)

@@ -1,0 +1,172 @@
+"""Tensors, and the datatypes of their elements under the names of the v2 protocol, of config.pbtxt, of Triton and of numpy."""
+
+import struct
+
+import numpy as np
+
+try:
+    from ml_dtypes import bfloat16
+except ImportError:
+    bfloat16 = None
+
+# In the order of Triton's enumeration, which counts from 1.
+NAMES = (
+    "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16".split()
+)
+NUMBERS = {name: number for number, name in enumerate(NAMES, start=1)}
+NUMPY = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+}
+if bfloat16 is not None:
+    NUMPY["BF16"] = np.dtype(bfloat16)
+OF_NUMPY = {dtype: name for name, dtype in NUMPY.items()}
+
+LENGTH = struct.Struct("<I")
+
+
+def datatype_of(array):
+    """The datatype that numpy's elements have on the wire; None where they have none."""
+    if array.dtype.kind in "OSU":
+        return "BYTES"
+    return OF_NUMPY.get(array.dtype.newbyteorder("="))
+
+
+def encode_bytes(array):
+    """The bytes of an array of texts: each element's length in 4 bytes, then the element."""
+    parts = []
+    for element in array.ravel(order="C").tolist():
+        if not isinstance(element, bytes):
+            element = str(element).encode()
+        parts.append(LENGTH.pack(len(element)))
+        parts.append(element)
+    return b"".join(parts)
+
+
+def decode_bytes(data):
+    """The elements in such bytes, as an array of `bytes` objects."""
+    data, elements, offset = bytes(data), [], 0
+    while offset < len(data):
+        (length,) = LENGTH.unpack_from(data, offset)
+        offset += LENGTH.size
+        elements.append(data[offset : offset + length])
+        offset += length
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    return array
+
+
+class Tensor:
+    """A named tensor. One that came with a request becomes an array when that is asked for."""
+
+    __slots__ = ("_name", "_array", "_datatype", "_shape", "_data")
+
+    def __init__(self, name, array):
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"tensor '{name}' is a {type(array).__name__}, expected a numpy array: use numpy.asarray")
+        datatype = datatype_of(array)
+        if datatype is None:
+            raise TypeError(f"tensor '{name}' has elements of {array.dtype}, which no datatype of the protocol is")
+        self._name, self._array, self._datatype, self._data = name, array, datatype, None
+        self._shape = list(array.shape)
+
+    @classmethod
+    def received(cls, header, data):
+        """The tensor that a frame's header describes."""
+        tensor = cls.__new__(cls)
+        tensor._name, tensor._datatype, tensor._shape = header["name"], header["datatype"], header["shape"]
+        tensor._data, tensor._array = data[header["offset"] : header["offset"] + header["size"]], None
+        return tensor
+
+    def describe(self, layout):
+        """The tensor as a frame's header has it; its bytes go into the layout."""
+        if self._data is not None:
+            data = self._data
+        elif self._datatype == "BYTES":
+            data = encode_bytes(self._array)
+        else:
+            array = self._array
+            if not array.dtype.isnative or not array.flags.c_contiguous:
+                array = np.ascontiguousarray(array, dtype=NUMPY[self._datatype])
+            # By way of bytes: numpy exports no buffers of elements that Python has no letter for.
+            data = memoryview(array.reshape(-1).view(np.uint8)) if array.size else b""
+        offset = layout.add(data)
+        return {
+            "name": self._name,
+            "datatype": self._datatype,
+            "shape": self._shape,
+            "offset": offset,
+            "size": len(data),
+        }
+
+    def name(self):
+        """The tensor's name."""
+        return self._name
+
+    def shape(self):
+        """Its dimensions."""
+        return list(self._shape)
+
+    def triton_dtype(self):
+        """The number of its datatype."""
+        return NUMBERS[self._datatype]
+
+    def is_cpu(self):
+        """Whether it lies in the memory of the CPU: every tensor does here."""
+        return True
+
+    def as_numpy(self):
+        """The tensor as a numpy array; BYTES as an array of `bytes` objects."""
+        if self._array is None:
+            if self._datatype == "BYTES":
+                array = decode_bytes(self._data)
+            elif self._datatype in NUMPY:
+                array = np.frombuffer(self._data, dtype=NUMPY[self._datatype])
+            else:
+                raise TypeError(f"tensor '{self._name}' is BF16, which numpy has not: install the package ml_dtypes")
+            self._array = array.reshape(self._shape)
+            # The array may be written to, so it counts from now on.
+            self._data = None
+        return self._array
+
+    def to_dlpack(self):
+        """The tensor as a DLPack capsule."""
+        return self.__dlpack__()
+
+    def __dlpack__(self, *, stream=None, **options):
+        return self.as_numpy().__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    @staticmethod
+    def from_dlpack(name, tensor):
+        """A tensor of whatever speaks DLPack, or of a capsule, in the memory of the CPU."""
+        if not hasattr(tensor, "__dlpack__"):
+            tensor = Capsule(tensor)
+        elif tensor.__dlpack_device__()[0] != 1:
+            raise TypeError(f"tensor '{name}' is not in the memory of the CPU, and tensors on GPUs are not supported")
+        return Tensor(name, np.from_dlpack(tensor))
+
+
+class Capsule:
+    """A DLPack capsule as numpy wants it."""
+
+    def __init__(self, capsule):
+        self.capsule = capsule
+
+    def __dlpack__(self, **_):
+        return self.capsule
+
+    def __dlpack_device__(self):
+        return (1, 0)

@@ -1,0 +1,166 @@
+"""What a model.py of Triton's python backend imports, for models that Trireme hosts.
+
+The names and what they do are Triton's; docs/python.md lists them. Tensors lie in the memory of the CPU. What is not there raises
+a TritonModelException that says so.
+"""
+
+import numpy as np
+
+from trireme_python import host as _host
+from trireme_python.configuration import ModelConfig
+from trireme_python.errors import TritonError, TritonModelException
+from trireme_python.errors import unsupported as _unsupported
+from trireme_python.requests import (
+    RELEASE_ALL as TRITONSERVER_REQUEST_RELEASE_ALL,
+    RELEASE_RESCHEDULE as TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    RESPONSE_COMPLETE_FINAL as TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    SEQUENCE_END as TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    SEQUENCE_START as TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    InferenceRequest,
+    InferenceResponse,
+    InferenceTrace,
+    PreferredMemory,
+)
+from trireme_python.tensors import NAMES as _NAMES, NUMPY as _NUMPY, Tensor
+from trireme_python.tensors import datatype_of as _datatype_of
+from trireme_python.tensors import decode_bytes as deserialize_bytes_tensor
+
+TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU = 0, 2
+
+# By the name in config.pbtxt.
+TRITON_STRING_TO_NUMPY = {f"TYPE_{name}": dtype.type for name, dtype in _NUMPY.items()}
+TRITON_STRING_TO_NUMPY["TYPE_STRING"] = np.object_
+
+# By number.
+TRITON_TO_NUMPY_TYPE = {_NAMES.index(name) + 1: dtype.type for name, dtype in _NUMPY.items()}
+TRITON_TO_NUMPY_TYPE[_NAMES.index("BYTES") + 1] = np.object_
+
+
+def serialize_byte_tensor(input_tensor):
+    """The bytes of an array of texts: each element's length in 4 bytes, then the element. None for other arrays."""
+    from trireme_python.tensors import encode_bytes
+
+    if input_tensor.dtype.kind not in "OS":
+        return None
+    return encode_bytes(input_tensor) if input_tensor.size else ()
+
+
+def _named(tensors, name):
+    for tensor in tensors:
+        if tensor.name() == name:
+            return tensor
+    return None
+
+
+def get_input_tensor_by_name(inference_request, name):
+    """The input of this name; None where there is none."""
+    return _named(inference_request.inputs(), name)
+
+
+def get_output_tensor_by_name(inference_response, name):
+    """The output of this name; None where there is none."""
+    return _named(inference_response.output_tensors(), name)
+
+
+def _declared(model_config, kind, name):
+    for tensor in model_config.get(kind, ()):
+        if tensor["name"] == name:
+            return tensor
+    return None
+
+
+def get_input_config_by_name(model_config, name):
+    """The declaration of this input in a configuration; None where there is none."""
+    return _declared(model_config, "input", name)
+
+
+def get_output_config_by_name(model_config, name):
+    """The declaration of this output in a configuration; None where there is none."""
+    return _declared(model_config, "output", name)
+
+
+def using_decoupled_model_transaction_policy(model_config):
+    """Whether a configuration's model is decoupled."""
+    return model_config.get("model_transaction_policy", {}).get("decoupled", False)
+
+
+def triton_to_numpy_type(data_type):
+    """numpy's type for a datatype's number; None where there is none."""
+    return TRITON_TO_NUMPY_TYPE.get(data_type)
+
+
+def numpy_to_triton_type(data_type):
+    """The number of the datatype that numpy's type is; None where there is none."""
+    name = _datatype_of(np.empty(0, dtype=data_type))
+    return None if name is None else _NAMES.index(name) + 1
+
+
+def triton_string_to_numpy(triton_type_string):
+    """numpy's type for a datatype as config.pbtxt names it."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+class Logger:
+    """Writes to the worker's log, with the model's name."""
+
+    INFO, WARNING, ERROR, VERBOSE = "INFO", "WARNING", "ERROR", "VERBOSE"
+
+    @staticmethod
+    def log(message, level=INFO):
+        """Writes a message at a level."""
+        if _host.HOST is None:
+            print(message)
+        else:
+            _host.HOST.log(level, str(message))
+
+    @staticmethod
+    def log_info(message):
+        """Writes a message."""
+        Logger.log(message, Logger.INFO)
+
+    @staticmethod
+    def log_warn(message):
+        """Writes a warning."""
+        Logger.log(message, Logger.WARNING)
+
+    @staticmethod
+    def log_error(message):
+        """Writes an error."""
+        Logger.log(message, Logger.ERROR)
+
+    @staticmethod
+    def log_verbose(message):
+        """Writes what is read when something is looked for."""
+        Logger.log(message, Logger.VERBOSE)
+
+
+class MetricFamily:
+    """Metrics of a model's own are not supported: making one raises."""
+
+    COUNTER, GAUGE, HISTOGRAM = range(3)
+
+    def __init__(self, name, description, kind):
+        _unsupported("MetricFamily, a metric of a model's own,")
+
+
+def load_model(model_name, config="", files=None):
+    """Would load a model."""
+    _unsupported("load_model()")
+
+
+def unload_model(model_name, unload_dependents=False):
+    """Would unload a model."""
+    _unsupported("unload_model()")
+
+
+def is_model_ready(model_name, model_version=""):
+    """Would ask whether a model is ready."""
+    _unsupported("is_model_ready()")
+
+
+class _SharedMemory:
+    def __getattr__(self, name):
+        _unsupported(f"shared_memory.{name}")
+
+
+shared_memory = _SharedMemory()

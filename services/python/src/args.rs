@@ -1,0 +1,85 @@
+//! Flags about models of backend `python`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+/// The models whose code may run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum AllowPython {
+    /// No model's code may run.
+    #[default]
+    Never,
+    /// The code of models in a folder of the model repository may run.
+    Local,
+    /// The code of models whose files or configuration came with a request to load them may run, too.
+    Uploads,
+}
+
+/// Flags of every process that may host models of backend `python`.
+#[derive(Args, Clone, Debug)]
+pub struct PythonArgs {
+    /// Run the model.py files of the model repository, which are code with the worker's rights; `uploads` allows also what
+    /// comes with a request to load a model. By default `never`, in `trireme serve` `local`
+    #[arg(long, env = "TRIREME_ALLOW_PYTHON", value_name = "WHICH", value_enum)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "local")]
+    pub allow_python: Option<AllowPython>,
+
+    /// The interpreter of models that name no environment of their own (EXECUTION_ENV_PATH); it needs numpy
+    #[arg(long, env = "TRIREME_PYTHON", value_name = "FILE", default_value = "python3")]
+    pub python: PathBuf,
+
+    /// Variables of the worker's environment that models see besides PATH, HOME, the locale and the like
+    #[arg(long, env = "TRIREME_PYTHON_ENVIRONMENT", value_name = "NAME", value_delimiter = ',')]
+    pub python_environment: Vec<String>,
+
+    /// Seconds that a model may take from the start of its process until `initialize` has returned
+    #[arg(long, env = "TRIREME_PYTHON_START_LIMIT_SECS", value_name = "SECONDS", default_value_t = 300)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    pub python_start_limit_secs: u64,
+}
+
+/// How models of backend `python` are run.
+#[derive(Clone, Debug)]
+pub struct PythonOptions {
+    /// The models whose code may run.
+    pub allow: AllowPython,
+    /// The interpreter of models that name no environment of their own.
+    pub python: PathBuf,
+    /// Variables of the worker's environment that models see besides the usual ones.
+    pub environment: Vec<String>,
+    /// Time from the start of a process until its model is initialized, at most.
+    pub start_limit: Duration,
+    /// The time limit of one `execute`; `None` is no limit.
+    pub execution_limit: Option<Duration>,
+}
+
+// === impl PythonArgs ===
+
+impl PythonArgs {
+    /// The options that the flags describe. `default` applies if `--allow-python` is not given.
+    pub fn options(&self, default: AllowPython, execution_limit: Option<Duration>) -> PythonOptions {
+        PythonOptions {
+            allow: self.allow_python.unwrap_or(default),
+            python: self.python.clone(),
+            environment: self.python_environment.clone(),
+            start_limit: Duration::from_secs(self.python_start_limit_secs),
+            execution_limit,
+        }
+    }
+}
+
+// === impl PythonOptions ===
+
+impl Default for PythonOptions {
+    fn default() -> Self {
+        PythonOptions {
+            allow: AllowPython::Never,
+            python: "python3".into(),
+            environment: Vec::new(),
+            start_limit: Duration::from_secs(300),
+            execution_limit: None,
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! [`PythonBackend`]: loads models, each instance a child process.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use trireme_model_repository::{InstanceKind, ModelConfig};
+use trireme_runtime::{Backend, Instance, LoadError, LoadedModel, ModelSource};
+
+use crate::args::{AllowPython, PythonOptions};
+use crate::batch::BatchInstance;
+use crate::child::{Place, Recipe, kill};
+use crate::decoupled::DecoupledInstance;
+use crate::environment::interpreter;
+use crate::package::Package;
+use crate::policy::policy;
+use crate::slot::Slot;
+
+/// The model file where the configuration names none.
+const MODEL_FILE: &str = "model.py";
+
+/// The name that a model file contains if it completes its own configuration.
+const COMPLETES: &str = "auto_complete_config";
+
+/// Loads models with `backend: "python"`.
+#[derive(Clone, Debug)]
+pub struct PythonBackend {
+    options: PythonOptions,
+}
+
+// === impl PythonBackend ===
+
+impl PythonBackend {
+    /// A backend with these options.
+    pub fn new(options: PythonOptions) -> PythonBackend {
+        PythonBackend { options }
+    }
+
+    /// Returns an error if the model's code may not run.
+    fn check_allowed(&self, source: &ModelSource<'_>) -> Result<(), LoadError> {
+        let refused = |what: &str, flag: &str| {
+            let model = &source.config.name;
+            Err(LoadError::Config(format!("model '{model}': {what}, which is code; {flag} allows it")))
+        };
+        match (self.options.allow, source.uploaded) {
+            (AllowPython::Never, _) => refused("backend 'python' runs its model.py", "--allow-python"),
+            (AllowPython::Local, Some(_)) => {
+                refused("its model.py or its configuration came with a request to load it", "--allow-python=uploads")
+            }
+            (AllowPython::Local, None) | (AllowPython::Uploads, _) => Ok(()),
+        }
+    }
+
+    fn recipe(&self, source: &ModelSource<'_>, config: &ModelConfig, file: PathBuf) -> Result<Recipe, LoadError> {
+        let failed = |reason: String| LoadError::Backend { model: config.name.clone(), reason };
+        let package =
+            Package::get().map_err(|error| failed(format!("cannot write the package trireme_python: {error}")))?;
+        let found = interpreter(config, source.model_path, &self.options.python)
+            .map_err(|reason| LoadError::Config(format!("model '{}': {reason}", config.name)))?;
+        let variables = found.variables(std::env::vars_os(), &self.options.environment, package.path());
+        let args = BTreeMap::from([
+            ("model_config", config.to_json()),
+            ("model_name", config.name.clone()),
+            ("model_repository", source.model_path.display().to_string()),
+            ("model_version", source.version.to_string()),
+        ]);
+        Ok(Recipe {
+            model: config.name.clone(),
+            interpreter: found,
+            variables,
+            file,
+            args,
+            decoupled: config.decoupled,
+            start_limit: self.options.start_limit,
+            package,
+            uploaded: source.uploaded.cloned(),
+        })
+    }
+
+    /// The configuration as the model completes it, in a process of its own.
+    fn complete(&self, source: &ModelSource<'_>, file: &std::path::Path) -> Result<ModelConfig, LoadError> {
+        let recipe = self.recipe(source, source.config, file.to_owned())?;
+        let name = &source.config.name;
+        let failed = |reason: String| LoadError::Backend { model: name.clone(), reason };
+        let child = recipe.start(&places(source.config)[0], true, &|| false).map_err(failed)?;
+        let mut process = child.process;
+        kill(&process);
+        let _ = process.wait();
+        let json = child.config.ok_or_else(|| failed("its process sent no configuration".to_owned()))?;
+        let completed = ModelConfig::from_json(&json).map_err(|error| {
+            LoadError::Config(format!("model '{name}': what {COMPLETES} makes of the configuration: {error}"))
+        })?;
+        match completed.name == *name && completed.backend == source.config.backend {
+            true => Ok(completed),
+            false => Err(LoadError::Config(format!("model '{name}': {COMPLETES} must not change name and backend"))),
+        }
+    }
+}
+
+impl Backend for PythonBackend {
+    fn name(&self) -> &'static str {
+        "python"
+    }
+
+    fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
+        self.check_allowed(source)?;
+        let name = &source.config.name;
+        let file = model_file(source)?;
+        let text = std::fs::read_to_string(&file);
+        let text = text.map_err(|error| LoadError::File { model: name.clone(), path: file.clone(), source: error })?;
+        let config = match source.auto_complete && text.contains(COMPLETES) {
+            true => Arc::new(self.complete(source, &file)?),
+            false => Arc::new(source.config.clone()),
+        };
+        check_complete(&config)?;
+        if !config.warmup.is_empty() {
+            tracing::warn!(model = name, "model_warmup is not executed for backend python: warm up in `initialize`");
+        }
+        let recipe = Arc::new(self.recipe(source, &config, file)?);
+        let failed = |reason: String| LoadError::Backend { model: name.clone(), reason };
+        let begin = |place| Slot::begin(recipe.clone(), place).map_err(|error| failed(error.to_string()));
+        let slots: Vec<_> = places(&config).into_iter().map(begin).collect::<Result<_, _>>()?;
+        let mut instances = Vec::new();
+        for slot in slots {
+            slot.wait().map_err(failed)?;
+            instances.push(match config.decoupled {
+                true => Instance::Stepwise(Box::new(DecoupledInstance::new(slot, self.options.execution_limit))),
+                false => Instance::Batch(Box::new(BatchInstance::new(slot, config.max_batch_size > 0))),
+            });
+        }
+        let policy = policy(&config);
+        Ok(LoadedModel { config, instances, policy, canary: None })
+    }
+}
+
+/// The model file of a version, absolute: the child may change its folder.
+fn model_file(source: &ModelSource<'_>) -> Result<PathBuf, LoadError> {
+    let named = match source.config.default_model_filename.as_str() {
+        "" => MODEL_FILE,
+        name => name,
+    };
+    let path = source.version_path.join(named);
+    path.canonicalize().map_err(|error| LoadError::File { model: source.config.name.clone(), path, source: error })
+}
+
+/// A model without inputs or outputs cannot be served: clients could not ask for anything.
+fn check_complete(config: &ModelConfig) -> Result<(), LoadError> {
+    match config.is_incomplete() {
+        false => Ok(()),
+        true => Err(LoadError::Config(format!(
+            "model '{}': its configuration declares no inputs or no outputs; declare them in config.pbtxt, or define \
+             {COMPLETES} in the model file",
+            config.name
+        ))),
+    }
+}
+
+/// The instances that a configuration asks for, at least one. Tensors are in CPU memory for every kind of instance; a model
+/// that computes on a GPU moves them itself.
+fn places(config: &ModelConfig) -> Vec<Place> {
+    let mut places = Vec::new();
+    for (number, group) in config.instance_groups.iter().enumerate() {
+        let (kind, mut devices) = match group.kind {
+            InstanceKind::Gpu => ("GPU", group.gpus.clone()),
+            InstanceKind::Model => ("MODEL", Vec::new()),
+            InstanceKind::Auto | InstanceKind::Cpu => ("CPU", Vec::new()),
+        };
+        if devices.is_empty() {
+            devices.push(0);
+        }
+        for device in devices {
+            for index in 0..group.count.max(1) {
+                let name = match kind {
+                    "GPU" => format!("{}_{number}_gpu{device}_{index}", config.name),
+                    _ => format!("{}_{number}_{index}", config.name),
+                };
+                places.push(Place { name, kind, device });
+            }
+        }
+    }
+    if places.is_empty() {
+        places.push(Place { name: format!("{}_0_0", config.name), kind: "CPU", device: 0 });
+    }
+    places
+}

@@ -1,0 +1,179 @@
+//! Instances of models that answer each request once: a batch goes to the child, and its responses come back.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::watch;
+use trireme_inference::{InferError, Tensor};
+use trireme_runtime::{ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Outage, Stop};
+
+use crate::child::LOOK;
+use crate::frame::{Frame, Layout, Link, LinkError};
+use crate::message::{FromChild, RequestHeader, ResponseHeader, ToChild};
+use crate::slot::Slot;
+
+/// An instance of a model that is not decoupled.
+pub struct BatchInstance {
+    slot: Slot,
+    /// Whether requests have a batch dimension.
+    batches: bool,
+    next: u64,
+}
+
+/// The results of a batch so far.
+struct Batch {
+    /// One result per request; the ticket of the first request is `first`.
+    results: Vec<Option<Result<Vec<Tensor>, InferError>>>,
+    first: u64,
+    executed: bool,
+    /// Whether the child knows that nobody waits for the request any more.
+    told: Vec<bool>,
+}
+
+// === impl BatchInstance ===
+
+impl BatchInstance {
+    /// An instance whose child is in this slot.
+    pub fn new(slot: Slot, batches: bool) -> BatchInstance {
+        BatchInstance { slot, batches, next: 0 }
+    }
+
+    fn run(&mut self, link: &Link, requests: &[ExecuteRequest], batch: &mut Batch) -> Result<(), LinkError> {
+        send_execute(link, requests.iter().zip(batch.first..))?;
+        while !batch.is_done() {
+            let Some(frame) = link.receive(LOOK)? else {
+                batch.tell_cancelled(link, requests)?;
+                continue;
+            };
+            match self.slot.recipe().read(&frame, self.slot.instance())? {
+                Some(FromChild::Responses { responses, executed }) => {
+                    batch.executed |= executed;
+                    responses.into_iter().for_each(|response| batch.take(response, &frame));
+                }
+                Some(other) => return Err(LinkError::Garbage(format!("{other:?} while it executed"))),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn rows(&self, requests: &[ExecuteRequest]) -> u32 {
+        let rows = |request: &ExecuteRequest| match self.batches {
+            true => request.inputs.first().and_then(|input| input.shape().first()).copied().unwrap_or(1),
+            false => 1,
+        };
+        u32::try_from(requests.iter().map(rows).sum::<i64>()).unwrap_or(u32::MAX)
+    }
+}
+
+impl ModelInstance for BatchInstance {
+    fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+        let started = Instant::now();
+        let mut batch = Batch::new(self.next, requests.len());
+        self.next += requests.len() as u64;
+        let ended = match self.slot.link() {
+            Some(link) => self.run(&link, requests, &mut batch).map_err(|error| {
+                let reason = error.to_string();
+                self.slot.give_up(&link, &reason);
+                reason
+            }),
+            None => Err("it is being started again".to_owned()),
+        };
+        let timing = ExecuteTiming {
+            compute_infer: started.elapsed(),
+            batch_size: self.rows(requests),
+            ..ExecuteTiming::default()
+        };
+        let lost = || process_lost(&self.slot.recipe().model, ended.as_ref().err().map_or("", String::as_str));
+        let results = batch.results.into_iter().map(|result| result.unwrap_or_else(|| Err(lost())));
+        results.map(|result| result.map(|outputs| ExecuteResponse { outputs, timing, texts: None })).collect()
+    }
+
+    fn stop(&self) -> Option<Arc<dyn Stop>> {
+        Some(Arc::new(self.slot.killer()))
+    }
+
+    fn outage(&self) -> Option<watch::Receiver<Outage>> {
+        Some(self.slot.outage())
+    }
+}
+
+// === impl Batch ===
+
+impl Batch {
+    fn new(first: u64, requests: usize) -> Batch {
+        Batch { results: vec![None; requests], first, executed: false, told: vec![false; requests] }
+    }
+
+    /// Whether every request is answered and the child can be asked again.
+    fn is_done(&self) -> bool {
+        self.executed && self.results.iter().all(Option::is_some)
+    }
+
+    fn take(&mut self, response: ResponseHeader, frame: &Frame) {
+        let index = response.id.checked_sub(self.first).map(|index| index as usize);
+        // A response sender may still close a request that has its response.
+        let place = index.and_then(|index| self.results.get_mut(index)).filter(|result| result.is_none());
+        if let Some(place) = place {
+            *place = match outputs(response, frame) {
+                (None, false) => None,
+                // The request was closed without a response.
+                (None, true) => Some(Ok(Vec::new())),
+                (outputs, _) => outputs,
+            };
+        }
+    }
+
+    /// Tells the child about requests that nobody waits for any more.
+    fn tell_cancelled(&mut self, link: &Link, requests: &[ExecuteRequest]) -> Result<(), LinkError> {
+        let mut ids = Vec::new();
+        for (index, request) in requests.iter().enumerate() {
+            if !self.told[index] && self.results[index].is_none() && request.unwanted().is_some() {
+                self.told[index] = true;
+                ids.push(self.first + index as u64);
+            }
+        }
+        match ids.is_empty() {
+            true => Ok(()),
+            false => link.send(&ToChild::Cancel { ids }, &Layout::default()),
+        }
+    }
+}
+
+/// The outputs or the error of a response, `None` if it has neither, and whether it is the last response of its request.
+pub fn outputs(response: ResponseHeader, frame: &Frame) -> (Option<Result<Vec<Tensor>, InferError>>, bool) {
+    let outputs = match (response.error, response.outputs) {
+        (Some(error), _) => Some(Err(error.into())),
+        (None, Some(outputs)) => {
+            let tensors = outputs.iter().map(|header| frame.tensor(header)).collect::<Result<_, _>>();
+            // A bad tensor from the model is not the client's fault.
+            Some(
+                tensors.map_err(|error| InferError::internal(format!("the model answered with a bad tensor: {error}"))),
+            )
+        }
+        (None, None) => None,
+    };
+    (outputs, response.is_final)
+}
+
+/// Sends requests to a child, each with its ticket.
+pub fn send_execute<'a>(
+    link: &Link,
+    requests: impl Iterator<Item = (&'a ExecuteRequest, u64)>,
+) -> Result<(), LinkError> {
+    let mut layout = Layout::default();
+    let headers = requests.map(|(request, id)| RequestHeader {
+        id,
+        request_id: &request.client_id,
+        inputs: request.inputs.iter().map(|input| layout.add(input)).collect(),
+        outputs: &request.outputs,
+        parameters: &request.parameters,
+    });
+    let requests = headers.collect();
+    link.send(&ToChild::Execute { requests }, &layout)
+}
+
+/// The error of a request whose process was lost. The next process, or another worker, may execute the request.
+pub fn process_lost(model: &str, reason: &str) -> InferError {
+    InferError::unavailable(format!("model '{model}': its process was lost while it had the request: {reason}"))
+}

@@ -1,0 +1,239 @@
+//! A child process: its start, until its model is loaded, and its output.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, BufRead, BufReader, PipeReader, Read};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child as Process, Command, Stdio};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use trireme_model_repository::Uploaded;
+
+use crate::environment::Interpreter;
+use crate::frame::{Frame, Layout, Link, LinkError};
+use crate::message::{FromChild, ToChild};
+use crate::package::Package;
+
+/// Number of lines of output that the error of a failed start shows.
+const LAST_LINES: usize = 12;
+
+/// The longest line that is logged as one, in bytes.
+const LONGEST_LINE: u64 = 8 << 10;
+
+/// How long a thread waits for a frame before it checks for other events, such as cancellations.
+pub const LOOK: Duration = Duration::from_millis(20);
+
+/// How long the worker reads the output of a child that has ended: a process that the child has started may keep the pipe open.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// One instance of a model.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Its name, as Triton makes them.
+    pub name: String,
+    /// Where the model is to compute, as `initialize` reads it: `CPU`, `GPU`.
+    pub kind: &'static str,
+    /// On which GPU; 0 on the CPU.
+    pub device: i32,
+}
+
+/// How the children of a model are started.
+pub struct Recipe {
+    /// The model's name, for the log.
+    pub model: String,
+    /// The interpreter that runs it.
+    pub interpreter: Interpreter,
+    /// Its environment.
+    pub variables: Vec<(std::ffi::OsString, std::ffi::OsString)>,
+    /// The model file.
+    pub file: PathBuf,
+    /// The arguments of `initialize`, without those about the instance.
+    pub args: BTreeMap<&'static str, String>,
+    /// Whether a request may have any number of responses.
+    pub decoupled: bool,
+    /// The time limit of a start.
+    pub start_limit: Duration,
+    /// The package that children run. Its files exist for as long as this value.
+    pub package: Package,
+    /// The model's files, if they came with a request. They exist for as long as this value.
+    pub uploaded: Option<Uploaded>,
+}
+
+/// A process whose model is loaded.
+pub struct Child {
+    /// The process.
+    pub process: Process,
+    /// The socket to it.
+    pub link: Link,
+    /// The configuration, where it was completed.
+    pub config: Option<String>,
+}
+
+/// The last lines of a child's output.
+#[derive(Clone, Default)]
+struct Printed(Arc<Mutex<VecDeque<String>>>);
+
+// === impl Recipe ===
+
+impl Recipe {
+    /// Starts a process for an instance and waits until its model is loaded. With `complete`, the process only completes the
+    /// model's configuration. Gives up when `is_ending` returns true. The error may contain the last lines of output.
+    ///
+    /// The process ends when the calling thread does, so that none outlives its worker.
+    pub fn start(&self, place: &Place, complete: bool, is_ending: &dyn Fn() -> bool) -> Result<Child, String> {
+        let (mut process, link, printing) = self.spawn(&place.name).map_err(|error| {
+            format!("cannot start '{}': {error}; --python names an interpreter", self.interpreter.program.display())
+        })?;
+        let printed = printing.1.clone();
+        match self.load(&link, place, complete, is_ending) {
+            Ok(config) => Ok(Child { process, link, config }),
+            Err(reason) => {
+                kill(&process);
+                let status = process.wait();
+                let until = Instant::now() + LAST_WORDS;
+                while !printing.0.is_finished() && Instant::now() < until {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(reason.unwrap_or_else(|| {
+                    let status = status.map(|status| status.to_string()).unwrap_or_else(|error| error.to_string());
+                    let interpreter = self.interpreter.program.display();
+                    format!(
+                        "its process ({interpreter}) ended before the model was loaded ({status}){}",
+                        printed.tail()
+                    )
+                }))
+            }
+        }
+    }
+
+    fn spawn(&self, instance: &str) -> io::Result<(Process, Link, (JoinHandle<()>, Printed))> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let (reader, writer) = io::pipe()?;
+        let mut command = Command::new(&self.interpreter.program);
+        command
+            .args(["-m", "trireme_python"])
+            .env_clear()
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .env("TRIREME_WORKER_PID", std::process::id().to_string())
+            .stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)))
+            .stdout(writer.try_clone()?)
+            .stderr(writer)
+            // Ctrl-C at a terminal must reach the worker only, which then finalizes the model.
+            .process_group(0);
+        let process = command.spawn()?;
+        // The command holds the child's ends of socket and pipe. The worker must not keep them open.
+        drop(command);
+        let (printed, model, instance) = (Printed::default(), self.model.clone(), instance.to_owned());
+        let printing = printed.clone();
+        let thread = std::thread::Builder::new().name("python-output".to_owned());
+        let thread = thread.spawn(move || printing.follow(reader, &model, &instance))?;
+        Ok((process, Link::new(ours)?, (thread, printed)))
+    }
+
+    /// Asks the child to load the model. `Err(None)` means that the process has ended.
+    fn load(
+        &self,
+        link: &Link,
+        place: &Place,
+        complete: bool,
+        is_ending: &dyn Fn() -> bool,
+    ) -> Result<Option<String>, Option<String>> {
+        let (mut args, instance) = (self.args.clone(), place.name.as_str());
+        args.insert("model_instance_name", place.name.clone());
+        args.insert("model_instance_kind", place.kind.to_owned());
+        args.insert("model_instance_device_id", place.device.to_string());
+        let load = ToChild::Load { file: &self.file, args: &args, decoupled: self.decoupled, complete };
+        let failed = |error: LinkError| match error {
+            LinkError::Closed => None,
+            // The child may have ended before it read the frame.
+            LinkError::Io(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
+            error => Some(format!("its process failed while it was loaded: {error}")),
+        };
+        link.send(&load, &Layout::default()).map_err(failed)?;
+        let until = Instant::now() + self.start_limit;
+        loop {
+            let Some(frame) = link.receive(LOOK).map_err(failed)? else {
+                if is_ending() {
+                    return Err(Some("the worker ends".to_owned()));
+                }
+                if Instant::now() >= until {
+                    let limit = self.start_limit.as_secs_f32();
+                    return Err(Some(format!("it was not loaded within {limit} s (--python-start-limit-secs)")));
+                }
+                continue;
+            };
+            match self.read(&frame, instance).map_err(failed)? {
+                Some(FromChild::Loaded { config }) => return Ok(config.map(|config| config.to_string())),
+                Some(FromChild::Failed { message, traceback }) => {
+                    tracing::error!(model = self.model, instance, "loading failed: {}", traceback.trim_end());
+                    return Err(Some(message));
+                }
+                Some(other) => return Err(Some(format!("its process sent {other:?} while it was loaded"))),
+                None => {}
+            }
+        }
+    }
+
+    /// Decodes a frame. Writes a frame with log lines to the log and returns `None` for it.
+    pub fn read(&self, frame: &Frame, instance: &str) -> Result<Option<FromChild>, LinkError> {
+        let message = serde_json::from_slice(&frame.header).map_err(|error| LinkError::Garbage(error.to_string()))?;
+        let FromChild::Log { level, message } = message else { return Ok(Some(message)) };
+        let model = &self.model;
+        match level.as_str() {
+            "ERROR" => tracing::error!(model, instance, "{message}"),
+            "WARNING" => tracing::warn!(model, instance, "{message}"),
+            "VERBOSE" => tracing::debug!(model, instance, "{message}"),
+            _ => tracing::info!(model, instance, "{message}"),
+        }
+        Ok(None)
+    }
+}
+
+/// Kills a process that was not waited for, and all processes that it has started.
+pub fn kill(process: &Process) {
+    if let Some(pid) = rustix::process::Pid::from_raw(process.id() as i32) {
+        kill_group(pid);
+    }
+}
+
+/// Kills the leader of a process group and the whole group.
+pub fn kill_group(pid: rustix::process::Pid) {
+    let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
+    // The process may not have made its group yet.
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+}
+
+// === impl Printed ===
+
+impl Printed {
+    /// Writes the output of a child to the log.
+    fn follow(&self, reader: PipeReader, model: &str, instance: &str) {
+        let mut reader = BufReader::new(reader);
+        let mut line = Vec::new();
+        while matches!(reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line), Ok(1..)) {
+            let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+            if !text.is_empty() {
+                tracing::info!(model, instance, "{text}");
+                let mut last = self.0.lock();
+                if last.len() == LAST_LINES {
+                    last.pop_front();
+                }
+                last.push_back(text);
+            }
+            line.clear();
+        }
+    }
+
+    /// The last lines of output, as the end of an error message.
+    fn tail(&self) -> String {
+        let lines = self.0.lock();
+        if lines.is_empty() {
+            return String::new();
+        }
+        format!("; it printed: {}", lines.iter().map(String::as_str).collect::<Vec<_>>().join(" | "))
+    }
+}

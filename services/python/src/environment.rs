@@ -1,0 +1,176 @@
+//! The interpreter of a model, and the environment variables of its processes.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use trireme_model_repository::ModelConfig;
+
+/// The parameter that names the environment of a model; Triton's.
+pub const EXECUTION_ENV_PATH: &str = "EXECUTION_ENV_PATH";
+
+/// Stands for the model's folder in that parameter, as in Triton.
+const MODEL_DIRECTORY: &str = "$$TRITON_MODEL_DIRECTORY";
+
+/// File endings of archives.
+const ARCHIVES: [&str; 4] = [".tar.gz", ".tgz", ".tar", ".zip"];
+
+/// The variables that a model sees. None of them usually holds a secret.
+const VISIBLE: [&str; 31] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "TMPDIR",
+    "TZ",
+    "LANG",
+    "LANGUAGE",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "PYTHONHASHSEED",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "XDG_CACHE_HOME",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "HF_ENDPOINT",
+    "TRANSFORMERS_CACHE",
+    "TRANSFORMERS_OFFLINE",
+    "TORCH_HOME",
+    "TOKENIZERS_PARALLELISM",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+];
+
+/// Where a model's interpreter is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interpreter {
+    /// The program.
+    pub program: PathBuf,
+    /// The folder of the environment that it belongs to, where the model names one.
+    pub environment: Option<PathBuf>,
+}
+
+/// The interpreter of the model's own environment, or `default` if the model in `model_path` names no environment. The error
+/// describes the fault of the environment.
+pub fn interpreter(config: &ModelConfig, model_path: &Path, default: &Path) -> Result<Interpreter, String> {
+    let Some(named) = config.parameters.get(EXECUTION_ENV_PATH) else {
+        return Ok(Interpreter { program: default.to_owned(), environment: None });
+    };
+    let folder = PathBuf::from(named.replace(MODEL_DIRECTORY, &model_path.to_string_lossy()));
+    let refused = |reason: &str| Err(format!("parameter '{EXECUTION_ENV_PATH}' is '{named}': {reason}"));
+    if ARCHIVES.iter().any(|ending| named.ends_with(ending)) {
+        return refused("packed environments are not unpacked here; unpack it and name the folder");
+    }
+    if !folder.is_absolute() {
+        return refused("expected an absolute path, or one that begins with $$TRITON_MODEL_DIRECTORY");
+    }
+    let programs = ["bin/python3", "bin/python"].map(|program| folder.join(program));
+    match programs.into_iter().find(|program| program.is_file()) {
+        Some(program) => Ok(Interpreter { program, environment: Some(folder) }),
+        None => {
+            refused("it holds no bin/python3 and no bin/python; expected the folder of a virtual or conda environment")
+        }
+    }
+}
+
+// === impl Interpreter ===
+
+impl Interpreter {
+    /// The variables of a process of this interpreter: the variables in `all` that models may see or that `more` names. PATH
+    /// begins with the environment's programs, and PYTHONPATH with `package`.
+    pub fn variables(
+        &self,
+        all: impl IntoIterator<Item = (OsString, OsString)>,
+        more: &[String],
+        package: &Path,
+    ) -> Vec<(OsString, OsString)> {
+        let is_visible = |name: &OsStr| {
+            name.to_str().is_some_and(|name| {
+                VISIBLE.contains(&name) || name.starts_with("LC_") || more.iter().any(|allowed| allowed == name)
+            })
+        };
+        let mut variables: Vec<_> = all.into_iter().filter(|(name, _)| is_visible(name)).collect();
+        prepend(&mut variables, "PYTHONPATH", package);
+        if let Some(environment) = &self.environment {
+            prepend(&mut variables, "PATH", &environment.join("bin"));
+            variables.retain(|(name, _)| name != "VIRTUAL_ENV" && name != "CONDA_PREFIX");
+            variables.push(("VIRTUAL_ENV".into(), environment.into()));
+        }
+        // Output reaches the log at once, and Python writes no files beside model.py.
+        for (name, value) in [("PYTHONUNBUFFERED", "1"), ("PYTHONDONTWRITEBYTECODE", "1"), ("PYTHONFAULTHANDLER", "1")]
+        {
+            variables.push((name.into(), value.into()));
+        }
+        variables
+    }
+}
+
+/// Puts a folder in front of a list of folders.
+fn prepend(variables: &mut Vec<(OsString, OsString)>, name: &str, folder: &Path) {
+    let before = variables.iter().position(|(known, _)| known == name).map(|index| variables.remove(index).1);
+    let mut list = folder.as_os_str().to_owned();
+    if let Some(before) = before.filter(|before| !before.is_empty()) {
+        list.push(":");
+        list.push(before);
+    }
+    variables.push((name.into(), list));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(path: &str) -> ModelConfig {
+        let text = format!(
+            "backend: 'python' parameters {{ key: 'EXECUTION_ENV_PATH' value {{ string_value: '{path}' }} }}
+             input [{{ name: 'a' data_type: TYPE_FP32 dims: [1] }}] output [{{ name: 'b' data_type: TYPE_FP32 dims: [1] }}]"
+        );
+        ModelConfig::parse(&text, "m").unwrap()
+    }
+
+    #[test]
+    fn the_interpreter_of_the_models_own_environment_is_taken() {
+        let model = tempfile::tempdir().unwrap();
+        let bin = model.path().join("env/bin");
+        std::fs::create_dir_all(&bin).unwrap();
+        std::fs::write(bin.join("python"), "").unwrap();
+        let found = interpreter(&config("$$TRITON_MODEL_DIRECTORY/env"), model.path(), Path::new("python3")).unwrap();
+        assert_eq!(found.program, bin.join("python"));
+        let variables = found.variables([("PATH".into(), "/bin".into())], &[], Path::new("/package"));
+        let path = variables.iter().find(|(name, _)| name == "PATH").unwrap();
+        assert_eq!(path.1.to_str().unwrap(), format!("{}:/bin", bin.display()));
+    }
+
+    #[test]
+    fn an_environment_that_is_none_is_refused() {
+        let refused = |path: &str| interpreter(&config(path), Path::new("/m"), Path::new("python3")).unwrap_err();
+        assert!(refused("env.tar.gz").contains("unpack it"));
+        assert!(refused("env").contains("absolute path"));
+        assert!(refused("$$TRITON_MODEL_DIRECTORY/env").contains("no bin/python3"));
+    }
+
+    #[test]
+    fn secrets_stay_with_the_worker() {
+        let plain = Interpreter { program: "python3".into(), environment: None };
+        let all = ["PATH", "LC_ALL", "TRIREME_NATS_PASSWORD", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "OURS"];
+        let all = all.map(|name| (OsString::from(name), OsString::from("x")));
+        let names = |more: &[String]| -> Vec<String> {
+            let variables = plain.variables(all.clone(), more, Path::new("/package"));
+            variables
+                .into_iter()
+                .map(|(name, _)| name.into_string().unwrap())
+                .filter(|n| !n.starts_with("PYTHON"))
+                .collect()
+        };
+        assert_eq!(names(&[]), ["PATH", "LC_ALL"]);
+        assert_eq!(names(&["OURS".to_owned()]), ["PATH", "LC_ALL", "OURS"]);
+    }
+}

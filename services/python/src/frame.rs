@@ -1,0 +1,291 @@
+//! Frames over a Unix socket: a header, and the bytes of tensors, in the frame or in a memory file that comes with it.
+//!
+//! A frame is the sizes of its header and body, 4 bytes each, little-endian; then the header, JSON; then the body. Where tensors
+//! have more than [`INLINE_BYTES`] the body is empty and they lie in a memory file, whose descriptor comes with the first byte.
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::MemfdFlags;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use serde::Serialize;
+use trireme_inference::{Tensor, TensorError};
+
+use crate::message::TensorHeader;
+
+/// Above so many bytes tensors travel in a memory file.
+pub const INLINE_BYTES: u64 = 64 << 10;
+
+/// Each tensor begins at a multiple of this, and so does the body.
+const ALIGNMENT: u64 = 64;
+
+/// Largest header and largest body, in bytes.
+const MAX_PART: usize = 64 << 20;
+
+/// The time limit for sending one frame, and for receiving the rest of a frame that has begun.
+const FRAME_LIMIT: Duration = Duration::from_secs(10);
+
+/// The worker's end of a socket to a child. One thread receives, any may send.
+#[derive(Debug)]
+pub struct Link {
+    socket: UnixStream,
+    sending: Mutex<()>,
+}
+
+/// A frame that has come.
+#[derive(Debug)]
+pub struct Frame {
+    /// Its header, JSON.
+    pub header: Vec<u8>,
+    /// The bytes of its tensors.
+    pub data: Bytes,
+}
+
+/// Where the tensors of a frame lie.
+#[derive(Debug, Default)]
+pub struct Layout {
+    buffers: Vec<(u64, Bytes)>,
+    end: u64,
+}
+
+/// Why a link is of no more use.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The child is gone.
+    #[error("it has ended")]
+    Closed,
+    /// The socket failed, or a frame did not come to its end.
+    #[error("its socket failed: {0}")]
+    Io(#[from] io::Error),
+    /// An `execute` of the child has passed the execution limit.
+    #[error("its execute has not returned for {0} s")]
+    Overdue(f32),
+    /// The child sent bytes that are no frame.
+    #[error("it sent what is no frame: {0}")]
+    Garbage(String),
+}
+
+// === impl Layout ===
+
+impl Layout {
+    /// Puts a tensor into the frame.
+    pub fn add<'a>(&mut self, tensor: &'a Tensor) -> TensorHeader<'a> {
+        let offset = self.end.next_multiple_of(ALIGNMENT);
+        let size = tensor.data().len() as u64;
+        self.buffers.push((offset, tensor.data().clone()));
+        self.end = offset + size;
+        TensorHeader {
+            name: tensor.name().into(),
+            datatype: tensor.datatype(),
+            shape: (&tensor.shape()[..]).into(),
+            offset,
+            size,
+        }
+    }
+
+    fn memory(&self) -> io::Result<OwnedFd> {
+        let memory = rustix::fs::memfd_create(c"trireme", MemfdFlags::CLOEXEC)?;
+        let file = File::from(memory);
+        file.set_len(self.end)?;
+        for (offset, data) in &self.buffers {
+            file.write_all_at(data, *offset)?;
+        }
+        Ok(file.into())
+    }
+
+    fn write_to(&self, frame: &mut Vec<u8>) {
+        let begin = frame.len();
+        for (offset, data) in &self.buffers {
+            frame.resize(begin + *offset as usize, 0);
+            frame.extend_from_slice(data);
+        }
+    }
+}
+
+// === impl Frame ===
+
+impl Frame {
+    /// One of its tensors, checked.
+    pub fn tensor(&self, header: &TensorHeader<'_>) -> Result<Tensor, TensorError> {
+        let name = header.name.as_ref();
+        let length = self.data.len() as u64;
+        let end = header.offset.checked_add(header.size).filter(|&end| end <= length);
+        let Some(end) = end else {
+            return Err(TensorError::ByteSize {
+                name: name.to_owned(),
+                datatype: header.datatype,
+                shape: header.shape.to_vec().into(),
+                expected: header.size,
+                actual: length.saturating_sub(header.offset),
+            });
+        };
+        let data = self.data.slice(header.offset as usize..end as usize);
+        Tensor::new(name, header.datatype, header.shape.to_vec(), data)
+    }
+}
+
+// === impl Link ===
+
+impl Link {
+    /// A link over a connected socket.
+    pub fn new(socket: UnixStream) -> io::Result<Link> {
+        socket.set_read_timeout(Some(FRAME_LIMIT))?;
+        socket.set_write_timeout(Some(FRAME_LIMIT))?;
+        Ok(Link { socket, sending: Mutex::new(()) })
+    }
+
+    /// Sends a frame.
+    pub fn send(&self, header: &impl Serialize, layout: &Layout) -> Result<(), LinkError> {
+        const PREFIX: usize = 8;
+        let mut frame = vec![0; PREFIX];
+        serde_json::to_writer(&mut frame, header).map_err(io::Error::from)?;
+        // The body begins aligned; JSON may end in blanks.
+        frame.resize((frame.len() - PREFIX).next_multiple_of(ALIGNMENT as usize) + PREFIX, b' ');
+        let header_size = frame.len() - PREFIX;
+        let memory = match layout.end > INLINE_BYTES {
+            true => Some(layout.memory()?),
+            false => {
+                layout.write_to(&mut frame);
+                None
+            }
+        };
+        let body_size = frame.len() - PREFIX - header_size;
+        frame[..4].copy_from_slice(&(header_size as u32).to_le_bytes());
+        frame[4..PREFIX].copy_from_slice(&(body_size as u32).to_le_bytes());
+        let _sending = self.sending.lock();
+        let sent = self.send_first(&frame, memory.as_ref().map(AsFd::as_fd))?;
+        Ok((&self.socket).write_all(&frame[sent..])?)
+    }
+
+    fn send_first(&self, frame: &[u8], memory: Option<BorrowedFd<'_>>) -> io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if let Some(memory) = &memory {
+            control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(memory)));
+        }
+        Ok(sendmsg(&self.socket, &[IoSlice::new(frame)], &mut control, SendFlags::NOSIGNAL)?)
+    }
+
+    /// Waits for a frame, `limit` at most: `None` when none has begun by then.
+    pub fn receive(&self, limit: Duration) -> Result<Option<Frame>, LinkError> {
+        let timeout = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+        let mut waiting = [PollFd::new(&self.socket, PollFlags::IN)];
+        match poll(&mut waiting, Some(&timeout)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(None),
+            Ok(_) => {}
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+        let mut prefix = [0; 8];
+        let memory = self.receive_first(&mut prefix)?;
+        let size = |bytes: [u8; 4]| u32::from_le_bytes(bytes) as usize;
+        let [a, b, c, d, e, f, g, h] = prefix;
+        let (header_size, body_size) = (size([a, b, c, d]), size([e, f, g, h]));
+        if header_size > MAX_PART || body_size > MAX_PART {
+            return Err(LinkError::Garbage(format!(
+                "a header of {header_size} and a body of {body_size} bytes, expected {MAX_PART} at most"
+            )));
+        }
+        let mut header = vec![0; header_size + body_size];
+        (&self.socket).read_exact(&mut header)?;
+        let data = match memory {
+            None => Bytes::copy_from_slice(&header[header_size..]),
+            Some(memory) => read(memory)?,
+        };
+        header.truncate(header_size);
+        Ok(Some(Frame { header, data }))
+    }
+
+    /// Receives the sizes of header and body, and the memory file that came with them.
+    fn receive_first(&self, prefix: &mut [u8; 8]) -> Result<Option<OwnedFd>, LinkError> {
+        let (mut received, mut memory) = (0, None);
+        while received < prefix.len() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut parts = [IoSliceMut::new(&mut prefix[received..])];
+            let message = recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC);
+            let message = message.map_err(|error| match error {
+                rustix::io::Errno::CONNRESET => LinkError::Closed,
+                error => io::Error::from(error).into(),
+            })?;
+            if message.bytes == 0 {
+                return Err(LinkError::Closed);
+            }
+            received += message.bytes;
+            for control in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(mut descriptors) = control {
+                    memory = descriptors.next().or(memory);
+                }
+            }
+        }
+        Ok(memory)
+    }
+}
+
+/// The bytes of a memory file. They are copied, so that later writes of the child have no effect.
+fn read(memory: OwnedFd) -> io::Result<Bytes> {
+    let mut file = File::from(memory);
+    let size = file.metadata()?.len();
+    file.rewind()?;
+    let mut data = Vec::with_capacity(size as usize);
+    file.take(size).read_to_end(&mut data)?;
+    Ok(data.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(5);
+
+    fn pair() -> (Link, Link) {
+        let (one, other) = UnixStream::pair().unwrap();
+        (Link::new(one).unwrap(), Link::new(other).unwrap())
+    }
+
+    #[test]
+    fn tensors_of_any_size_come_as_they_were() {
+        let (one, other) = pair();
+        for elements in [0, 3, 16 << 10, (16 << 10) + 1] {
+            let tensors =
+                ["a", "b"].map(|name| Tensor::from_values(name, [elements], (0..elements as i32).collect()).unwrap());
+            let mut layout = Layout::default();
+            let headers: Vec<_> = tensors.iter().map(|tensor| layout.add(tensor)).collect();
+            one.send(&headers, &layout).unwrap();
+            let frame = other.receive(SOON).unwrap().unwrap();
+            let headers: Vec<TensorHeader<'_>> = serde_json::from_slice(&frame.header).unwrap();
+            let received: Vec<_> = headers.iter().map(|header| frame.tensor(header).unwrap()).collect();
+            assert_eq!(received, tensors);
+        }
+        assert!(other.receive(Duration::ZERO).unwrap().is_none(), "nothing is left over");
+        drop(one);
+        assert!(matches!(other.receive(SOON), Err(LinkError::Closed)));
+    }
+
+    #[test]
+    fn what_is_no_frame_is_an_error() {
+        let (one, other) = pair();
+        (&one.socket).write_all(b"GET / HTTP/1.1\r\n").unwrap();
+        assert!(matches!(other.receive(SOON), Err(LinkError::Garbage(_))));
+        let frame = Frame { header: Vec::new(), data: Bytes::from_static(&[0; 8]) };
+        let beyond = |offset, size| TensorHeader {
+            name: "x".into(),
+            datatype: trireme_inference::DataType::Int8,
+            shape: vec![1].into(),
+            offset,
+            size,
+        };
+        assert!(frame.tensor(&beyond(8, 1)).is_err() && frame.tensor(&beyond(u64::MAX, 2)).is_err());
+        assert!(frame.tensor(&beyond(7, 1)).is_ok());
+    }
+}

@@ -1,0 +1,26 @@
+//! The python stage: hosts models that are a `model.py` of Triton's python backend.
+//!
+//! Each instance is a child process: the interpreter of the model's own environment, which runs the package `trireme_python`
+//! (in `python/`, part of this binary). A worker speaks with it over a Unix socket ([`frame`], [`message`]; docs/stage-protocol.md).
+//! The worker keeps all that makes a stage: queue, batches, deadlines, acknowledgements.
+//!
+//! Invariants:
+//! - A child that ends takes no request with it: its requests fail with UNAVAILABLE, which the harness tries again.
+//! - A child that ends is started again, with a pause that grows; until it is there its instance takes no work ([`slot`]).
+//! - No child outlives its worker, and none sees of the worker's environment more than the allow list ([`environment`]).
+//! - Nothing runs unless it was allowed ([`AllowPython`]).
+
+mod args;
+mod backend;
+mod batch;
+mod child;
+mod decoupled;
+pub mod environment;
+pub mod frame;
+pub mod message;
+mod package;
+mod policy;
+pub mod slot;
+
+pub use args::{AllowPython, PythonArgs, PythonOptions};
+pub use backend::PythonBackend;

@@ -1,0 +1,135 @@
+//! The headers of frames: the messages between a worker and a child. docs/stage-protocol.md is for readers of other languages.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use trireme_inference::{DataType, ErrorCode, InferError, Parameters};
+
+/// A message of the worker.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToChild<'a> {
+    /// Load the model; the first frame.
+    Load {
+        /// The model file.
+        file: &'a Path,
+        /// The arguments of `initialize`, under Triton's names.
+        args: &'a BTreeMap<&'static str, String>,
+        /// Whether a request may have any number of responses.
+        decoupled: bool,
+        /// Only complete the configuration.
+        complete: bool,
+    },
+    /// Execute these requests. The worker sends no further requests until `execute` has returned.
+    Execute {
+        /// The requests.
+        requests: Vec<RequestHeader<'a>>,
+    },
+    /// Nobody waits for these requests any more.
+    Cancel {
+        /// Their tickets.
+        ids: Vec<u64>,
+    },
+    /// Clean up and end.
+    Finalize,
+}
+
+/// A request in [`ToChild::Execute`].
+#[derive(Debug, Serialize)]
+pub struct RequestHeader<'a> {
+    /// Its ticket, by which responses name it.
+    pub id: u64,
+    /// The client's id of the request.
+    pub request_id: &'a str,
+    /// Its inputs.
+    pub inputs: Vec<TensorHeader<'a>>,
+    /// The names of outputs that somebody needs.
+    pub outputs: &'a [String],
+    /// Its parameters, those of the protocol among them.
+    pub parameters: &'a Parameters,
+}
+
+/// A tensor, whose bytes are in the frame.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TensorHeader<'a> {
+    /// Its name.
+    pub name: Cow<'a, str>,
+    /// Datatype of its elements.
+    pub datatype: DataType,
+    /// Its dimensions.
+    pub shape: Cow<'a, [i64]>,
+    /// Where its bytes begin.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub size: u64,
+}
+
+/// A message of the child.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum FromChild {
+    /// The model is loaded, or its configuration is complete.
+    Loaded {
+        /// The configuration, where that was asked for.
+        #[serde(default)]
+        config: Option<serde_json::Value>,
+    },
+    /// The model could not be loaded.
+    Failed {
+        /// Why.
+        message: String,
+        /// Where, for the log.
+        #[serde(default)]
+        traceback: String,
+    },
+    /// Responses to requests.
+    Responses {
+        /// The responses.
+        responses: Vec<ResponseHeader>,
+        /// Whether `execute` has returned, so that the child can take more requests.
+        #[serde(default)]
+        executed: bool,
+    },
+    /// A line for the log.
+    Log {
+        /// INFO, WARNING, ERROR or VERBOSE.
+        level: String,
+        /// The line, or several.
+        message: String,
+    },
+    /// The model has cleaned up; the child ends.
+    Finalized,
+}
+
+/// A response in [`FromChild::Responses`].
+#[derive(Debug, Deserialize)]
+pub struct ResponseHeader {
+    /// The ticket of its request.
+    pub id: u64,
+    /// Whether it is the request's last.
+    #[serde(rename = "final", default)]
+    pub is_final: bool,
+    /// Its outputs; without outputs and error it only says that it is the last.
+    #[serde(default)]
+    pub outputs: Option<Vec<TensorHeader<'static>>>,
+    /// Why there are none.
+    #[serde(default)]
+    pub error: Option<ErrorHeader>,
+}
+
+/// An error in a [`ResponseHeader`].
+#[derive(Debug, Deserialize)]
+pub struct ErrorHeader {
+    /// One of Triton's codes.
+    pub code: ErrorCode,
+    /// The message for clients.
+    pub message: String,
+}
+
+impl From<ErrorHeader> for InferError {
+    fn from(error: ErrorHeader) -> Self {
+        InferError::new(error.code, error.message)
+    }
+}

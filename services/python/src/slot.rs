@@ -1,0 +1,279 @@
+//! A slot holds the process of one instance. A thread starts the process, waits for its end, and starts the next one.
+//!
+//! The pause before a start grows while starts fail or processes end within a minute. [`Slot::outage`] reports the times without
+//! a process.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use tokio::sync::watch;
+use trireme_runtime::Outage;
+
+use crate::child::{Child, LOOK, Place, Recipe, kill_group};
+use crate::frame::{Layout, Link};
+use crate::message::{FromChild, ToChild};
+
+/// Pause before the second start in a row, and its bounds: twice as long each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// A process that has lived for this long ends the row of failures.
+const STEADY: Duration = Duration::from_secs(60);
+
+/// The time limit of `finalize`.
+const FINALIZE_LIMIT: Duration = Duration::from_secs(10);
+
+/// The slot of one instance's process. When it is dropped, the model is finalized and the process ends.
+pub struct Slot {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    recipe: Arc<Recipe>,
+    place: Place,
+    state: Mutex<State>,
+    changed: Condvar,
+    outage: watch::Sender<Outage>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The child's socket, while it can be used.
+    link: Option<Arc<Link>>,
+    /// The child, until it has ended.
+    pid: Option<Pid>,
+    /// The outcome of the first start, once it is over.
+    first: Option<Result<(), String>>,
+    ending: bool,
+}
+
+// === impl Slot ===
+
+impl Slot {
+    /// Begins to start the first process; [`Slot::wait`] waits for it.
+    pub fn begin(recipe: Arc<Recipe>, place: Place) -> std::io::Result<Slot> {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let outage = watch::Sender::new(Some(Arc::from("its process has not been started yet")));
+        let shared = Arc::new(Shared { recipe, place, state, changed, outage });
+        let watched = shared.clone();
+        let thread = std::thread::Builder::new().name("python-process".to_owned());
+        let thread = Some(thread.spawn(move || watched.run())?);
+        Ok(Slot { shared, thread })
+    }
+
+    /// Waits until the first start is over. Where it has failed, nothing is started any more.
+    pub fn wait(&self) -> Result<(), String> {
+        let mut state = self.shared.state.lock();
+        loop {
+            match &state.first {
+                Some(first) => return first.clone(),
+                None => self.shared.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// The socket to the process that is there.
+    pub fn link(&self) -> Option<Arc<Link>> {
+        self.shared.state.lock().link.clone()
+    }
+
+    /// The outages of the slot: times without a process.
+    pub fn outage(&self) -> watch::Receiver<Outage> {
+        self.shared.outage.subscribe()
+    }
+
+    /// A handle that kills the current process from another thread.
+    pub fn killer(&self) -> Killer {
+        Killer(self.shared.clone())
+    }
+
+    /// How the processes of this slot are started.
+    pub fn recipe(&self) -> &Recipe {
+        &self.shared.recipe
+    }
+
+    /// The instance's name.
+    pub fn instance(&self) -> &str {
+        &self.shared.place.name
+    }
+
+    /// Kills the process at the other end of this link, if it is the current one. The next process is started.
+    pub fn give_up(&self, link: &Arc<Link>, reason: &str) {
+        let mut state = self.shared.state.lock();
+        if state.link.as_ref().is_some_and(|current| Arc::ptr_eq(current, link)) {
+            self.shared.down(&mut state, reason);
+        }
+    }
+
+    /// Asks the model to clean up and waits until its process has ended.
+    fn finalize(&self) {
+        let link = {
+            let mut state = self.shared.state.lock();
+            state.ending = true;
+            self.shared.changed.notify_all();
+            state.link.clone()
+        };
+        let until = Instant::now() + FINALIZE_LIMIT;
+        if let Some(link) = link
+            && link.send(&ToChild::Finalize, &Layout::default()).is_ok()
+        {
+            while Instant::now() < until {
+                let Ok(frame) = link.receive(LOOK) else { break };
+                let message = frame.map(|frame| self.recipe().read(&frame, self.instance()));
+                if let Some(Ok(Some(FromChild::Finalized)) | Err(_)) = message {
+                    break;
+                }
+            }
+            // The process flushes its output and ends.
+            let until = until.min(Instant::now() + Duration::from_secs(1));
+            let mut state = self.shared.state.lock();
+            while state.pid.is_some() && !self.shared.changed.wait_until(&mut state, until).timed_out() {}
+        }
+        let mut state = self.shared.state.lock();
+        self.shared.down(&mut state, "the worker ends");
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.finalize();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has been reported already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Ends the process of an instance from another thread.
+pub struct Killer(Arc<Shared>);
+
+impl trireme_runtime::Stop for Killer {
+    /// Does nothing: the model learns of the cancellation by `is_cancelled`.
+    fn stop(&self) {}
+
+    fn kill(&self) -> bool {
+        let Killer(shared) = self;
+        tracing::error!(
+            model = shared.recipe.model,
+            instance = shared.place.name,
+            "an execution has passed the execution limit: its process is ended"
+        );
+        shared.down(&mut shared.state.lock(), "an execution has passed the execution limit");
+        true
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Makes the process unavailable and kills it.
+    fn down(&self, state: &mut State, reason: &str) {
+        state.link = None;
+        self.outage.send_replace(Some(Arc::from(reason)));
+        if let Some(pid) = state.pid {
+            kill_group(pid);
+        }
+    }
+
+    /// Starts processes, one after the other.
+    fn run(&self) {
+        let is_ending = || self.state.lock().ending;
+        let mut failures = 0u32;
+        loop {
+            match self.recipe.start(&self.place, false, &is_ending) {
+                Ok(child) => {
+                    let started = Instant::now();
+                    self.live(child);
+                    failures = if started.elapsed() >= STEADY { 0 } else { failures.saturating_add(1) };
+                }
+                Err(reason) => {
+                    let mut state = self.state.lock();
+                    if state.first.is_none() {
+                        state.first = Some(Err(reason));
+                        self.changed.notify_all();
+                        return;
+                    }
+                    if !state.ending {
+                        tracing::error!(
+                            model = self.recipe.model,
+                            instance = self.place.name,
+                            reason,
+                            "the model could not be loaded again; trying on"
+                        );
+                        self.outage.send_replace(Some(Arc::from(reason)));
+                    }
+                    failures = failures.saturating_add(1);
+                }
+            }
+            let until = Instant::now() + pause(failures);
+            let mut state = self.state.lock();
+            while !state.ending && !self.changed.wait_until(&mut state, until).timed_out() {}
+            if state.ending {
+                return;
+            }
+        }
+    }
+
+    /// Offers a process whose model is loaded, until it has ended.
+    fn live(&self, Child { mut process, link, .. }: Child) {
+        let Some(pid) = Pid::from_raw(process.id() as i32) else { return };
+        {
+            let mut state = self.state.lock();
+            (state.link, state.pid) = (Some(Arc::new(link)), Some(pid));
+            let again = state.first.replace(Ok(())).is_some();
+            self.outage.send_replace(None);
+            self.changed.notify_all();
+            if state.ending {
+                self.down(&mut state, "the worker ends");
+            } else if again {
+                tracing::info!(model = self.recipe.model, instance = self.place.name, "loaded again in a new process");
+            }
+        }
+        // The process is not reaped while another thread might kill it by its number.
+        while matches!(
+            waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT),
+            Err(rustix::io::Errno::INTR)
+        ) {}
+        let mut state = self.state.lock();
+        let was_used = state.link.take().is_some();
+        state.pid = None;
+        let status = process.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+        if was_used {
+            self.outage.send_replace(Some(Arc::from(format!("its process has ended ({status})"))));
+        }
+        if !state.ending {
+            tracing::error!(
+                model = self.recipe.model,
+                instance = self.place.name,
+                status,
+                "the model's process has ended; starting it again"
+            );
+        }
+        self.changed.notify_all();
+    }
+}
+
+/// The pause before the next start after this number of failures in a row.
+fn pause(failures: u32) -> Duration {
+    match failures {
+        0 => Duration::ZERO,
+        _ => (FIRST_PAUSE * 2u32.saturating_pow((failures - 1).min(16))).min(LONGEST_PAUSE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_grows_and_has_a_bound() {
+        let pauses: Vec<_> = (0..20).map(pause).collect();
+        assert_eq!(pauses[..4], [Duration::ZERO, FIRST_PAUSE, FIRST_PAUSE * 2, FIRST_PAUSE * 4]);
+        assert!(pauses.is_sorted());
+        assert_eq!(pauses[19], LONGEST_PAUSE);
+    }
+}

@@ -1,0 +1,295 @@
+//! Everything that a model.py may do, with a real interpreter.
+
+#![allow(clippy::unwrap_used, reason = "the helpers are part of the tests")]
+
+mod model;
+
+use std::sync::Arc;
+
+use model::{Model, answer, execute, request, texts};
+use trireme_inference::{DataType, ErrorCode, ParameterValue, Tensor};
+use trireme_runtime::{ExecuteRequest, Progress};
+
+#[test]
+fn tensors_of_every_datatype_and_size_come_back_as_they_went() {
+    let io = |kind: &str, name: &str| {
+        let declared = DataType::ALL.iter().filter(|datatype| **datatype != DataType::Bf16);
+        let tensors = declared
+            .map(|datatype| format!("{{ name: '{name}{datatype}' data_type: {} dims: [-1] }}", datatype.config_name()));
+        format!("{kind} [{}]", tensors.collect::<Vec<_>>().join(", "))
+    };
+    let code = "
+class TritonPythonModel:
+    def execute(self, requests):
+        # Twice through numpy: a view of what came, and a copy in another order of memory.
+        return [pb_utils.InferenceResponse([
+            pb_utils.Tensor('O' + tensor.name()[1:], np.asfortranarray(tensor.as_numpy())) for tensor in request.inputs()
+        ]) for request in requests]
+";
+    let model = Model::new(&format!("{} {}", io("input", "I"), io("output", "O")), code);
+    let mut instance = model.instance();
+    for elements in [1, 7, 20_000] {
+        let inputs: Vec<Tensor> = DataType::ALL
+            .into_iter()
+            .filter(|datatype| *datatype != DataType::Bf16)
+            .map(|datatype| {
+                let name = format!("I{datatype}");
+                let text = |index: usize| format!("{}\0é", "x".repeat(index % 5));
+                match datatype.element_size() {
+                    None => Tensor::from_bytes_elements(
+                        name,
+                        [elements as i64],
+                        &(0..elements).map(text).collect::<Vec<_>>(),
+                    ),
+                    Some(size) => {
+                        let bytes: Vec<u8> = (0..elements * size).map(|index| (index / size % 2) as u8).collect();
+                        Tensor::new(name, datatype, [elements as i64], bytes.into())
+                    }
+                }
+                .unwrap()
+            })
+            .collect();
+        let asked =
+            ExecuteRequest::made_up("r", inputs.clone(), inputs.iter().map(|input| format!("O{}", input.datatype())));
+        let response = execute(&mut instance, &[asked]).remove(0).unwrap();
+        let expected: Vec<_> = inputs
+            .into_iter()
+            .map(|input| {
+                let name = format!("O{}", input.datatype());
+                input.renamed(name)
+            })
+            .collect();
+        assert_eq!(response.outputs, expected);
+    }
+}
+
+#[test]
+fn a_batch_is_a_list_and_one_requests_error_is_its_own() {
+    let code = "
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            text = pb_utils.get_input_tensor_by_name(request, 'IN').as_numpy()[0].decode()
+            if text == 'bad':
+                error = pb_utils.TritonError('this one is bad', pb_utils.TritonError.INVALID_ARG)
+                responses.append(pb_utils.InferenceResponse(error=error))
+            elif text == 'raise':
+                raise ValueError('nothing goes')
+            elif text == 'none':
+                responses.append(None)
+            else:
+                out = np.array([f'{text} of {len(requests)}'], dtype=np.object_)
+                responses.append(pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor('OUT', out)]))
+        return responses[:1] if text == 'few' else responses
+";
+    let mut instance = Model::texts("", code).instance();
+    let batch = |instance: &mut _, names: &[&str]| {
+        execute(instance, &names.iter().map(|name| request(&[name])).collect::<Vec<_>>())
+    };
+    let results = batch(&mut instance, &["a", "bad", "c"]);
+    let said = |index: usize| texts(&results[index].as_ref().unwrap().outputs[0]);
+    assert_eq!((said(0), said(2)), (vec!["a of 3".to_owned()], vec!["c of 3".to_owned()]));
+    let error = results[1].as_ref().unwrap_err();
+    assert_eq!((error.code, error.message.as_str()), (ErrorCode::InvalidArg, "this one is bad"));
+
+    for (names, expected) in [
+        (
+            &["a", "raise"][..],
+            "Failed to process the request(s) for model instance 'm', message: ValueError: nothing goes (at ",
+        ),
+        (&["a", "few"], "InferenceRequest(s) size is:2, and InferenceResponse(s) size is:1"),
+    ] {
+        for result in batch(&mut instance, names) {
+            let error = result.unwrap_err();
+            assert!(error.code == ErrorCode::Internal && error.message.contains(expected), "{error:?}");
+        }
+    }
+    let error = batch(&mut instance, &["a", "none"]).pop().unwrap().unwrap_err();
+    assert!(error.message.contains("Expected an 'InferenceResponse' object"), "{error}");
+    assert_eq!(answer(&mut instance, &["still there"]).unwrap(), ["still there of 1"]);
+}
+
+#[test]
+fn a_model_is_told_what_triton_tells() {
+    let code = "
+import json
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args['model_config'])
+        self.known = [args[key] for key in ('model_name', 'model_version', 'model_instance_name', 'model_instance_kind')]
+        self.known += [config['parameters']['greeting']['string_value'], args['model_repository'].rsplit('/', 1)[1]]
+        self.known += [pb_utils.triton_string_to_numpy(pb_utils.get_output_config_by_name(config, 'OUT')['data_type']).__name__]
+    def execute(self, requests):
+        request, = requests
+        known = self.known + [request.request_id(), request.parameters(), str(request.timeout()), str(request.correlation_id())]
+        known += request.requested_output_names()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array(known, dtype=np.object_))])]
+";
+    let config = "parameters { key: 'greeting' value { string_value: 'hello' } }";
+    let mut instance = Model::texts(config, code).instance();
+    let parameters = [
+        ("mine", ParameterValue::Bool(true)),
+        ("timeout", ParameterValue::Int64(5)),
+        ("sequence_id", ParameterValue::Uint64(9)),
+    ];
+    let parameters = parameters.map(|(key, value)| (key.to_owned(), value)).into();
+    let asked = ExecuteRequest { parameters: Arc::new(parameters), ..request(&["x"]) };
+    let response = execute(&mut instance, &[asked]).remove(0).unwrap();
+    let expected = ["m", "1", "m_0_0", "CPU", "hello", "m", "object_", "client's", "{\"mine\": true}", "5", "9", "OUT"];
+    assert_eq!(texts(&response.outputs[0]), expected);
+}
+
+#[test]
+fn instances_on_gpus_are_told_which() {
+    let code = "
+class TritonPythonModel:
+    def initialize(self, args):
+        self.told = [args[key] for key in ('model_instance_kind', 'model_instance_device_id', 'model_instance_name')]
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array(self.told, dtype=np.object_))])]
+";
+    let mut model = Model::texts("instance_group [{ kind: KIND_GPU gpus: [0, 3] }]", code).load().unwrap();
+    let told: Vec<_> = model.instances.iter_mut().map(|instance| answer(instance, &["x"]).unwrap()).collect();
+    assert_eq!(told, [["GPU", "0", "m_0_gpu0_0"], ["GPU", "3", "m_0_gpu3_0"]]);
+}
+
+#[test]
+fn a_model_completes_its_configuration() {
+    let code = "
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({'name': 'IN', 'data_type': 'TYPE_STRING', 'dims': [1]})
+        config.add_output({'name': 'OUT', 'data_type': 'TYPE_STRING', 'dims': [1]})
+        config.set_max_batch_size(8)
+        config.set_dynamic_batching()
+        return config
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', request.inputs()[0].as_numpy())]) for request in requests]
+";
+    let model = Model::new("instance_group [{ count: 2 kind: KIND_CPU }]", code).load().unwrap();
+    assert_eq!((model.config.max_batch_size, model.config.inputs[0].name.as_str()), (8, "IN"));
+    assert_eq!((model.policy.max_rows(), model.instances.len()), (8, 2));
+    let fault = Model::new("max_batch_size: 16", code).fault();
+    assert!(fault.contains("auto_complete_config sets max_batch_size to 8, but the configuration has 16"), "{fault}");
+    let fault = Model::new("", "class TritonPythonModel:\n    def execute(self, requests): pass\n").fault();
+    assert!(fault.contains("declares no inputs or no outputs"), "{fault}");
+}
+
+#[test]
+fn execute_may_be_async_and_may_answer_by_response_senders() {
+    let code = "
+import asyncio, threading
+class TritonPythonModel:
+    async def execute(self, requests):
+        await asyncio.sleep(0)
+        responses = []
+        for request in requests:
+            text = request.inputs()[0].as_numpy()
+            response = pb_utils.InferenceResponse([pb_utils.Tensor('OUT', text)])
+            if text[0] == b'later':
+                sender = request.get_response_sender()
+                send = lambda: sender.send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                threading.Timer(0.05, send).start()
+                return None
+            responses.append(response)
+        return responses
+";
+    let mut instance = Model::texts("", code).instance();
+    assert_eq!(answer(&mut instance, &["now"]).unwrap(), ["now"]);
+}
+
+#[test]
+fn a_response_may_come_after_execute_has_returned() {
+    let code = "
+import threading
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            response = pb_utils.InferenceResponse([pb_utils.Tensor('OUT', request.inputs()[0].as_numpy())])
+            final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            threading.Timer(0.05, request.get_response_sender().send, (response, final)).start()
+";
+    // As Triton has it: a list of None says that senders are used.
+    let code = code.to_owned() + "        return [None] * len(requests)\n";
+    let mut instance = Model::texts(
+        "model_transaction_policy { decoupled: true }",
+        &code.replace("        return [None] * len(requests)\n", ""),
+    )
+    .instance();
+    let instance = instance.as_stepwise().unwrap();
+    instance.join(1, ExecuteRequest { in_parts: true, ..request(&["late"]) }).unwrap();
+    let done = loop {
+        if let Some((1, progress)) = instance.step().pop() {
+            break progress;
+        }
+    };
+    let Progress::Done(Ok(response)) = done else { panic!("{done:?}") };
+    assert_eq!(texts(&response.outputs[0]), ["late"]);
+}
+
+#[test]
+fn a_decoupled_model_gives_any_number_of_responses() {
+    let code = "
+class TritonPythonModel:
+    def execute(self, requests):
+        final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        for request in requests:
+            sender = request.get_response_sender()
+            words = request.inputs()[0].as_numpy()
+            for word in words:
+                if word == b'error':
+                    sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError('no', pb_utils.TritonError.NOT_FOUND)), final)
+                    break
+                if word == b'raise':
+                    raise pb_utils.TritonModelException('all of them')
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array([word]))]))
+            else:
+                sender.send(flags=final)
+";
+    let mut instance = Model::texts("model_transaction_policy { decoupled: true }", code).instance();
+    let instance = instance.as_stepwise().unwrap();
+    let mut run = |words: &[&str], in_parts: bool| {
+        instance.join(1, ExecuteRequest { in_parts, ..request(words) }).unwrap();
+        let mut seen = Vec::new();
+        loop {
+            for (_, progress) in instance.step() {
+                match progress {
+                    Progress::Part(outputs) => seen.push(texts(&outputs[0]).concat()),
+                    Progress::Done(Ok(last)) => {
+                        seen.extend(last.outputs.first().map(|output| texts(output).concat()));
+                        return Ok(seen);
+                    }
+                    Progress::Done(Err(error)) => return Err((seen, error)),
+                }
+            }
+        }
+    };
+    assert_eq!(run(&["a", "b", "c"], true).unwrap(), ["a", "b", "c"]);
+    assert_eq!(run(&[], true).unwrap(), [""; 0]);
+    assert_eq!(run(&["a"], false).unwrap(), ["a"]);
+    assert!(run(&["a", "b"], false).is_err(), "whoever takes one answer gets one");
+    let (seen, error) = run(&["a", "error"], true).unwrap_err();
+    assert_eq!((seen, error.code, error.message.as_str()), (vec!["a".to_owned()], ErrorCode::NotFound, "no"));
+    let (_, error) = run(&["raise"], true).unwrap_err();
+    assert!(error.message.contains("TritonModelException: all of them"), "{error}");
+}
+
+#[test]
+fn what_is_not_there_says_so() {
+    let code = "
+class TritonPythonModel:
+    def execute(self, requests):
+        said = []
+        for what in (lambda: pb_utils.MetricFamily('n', 'd', pb_utils.MetricFamily.COUNTER), lambda: pb_utils.load_model('m'),
+                     lambda: pb_utils.InferenceRequest(inputs=[], requested_output_names=[], model_name='m').exec()):
+            try:
+                what()
+            except pb_utils.TritonModelException as error:
+                said.append(str(error))
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array(said, dtype=np.object_))])]
+";
+    let said = answer(&mut Model::texts("", code).instance(), &["x"]).unwrap();
+    assert!(said.len() == 3 && said.iter().all(|text| text.ends_with("is not supported by Trireme")), "{said:?}");
+}

@@ -1,0 +1,67 @@
+"""What the scripts here share: the server's address, one line for each check, and an end at the first failure."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+#: Texts and the vectors that the model `embedding` of tests/repositories/texts gives for them, computed without the product.
+GOLDEN = [
+    golden
+    for golden in json.loads((Path(__file__).resolve().parents[2] / "models/golden.json").read_text())
+    if golden["text"]
+]
+TEXTS = [golden["text"] for golden in GOLDEN]
+VECTORS = np.array([golden["tiny_embedding"] for golden in GOLDEN], np.float32)
+
+QUERY = "what cause covid"
+
+
+class Failure(Exception):
+    """A check that does not hold; the text says what was expected and what was found."""
+
+
+def expect(holds, message):
+    if not holds:
+        raise Failure(message)
+
+
+def expect_equal(what, found, expected):
+    expect(found == expected, f"{what}: expected {expected!r}, found {found!r}")
+
+
+def expect_close(what, found, expected):
+    found, expected = np.asarray(found, np.float32), np.asarray(expected, np.float32)
+    expect_equal(f"{what}: shape", found.shape, expected.shape)
+    expect(np.allclose(found, expected, atol=1e-5), f"{what}: expected {expected}, found {found}")
+
+
+def expect_raised(what, error, call, *texts):
+    """`call` raises `error` with a message that contains each of `texts`; gives the error."""
+    try:
+        found = call()
+    except error as raised:
+        for text in texts:
+            expect(text in str(raised), f"{what}: expected a message with {text!r}, found {raised}")
+        return raised
+    except Exception as raised:  # noqa: BLE001
+        raise Failure(f"{what}: expected {error.__name__}, found {type(raised).__name__}: {raised}") from raised
+    raise Failure(f"{what}: expected {error.__name__}, found the answer {found!r}")
+
+
+def run(checks):
+    """Runs `checks`, functions of the server's URL and its API key, and ends the process with 0 or 1."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--url", required=True, metavar="HOST:PORT", help="the server's HTTP address")
+    parser.add_argument("--key", default="none", help="an API key of the server")
+    parser.add_argument("--full", action="store_true", help="the server takes no request: it is full")
+    arguments = parser.parse_args()
+    for check in checks["full"] if arguments.full else checks["serving"]:
+        try:
+            check(f"http://{arguments.url}", arguments.key)
+        except Failure as failure:
+            print(f"FAILED {check.__name__}: {failure}", flush=True)
+            sys.exit(1)
+        print(f"ok {check.__name__}", flush=True)

@@ -1,0 +1,61 @@
+"""OpenAI's Python library."""
+
+import openai
+from checks import TEXTS, VECTORS, expect, expect_close, expect_equal, expect_raised, run
+
+
+def client(url, key, **options):
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, **options)
+
+
+def embeddings_are_the_models(url, key):
+    # The library asks for base64 and decodes it.
+    answer = client(url, key).embeddings.create(model="embedding", input=TEXTS)
+    expect_close("vectors", [item.embedding for item in answer.data], VECTORS)
+    expect_equal("indices", [item.index for item in answer.data], list(range(len(TEXTS))))
+    expect(answer.usage.prompt_tokens > len(TEXTS), f"usage: {answer.usage}")
+    answer = client(url, key).embeddings.create(model="trireme/tiny-embedding", input=TEXTS[0], encoding_format="float")
+    expect_close("one vector", answer.data[0].embedding, VECTORS[0])
+
+
+def token_ids_are_openais(url, key):
+    ids = client(url, key).embeddings.create(model="embedding", input=[[15339, 1917]])
+    text = client(url, key).embeddings.create(model="embedding", input="hello world")
+    expect_equal("vectors", ids.data[0].embedding, text.data[0].embedding)
+
+
+def models_are_listed(url, key):
+    names = [model.id for model in client(url, key).models.list()]
+    expect("embedding" in names and "trireme/tiny-embedding" in names, f"models: {names}")
+    expect_equal("a model", client(url, key).models.retrieve("embedding").id, "embedding")
+
+
+def errors_are_the_librarys(url, key):
+    embed = client(url, key).embeddings.create
+    expect_raised("an empty list", openai.BadRequestError, lambda: embed(model="embedding", input=[]), "empty")
+    unknown = {"inputs": 1}
+    error = expect_raised(
+        "an unknown field",
+        openai.BadRequestError,
+        lambda: embed(model="embedding", input="a", extra_body=unknown),
+        "unknown field",
+    )
+    expect_equal("its parameter", error.param, "inputs")
+    error = expect_raised("an unknown model", openai.NotFoundError, lambda: embed(model="nobody", input="a"))
+    expect_equal("its code", error.code, "model_not_found")
+    wrong = client(url, "wrong").embeddings.create
+    expect_raised("a wrong key", openai.AuthenticationError, lambda: wrong(model="embedding", input="a"))
+
+
+def a_full_server_is_a_rate_limit(url, key):
+    embed = client(url, key).embeddings.create
+    error = expect_raised("a full server", openai.RateLimitError, lambda: embed(model="embedding", input="a"))
+    expect_equal("when to come again", error.response.headers["retry-after"], "1")
+
+
+run(
+    {
+        "serving": [embeddings_are_the_models, token_ids_are_openais, models_are_listed, errors_are_the_librarys],
+        "full": [a_full_server_is_a_rate_limit],
+    }
+)

@@ -1,0 +1,207 @@
+//! `make siege`: attackers use many connections or send in hostile ways, and honest clients measure what they feel of it.
+//!
+//! Attackers connect from addresses of their own on this host (127.0.0.2 to .9) and are bounded in count and time. Honest clients
+//! wait for each answer and check it; some keep their connection, others open one for each request. No answer may be missing,
+//! and the 99th percentile of the answers' times may be no more than [`FACTOR`] times that of the quiet phase.
+//!
+//! Not here: what single hostile requests do (the tests `attackers`), and changed inputs (`make fuzz`).
+
+mod attacks;
+mod frames;
+mod honest;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::{Mode, ModelFolder, Sandbox, Setup};
+
+pub use attacks::ATTACKS;
+pub use honest::Client;
+
+/// How many times as long as in the quiet answers may take.
+pub const FACTOR: u32 = 3;
+
+/// Quiet times below this say more of the scheduler of a busy host than of the server.
+const FLOOR: Duration = Duration::from_millis(10);
+
+/// Connections of a port: fewer than attackers open, so that limits are met.
+const MAX_CONNECTIONS: &str = "512";
+
+/// Where clients find the server.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// HTTP.
+    pub http: SocketAddr,
+    /// gRPC.
+    pub grpc: SocketAddr,
+}
+
+/// What honest clients of a kind felt.
+#[derive(Clone, Debug, Default)]
+pub struct Felt {
+    /// How long each answer took.
+    pub times: Vec<Duration>,
+    /// What became of requests without a right answer.
+    pub lost: Vec<String>,
+}
+
+/// A phase: the quiet, or an attack.
+#[derive(Clone, Debug)]
+pub struct Phase {
+    /// Its name.
+    pub name: &'static str,
+    /// How often attackers did what they do.
+    pub attempts: usize,
+    /// What each kind of honest client felt.
+    pub felt: Vec<(Client, Felt)>,
+    /// The memory that the server took at most, in bytes.
+    pub memory: u64,
+}
+
+/// Lays siege for `time` with each attack whose name has `only` in it; `show` is given each phase when it is over, the quiet first.
+pub fn siege(mode: Mode, time: Duration, only: &str, mut show: impl FnMut(&Phase)) -> Vec<Phase> {
+    let models = ModelFolder::basic(&["simple", "identity_fp32"]);
+    let flags = ["--max-connections", MAX_CONNECTIONS];
+    let mut sandbox = Setup::new(mode).repository(models.path()).gateway_arguments(&flags).start();
+    let target = Target { http: sandbox.address, grpc: sandbox.grpc_address() };
+    assert!(target.http.ip().is_loopback() && target.grpc.ip().is_loopback(), "a siege is for this host only");
+    // Whatever is made at first use is made before anything is measured.
+    phase(&sandbox, target, "first", time / 4, |_| 0);
+    let mut phases = vec![phase(&sandbox, target, "quiet", time, |_| 0)];
+    phases.iter().for_each(&mut show);
+    for attack in ATTACKS.iter().filter(|attack| attack.name.contains(only)) {
+        let besieged = phase(&sandbox, target, attack.name, time, |until| (attack.run)(target, until));
+        show(&besieged);
+        phases.push(besieged);
+    }
+    sandbox.check_running();
+    phases
+}
+
+fn phase(
+    sandbox: &Sandbox,
+    target: Target,
+    name: &'static str,
+    time: Duration,
+    attack: impl Fn(Instant) -> usize + Sync,
+) -> Phase {
+    let over = AtomicBool::new(false);
+    let until = Instant::now() + time;
+    let (mut memory, mut felt, mut attempts) = (0, Vec::new(), 0);
+    let asking = &over;
+    std::thread::scope(|scope| {
+        let ask = |client| (client, scope.spawn(move || honest::ask(client, target, asking)));
+        let clients = Client::ALL.map(ask);
+        let attack = scope.spawn(|| attack(until));
+        while Instant::now() < until || !attack.is_finished() {
+            memory = memory.max(sandbox.gateway.resident_bytes());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        over.store(true, Ordering::Relaxed);
+        attempts = attack.join().expect("attackers do not panic");
+        felt.extend(clients.map(|(client, thread)| (client, thread.join().expect("honest clients do not panic"))));
+    });
+    Phase { name, attempts, felt, memory }
+}
+
+/// What honest clients may not have felt.
+pub fn shortfalls(phases: &[Phase]) -> Vec<String> {
+    let Some((quiet, attacks)) = phases.split_first() else { return Vec::new() };
+    let mut found = Vec::new();
+    for phase in phases {
+        for (client, felt) in &phase.felt {
+            if let Some(first) = felt.lost.first() {
+                found.push(format!(
+                    "{}: {} requests {client} were lost, the first: {first}",
+                    phase.name,
+                    felt.lost.len()
+                ));
+            }
+            if felt.times.is_empty() {
+                found.push(format!("{}: no request {client} was answered", phase.name));
+            }
+        }
+    }
+    for (phase, client, felt) in attacks.iter().flat_map(|phase| phase.felt.iter().map(move |(c, f)| (phase, c, f))) {
+        let before =
+            quiet.felt.iter().find(|(other, _)| other == client).map_or(Duration::ZERO, |(_, felt)| felt.p99());
+        let (most, took) = (before.max(FLOOR) * FACTOR, felt.p99());
+        if took > most {
+            found.push(format!(
+                "{}: 99 % of requests {client} were answered within {took:.1?}, expected {most:.1?} at most ({before:.1?} in the quiet)",
+                phase.name
+            ));
+        }
+    }
+    found
+}
+
+// === impl Felt ===
+
+impl Felt {
+    /// The time within which 99 % of the answers came.
+    pub fn p99(&self) -> Duration {
+        self.percentile(99)
+    }
+
+    fn percentile(&self, percent: usize) -> Duration {
+        let mut times = self.times.clone();
+        times.sort_unstable();
+        let at = (times.len() * percent).div_ceil(100).saturating_sub(1);
+        times.get(at).copied().unwrap_or_default()
+    }
+}
+
+// === impl Phase ===
+
+impl Phase {
+    /// What the columns of its lines are.
+    pub const HEAD: &str = "attack    attempts   client               answers    lost       p50       p99    memory";
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (client, felt) in &self.felt {
+            let (answers, lost) = (felt.times.len(), felt.lost.len());
+            let (half, most) = (felt.percentile(50).as_secs_f64() * 1e3, felt.p99().as_secs_f64() * 1e3);
+            let (name, attempts, memory) = (self.name, self.attempts, self.memory >> 20);
+            let client = client.to_string();
+            writeln!(
+                f,
+                "{name:<8}{attempts:>10}   {client:<20}{answers:>8}{lost:>8}{half:>7.1} ms{most:>7.1} ms{memory:>6} MiB"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn phase(name: &'static str, milliseconds: u64, lost: usize) -> Phase {
+        let times = vec![Duration::from_millis(milliseconds); 100];
+        let felt = Felt { times, lost: vec!["connection closed".to_owned(); lost] };
+        Phase { name, attempts: 1, felt: vec![(Client::Health, felt)], memory: 0 }
+    }
+
+    #[test]
+    fn what_is_lost_or_late_is_told() {
+        assert_eq!(shortfalls(&[phase("quiet", 20, 0), phase("silent", 60, 0)]), [""; 0]);
+        assert_eq!(shortfalls(&[phase("quiet", 1, 0), phase("silent", 30, 0)]), [""; 0], "the floor is 10 ms");
+        let late = shortfalls(&[phase("quiet", 20, 0), phase("silent", 61, 0)]);
+        assert!(late.len() == 1 && late[0].contains("expected 60.0ms at most"), "{late:?}");
+        let lost = shortfalls(&[phase("quiet", 20, 0), phase("silent", 20, 1)]);
+        assert!(lost.len() == 1 && lost[0].ends_with("were lost, the first: connection closed"), "{lost:?}");
+        let mute = Phase { felt: vec![(Client::Health, Felt::default())], ..phase("silent", 0, 0) };
+        assert!(shortfalls(&[phase("quiet", 20, 0), mute])[0].contains("no request"));
+    }
+
+    #[test]
+    fn percentiles_are_of_all_answers() {
+        let felt = Felt { times: (1..=200).map(Duration::from_millis).collect(), lost: Vec::new() };
+        assert_eq!((felt.percentile(50), felt.p99()), (Duration::from_millis(100), Duration::from_millis(198)));
+    }
+}

@@ -1,0 +1,220 @@
+//! Models that are a model.py, with real interpreters: in one process, and as a service over NATS.
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use trireme_e2e::{Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, python, wait_until, workspace};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Threads that send requests, and how many children die meanwhile.
+const SENDERS: usize = 8;
+const DEATHS: usize = 6;
+
+/// Starts what hosts models of backend `python` only.
+fn setup(mode: Mode, repository: &Path, pythons: usize) -> Setup {
+    let python = python().display().to_string();
+    [Stage::Tokenizer, Stage::Model, Stage::Postprocess]
+        .into_iter()
+        .fold(Setup::new(mode), |setup, stage| setup.replicas(stage, 0))
+        .replicas(Stage::Python, pythons)
+        .repository(repository)
+        .worker_arguments(&["--python", &python])
+}
+
+/// The process that hosts the models: the only one, or the first of the service.
+fn worker(sandbox: &mut Sandbox, mode: Mode) -> &mut Process {
+    match mode {
+        Mode::AllInOne => &mut sandbox.gateway,
+        Mode::Services => sandbox.worker(Stage::Python, 0),
+    }
+}
+
+/// The interpreters that a process has started.
+fn children(of: u32) -> Vec<Pid> {
+    let parent = |id: &str| {
+        let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+        let fields = stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        // A zombie does not count.
+        (fields[0] != "Z").then(|| fields[1].parse::<u32>().ok()).flatten()
+    };
+    let entries =
+        fs::read_dir("/proc").expect("it is there").filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let numbers = entries.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+    numbers.filter(|id| parent(id) == Some(of)).filter_map(|id| Pid::from_raw(id.parse().ok()?)).collect()
+}
+
+fn kill(child: Pid) {
+    // It may have ended by itself.
+    let _ = kill_process(child, Signal::KILL);
+}
+
+fn words(text: &str) -> Request {
+    let inputs = json!([{"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": [text]}]);
+    Request::infer("words", &json!({ "inputs": inputs }))
+}
+
+fn killed_under_load(mode: Mode) {
+    let mut sandbox = setup(mode, &workspace().join("tests/repositories/python"), 2).start();
+    let (address, done, answered) = (sandbox.address, AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let senders: Vec<_> = (0..SENDERS)
+            .map(|sender| {
+                let (done, answered) = (&done, &answered);
+                scope.spawn(move || {
+                    for number in 0.. {
+                        if done.load(Ordering::Acquire) {
+                            return;
+                        }
+                        let text = format!("text {sender} {number}");
+                        let response = words(&text).send(address).expect("an answer");
+                        assert_eq!(response.status, 200, "{}", response.text());
+                        assert_eq!(response.output("WORDS")["data"], json!([text.to_uppercase()]));
+                        assert_eq!(response.output("LENGTH")["data"], json!([text.len()]));
+                        answered.fetch_add(1, Ordering::AcqRel);
+                    }
+                })
+            })
+            .collect();
+        let host = worker(&mut sandbox, mode).id();
+        for _ in 0..DEATHS {
+            let before = answered.load(Ordering::Acquire);
+            wait_until("requests are answered", LIMIT, || {
+                let are_there = children(host).len() == 3 && answered.load(Ordering::Acquire) > before + 2 * SENDERS;
+                (are_there || senders.iter().any(|sender| sender.is_finished())).then_some(())
+            });
+            children(host).into_iter().take(2).for_each(kill);
+        }
+        done.store(true, Ordering::Release);
+    });
+    // Some of them are killed before they are ready.
+    let lost = ["the model's process has ended; starting it again", "the model could not be loaded again; trying on"];
+    assert!(lost.map(|message| worker(&mut sandbox, mode).count(message)).iter().sum::<usize>() >= DEATHS);
+    let said = worker(&mut sandbox, mode).events().into_iter().any(|event| {
+        event["message"].as_str().is_some_and(|text| text.starts_with("counting as count_0_0"))
+            && event["model"] == "count"
+    });
+    assert!(said, "the model's own line is in the log");
+}
+
+#[test]
+fn children_killed_under_load_cost_no_request_in_one_process() {
+    killed_under_load(Mode::AllInOne);
+}
+
+#[test]
+fn children_killed_under_load_cost_no_request_over_nats() {
+    killed_under_load(Mode::Services);
+}
+
+/// A model that is initialized when a file is there.
+const GATED: &str = "
+import os, time
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def initialize(self, args):
+        while not os.path.exists(os.path.join(args['model_repository'], 'open')):
+            time.sleep(0.01)
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', request.inputs()[0].as_numpy())]) for request in requests]
+    def finalize(self):
+        open(os.path.join(os.path.dirname(os.path.dirname(__file__)), 'finalized'), 'w').close()
+";
+
+const ECHO: &str = "backend: 'python' input [{ name: 'IN' data_type: TYPE_INT32 dims: [1] }]
+                    output [{ name: 'OUT' data_type: TYPE_INT32 dims: [1] }] instance_group [{ count: 1 kind: KIND_CPU }]";
+
+fn echo(number: i32) -> Value {
+    json!({"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [number]}]})
+}
+
+fn not_ready_while_it_recovers(mode: Mode) {
+    let models = ModelFolder::new().model("gated", ECHO).file("gated/1/model.py", GATED).file("gated/open", "");
+    let mut sandbox = setup(mode, models.path(), 1).start();
+    assert_eq!(sandbox.infer("gated", &echo(1)).output("OUT")["data"], json!([1]));
+    fs::remove_file(models.path().join("gated/open")).expect("it was there");
+    let host = worker(&mut sandbox, mode).id();
+    children(host).into_iter().for_each(kill);
+    wait_until("the model is not ready", LIMIT, || (sandbox.model_ready("gated") == 400).then_some(()));
+    assert!(!sandbox.is_ready(), "nor is the server");
+    let address = sandbox.address;
+    let waiting = std::thread::spawn(move || Request::infer("gated", &echo(2)).send(address).expect("an answer"));
+    // The request waits. A process that could execute it would answer at once.
+    sandbox.wait_queued("gated", 1);
+    assert_eq!(sandbox.model_ready("gated"), 400);
+    fs::write(models.path().join("gated/open"), "").expect("it can be written");
+    let response = waiting.join().expect("no panic");
+    assert_eq!((response.status, &response.output("OUT")["data"]), (200, &json!([2])), "{}", response.text());
+    wait_until("the model is ready again", LIMIT, || (sandbox.model_ready("gated") == 200).then_some(()));
+
+    let child = children(host);
+    worker(&mut sandbox, mode).terminate();
+    worker(&mut sandbox, mode).wait_exit(LIMIT);
+    assert!(models.path().join("gated/finalized").exists(), "SIGTERM finalizes the model");
+    assert!(child.iter().all(|child| !Path::new(&format!("/proc/{}", child.as_raw_nonzero())).exists()));
+}
+
+#[test]
+fn a_model_is_not_ready_while_it_recovers_and_its_requests_wait_in_one_process() {
+    not_ready_while_it_recovers(Mode::AllInOne);
+}
+
+#[test]
+fn a_model_is_not_ready_while_it_recovers_and_its_requests_wait_over_nats() {
+    not_ready_while_it_recovers(Mode::Services);
+}
+
+#[test]
+fn children_do_not_outlive_a_worker_that_is_killed() {
+    let models = ModelFolder::new().model("gated", ECHO).file("gated/1/model.py", GATED).file("gated/open", "");
+    let mut sandbox = setup(Mode::AllInOne, models.path(), 1).start();
+    let left = children(sandbox.gateway.id());
+    assert_eq!(left.len(), 1);
+    sandbox.gateway.kill();
+    wait_until("the child is gone", LIMIT, || {
+        left.iter().all(|child| !Path::new(&format!("/proc/{}", child.as_raw_nonzero())).exists()).then_some(())
+    });
+}
+
+#[test]
+fn an_execution_past_the_limit_costs_its_process_and_not_the_worker() {
+    let code = "
+import time
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        if requests[0].inputs()[0].as_numpy()[0] == 666:
+            time.sleep(3600)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', request.inputs()[0].as_numpy())]) for request in requests]
+";
+    let models = ModelFolder::new().model("hangs", ECHO).file("hangs/1/model.py", code);
+    let setup = setup(Mode::AllInOne, models.path(), 1);
+    let python = python().display().to_string();
+    let mut sandbox = setup.worker_arguments(&["--python", &python, "--execution-limit-secs", "1"]).start();
+    let response = sandbox.infer("hangs", &echo(666));
+    assert!(response.status == 503 && response.text().contains("its process was lost"), "{}", response.text());
+    assert_eq!(sandbox.infer("hangs", &echo(1)).output("OUT")["data"], json!([1]));
+    assert!(sandbox.gateway.exited().is_none());
+}
+
+#[test]
+fn code_that_comes_with_a_request_to_load_it_does_not_run() {
+    let models = ModelFolder::new().model("gated", ECHO).file("gated/1/model.py", GATED).file("gated/open", "");
+    let setup = setup(Mode::AllInOne, models.path(), 1);
+    let sandbox = setup.gateway_arguments(&["--model-control-mode", "explicit", "--load-model", "gated"]).start();
+    let config = json!({
+        "backend": "python", "input": [{"name": "IN", "data_type": "TYPE_INT32", "dims": [1]}],
+        "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [1]}],
+    });
+    let files = json!({"parameters": {"config": config.to_string(), "file:1/model.py": "aW1wb3J0IG9z"}});
+    let response = sandbox.send(&Request::post("/v2/repository/models/mine/load", files.to_string()));
+    assert!(response.status == 400 && response.text().contains("--allow-python=uploads"), "{}", response.text());
+    let replaced = json!({"parameters": {"config": config.to_string()}});
+    let response = sandbox.send(&Request::post("/v2/repository/models/gated/load", replaced.to_string()));
+    assert!(response.status == 400 && response.text().contains("--allow-python=uploads"), "{}", response.text());
+    assert_eq!(sandbox.infer("gated", &echo(3)).output("OUT")["data"], json!([3]), "what was served is served on");
+}
