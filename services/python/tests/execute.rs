@@ -250,8 +250,11 @@ class TritonPythonModel:
 ";
     let mut instance = Model::texts("model_transaction_policy { decoupled: true }", code).instance();
     let instance = instance.as_stepwise().unwrap();
+    // As in a worker, no two requests have the same ticket: a request that has failed may still be answered by the model.
+    let mut ticket = 0;
     let mut run = |words: &[&str], in_parts: bool| {
-        instance.join(1, ExecuteRequest { in_parts, ..request(words) }).unwrap();
+        ticket += 1;
+        instance.join(ticket, ExecuteRequest { in_parts, ..request(words) }).unwrap();
         let mut seen = Vec::new();
         loop {
             for (_, progress) in instance.step() {
