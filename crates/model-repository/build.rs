@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     compiler.open_file("model_config.proto")?;
     let out = env::var("OUT_DIR")?;
     fs::write(Path::new(&out).join("model_config.bin"), compiler.encode_file_descriptor_set())?;
-    // Ordered maps: what is printed from a message is the same every time.
+    // Ordered maps: a message prints the same way every time.
     prost_build::Config::new().btree_map(["."]).compile_fds(compiler.file_descriptor_set())?;
     Ok(())
 }

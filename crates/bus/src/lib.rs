@@ -362,7 +362,7 @@ pub enum BusError {
         size: usize,
         /// The limit in bytes.
         limit: usize,
-        /// What takes no more, with the flag that changes it.
+        /// The part of the system with the limit, and the flag that changes it.
         taker: &'static str,
     },
     /// The broker has no room for a message that has to travel by claim.

@@ -42,7 +42,7 @@ pub enum Answer {
     Whole,
     /// In as many replies as the models make. The caller takes them one by one.
     InParts,
-    /// In parts, and this message is one of them: the step that makes the parts has run.
+    /// The answer comes in parts and this message is a part: the step that makes the parts has run.
     Part(Part),
 }
 

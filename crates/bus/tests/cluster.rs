@@ -1,5 +1,5 @@
-//! The bus over a cluster of three brokers, any one of which may fail: requests in progress continue, or fail with a
-//! passing error.
+//! The bus over a cluster of three brokers while any single broker fails: requests in progress continue, or fail with a passing
+//! error.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -292,7 +292,7 @@ async fn each_broker_may_go(replace: bool) {
     })
     .await;
     within("an empty queue", async {
-        // A broker that has just come back may still say that there is no such queue.
+        // A broker that has just come back may still report that the queue does not exist.
         let options = queue_options(3);
         done("declaring", async || worker.declare_queue(&model, &options).await).await;
         let mut puller = done("opening", async || worker.pull(&model).await).await;

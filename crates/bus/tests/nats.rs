@@ -581,7 +581,7 @@ async fn names_that_are_too_long_are_refused_and_disturb_nothing() {
     assert_eq!(*gateway.connection().borrow(), before, "the connection was not lost");
 }
 
-/// Each idle worker has a pull request at the broker; each message goes to one of them at once.
+/// Each idle worker has a pull request at the broker, which sends each message to a single worker at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_workers_can_wait_at_one_queue() {
     const WORKERS: usize = 1000;

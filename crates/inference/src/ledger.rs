@@ -30,12 +30,12 @@ pub struct Hop {
     pub compute_output_us: u64,
     /// Rows (batch elements) of the executed batch this request was part of.
     pub batch_size: u32,
-    /// What a tokenizer says of the request's texts; `None` from other steps.
+    /// A tokenizer's counts for the request's texts; `None` from other steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub texts: Option<TextFacts>,
 }
 
-/// What became of a request's texts in a tokenizer.
+/// A tokenizer's counts for the texts of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TextFacts {
     /// Tokens over all rows, special tokens included, padding not.

@@ -3,8 +3,8 @@
 /// Letters by which a name may differ from the one that was meant.
 const MOST_ERRORS: usize = 2;
 
-/// The one of `known` that is most like `name`: other capitals, `-` for `_`, or one or two letters that are wrong, missing, too
-/// many or in wrong order. `None` where none is like it, and where `name` is one of them.
+/// The entry of `known` that is most like `name`: other capitals, `-` for `_`, or one or two letters that are wrong, missing, too
+/// many or in wrong order. `None` where no entry is like it, and where `known` contains `name`.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let plain = |name: &str| name.to_lowercase().replace('-', "_");
     let wanted = plain(name);

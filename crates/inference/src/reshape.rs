@@ -16,8 +16,8 @@ pub struct Reshape {
 // === impl Reshape ===
 
 impl Reshape {
-    /// What `shape`, which is `from` with or without a batch dimension, becomes. Where it is neither, `shape` as it is: the
-    /// taking side will complain.
+    /// The new shape for `shape`, which is `from` with or without a batch dimension. Any other shape stays as it is: the
+    /// receiving model refuses it.
     pub fn apply(&self, shape: &Shape) -> Shape {
         let batch = shape.len().saturating_sub(self.from.len());
         let (batch, dims) = shape.split_at(batch.min(1));

@@ -27,8 +27,7 @@ pub struct RoutePlan {
     pub steps: Vec<PlanStep>,
     /// The model's outputs, in configuration order.
     pub outputs: Vec<String>,
-    /// What is done to the shapes of outputs before the client gets them, in this order; outputs that are not here keep
-    /// theirs.
+    /// The reshapes of outputs on their way to the client, in this order; an output without an entry keeps its shape.
     pub reshapes: BTreeMap<String, Vec<Reshape>>,
 }
 
@@ -55,7 +54,7 @@ pub struct StepInput {
     /// Whether the step may run without this input, if the tensor does not exist.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optional: bool,
-    /// What is done to the tensor's shape before the model gets it, in this order.
+    /// The reshapes of the tensor on its way to the model, in this order.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "read_reshapes")]
     pub reshapes: Vec<Reshape>,
 }

@@ -1,17 +1,17 @@
-//! Every backend that a configuration may name: what tells it, and which service hosts it. The only list of them; a service
-//! makes its own, and a test of the `trireme` command holds the two together.
+//! Every backend that a configuration may name: the platform and the file that select it, and the service that hosts it. A
+//! service registers its backends itself; a test of the `trireme` command compares the two lists.
 
 /// A backend that is known by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownBackend {
-    /// What `backend` in config.pbtxt says.
+    /// The value of `backend` in config.pbtxt.
     pub name: &'static str,
-    /// The service that hosts it, which is its stage. `None`: nobody here does, but an error that names such a backend says
-    /// more than one that knows of none.
+    /// The service that hosts the backend, which is its stage. `None`: no service here does, and an error that names the backend
+    /// can say so.
     pub service: Option<&'static str>,
-    /// The platform that means it.
+    /// The platform that selects this backend.
     pub(crate) platform: Option<&'static str>,
-    /// The file in a version directory that means it.
+    /// The file in a version directory that selects this backend.
     pub(crate) file: Option<&'static str>,
 }
 

@@ -1,8 +1,8 @@
-//! Tensors that pass between what batches and what does not, inside an ensemble.
+//! Fits tensors that pass, inside an ensemble, between models that batch and models that do not.
 //!
-//! Triton's rule (core: `EnsembleContext::ReshapeTensorDims`): a tensor that has the taker's dims already gets a batch
-//! dimension of 1 where the taker batches; one that has a batch dimension of 1 loses it where the taker does not and wants
-//! the dims alone. Everything else goes as it is, and is judged like any request.
+//! Triton's rule (core: `EnsembleContext::ReshapeTensorDims`): a tensor that already has the receiving model's dims gets a batch
+//! dimension of 1 if that model batches. A tensor with a batch dimension of 1 loses it if the receiving model does not batch and
+//! declares only the other dims. All other tensors stay as they are, and are checked like any request's.
 
 use trireme_inference::{Shape, Tensor};
 
@@ -11,8 +11,8 @@ use crate::ModelConfig;
 // === impl ModelConfig ===
 
 impl ModelConfig {
-    /// Inputs for this model, as other steps of an ensemble gave them, with a batch dimension of 1 added or taken off where
-    /// that makes them fit.
+    /// Inputs for this model, as other steps of an ensemble gave them, with a batch dimension of 1 added or removed where that
+    /// makes them fit.
     pub fn fit_inputs(&self, inputs: Vec<Tensor>) -> Vec<Tensor> {
         let dims = |name: &str| self.inputs.iter().find(|input| input.name == name).map(|input| &input.dims);
         inputs.into_iter().map(|input| self.fit(dims(input.name()), input)).collect()
@@ -33,7 +33,7 @@ impl ModelConfig {
     }
 }
 
-/// What `shape` becomes for a taker of these dims; `None` where it stays.
+/// `shape` with a batch dimension of 1 added or removed, so that `dims` accept it; `None` where neither does.
 fn fitted(dims: &Shape, batches: bool, shape: &Shape) -> Option<Shape> {
     match (batches, shape.split_first()) {
         (true, _) => dims.accepts(shape).then(|| shape.prepend(1)),

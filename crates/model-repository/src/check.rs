@@ -11,20 +11,20 @@ use trireme_inference::{
 
 use crate::{ModelConfig, ModelInput};
 
-/// What Triton adds where a shape does not fit a model that batches.
+/// Triton's addition to the error where a shape does not fit a model that batches.
 const BATCH_DIMENSION_NOTE: &str = "NOTE: Setting a non-zero max_batch_size in the model config requires a batch \
      dimension to be prepended to each input shape. If you want to specify the full shape including the batch dim in \
      your input dims config, try setting max_batch_size to zero. See the model configuration docs for more info on \
      max_batch_size.";
 
-/// What a tensor says of itself.
+/// A tensor's name, datatype and shape as the request gives them.
 struct Claim<'a> {
     name: &'a str,
     datatype: DataType,
     shape: &'a Shape,
 }
 
-/// Whose request is judged.
+/// The request that is checked.
 #[derive(Clone, Copy)]
 struct Request<'a> {
     /// The client's id for it, empty when it gave none; `None` for work that came from another stage.
@@ -195,7 +195,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// What is wrong with a tensor's bytes, or with dimensions that no schema speaks of.
+    /// The error for a tensor's bytes, or for dimensions that no configuration declares.
     fn byte_fault(&self, request: Request<'_>, data: &[u8], fault: TensorError) -> InferError {
         let model = &self.name;
         let text = match fault {

@@ -51,7 +51,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Makes the model decoupled: what it is made of is.
+    /// Makes an ensemble decoupled, because one of its models is.
     pub(crate) fn set_decoupled(&mut self) {
         self.message.model_transaction_policy.get_or_insert_default().decoupled = true;
         self.decoupled = true;

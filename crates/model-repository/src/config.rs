@@ -143,7 +143,7 @@ pub struct DynamicBatching {
     pub priority_queue_policy: BTreeMap<u32, QueuePolicy>,
 }
 
-/// What happens to requests that wait.
+/// The rules for requests that wait in the queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueuePolicy {
     /// On timeout move the request behind all others (DELAY) instead of answering it with an error (REJECT).
@@ -215,7 +215,7 @@ pub enum WarmupData {
     File(String),
 }
 
-/// What a backend found out about a model whose configuration leaves inputs or outputs open.
+/// The inputs, outputs and batch size that a backend found for a model whose configuration leaves them open.
 #[derive(Clone, Debug, Default)]
 pub struct AutoComplete {
     /// The model's inputs with their full shapes, -1 for any size; used where the configuration declares none.
@@ -272,8 +272,8 @@ impl ModelConfig {
         })
     }
 
-    /// The level of the model's queue that a request of this priority waits at; 0 where it has no levels. What is no level is
-    /// the default one, as 0 is.
+    /// The level of the model's queue in which a request of this priority waits; 0 where the queue has no levels. A priority
+    /// without a level, such as 0, gets the default level.
     pub fn priority_level(&self, priority: u64) -> u32 {
         match &self.dynamic_batching {
             Some(batching) if batching.priority_levels == 0 => 0,

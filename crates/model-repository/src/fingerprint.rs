@@ -5,17 +5,17 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::time::SystemTime;
 
-/// Directories within directories that are looked into; a loop of links ends there.
+/// The most levels of directories that are hashed; a loop of links ends there.
 const MAX_DEPTH: usize = 8;
 
-/// A number for everything in the directory `path` whose own name `counts`. What cannot be read counts as not there.
+/// A hash over all entries of the directory `path` whose own name `counts`. An unreadable entry counts as missing.
 pub(crate) fn of(path: &Path, counts: impl Fn(&str) -> bool) -> u64 {
     let mut hasher = DefaultHasher::new();
     add(&mut hasher, path, &counts, 0);
     hasher.finish()
 }
 
-/// A number for a value.
+/// A value's hash.
 pub(crate) fn hash(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);

@@ -1,19 +1,19 @@
-//! The model repository: `config.pbtxt` to a validated [`ModelConfig`], version directories to what is served, and
+//! The model repository: `config.pbtxt` to a validated [`ModelConfig`], version directories to the versions that are served, and
 //! ensembles to type-checked routes.
 //!
 //! Invariants:
 //! - A [`ModelConfig`] that exists is valid and normalized: defaults are filled in, names are unique, an ensemble's data
 //!   flow is sound. Its fields and the message that `/config` prints say the same.
-//! - A route plan that [`compile_ensemble`] gave was held against the configurations of all its steps: every datatype
-//!   and shape that meet agree, and every required input has a source.
-//! - A path in a [`ModelConfig`] leads nowhere but into the model's own folder, unless the operator has put a link there. One
-//!   that came with a request says nothing of files outside ([`requested`]).
-//! - Error texts are Triton's where it has one, because clients and tests match them; what they leave out follows after.
+//! A route plan of [`compile_ensemble`] fits the configurations of all its steps: datatypes and shapes that meet agree, and every
+//! required input has a source.
+//! A path in a [`ModelConfig`] stays within the model's own folder, unless the operator has put a link there. A configuration
+//! that came with a request names no files outside ([`requested`]).
+//! Error texts are Triton's where it has one, because clients and tests match them; further details follow after Triton's text.
 //!
 //! A Hugging Face folder is a second way to a repository: `folder` derives the configurations from its files.
 //!
-//! The path of a configuration: `parse` reads text or JSON into the generated message, `normalize` fills in what was left
-//! out, `validate` judges it, `view` turns it into [`ModelConfig`].
+//! The path of a configuration: `parse` reads text or JSON into the generated message, `normalize` fills in the defaults,
+//! `validate` checks it, `view` turns it into [`ModelConfig`].
 //!
 //! Not here: loading models (the services do), watching for changes, any I/O besides reading repositories and model folders,
 //! and laying down the files of models that came with a request or are made of a folder.

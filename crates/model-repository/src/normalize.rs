@@ -16,18 +16,18 @@ pub(crate) const ENSEMBLE: &str = "ensemble";
 /// How long a sequence may be idle before its slot is free again, unless the configuration says otherwise.
 const SEQUENCE_IDLE_MICROSECONDS: u64 = 1_000_000;
 
-/// What is known around a configuration when it is read.
+/// Facts about a configuration's surroundings that the defaults depend on.
 #[derive(Debug, Default)]
 pub(crate) struct Surroundings<'a> {
     /// The model's directory name, where it comes from a repository: the name it must have.
     pub(crate) directory: Option<&'a str>,
-    /// Names of what lies in the version directories.
+    /// Names of the files in the version directories.
     pub(crate) files: BTreeSet<String>,
     /// GPUs of this host that models may use.
     pub(crate) gpus: &'a [i32],
 }
 
-/// Fills `message` in.
+/// Fills in the defaults of `message`.
 pub(crate) fn normalize(message: &mut ModelConfig, around: &Surroundings<'_>) {
     if message.name.is_empty() {
         message.name = around.directory.unwrap_or_default().to_owned();

@@ -121,8 +121,8 @@ fn with_list_colons(text: &str) -> String {
 // === impl ModelConfig ===
 
 impl ModelConfig {
-    /// The configuration that `text`, in config.pbtxt's format, gives a model in the directory `directory`: the name
-    /// must be that or be left out. What a version directory would tell about the backend is not known here.
+    /// The configuration that `text`, in config.pbtxt's format, gives a model in the directory `directory`: the name must be that
+    /// or be left out. The files of version directories, which may decide the backend, are not known here.
     pub fn parse(text: &str, directory: &str) -> Result<ModelConfig, RepositoryError> {
         let message = read_text(text, &format!("{directory}/config.pbtxt"))?;
         ModelConfig::from_message(message, &Surroundings { directory: Some(directory), ..Default::default() })

@@ -47,12 +47,11 @@ pub struct RepositoryModel {
     pub versions: Vec<i64>,
     labels: BTreeMap<String, Arc<[String]>>,
     fingerprints: BTreeMap<i64, u64>,
-    /// What of it came with a request to load it; `None`: nothing.
+    /// The parts of the model that came with a load request; `None`: all comes from the repository.
     pub uploaded: Option<Uploaded>,
 }
 
-/// What came with a request to load a model: its configuration, and maybe its files, which are there for as long as a clone of
-/// this is.
+/// The configuration, and maybe the files, that came with a load request. The files exist as long as a clone of this does.
 #[derive(Clone, Debug)]
 pub struct Uploaded {
     _folder: Option<Arc<TempDir>>,
@@ -63,11 +62,11 @@ pub struct Uploaded {
 pub struct BrokenModel {
     /// The version directories that could be found, ascending.
     pub versions: Vec<i64>,
-    /// What is wrong.
+    /// The fault.
     pub fault: Arc<RepositoryError>,
 }
 
-/// What a request to load a model puts in place of what its directory holds.
+/// The content of a load request that replaces the content of the model's directory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Replacement<'a> {
     /// The whole configuration, as JSON.
@@ -308,8 +307,8 @@ impl RepositoryModel {
         self.path.join(version.to_string())
     }
 
-    /// A number that changes when files of the version, or those beside its directory, do. Files are told apart by size and
-    /// time of change, within one process.
+    /// A number that changes when files of the version, or those beside its directory, change. It compares files by size and time
+    /// of change, and is valid within one process.
     pub fn fingerprint(&self, version: i64) -> u64 {
         self.fingerprints.get(&version).copied().unwrap_or_default()
     }
@@ -337,7 +336,7 @@ fn version_directories(path: &Path) -> Result<BTreeMap<i64, PathBuf>, Repository
 // === impl VersionPolicy ===
 
 impl VersionPolicy {
-    /// Those of `versions` (ascending) that are served, ascending.
+    /// The subset of `versions` that is served. Both are ascending.
     pub fn choose(&self, versions: &[i64]) -> Vec<i64> {
         match self {
             VersionPolicy::All => versions.to_vec(),
@@ -380,7 +379,6 @@ struct Entry {
     is_directory: bool,
 }
 
-/// What lies in the directory `path`, in order of name. Links are followed: mounted configurations are made of them.
 /// The paths without those that name a directory a second time.
 fn distinct(paths: &[PathBuf]) -> impl Iterator<Item = &PathBuf> {
     let mut seen = BTreeSet::new();

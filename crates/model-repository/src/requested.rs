@@ -1,15 +1,15 @@
 //! Checks a configuration that came with a request to load a model. The client that sends it need not be the operator: the
 //! configuration may say how the model computes, and may name no file or library outside the model's own folder.
 //!
-//! The lists say what is allowed, so that a new setting of ONNX Runtime is refused until it is added here. The paths of every
-//! configuration are checked by `validate`.
+//! The lists name the allowed settings, so that a new setting of ONNX Runtime is refused until it is added here. `validate`
+//! checks the paths of every configuration.
 
 use crate::{ModelConfig, RepositoryError};
 
 /// Beginnings of parameters that ONNX Runtime takes as settings of its sessions.
 const SESSION_SETTINGS: [&str; 4] = ["session.", "optimization.", "mlas.", "ep."];
 
-/// Those of them that name no file and no address in memory.
+/// The session settings that name no file and no address in memory.
 const SESSION: &[&str] = &[
     "mlas.disable_kleidiai",
     "mlas.enable_gemm_fastmath_arm64_bfloat16",
@@ -80,7 +80,7 @@ const ACCELERATORS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Checks a configuration that came with a request. The fault names the setting and what may be set.
+/// Checks a configuration that came with a request. The error names the setting and the allowed ones.
 pub(crate) fn check(config: &ModelConfig) -> Result<(), RepositoryError> {
     let refuse = |what: &str, key: &str, allowed: &[&str]| {
         Err(RepositoryError::Invalid(format!(

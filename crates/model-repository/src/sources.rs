@@ -1,4 +1,4 @@
-//! What a command line names as models: model repositories, and model folders, of which a repository is derived.
+//! The models of a command line: model repositories, and model folders, from which a repository is derived.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,11 +27,11 @@ pub struct ModelFolder {
     pub name: String,
     /// Where it is.
     pub path: PathBuf,
-    /// What was derived.
+    /// The folder's derived description.
     pub description: FolderDescription,
 }
 
-/// Why something that was named cannot be served.
+/// The reason why a path of the command line cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages show")]
 pub enum SourceError {
@@ -47,7 +47,7 @@ pub enum SourceError {
          downloaded with: hf download org/name --local-dir FOLDER"
     )]
     Missing(String),
-    /// A name for what has names of its own.
+    /// A name was given for a model repository, whose models have names already.
     #[error("'{path}' is a model repository, whose models have names; a name goes with a model folder: found '{name}'")]
     Named { name: String, path: String },
     /// A name that cannot be one.
@@ -67,7 +67,7 @@ pub enum SourceError {
 // === impl SourceError ===
 
 impl SourceError {
-    /// What kind of fault it is.
+    /// The error's code.
     pub fn code(&self) -> ErrorCode {
         match self {
             SourceError::Missing(_) => ErrorCode::NotFound,
@@ -130,7 +130,7 @@ impl ModelFolder {
         place(&self.description.models(&self.name), &self.path, directory, placement)
     }
 
-    /// What was derived, in a line for each part: `tokenizer: max_length 256 (sentence_bert_config.json: max_seq_length)`.
+    /// The derived values, in a line for each part: `tokenizer: max_length 256 (sentence_bert_config.json: max_seq_length)`.
     pub fn summary(&self) -> Vec<String> {
         let mut parts: BTreeMap<usize, (&str, Vec<String>)> = BTreeMap::new();
         let order = ["", "tokenizer", "model", "postprocess"];
@@ -147,7 +147,7 @@ impl ModelFolder {
     }
 }
 
-/// What a path is.
+/// The two kinds of path.
 enum Source {
     Repository(PathBuf),
     Folder(Box<ModelFolder>),

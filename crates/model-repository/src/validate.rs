@@ -1,6 +1,6 @@
-//! Judges a normalized message: what Triton refuses is refused in its words, and so is what would only surprise later.
+//! Checks a normalized message: refuses what Triton refuses, in its words, and also what would only surprise later.
 //!
-//! Inputs and outputs may be missing: the backend completes them. What is declared has to be whole.
+//! Inputs and outputs may be missing: the backend completes them. An input or output that is declared must be complete.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
@@ -187,7 +187,7 @@ fn validate_metrics(message: &ModelConfig) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a group's GPUs exist is for the host that runs it to say.
+/// Does not check that a group's GPUs exist: only the host that runs it knows them.
 fn validate_instance_groups(message: &ModelConfig) -> Result<(), String> {
     for group in &message.instance_group {
         let which = format!("instance group {} of model {}", group.name, message.name);
@@ -205,7 +205,7 @@ fn validate_instance_groups(message: &ModelConfig) -> Result<(), String> {
     Ok(())
 }
 
-/// What inputs and outputs have in common.
+/// The fields that inputs and outputs share.
 struct Declaration<'a> {
     /// `input` or `output`.
     role: &'static str,

@@ -173,7 +173,7 @@ impl Announcer {
 // === impl Entries ===
 
 impl Entries {
-    /// Takes in a new value, `None` being that there is no entry any more.
+    /// Takes in a new value; `None` removes the entry.
     fn change(
         &mut self,
         key: String,
@@ -187,7 +187,7 @@ impl Entries {
         self.mark(key, caller);
     }
 
-    /// Notes that the value of a key is to be written.
+    /// Notes that a key's value has to be written.
     fn mark(&mut self, key: String, caller: Option<oneshot::Sender<Result<(), BusError>>>) {
         match self.unwritten.iter_mut().find(|unwritten| unwritten.key == key) {
             Some(unwritten) => unwritten.callers.extend(caller),

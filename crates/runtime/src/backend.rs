@@ -42,7 +42,7 @@ pub struct ModelSource<'a> {
     pub version_path: &'a Path,
     /// Whether the backend may complete the configuration.
     pub auto_complete: bool,
-    /// What of it came with a request to load it, in place of what the repository has; `None`: nothing.
+    /// The parts that came with a load request and replace the repository's; `None`: none did.
     pub uploaded: Option<&'a Uploaded>,
 }
 
@@ -103,7 +103,7 @@ impl Instance {
         }
     }
 
-    /// Tells of times in which it cannot execute, where there may be any.
+    /// Reports the times in which the instance cannot execute, if it may have any.
     pub(crate) fn outage(&self) -> Option<watch::Receiver<Outage>> {
         match self {
             Instance::Batch(instance) => instance.outage(),
@@ -138,8 +138,9 @@ pub trait ModelInstance: Send {
         None
     }
 
-    /// Tells of times in which it cannot execute, for one that may lose what it needs for that and gets it back by itself. The
-    /// harness takes no work for it meanwhile; while all instances of a model are out, the model is not ready.
+    /// Reports the times in which the instance cannot execute: for an instance that may lose a resource and gets it back by
+    /// itself. Meanwhile the harness takes no work for the instance. While all instances of a model are out, the model is not
+    /// ready.
     fn outage(&self) -> Option<watch::Receiver<Outage>> {
         None
     }
@@ -164,7 +165,7 @@ pub trait Stop: Send + Sync {
 pub struct ExecuteRequest {
     /// The request's id: the same for each execution, on every worker.
     pub request_id: String,
-    /// What the client calls the request; may be empty.
+    /// The client's own id for the request; may be empty.
     pub client_id: String,
     /// Inputs under the model's names, checked against its configuration.
     pub inputs: Vec<Tensor>,
@@ -214,7 +215,7 @@ pub struct ExecuteResponse {
     pub outputs: Vec<Tensor>,
     /// Durations of the execution's parts. The same for all requests of a batch.
     pub timing: ExecuteTiming,
-    /// What became of the request's texts, where the model is a tokenizer.
+    /// The counts for the request's texts, where the model is a tokenizer.
     pub texts: Option<TextFacts>,
 }
 
@@ -272,7 +273,7 @@ pub trait StepwiseInstance: Send {
     /// deadlines and cancellations between two calls.
     fn step(&mut self) -> Vec<(Ticket, Progress)>;
 
-    /// Tells of times in which it cannot execute; see [`ModelInstance::outage`].
+    /// Reports the times in which the instance cannot execute; see [`ModelInstance::outage`].
     fn outage(&self) -> Option<watch::Receiver<Outage>> {
         None
     }

@@ -3,8 +3,8 @@
 //! A gateway sends a command to all processes on one topic of the bus ([`command`]). Each process with a model
 //! repository is a [`Participant`]: it carries the command out if the command concerns it, and answers. When no
 //! participant failed, the gateway writes the model's wanted state into a store of the bus ([`settle`]), under one key
-//! per model. Every process follows the store, so a process that starts learns what was loaded by request, and a
-//! process that missed a command catches up. [`Control`] does all of that for one process.
+//! per model. Every process follows the store, so a process that starts knows which models were loaded by request, and a process
+//! that missed a command catches up. [`Control`] does all of that for one process.
 //!
 //! Of two changes of a model the later one holds, and the store alone decides which one that is: a gateway overwrites
 //! only the change that it has read, and gives its own the next number. The number is part of the change because a

@@ -1,5 +1,5 @@
-//! How a worker ends without losing a request: it finishes what it has begun, and the bus delivers the rest to other
-//! workers.
+//! The end of a worker, without losing a request: the worker finishes the work that it has begun, and the bus delivers the rest
+//! to other workers.
 //!
 //! The whole drain has one time limit, because the process is killed after its orchestrator's limit. A bus that is
 //! lost, or that takes nothing more, does not make the drain longer.

@@ -1,4 +1,4 @@
-//! What an instance's thread does: takes what is to run, executes it, counts it, and concludes each request.
+//! The thread of an instance: takes the next batch, executes it, counts it, and concludes each request.
 //!
 //! Not here: instances that work step by step (`stepwise`), and what becomes of a result or an error (`settle`).
 
@@ -20,10 +20,10 @@ use crate::statistics::runs::{Runs, executed};
 use crate::stepwise::Stepper;
 use crate::watchdog::Abort;
 
-/// Name under which a worker fails one of whose instances' threads has ended.
+/// The worker's reason for ending after an instance's thread has ended by a panic.
 const FAILURE: &str = "instance that panicked";
 
-/// A thread that ends by a panic, which is none of its model's: nobody takes what waits for it, so the worker has to end.
+/// Ends the worker if an instance's thread panics outside the model's code: no thread would take the model's waiting requests.
 struct EndsOnPanic(Arc<HostedModel>);
 
 impl Drop for EndsOnPanic {
@@ -76,14 +76,14 @@ impl HostedModel {
                     false
                 }
             };
-            // What waits is not for an instance that is broken: it is handed back.
+            // A broken instance takes no waiting requests: the worker hands them back.
             if (called || streak.is_due()) && !self.run_canary(instance.as_mut()) {
                 return;
             }
         }
     }
 
-    /// What of a batch is to be executed now.
+    /// The requests of a batch that are still to be executed.
     pub(crate) fn begin(self: &Arc<Self>, batch: Vec<Work>, started: Instant) -> Vec<(ExecuteRequest, Pending)> {
         let wanted = batch.into_iter().filter_map(|work| self.begin_one(work, started));
         self.count_attempts(wanted.collect())
@@ -220,7 +220,7 @@ pub(crate) fn panicked() -> InferError {
     InferError::internal("model instance panicked while executing")
 }
 
-/// What a response's span says of its batch.
+/// The execution's part in the span of a response.
 pub(crate) fn computed(timing: &ExecuteTiming) -> Computed {
     Computed {
         batch_size: timing.batch_size,

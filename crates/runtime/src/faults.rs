@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-/// The most bytes of faults that are named, more than one of them.
+/// The most bytes of faults that are listed, unless a single fault is longer.
 const MOST: usize = 1500;
 
 /// The faults, as many of them as a line takes, and how many more there are.
@@ -35,7 +35,7 @@ mod tests {
         let many = list((0..30).map(|number| format!("{number} {}", "x".repeat(200))));
         assert!(many.len() < MOST + 100, "{}", many.len());
         assert!(many.ends_with("; and 23 more, which `trireme validate` names, too"), "{many}");
-        // One that is long by itself is told whole.
+        // A single long fault is listed whole.
         assert_eq!(list(["y".repeat(3000)]).len(), 3000);
     }
 }

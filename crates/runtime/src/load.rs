@@ -109,7 +109,7 @@ fn unknown_backend(model: &RepositoryModel) -> LoadError {
     ))
 }
 
-/// What to do instead, as far as the files of a model say.
+/// Advice on another backend, going by the files in the model's version folder.
 fn instead(model: &RepositoryModel) -> Option<String> {
     let folder = model.version_path(*model.versions.last()?);
     let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();

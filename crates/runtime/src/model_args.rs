@@ -41,8 +41,8 @@ impl ModelArgs {
         self.models.is_empty() && self.named.is_empty() && self.model_repository.is_empty()
     }
 
-    /// The model repositories, with one that is derived of the model folders, and says what was derived. What it gives has to
-    /// be kept for as long as models are loaded.
+    /// The model repositories, and one that is derived from the model folders; the derived values are logged. The result has to
+    /// be kept as long as models are loaded.
     pub fn open(&self) -> anyhow::Result<ModelSources> {
         let named = self.named.iter().map(|(name, folder)| (Some(name.as_str()), folder.as_str()));
         let sources = ModelSources::open(self.models.iter().map(|model| (None, model.as_str())).chain(named));

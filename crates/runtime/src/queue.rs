@@ -51,7 +51,7 @@ struct State<T> {
     closed: bool,
 }
 
-/// Room for one request in this worker, from before it is admitted until it has left.
+/// Room for one request in this worker: taken before the request is admitted, freed when the request has left.
 pub struct Permit<T> {
     queue: Arc<WorkQueue<T>>,
 }

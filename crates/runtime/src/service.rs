@@ -53,7 +53,7 @@ pub struct WorkerArgs {
     #[arg(long, env = "TRIREME_CANARY_SECS", value_name = "SECONDS", default_value_t = 0)]
     pub canary_secs: u64,
 
-    /// Seconds to finish work in hand when told to stop
+    /// Seconds to finish requests in progress when stopping
     #[arg(long, env = "TRIREME_EXIT_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 30)]
     pub exit_timeout_secs: u64,
 
@@ -198,11 +198,11 @@ pub async fn or_shutdown<T, E>(
     }
 }
 
-/// Lets this process have as many files open as it may: each client's connection is one, and systems begin with few.
+/// Raises the limit of open files as far as the system allows: each client's connection is a file, and the usual limit is low.
 fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current < limit.maximum || limit.maximum.is_none() {
-        // What is not possible stays as it is; the gateway says what that means for it.
+        // A limit that cannot be raised stays; the gateway logs how many connections it allows.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     }
 }

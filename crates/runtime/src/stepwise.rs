@@ -35,7 +35,7 @@ pub(crate) struct Stepper {
 /// A request within the instance.
 struct InHand {
     exit: Exit,
-    /// The handle of its delivery; the canary request has none.
+    /// The delivery's handle; the canary request comes from no delivery.
     holding: Option<Holding>,
     joined: Instant,
     cancelled: CancelFlag,
@@ -72,8 +72,8 @@ impl Stepper {
         }
     }
 
-    /// Lets requests join as far as there is room. Waits for a request only if the instance has none. Returns `false`
-    /// when no more requests will come.
+    /// Lets requests join as far as there is room. Waits for a request only if the instance is empty. Returns `false` when no
+    /// more requests will come.
     fn take_in(&mut self) -> bool {
         if self.model.executions.broken() {
             // The requests that wait are handed back to the bus.

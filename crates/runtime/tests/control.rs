@@ -104,7 +104,7 @@ async fn two_gateways_at_once_end_with_one_state_everywhere() {
         }
     });
     join_all(clients).await;
-    // The store has a change for every order: no order overwrote another one that it did not know.
+    // The store has a change for every order: no order overwrote an order that it did not know.
     let later = Process::start(&bus, "worker 3", &tasks).await;
     for model in ["a", "b"] {
         let Change { number, .. } = later.memory.get(model).expect("there were orders");

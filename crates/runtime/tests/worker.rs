@@ -31,7 +31,7 @@ const ON_ITS_WAY: Duration = Duration::from_millis(500);
 /// The id of canary requests here.
 const CANARY_ID: &str = "canary";
 
-/// Whether an instance hangs already: `hang once` hangs only one of them.
+/// Whether an instance hangs already: `hang once` hangs only a single instance.
 static HUNG: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
 /// Canary requests are executed after this time without traffic.
@@ -546,7 +546,7 @@ async fn delivered_once(bus: &Refusing, messages: &[WorkMessage]) -> Vec<Deliver
     puller.next(messages.len()).await.expect("in process nothing refuses")
 }
 
-/// Suspects with one attempt left, at a new worker. It executes one of them until that request is cancelled.
+/// Suspects with one attempt left, at a new worker, which executes the first until that request is cancelled.
 async fn suspects(model: &'static str, count: usize) -> (Stage, Vec<String>) {
     let bus = Arc::new(Refusing::default());
     let ids: Vec<_> = (0..count).map(|number| number.to_string()).collect();

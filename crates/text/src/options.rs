@@ -158,7 +158,7 @@ impl TokenizeOptions {
         if faults.is_empty() { Ok(options) } else { Err(TextError::Options(faults)) }
     }
 
-    /// What is wrong with the default prompt, beside the other options.
+    /// The fault of the default prompt, if it has one.
     fn prompt_fault(&self) -> Option<String> {
         let name = self.default_prompt.as_ref()?;
         if !self.prompts.contains_key(name) {

@@ -22,7 +22,7 @@ pub(crate) struct Row {
     pub(crate) offsets: Vec<(usize, usize)>,
 }
 
-/// What holds for all rows of a request.
+/// Settings for all rows of a request.
 #[derive(Clone)]
 pub(crate) struct Around<'a> {
     /// The text before each text.
@@ -43,7 +43,7 @@ pub(crate) struct Around<'a> {
 // === impl Around ===
 
 impl<'a> Around<'a> {
-    /// How rows are cut and what is before them, by the options of the tokenizer and of the request.
+    /// Combines the options of the tokenizer and of the request.
     pub(crate) fn new(
         options: &'a TokenizeOptions,
         request: &RequestOptions<'a>,

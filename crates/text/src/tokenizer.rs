@@ -65,7 +65,7 @@ pub struct Encoded {
     pub forced_bos_token_id: Option<i64>,
 }
 
-/// What [`TextTokenizer::encode_with`] gives besides what it always does.
+/// Further outputs of [`TextTokenizer::encode_with`], beside ids and masks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named like the fields of `Encoded`")]
 pub struct Extras {
@@ -153,8 +153,8 @@ impl TextTokenizer {
         Ok(tokenizer)
     }
 
-    /// An error where this tokenizer cannot give what is asked for besides ids and masks: only `tokenizer.json` says which
-    /// characters a token stands for.
+    /// An error where this tokenizer cannot give one of the further outputs: only `tokenizer.json` says which characters a token
+    /// stands for.
     pub fn check(&self, extras: Extras) -> Result<(), TextError> {
         let around = self.around(&RequestOptions::default())?;
         let output = match extras {
@@ -314,7 +314,7 @@ impl TextTokenizer {
 // === impl Encoded ===
 
 impl Encoded {
-    /// Appends what is asked for besides ids and masks.
+    /// Appends the further outputs that were asked for.
     fn extend(&mut self, row: &Row, left: usize, right: usize, prompt_tokens: usize, extras: Extras) {
         if extras.position_ids {
             extend_padded(&mut self.position_ids, (0..).zip(&row.ids).map(|(position, _)| position), left, right, 0);

@@ -16,8 +16,8 @@ impl TextTokenizer {
         }
     }
 
-    /// The id of the token for what is not in the vocabulary: `unk_token` of `tokenizer_config.json`, or else the model's
-    /// in `tokenizer.json`.
+    /// The id of the token for input outside the vocabulary: `unk_token` of `tokenizer_config.json`, or else the model's in
+    /// `tokenizer.json`.
     pub fn unknown_id(&self) -> Option<u32> {
         if let Some(token) = &self.unknown_token {
             return self.core.token_to_id(token);
@@ -42,7 +42,7 @@ impl TextTokenizer {
         }
     }
 
-    /// The text of tokens that are given by their names; what is no token is taken as it is.
+    /// The text of tokens that are given by their names; any other string is taken as it is.
     pub fn join_tokens(&self, tokens: Vec<String>) -> Result<String, TextError> {
         let Core::Json(tokenizer) = &self.core else { return Ok(tokens.join(" ")) };
         match tokenizer.get_decoder() {

@@ -226,8 +226,7 @@ fn tensor_bytes_are_not_copied() {
     }
 }
 
-/// Each body claims four thousand million entries and has none of them. Room for all of them would be tens of
-/// gigabytes.
+/// Each body claims four thousand million entries but holds none. Room for all of them would be tens of gigabytes.
 #[test]
 fn claimed_sizes_are_not_believed() {
     const ARRAY: &[u8] = &[0xdd, 0xff, 0xff, 0xff, 0xff];

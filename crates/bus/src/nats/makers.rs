@@ -6,8 +6,8 @@
 //! gateway decides about the stream's configuration. The same is true of consumers, which deliver to any subject that
 //! their creator chooses.
 //!
-//! Gateways listen as one queue group, so a single one of them gets each request. A stage without an answer asks again,
-//! and another gateway may get that request.
+//! Gateways listen as one queue group, so each request reaches a single gateway. A stage without an answer asks again, and
+//! another gateway may get that request.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

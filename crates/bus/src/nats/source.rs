@@ -104,9 +104,8 @@ impl Source {
         }
     }
 
-    /// Takes messages that wait now and adds them to `messages`: at most `room` more than were asked for already.
-    /// Returns whether the broker has answered, which means that no more wait or that there is no more room. Cancel
-    /// safe.
+    /// Takes messages that wait now and adds them to `messages`: at most `room` more than were asked for already. Returns whether
+    /// the broker has answered, that is, whether the queue is empty or the room is used up. Cancel safe.
     pub async fn take_waiting(
         &mut self,
         room: usize,

@@ -68,8 +68,8 @@ async fn claims_are(server: &NatsServer, count: Option<u64>, why: &str) {
     .await;
 }
 
-/// A broker that does not answer for the stream of claims: the stream does not exist, but this subscription keeps the
-/// broker from reporting that there are no responders.
+/// A broker that does not answer for the stream of claims. The stream does not exist, but this subscription keeps the broker from
+/// reporting "no responders".
 pub struct Silence {
     questions: async_nats::Subscriber,
 }

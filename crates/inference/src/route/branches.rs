@@ -50,8 +50,8 @@ struct Waiting {
 // === impl Route ===
 
 impl Route {
-    /// The route's branches, for a request that brings `tensors`. `None` if each step needs the one before it: the
-    /// route is one chain.
+    /// The route's branches, for a request that brings `tensors`. `None` if each step needs its predecessor: the route is one
+    /// chain.
     pub fn branches(&self, tensors: &[Tensor]) -> Option<Branches> {
         let steps = self.remaining();
         if steps.windows(2).all(|pair| takes_from(&pair[1], &pair[0])) {
@@ -142,7 +142,7 @@ fn takes_from(step: &Step, before: &Step) -> bool {
     inputs(step).any(|tensor| outputs(before).any(|output| output == tensor))
 }
 
-/// For each step, the steps it waits for, without those for which one of these waits anyway.
+/// For each step, the steps that it waits for directly: a step is left out if another one in the set waits for it anyway.
 fn immediate(steps: &[Step]) -> Vec<BTreeSet<usize>> {
     let mut all: Vec<BTreeSet<usize>> = Vec::with_capacity(steps.len());
     let mut immediate = Vec::with_capacity(steps.len());
@@ -155,8 +155,8 @@ fn immediate(steps: &[Step]) -> Vec<BTreeSet<usize>> {
     immediate
 }
 
-/// Splits the steps into the longest chains: in a chain, each step waits only for the one before it, and only it waits
-/// for that one.
+/// Splits the steps into the longest chains: in a chain, each step waits for its predecessor alone, and no other step waits for
+/// that predecessor.
 fn chains(after: &[BTreeSet<usize>]) -> Vec<Vec<usize>> {
     let mut chains: Vec<Vec<usize>> = Vec::new();
     for (step, before) in after.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Requests held against one configuration, with Triton's texts for what is wrong.
+//! Requests checked against one configuration, with Triton's error texts.
 
 use bytes::Bytes;
 

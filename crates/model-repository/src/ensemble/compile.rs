@@ -115,16 +115,16 @@ fn find_models(
     Ok(models)
 }
 
-/// What one side says of an ensemble tensor.
+/// An ensemble tensor as one side declares it: a step or the ensemble itself.
 #[derive(Clone)]
 struct Claim {
-    /// Who says so, as Triton names it: a composing model or the ensemble itself.
+    /// The model that declares it, as Triton names it: a composing model or the ensemble itself.
     model: String,
-    /// Who says so, in full: `step 0 'tokenizer' output 'ids' gives`.
+    /// The place of the declaration, for errors: `step 0 'tokenizer' output 'ids' gives`.
     place: String,
     datatype: DataType,
     dims: Shape,
-    /// With the batch dimension, where whoever says so batches.
+    /// With the batch dimension, where the declaring model batches.
     full: Shape,
 }
 
@@ -194,20 +194,20 @@ fn unmapped(ensemble: &str, input: &str, model: &str) -> String {
 // === impl Claim ===
 
 impl Claim {
-    /// What `model` says of a tensor that has these dims there.
+    /// A tensor that `model` declares with these dims.
     fn new(model: &ModelConfig, place: String, datatype: DataType, dims: &Shape) -> Claim {
         Claim { model: model.name.clone(), place, datatype, dims: dims.clone(), full: model.full_shape(dims) }
     }
 }
 
-/// What was said first of each ensemble tensor.
+/// The first claim for each ensemble tensor.
 struct Claims<'a> {
     ensemble: &'a str,
     known: BTreeMap<String, Claim>,
 }
 
 impl Claims<'_> {
-    /// Holds `claim` against what was said of `tensor` before.
+    /// Compares `claim` with the first one for `tensor`, and keeps it if it is the first.
     fn add(&mut self, tensor: &str, claim: Claim) -> Result<(), EnsembleError> {
         let Some(first) = self.known.get(tensor) else {
             self.known.insert(tensor.to_owned(), claim);
@@ -280,8 +280,8 @@ fn different_origins(ensemble: &str, model: &str) -> EnsembleError {
     ))
 }
 
-/// What is done to the shapes of an ensemble's tensors before a step gets them, or the client: those of the ensemble's
-/// inputs and of the outputs of nested ensembles that have a `reshape`.
+/// The reshapes of an ensemble's tensors on their way to a step or to the client: of the ensemble's inputs, and of the outputs of
+/// nested ensembles that have a `reshape`.
 type Views = BTreeMap<String, Vec<Reshape>>;
 
 fn views_of_inputs(config: &ModelConfig) -> Views {

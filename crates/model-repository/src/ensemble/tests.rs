@@ -277,7 +277,7 @@ fn reshapes_are_done_where_a_tensor_enters_a_step_or_leaves_for_the_client() {
     let plan = compile(vec![outer, nested, plain("n")]).unwrap();
     assert_eq!(plan.steps[0].inputs[0].reshapes, [view(&[4], &[2, 2]), view(&[2, 2], &[4])]);
     assert_eq!(plan.reshapes["B"], [view(&[4], &[2, 2]), view(&[2, 2], &[1, 4])]);
-    // What a nested ensemble gives reaches a step beside it under the shape that the nested one declares.
+    // An output of a nested ensemble reaches a step beside it under the shape that the nested one declares.
     let outer = ensemble("e", &[("A", &a)], &[("B", FP)], &["f: X=A -> Y=m", "q: i=m -> o=B"]);
     let nested = ensemble("f", &[("X", &x)], &[("Y", &y)], &["n: i=X -> o=Y"]);
     let q = model("q", "", &[("i", "TYPE_FP32 [2, 2]")], &[("o", FP)]);

@@ -1,4 +1,4 @@
-//! What comes out of a graph, and the ops that make the result of it.
+//! The output of a graph that is used, and the ops that turn it into the result.
 
 use super::describe::{Files, Head};
 use super::files::{Json, Reader};
@@ -9,7 +9,7 @@ use super::onnx::GraphTensor;
 use super::origin::Derived;
 use super::task::{Purpose, Task};
 
-/// What comes out of a model, and the ops after it.
+/// The output of a model, and the ops after it.
 pub(super) struct Chain {
     pub(super) output: Option<Derived<GraphTensor>>,
     pub(super) ops: Vec<Derived<String>>,
@@ -17,7 +17,7 @@ pub(super) struct Chain {
     pub(super) excludes_prompt: bool,
 }
 
-/// The width that several places give; each that differs from the first is a fault.
+/// A width that several files give; each value that differs from the first is a fault.
 fn agree(reader: &Reader<'_>, places: impl IntoIterator<Item = Option<Derived<i64>>>) -> Option<Derived<i64>> {
     let mut found = places.into_iter().flatten();
     let first = found.next()?;
@@ -37,7 +37,7 @@ fn width_of(file: &GraphFile, tensor: &GraphTensor) -> Option<Derived<i64>> {
     tensor.width().map(|width| Derived::from(width, file.place(tensor)))
 }
 
-/// From tokens, or from what the graph has pooled, to vectors.
+/// Chains that end in vectors. They begin with the graph's tokens, or with its vectors where the graph pools.
 pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &Files, file: &GraphFile) -> Chain {
     let after = |step: &Step| !matches!(step, Step::Transformer { .. } | Step::Static { .. });
     let steps: Vec<_> = files.modules.iter().flatten().filter(|module| after(&module.step)).collect();
@@ -79,7 +79,7 @@ pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &Files, file: &G
     }
 }
 
-/// A tensor with this rank and width, where its file leaves them open.
+/// A tensor with this rank and width in place of those that its file leaves open.
 fn known(tensor: &GraphTensor, rank: usize, width: Option<&Derived<i64>>) -> GraphTensor {
     let mut dims = tensor.dims.clone().unwrap_or_else(|| vec![-1; rank]);
     if let (Some(last), Some(width)) = (dims.last_mut(), width) {
@@ -88,7 +88,7 @@ fn known(tensor: &GraphTensor, rank: usize, width: Option<&Derived<i64>>) -> Gra
     GraphTensor { dims: Some(dims), ..tensor.clone() }
 }
 
-/// Everything but the end is in the graph.
+/// The chain of a graph that pools: only the last ops are left.
 fn pooled_chain(reader: &Reader<'_>, file: &GraphFile, output: &GraphTensor, steps: &[&Module]) -> Chain {
     let last = steps.iter().rev().find_map(|module| match &module.step {
         Step::Dense { to, .. } => Some(Derived::from(*to as i64, format!("{}, a Dense,", module.place))),

@@ -1,4 +1,4 @@
-//! A folder's files put together: what is run, what comes before and after it, and whether the files agree.
+//! Puts a folder's files together: the graph, the ops before and after it, and whether the files agree.
 
 use std::path::PathBuf;
 
@@ -18,14 +18,14 @@ use super::tokenizer::{self, Prompts, Tokenizer};
 /// The inputs of a graph that a tokenizer makes.
 const TOKENIZED: [&str; 4] = ["input_ids", "attention_mask", "token_type_ids", "position_ids"];
 
-/// What a folder holds, each part with the place that says so. Made by [`FolderDescription::read`], which refuses what
-/// contradicts itself.
+/// A model folder's contents, each with the file and field that it came from. [`FolderDescription::read`] makes it and refuses a
+/// folder whose files contradict each other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FolderDescription {
     pub(crate) root: PathBuf,
     pub(crate) task: Derived<Task>,
     pub(crate) tokenizer: Tokenizer,
-    /// Whether `[CLS]` and the like are added; `None`: as always.
+    /// Whether `[CLS]` and the like are added; `None`: the tokenizer's default.
     pub(crate) special_tokens: Option<Derived<bool>>,
     pub(crate) executor: Executor,
     pub(crate) ops: Vec<Derived<String>>,
@@ -38,7 +38,7 @@ pub struct FolderDescription {
     pub(crate) prompts: Prompts,
 }
 
-/// What runs the model.
+/// The way in which the model is executed.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Executor {
     Onnx {
@@ -121,7 +121,7 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     })
 }
 
-/// What only classifiers have.
+/// Fields that only classifiers have.
 #[derive(Default)]
 pub(super) struct Head {
     pub(super) labels: Option<Derived<Vec<String>>>,
@@ -187,7 +187,7 @@ fn check_inputs(reader: &Reader<'_>, file: &GraphFile) {
     }
 }
 
-/// An id beyond the table that ids are looked up in would end every run it is in.
+/// An id beyond the rows of the embedding table would fail every run that contains it.
 fn check_vocabulary(reader: &Reader<'_>, tokenizer: &Tokenizer, file: &GraphFile, config: &Json) {
     let Some(highest) = &tokenizer.highest else { return };
     let rows = match file.graph.vocabulary {
@@ -202,7 +202,7 @@ fn check_vocabulary(reader: &Reader<'_>, tokenizer: &Tokenizer, file: &GraphFile
     }
 }
 
-/// Vectors that are looked up, without a graph: model2vec, StaticEmbedding.
+/// A model that looks up vectors and has no graph: model2vec, StaticEmbedding.
 fn static_model(
     reader: &Reader<'_>,
     task: Derived<Task>,
@@ -250,10 +250,10 @@ fn static_model(
             }
             width
         }
-        // The table's vectors are pooled by the lookup, so that what is left are ops on one vector.
+        // The lookup pools the table's vectors, so only ops on one vector are left.
         false => token_chain(reader, &steps, width, &mut ops),
     };
-    // model2vec leaves out what it does not know; sentence-transformers does not.
+    // model2vec leaves unknown tokens out; sentence-transformers does not.
     let leaves_out = files.config.get("model_type").is_some_and(|kind| kind == "model2vec");
     let unknown = tokenizer.unknown.clone().filter(|_| leaves_out);
     Some(FolderDescription {

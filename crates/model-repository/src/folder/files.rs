@@ -1,4 +1,4 @@
-//! Reading the small files of a model folder; what is wrong with any of them is gathered.
+//! Reads the small files of a model folder and gathers their faults.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
         self.path(file).is_file()
     }
 
-    /// The names of what lies in a folder within this one, in order; none where it is missing.
+    /// The names of the entries of a folder within this one, sorted; none where it is missing.
     pub(crate) fn names(&self, folder: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(folder)).into_iter().flatten().flatten();
         let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -68,7 +68,7 @@ impl<'a> Reader<'a> {
         names
     }
 
-    /// What a JSON file holds; `None` where there is no such file, or it cannot be read, which is a fault.
+    /// The content of a JSON file; `None` where the file is missing or cannot be read, which is a fault.
     pub(crate) fn value(&self, file: &str) -> Option<Value> {
         let read = || {
             let path = self.path(file);
@@ -114,17 +114,17 @@ impl<'a> Reader<'a> {
 // === impl Json ===
 
 impl Json {
-    /// A field that is there and not null.
+    /// A field that exists and is not null.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.fields.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether a field is there and null.
+    /// Whether a field exists and is null.
     pub(crate) fn is_null(&self, key: &str) -> bool {
         self.fields.get(key).is_some_and(Value::is_null)
     }
 
-    /// An object within, under the name `file: key`.
+    /// The object in the field `key`; its name in faults is `file: key`.
     pub(crate) fn object(&self, reader: &Reader<'_>, key: &str) -> Option<Map<String, Value>> {
         let found = self.get(key)?;
         let object = found.as_object().cloned();

@@ -1,4 +1,4 @@
-//! Which ONNX file of a folder is served, and what to do where there is none.
+//! Chooses the ONNX file of a folder that is served, and says how to make one where there is none.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ const STEMS: [&str; 14] = [
     "model_qint8_arm64",
 ];
 
-/// Weights of other kinds, which an ONNX file is made of.
+/// Weights in other formats, from which an ONNX file can be exported.
 const WEIGHTS: [&str; 5] = ["model.safetensors", "pytorch_model.bin", "model.pt", "tf_model.h5", "flax_model.msgpack"];
 
 /// Outputs of one vector for each token, by the names that exporters give them.
@@ -90,7 +90,7 @@ fn choose(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Derived<Strin
     }
 }
 
-/// Says how to make an ONNX file, and of what.
+/// Says how to make an ONNX file from the folder's weights.
 pub(crate) fn missing(reader: &Reader<'_>, folder: &str, task: Task) {
     let place = reader.root().join(folder);
     let place = place.display().to_string();
@@ -158,7 +158,7 @@ impl GraphFile {
         self.graph.output("logits").or(only).filter(|output| output.rank().is_none_or(|found| found == rank))
     }
 
-    /// What the graph gives, for messages.
+    /// The graph's outputs, for messages.
     pub(crate) fn outputs(&self) -> String {
         let output = |tensor: &GraphTensor| match &tensor.dims {
             Some(dims) => format!("{} {dims:?}", tensor.name),

@@ -1,11 +1,11 @@
-//! What classifiers and rerankers have beyond an encoder: labels, and what makes probabilities of their scores.
+//! The labels of classifiers and rerankers, and the op that makes probabilities of their scores.
 
 use serde_json::Value;
 
 use super::files::{Json, Reader};
 use super::origin::Derived;
 
-/// The op that makes scores of a classifier's logits.
+/// The op that turns a classifier's logits into scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activation {
     Softmax,
@@ -66,7 +66,7 @@ pub(crate) fn labels(reader: &Reader<'_>, config: &Json) -> Derived<Vec<String>>
         let Some(id) = id.as_u64() else { continue };
         match labels.get(id as usize) {
             Some(other) if *other == label => {}
-            // Several names of one id are no contradiction as long as the other direction is one of them.
+            // An id may have several names as long as `label2id` also holds the one in `id2label`.
             Some(other) if config.get("label2id").and_then(|ids| ids.get(other)?.as_u64()) == Some(id) => {}
             other => {
                 let other = other.map_or("nothing".to_owned(), |other| format!("'{other}'"));

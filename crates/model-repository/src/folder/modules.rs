@@ -1,6 +1,6 @@
-//! `modules.json`: what sentence-transformers runs one after the other.
+//! `modules.json`: the modules that sentence-transformers runs one after the other.
 //!
-//! Forms before and since sentence-transformers 5.4 are read; what it would ignore with a warning is an error here.
+//! Reads the forms before and since sentence-transformers 5.4. A field that the library ignores with a warning is an error here.
 
 use serde_json::{Map, Value};
 
@@ -31,7 +31,7 @@ const POOLING: [(&str, &str, &str); 6] = [
     ("pooling_mode_lasttoken", "lasttoken", "last"),
 ];
 
-/// A module and where the folder says so.
+/// A module and its place in `modules.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Module {
     /// `modules.json: [1]`.
@@ -39,7 +39,7 @@ pub(crate) struct Module {
     pub(crate) step: Step,
 }
 
-/// What a module does.
+/// The work of one module.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
     /// Runs the model whose files are in this folder, which ends with a slash or is empty.
@@ -66,11 +66,11 @@ pub(crate) enum Step {
     Splade {
         argument: Derived<String>,
     },
-    /// Zeroes what is padding.
+    /// Zeroes the vectors of padding.
     Mask,
 }
 
-/// How one vector becomes of many.
+/// How one vector is made of many.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pooling {
     /// The arguments of op `pool`, in order.

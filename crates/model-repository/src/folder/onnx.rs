@@ -1,7 +1,7 @@
-//! What an ONNX file says of its graph, read without its weights.
+//! The outline of an ONNX file's graph, read without its weights.
 //!
-//! The file is a protobuf `ModelProto` (onnx/onnx.proto); this passes over the fields that are not wanted, so that a file of
-//! gigabytes is looked at in milliseconds.
+//! The file is a protobuf `ModelProto` (onnx/onnx.proto). The reader skips the fields that it does not need, so a file of
+//! gigabytes takes milliseconds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -30,11 +30,11 @@ pub(crate) struct GraphTensor {
     pub(crate) name: String,
     /// `None`: no datatype that the v2 protocol has.
     pub(crate) datatype: Option<DataType>,
-    /// -1 for any size; `None` where the file does not say how many there are.
+    /// -1 for any size; `None` where the file does not give the number of dimensions.
     pub(crate) dims: Option<Vec<i64>>,
 }
 
-/// A node, as far as it tells where ids are looked up.
+/// A node, with the fields that show where ids are looked up.
 #[derive(Default)]
 struct Node {
     op: String,

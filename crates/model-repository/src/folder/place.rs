@@ -14,7 +14,7 @@ use super::repository::DerivedModel;
 pub enum Placement {
     /// A hard link where the file system allows it, else a symbolic one: the repository takes no room.
     Link,
-    /// A copy, which stays what it is when the folder changes.
+    /// A copy, which later changes of the folder do not reach.
     Copy,
 }
 

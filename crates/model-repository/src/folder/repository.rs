@@ -30,7 +30,7 @@ pub struct DerivedModel {
     pub name: String,
     /// Its config.pbtxt.
     pub config: String,
-    /// What lies in its version folder: path there to path within the model folder.
+    /// The files of its version folder: path there to path within the model folder.
     pub files: BTreeMap<String, String>,
     /// Further texts beside config.pbtxt, by name.
     pub texts: BTreeMap<String, String>,
@@ -38,17 +38,17 @@ pub struct DerivedModel {
 
 /// The tensors that travel between the steps.
 struct Wiring {
-    /// What the tokenizer takes.
+    /// The tokenizer's inputs.
     texts: Vec<Tensor>,
-    /// What the tokenizer gives.
+    /// The tokenizer's outputs.
     tokens: Vec<Tensor>,
-    /// What the model takes of that.
+    /// The model's inputs, all of them outputs of the tokenizer.
     inputs: Vec<Tensor>,
-    /// What the model gives.
+    /// The model's output.
     result: Tensor,
-    /// What postprocess takes beside the result.
+    /// The inputs of postprocess beside the model's output.
     side: Vec<Tensor>,
-    /// What comes out at the end.
+    /// The outputs of the whole chain.
     outputs: Vec<Tensor>,
 }
 
@@ -200,7 +200,7 @@ impl FolderDescription {
         DerivedModel { files, ..DerivedModel::new(name, text) }
     }
 
-    /// Texts of different lengths may share a run where a mask tells the model what is padding.
+    /// Texts of different lengths may share a run where a mask marks the padding for the model.
     fn batching(&self, text: &mut Text, wiring: &Wiring) {
         text.blank();
         let has_mask = wiring.inputs.iter().any(|input| input.name == "attention_mask");
@@ -331,7 +331,7 @@ fn loose(mut dims: Vec<i64>) -> Vec<i64> {
     dims
 }
 
-/// What the ops of a chain take beside the data.
+/// The inputs that a chain's ops need beside the data.
 fn side(description: &FolderDescription) -> Vec<Tensor> {
     let tokens = |name: &str| {
         let own = match &description.executor {

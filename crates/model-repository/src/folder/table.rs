@@ -1,4 +1,4 @@
-//! What was derived of a folder, as a table for people.
+//! A folder's derived values as a table for people.
 
 use super::describe::{Executor, FolderDescription};
 use super::origin::Derived;
@@ -8,9 +8,9 @@ use super::origin::Derived;
 pub struct Row {
     /// The model that it belongs to: `tokenizer`, `model`, `postprocess`, or empty for the whole.
     pub part: &'static str,
-    /// What it says.
+    /// The value's name, such as `task`.
     pub what: &'static str,
-    /// What was found.
+    /// The value itself.
     pub value: String,
     /// The file and field, or `guessed` and why.
     pub origin: String,

@@ -1,4 +1,4 @@
-//! What a folder's model is for.
+//! Finds the task that a folder's model was trained for.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::files::{Json, Reader};
 use super::modules::{Module, Step, transformer_config};
 use super::origin::Derived;
 
-/// What a model does with texts.
+/// An operation on texts that a model was trained for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
     Embed,
@@ -18,13 +18,13 @@ pub(crate) enum Task {
     Generate,
 }
 
-/// A task, and what else is told with it.
+/// A task, and two facts that its files give with it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Purpose {
     pub(crate) task: Derived<Task>,
-    /// A sentence-transformers CrossEncoder, whose scores are made in a way of its own.
+    /// A sentence-transformers CrossEncoder, which has its own rule for the activation of its scores.
     pub(crate) cross_encoder: bool,
-    /// Vectors are looked up by token, without a graph.
+    /// The model looks its vectors up by token and has no graph.
     pub(crate) is_static: bool,
 }
 
@@ -44,7 +44,7 @@ impl Task {
         }
     }
 
-    /// What `optimum-cli export onnx` calls it.
+    /// The task's name for `optimum-cli export onnx`.
     pub(crate) fn export(self) -> &'static str {
         match self {
             Task::Embed | Task::MultiVector => "feature-extraction",
@@ -56,7 +56,7 @@ impl Task {
     }
 }
 
-/// Tells the task by the modules, by what sentence-transformers says of the model, and by its architecture, in this order.
+/// Finds the task by the modules, by the model type that sentence-transformers wrote, and by the architecture, in this order.
 pub(crate) fn purpose(
     reader: &Reader<'_>,
     modules: Option<&[Module]>,

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::{ModelConfig, Repository};
 
-/// A folder of these files; what is an object is written as JSON.
+/// A folder of these files; an object is written as JSON.
 fn folder(files: &[(&str, Value)]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, content) in files {

@@ -1,4 +1,4 @@
-//! What a folder says of its tokenizer: the files, the longest row, padding, prompts.
+//! A folder's tokenizer: the files, the longest row, padding, prompts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::files::{Json, Reader};
 use super::modules;
 use super::origin::Derived;
 
-/// The files that tokenizers are made of. Those that are there go to the tokenizer's model.
+/// A tokenizer's files. Those that exist go into the version folder of the tokenizer model.
 const FILES: [&str; 13] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -25,13 +25,13 @@ const FILES: [&str; 13] = [
     "tokenizer.model",
 ];
 
-/// Any one of these makes a tokenizer.
+/// A folder with any of these files has a tokenizer.
 const MODELS: [&str; 4] = ["tokenizer.json", "sentencepiece.bpe.model", "spiece.model", "source.spm"];
 
-/// Lengths above this mean that there is none: Hugging Face writes 1e30.
+/// A length above this means "no limit": Hugging Face writes 1e30.
 const UNSET_LENGTH: f64 = 1e9;
 
-/// The length of folders that say none.
+/// The length for folders that give none.
 const USUAL_LENGTH: u64 = 512;
 
 /// Models whose positions are a table of fixed length.
@@ -75,7 +75,7 @@ pub(crate) struct Tokenizer {
     pub(crate) max_characters: Option<Derived<u64>>,
     /// The highest id, where `tokenizer.json` says it.
     pub(crate) highest: Option<Derived<i64>>,
-    /// The id of what is not in the vocabulary, where `tokenizer.json` says it.
+    /// The id of the token for unknown input, where `tokenizer.json` gives it.
     pub(crate) unknown: Option<Derived<i64>>,
 }
 
@@ -264,7 +264,7 @@ fn static_length(reader: &Reader<'_>, model: &Json) -> Option<Derived<u64>> {
     Some(told.unwrap_or_else(|| Derived::guessed(USUAL_LENGTH, "model2vec's default")))
 }
 
-/// The id of the token that stands for what is not in the vocabulary.
+/// The id of the token that stands for input outside the vocabulary.
 fn unknown(json: &Json, vocabulary: &Vocabulary) -> Option<Derived<i64>> {
     let model = json.get("model")?;
     if let Some(id) = model.get("unk_id").and_then(Value::as_i64) {
@@ -274,7 +274,7 @@ fn unknown(json: &Json, vocabulary: &Vocabulary) -> Option<Derived<i64>> {
     Some(Derived::field(*id, &json.file, "model.unk_token"))
 }
 
-/// What rows are filled up with: models that count positions by it need the right one.
+/// The id that fills rows up. A model that counts positions from the padding id needs the right one.
 fn pad(config: &Json, json: Option<&Json>, vocabulary: Option<&Vocabulary>, model: &Json) -> Derived<i64> {
     let token = config.get("pad_token").and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
     if let (Some(token), Some(vocabulary)) = (token, vocabulary)

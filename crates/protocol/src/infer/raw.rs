@@ -62,7 +62,7 @@ fn length_prefixed(body: &Bytes) -> Result<Bytes, InferError> {
     Ok(data.freeze())
 }
 
-/// A refusal. A raw request has no id, so the text has none.
+/// A refusal of a raw request. Its text names no id, because a raw request cannot have an id.
 fn refusal(message: String) -> InferError {
     InferError::invalid_arg(request_prefix("") + &message)
 }

@@ -319,7 +319,7 @@ fn tensors_in_shared_memory_are_named_and_take_no_bytes() {
     let request = decoded.request;
     assert_eq!(request.shared.inputs, [(1, part(8, 4))]);
     assert_eq!(request.inputs[1].data, b""[..]);
-    // Without a size the region has none.
+    // A region without a size counts as empty.
     assert_eq!(request.shared.outputs, [("o".to_owned(), part(0, 0))].into());
 }
 

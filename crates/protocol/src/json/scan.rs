@@ -205,7 +205,7 @@ impl<'a> Scanner<'a> {
                     }
                     code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
                 }
-                // The only fault left is a low surrogate without a high one before it.
+                // The only fault left is a low surrogate that follows no high one.
                 return char::from_u32(code).ok_or(fail(SyntaxFault::UnicodeSurrogate));
             }
             _ => return Err(fail(SyntaxFault::Escape)),

@@ -1,5 +1,5 @@
-//! How an executed batch is counted. Usually it is one run. An instance may also run the requests of a batch one by
-//! one, for example when one of them would fail the others.
+//! How an executed batch is counted. Usually it is one run. An instance may also run a batch's requests one by one, for example
+//! when one request would fail the others.
 
 use trireme_inference::Executed;
 

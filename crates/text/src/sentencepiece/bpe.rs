@@ -96,7 +96,7 @@ impl Encoder<'_> {
         }
     }
 
-    /// Joins the neighbours, unless one of them has changed since they were found.
+    /// Joins the neighbours, unless either has changed since they were found.
     fn join(&mut self, &Pair { left, right, size, .. }: &Pair) {
         let (first, second) = (&self.symbols[left], &self.symbols[right]);
         if first.range.is_empty() || second.range.is_empty() || first.range.len() + second.range.len() != size {
