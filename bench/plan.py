@@ -190,8 +190,8 @@ class Bench:
             # start.
             for process in deployment.processes:
                 wait_for_line(process, "ready")
-            # Four requests for each worker: one that it executes, and some that wait so that the queue does
-            # not run empty.
+# Four requests for each worker: one is executed, and the others wait so that the queue does not
+            # run empty.
             measured = load(self.binaries / "trireme", deployment, "simulated", self.options.seconds, 4 * count)
             measured["ideal"] = count / DELAY_SECONDS
             self.keep(f"simulated / {count} workers", measured)

@@ -22,9 +22,9 @@ pub struct DeadArgs {
 enum Action {
     /// List the messages that were given up, oldest first
     List(ListArgs),
-    /// Show one of them
+    /// Show a message: its stage, attempts, reason and tensors
     Show(ShowArgs),
-    /// Send one of them again, to the step that failed, under a new deadline; it is removed once its queue has it
+    /// Send a message again, to the step that failed, under a new deadline; it is removed once its queue has it
     Replay(ReplayArgs),
 }
 

@@ -143,7 +143,7 @@ fn shape(data: &Value) -> Vec<usize> {
 fn parameters(given: &[String]) -> anyhow::Result<Map<String, Value>> {
     let parameter = |text: &String| {
         let (name, value) = text.split_once('=').with_context(|| format!("--parameter {text}: expected NAME=VALUE"))?;
-        // What is no JSON number or truth value is text.
+        // Anything but a JSON number or truth value is text.
         let value = serde_json::from_str(value).ok().filter(|value: &Value| value.is_number() || value.is_boolean());
         let value = value.unwrap_or_else(|| Value::from(text.split_once('=').map_or("", |(_, value)| value)));
         Ok((name.to_owned(), value))

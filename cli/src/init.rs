@@ -29,7 +29,7 @@ pub struct InitArgs {
     copy: bool,
 }
 
-/// Writes the repository and prints what was derived.
+/// Writes the repository and prints the derived values.
 pub fn run(args: &InitArgs) -> ExitCode {
     match init(args) {
         Ok(report) => crate::write_out(report.as_bytes()),

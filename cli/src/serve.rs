@@ -116,7 +116,7 @@ impl Server {
         self.gateway.http_address
     }
 
-    /// Finishes what is under way.
+    /// Finishes the requests in progress.
     pub async fn drain(self) {
         tracing::info!("draining");
         self.gateway.drain().await;

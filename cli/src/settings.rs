@@ -14,7 +14,7 @@ pub struct SettingsArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=5))]
     queue_replicas: Option<u64>,
 
-    /// Where the broker keeps queued work; queues that there are already stay where they are
+    /// Where the broker keeps queued work; existing queues stay where they are
     #[arg(long, value_name = "STORAGE")]
     queue_storage: Option<Storage>,
 

@@ -25,9 +25,9 @@ pub enum Stage {
 /// How models are run, by the flags.
 #[derive(Clone, Debug, Default)]
 pub struct StageOptions {
-    /// Those of ONNX Runtime.
+    /// The flags of ONNX Runtime.
     pub onnxruntime: OnnxRuntimeOptions,
-    /// Those of backend `python`.
+    /// The flags of backend `python`.
     pub python: PythonOptions,
 }
 

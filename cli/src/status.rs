@@ -162,7 +162,7 @@ fn worker(worker: &Value) -> Vec<Vec<Cell>> {
     list(&worker["models"]).enumerate().map(line).collect()
 }
 
-/// What is said of a process whose clock is so far off that a person has to look after it.
+/// A warning about a process whose clock is far off.
 fn clock(process: &Value) -> Option<String> {
     let offset = number(&process["clock_offset_seconds"]);
     let way = if offset > 0.0 { "behind" } else { "ahead of" };

@@ -48,7 +48,7 @@ pub struct TapArgs {
     telemetry: TelemetryArgs,
 }
 
-/// Looks until there was enough, or until it is told to stop.
+/// Shows messages up to the wanted number, or until a signal ends the process.
 pub fn run(args: &TapArgs) -> ExitCode {
     service::block_on("tap", &args.telemetry, async {
         let shutdown = service::shutdown_signal()?;

@@ -65,7 +65,7 @@ impl Fault {
 /// Configurations by name and version.
 type Configs = BTreeMap<String, BTreeMap<i64, Arc<ModelConfig>>>;
 
-/// Looks and prints; exit code 1 says that there are faults.
+/// Checks the repositories and prints a report; exit code 1 if it contains faults.
 pub fn run(args: &ValidateArgs) -> ExitCode {
     let mut code = ExitCode::FAILURE;
     let ran = service::block_on("validate", &args.telemetry, async {

@@ -177,7 +177,7 @@ def check_brokers(overlay, objects):
         return
     named = [v["valueFrom"]["fieldRef"]["fieldPath"] for v in container["env"] if v["name"] == "BROKER_NAME"]
     check(named == ["metadata.name"], f"{overlay}: a broker has the name {named}, expected its pod's")
-    # Values in the configuration file: the port of routes, who may use it, how long a stop in order takes.
+    # Values in the configuration file: the port of routes, the permitted users, and the time that an orderly stop takes.
     text = only(objects, "ConfigMap", next(v["configMap"]["name"] for v in pod["spec"]["volumes"] if "configMap" in v))["data"]["cluster.conf"]
     port = int(re.search(r"^    port: (\d+)$", text, re.MULTILINE).group(1))
     secret = only(objects, "Secret", "trireme-nats-passwords")["stringData"]["routes.conf"]

@@ -556,7 +556,7 @@ def model2vec(path):
 @folder
 def model2vec_half_precision(path):
     known = model2vec_folder(path, np.float16, normalize=False)
-    # The library rounds its result to half precision; what is served is not rounded.
+    # The library rounds its result to half precision, unlike the server.
     known.bar = 0.9995
     return known
 

@@ -71,7 +71,7 @@ impl Connection {
 // === impl Answer ===
 
 impl Answer {
-    /// Whether it says success; otherwise what it says.
+    /// `Ok` for status 200; otherwise the error names the status and the body.
     pub fn success(&self) -> Result<(), String> {
         match self.status {
             200 => Ok(()),

@@ -1,8 +1,8 @@
 //! `trireme bench`: a closed-loop load generator for any server of the v2 protocol.
 //!
-//! Each of N connections sends a request, waits for the answer, and sends the next, for a fixed time. The requests are
-//! made before the clock starts; the generator's own CPU time per request is printed, because on a shared machine it is
-//! part of what is measured.
+//! Each of N connections sends a request, waits for the answer, and sends the next, for a fixed time. The requests are made
+//! before the clock starts. The generator prints its own CPU time per request, because on a shared machine that time affects the
+//! result.
 
 mod connection;
 mod requests;
@@ -53,7 +53,7 @@ pub struct BenchArgs {
     json: bool,
 }
 
-/// What was measured at one concurrency.
+/// The measurements at one concurrency.
 struct Measured {
     latencies: Vec<Duration>,
     errors: usize,

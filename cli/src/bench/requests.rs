@@ -6,7 +6,7 @@ use anyhow::Context;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-/// What BYTES inputs get when no file of texts is given.
+/// The text in BYTES inputs when no file of texts is given.
 const DEFAULT_TEXT: &str = "The quick brown fox jumps over the lazy dog.";
 
 /// The texts of a file: plain lines, or lines that are JSON objects with a `text`.

@@ -1,4 +1,4 @@
-//! What a model says of a text, from whichever source, and how alike two such answers are.
+//! A model's answers for texts, from any source, and the likeness of two answers.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use serde_json::Value;
 
-/// How far scores of entities may be apart that are the same.
+/// How far apart the scores of equal entities may be.
 const SAME_SCORE: f64 = 1e-3;
 
 /// An operation whose results are compared.
@@ -27,7 +27,7 @@ pub enum Task {
     TokenClassify,
 }
 
-/// What a model says of one text.
+/// A model's answer for one text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     /// An embedding.
@@ -69,7 +69,7 @@ impl Task {
         }
     }
 
-    /// What the likeness of two answers is called.
+    /// The name of the likeness of two answers, for the report.
     pub fn measure(self) -> &'static str {
         match self {
             Task::Embed | Task::Sparse => "cosine",

@@ -47,7 +47,7 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "PATH", default_value = "python3")]
     python: PathBuf,
 
-    /// What to compare with, instead of a folder: one JSON object a line with `text`, and `embedding`, `sparse`,
+    /// A file to compare with, instead of a folder: one JSON object a line with `text`, and `embedding`, `sparse`,
     /// `token_embeddings`, `scores` or `entities`; `text_pair` where the model takes pairs
     #[arg(long, value_name = "FILE", conflicts_with_all = ["folder", "texts"])]
     vectors: Option<PathBuf>,
@@ -60,7 +60,7 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 0.9999)]
     min_cosine: f64,
 
-    /// What the model does, where its configuration does not say
+    /// The model's task, where its configuration does not name it
     #[arg(long, value_name = "TASK", value_delimiter = ',')]
     task: Vec<Task>,
 
@@ -130,7 +130,7 @@ async fn verify(args: &VerifyArgs) -> anyhow::Result<(String, bool)> {
     outcome
 }
 
-/// The flags of a server for this alone: the model and what it is made of, on free ports of this host.
+/// The flags of a server that holds only this model, or the models of its ensemble, on free ports of this host.
 fn own_server(args: &VerifyArgs) -> anyhow::Result<ServeArgs> {
     let flags = [
         "trireme",
@@ -149,14 +149,14 @@ fn own_server(args: &VerifyArgs) -> anyhow::Result<ServeArgs> {
     Ok(serve)
 }
 
-/// What blocks waits on a thread of its own, so that the server in this process goes on.
+/// Compares on a thread of its own, because the HTTP client blocks and the server in this process has to go on.
 async fn compare(args: &VerifyArgs, url: String) -> anyhow::Result<(String, bool)> {
     let (comparing, headers, timeout_secs) = (Comparing::of(args)?, args.headers.clone(), args.timeout_secs);
     let blocking = move || comparing.run(&Model::new(&url, &comparing.model, headers, timeout_secs)?);
     tokio::task::spawn_blocking(blocking).await.context("comparing ended early")?
 }
 
-/// What is compared, and how.
+/// The model, the reference, and the flags of the comparison.
 struct Comparing {
     model: String,
     library: Library,

@@ -108,7 +108,7 @@ def lines_of(ask):
 
 def main():
     ask = json.load(sys.stdin)
-    # Libraries print to standard output; the answer is told from that by its own stream.
+    # Libraries print to standard output; the answer keeps it for itself, and their prints go to standard error.
     answer, sys.stdout = sys.stdout, sys.stderr
     for line in lines_of(ask):
         answer.write(json.dumps(line) + "\n")

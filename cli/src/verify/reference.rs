@@ -1,4 +1,4 @@
-//! What a model is held against: its library in the user's Python, or a file.
+//! The reference that a model is compared with: its library in the user's Python, or a file.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use super::answers::Task;
 
-/// What asks the library.
+/// The script that asks the library.
 const SCRIPT: &str = include_str!("reference.py");
 
-/// Lines of what Python printed that an error shows.
+/// The most lines of Python's output that an error shows.
 const SHOWN_LINES: usize = 8;
 
 /// Where the expected answers come from.
@@ -21,14 +21,14 @@ pub enum Library {
     Python {
         /// The interpreter.
         python: PathBuf,
-        /// What the library loads.
+        /// The model folder that the library loads.
         folder: PathBuf,
     },
     /// A file of JSON lines.
     File(PathBuf),
 }
 
-/// A text, and what is expected of it.
+/// A text and its expected answers.
 pub struct Case {
     /// The text.
     pub text: String,
@@ -41,7 +41,7 @@ pub struct Case {
 // === impl Library ===
 
 impl Library {
-    /// What the report calls it.
+    /// The reference's name in the report.
     pub fn name(&self) -> String {
         match self {
             Library::Python { folder, .. } => format!("the library of {}", folder.display()),
@@ -84,7 +84,7 @@ impl Library {
     }
 }
 
-/// Runs the script; what it wrote to standard output.
+/// Runs the script and returns its standard output.
 fn run(python: &PathBuf, ask: &Value) -> anyhow::Result<String> {
     let mut command = Command::new(python);
     command.args(["-c", SCRIPT]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

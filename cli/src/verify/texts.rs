@@ -14,7 +14,7 @@ pub fn built_in() -> Vec<String> {
     texts
 }
 
-/// A second text for each, for models that take pairs: the one before it.
+/// A second text for each, for models that take pairs: the preceding text.
 pub fn pairs(texts: &[String]) -> Vec<String> {
     let mut pairs = texts.to_vec();
     pairs.rotate_right(1);

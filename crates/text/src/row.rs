@@ -18,7 +18,7 @@ pub(crate) struct Row {
     pub(crate) truncated: bool,
     /// 1 for tokens that stand for no text; empty for tokenizers that do not say.
     pub(crate) special: Vec<u32>,
-    /// The characters of its text that each token stands for, the prefix not counted; empty where nobody wants them.
+    /// The characters of its text that each token stands for, the prefix not counted; empty where they were not asked for.
     pub(crate) offsets: Vec<(usize, usize)>,
 }
 

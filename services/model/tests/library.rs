@@ -1,4 +1,4 @@
-//! Finding the ONNX Runtime library, in a process that has none yet: there is one per process, for good.
+//! Finding the ONNX Runtime library, in a process that has not loaded one: a process loads it once, for good.
 
 use std::path::{Path, PathBuf};
 

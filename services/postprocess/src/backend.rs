@@ -20,7 +20,7 @@ use crate::{Chain, Form, Labels, Signature, Value};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PostprocessBackend;
 
-/// A chain with what goes in and out; instances share it.
+/// A chain with its inputs and outputs; instances share it.
 struct PostprocessModel {
     chain: Chain,
     data: String,

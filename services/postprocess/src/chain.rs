@@ -23,7 +23,7 @@ pub enum ChainError {
     /// The op does not take this argument, or lacks something else.
     #[error("op {position}, '{name}': {reason}")]
     Argument { position: usize, name: &'static str, reason: String },
-    /// The op does not take what comes to it.
+    /// The op does not take the value before it.
     #[error("op {position}, '{name}', {reason}")]
     Input { position: usize, name: &'static str, reason: String },
 }
@@ -55,7 +55,7 @@ impl Chain {
         text.split(',').enumerate().map(op).collect::<Result<_, _>>().map(Chain)
     }
 
-    /// What the chain gives for `input`; an error when an op does not take what the one before it gives.
+    /// The signature of the chain's result for `input`; an error when an op does not take its predecessor's result.
     pub fn signature(&self, input: Signature) -> Result<Signature, ChainError> {
         self.0.iter().enumerate().try_fold(input, |input, (index, (entry, op))| {
             op.signature(&input).map_err(|reason| ChainError::Input { position: index + 1, name: entry.name, reason })

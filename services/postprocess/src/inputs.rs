@@ -27,7 +27,7 @@ pub struct SideInputs {
     pub texts: Option<String>,
 }
 
-/// What an input is found by.
+/// The datatypes by which an input is found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Integer,

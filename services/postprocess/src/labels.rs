@@ -23,12 +23,12 @@ impl Labels {
         Labels(list.split(',').map(|label| label.trim().to_owned()).collect())
     }
 
-    /// The label of class `index`; empty when it has none.
+    /// The label of class `index`; empty for a class without a label.
     pub fn get(&self, index: i64) -> &str {
         usize::try_from(index).ok().and_then(|i| self.0.get(i)).map_or("", String::as_str)
     }
 
-    /// How many there are.
+    /// The number of labels.
     pub fn len(&self) -> usize {
         self.0.len()
     }

@@ -1,22 +1,22 @@
-//! The postprocess stage: turns what a model gives into what a client wants, by a chain of ops.
+//! The postprocess stage: turns a model's output into the client's answer, by a chain of ops.
 //!
 //! The chain stands in config.pbtxt: `parameters { key: "ops" value { string_value: "pool:mean, normalize" } }`. Ops are
-//! separated by commas; what follows a colon is an op's argument. [`ops::OPS`] lists them all.
+//! separated by commas; the text after a colon is an op's argument. [`ops::OPS`] lists them all.
 //!
 //! - The data is the model's first input; FP16, BF16 and FP64 are computed in FP32 like FP32. `decode` takes INT64 or INT32.
 //! - The attention mask, which pooling needs, is the input named `attention_mask`, or else the first other input of
 //!   INT64 or INT32. An input `pooling_mask` says which of its tokens are pooled.
 //! - `decode` may be given a stream part by part: see [`ops::decode`] for its inputs `emitted` and `final`. `entities` has
 //!   inputs of its own: see [`ops::entities`].
-//! - The result goes to the model's one output, cast to the datatype that is declared for it; where the declared dims
-//!   have one more axis of size 1 at the end (`dims: [ 1 ]`), it gets that. A chain that ends in `top_k` may have several
-//!   outputs, told apart by their names: see [`ops::top_k`]; so may one that ends in `sparse`, and one that gives a vector
-//!   for each token, whose mask is the output `token_mask`.
-//! - A request may leave out ops or choose otherwise by its parameters: see [`RequestOptions`].
+//! - The result goes to the model's one output, cast to the datatype that is declared for it; where the declared dims have one
+//!   more axis of size 1 at the end (`dims: [ 1 ]`), it gets that. A chain that ends in `top_k` may have several outputs, which
+//!   are distinguished by their names: see [`ops::top_k`]. So may one that ends in `sparse`, and one that gives a vector for each
+//!   token, whose mask is the output `token_mask`.
+//! - The parameters of a request may leave out ops or change their options: see [`RequestOptions`].
 //! - The parameters of this backend are `ops` and `labels` (`"negative,positive"`, for models without a label file).
 //!
-//! Everything that can be known of a chain is checked when the model is loaded: names, arguments, the order of ops, and
-//! that ranks, datatypes and outputs fit together. Each op is one file in [`ops`], and pure.
+//! Loading a model checks its whole chain: names, arguments, the order of ops, and that ranks, datatypes and outputs fit
+//! together. Each op is one file in [`ops`], and pure.
 //!
 //! Not here: the worker around the backend (`trireme-runtime`), the gateway's classification extension.
 

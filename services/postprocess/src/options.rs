@@ -1,8 +1,8 @@
-//! What one request may have otherwise than the chain says: its parameters.
+//! The options that a request may set for its chain, from the request's parameters.
 
 use trireme_inference::{InferError, ParameterValue, Parameters};
 
-/// The parameters of a request that this stage reads. Others are passed over: they may be for other stages.
+/// The parameters of a request that this stage reads. Others are ignored: they may be for other stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestOptions {
     /// `normalize`: `false` leaves out the ops `normalize`.
@@ -78,7 +78,7 @@ fn flag(value: &ParameterValue, option: &mut bool) -> Result<(), &'static str> {
 // === impl Aggregation ===
 
 impl Aggregation {
-    /// The names that there are, for messages.
+    /// The accepted names, for messages.
     pub const EXPECTED: &str = "'none', 'simple', 'first', 'average' or 'max'";
 
     /// The strategy of this name.

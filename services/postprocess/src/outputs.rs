@@ -1,4 +1,4 @@
-//! What a chain gives as the tensors that the model declares.
+//! A chain's result as the tensors that the model declares.
 
 use half::{bf16, f16};
 use ndarray::ArrayD;
@@ -6,7 +6,7 @@ use trireme_inference::{DataType, Element, InferError, Shape, Tensor, TensorErro
 
 use crate::{Form, Labels, Signature, Value};
 
-/// The outputs of a model, held against what its chain gives.
+/// The outputs of a model, checked against the result of its chain.
 pub(crate) struct Outputs {
     outputs: Vec<Output>,
     labels: Labels,
@@ -20,7 +20,7 @@ struct Output {
     trailing_axis: bool,
 }
 
-/// What of a value an output gets.
+/// The part of a value that an output gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Content {
     /// The numbers of the value, or the scores of ranked classes.

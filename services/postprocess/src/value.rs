@@ -1,4 +1,4 @@
-//! What flows from op to op, and what is known of it before any request.
+//! The values between ops, and their signatures, which are known before any request.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,16 +18,16 @@ pub enum Value<'a> {
     Texts(ArrayD<String>),
     /// The best classes of each row, best first: scores and class indices, both `[rows, k]`.
     Ranked {
-        /// The score of each.
+        /// The scores.
         scores: ArrayD<f32>,
-        /// The index of each on the last axis of what was ranked.
+        /// The index of each score on the last axis of the ranked value.
         indices: ArrayD<i64>,
     },
     /// The components of each row that are not 0, both `[rows, n]`; rows with fewer than n are filled up.
     Sparse {
-        /// Where they are, ascending; -1 where there is none.
+        /// The places of the components, ascending; -1 fills up.
         indices: ArrayD<i64>,
-        /// What they are; 0 where there is none.
+        /// The components; 0 fills up.
         values: ArrayD<f32>,
     },
 }
@@ -43,7 +43,7 @@ pub enum Form {
     Sparse,
 }
 
-/// What is known of a value when the model is loaded: its form, and its dimensions with -1 for any size.
+/// The form and dimensions of a value as they are known when the model is loaded; -1 for any size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
     /// The kind of value.
@@ -138,7 +138,7 @@ impl Signature {
         Signature { form, dims: dims.into() }
     }
 
-    /// This signature, if it is of `form` and its rank is in `ranks`; otherwise what was expected.
+    /// This signature, if it is of `form` and its rank is in `ranks`; otherwise the error names the expected ones.
     pub fn expect(&self, form: Form, ranks: std::ops::RangeInclusive<usize>) -> Result<&Signature, String> {
         if self.form == form && ranks.contains(&self.dims.len()) {
             return Ok(self);

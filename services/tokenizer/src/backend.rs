@@ -12,8 +12,7 @@ use trireme_text::{Encoded, RequestOptions, TextError, TextTokenizer, TokenizeOp
 
 use crate::schema::{Output, Schema};
 
-/// What `forced_bos_token_id` is where the output is to begin with no token in particular: the model's own configuration
-/// decides.
+/// The value of `forced_bos_token_id` where no token has to begin the output: the model's own configuration decides.
 const NO_TOKEN: i64 = -1;
 
 /// Loads models with `backend: "tokenizer"`.

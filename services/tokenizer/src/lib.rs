@@ -1,7 +1,7 @@
 //! The tokenizer stage: texts to the tensors that transformer models take.
 //!
-//! A model with `backend: "tokenizer"` has a `tokenizer.json` (and `tokenizer_config.json`) in its version directory, or the
-//! SentencePiece model of a tokenizer that has none.
+//! A model with `backend: "tokenizer"` has a `tokenizer.json` (and `tokenizer_config.json`) in its version directory, or else a
+//! SentencePiece model.
 //! - Its first input holds the texts, a second one the second texts of pairs; both are TYPE_STRING, under any name. With
 //!   `max_batch_size: 0` a tensor of n texts is `[n]`, with batching it is `[n, 1]`.
 //! - Its outputs are those of `input_ids`, `attention_mask` and `token_type_ids` that it declares, TYPE_INT64 or

@@ -51,7 +51,7 @@ impl Output {
         Output::ForcedBosTokenId,
     ];
 
-    /// Those that a configuration without outputs gets.
+    /// The outputs of a configuration that declares none.
     const USUAL: [Output; 3] = [Output::InputIds, Output::AttentionMask, Output::TokenTypeIds];
 
     /// The name of the output, which is that of the model input it is made for.
@@ -113,7 +113,8 @@ impl Schema {
         Ok(Schema { texts: texts.name.clone(), pairs, outputs })
     }
 
-    /// What the outputs need besides ids and masks; of those in `wanted` only.
+    /// The further outputs that the tokenizer has to make, beside ids and masks: those that are declared and that `wanted`
+    /// accepts.
     pub(crate) fn extras(&self, wanted: impl Fn(&str) -> bool) -> Extras {
         let has = |output: Output| self.outputs.iter().any(|&(own, _)| own == output) && wanted(output.name());
         Extras {

@@ -218,7 +218,7 @@ fn the_translation_example_is_encoded_as_its_model_learnt_it() {
     let mut request = request(vec![texts("TEXT", &[2], &["forty-two", "seven"])]);
     request.outputs.push("forced_bos_token_id".to_owned());
     let response = model.instances[0].as_batch().unwrap().execute(&[request]).remove(0).unwrap();
-    // What M2M100Tokenizer gives: the token of English, the pieces, </s>, padding; and the token of Swahili.
+    // As M2M100Tokenizer gives them: the token of English, the pieces, </s>, padding; and the token of Swahili.
     let ids = output(&response, "input_ids");
     assert_eq!(*ids.values::<i64>().unwrap(), [242, 93, 172, 98, 2, 242, 46, 2, 1, 1]);
     assert_eq!(*output(&response, "forced_bos_token_id").values::<i64>().unwrap(), [308, 308]);

@@ -1,8 +1,8 @@
 //! End-to-end tests: the product's own binaries and a real nats-server, reached over sockets as by a client.
 //!
-//! A test describes what it needs with [`Setup`] and gets a [`Sandbox`]: processes with ports and folders of their own,
-//! so that tests can run in parallel. [`Mode`] is how the system is deployed; a test that holds in every mode is listed
-//! in [`in_every_mode!`]. Each file in `tests/` has one theme.
+//! A test describes its needs with [`Setup`] and gets a [`Sandbox`]: processes with ports and folders of their own, so that tests
+//! can run in parallel. [`Mode`] is how the system is deployed; a test that holds in every mode is listed in [`in_every_mode!`].
+//! Each file in `tests/` has one theme.
 //!
 //! Invariants:
 //! - Nothing here links the product, so that the shipped binaries are tested. `cargo build --workspace` has to come

@@ -69,7 +69,7 @@ fn assert_alike(one: &Value, two: &Value) {
     assert_close(&one, &two, 1e-5);
 }
 
-/// What FP32 numbers in base64 are.
+/// The FP32 numbers of a base64 text.
 fn from_base64(text: &str) -> Vec<f32> {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let digits = text.bytes().filter(|&byte| byte != b'=');

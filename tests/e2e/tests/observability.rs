@@ -188,7 +188,7 @@ fn prometheus_has_every_series(mode: Mode) {
         ask(address, "up == 1").ok().filter(|up| up.len() == targets.len())
     });
     assert_eq!(ready.len(), targets.len());
-    // Two scrapes with traffic in between, so that there are rates.
+    // Two scrapes with traffic in between, so that rates can be computed.
     for _ in 0..2 {
         traffic(&sandbox);
         std::thread::sleep(Duration::from_secs(6));

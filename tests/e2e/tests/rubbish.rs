@@ -155,7 +155,7 @@ fn targets(seen: BTreeMap<String, WireMessage>) -> Vec<WireMessage> {
         by_kind.entry(kind(&subject)).or_default().push(message);
     }
     let others = OTHERS.map(|subject| WireMessage { subject: subject.to_owned(), ..WireMessage::default() });
-    // The last inboxes of each connection: one of them is open.
+    // The last inboxes of each connection, of which one is open.
     let some = by_kind.into_values().flat_map(|messages| messages.into_iter().rev().take(3));
     some.chain(others).collect()
 }
@@ -192,7 +192,7 @@ fn bodies() -> Vec<Vec<u8>> {
     bodies
 }
 
-/// Headers of a message with one of them wrong or missing.
+/// Copies of a message's headers in which a single header is wrong or missing.
 fn headers(valid: &[(String, String)]) -> Vec<Vec<(String, String)>> {
     let values = ["", "x", "-1", "99999999999999999999", &"a".repeat(8192), "\u{1f6a3}"];
     let mut all = Vec::new();
@@ -221,8 +221,8 @@ fn headers(valid: &[(String, String)]) -> Vec<Vec<(String, String)>> {
     all
 }
 
-/// Malformed messages for one subject. Those of the first part cannot be read as a message at all; those of the second
-/// part may be, in parts.
+/// Malformed copies of a valid message: first with broken bodies, which no process can read, then with broken headers, which a
+/// process may read in part.
 fn rubbish(target: &WireMessage) -> (Vec<WireMessage>, Vec<WireMessage>) {
     let usual = target.headers.iter().filter(|(name, _)| !name.starts_with(BROKERS_HEADERS));
     let usual: Vec<_> = usual.filter(|(name, _)| !name.starts_with("Trireme-Claim")).cloned().collect();

@@ -280,7 +280,7 @@ fn a_request_that_is_not_sampled_leaves_no_span() {
     let (sampled, _) = parent(1);
     let unsampled = Request::infer("tiny_embedding", &body).header("traceparent", &format!("{}00", &sampled[..53]));
     assert_eq!(sandbox.send(&unsampled).status, 200);
-    // Spans are exported in order: if those of a later request have arrived, the first one has none.
+    // Spans are exported in order: once the spans of the later request have arrived, the first request will have none.
     assert_eq!(sandbox.send(&request(2, false)).status, 200);
     let traces = wait_until("the second trace", EXPORTED, || {
         let traces = receiver.traces();

@@ -8,7 +8,7 @@ use super::files::{Json, Reader};
 use super::modules;
 use super::origin::Derived;
 
-/// A tokenizer's files. Those that exist go into the version folder of the tokenizer model.
+/// A tokenizer's files; the ones that exist go into the version folder of the tokenizer model.
 const FILES: [&str; 13] = [
     "tokenizer.json",
     "tokenizer_config.json",

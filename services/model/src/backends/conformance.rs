@@ -1,4 +1,4 @@
-//! What every backend has to do, as a function that each backend's tests call with a model of theirs.
+//! The requirements on every backend, as a function that each backend's tests call with a model of their own.
 
 use std::path::Path;
 

@@ -1,9 +1,9 @@
-//! `backend: "identity"`: answers `OUTPUTn` with what came as `INPUTn`, bytes shared, for tests and for measuring
+//! `backend: "identity"`: answers `OUTPUTn` with the tensor `INPUTn` and shares its bytes. It serves tests, and measurements of
 //! everything but a model.
 //!
 //! Parameters: `execute_delay_ms` sleeps that long per execution (not per request), and `instance_wise_delay_multiplier`
-//! lets instance i sleep max(1, i × multiplier) times as long. `abort_on`, in builds for tests, is a number that ends the
-//! process when it comes in an INT32 input.
+//! lets instance i sleep max(1, i × multiplier) times as long. In builds for tests, `abort_on` is a number that ends the process
+//! when an INT32 input contains it.
 
 use std::sync::Arc;
 use std::thread;
@@ -160,7 +160,7 @@ impl IdentityInstance {
         Ok(outputs)
     }
 
-    /// What Triton's identity backend answers for an optional input that is absent.
+    /// Zeros, as Triton's identity backend answers for an optional input that is absent.
     fn zeros(
         &self,
         name: &str,

@@ -1,5 +1,5 @@
-//! The backends of this service, keyed by `backend` in config.pbtxt. A new one is a module here, a line in
-//! [`backends`] and one in [`trireme_model_repository::BACKENDS`]; `conformance` says what it has to do.
+//! The backends of this service, keyed by `backend` in config.pbtxt. A new one is a module here, a line in [`backends`] and one
+//! in [`trireme_model_repository::BACKENDS`]; `conformance` has the requirements on it.
 
 mod abort;
 mod generation;

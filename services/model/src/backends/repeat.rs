@@ -146,7 +146,7 @@ impl StepwiseInstance for RepeatInstance {
 impl Repetition {
     fn next(&mut self, now: Instant) -> Progress {
         let Some((_, outputs)) = self.left.pop() else { return Progress::Done(Ok(ExecuteResponse::default())) };
-        // After the last one comes, at once, the word that there are no more.
+        // The final mark, "no more responses", follows the last response at once.
         self.due = now + self.left.last().map_or(Duration::ZERO, |(pause, _)| *pause);
         match self.in_parts {
             true => Progress::Part(outputs),

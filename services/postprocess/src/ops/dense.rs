@@ -21,7 +21,7 @@ struct Dense {
     residual: Residual,
 }
 
-/// What is added to the result.
+/// The residual that is added to the result.
 enum Residual {
     None,
     /// The input.

@@ -1,6 +1,6 @@
-//! `entities:STRATEGY`: what is named in a text, from the logits of its tokens `[rows, length, labels]` to one JSON array for
-//! each row: the result of transformers' `TokenClassificationPipeline`. A request may choose the strategy by its
-//! parameter `aggregation_strategy`.
+//! `entities:STRATEGY`: named entities of a text, from the logits of its tokens `[rows, length, labels]` to one JSON array for
+//! each row, as transformers' `TokenClassificationPipeline` gives. A request may choose the strategy by its parameter
+//! `aggregation_strategy`.
 //!
 //! The last op of a chain. It takes these inputs of the model besides the data: `input_ids`, `offsets` (characters of the
 //! text), `special_tokens_mask` and the texts (TYPE_STRING). The tokenizer is that of the version directory
@@ -19,7 +19,7 @@ use super::{Op, Resources, Side, compare_scores};
 use crate::options::Aggregation;
 use crate::{Form, Labels, Signature, Value};
 
-/// The class of what is no entity.
+/// The class of tokens outside entities.
 const OUTSIDE: &str = "O";
 
 struct Entities {

@@ -9,7 +9,7 @@ use super::{Op, Resources, Side};
 use crate::weights::ModuleFolder;
 use crate::{Form, Signature, Value};
 
-/// What is added to the variance: PyTorch's default, which the module does not change.
+/// The number added to the variance: PyTorch's default, which the module does not change.
 const EPSILON: f32 = 1e-5;
 
 struct LayerNorm {

@@ -26,7 +26,7 @@ use crate::{Form, Labels, SideInputs, Signature, Value};
 
 /// A step of a chain. Pure: the same value gives the same result.
 pub trait Op: Send + Sync {
-    /// What the op gives for an input of this signature; the error says what it takes instead.
+    /// The signature of the result for an input of this signature; the error names the signature that the op takes instead.
     fn signature(&self, input: &Signature) -> Result<Signature, String>;
 
     /// The op itself. `value` has the signature that was accepted; dimensions left open there may be anything, zero
@@ -34,8 +34,8 @@ pub trait Op: Send + Sync {
     fn apply<'a>(&self, value: Value<'a>, side: &Side<'_>) -> Result<Value<'a>, InferError>;
 }
 
-/// The request's tensors besides the data, those that the model has an input for and the request brought; and what it asks
-/// for.
+/// The request's tensors besides the data, as far as the model has inputs for them and the request brought them; and the
+/// request's options.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Side<'a> {
     /// The mask of the tokens that count `[rows, length]`, INT64 or INT32: `pooling_mask`, or else the attention mask.
@@ -58,7 +58,7 @@ pub struct Side<'a> {
     pub options: RequestOptions,
 }
 
-/// What ops are made with besides their argument.
+/// The model's parts that an op may be built from, besides its argument.
 #[derive(Clone, Copy, Debug)]
 pub struct Resources<'a> {
     /// The version directory of the model.
@@ -77,7 +77,7 @@ impl Default for Resources<'_> {
     }
 }
 
-/// Makes an op from its argument; the error says what was expected.
+/// Builds an op from its argument; the error names the expected argument.
 pub type BuildOp = fn(Option<&str>, &Resources<'_>) -> Result<Box<dyn Op>, String>;
 
 /// An op that chains may name.
@@ -86,13 +86,13 @@ pub struct OpEntry {
     pub name: &'static str,
     /// How it is written with its argument.
     pub usage: &'static str,
-    /// What it does.
+    /// A description for people.
     pub doc: &'static str,
     /// The inputs that it uses besides the data and the attention mask; `TEXT` is the TYPE_STRING input of any name.
     pub inputs: &'static [&'static str],
-    /// Whether it gives embeddings, which a request may cut by `dimensions`, or leaves them so.
+    /// Whether its result is an embedding, which a request may cut by `dimensions`.
     pub embeds: bool,
-    /// Makes it.
+    /// Builds the op.
     pub build: BuildOp,
 }
 
@@ -197,7 +197,7 @@ pub static OPS: &[OpEntry] = &[
     OpEntry {
         name: "entities",
         usage: "entities:none|simple|first|average|max",
-        doc: "what is named in texts, as JSON: [rows, length, labels] to [rows]; last in a chain",
+        doc: "named entities of texts, as JSON: [rows, length, labels] to [rows]; last in a chain",
         inputs: &["input_ids", "offsets", "special_tokens_mask", "TEXT"],
         embeds: false,
         build: entities::build,

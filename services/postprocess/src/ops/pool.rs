@@ -6,7 +6,7 @@ use trireme_inference::{InferError, Shape, Tensor};
 use super::{Op, Resources, Side};
 use crate::{Form, Signature, Value};
 
-/// What the number of tokens is clamped to before dividing by it, as sentence-transformers does.
+/// The lower limit for the number of tokens that a sum is divided by, as in sentence-transformers.
 const SMALLEST_COUNT: f32 = 1e-9;
 
 /// The kinds by name.

@@ -33,7 +33,8 @@ impl Op for First {
     }
 }
 
-/// The first `count` of the last axis of `value`; where there are fewer, `fault` says what is wrong with that number.
+/// The first `count` components on the last axis of `value`; where the axis is shorter, `fault` makes the error text from its
+/// length.
 pub(crate) fn first<'a>(
     value: Value<'a>,
     count: usize,

@@ -10,12 +10,12 @@ use trireme_inference::InferError;
 use super::{Op, Resources, Side, no_argument};
 use crate::{Form, Signature, Value};
 
-/// What fills up the indices of rows with fewer components.
+/// The filler for the indices of rows with fewer components.
 const NO_INDEX: i64 = -1;
 
 struct Sparse;
 
-/// Makes the op.
+/// Builds the op.
 pub fn build(argument: Option<&str>, _: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     no_argument(argument)?;
     Ok(Box::new(Sparse))

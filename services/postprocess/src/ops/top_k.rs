@@ -1,6 +1,6 @@
-//! `top_k:K`: the K highest scores of the last axis, best first, of equal ones the first; all, where there are fewer.
+//! `top_k:K`: the K highest scores of the last axis, best first, of equal ones the first; all of them, where the axis is shorter.
 //!
-//! The last op of a chain. What an output of the model gets depends on its name:
+//! The last op of a chain. The content of an output of the model depends on its name:
 //! - `scores`: the scores, FP16, FP32 or FP64;
 //! - `indices`: the class indices, INT64 or INT32;
 //! - `labels`: the labels, BYTES; empty for a class without one;

@@ -31,7 +31,7 @@ def wordpiece():
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    # Some letters are left out of the alphabet, so that there are unknown words.
+    # The alphabet lacks some letters, so that texts contain unknown words.
     trainer = trainers.WordPieceTrainer(vocab_size=90, special_tokens=special, limit_alphabet=40)
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))

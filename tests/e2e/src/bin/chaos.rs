@@ -62,11 +62,11 @@ struct Args {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Storage {
-    /// In memory: with the broker they are gone
+    /// In memory: they are lost with the broker
     Memory,
-    /// In files. Those of a single broker are on a small disk, which gets full now and then; that takes root's rights
+    /// In files. A single broker's are on a small disk, which gets full now and then; that takes root's rights
     File,
-    /// Half of the faults with each, where that can be, or all in memory
+    /// Half of the faults with each, where possible; else all in memory
     Both,
 }
 

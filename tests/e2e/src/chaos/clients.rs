@@ -37,10 +37,10 @@ const TAKES_WHAT_IS_ON_ITS_WAY: bool = true;
 /// Pause of a client while no gateway is open.
 const NO_DOOR: Duration = Duration::from_millis(5);
 
-/// What the client does with a request whose connection broke.
+/// The client's reaction when the connection of a request breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
-    /// It is sent to another gateway.
+    /// The client sends it to another gateway.
     Moves,
     /// It had waited too long before its gateway was killed.
     Lost,
@@ -194,7 +194,7 @@ impl<'a> Clients<'a> {
         }
     }
 
-    /// What to do with a request whose connection to a gateway in state `state` broke, `waited` after it was sent.
+    /// The reaction to a broken connection of a request to a gateway in state `state`, `waited` after it was sent.
     fn broke(&self, state: DoorState, how: Break, waited: Duration) -> Broken {
         let moved = &mut self.tally.lock().expect("no holder panics").moved;
         match (state, how) {

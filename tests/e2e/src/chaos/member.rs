@@ -111,7 +111,7 @@ impl Door {
         Door { http, grpc, state: Mutex::new(DoorState::Open), kept: Mutex::default() }
     }
 
-    /// Notes what is about to happen to the gateway.
+    /// Notes the gateway's next state before it changes.
     pub fn set(&self, state: DoorState) {
         *self.state.lock().expect("no holder panics") = state;
     }

@@ -1,4 +1,4 @@
-//! What attackers do. Each attack is bounded in connections, in how often it does something, and in time.
+//! The attacks. Each is bounded in connections, in attempts, and in time.
 
 use std::io::{Result, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
@@ -33,7 +33,7 @@ const HUGE: usize = 64 << 20;
 /// How long an attacker waits for a server that takes nothing.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Addresses of this host that attackers come from: 127.0.0.2 and those after it.
+/// The number of this host's addresses that attackers use: 127.0.0.2 and the following ones.
 const ADDRESSES: usize = 8;
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
@@ -43,7 +43,7 @@ const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 pub struct Attack {
     /// Its name.
     pub name: &'static str,
-    /// Attacks until then, and says how often it did what it does.
+    /// Attacks until the given time and returns the number of attempts.
     pub run: fn(Target, Instant) -> usize,
 }
 

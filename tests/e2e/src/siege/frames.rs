@@ -1,6 +1,6 @@
 //! Frames of HTTP/2 as attackers send them, byte by byte.
 
-/// What a connection begins with: the preface and settings that change nothing.
+/// The beginning of a connection: the preface, and settings that change nothing.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 const DATA: u8 = 0;

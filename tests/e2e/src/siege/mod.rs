@@ -1,10 +1,10 @@
-//! `make siege`: attackers use many connections or send in hostile ways, and honest clients measure what they feel of it.
+//! `make siege`: attackers use many connections or send in hostile ways, while honest clients measure their own answers.
 //!
 //! Attackers connect from addresses of their own on this host (127.0.0.2 to .9) and are bounded in count and time. Honest clients
 //! wait for each answer and check it; some keep their connection, others open one for each request. No answer may be missing,
 //! and the 99th percentile of the answers' times may be no more than [`FACTOR`] times that of the quiet phase.
 //!
-//! Not here: what single hostile requests do (the tests `attackers`), and changed inputs (`make fuzz`).
+//! Not here: single hostile requests (the tests `attackers`), and changed inputs (`make fuzz`).
 
 mod attacks;
 mod frames;
@@ -38,12 +38,12 @@ pub struct Target {
     pub grpc: SocketAddr,
 }
 
-/// What honest clients of a kind felt.
+/// The measurements of the honest clients of one kind.
 #[derive(Clone, Debug, Default)]
 pub struct Felt {
     /// How long each answer took.
     pub times: Vec<Duration>,
-    /// What became of requests without a right answer.
+    /// The faults of requests without a right answer.
     pub lost: Vec<String>,
 }
 
@@ -52,11 +52,11 @@ pub struct Felt {
 pub struct Phase {
     /// Its name.
     pub name: &'static str,
-    /// How often attackers did what they do.
+    /// The number of attempts of the attackers.
     pub attempts: usize,
-    /// What each kind of honest client felt.
+    /// The measurements of each kind of honest client.
     pub felt: Vec<(Client, Felt)>,
-    /// The memory that the server took at most, in bytes.
+    /// The most memory that the server used, in bytes.
     pub memory: u64,
 }
 
@@ -106,7 +106,7 @@ fn phase(
     Phase { name, attempts, felt, memory }
 }
 
-/// What honest clients may not have felt.
+/// The limits that the honest clients' measurements break.
 pub fn shortfalls(phases: &[Phase]) -> Vec<String> {
     let Some((quiet, attacks)) = phases.split_first() else { return Vec::new() };
     let mut found = Vec::new();
@@ -157,7 +157,7 @@ impl Felt {
 // === impl Phase ===
 
 impl Phase {
-    /// What the columns of its lines are.
+    /// The headings of its lines' columns.
     pub const HEAD: &str = "attack    attempts   client               answers    lost       p50       p99    memory";
 }
 

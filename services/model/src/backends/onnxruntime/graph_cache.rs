@@ -73,7 +73,7 @@ impl Entry {
         }
     }
 
-    /// The entry's model, if it is valid. The error `None` means that there is no entry.
+    /// The entry's model, if it is valid. The error `None` means that the entry does not exist.
     fn check(&self) -> Result<PathBuf, Option<String>> {
         if !self.path.is_dir() {
             return Err(None);

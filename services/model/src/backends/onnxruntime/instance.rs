@@ -247,7 +247,8 @@ impl ModelInstance for OnnxInstance {
             Some(Ok(responses)) => responses.into_iter().map(Ok).collect(),
             Some(Err(error)) if requests.len() == 1 => vec![Err(error)],
             Some(Err(error)) if unwanted(requests).is_some() => vec![Err(error); requests.len()],
-            // Whose fault it was shows in halves: one bad request costs its batch some runs, not one for each member.
+            // Halving the batch finds a request that fails the others: a bad request costs its batch some runs, not one for each
+            // member.
             Some(Err(_)) => {
                 let (first, second) = requests.split_at(requests.len() / 2);
                 [self.execute(first), self.execute(second)].concat()

@@ -186,7 +186,7 @@ fn model_file(source: &ModelSource<'_>) -> Result<PathBuf, LoadError> {
     }
 }
 
-/// What lies in a version folder whose model file is missing, and what to write for it.
+/// The files in a version folder whose model file is missing, and the configuration that would serve them.
 fn there(version_path: &Path) -> String {
     const SHOWN: usize = 8;
     let names = |folder: &Path| {

@@ -59,7 +59,7 @@ pub struct PrecisionCheck {
 /// The default of the lowest accepted cosine.
 const MIN_COSINE: f64 = 0.9999;
 
-/// The parameters that are read, here and by the batcher. Others are passed over, unless they are nearly one of these.
+/// The parameters that this backend and the batcher read. Others are ignored, unless they are nearly one of these.
 const KNOWN: [&str; 22] = [
     "arena_extend_strategy",
     "cost_model",

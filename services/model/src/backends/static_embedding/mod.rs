@@ -9,8 +9,8 @@
 //! | `normalize` | `true`, `false`: whether vectors get length 1 | `normalize` of `config.json`, else `false` |
 //! | `unknown_token_id` | the id of tokens that take no part, as model2vec leaves out unknown words; `none` for none | none |
 //!
-//! Requests of any lengths share a run: each is computed on its own, so nothing is padded for it. A request's parameters
-//! `normalize` and `dimensions` mean what they do for `postprocess`.
+//! Requests of any lengths share a run: each is computed on its own, so none is padded. A request's parameters `normalize` and
+//! `dimensions` mean the same as for `postprocess`.
 
 mod table;
 
@@ -37,7 +37,7 @@ const EMBEDDING: &str = "sentence_embedding";
 /// Most rows of a run where the configuration does not say: beyond that a run gains nothing.
 const MAX_ROWS: u32 = 256;
 
-/// What the length is clamped to before dividing by it: zeros stay zeros.
+/// The lower limit for the length that a vector is divided by: a vector of zeros stays zeros.
 const SMALLEST_LENGTH: f32 = 1e-32;
 
 /// The backend of static embeddings.
@@ -55,10 +55,10 @@ struct StaticModel {
 
 struct StaticInstance(Arc<StaticModel>);
 
-/// Requests of whatever shape together, as many as wait.
+/// Batches requests regardless of their shapes, as many as wait.
 struct AnyShape(DynamicBatcher);
 
-/// What a request may have otherwise.
+/// The settings that a request may change.
 struct Wanted {
     normalize: bool,
     dimensions: usize,
@@ -149,7 +149,7 @@ impl StaticModel {
         Ok(StaticModel { name: config.name.clone(), table, normalize, unknown, batches: false })
     }
 
-    /// The inputs and outputs that there are, with full shapes.
+    /// The model's inputs and outputs, with full shapes.
     fn tensors(&self) -> AutoComplete {
         let spec = |name: &str, datatype, shape: [i64; 2], optional| TensorSpec {
             name: name.to_owned(),

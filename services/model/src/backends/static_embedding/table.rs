@@ -13,11 +13,11 @@ const VECTORS: [&str; 2] = ["embeddings", "embedding.weight"];
 pub(super) struct Table {
     vectors: Vectors,
     width: usize,
-    /// What a token's vector counts, by token id.
+    /// The weight of each token's vector, by token id.
     weights: Option<Vec<f32>>,
-    /// The row of a token's vector, by token id; without it they are the same.
+    /// The row of each token's vector, by token id; without it the row is the id.
     rows: Option<Vec<usize>>,
-    /// How many token ids there are.
+    /// The number of token ids.
     tokens: usize,
 }
 

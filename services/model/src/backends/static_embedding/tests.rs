@@ -1,4 +1,4 @@
-//! Tables of every precision, what is refused, and the backend conformance suite.
+//! Tables of every precision, refusals, and the backend conformance suite.
 
 use std::collections::HashMap;
 

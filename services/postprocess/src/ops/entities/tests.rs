@@ -1,4 +1,4 @@
-//! What transformers gives for the same logits, and what is refused.
+//! transformers' results for the same logits, and refusals.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use super::*;
 use crate::SideInputs;
 use crate::options::RequestOptions;
 
-/// What `tests/entities/make.py` records.
+/// The record that `tests/entities/make.py` writes.
 #[derive(Deserialize)]
 struct Golden {
     labels: Vec<String>,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A field of a message: its number, its length in two bytes, and what it holds.
+/// A protobuf field: its number, its length in two bytes, and its content.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     long_field(number, bytes)
 }
@@ -36,7 +36,7 @@ fn zeros() -> Vec<Tensor> {
     vec![Tensor::from_values("x", [4], vec![0f32; 4]).unwrap()]
 }
 
-/// What a model file names as its weights may have come with a request.
+/// A model file that came with a request may name any file as its weights.
 #[test]
 fn weights_lie_beside_their_model_or_nowhere() {
     let secret = tempfile::NamedTempFile::new().unwrap();
