@@ -47,7 +47,7 @@ The recorded Triton is not the newest. Where its sources have changed since, the
 pooling that takes texts, a chain of three models, and a batching model; over HTTP, gRPC, gRPC asynchronous and gRPC streams, in
 binary and in JSON, by concurrency and by request rate, with `--collect-metrics`. It has to exit with 0 and without an error, to
 report a throughput for each load, and for the ensemble and each of its steps the requests, queue and compute times that it read
-from the server's statistics. Three things it cannot do, whatever the server: its JSON writes FP32 tensors with too few elements,
+from the server's statistics. It cannot do three things with any server: its JSON writes FP32 tensors with too few elements,
 `--shared-memory` needs CUDA's libraries even for system memory, and of GPU metrics, which Trireme does not have, it warns.
 
 ## Running it
@@ -57,7 +57,7 @@ from the server's statistics. Three things it cannot do, whatever the server: it
 
     tests/compat/run.py --url http://127.0.0.1:8000 [--grpc 127.0.0.1:8001] [--only TEXT]
 
-A failed scenario is printed with what was expected and what was found. The scripts need Python 3.11, and for gRPC the
+A failed scenario is printed with the expected and the found answer. The scripts need Python 3.11, and for gRPC the
 packages grpcio and tritonclient, which are in the tests' own Python, `.tools/python`.
 
 ## Adding to it
@@ -70,15 +70,14 @@ packages grpcio and tritonclient, which are in the tests' own Python, `.tools/py
   in flight meanwhile.
 - A gRPC scenario has `grpc`, the call's name, with `message`, or for a stream `messages`, as protobuf's JSON;
   `raw_input_contents` is a list of parts as above. `metadata` is sent along.
-- `tests/compat/record.py` asks a real Triton and writes `tests/compat/recorded/<theme>.json`; its `--help` says how to come by
-  one. `compare` says how the recording is held against an answer: `as` text (the default), json or status, `ignore`
+- `tests/compat/record.py` asks a real Triton and writes `tests/compat/recorded/<theme>.json`; its `--help` says how to get
+  one. `compare` says how the recording is compared with an answer: `as` text (the default), json or status, `ignore`
   (members), `outputs` "in any order".
 - `expect` is for answers that cannot be recorded, or not word for word: `status`, and `error`, `json`, `subset`, `text` or
   `pattern`. Where the recorded answer is another, `newer` says why; where there is none, `no_recording` does.
-- `divergences.json` holds the differences on purpose: why, and our answer. `expected-failures.txt` holds what is not there
-  yet, a reason each: an entry that begins to pass is an error, so the list can only shrink.
-- `models/repository` is what Trireme serves. For each model there is a twin of the same behaviour in `models/triton`, for the
-  recording.
+- `divergences.json` holds the differences on purpose: the reason, and Trireme's answer. `expected-failures.txt` holds scenarios of
+  missing features, a reason each: an entry that begins to pass is an error, so the list can only shrink.
+- Trireme serves `models/repository`. Each model has a twin of the same behaviour in `models/triton`, for the recording.
 - `tests/compat/run.py --docs` writes this page; `--check`, which the tests run, says when it is stale.
 """
 

@@ -26,7 +26,7 @@ pub use trace::{exports_spans, not_sampled, set_attributes, set_error, set_paren
 /// Flags about logs and traces.
 #[derive(Args, Clone, Debug)]
 pub struct TelemetryArgs {
-    /// What is logged: error, warn, info, debug or trace, also per module (`info,trireme_bus=debug`)
+    /// Lowest level of log lines: error, warn, info, debug or trace, also per module (`info,trireme_bus=debug`)
     #[arg(long, env = "TRIREME_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
     pub log_level: String,
 

@@ -78,7 +78,7 @@ metrics! {
     GatewayRequest = "trireme_gateway_request_seconds" Histogram "From a request's arrival at this gateway until its answer, errors included";
     GatewayInFlight = "trireme_gateway_in_flight_requests" Gauge "Requests that this gateway has in flight";
     QueueWaiting = "trireme_queue_waiting_messages" Gauge "Messages in the model's queue on the bus that no worker has been given";
-    QueueDelivered = "trireme_queue_delivered_messages" Gauge "Messages of the model's queue on the bus that workers have in hand";
+    QueueDelivered = "trireme_queue_delivered_messages" Gauge "Messages of the model's queue on the bus that workers hold";
     QueueOldest = "trireme_queue_oldest_age_seconds" Gauge "Age of the oldest unfinished message in the model's queue on the bus";
     Workers = "trireme_workers" Gauge "Workers that serve the model, as the registry has them";
 
@@ -91,7 +91,7 @@ metrics! {
     StagePadding = "trireme_stage_padding_tokens_total" Counter "The part of trireme_stage_tokens_total that was padding";
     StageTruncated = "trireme_stage_truncated_texts_total" Counter "Texts that this process cut because they were too long";
     StageWaiting = "trireme_stage_waiting_requests" Gauge "Requests that wait in this process for their batch";
-    StageInFlight = "trireme_stage_in_flight_requests" Gauge "Requests that this process has in hand: waiting, running, being sent on";
+    StageInFlight = "trireme_stage_in_flight_requests" Gauge "Requests in this process: waiting, running, being sent on";
     StageRedeliveries = "trireme_stage_redeliveries_total" Counter "Deliveries to this process that were not the first of their message";
     StageDeadLetters = "trireme_stage_dead_letters_total" Counter "Messages that this process gave up after their last attempt";
     StageDropped = "trireme_stage_dropped_requests_total" Counter "Requests that this process let go because nobody waits for them any more";

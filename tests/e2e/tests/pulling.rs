@@ -62,7 +62,7 @@ fn a_slow_worker_leaves_the_rest_to_a_fast_one() {
     let tail = last(&slow).saturating_duration_since(last(&fast));
     let longest = slow.iter().map(|answer| answer.queued).max().expect("it has answered");
     println!("the slow one ends {tail:?} after the fast one; requests waited in it for up to {longest:?}");
-    // The slow worker may hold a request in progress and one that it took shortly before, not the eight that it has room for.
+    // The slow worker may hold a request in progress and another taken shortly before, not the eight that it has room for.
     assert!(tail < 3 * SLOW, "the slow one goes on for {tail:?} when the fast one has nothing left");
     assert!(longest < 3 * SLOW, "a request waited for {longest:?} in the slow one");
     drop(models);

@@ -293,7 +293,7 @@ fn the_page_names_what_is_exported() {
         assert_eq!(worker.samples.get(&format!("{name}{{{stage}}}")), Some(&1.0), "{:#?}", worker.samples);
     }
 
-    let mut table = String::from("| metric | kind | from | labels | what it says |\n|---|---|---|---|---|\n");
+    let mut table = String::from("| metric | kind | from | labels | meaning |\n|---|---|---|---|---|\n");
     let names: BTreeSet<_> = gateway.families.keys().chain(worker.families.keys()).collect();
     for name in names {
         let from = match (gateway.families.contains_key(name), worker.families.contains_key(name)) {

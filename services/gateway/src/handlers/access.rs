@@ -28,13 +28,13 @@ pub struct AccessArgs {
     #[arg(value_delimiter = ';', hide_env_values = true)]
     pub http_restricted_apis: Vec<Restriction>,
 
-    /// Who may change the server: load and unload models, set what is logged and traced, and register shared memory. A request
-    /// that carries a key (--api-key), or the header of a restricted category, may do so from everywhere, unless nobody may
+    /// Clients that may change the server: load and unload models, change log and trace settings, register shared memory. A
+    /// request that carries a key (--api-key), or the header of a restricted category, may do so from everywhere, except with `none`
     #[arg(long, env = "TRIREME_CONTROL_ACCESS", value_name = "WHO", default_value = "loopback")]
     pub control_access: ControlAccess,
 }
 
-/// Who may change the server.
+/// The clients that may change the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ControlAccess {
     /// Clients on the same host
@@ -42,7 +42,7 @@ pub enum ControlAccess {
     Loopback,
     /// Every client
     Any,
-    /// Nobody
+    /// No client
     None,
 }
 

@@ -207,8 +207,8 @@ struct Work {
 // === impl Work ===
 
 impl Work {
-    /// The number of messages that the queue has taken in. `first` is the number of the oldest message in the queue, and `last`
-    /// that of the newest one that it has taken in.
+    /// The number of messages that the queue has taken in. `first` is the number of the oldest message still in the queue,
+    /// and `last` that of the newest.
     fn taken_in(&mut self, first: f64, last: f64) -> f64 {
         // The numbers of a queue that was created again are higher by the time in between.
         let is_new = last > self.last + NEW_QUEUE || self.first == 0.0;
