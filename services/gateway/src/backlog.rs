@@ -1,17 +1,17 @@
-//! How connections come in, and how a listener stops: those that the kernel has accepted already, with a request in them
-//! perhaps, are taken in before it closes, because closing resets them.
+//! How connections come in, and how a listener stops. Before it closes, it takes in the connections that the kernel has accepted
+//! already, perhaps with a request, because closing resets them.
 
 use std::io;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 
-/// What a connection without a request has to show one when the listener stops, before it counts as idle.
+/// How long a connection may take to send its first request when the listener stops, before it counts as idle.
 pub const FIRST_REQUEST: Duration = Duration::from_secs(1);
 /// How long to wait before accepting again when there is no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The next connection. What fails is tried again, after a pause: the cause lasts, and trying would take a whole CPU.
+/// The next connection. A failed accept is repeated after a pause: the cause lasts, and repeating at once would take a whole CPU.
 pub async fn accept(listener: &TcpListener) -> TcpStream {
     until_accepted(|| listener.accept()).await.0
 }
@@ -31,7 +31,7 @@ async fn until_accepted<T, F: Future<Output = io::Result<T>>>(mut accept: impl F
 /// The connections that wait to be accepted; the listener is closed.
 pub fn take(listener: TcpListener) -> Vec<TcpStream> {
     let mut waiting = Vec::new();
-    // Directly: whether the runtime has noticed them by now means nothing.
+    // Not through the runtime, which may not have noticed these connections.
     let Ok(listener) = listener.into_std() else { return waiting };
     while let Ok((stream, _)) = listener.accept() {
         let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));

@@ -1,10 +1,11 @@
-//! The bytes of all requests that this gateway has in hand, as one budget: what bodies hold is taken from it as they come, and
-//! given back when the answer is on its way. Where none is left a request is refused at once, as by a full queue.
+//! One budget for the bytes of all requests at this gateway. Bodies take their bytes from it as they arrive, and give them back
+//! when the answer has been sent. Without room a request is refused at once, as by a full queue.
 //!
-//! Invariant: what has not come takes no room. A body that is announced only asks, so that its refusal need not wait for it.
+//! Invariant: bytes that have not arrived are not counted. An announced body only asks for room, so that its refusal need not
+//! wait for it.
 //!
-//! Not here: how large one request may be (`http`, `grpc`), how many there may be (`dispatch`), how long one may take to come
-//! (`pace`).
+//! Not here: the largest size of a request (`http`, `grpc`), the number of requests (`dispatch`), the time that a request may
+//! take to arrive (`pace`).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,10 +19,10 @@ use http_body::{Frame, SizeHint};
 use trireme_bus::QUEUE_FULL;
 use trireme_inference::InferError;
 
-/// Most bytes of an answer that the HTTP library is given at a time: it takes a piece whole, whether or not its client does.
+/// Most bytes of an answer that the HTTP library gets at a time: it takes a piece whole, even if its client reads nothing.
 const PIECE: usize = 64 << 10;
 
-/// How many bytes of a request that is about the server are not refused.
+/// The bytes of a request about the server that are never refused.
 const CONTROL: u64 = 16 << 10;
 
 /// A budget of bytes. Clones are the same.
@@ -34,7 +35,7 @@ struct Shared {
     used: AtomicU64,
 }
 
-/// What one request holds of the budget. Clones are the same; the last one gives it back.
+/// A request's part of the budget. Clones share it; the last one gives it back.
 #[derive(Clone, Debug)]
 pub struct Hold(Arc<Held>);
 
@@ -42,7 +43,7 @@ pub struct Hold(Arc<Held>);
 struct Held {
     budget: Budget,
     bytes: AtomicU64,
-    /// Up to so much is never refused.
+    /// The number of bytes that are never refused.
     free: u64,
 }
 
@@ -51,13 +52,13 @@ struct Held {
 #[error("no room for the request beside those in flight (--max-bytes-in-flight): {QUEUE_FULL}")]
 pub struct NoRoom;
 
-/// A request's body that takes what it brings from the budget.
+/// A request's body that takes its bytes from the budget as they arrive.
 struct Counted {
     body: Body,
     hold: Hold,
-    /// What the client has announced, until the body is asked for.
+    /// The length that the client has announced, until the body is first read.
     announced: u64,
-    /// How a refusal is told to who reads the body.
+    /// Makes the error for the reader of the body.
     refuse: Refuse,
 }
 
@@ -67,12 +68,12 @@ pub type Refuse = fn(NoRoom) -> axum::BoxError;
 /// A response's body that holds its request's bytes, and its own, until it is sent.
 struct Sent {
     body: Body,
-    /// What has come of it and was not asked for.
+    /// The part of a piece that was not sent yet.
     rest: Bytes,
     _hold: Hold,
 }
 
-/// Makes a request's body one that is counted in `hold`. It is refused at once where there is no room for what is announced.
+/// Wraps a request's body: its bytes are counted in `hold`. Its first read fails if there is no room for the announced length.
 pub fn count(body: Body, announced: u64, hold: &Hold, refuse: Refuse) -> Body {
     if body.is_end_stream() {
         return body;
@@ -80,7 +81,7 @@ pub fn count(body: Body, announced: u64, hold: &Hold, refuse: Refuse) -> Body {
     Body::new(Counted { body, hold: hold.clone(), announced, refuse })
 }
 
-/// Lets go of `hold` when the response was sent.
+/// Frees `hold` when the response has been sent.
 pub fn until_sent(response: Response<Body>, hold: Hold) -> Response<Body> {
     hold.add(response.body().size_hint().exact().unwrap_or_default());
     response.map(|body| Body::new(Sent { body, rest: Bytes::new(), _hold: hold }))
@@ -99,19 +100,19 @@ impl Budget {
         self.0.limit
     }
 
-    /// What is held of it now.
+    /// The bytes that are held now.
     #[cfg(test)]
     pub fn used(&self) -> u64 {
         self.0.used.load(Ordering::Relaxed)
     }
 
-    /// A request's part of it, nothing so far.
+    /// A new request's hold, without bytes.
     pub fn hold(&self) -> Hold {
         self.holding(0, 0)
     }
 
-    /// The part of a request that is about the server, and has to be answered when there is no room for others: as much of it
-    /// as such requests need is counted and not refused.
+    /// The hold of a request about the server, which has to be answered even if there is no room for others: as many bytes as
+    /// such requests need are counted and not refused.
     pub fn hold_of_control(&self) -> Hold {
         self.holding(0, CONTROL)
     }
@@ -124,7 +125,7 @@ impl Budget {
 // === impl Shared ===
 
 impl Shared {
-    /// What is used when so many bytes more are, where there is room for them.
+    /// The sum of `used` and `bytes`, unless it is above the limit.
     fn with(&self, used: u64, bytes: u64) -> Option<u64> {
         used.checked_add(bytes).filter(|&used| used <= self.limit)
     }
@@ -133,7 +134,7 @@ impl Shared {
 // === impl Hold ===
 
 impl Hold {
-    /// Takes more bytes, if they are left.
+    /// Takes more bytes, if there is room.
     pub fn take(&self, bytes: u64) -> Result<(), NoRoom> {
         if self.is_free(bytes) {
             self.add(bytes);
@@ -146,12 +147,12 @@ impl Hold {
         Ok(())
     }
 
-    /// Takes what is missing to so many bytes, if it is left: a request turned out to be larger than what came of it.
+    /// Grows the hold to so many bytes, if there is room: a request turned out to be larger than its received bytes.
     pub fn cover(&self, bytes: u64) -> Result<(), NoRoom> {
         self.take(bytes.saturating_sub(self.bytes()))
     }
 
-    /// Whether so many more bytes are left. Nothing is taken.
+    /// Whether there is room for so many more bytes. Takes none.
     pub fn ask(&self, bytes: u64) -> Result<(), NoRoom> {
         let budget = &self.0.budget.0;
         let left = self.is_free(bytes) || budget.with(budget.used.load(Ordering::Relaxed), bytes).is_some();
@@ -162,25 +163,25 @@ impl Hold {
         bytes == 0 || self.bytes().saturating_add(bytes) <= self.0.free
     }
 
-    /// What it has.
+    /// The bytes of this hold.
     fn bytes(&self) -> u64 {
         self.0.bytes.load(Ordering::Relaxed)
     }
 
-    /// Counts bytes that are there, whether or not any were left.
+    /// Counts bytes that exist already, even without room for them.
     pub fn add(&self, bytes: u64) {
         self.0.budget.0.used.fetch_add(bytes, Ordering::Relaxed);
         self.0.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Gives some of what it has back.
+    /// Gives some bytes back.
     pub fn give_back(&self, bytes: u64) {
         let less = |held: u64| Some(held.saturating_sub(bytes));
         let held = self.0.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).unwrap_or_default();
         self.0.budget.0.used.fetch_sub(held.min(bytes), Ordering::Relaxed);
     }
 
-    /// All that this holds now as a hold of its own: that of a message of a stream.
+    /// Moves all bytes of this hold into a new one: for a message of a stream.
     pub fn split(&self) -> Hold {
         self.0.budget.holding(self.0.bytes.swap(0, Ordering::Relaxed), self.0.free)
     }
@@ -330,7 +331,7 @@ mod tests {
         assert_eq!(body.collect().await.unwrap().to_bytes().len(), 90);
     }
 
-    /// A message that was announced along with the one before it is counted all the same.
+    /// A message that was announced together with the preceding one is counted all the same.
     #[tokio::test]
     async fn what_was_announced_for_several_messages_is_counted_for_each() {
         let budget = Budget::new(100);

@@ -4,8 +4,8 @@
 //! Invariants:
 //! - A port has no more connections than its limit and [`SPARE`] beyond it. The spare connections answer health checks only, so
 //!   that health checks succeed however many clients are connected.
-//! - The connection that is closed has no request in hand. Connections that never had a request go first, then the connection
-//!   that has been idle for longest.
+//! - Only a connection without a request is closed. Connections that never had a request go first, then the connection that has
+//!   been idle for longest.
 //! - An address has no more connections than its limit, apart from spare ones.
 //!
 //! Not here: how long a connection may be silent (the listeners), and how connections are closed.
@@ -90,7 +90,8 @@ struct Table {
 struct Pool {
     /// Connections that were not told to leave.
     count: usize,
-    /// The idle connections, in the order in which they are closed: by whether they ever had a request, then by when they became idle.
+    /// The idle connections, in the order in which they are closed: those that never had a request first, then by when they
+    /// became idle.
     idle: BTreeMap<Turn, Idle>,
 }
 
@@ -120,7 +121,7 @@ struct State {
     has_begun: bool,
 }
 
-/// A request in hand. While it lives, its connection is not idle.
+/// A request in progress. While it lives, its connection is not idle.
 pub struct Busy(Arc<Place>);
 
 // === impl Peer ===
@@ -206,7 +207,7 @@ impl Table {
         if is_spare { &mut self.spare } else { &mut self.usual }
     }
 
-    /// Tells a connection without a request to leave, if such a one is there.
+    /// Asks a connection without a request to close, if one exists.
     fn make_room(&mut self, is_spare: bool, may_leave: impl Fn(&Idle) -> bool) -> bool {
         let pool = self.pool(is_spare);
         let Some(turn) = pool.idle.iter().find(|(_, idle)| may_leave(idle)).map(|(turn, _)| *turn) else {
@@ -275,7 +276,7 @@ impl Place {
         }
     }
 
-    /// Enters the connection among the idle ones, unless it has a request or was told to leave.
+    /// Enters the connection among the idle ones, unless it has a request or has to close.
     fn rest(&self) {
         let mut state = self.state.lock();
         if self.leave.is_cancelled() || *self.requests.borrow() > 0 {
@@ -295,7 +296,7 @@ impl Drop for Place {
         if let Some(turn) = self.state.get_mut().turn.take() {
             table.pool(self.is_spare).idle.remove(&turn);
         }
-        // A connection that was told to leave was uncounted then.
+        // A connection that was asked to close is no longer counted.
         if !self.leave.is_cancelled() {
             table.remove(self.is_spare, self.peer.0);
         }

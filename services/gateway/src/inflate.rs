@@ -13,12 +13,12 @@ use flate2::{Decompress, FlushDecompress, Status};
 
 use crate::budget::{Hold, NoRoom};
 
-/// What every gzip stream begins with.
+/// The beginning of every gzip stream.
 const GZIP_MAGIC: &[u8] = &[0x1F, 0x8B];
 /// Bytes that are inflated at a time.
 const STEP: usize = 64 << 10;
 
-/// Why nothing was made.
+/// The reason why a body was not inflated.
 #[derive(Debug, thiserror::Error)]
 pub enum InflateError {
     #[error("it expands to more than {0} bytes")]
@@ -31,10 +31,10 @@ pub enum InflateError {
     Unfinished(#[from] tokio::task::JoinError),
 }
 
-/// Takes what is inflated, piece by piece.
+/// Takes the inflated bytes, piece by piece.
 type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), InflateError>;
 
-/// The bytes that `coded` stands for, `limit` at most, counted in `hold`. Which of the two codings it is shows in itself.
+/// The inflated bytes of `coded`, `limit` at most, counted in `hold`. The first bytes show which coding it is.
 pub async fn inflate(coded: Bytes, limit: usize, hold: &Hold) -> Result<Bytes, InflateError> {
     let hold = hold.clone();
     let made = tokio::task::spawn_blocking(move || match coded.starts_with(GZIP_MAGIC) {
@@ -56,7 +56,7 @@ fn inflate_gzip(coded: &[u8], limit: usize, hold: &Hold) -> Result<Vec<u8>, Infl
     })
 }
 
-/// Not with flate2's reader, which takes a stream that was cut short for a whole one.
+/// Does not use flate2's reader, which takes a stream that was cut short for a whole one.
 fn inflate_zlib(coded: &[u8], limit: usize, hold: &Hold) -> Result<Vec<u8>, InflateError> {
     make(limit, hold, |sink| {
         let (mut inflate, mut step) = (Decompress::new(true), vec![0; STEP]);
@@ -75,7 +75,7 @@ fn inflate_zlib(coded: &[u8], limit: usize, hold: &Hold) -> Result<Vec<u8>, Infl
     })
 }
 
-/// What `inflate` gives its sink, as one.
+/// Joins the pieces that `inflate` gives its sink.
 fn make(
     limit: usize,
     hold: &Hold,
@@ -122,7 +122,7 @@ mod tests {
         encoder.finish().unwrap()
     }
 
-    /// 64 MiB of zeros in 64 kB: refused without holding more than the limit.
+    /// 64 MiB of zeros in 64 kB are refused without holding more than the limit.
     #[test]
     fn a_bomb_is_refused_at_the_limit() {
         let zeros = vec![0; 1 << 20];
@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    /// What a body might expand to is not asked for, only what it does.
+    /// The hold grows with the inflated bytes, not to the largest size that a body might have.
     #[test]
     fn room_is_taken_as_it_is_needed() {
         let text: Vec<u8> =
@@ -166,7 +166,7 @@ mod tests {
         for cut in 0..zlib.len() {
             assert!(zlib_of(&zlib[..cut]).is_err(), "zlib cut at {cut}");
         }
-        // Nothing at all is an empty sequence of gzip members.
+        // An empty body is an empty sequence of gzip members.
         for cut in 1..gzip.len() {
             assert!(gzip_of(&gzip[..cut]).is_err(), "gzip cut at {cut}");
         }

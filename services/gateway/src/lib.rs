@@ -1,7 +1,8 @@
 //! The gateway: v2 requests in, messages out, and back.
 //!
-//! A request passes through `http::routes` or `grpc` (bytes to an [`trireme_inference::InferRequest`]), `handlers` (which model, is
-//! the input right, which route), `dispatch` (publish, hold, wait) and back. `registry` knows what is served.
+//! A request passes through `http::routes` or `grpc` (bytes to an [`trireme_inference::InferRequest`]), `handlers` (finds the
+//! model, checks the input, makes the route), `dispatch` (publishes, waits) and back. `registry` knows the models that are
+//! served.
 //!
 //! Invariants:
 //! - Every request is answered: by the pipeline, or at its deadline.
@@ -275,7 +276,7 @@ impl Gateway {
     pub async fn drain(self) {
         self.handlers.health.set_ready(false);
         self.stop.cancel();
-        // Listeners cut off what lasts longer; what they have left to do then is little.
+        // Listeners cut off requests that last longer, so little is left to do then.
         let served = tokio::time::timeout(self.exit_timeout + LAST_WORDS, self.serving.join());
         if served.await.is_err() {
             tracing::warn!("stopped before all connections were closed");
@@ -300,7 +301,7 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
         let shutdown = service::shutdown_signal()?;
         let sources = args.models.open()?;
         let models = ModelOptions { model_repository: sources.repositories.clone(), control: args.control.options()? };
-        // Before the broker is waited for: what is wrong with the repository is said at once.
+        // Before waiting for the broker, so that faults of the repository are reported at once.
         models.read()?;
         if args.models.is_empty() {
             tracing::warn!("no models are named: ensembles are not known, models are served as workers have them");

@@ -1,7 +1,7 @@
-//! Loading and unloading models by request: what a gateway asks of the workers, and its own part, the ensembles.
+//! Loading and unloading models by request: the gateway's commands to workers, and its own part, the ensembles.
 //!
-//! Every gateway is a participant, as workers are, so that each knows which ensembles are served, whichever of them was
-//! asked. In poll mode each follows the repository by itself.
+//! Every gateway is a participant, as workers are, so that all gateways know which ensembles are served, whichever gateway got
+//! the request. In poll mode each follows the repository by itself.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -17,10 +17,10 @@ use trireme_runtime::{ControlMode, ControlOptions, TaskSet, faults};
 
 use crate::registry::Registry;
 
-/// How long an ensemble may wait for what it is made of: other gateways hear of that by the registry.
+/// How long the load of an ensemble may wait for its composing models: other gateways see them through the registry.
 const REGISTRY_LAG: Duration = Duration::from_secs(2);
 
-/// How often that is looked for.
+/// How often the registry is checked for them.
 const TICK: Duration = Duration::from_millis(20);
 
 /// Where models come from, and when they are loaded.
@@ -38,7 +38,7 @@ pub struct ModelControl(Arc<Inner>);
 
 struct Inner {
     bus: Arc<dyn Bus>,
-    /// Its name among those who are asked.
+    /// This gateway's name among the participants.
     participant: String,
     options: ModelOptions,
     registry: Registry,
@@ -49,7 +49,7 @@ struct Inner {
 // === impl ModelOptions ===
 
 impl ModelOptions {
-    /// Reads the repositories. What is broken is an error, unless errors shall not end the process. No paths give an empty
+    /// Reads the repositories. A broken repository is an error, unless errors shall not end the process. No paths give an empty
     /// repository.
     pub fn read(&self) -> anyhow::Result<Repository> {
         let unreadable = |faults: Vec<String>| anyhow::anyhow!("model repository: {}", faults::list(faults));
@@ -80,7 +80,7 @@ impl ModelOptions {
 // === impl ModelControl ===
 
 impl ModelControl {
-    /// Joins those who are asked, in explicit mode; follows the repository in poll mode.
+    /// Joins the participants in explicit mode; follows the repository in poll mode.
     pub async fn start(
         bus: Arc<dyn Bus>,
         name: &str,
@@ -109,14 +109,14 @@ impl ModelControl {
         Ok(control)
     }
 
-    /// Loads a model, and what it is made of. Goes on when nobody waits any more: half a load would be worse.
+    /// Loads a model, and an ensemble's composing models. Goes on when the client leaves: half a load would be worse.
     pub async fn load(&self, model: &str, with: Override) -> Result<(), InferError> {
         self.check_mode()?;
         let (this, model) = (self.clone(), model.to_owned());
         self.run(async move { this.load_now(&model, with).await }).await
     }
 
-    /// Unloads a model; with `dependents`, what an ensemble is made of, too, unless something else needs it.
+    /// Unloads a model; with `dependents`, also an ensemble's composing models, unless another ensemble needs them.
     pub async fn unload(&self, model: &str, dependents: bool) -> Result<(), InferError> {
         self.check_mode()?;
         let (this, model) = (self.clone(), model.to_owned());
@@ -146,7 +146,7 @@ impl ModelControl {
             if self.0.registry.catalog().find(&part, None).is_ok() {
                 continue;
             }
-            // What cannot be loaded is what the ensemble's own error names.
+            // A model that cannot be loaded is named in the ensemble's own error.
             let answers = self.command(&part, Some(&Override::default())).await?;
             if self.judge(&part, &answers).is_ok() {
                 self.settle(&part, Some(Override::default()), true).await?;
@@ -157,8 +157,8 @@ impl ModelControl {
         self.settle(model, Some(with), false).await
     }
 
-    /// What a load without a configuration goes on with, as Triton's does: the configuration of an earlier load, until
-    /// config.pbtxt is changed or the model is unloaded.
+    /// The earlier configuration that a load without one keeps, as Triton does: until config.pbtxt is changed or the model is
+    /// unloaded.
     fn lasting(&self, model: &str, with: &Override) -> Option<Override> {
         let earlier = self.0.memory.get(model)?.wanted.filter(|earlier| with.is_plain() && earlier.is_lasting())?;
         let files = self.0.options.model_repository.iter().map(|path| path.join(model).join("config.pbtxt"));
@@ -167,7 +167,7 @@ impl ModelControl {
         (!changed.into_iter().any(|changed| changed > since)).then_some(earlier)
     }
 
-    /// The models that an ensemble is made of which are no ensembles; of the repository as it is now.
+    /// The composing models of an ensemble that are not ensembles themselves, by the repository as it is now.
     fn parts_of(&self, model: &str, with: &Override) -> Vec<String> {
         let Ok(Some(found)) = self.find(model, with) else { return Vec::new() };
         let Some(steps) = &found.config.ensemble else { return Vec::new() };
@@ -198,7 +198,7 @@ impl ModelControl {
         Ok(())
     }
 
-    /// Asks everybody, and takes in what the registry will say.
+    /// Sends the command to all participants, and takes the registry entries in their answers in at once.
     async fn command(&self, model: &str, wanted: Option<&Override>) -> Result<Answers, InferError> {
         let workers = self.0.registry.workers().into_iter().map(|(name, _)| format!("{name}/worker"));
         let expected = workers.chain([self.0.participant.clone()]).collect();
@@ -208,7 +208,7 @@ impl ModelControl {
         Ok(answers)
     }
 
-    /// What a load came to, in Triton's words.
+    /// The result of a load, in Triton's words.
     fn judge(&self, model: &str, answers: &Answers) -> Result<(), InferError> {
         let unpolled = |why: &str| {
             InferError::internal(format!("failed to load '{model}', failed to poll from model repository{why}"))
@@ -237,7 +237,7 @@ impl ModelControl {
         }
     }
 
-    /// Writes down what is wanted, for all and for those who start later.
+    /// Writes the wanted state into the store, for all processes and for those that start later.
     async fn settle(&self, model: &str, wanted: Option<Override>, implied: bool) -> Result<(), InferError> {
         control::settle(self.0.bus.as_ref(), &self.0.memory, model, wanted, implied).await.map_err(refused)
     }

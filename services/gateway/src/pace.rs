@@ -1,5 +1,5 @@
-//! How long a request is waited for while it comes. A client may pause, but what it has sent so far takes room, which it must
-//! not keep for as long as it likes.
+//! Limits the pauses of a request while it arrives: a client may pause, but the part that it has sent takes memory, which it must
+//! not keep for any time it likes.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,18 +10,18 @@ use bytes::Bytes;
 use http_body::Frame;
 use tokio::time::{Instant, Sleep};
 
-/// Bytes a second that are no pause: who sends as much may take as long as it takes.
+/// A client that sends as many bytes a second does not pause, however long its request takes.
 const STEADY: f64 = 65_536.0;
 
-/// How many times the longest pause all pauses together may last.
+/// All pauses together may last this many times the longest one.
 const WHOLE: u32 = 5;
 
-/// The pauses of what comes piece by piece. Only time counts in which somebody waits.
+/// The pauses of a body that arrives in pieces. Only time in which a reader waits counts.
 pub struct Pace {
     pause: Duration,
-    /// What is left for all pauses together.
+    /// The time left for all pauses together.
     left: Duration,
-    /// Since when the next piece is waited for.
+    /// When the reader began to wait for the next piece.
     since: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -35,7 +35,7 @@ pub enum Overdue {
     Slow(Duration),
 }
 
-/// Bytes of data in what came of a body.
+/// The number of data bytes in a frame of a body.
 pub fn size<E>(frame: &Option<Result<Frame<Bytes>, E>>) -> usize {
     let frame = frame.as_ref().and_then(|frame| frame.as_ref().ok());
     frame.and_then(Frame::data_ref).map_or(0, Bytes::len)
@@ -44,7 +44,7 @@ pub fn size<E>(frame: &Option<Result<Frame<Bytes>, E>>) -> usize {
 // === impl Pace ===
 
 impl Pace {
-    /// Of something that may pause for `pause` at a time, and for five times that in all.
+    /// For a body that may pause for `pause` at a time, and for five times that in all.
     pub fn new(pause: Duration) -> Pace {
         Pace { pause, left: Pace::whole(pause), since: None, timer: None }
     }
@@ -54,12 +54,12 @@ impl Pace {
         pause * WHOLE
     }
 
-    /// Something new begins.
+    /// A new message begins.
     pub fn renew(&mut self) {
         self.left = Pace::whole(self.pause);
     }
 
-    /// A piece of so many bytes has come.
+    /// A piece of so many bytes has arrived.
     pub fn arrived(&mut self, bytes: usize) {
         if let Some(since) = self.since.take() {
             let steady = Duration::from_secs_f64(bytes as f64 / STEADY);
@@ -67,7 +67,7 @@ impl Pace {
         }
     }
 
-    /// Waits for the next piece until that has taken too long.
+    /// Waits until the next piece is overdue.
     pub fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<Overdue> {
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(Duration::ZERO)));
         if self.since.is_none() {

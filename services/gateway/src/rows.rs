@@ -1,13 +1,13 @@
-//! A request of many rows as several of few, and their answers as one. Pure.
+//! Splits a request of many rows into several of few, and joins their answers. Pure.
 //!
-//! Who may do that is the model's configuration's decision (`max_rows_per_message`): rows are the first dimension of every
-//! tensor, and no row's result depends on another row.
+//! The model's configuration decides whether its requests may be split (`max_rows_per_message`): rows are the first dimension of
+//! every tensor, and no row's result depends on another row.
 
 use std::cmp::Reverse;
 
 use trireme_inference::{DataType, InferError, Shape, Tensor, TensorError};
 
-/// The most parts of one request: each is a message of its own, however little is in it.
+/// The most parts of one request: each is a message of its own, even if it is small.
 const MAX_PARTS: usize = 1 << 14;
 
 /// A request's tensors, cut by rows.
@@ -40,8 +40,8 @@ pub struct RowOrder {
 /// `None` when one part holds everything, or the tensors do not agree on the number of rows. Refuses what would be more than
 /// [`MAX_PARTS`].
 ///
-/// Rows of texts are ordered by their bytes first, the longest before all others: a part is padded to its longest text, and
-/// what takes longest had better begin first. Rows that stay in order share their bytes with the request.
+/// Rows of texts are ordered by their bytes, the longest first: a part is padded to its longest text, and the part that takes
+/// longest should begin first. Rows that stay in order share their bytes with the request.
 pub fn split(tensors: &[Tensor], max_rows: usize, max_bytes: usize) -> Result<Option<Parts>, InferError> {
     let Some(rows) = tensors.first().and_then(row_count).filter(|&rows| rows > 1) else { return Ok(None) };
     if tensors.iter().any(|tensor| row_count(tensor) != Some(rows)) {
@@ -171,7 +171,7 @@ fn join_output(first: &Tensor, parts: &[Vec<Tensor>]) -> Result<Tensor, InferErr
     if let Some(filler) = filler(name, first.datatype()) {
         return join_ragged(name, filler, parts);
     }
-    // What there is, not the first part's size times all: its rows may be the longest ones.
+    // The sum of all sizes, not the first part's size times the parts: its rows may be the longest ones.
     let size = parts.iter().flatten().filter(|tensor| tensor.name() == name).map(|tensor| tensor.data().len()).sum();
     let (mut rows, mut data) = (0, Vec::with_capacity(size));
     for (number, part) in parts.iter().enumerate() {
@@ -196,7 +196,7 @@ fn join_output(first: &Tensor, parts: &[Vec<Tensor>]) -> Result<Tensor, InferErr
     joined.map_err(|error| InferError::internal(format!("parts of a request do not join: {error}")))
 }
 
-/// What fills up an output that is as wide as its request's longest row; `None` for other outputs.
+/// The value that fills up an output as wide as its request's longest row; `None` for other outputs.
 fn filler(name: &str, datatype: DataType) -> Option<&'static [u8]> {
     match (name, datatype) {
         ("sparse_indices", DataType::Int64) => Some(&[0xff; 8]),

@@ -112,7 +112,7 @@ impl SharedMemory {
         }
     }
 
-    /// Forgets a region, or all of them. One that is not there is no error.
+    /// Forgets a region, or all of them. An unknown name is no error.
     pub fn unregister(&self, name: Option<&str>) {
         let mut regions = self.regions.write();
         match name {

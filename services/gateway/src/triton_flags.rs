@@ -3,13 +3,13 @@
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-/// What becomes of a flag.
+/// The handling of a flag.
 enum Treatment {
-    /// It means nothing here, for this reason.
+    /// The flag has no effect here, for this reason.
     Ignored(&'static str),
-    /// This value is how things are; any other means nothing here, for this reason.
+    /// The server always works as with this value; any other value has no effect, for this reason.
     IgnoredUnless(&'static str, &'static str),
-    /// This value is how things are; any other is refused, for this reason.
+    /// The server always works as with this value; any other value is refused, for this reason.
     Only(&'static str, &'static str),
 }
 
@@ -26,7 +26,7 @@ const NO_LIMITER: &str = "there is no rate limiter";
 const NO_PORT_REUSE: &str = "ports are never shared";
 const OTLP: &str = "spans are exported with --otlp-endpoint, and /v2/trace/setting changes which";
 
-/// Every such flag. One that a process knows as its own is not taken from here.
+/// Every such flag. A flag that a process defines itself is not taken from here.
 const TABLE: &[(&str, Treatment)] = &[
     ("allow-gpu-metrics", Ignored(NO_GPU_METRICS)),
     ("allow-sagemaker", IgnoredUnless("false", NO_VENDOR)),
@@ -77,7 +77,7 @@ const TABLE: &[(&str, Treatment)] = &[
     ("vertex-ai-thread-count", Ignored(NO_VENDOR)),
 ];
 
-/// The ignored flags that a command line holds. Flatten it last: what stands before it knows its own flags.
+/// The ignored flags of a command line. Flatten it last: it leaves out flags that are defined before it.
 #[derive(Clone, Debug, Default)]
 pub struct TritonFlags {
     /// One line for each.
@@ -87,7 +87,7 @@ pub struct TritonFlags {
 // === impl TritonFlags ===
 
 impl TritonFlags {
-    /// Says what was ignored, and why.
+    /// Logs the ignored flags, and why.
     pub fn warn(&self) {
         self.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     }

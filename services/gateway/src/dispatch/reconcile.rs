@@ -151,7 +151,7 @@ fn in_order<'a>(sought: impl Iterator<Item = &'a Sought>) -> Vec<(ModelKey, std:
     queues.into_iter().map(|(model, (_, levels))| (model, levels)).collect()
 }
 
-/// Whether a request is in none of its queues. `None` if one of them could not be read or was not read.
+/// Whether the request is missing from all of its queues. `None` if a queue was not read, or could not be read.
 fn is_missing(sought: &Sought, found: &HashMap<ModelKey, Result<HashSet<String>, BusError>>) -> Option<bool> {
     let mut all_seen = true;
     for (model, _) in &sought.queues {

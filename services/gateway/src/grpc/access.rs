@@ -1,4 +1,4 @@
-//! Access rules, asked before a call runs: API keys, and headers that categories of calls have to carry.
+//! Access rules that are checked before a call runs: API keys, and headers that categories of calls have to carry.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use trireme_protocol::grpc::status;
 use crate::crowd::Peer;
 use crate::handlers::{Access, AccessArgs, Category, Credentials, Denied, Handlers, Restriction, SharedHandlers};
 
-/// What the name of a restricted call's header begins with.
+/// The prefix of a restricted call's header.
 const HEADER_PREFIX: &str = "triton-grpc-protocol-";
 
 /// Categories whose calls have to carry a header.
@@ -41,7 +41,7 @@ impl FromStr for ProtocolRestriction {
     }
 }
 
-/// The restrictions on calls as rules. Errors when two are about one category.
+/// The restrictions on calls as rules. Two restrictions of one category are an error.
 pub fn restrict(restrictions: &[ProtocolRestriction]) -> anyhow::Result<Access> {
     let mut seen = BTreeSet::new();
     for protocol in restrictions.iter().flat_map(|restriction| &restriction.protocols) {
@@ -51,7 +51,7 @@ pub fn restrict(restrictions: &[ProtocolRestriction]) -> anyhow::Result<Access> 
     Access::new(&AccessArgs { http_restricted_apis, ..AccessArgs::default() })
 }
 
-/// The category that access rules know a call by; `None` for calls that are not served.
+/// The access category of a call; `None` for calls that are not served.
 pub(super) fn category(path: &str) -> Option<Category> {
     if path == "/grpc.health.v1.Health/Check" {
         return Some(Category::Health);
@@ -73,8 +73,8 @@ pub(super) fn category(path: &str) -> Option<Category> {
     })
 }
 
-/// Whether a call to `path` carries the key and the header that it needs. Health checks need no key: whoever watches over
-/// the server has none.
+/// Whether a call to `path` carries the key and the header that it needs. Health checks need no key, because orchestrators send
+/// none.
 fn check(handlers: &Handlers, restricted: &Access, path: &str, headers: &HeaderMap) -> Result<(), Denied> {
     let header = |name: &str| headers.get(name).map(HeaderValue::as_bytes);
     let category = category(path);
@@ -84,12 +84,12 @@ fn check(handlers: &Handlers, restricted: &Access, path: &str, headers: &HeaderM
     category.map_or(Ok(()), |category| restricted.check(category, header))
 }
 
-/// What a call that was admitted has proven: whether it may change the server. Others than calls that came this way prove nothing.
+/// Whether the sender of an admitted call may change the server. A call that did not pass [`admit`] has proven nothing.
 pub(super) fn credentials<T>(call: &tonic::Request<T>) -> Credentials {
     call.extensions().get().copied().unwrap_or(Credentials { is_local: false, is_proven: false })
 }
 
-/// Runs the call, unless its metadata lacks what the rules ask for.
+/// Runs the call, unless its metadata lacks the key or a required header.
 pub async fn admit(
     State((handlers, restricted)): State<(SharedHandlers, Arc<Access>)>,
     mut request: Request,

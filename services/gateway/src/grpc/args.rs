@@ -107,12 +107,12 @@ pub enum CompressionLevel {
 // === impl GrpcArgs ===
 
 impl GrpcArgs {
-    /// Where to listen.
+    /// The listener's address.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::new(self.grpc_address, self.grpc_port)
     }
 
-    /// What speaks TLS, if it is switched on. Errors name the flag.
+    /// The TLS settings, if TLS is switched on. Errors name the flag.
     pub fn tls(&self) -> anyhow::Result<Option<Tls>> {
         if !self.grpc_use_ssl && !self.grpc_use_ssl_mutual {
             return Ok(None);

@@ -1,13 +1,13 @@
-//! The bodies of calls on their way in: counted as they come, not waited for without end, and without their messages' coding.
+//! The bodies of calls on their way in: their bytes are counted, their pauses limited, and their messages decompressed.
 //!
 //! Invariants:
-//! - A unary call's body may pause as one over HTTP may, up to its end. That of a stream may pause for as long as it likes
-//!   between two messages, but not within one.
-//! - What a message's coding stands for is counted while it is made. The gRPC library would make it uncounted, of any size,
-//!   on a thread that others wait for.
-//! - Nothing of a unary call is decoded that still waits for the rest of its body: what is decoded takes more room.
+//! - A unary call's body may pause as a body over HTTP may, up to its end. A stream's body may pause for any time between two
+//!   messages, but not within one.
+//! - Decompressed bytes are counted while a message is decompressed. The gRPC library would decompress it uncounted, to any size,
+//!   on a thread that other calls need.
+//! - A unary call is decoded only when its whole body is there, because a decoded message takes more room.
 //!
-//! Not here: how large a message may be, and what it means (the gRPC library).
+//! Not here: the largest size of a message, and its decoding (the gRPC library).
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -27,9 +27,9 @@ use crate::budget::{self, Hold, NoRoom};
 use crate::inflate::{InflateError, inflate};
 use crate::pace::{Overdue, Pace, size};
 
-/// How many bytes before each message say what it is.
+/// The bytes before each message: whether it is coded, and its length.
 const PREFIX: usize = 5;
-/// What the first of them is where the message is coded.
+/// The first byte of the prefix of a coded message.
 const CODED: u8 = 1;
 
 /// A call's body on its way in.
@@ -46,14 +46,14 @@ struct CallBody {
     ended: bool,
 }
 
-/// What has come of a body whose messages may be coded.
+/// The received part of a body whose messages may be coded.
 #[derive(Debug, Default)]
 struct Coded {
-    /// Up to a whole message.
+    /// The bytes up to a whole message.
     buffer: BytesMut,
-    /// What a message stands for, without its prefix.
+    /// The decompressed message, without its prefix.
     made: Option<Bytes>,
-    /// Most bytes of it.
+    /// The most bytes of a decompressed message.
     largest: usize,
 }
 
@@ -69,22 +69,22 @@ pub struct Rules {
     pub pause: Duration,
 }
 
-/// Where a body is in its sequence of messages.
+/// How many bytes of its message are missing.
 #[derive(Debug, Default)]
 struct Position {
     prefix: [u8; PREFIX],
-    /// How much of a message's prefix is there.
+    /// How many bytes of a message's prefix have come.
     begun: usize,
-    /// How much of its message is not.
+    /// How many bytes of its message are missing.
     rest: usize,
 }
 
-/// Makes a call's body one that is counted in `hold` and read by these rules.
+/// Wraps a call's body: it is counted in `hold` and read by these rules.
 pub fn guard(body: Body, rules: Rules, hold: &Hold) -> Body {
     if body.is_end_stream() {
         return body;
     }
-    // What is announced for all messages of a call together says nothing; each one's prefix does.
+    // Nothing is announced for the call as a whole: each message's prefix announces the message.
     let body = budget::count(body, 0, hold, |refusal| refused(refusal).into());
     let call = CallBody {
         body,
@@ -119,7 +119,7 @@ fn not_inflated(error: InflateError) -> Status {
 // === impl CallBody ===
 
 impl CallBody {
-    /// What is for the decoder next: of a unary call nothing but the last piece waits for what comes after it.
+    /// The next piece for the decoder. Of a unary call the last piece is held back until the body ends.
     async fn next(&mut self) -> Result<Option<Bytes>, BoxError> {
         loop {
             let Some(piece) = self.decoded().await? else { return Ok(self.last.take()) };
@@ -132,7 +132,7 @@ impl CallBody {
         }
     }
 
-    /// What comes next, without a coding: that of coded messages is taken off once they are whole.
+    /// The next piece; coded messages are decompressed once they are whole.
     async fn decoded(&mut self) -> Result<Option<Bytes>, BoxError> {
         loop {
             let Some(coded) = &mut self.coded else { return self.piece().await };
@@ -153,7 +153,7 @@ impl CallBody {
             }
             match self.piece().await? {
                 Some(piece) => self.coded.as_mut().map(|coded| coded.buffer.extend_from_slice(&piece)),
-                // No whole message, which is for the decoder to say.
+                // The message is cut off, which the decoder reports.
                 None => {
                     return Ok(self.coded.take().map(|coded| coded.buffer.freeze()).filter(|rest| !rest.is_empty()));
                 }
@@ -161,7 +161,7 @@ impl CallBody {
         }
     }
 
-    /// What comes next, as it comes.
+    /// The next piece as it arrives.
     async fn piece(&mut self) -> Result<Option<Bytes>, BoxError> {
         while !self.ended {
             let waits = !self.streams || self.position.is_within();
@@ -197,7 +197,7 @@ impl Coded {
         let [_, length @ ..] = *self.buffer.first_chunk::<PREFIX>()?;
         let length = u32::from_be_bytes(length) as usize;
         if length > self.largest {
-            // The decoder refuses it by its prefix, as long as nothing seems to be coded.
+            // The decoder refuses it by its length, as long as the prefix does not call it coded.
             self.buffer[0] = 0;
             return Some(self.buffer.split().freeze());
         }

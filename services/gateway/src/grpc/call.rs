@@ -1,4 +1,4 @@
-//! What a call says beside its message, and the one way from an infer message to a response.
+//! A call's metadata, and the path from an infer message to a response.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::deadline::Deadline;
 use crate::budget::Hold;
 use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced, Via, forward};
 
-/// What a call's metadata says.
+/// A call's metadata.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// When the client stops waiting.
@@ -26,7 +26,7 @@ pub struct Call {
 // === impl Call ===
 
 impl Call {
-    /// Reads a call's metadata. Models get as parameters what matches `forward`.
+    /// Reads a call's metadata. Entries that match `forward` become parameters for models.
     pub fn of<T>(request: &Request<T>, forward: Option<&Regex>) -> Call {
         let mut parameters = Parameters::new();
         let forwarded = match forward {
@@ -57,8 +57,8 @@ impl Call {
         Ok(response)
     }
 
-    /// Decodes a request of a stream, counted in `hold`, and takes it into the pipeline; says whether its model is decoupled. Dropping the
-    /// responses cancels it.
+    /// Decodes a request of a stream, counted in `hold`, and takes it into the pipeline; returns whether its model is decoupled.
+    /// Dropping the responses cancels it.
     pub fn infer_stream(
         &self,
         handlers: &SharedHandlers,
@@ -79,7 +79,7 @@ impl Call {
         hold: &Hold,
     ) -> Result<Traced, InferError> {
         let request = decode_infer_request(message, inputs)?;
-        // Typed contents take more room than they did on their way.
+        // Typed contents take more room in memory than on the wire.
         hold.cover(request.inputs.iter().map(|input| input.data.len() as u64).sum())?;
         let mut request = InferRequest { timeout: self.limit(request.timeout), ..request };
         request.parameters.extend(self.forwarded.clone()?);

@@ -1,4 +1,4 @@
-//! The listener: connections accepted, served as HTTP/2, and wound up.
+//! The listener: accepts connections, serves them as HTTP/2, and winds them up.
 //!
 //! Invariants:
 //! - A connection ends when its client closes it, when it has had no call for the idle timeout, at its maximum age, when `crowd`
@@ -6,7 +6,7 @@
 //!   for its next call. Calls that the client sent before it received GOAWAY are answered.
 //! - A call whose handler panics is answered with a status; the other calls do not notice.
 //!
-//! Not here: Triton's limits on how often clients may ping: the HTTP/2 library has none to set.
+//! Not here: Triton's limits on how often clients may ping, because the HTTP/2 library cannot set them.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -45,7 +45,7 @@ const MAX_CALLS: u32 = 1024;
 /// How long a connection without calls stays open after GOAWAY.
 const LEAVING: Duration = Duration::from_secs(1);
 
-/// What every connection is served with.
+/// The settings of all connections.
 #[derive(Clone)]
 pub struct Connections {
     /// The calls.
@@ -58,9 +58,9 @@ pub struct Connections {
     pub keepalive_timeout: Duration,
     /// Age at which a connection takes no more calls.
     pub max_age: Option<Duration>,
-    /// Speaks TLS first, where it is there.
+    /// Speaks TLS, if it is given.
     pub tls: Option<Tls>,
-    /// Who is connected.
+    /// The connections of the port.
     pub crowd: Crowd,
     /// The tasks of connections and calls.
     pub tasks: TaskSet,
@@ -78,17 +78,17 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Calls {
 
 /// Why a connection takes no more calls.
 enum Ending {
-    /// It has had none for too long, or has to make room.
+    /// The connection has had no call for too long, or has to make room.
     Leaves,
-    /// It is too old, or the server stops: calls are finished.
+    /// The connection is too old, or the server stops: calls are finished.
     Finishes,
 }
 
 // === impl Connections ===
 
 impl Connections {
-    /// Accepts until `stop` is raised, then finishes the calls in flight. What is left when this future is dropped goes on until
-    /// the tasks' runtime ends.
+    /// Accepts until `stop` is raised, then finishes the calls in flight. If this future is dropped, the remaining calls go on
+    /// until the tasks' runtime ends.
     pub async fn serve(self, listener: TcpListener, stop: CancellationToken) {
         loop {
             tokio::select! {
@@ -101,7 +101,7 @@ impl Connections {
     }
 
     fn take(&self, stream: TcpStream) {
-        // Answers are small and awaited: they must not sit in a buffer.
+        // Answers are small and clients wait for them, so they must not stay in a buffer.
         let _ = stream.set_nodelay(true);
         if let Some(place) = self.crowd.admit(&stream) {
             self.tasks.spawn("grpc connection", self.clone().connection(stream, place));
@@ -201,7 +201,7 @@ async fn answer(
         tracing::error!("the handler of a call panicked");
         Ok(Status::internal("internal error").into_http())
     });
-    // Only to be dropped with the body.
+    // Held only to be dropped with the body.
     let with = move |error| {
         let _ = &busy;
         error

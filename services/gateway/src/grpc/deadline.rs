@@ -1,4 +1,4 @@
-//! A call's deadline: what the client's `grpc-timeout` says, from the moment its headers are there.
+//! A call's deadline: `grpc-timeout` from the moment the call's headers are there.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use axum::response::Response;
 use tokio::time::Instant;
 use tonic::Status;
 
-/// How much earlier than the transport a call is ended here: the transport's own timer would call it cancelled.
+/// How much earlier than the transport the gateway ends a call: the transport's own timer would call it cancelled.
 const HEAD_START: Duration = Duration::from_millis(1);
 
 /// When a call's client stops waiting. In the extensions of requests that have one.
@@ -33,7 +33,7 @@ pub fn exceeded() -> Status {
     Status::deadline_exceeded("Deadline Exceeded")
 }
 
-/// `grpc-timeout`: at most eight digits and a unit. What is no such thing is no timeout.
+/// `grpc-timeout`: at most eight digits and a unit. Any other value counts as no timeout.
 fn parse_timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
@@ -55,12 +55,12 @@ fn parse_timeout(headers: &HeaderMap) -> Option<Duration> {
 // === impl Deadline ===
 
 impl Deadline {
-    /// Time left; none is zero.
+    /// The time left; zero after the deadline.
     pub fn remaining(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
 
-    /// Whether the call is over, or ended any moment.
+    /// Whether the deadline has passed, or is about to.
     pub fn is_over(self) -> bool {
         self.remaining() <= HEAD_START
     }

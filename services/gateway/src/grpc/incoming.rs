@@ -1,4 +1,4 @@
-//! What calls bring: their bytes, counted.
+//! Counts the bytes of calls.
 
 use std::time::Duration;
 
@@ -14,29 +14,29 @@ use super::unread::Unread;
 use crate::budget::{self, Budget};
 use crate::handlers::Category;
 
-/// Most bytes of a health check's body: who makes one need not have shown a key.
+/// Most bytes of a health check's body: a client needs no key for it.
 const HEALTH: usize = 16 << 10;
 
 /// The header that names the coding of a call's messages.
 const ENCODING: &str = "grpc-encoding";
 
-/// Whether calls of this path are work for a model; others are about the server.
+/// Whether calls of this path execute a model; other calls are about the server.
 fn infers(path: &str) -> bool {
     path.ends_with("/ModelInfer") || path.ends_with("/ModelStreamInfer")
 }
 
-/// What calls are counted with.
+/// The limits that calls are counted against.
 #[derive(Clone)]
 pub struct Counting {
     pub budget: Budget,
     pub unread: Unread,
     /// Most bytes of a message.
     pub largest: usize,
-    /// Longest silence of a client within one.
+    /// Longest silence of a client within a message.
     pub pause: Duration,
 }
 
-/// Counts the bytes of a call in the budget until it is answered. The messages of a stream take theirs along.
+/// Counts the bytes of a call in the budget until it is answered. A stream's messages are counted until each is answered.
 pub async fn count(State(counting): State<Counting>, request: Request, next: Next) -> Response {
     let Counting { budget, unread, largest, pause } = counting;
     let (mut parts, body) = request.into_parts();
@@ -44,7 +44,7 @@ pub async fn count(State(counting): State<Counting>, request: Request, next: Nex
     let hold = if infers(path) { budget.hold() } else { budget.hold_of_control() };
     let streams = path.ends_with("/ModelStreamInfer");
     let is_health = access::category(path) == Some(Category::Health);
-    // Whoever reads the body behind this finds no coding. Others than these are for the gRPC library to refuse.
+    // The body is decompressed here, so the gRPC library has to find no coding. It refuses the codings that are not handled here.
     let coded = parts.headers.get(ENCODING).is_some_and(|coding| coding == "gzip" || coding == "deflate");
     if coded {
         parts.headers.remove(ENCODING);

@@ -26,22 +26,22 @@ pub struct InferenceService {
 
 type Reply<T> = Result<Response<T>, Status>;
 
-/// An operation's outcome as a call's.
+/// An operation's outcome as the reply of a call.
 fn reply<T>(outcome: Result<T, InferError>) -> Reply<T> {
     outcome.map(Response::new).map_err(|error| grpc::status(&error))
 }
 
-/// The outcome of an operation that says nothing but that it worked.
+/// The outcome of an operation without a result.
 fn empty<T: Default>(outcome: Result<(), InferError>) -> Reply<T> {
     reply(outcome.map(|()| T::default()))
 }
 
-/// What a request names; it names nothing with an empty text.
+/// The name in a request; `None` where the text is empty.
 pub(super) fn named(text: &str) -> Option<&str> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-/// An infer response as its message, with where the time went in the call's metadata.
+/// An infer response as its message, with the request's times in the call's metadata.
 fn timed(response: Response<InferResponse>) -> Response<ModelInferResponse> {
     let told: Vec<_> = answer_headers(&response.get_ref().ledger).collect();
     let mut response = response.map(encode_infer_response);
@@ -62,7 +62,7 @@ impl InferenceService {
         checked.map_err(|refusal| Status::permission_denied(refusal.to_string()))
     }
 
-    /// What a call holds of the budget.
+    /// The call's hold on the budget.
     fn hold<T>(&self, request: &Request<T>) -> Hold {
         request.extensions().get().cloned().unwrap_or_else(|| self.handlers.budget.hold())
     }

@@ -1,4 +1,4 @@
-//! `TraceSetting` and `LogSettings`: one call each both changes settings and shows them. Without any it only shows.
+//! `TraceSetting` and `LogSettings`: one call both changes and shows the settings. Without settings it only shows them.
 
 use trireme_inference::InferError;
 use trireme_protocol::grpc;
@@ -19,7 +19,7 @@ pub fn trace(handlers: &Handlers, request: &TraceSettingRequest) -> Result<Trace
     Ok(grpc::encode_trace_settings(&settings, mode))
 }
 
-/// Changes and shows what is logged.
+/// Changes and shows the log settings.
 pub async fn log(handlers: &Handlers, request: LogSettingsRequest) -> Result<LogSettingsResponse, InferError> {
     if !request.settings.is_empty() {
         handlers.set_log_settings(grpc::decode_log_settings(handlers.log_settings(), request.settings)?).await?;

@@ -1,10 +1,10 @@
 //! `ModelStreamInfer`: any number of requests on one call.
 //!
-//! Requests run side by side, at most [`MAX_IN_FLIGHT`] of a stream; one more is not read until one of them is answered,
-//! which the client sees as back-pressure. Models that are not decoupled are answered in the order of their requests; the
-//! responses of decoupled ones come as they are made, those of several requests in between one another. An error is a
-//! response like any other and the stream goes on, unless the client asked for a status instead. Every response of a model
-//! says whether it is the last for its request.
+//! Requests of a stream run side by side, at most [`MAX_IN_FLIGHT`] at a time. The gateway reads the next one when an earlier one
+//! is answered, which the client sees as back-pressure. Models that are not decoupled are answered in the order of their
+//! requests. Responses of decoupled models are sent as they are made, and those of several requests are interleaved. An error is
+//! a response like any other and the stream goes on, unless the client asked for a status instead. Every response says whether it
+//! is the last for its request.
 
 use std::time::Duration;
 
@@ -30,10 +30,10 @@ use crate::handlers::{Responses, SharedHandlers};
 /// more opens more streams.
 const MAX_IN_FLIGHT: usize = 128;
 
-/// What a stream that was opened as the server stops has to show its first request, before it counts as idle.
+/// How long a stream that was opened as the server stops may take to send its first request, before it counts as idle.
 const FIRST_REQUEST: Duration = Duration::from_secs(1);
 
-/// How long a stream that had requests before is waited for when the server stops: one may be on its way, or is being inflated.
+/// How long a stopping server waits for a stream that had requests before: a request may be on its way, or is being inflated.
 const ON_ITS_WAY: Duration = Duration::from_millis(200);
 
 /// The key that asks for the first error to end the stream with its status.
@@ -47,27 +47,27 @@ type Reply = Result<ModelStreamInferResponse, Status>;
 /// How a stream learns that the server stops.
 struct Stop {
     raised: CancellationToken,
-    /// Over when a stop has lasted for so long that no more requests are taken, not even those that are there.
+    /// Over when a stop has lasted so long that no more requests are taken, not even those that have arrived.
     lasted: Fuse<BoxFuture<'static, ()>>,
 }
 
-/// A stream and what is in flight of it. Dropping it cancels that.
+/// A stream and its requests in flight. Dropping it cancels the requests.
 struct Session {
     handlers: SharedHandlers,
     call: Call,
     close_on_error: bool,
-    /// What the client has sent and nobody has taken yet.
+    /// The bytes that the client has sent and no request has taken yet.
     hold: Hold,
     stop: Stop,
-    /// Where more requests come from, until there are none.
+    /// The source of further requests; `None` after the last one.
     requests: Option<Streaming<ModelInferRequest>>,
     /// Whether it has had a request.
     begun: bool,
-    /// What ends the stream once everything is answered.
+    /// The status that ends the stream once all requests are answered.
     end: Option<Status>,
-    /// The answers of models that have one each.
+    /// The answers of models that give a single response.
     ordered: FuturesOrdered<BoxFuture<'static, Reply>>,
-    /// Those of decoupled models.
+    /// The responses of decoupled models.
     interleaved: SelectAll<Replies>,
 }
 
@@ -76,8 +76,8 @@ pub fn closes_on_error(metadata: &MetadataMap) -> bool {
     metadata.get(CLOSE_ON_ERROR).is_some_and(|value| value == "true")
 }
 
-/// Answers the requests of a stream until the client has no more, the call's deadline, or `stop`. What was read by then is
-/// answered first. Dropping the stream cancels what is in flight.
+/// Answers the requests of a stream until the client sends no more, the call's deadline, or `stop`. Requests that were read by
+/// then are answered first. Dropping the stream cancels the requests in flight.
 pub fn answer(
     handlers: SharedHandlers,
     requests: Streaming<ModelInferRequest>,
@@ -154,7 +154,7 @@ impl Session {
         let named = Named::of(&message);
         let close_on_error = self.close_on_error;
         let wants_end = wants_empty_final(&message);
-        // What has come so far was this message, or the beginning of the next one.
+        // The bytes so far belong to this message, or to the beginning of the next one.
         let hold = self.hold.split();
         match self.call.infer_stream(&self.handlers, message, &hold) {
             Ok((responses, true)) => {
@@ -186,9 +186,10 @@ impl Session {
     }
 }
 
-/// The next request; `None` when the client has no more. A server that stops still takes what has come, for as long as it
-/// waits for the first request of a stream that has not `begun`: it has accepted the call. Then no more is taken, whether or
-/// not it is there: a client that never pauses would be cut off at the end of the exit timeout, with its answers.
+/// The next request; `None` when the client sends no more. A server that stops still takes requests that have arrived, for as
+/// long as it waits for the first request of a stream that has not `begun`: it has accepted the call. After that it takes no more
+/// requests, not even those that have arrived: a client that never pauses would be cut off at the end of the exit timeout, with
+/// its answers.
 async fn read(
     requests: &mut Option<impl Stream<Item = Result<ModelInferRequest, Status>> + Unpin>,
     begun: bool,
@@ -217,7 +218,7 @@ async fn read(
     }
 }
 
-/// Every response of a decoupled model. With `wants_end`, the end is told even where it comes without outputs.
+/// Every response of a decoupled model. With `wants_end`, a final message is sent even if it has no outputs.
 fn all(responses: Responses, named: Named, wants_end: bool, close_on_error: bool) -> Replies {
     let replies = stream::unfold(Some(responses), move |responses| {
         let named = named.clone();
@@ -250,7 +251,7 @@ mod tests {
 
     use super::*;
 
-    /// What is read when the server has been told to stop and the client's request comes `later`.
+    /// The result of reading from a stream after the server's stop, if the client's request comes `later`.
     async fn read_when_stopped(begun: bool, later: Duration) -> Result<Option<ModelInferRequest>, Status> {
         let stop = CancellationToken::new();
         stop.cancel();

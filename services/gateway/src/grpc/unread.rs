@@ -1,6 +1,6 @@
-//! Answers that wait for their clients to take them. One that nobody takes for too long is given up, with what it holds: the
-//! HTTP/2 library asks for no more while its client takes nothing, and a connection that others use goes on. A piece that the
-//! library has (`budget`) stays with it.
+//! Answers that wait for their clients to read them. An answer that its client does not read for too long is given up, and its
+//! part of the budget freed: the HTTP/2 library takes no more of it, and the connection may live on with other calls. The piece
+//! that the library holds (`budget`) stays there.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -26,7 +26,7 @@ struct Answers {
     waiting: Mutex<HashMap<u64, Arc<Mutex<Answer>>>>,
 }
 
-/// An answer, and since when nobody has asked for more of it.
+/// An answer, and since when the library has taken nothing of it.
 struct Answer {
     /// `None` when it was given up.
     body: Option<Body>,
@@ -43,7 +43,7 @@ struct Abandonable {
 // === impl Unread ===
 
 impl Unread {
-    /// Makes an answer one that can be given up.
+    /// Wraps an answer so that it can be given up.
     pub fn watch(&self, response: Response) -> Response {
         response.map(|body| {
             if body.is_end_stream() {
@@ -56,13 +56,13 @@ impl Unread {
         })
     }
 
-    /// Gives answers up that nobody has taken more of for `limit`. Never ends.
+    /// Gives up answers of which nothing was taken for `limit`. Never ends.
     pub async fn give_up(&self, limit: Duration) {
         loop {
             tokio::time::sleep(limit / 4).await;
             let waiting: Vec<_> = self.0.waiting.lock().values().cloned().collect();
             for answer in waiting {
-                // One that is being asked for more is taken.
+                // A locked answer is being read.
                 let Some(mut answer) = answer.try_lock() else { continue };
                 if answer.since.is_some_and(|since| since.elapsed() >= limit)
                     && let Some(body) = answer.body.take()
@@ -120,7 +120,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(10);
 
-    /// An answer of two pieces, and what it holds.
+    /// An answer of two pieces, and its hold.
     fn answer(budget: &Budget) -> Response {
         let hold = budget.hold();
         hold.take(10).unwrap();

@@ -1,5 +1,5 @@
-//! Who may ask what: API keys for the whole server, headers that single categories of requests have to carry, and who may change
-//! the server.
+//! Access rules: API keys for the whole server, headers that categories of requests have to carry, and the clients that may
+//! change the server.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -46,7 +46,7 @@ pub enum ControlAccess {
     None,
 }
 
-/// What the listeners know about the sender of a request.
+/// The listeners' knowledge of a request's sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// Whether it comes from this host.
@@ -55,7 +55,7 @@ pub struct Credentials {
     pub is_proven: bool,
 }
 
-/// Text that must not be seen.
+/// Text that must not be shown.
 #[derive(Clone)]
 pub struct Secret(String);
 
@@ -129,12 +129,12 @@ impl Access {
         Ok(Access { keys, restrictions, control: args.control_access })
     }
 
-    /// Whether requests of this category that are admitted have proven who they come from.
+    /// Whether admitted requests of this category carried a key or a required header.
     pub fn proves(&self, category: Category) -> bool {
         self.has_keys() || self.restricts(category)
     }
 
-    /// Whether a header of this name shows that a request may be made.
+    /// Whether a header of this name holds the secret of a restricted category.
     pub fn is_secret(&self, header: &str) -> bool {
         self.restrictions.iter().any(|restriction| restriction.header == header)
     }

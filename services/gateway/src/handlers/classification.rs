@@ -1,4 +1,4 @@
-//! The classification extension: outputs asked for as classes become the labels of their highest scores.
+//! The classification extension: an output that is requested as classes is answered with the labels of its highest scores.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use trireme_inference::{InferError, RequestedOutput, Tensor};
 use trireme_model_repository::Repository;
 use trireme_protocol::classification::classify;
 
-/// Ensembles within ensembles, at most: repositories hold none that contain themselves, but that is found out elsewhere.
+/// The most levels of nested ensembles that are followed. Another module refuses ensembles that contain themselves.
 const MAX_NESTING: usize = 64;
 
-/// The labels of every output that has some, by model and output.
+/// The labels of every output with labels, by model and output.
 #[derive(Debug, Default)]
 pub struct Labels(BTreeMap<String, BTreeMap<String, Vec<String>>>);
 
@@ -31,12 +31,12 @@ impl Labels {
         Labels(all)
     }
 
-    /// The labels of a model's output; none where it has no names for its classes.
+    /// The labels of a model's output; empty where its classes have no names.
     pub fn of_output(&self, model: &str, output: &str) -> &[String] {
         self.0.get(model).and_then(|outputs| outputs.get(output)).map_or(&[], Vec::as_slice)
     }
 
-    /// Puts classes in the place of the tensors whose classes were asked for.
+    /// Replaces the tensors that were requested as classes.
     pub fn classify(
         &self,
         model: &str,

@@ -14,7 +14,7 @@ const RESERVED: &[&str] =
 /// never forwarded, whatever the pattern.
 const SECRET: &[&str] = &["authorization", "cookie", "proxy-authorization", "set-cookie", "x-api-key"];
 
-/// Compiles the value of `flag`; none and an empty one forward nothing.
+/// Compiles the value of `flag`. Without a value, or with an empty one, no header is forwarded.
 pub fn pattern(flag: &str, value: Option<&str>) -> anyhow::Result<Option<Regex>> {
     let Some(pattern) = value.filter(|pattern| !pattern.is_empty()) else { return Ok(None) };
     let compiled = RegexBuilder::new(pattern).case_insensitive(true).build();
@@ -24,8 +24,8 @@ pub fn pattern(flag: &str, value: Option<&str>) -> anyhow::Result<Option<Regex>>
 /// Prefix of the headers that calls of restricted categories carry.
 const RESTRICTED: &str = "triton-grpc-protocol-";
 
-/// Adds the headers that match `pattern` to `parameters`, under their names in lower case, but for those that are secret, as `own`
-/// says of further ones. Errors when one of them is reserved.
+/// Adds the headers that match `pattern` to `parameters`, under their names in lower case. Leaves out secret headers; `own` says
+/// whether a header is one of this server's secrets. A reserved name is an error.
 pub fn headers(
     headers: &HeaderMap,
     pattern: Option<&Regex>,

@@ -5,7 +5,7 @@ use trireme_inference::InferError;
 use super::Handlers;
 
 impl Handlers {
-    /// Whether the process runs: it does, or nobody could ask.
+    /// Whether the process runs: true whenever a client can ask.
     pub fn server_live(&self) -> bool {
         true
     }

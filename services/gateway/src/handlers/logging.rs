@@ -1,4 +1,4 @@
-//! The logging extension: what all processes log, changed while they run.
+//! The logging extension: the log levels of all processes, changed while they run.
 
 use trireme_inference::InferError;
 use trireme_protocol::logging::LogSettings;
@@ -7,13 +7,14 @@ use trireme_telemetry::LogLevels;
 use super::Handlers;
 
 impl Handlers {
-    /// What is logged now.
+    /// The current log settings.
     pub fn log_settings(&self) -> LogSettings {
         let LogLevels { info, warning, error, verbose_level } = trireme_telemetry::log_levels();
         LogSettings { info, warning, error, verbose_level, format: self.log_format.lock().to_owned() }
     }
 
-    /// Logs as `settings` say from now on, in every process that the bus reaches. The format is kept for who asks: log lines have ISO 8601 times anyway.
+    /// Applies `settings` in every process that the bus reaches. The format is only kept for later reads: log lines have ISO 8601
+    /// times in any case.
     pub async fn set_log_settings(&self, settings: LogSettings) -> Result<(), InferError> {
         let LogSettings { info, warning, error, verbose_level, format } = settings;
         let levels = LogLevels { info, warning, error, verbose_level };

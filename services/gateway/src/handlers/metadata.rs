@@ -1,4 +1,4 @@
-//! What the server and its models are.
+//! Metadata of the server and its models.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use trireme_inference::InferError;
 use super::Handlers;
 use crate::registry::ServedModel;
 
-/// The extension that is there only where it is allowed.
+/// The extension that depends on `--allow-client-shm`.
 const SYSTEM_SHARED_MEMORY: &str = "system_shared_memory";
 
-/// Protocol extensions that are implemented. Clients look for what they need in here.
+/// The implemented protocol extensions, in which clients look for those that they need.
 const EXTENSIONS: &[&str] = &[
     "classification",
     "model_repository",

@@ -1,4 +1,4 @@
-//! What each operation of the protocol does, free of HTTP and gRPC: both call these.
+//! The operations of the protocol, free of HTTP and gRPC, which both call them.
 
 mod access;
 mod classification;
@@ -36,7 +36,7 @@ pub use status::LastStatus;
 pub use timing::answer_headers;
 pub use trace::Tracing;
 
-/// What the operations work with. One per gateway, shared by all its listeners.
+/// The state of the operations. One per gateway, shared by all its listeners.
 pub struct Handlers {
     pub(crate) registry: Registry,
     pub(crate) dispatcher: Arc<Dispatcher>,
@@ -47,27 +47,27 @@ pub struct Handlers {
     pub(crate) strict_readiness: bool,
     /// Loads and unloads models.
     pub(crate) models: ModelControl,
-    /// The format that clients were told log lines have.
+    /// The format of log lines that a client has set.
     pub(crate) log_format: parking_lot::Mutex<&'static str>,
     /// Which requests are traced.
     pub(crate) tracing: Tracing,
-    /// What everybody has done.
+    /// The statistics of all processes.
     pub(crate) collector: Collector,
-    /// What was last told of the whole system.
+    /// The last status document of the whole system.
     pub(crate) last_status: tokio::sync::Mutex<LastStatus>,
-    /// Who may ask.
+    /// The access rules.
     pub(crate) access: Access,
-    /// Time a request may take when it does not say.
+    /// The timeout of requests that set none.
     pub(crate) default_timeout: Duration,
-    /// Answers of models with `response_cache`, where there is a cache.
+    /// Answers of models with `response_cache`, if there is a cache.
     pub(crate) cache: Option<ResponseCache>,
-    /// The bytes of all requests in hand.
+    /// The budget for the bytes of all requests.
     pub(crate) budget: Budget,
-    /// Memory that clients have in common with this process.
+    /// Memory that clients share with this process.
     pub(crate) shared_memory: SharedMemory,
-    /// Whether they may say where it is.
+    /// Whether clients may register shared memory.
     pub(crate) allow_client_shm: bool,
 }
 
-/// How listeners hold the operations.
+/// The operations as listeners share them.
 pub type SharedHandlers = Arc<Handlers>;

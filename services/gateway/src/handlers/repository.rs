@@ -23,7 +23,7 @@ impl Handlers {
             .await
     }
 
-    /// Unloads a model everywhere; with `dependents`, what an ensemble is made of, too.
+    /// Unloads a model everywhere; with `dependents`, an ensemble's composing models, too.
     pub async fn unload_model(&self, model: &str, dependents: bool) -> Result<(), InferError> {
         self.models.unload(model, dependents).await
     }

@@ -1,7 +1,7 @@
 //! The shared memory extensions: regions, and the tensors of requests that lie in them.
 //!
-//! Without `--allow-client-shm` no region can be registered, so no tensor is found in one. CUDA memory answers as in a Triton
-//! that was built without GPUs: the gateway has none.
+//! Without `--allow-client-shm` no region can be registered, so no tensor is found in one. Requests for
+//! CUDA memory are answered as by a Triton that was built without GPUs, because the gateway has no GPU.
 
 use trireme_inference::{InferError, InferRequest, InferResponse};
 use trireme_protocol::shared_memory::SystemRegion;
@@ -10,10 +10,10 @@ use super::Handlers;
 use crate::budget::Hold;
 use crate::shared_memory::Part;
 
-/// Most bytes of a request that are read from shared memory: as many as may travel.
+/// Most bytes of a request that are read from shared memory: as many as a message may have.
 const MAX_SHARED: u64 = i32::MAX as u64;
 
-/// Where the outputs of a request are to be written, by their names.
+/// The parts of regions for the outputs of a request, by the outputs' names.
 pub(super) struct OutputParts(Vec<(String, Part)>);
 
 impl Handlers {

@@ -1,4 +1,4 @@
-//! The statistics extension, and the sums that metrics are made of.
+//! The statistics extension, and the sums behind metrics.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,20 +11,19 @@ use trireme_inference::{Counters, InferError, ModelKey};
 use super::Handlers;
 use crate::statistics::Totals;
 
-/// How long the bus may take to tell of a queue.
+/// How long the bus may take to report a queue's length.
 const QUEUES_LIMIT: Duration = Duration::from_millis(500);
 
 /// How full the queues are, by model version.
 pub type Queues = BTreeMap<ModelKey, QueueStatus>;
 
 impl Handlers {
-    /// What the whole system has done so far, by model version.
+    /// The counts of the whole system, by model version.
     pub async fn totals(&self) -> Arc<Totals> {
         self.collector.totals().await
     }
 
-    /// The statistics of a model's version, of all its versions that are ready, or of all models. Errors when there is no
-    /// such model.
+    /// The statistics of a model's version, of all its versions that are ready, or of all models. An unknown model is an error.
     pub async fn statistics(
         &self,
         model: Option<&str>,
@@ -41,11 +40,11 @@ impl Handlers {
         self.dispatcher.in_flight()
     }
 
-    /// How full every queue is. Models that have none, as ensembles, are left out; so are those the bus says nothing of.
+    /// The length of every queue. Models without a queue, such as ensembles, are left out; so are those without an answer of the bus.
     pub async fn queues(&self) -> Queues {
         let ask = async |key: ModelKey| {
             let levels = match self.registry.catalog().find(&key.name, Some(key.version)) {
-                // Nobody made a queue for it, so this process may not be let to look for one.
+                // No gateway made a queue for it, so this process may lack the right to look for one.
                 Ok((_, served)) if served.config.is_ensemble() => return None,
                 Ok((_, served)) => served.config.queue_levels(),
                 Err(_) => vec![0],

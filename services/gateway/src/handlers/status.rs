@@ -1,4 +1,4 @@
-//! The whole system in one document: what `trireme status` and the console show.
+//! The state of the whole system in one document, for `trireme status` and the console.
 //!
 //! Its fields are documented in docs/status.md. Counters only grow, so that rates come from two readings.
 
@@ -16,10 +16,10 @@ use crate::metrics::Windows;
 use crate::registry::{Catalog, Process, ServedModel};
 use crate::statistics::Totals;
 
-/// How long a document serves everybody who asks: however many look, the system is asked twice a second.
+/// How long a document is kept: however many clients ask, the system is read twice a second.
 const FRESH: Duration = Duration::from_millis(500);
 
-/// What was last told.
+/// The last document.
 #[derive(Default)]
 pub struct LastStatus {
     told: Option<(Instant, Bytes)>,
@@ -153,7 +153,7 @@ fn models(
         .collect()
 }
 
-/// What a model that is ready takes, gives, and is made of.
+/// Adds the inputs, outputs and steps of a model that is ready.
 fn describe(served: &ServedModel, model: &mut Map<String, Value>) {
     let tensors = |specs: &[TensorSpec]| -> Vec<Value> {
         let tensor = |spec: &TensorSpec| json!({"name": spec.name, "datatype": spec.datatype.name(), "shape": &spec.shape[..], "optional": spec.optional});
@@ -203,7 +203,7 @@ fn counters(counters: &Counters) -> Value {
     })
 }
 
-/// What `now` counts more than `before`, which is what was counted a minute ago.
+/// Latencies: the totals of `now`, and quantiles of the difference to `before`, the counts of a minute ago.
 fn latencies(now: &Counters, before: &Counters) -> Value {
     type Of = fn(&Counters) -> &Latencies;
     let stages: [(&str, Of); 5] = [

@@ -1,5 +1,5 @@
-//! What an answer's headers, or its gRPC metadata, say of the request: where its time went, how many tokens its texts have, and how
-//! many of them were cut.
+//! Facts about a request in its answer's headers or gRPC metadata: its times, how many tokens its texts have, and how many texts
+//! were cut.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use trireme_inference::Ledger;
 /// Header that says how many tokens the tokenizers of a request counted.
 const TOKENS: &str = "trireme-tokens";
 
-/// Header that says how many texts of a request were too long and lost tokens; left out where it is none.
+/// Header that says how many texts of a request were too long and lost tokens; left out if the number is 0.
 const TRUNCATED: &str = "trireme-truncated-texts";
 
 /// The headers that an answer with this ledger has, by their names in lower case.

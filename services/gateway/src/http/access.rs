@@ -1,4 +1,4 @@
-//! Access rules, asked before a route runs.
+//! Access rules that are checked before a route runs.
 
 use axum::extract::{Request, State};
 use axum::http::header::WWW_AUTHENTICATE;
@@ -41,7 +41,7 @@ pub async fn admit(
     }
 }
 
-/// Whether a request is one of those that not everybody may make: the others of its category only show something.
+/// Whether a request changes the server; the other requests of its category only show something.
 fn changes_the_server(category: Category, request: &Request) -> bool {
     if request.method() != Method::POST {
         return false;

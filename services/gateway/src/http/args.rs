@@ -1,4 +1,4 @@
-//! Flags of the HTTP listener, and what they come to.
+//! Flags of the HTTP listener, and the options that they give.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ pub struct HttpArgs {
     #[arg(long, env = "TRIREME_FULL_QUEUE_STATUS", value_name = "STATUS", default_value = "503", value_parser = ["503", "429"])]
     pub full_queue_status: String,
 
-    /// What token ids in place of texts are in OpenAI's /v1/embeddings
+    /// Meaning of token ids in place of texts in OpenAI's /v1/embeddings
     #[arg(long, env = "TRIREME_OPENAI_TOKEN_INPUT", value_name = "VOCABULARY", value_enum, default_value_t)]
     pub openai_token_input: TokenInput,
 
@@ -78,7 +78,7 @@ pub struct HttpArgs {
 /// How the HTTP listener is set up.
 #[derive(Clone)]
 pub struct HttpOptions {
-    /// Where it listens; port 0 takes a free one.
+    /// The listener's address; port 0 takes a free port.
     pub address: SocketAddr,
     /// Largest request body, in bytes, with and without its coding.
     pub max_input_size: usize,
@@ -86,15 +86,15 @@ pub struct HttpOptions {
     pub idle_timeout: Duration,
     /// Whether health checks have bodies.
     pub oip_health_bodies: bool,
-    /// Whether a full queue is 429, with a hint when to come again.
+    /// Whether a full queue is answered 429, with a hint when to try again.
     pub full_queue_is_429: bool,
-    /// What token ids in place of texts are in OpenAI's dialect.
+    /// The meaning of token ids in place of texts in OpenAI's dialect.
     pub token_input: TokenInput,
     /// Whether the console is shown.
     pub ui: bool,
     /// Which headers models get as parameters.
     pub header_forward: Option<Regex>,
-    /// Speaks TLS, where it is there.
+    /// Speaks TLS, if it is given.
     pub tls: Option<Tls>,
 }
 

@@ -1,8 +1,8 @@
 //! Request bodies: read whole within a limit, never waited for without end, and never left unread.
 //!
-//! A connection that is closed while the client still sends loses the answer on its way. So what a handler leaves of a
-//! body, because it refused the request early, is read and thrown away beside the answer: up to [`UNREAD`] bytes and
-//! [`UNREAD_TIME`]. Then the connection closes.
+//! A connection that is closed while the client still sends loses the answer on its way. So when a handler refuses a request
+//! early, the rest of the body is read and thrown away beside the answer: up to [`UNREAD`] bytes and [`UNREAD_TIME`]. Then the
+//! connection closes.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -33,12 +33,12 @@ struct RequestBody {
     incoming: Option<Incoming>,
     pace: Pace,
     idle_timeout: Duration,
-    /// The client waits to be asked for its body, and has not been.
+    /// The client waits for `100 Continue`, which was not sent.
     withheld: bool,
     tasks: TaskSet,
 }
 
-/// Why a body did not arrive.
+/// The reason why a body did not arrive.
 #[derive(Debug, thiserror::Error)]
 enum BodyError {
     #[error(transparent)]
@@ -47,8 +47,8 @@ enum BodyError {
     Broken(#[from] hyper::Error),
 }
 
-/// Makes a request's body one whose client may pause for `idle_timeout` at a time, and that is read to its end by a task of
-/// `tasks` when the handler does not.
+/// Wraps a request's body: its client may pause for `idle_timeout` at a time, and a task of `tasks` reads the body to its end if
+/// the handler does not.
 pub fn guard(request: Request<Incoming>, idle_timeout: Duration, tasks: &TaskSet) -> Request<Body> {
     let (parts, incoming) = request.into_parts();
     if incoming.is_end_stream() {
@@ -64,18 +64,18 @@ pub fn guard(request: Request<Incoming>, idle_timeout: Duration, tasks: &TaskSet
     Request::from_parts(parts, Body::new(body))
 }
 
-/// How large a body may be.
+/// The largest size of a body.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
     /// Most bytes.
     pub bytes: usize,
-    /// What is too large, as the error has it.
+    /// The name of the body in errors.
     pub what: &'static str,
     /// The flag that allows more.
     pub flag: &'static str,
 }
 
-/// The whole body, unless it is larger than allowed: then as little of it as shows that.
+/// Reads the whole body. If it is too large, reads only as much as shows that, and returns an error.
 pub async fn read(headers: &HeaderMap, body: Body, limit: Limit) -> Result<Bytes, InferError> {
     if let Some(announced) = announced(headers).filter(|&length| length > limit.bytes as u64) {
         return Err(limit.exceeded(&format!("{announced}")));
@@ -95,12 +95,12 @@ pub async fn read(headers: &HeaderMap, body: Body, limit: Limit) -> Result<Bytes
     })
 }
 
-/// How long a body says that it is.
+/// The announced length of a body.
 pub fn announced(headers: &HeaderMap) -> Option<u64> {
     text(headers, CONTENT_LENGTH.as_str())?.parse().ok()
 }
 
-/// A header's value, when it is there and is text.
+/// A header's value, if it exists and is text.
 pub fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
@@ -116,17 +116,17 @@ const TOO_LARGE: &str = " bytes exceeds the maximum allowed input size of ";
 // === impl Limit ===
 
 impl Limit {
-    /// What `--http-max-input-size` allows of a body that is JSON.
+    /// The limit of `--http-max-input-size` for a JSON body.
     pub fn json(bytes: usize) -> Limit {
         Limit { bytes, what: "request JSON", flag: "--http-max-input-size" }
     }
 
-    /// The same of a body that is not, or not all of it.
+    /// The same limit for a body that is not JSON, or not all of it.
     pub fn binary(bytes: usize) -> Limit {
         Limit { what: "request body", ..Limit::json(bytes) }
     }
 
-    /// No more than all requests together may hold.
+    /// Lowers the limit to the budget of all requests.
     pub fn within(self, budget: u64) -> Limit {
         match usize::try_from(budget) {
             Ok(bytes) if bytes < self.bytes => Limit { bytes, flag: "--max-bytes-in-flight", ..self },

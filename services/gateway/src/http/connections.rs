@@ -1,10 +1,10 @@
-//! The listener: connections accepted, served as HTTP/1.1, and wound up.
+//! The listener: accepts connections, serves them as HTTP/1.1, and winds them up.
 //!
 //! Invariants:
-//! - A connection ends: by its client, by silence, by a client that takes no answer, for another one where there is no room
-//!   (`crowd`), or when the listener stops.
-//! - A connection that was there before the listener stopped has its request answered, be it the first or another one.
-//! - What is not HTTP is answered with 400 and its connection closed; so is a head that is too large (431, 414).
+//! - A connection ends when its client closes it, sends nothing or reads nothing for too long, when `crowd` needs its place, or
+//!   when the listener stops.
+//! - A connection that existed before the listener stopped gets an answer to its request, first or later.
+//! - Bytes that are not HTTP are answered with 400, and a head that is too large with 431 or 414; then the connection closes.
 //! - A request whose handler panics is answered with 500; the other requests do not notice.
 
 use std::convert::Infallible;
@@ -39,43 +39,43 @@ use crate::tls::Tls;
 #[cfg(test)]
 mod tests;
 
-/// Largest request head, in bytes: what a connection may make the server hold before it has said what it wants.
+/// Largest request head, in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
-/// How the paths of requests end that are work for a model; others are about the server.
+/// Endings of the paths of requests that execute a model; other requests are about the server.
 const WORK: [&str; 3] = ["/infer", "/generate", "/generate_stream"];
 
-/// How the paths end that whoever watches over the server asks for: they are answered where there is no room for others.
+/// Endings of the paths for monitoring, which are answered even without room for other requests.
 const WATCH: [&str; 4] = ["/live", "/ready", "/health", "/metrics"];
 
-/// How long a connection that has to make room for another one has, when it has had requests before.
+/// How long a connection that has had requests stays open when it has to make room for another one.
 const LEAVING: Duration = Duration::from_secs(1);
 
-/// What every connection is served with.
+/// The settings of all connections.
 #[derive(Clone)]
 pub struct Connections {
     /// The routes.
     pub router: Router,
     /// Longest silence of a client that has a request to send, or an answer to take.
     pub idle_timeout: Duration,
-    /// What requests and answers may hold.
+    /// The budget for the bytes of requests and answers.
     pub budget: Budget,
-    /// Speaks TLS first, where it is there.
+    /// Speaks TLS, if it is given.
     pub tls: Option<Tls>,
-    /// Who is connected.
+    /// The connections of the port.
     pub crowd: Crowd,
     /// The tasks of the connections.
     pub tasks: TaskSet,
 }
 
-/// What a connection is at.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
-    /// It has no request.
+    /// The connection has no request.
     Idle,
-    /// It has one without an answer so far.
+    /// A request waits for its answer.
     Asked,
-    /// The answer's head is there, and so is what it says of the connection.
+    /// The answer's head is complete, with its `Connection` header.
     Answering,
 }
 
@@ -103,7 +103,7 @@ impl Connections {
     }
 
     fn take(&self, stream: TcpStream) {
-        // Answers are small and awaited: they must not sit in a buffer.
+        // Answers are small and clients wait for them, so they must not stay in a buffer.
         let _ = stream.set_nodelay(true);
         if let Some(place) = self.crowd.admit(&stream) {
             self.tasks.spawn("connection", self.clone().connection(stream, place));
@@ -113,7 +113,7 @@ impl Connections {
     async fn connection(self, stream: TcpStream, place: Arc<Place>) {
         let Some(tls) = &self.tls else { return self.http(stream, place).await };
         let acceptor = tls.acceptor();
-        // One that has not said hello by then has no request.
+        // A connection without a TLS handshake by then has no request.
         let stopped = async {
             self.tasks.stopping().cancelled().await;
             tokio::time::sleep(backlog::FIRST_REQUEST).await;
@@ -139,7 +139,7 @@ impl Connections {
             async move {
                 let answer = answer.await?;
                 let answering = Answering::begin(stage, busy);
-                // Only to be dropped with the body.
+                // Held only to be dropped with the body.
                 let with = move |error| {
                     let _ = &answering;
                     error
@@ -147,7 +147,7 @@ impl Connections {
                 Ok::<_, Infallible>(answer.map(|body| body.map_err(with)))
             }
         });
-        // A client that ends its side has gone away, as far as can be seen: its request is cancelled (no `half_close`).
+        // A client that closes its side counts as gone, and its request is cancelled (no `half_close`).
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(place.patience(self.idle_timeout))
@@ -204,7 +204,7 @@ impl Connections {
             Ok(response::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error"))
         });
         answer.map(|mut answer| {
-            // Said in the answer, so that the client sends its next request elsewhere.
+            // The answer announces it, so that the client sends its next request on another connection.
             if self.tasks.stopping().is_cancelled() || place.is_spare {
                 answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
@@ -213,8 +213,8 @@ impl Connections {
     }
 }
 
-/// Waits until a connection of a server that stops may be closed: a connection is closed between two requests even when the
-/// next one is on its way, and its client knows no better than to send it unless the last answer said otherwise.
+/// Waits until a connection of a server that stops may be closed. Between two requests the next one may be on its way, unless the
+/// last answer told the client that the connection closes.
 async fn until_closable(mut stage: watch::Receiver<Stage>) {
     loop {
         let now = *stage.borrow_and_update();

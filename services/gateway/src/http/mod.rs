@@ -1,4 +1,4 @@
-//! The v2 protocol over HTTP/1.1. Routes are in [`routes`], one file per resource; what they share is here: connections,
+//! The v2 protocol over HTTP/1.1. Routes are in [`routes`], one file per resource. Their common parts are here: connections,
 //! bodies in, bodies and errors out.
 
 mod access;
@@ -31,7 +31,7 @@ pub use args::HttpArgs;
 use args::HttpOptions;
 pub use dialects::TokenInput;
 
-/// What routes work with.
+/// The state that routes share.
 #[derive(Clone)]
 struct HttpState {
     handlers: SharedHandlers,
@@ -42,7 +42,7 @@ struct HttpState {
 pub struct HttpListener {
     listener: TcpListener,
     options: HttpOptions,
-    /// Where it listens.
+    /// The listener's address.
     pub address: SocketAddr,
 }
 
@@ -59,7 +59,7 @@ impl HttpState {
 // === impl HttpListener ===
 
 impl HttpListener {
-    /// Takes the port, or says that it is taken. `None` when HTTP is not wanted.
+    /// Takes the port; an error if it is taken. `None` when HTTP is not wanted.
     pub async fn bind(args: &HttpArgs) -> anyhow::Result<Option<HttpListener>> {
         if !args.allow_http {
             return Ok(None);

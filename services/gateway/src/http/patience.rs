@@ -1,4 +1,4 @@
-//! A connection whose client has to take what is written to it.
+//! A connection whose client has to read within a time limit.
 //!
 //! Not here: clients that do not send (`body`, `pace`, and the listener's time for heads).
 
@@ -21,7 +21,7 @@ pub struct Patient<S> {
 // === impl Patient ===
 
 impl<S> Patient<S> {
-    /// Waits so long for its client to take the next bytes.
+    /// Wraps a connection; its client may take this long for the next bytes.
     pub fn new(stream: S, patience: Duration) -> Patient<S> {
         Patient { stream, patience, waiting: None }
     }

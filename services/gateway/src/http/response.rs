@@ -1,4 +1,4 @@
-//! What goes back over HTTP: tensors without copying them together, errors in Triton's shape, timings.
+//! Answers over HTTP: tensors without copying them together, errors in Triton's shape, timings.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -18,8 +18,8 @@ use trireme_protocol::{metadata, status};
 use super::compression::Coding;
 use crate::handlers::answer_headers;
 
-/// An error as a response. Triton sends its errors as JSON always, and says so in `Content-Type` only once it has begun to
-/// look at the body.
+/// An error as a response. Triton always sends errors as JSON, but names JSON in `Content-Type` only once it has begun to read
+/// the body.
 #[derive(Debug)]
 pub struct HttpError {
     error: InferError,
@@ -30,10 +30,10 @@ pub struct HttpError {
 #[derive(Clone, Copy, Debug)]
 struct QueueFull;
 
-/// How long a client shall wait that found a queue full, in seconds: queues are emptied within that.
+/// How long a client shall wait after it found a queue full, in seconds: queues are empty again by then.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
-/// Answers 429 where a queue was full, instead of Triton's 503.
+/// Answers 429 for a full queue, instead of Triton's 503.
 pub async fn full_queue_as_429(mut response: Response) -> Response {
     if response.extensions().get::<QueueFull>().is_some() {
         *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
@@ -50,7 +50,7 @@ pub fn json(body: Bytes) -> Response {
     ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
 }
 
-/// The answer to an infer request in `coding`: JSON, then the binary tensors, and where the time went.
+/// The answer to an infer request in `coding`: JSON, then the binary tensors; with the request's times in its headers.
 pub async fn infer(encoded: EncodedResponse, ledger: &Ledger, coding: Coding) -> Result<Response, InferError> {
     let content_type = HeaderValue::from_static(encoded.content_type());
     let header_length = encoded.header_length;
@@ -74,7 +74,7 @@ pub async fn infer(encoded: EncodedResponse, ledger: &Ledger, coding: Coding) ->
     Ok(response)
 }
 
-/// Says in an answer's headers where the time went, and what became of the texts.
+/// Adds the request's times, and the counts of its texts, to an answer's headers.
 pub fn tell(ledger: &Ledger, headers: &mut HeaderMap) {
     for (name, value) in answer_headers(ledger) {
         if let Ok(value) = value.parse() {
@@ -89,7 +89,7 @@ pub fn error(status: StatusCode, message: &str) -> Response {
     (status, [(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
 }
 
-/// As [`error`], called `text/plain`.
+/// As [`error`], with the content type `text/plain`.
 pub fn plain_error(status: StatusCode, message: &str) -> Response {
     let body = metadata::error_body(message);
     (status, [(CONTENT_TYPE, HeaderValue::from_static("text/plain"))], body).into_response()
@@ -98,7 +98,7 @@ pub fn plain_error(status: StatusCode, message: &str) -> Response {
 // === impl HttpError ===
 
 impl HttpError {
-    /// An error from before the body was looked at.
+    /// An error from before the body was read.
     pub fn plain(error: InferError) -> HttpError {
         HttpError { error, plain: true }
     }

@@ -1,4 +1,4 @@
-//! Flags about metrics, and what they come to.
+//! Flags about metrics, and the options that they give.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -57,7 +57,7 @@ pub enum MetricsSetting {
     Histograms(bool),
 }
 
-/// Which metrics there are.
+/// The metrics that are shown.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MetricsOptions {
     /// Cumulative durations.
@@ -70,7 +70,7 @@ pub struct MetricsOptions {
     pub histograms: bool,
     /// The host's CPUs and memory.
     pub cpu: bool,
-    /// How long what was seen of queues and CPUs holds.
+    /// How long the state of queues and CPUs is kept before it is read again.
     pub interval: Duration,
 }
 
@@ -102,7 +102,7 @@ impl FromStr for MetricsSetting {
     }
 }
 
-/// Reads `quantile:error`. The error is checked and not used: ours is what the width of a histogram's buckets makes it.
+/// Reads `quantile:error`. The error is checked and not used: the width of a histogram's buckets determines the error here.
 fn quantile(text: &str) -> Result<f64, String> {
     let fault = || format!("summary_quantiles has '{text}', expected QUANTILE:ERROR, both from 0 to 1");
     let (quantile, error) = text.split_once(':').ok_or_else(fault)?;
@@ -113,7 +113,7 @@ fn quantile(text: &str) -> Result<f64, String> {
 // === impl MetricsArgs ===
 
 impl MetricsArgs {
-    /// What the flags come to; of a setting that comes twice, the last holds.
+    /// The options that the flags give; of a setting that comes twice, the last holds.
     pub fn options(&self) -> MetricsOptions {
         let mut options = MetricsOptions {
             counters: true,

@@ -1,4 +1,4 @@
-//! The host's CPUs and memory, as Linux tells them.
+//! The host's CPUs and memory, as Linux reports them.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
-//! `/metrics` of the gateway: Triton's metrics for the whole system, the queues on the bus, and what this gateway itself
-//! does. In a process that hosts models too, theirs as well.
+//! `/metrics` of the gateway: Triton's metrics for the whole system, the queues on the bus, and this gateway's own metrics. In a
+//! process that also hosts models, the workers' metrics as well.
 //!
-//! Totals are asked for anew each time; queues and CPUs are looked at once in an interval.
+//! Totals are gathered for each scrape; queues and CPUs are read once in an interval.
 
 mod args;
 mod host;
@@ -50,14 +50,14 @@ pub struct MetricsListener {
     pub address: SocketAddr,
 }
 
-/// What `/metrics` works with.
+/// The state behind `/metrics`.
 struct Metrics {
     handlers: SharedHandlers,
     options: MetricsOptions,
     seen: Mutex<Seen>,
 }
 
-/// What was seen before.
+/// Values of earlier scrapes.
 #[derive(Default)]
 struct Seen {
     cpus: Cpus,
@@ -122,7 +122,7 @@ impl Metrics {
         out.into_text()
     }
 
-    /// How full every queue is, looked at once in an interval.
+    /// The length of every queue, read once in an interval.
     async fn queues(&self) -> Queues {
         if let Some((at, queues)) = &self.seen.lock().queues
             && at.elapsed() < self.options.interval
@@ -135,7 +135,7 @@ impl Metrics {
     }
 }
 
-/// Every model version there is.
+/// Every known model version.
 fn models(handlers: &Handlers, totals: &Totals, queues: &Queues) -> Vec<Model> {
     let catalog = handlers.registry.catalog();
     let model = |key: ModelKey| {
@@ -150,7 +150,7 @@ fn models(handlers: &Handlers, totals: &Totals, queues: &Queues) -> Vec<Model> {
     catalog.known().into_iter().map(model).collect()
 }
 
-/// Adds what this gateway does, and what it sees of the bus and of workers.
+/// Adds this gateway's own metrics, and those of the bus and of workers that it sees.
 fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
     let snapshot = handlers.collector.own().snapshot();
     out.family(Metric::GatewayRequest, |samples| {

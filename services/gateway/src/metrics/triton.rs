@@ -32,7 +32,7 @@ pub struct Model {
     pub key: ModelKey,
     /// Its labels, in order.
     pub labels: Vec<(String, String)>,
-    /// What was done with it.
+    /// Its counts.
     pub total: Total,
     /// Messages that wait for it on the bus.
     pub queued: u64,
@@ -139,7 +139,7 @@ pub fn export(models: &[Model], cache: bool, windows: &Windows, options: &Metric
     });
 }
 
-/// What is below zero is zero, and what is too long the longest there is.
+/// Negative values become zero, and values beyond the longest duration become that.
 fn milliseconds(millis: f64) -> Duration {
     Duration::try_from_secs_f64(millis.max(0.0) / 1e3).unwrap_or(Duration::MAX)
 }

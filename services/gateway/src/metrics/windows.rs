@@ -1,4 +1,4 @@
-//! What happened lately: summaries tell of the last minute, while everything is counted since the start. Pure.
+//! Summaries cover the last minute, while counters cover all time since the start; this keeps the totals of a minute ago. Pure.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::statistics::Totals;
 /// How far back a summary looks.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// How often totals are put aside to be compared with.
+/// How often totals are kept for later comparison.
 const STEP: Duration = Duration::from_secs(12);
 
 /// Totals of the last minute, oldest first.
@@ -22,7 +22,7 @@ pub struct Windows(VecDeque<(Instant, Totals)>);
 impl Windows {
     /// Takes in the totals as they are now.
     pub fn advance(&mut self, now: Instant, totals: &Totals) {
-        // The youngest that is old enough is the one to compare with; older ones are of no use.
+        // The youngest entry that is old enough is the one to compare with; older ones are dropped.
         while self.0.get(1).is_some_and(|(at, _)| now.saturating_duration_since(*at) >= WINDOW) {
             self.0.pop_front();
         }
@@ -31,7 +31,7 @@ impl Windows {
         }
     }
 
-    /// What a model version had counted when the last minute began; `None` where nothing is known of then.
+    /// A model version's counts when the last minute began; `None` where they are not known.
     pub fn before(&self, now: Instant, key: &ModelKey) -> Option<&Counters> {
         let (_, totals) = self.0.front().filter(|(at, _)| now.saturating_duration_since(*at) >= WINDOW)?;
         totals.get(key).map(|total| &total.counters)

@@ -66,7 +66,7 @@ pub struct ServedModel {
     pub outputs: Vec<TensorSpec>,
     /// The steps of a request for it.
     pub plan: RoutePlan,
-    /// What it does with texts, or what is wrong with what its configuration says of that.
+    /// The operations on texts that it offers, or the fault in its configuration of them.
     pub offer: Result<Offer, String>,
 }
 
@@ -183,8 +183,8 @@ impl Catalog {
         }
     }
 
-    /// The model that a request for an operation is for, by its own name or one that it is served under; without a name the
-    /// only one that does this. Errors name the models that would do.
+    /// The model for a request for an operation, by its own name or a served name; without a name the only model that offers the
+    /// operation. Errors name the models that do.
     pub fn offering(&self, task: Task, name: Option<&str>) -> Result<(String, Arc<ServedModel>), InferError> {
         let able: Vec<(&str, &Arc<ServedModel>)> =
             self.offers().filter(|(_, _, o)| o.tasks.contains_key(&task)).map(|(n, s, _)| (n, s)).collect();

@@ -1,4 +1,4 @@
-//! What was split is joined to the same.
+//! Splitting a request and joining its parts gives the same rows.
 
 use proptest::prelude::*;
 use trireme_inference::DataType;

@@ -1,8 +1,8 @@
-//! What the whole system has done: the sum over every process, and what this gateway adds to it.
+//! The counts of the whole system: the sum over every process, and this gateway's own counts.
 //!
-//! Workers count what they execute. A gateway counts ensembles, and what it answers itself: requests that were refused
-//! because too many were in flight, that were not answered in time, or whose client went away. A request is counted once,
-//! by who answers it.
+//! Workers count the requests that they execute. A gateway counts ensembles, and the requests that it answers itself: those that
+//! were refused because too many were in flight, that were not answered in time, or whose client went away. The process that
+//! answers a request counts it, once.
 
 mod requests;
 mod sources;
@@ -25,7 +25,7 @@ pub use requests::CountedRequest;
 use sources::Sources;
 pub use sources::{Total, Totals};
 
-/// How long processes may take to answer a question.
+/// How long processes may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
 /// Gathers the statistics of all processes.
@@ -34,16 +34,16 @@ pub struct Collector {
     own: Statistics,
     registry: Registry,
     sources: Arc<Mutex<Sources>>,
-    /// How many questions were begun.
+    /// The number of questions that were begun.
     begun: AtomicU64,
-    /// What the last question came to; who asks holds it.
+    /// The answers to the last question; held by the caller that asks.
     asked: tokio::sync::Mutex<Asked>,
 }
 
-/// A question that was answered.
+/// A question and its answers.
 #[derive(Default)]
 struct Asked {
-    /// Which one it was, counted from 1.
+    /// The question's number, counted from 1.
     number: u64,
     totals: Arc<Totals>,
 }
@@ -51,7 +51,8 @@ struct Asked {
 // === impl Collector ===
 
 impl Collector {
-    /// Starts to listen to the last words of processes. `own` are the statistics of this one; `registry` knows who is there.
+    /// Starts to listen to the last reports of processes. `own` are the statistics of this process; `registry` knows the
+    /// processes.
     pub async fn open(
         bus: Arc<dyn Bus>,
         own: Statistics,
@@ -86,12 +87,12 @@ impl Collector {
         self.registry.processes()
     }
 
-    /// The last word of this process.
+    /// The last report of this process.
     pub async fn tell(&self) {
         self.own.tell(self.bus.as_ref()).await;
     }
 
-    /// Tells all processes what to log. Best effort: one that the bus does not reach goes on as before.
+    /// Sends the log levels to all processes. Best effort: a process that the bus does not reach goes on as before.
     pub async fn tell_log_levels(&self, levels: LogLevels) {
         let told = tell_log_levels(self.bus.as_ref(), self.own.process(), levels);
         if !matches!(tokio::time::timeout(ANSWER_LIMIT, told).await, Ok(Ok(()))) {
@@ -99,9 +100,9 @@ impl Collector {
         }
     }
 
-    /// The sum over every process there is or was, asked for just now. Waits for the answers of all whose heartbeats are
-    /// heard and of all workers in the registry, for [`ANSWER_LIMIT`] at most; who does not answer counts as it was last heard. Callers that come while a question
-    /// is being answered share the next one.
+    /// The sum over every process that exists or has existed, gathered now. Waits for the answers of all processes whose
+    /// heartbeats are heard and of all workers in the registry, for [`ANSWER_LIMIT`] at most; a process that does not answer
+    /// counts with its last report. Callers that come while a question is being answered share the next one.
     pub async fn totals(&self) -> Arc<Totals> {
         let before = self.begun.load(Ordering::SeqCst);
         let mut asked = self.asked.lock().await;
@@ -141,7 +142,7 @@ impl Collector {
     }
 }
 
-/// Takes in a snapshot; says whose it is.
+/// Takes in a snapshot; returns the name of its process.
 fn hear(sources: &Mutex<Sources>, body: &[u8]) -> Option<String> {
     match decode(body) {
         Ok(snapshot) => {

@@ -1,4 +1,4 @@
-//! A request as its gateway counts it.
+//! A request in its gateway's counts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use trireme_runtime::{ModelStatistics, Statistics};
 
 use crate::cache::Lookup;
 
-/// A request that is under way. Dropped before it has ended, its client went away.
+/// A request in progress. If it is dropped before it has ended, its client went away.
 pub struct CountedRequest {
     statistics: Arc<ModelStatistics>,
     ensemble: bool,
@@ -69,7 +69,7 @@ impl CountedRequest {
         });
     }
 
-    /// What became of it in the response cache. What was there is not executed, and no worker counts it.
+    /// The result of looking it up in the response cache. A hit is not executed, and no worker counts it.
     pub fn looked_up(&mut self, lookup: Lookup) {
         let took = self.started.elapsed();
         match lookup {
@@ -84,13 +84,13 @@ impl CountedRequest {
         }
     }
 
-    /// This gateway ends it, with an error of its own, unless it has ended already.
+    /// This gateway ends the request, with an error of its own, unless it has ended already.
     pub fn failed(&mut self, error: &InferError) {
         if self.ended {
             return;
         }
         self.end(match error.code {
-            // Too many were in flight, a queue was full, or time ran out in one.
+            // Too many requests were in flight, a queue was full, or time ran out in a queue.
             ErrorCode::Unavailable => FailureReason::Rejected,
             _ => FailureReason::Other,
         });

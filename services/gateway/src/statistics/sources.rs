@@ -1,7 +1,7 @@
-//! Who has counted what: the last word of every process, and the sum of all. Pure.
+//! The counts of every process by its last report, and their sum. Pure.
 //!
-//! Invariant: a sum never gets smaller. What a process said last counts for ever; one that comes back under its name has
-//! started at another time and is another source.
+//! Invariant: a sum never gets smaller. The last report of a process counts for ever. A process that comes back under its name has
+//! another start time and is another source.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -9,19 +9,18 @@ use std::time::{Duration, Instant};
 use trireme_inference::{Counters, ModelKey, UnixMicros};
 use trireme_runtime::{QueueLoad, Snapshot};
 
-/// Processes that are gone whose last words are kept apart. Of more, those that were silent for longest are added up: if they
-/// were not dead, they would have spoken.
+/// Processes that are gone whose reports are kept apart. Of more, those that were silent for longest are added up: live processes
+/// would have reported.
 const MAX_GONE: usize = 256;
 
-/// Processes whose words are taken in at all: more than any deployment has, so that words that somebody makes up do not use up
-/// the memory.
+/// Processes whose reports are taken in at all: more than any deployment has, so that made-up reports do not use up the memory.
 const MAX_SOURCES: usize = 10_000;
 
-/// What was heard, from whom.
+/// The reports of all processes.
 #[derive(Debug, Default)]
 pub struct Sources {
     sources: HashMap<(String, UnixMicros), Source>,
-    /// The sum of those that are no longer kept apart.
+    /// The sum of the processes that are no longer kept apart.
     retired: BTreeMap<ModelKey, Counters>,
 }
 
@@ -34,21 +33,21 @@ struct Source {
 /// Everything, by model version.
 pub type Totals = BTreeMap<ModelKey, Total>;
 
-/// What all processes together have done with a model version, and how busy they are with it.
+/// The counts of all processes for a model version, and their load.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Total {
-    /// What was done.
+    /// The counts.
     pub counters: Counters,
-    /// How busy those are that are there.
+    /// The load of the processes that exist.
     pub load: QueueLoad,
-    /// The longest that one of them took to load it.
+    /// The longest time that a process took to load the model.
     pub load_duration: Duration,
 }
 
 // === impl Sources ===
 
 impl Sources {
-    /// Takes in what a process says. Words may overtake each other on their way; older ones change nothing.
+    /// Takes in a report. Reports may overtake each other on their way; older ones change nothing.
     pub fn hear(&mut self, snapshot: Snapshot, now: Instant) {
         let id = (snapshot.process.clone(), snapshot.started);
         let has_room = self.sources.len() < MAX_SOURCES;
@@ -60,7 +59,7 @@ impl Sources {
         }
     }
 
-    /// Adds up what is left of processes that are gone. Those that are `there` count on and stay apart.
+    /// Adds up the oldest processes that are gone. Processes that are `there` count on and stay apart.
     pub fn retire(&mut self, there: &HashSet<String>) {
         let gone = self.sources.iter().filter(|((process, _), _)| !there.contains(process));
         let mut gone: Vec<_> = gone.map(|(id, source)| (source.heard, id.clone())).collect();
@@ -73,7 +72,7 @@ impl Sources {
         }
     }
 
-    /// The sum of all. Only those that are `there` are busy.
+    /// The sum of all processes. Only those that are `there` have a load.
     pub fn totals(&self, there: &HashSet<String>) -> Totals {
         let retired = self.retired.iter();
         let mut totals: Totals = retired

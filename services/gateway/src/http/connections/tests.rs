@@ -16,7 +16,7 @@ struct Server {
     stop: CancellationToken,
     tasks: TaskSet,
     listening: TaskSet,
-    /// Tells of bodies that are kept.
+    /// Reports the bodies that are kept.
     kept: Arc<Semaphore>,
 }
 
@@ -95,7 +95,7 @@ async fn silence_ends_connections() {
     assert!(exchange(server.address, &[b"GET /slow HTTP/1.1\r\n\r\n"]).await.starts_with("HTTP/1.1 200 "));
 }
 
-/// Sends a byte whenever the server has had enough of waiting, nearly.
+/// Sends a byte every 50 ms, so that only the limit of all pauses together ends the request.
 #[tokio::test]
 async fn a_body_that_never_gets_whole_ends() {
     let server = serve(Duration::from_millis(500)).await;
@@ -104,7 +104,7 @@ async fn a_body_that_never_gets_whole_ends() {
     let mut answer = Vec::new();
     let trickle = async {
         while tokio::time::timeout(Duration::from_millis(50), stream.read_buf(&mut answer)).await.is_err() {
-            // It may have answered by now.
+            // The server may have answered by now.
             let _ = stream.write_all(b"x").await;
         }
     };
@@ -122,7 +122,7 @@ async fn an_unread_body_does_not_cost_the_answer() {
     assert!(answers.contains("no need") && answers.matches("HTTP/1.1 200 ").count() == 2, "{answers}");
 }
 
-/// The answer is there; a client that goes on sending is left.
+/// After the answer, the server closes the connection of a client that goes on sending.
 #[tokio::test]
 async fn a_refused_body_is_read_on_for_some_bytes_and_some_time_only() {
     let server = serve(Duration::from_secs(600)).await;
@@ -161,7 +161,7 @@ async fn stopping_waits_for_requests_in_flight() {
     assert!(TcpStream::connect(server.address).await.is_err());
 }
 
-/// What the kernel has accepted belongs to a server that is told to stop, whether or not it was looked at.
+/// Connections that the kernel has accepted before the server stops are served, even if the server has not accepted them yet.
 #[tokio::test]
 async fn connections_that_wait_when_it_stops_are_answered() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -203,7 +203,7 @@ async fn requests_on_used_connections_that_wait_when_it_stops_are_answered() {
         clients.push(client);
     }
     for client in &clients {
-        // Without waiting: nothing else runs until the server has been told.
+        // Without waiting: no other task runs until the server gets the signal.
         assert_eq!(client.try_write(b"GET /slow HTTP/1.1\r\n\r\n").unwrap(), 22);
     }
     server.stop.cancel();
@@ -228,7 +228,7 @@ async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
         other.write_all(&vec![b'x'; 1 << 20]).await.unwrap();
         others.push(other);
     }
-    // Until all of them are there.
+    // Until all of them have arrived.
     server.kept.acquire_many(8).await.unwrap().forget();
     let refused = exchange(server.address, &[head("/echo/infer", 10).as_bytes(), b"0123456789"]).await;
     assert!(refused.contains("Exceeds maximum queue size"), "{refused}");
@@ -239,7 +239,7 @@ async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
     }
 }
 
-/// Silent connections, and connections with requests that last, take what there is.
+/// Silent connections, and connections with long requests, take all places.
 #[tokio::test]
 async fn who_watches_over_the_server_is_answered_whoever_else_is_connected() {
     let server = serve_within(Duration::from_secs(60), Limits { port: 8, address: 8 }).await;
