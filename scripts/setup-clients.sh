@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .cache/clients-python, the Python environment with the clients of other servers that `make clients-test` runs.
 #
-# With --lock: writes tests/clients/dialects/requirements.txt anew, from the versions that requirements.in names.
+# With --lock: writes tests/clients/dialects/requirements.txt again, from the versions that requirements.in names.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 TARGET=$ROOT/.cache/clients-python

@@ -48,7 +48,7 @@ pub struct Server {
     exit_on_error: bool,
 }
 
-/// Serves until told to stop. The port is taken before models are loaded, so that probes see "not ready" meanwhile.
+/// Serves until a signal stops the process. It takes the port before it loads models, so that probes see "not ready" meanwhile.
 pub fn run(args: &ServeArgs) -> ExitCode {
     if args.admin.healthcheck {
         return args.admin.check("trireme");
@@ -80,7 +80,7 @@ impl Server {
     pub async fn open(args: &ServeArgs) -> anyhow::Result<Server> {
         let stages = StageOptions {
             onnxruntime: (&args.onnxruntime).into(),
-            // The repository is the one that whoever starts this names.
+            // The user of `trireme serve` chooses the repository, so its code may run.
             python: args.python.options(AllowPython::Local, args.worker.execution_limit()),
         };
         let backends = backends(Stage::value_variants(), &stages);

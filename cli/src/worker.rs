@@ -27,7 +27,7 @@ pub struct WorkerCommand {
     python: PythonArgs,
 }
 
-/// Works until told to stop.
+/// Works until a signal stops the process.
 pub fn run(command: &WorkerCommand) -> ExitCode {
     let mut stages = command.stages.clone();
     stages.sort_unstable();

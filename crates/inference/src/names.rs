@@ -1,4 +1,4 @@
-//! Names that somebody wrote, and the ones that were meant.
+//! Finds the known name that a misspelt name probably means.
 
 /// Letters by which a name may differ from the one that was meant.
 const MOST_ERRORS: usize = 2;

@@ -1,7 +1,7 @@
 //! A model's configuration as the services read it.
 //!
 //! [`ModelConfig`] is a view over the parsed `inference.ModelConfig` message, which it keeps: `/config` prints the
-//! message, the services read the fields. Whoever changes the configuration (auto-completion) goes through
+//! message, the services read the fields. Auto-completion changes the configuration through
 //! [`ModelConfig::complete`], so that the two never differ.
 
 use std::collections::BTreeMap;

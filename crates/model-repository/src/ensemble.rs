@@ -40,7 +40,7 @@ pub enum EnsembleError {
     Invalid(String),
 }
 
-/// An unset version is 0 in the file, which hardly anybody means.
+/// A hint for a step that leaves the version out, which means version 0.
 fn version_hint(version: i64) -> &'static str {
     match version {
         0 => " A step without 'model_version' asks for version 0; -1 asks for the latest",

@@ -35,7 +35,7 @@ mod sources;
 mod validate;
 mod view;
 
-/// The generated message types; private, so that nobody depends on how they look.
+/// The generated message types; private, so that no other crate depends on them.
 #[allow(missing_docs, clippy::all, reason = "generated")]
 mod proto {
     include!(concat!(env!("OUT_DIR"), "/inference.rs"));

@@ -89,7 +89,7 @@ impl HostedModel {
         self.count_attempts(wanted.collect())
     }
 
-    /// A request that is about to be executed, unless nobody waits for it any more.
+    /// A request that is about to be executed, unless no client waits for it any more.
     fn begin_one(self: &Arc<Self>, work: Work, started: Instant) -> Option<(ExecuteRequest, Pending)> {
         let Work { request, mut pending, arrived } = work;
         if let Some(error) = request.unwanted() {
@@ -105,7 +105,7 @@ impl HostedModel {
         Some((request, pending))
     }
 
-    /// Executes those of a batch that somebody waits for, and says how many those were.
+    /// Executes the requests of a batch that clients still wait for, and returns their number.
     fn run_batch(
         self: &Arc<Self>,
         instance: &mut dyn ModelInstance,
@@ -174,7 +174,7 @@ impl HostedModel {
         self.statistics.record(|counters| counters.execute(&executed(timing)));
     }
 
-    /// Counts a request whose step is done, before anybody hears of it. `first` is its only response; of several, the first
+    /// Counts a request whose step is done, before its result leaves the worker. `first` is its only response; of several, the first
     /// was counted before.
     pub(crate) fn count_completed(&self, pending: &Pending, response: &ExecuteResponse, first: bool) {
         let timing = &response.timing;

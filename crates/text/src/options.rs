@@ -218,7 +218,7 @@ impl TokenizeOptions {
                     _ => return Err(Some("'longest', 'max_length' or 'none'")),
                 }
             }
-            // Somebody else's, unless it is nearly one of ours.
+            // Another program's parameter, unless it is almost a known one.
             _ if key.contains(|c: char| c == '.' || c.is_uppercase()) && nearest(key, Self::PARAMETERS).is_none() => {}
             _ => return Err(None),
         }

@@ -88,7 +88,7 @@ struct Table {
 /// Connections that take the place of one another.
 #[derive(Default)]
 struct Pool {
-    /// Connections that were not told to leave.
+    /// Connections that were not asked to close.
     count: usize,
     /// The idle connections, in the order in which they are closed: those that never had a request first, then by when they
     /// became idle.

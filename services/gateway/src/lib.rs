@@ -142,7 +142,7 @@ pub struct GatewayServiceArgs {
     #[command(flatten)]
     pub control: ControlArgs,
 
-    /// Seconds to finish requests in flight when told to stop
+    /// Seconds to finish requests in flight when stopping
     #[arg(long, env = "TRIREME_EXIT_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 30)]
     pub exit_timeout_secs: u64,
 

@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - Nothing outside the directory is opened: a key is the name of a file in it, and no link is followed.
-//! - What is read or written lies in the registered region, and in the file as long as it is at that moment.
+//! - Bytes are read and written only within the registered region, and within the file's current length.
 //! - A part that was found stays usable until it is dropped, whatever is unregistered meanwhile.
 //!
 //! Not here: which tensors lie where (`handlers`), what the protocol says about it (`protocol`).

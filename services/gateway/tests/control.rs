@@ -18,7 +18,7 @@ use trireme_runtime::{ControlMode, ControlOptions, Statistics, TaskSet};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A worker that carries out what it is told and announces nothing: on its bus that is still on its way.
+/// A worker that carries out commands without announcing itself, as if its announcements were still on their way.
 #[derive(Default)]
 struct Mute {
     /// Every change has a later time than the one before.

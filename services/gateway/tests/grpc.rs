@@ -709,7 +709,7 @@ async fn a_drain_sends_the_calls_of_open_connections_elsewhere() {
         begun().await;
         gateway.drain().await;
     };
-    // The client was told to go away (GOAWAY), and nobody takes its next connection.
+    // The client got GOAWAY, and no listener accepts its next connection.
     let refused = async {
         begun().await;
         let refused = loop {
@@ -724,7 +724,7 @@ async fn a_drain_sends_the_calls_of_open_connections_elsewhere() {
     };
     let (held, (), refused) = within(futures_util::future::join3(held, drain, refused)).await;
     assert_eq!(held.unwrap().into_inner().raw_output_contents, [element("wait")], "what was begun is finished");
-    // The client's own words for a connection that closes, or for one that nobody accepts.
+    // The client's own words for a connection that closes, or for one that is not accepted.
     assert!(matches!(refused.code(), Code::Cancelled | Code::Unavailable), "{refused:?}");
     assert_eq!(worker.drain(PATIENCE).await, 0);
 }
@@ -898,7 +898,7 @@ async fn a_call_that_only_announces_its_bytes_takes_no_room_and_ends() {
     announced.wait_for(1).await;
 }
 
-/// A gateway that has no room is still told from one that is broken, and can be helped.
+/// Health checks show that a gateway without room is not broken, and its models can be unloaded.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_about_the_server_are_answered_when_no_bytes_are_left() {
     let server = Server::start(&["--max-bytes-in-flight", "50000"]).await;

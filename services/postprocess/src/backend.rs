@@ -115,7 +115,7 @@ impl PostprocessModel {
     }
 }
 
-/// Reports parameters that are not ours. Keys with a dot or a capital letter are somebody else's.
+/// Reports unknown parameters. Keys with a dot or a capital letter belong to other programs.
 fn check_parameters(config: &ModelConfig) -> Result<(), LoadError> {
     let is_unknown = |key: &&String| {
         !matches!(key.as_str(), "ops" | "labels") && !key.contains(|c: char| c == '.' || c.is_uppercase())

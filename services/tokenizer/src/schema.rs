@@ -1,4 +1,4 @@
-//! Inputs and outputs of a tokenizer model, held against what a tokenizer can take and give.
+//! Inputs and outputs of a tokenizer model, checked against those that a tokenizer can have.
 
 use trireme_inference::{DataType, Shape, TensorSpec};
 use trireme_model_repository::{AutoComplete, ModelConfig};

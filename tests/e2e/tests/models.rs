@@ -172,7 +172,7 @@ fn what_there_is_of_the_repositories_is_served() {
 
 #[test]
 fn readiness_that_is_not_strict_begins_with_the_first_model() {
-    // Nobody serves the tokenizer.
+    // No worker serves the tokenizer.
     let models = ModelFolder::basic(&["tiny_tokenizer"]).model("a", &identity(""));
     let setup = Setup::new(Mode::Services).repository(models.path());
     let mut sandbox = setup.gateway_arguments(&["--strict-readiness=false"]).start_gateway();

@@ -42,7 +42,7 @@ pub fn open(nats: &Nats, model: &ModelKey, message: jetstream::Message) -> Opene
             }
             Err(reason) => refuse(&model, message, &reason),
         },
-        // All processes of a deployment are of one version: nobody else can read it either.
+        // All processes of a deployment have one version, so no other process can read the message either.
         Err(error @ EnvelopeError::Version(_)) => {
             crate::spawn("nats dead letter", set_aside(nats, model, message, error.to_string()));
             Opened::Nothing

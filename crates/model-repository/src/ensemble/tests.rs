@@ -52,7 +52,7 @@ fn ensemble(name: &str, inputs: &[(&str, &str)], outputs: &[(&str, &str)], steps
     ModelConfig::parse(&ensemble_text("", inputs, outputs, steps), name).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Compiles the first of `models` with all of them at hand, each in version 1 only.
+/// Compiles the first of `models`; all of them exist, each in version 1 only.
 fn compile(models: Vec<ModelConfig>) -> Result<RoutePlan, String> {
     let models: Vec<_> = models.into_iter().map(Arc::new).collect();
     let lookup = |name: &str, version: Option<i64>| {

@@ -88,7 +88,7 @@ pub fn is_model_folder(path: &Path) -> bool {
     MARKS.iter().any(|mark| path.join(mark).is_file()) || has_graph(path)
 }
 
-/// The name that the model folder at `path` is served under where nobody says another: the folder's, and in Hugging Face's
+/// The default name for serving the model folder at `path`: the folder's, and in Hugging Face's
 /// cache (`models--org--name/snapshots/…`) the model's. Characters that no model name has become `_`.
 pub fn folder_name(path: &Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());

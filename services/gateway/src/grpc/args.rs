@@ -78,7 +78,7 @@ pub struct GrpcArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub grpc_keepalive_timeout: u64,
 
-    /// Milliseconds after which a gRPC connection takes no more calls, so that its client connects anew; no limit without it
+    /// Milliseconds after which a gRPC connection takes no more calls, so that its client connects again; no limit without it
     #[arg(long, env = "TRIREME_GRPC_MAX_CONNECTION_AGE", value_name = "MILLISECONDS")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub grpc_max_connection_age: Option<u64>,

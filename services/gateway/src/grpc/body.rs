@@ -69,7 +69,7 @@ pub struct Rules {
     pub pause: Duration,
 }
 
-/// How many bytes of its message are missing.
+/// The position within a body's sequence of messages.
 #[derive(Debug, Default)]
 struct Position {
     prefix: [u8; PREFIX],

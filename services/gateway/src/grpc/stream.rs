@@ -282,7 +282,7 @@ mod tests {
         assert!(read(&mut requests, true, &call, &mut stop).await.is_ok());
         raised.cancel();
         let mut taken = 0;
-        // As the session reads: anew for each, with a pause while as many as allowed are in flight.
+        // As the session reads: a new future for each request, with a pause while the limit of requests is in flight.
         while read(&mut requests, true, &call, &mut stop).await.is_ok() {
             taken += 1;
             assert!(taken < 100, "the stop was not seen");

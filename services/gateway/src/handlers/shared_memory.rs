@@ -10,7 +10,7 @@ use super::Handlers;
 use crate::budget::Hold;
 use crate::shared_memory::Part;
 
-/// Most bytes of a request that are read from shared memory: as many as a message may have.
+/// Most bytes of a request that are read from shared memory: as many as the largest gRPC message has.
 const MAX_SHARED: u64 = i32::MAX as u64;
 
 /// The parts of regions for the outputs of a request, by the outputs' names.

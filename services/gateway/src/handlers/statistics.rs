@@ -40,7 +40,7 @@ impl Handlers {
         self.dispatcher.in_flight()
     }
 
-    /// The length of every queue. Models without a queue, such as ensembles, are left out; so are those without an answer of the bus.
+    /// The length of every queue. Leaves out models without a queue, such as ensembles, and queues that the bus does not answer for.
     pub async fn queues(&self) -> Queues {
         let ask = async |key: ModelKey| {
             let levels = match self.registry.catalog().find(&key.name, Some(key.version)) {

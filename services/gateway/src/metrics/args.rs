@@ -19,7 +19,7 @@ pub struct MetricsArgs {
     #[arg(action = ArgAction::Set)]
     pub allow_metrics: bool,
 
-    /// Whether metrics tell of the host's CPUs and memory
+    /// Whether metrics include the host's CPUs and memory
     #[arg(long, env = "TRIREME_ALLOW_CPU_METRICS", value_name = "BOOL", default_value = "true")]
     #[arg(value_parser = BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
     #[arg(action = ArgAction::Set)]

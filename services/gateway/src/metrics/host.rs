@@ -22,8 +22,8 @@ struct Ticks {
 // === impl Cpus ===
 
 impl Cpus {
-    /// Adds the host's metrics. Looks at the CPUs when the last look is `interval` ago; the first tells of the whole time
-    /// since the host's start.
+    /// Adds the host's metrics. Reads the CPUs when the last reading is `interval` ago; the first reading covers the whole
+    /// time since the host's start.
     pub fn export(&mut self, interval: Duration, out: &mut Exposition) {
         let (stat, memory) = (read("/proc/stat"), read("/proc/meminfo"));
         if let Some(ticks) = Ticks::parse(&stat)

@@ -32,7 +32,7 @@ pub fn load(
     })
 }
 
-/// A request for `outputs` that nobody cancels.
+/// A request for `outputs` that is not cancelled.
 pub fn request(inputs: &[Tensor], outputs: &[impl ToString]) -> ExecuteRequest {
     ExecuteRequest::made_up("test", inputs.to_vec(), outputs.iter().map(ToString::to_string))
 }

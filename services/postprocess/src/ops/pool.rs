@@ -135,7 +135,7 @@ impl Pool {
     }
 }
 
-/// The mask as integers `[rows, length]`, held against the hidden states that it is for.
+/// The mask as integers `[rows, length]`, checked against the shape of the hidden states.
 pub(super) fn read_mask<'a>(
     mask: &'a Tensor,
     hidden: &CowArray<'_, f32, Ix3>,

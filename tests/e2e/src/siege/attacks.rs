@@ -156,7 +156,7 @@ fn bomb() -> Vec<u8> {
     encoder.finish().expect("it is memory")
 }
 
-/// Connections that come and go, with requests that nobody waits for, and calls that are taken back at once.
+/// Connections that come and go, with requests whose client leaves, and calls that are cancelled at once.
 fn many(target: Target, until: Instant) -> usize {
     let question = b"GET /v2 HTTP/1.1\r\nHost: siege\r\n\r\n".repeat(10);
     let calls = (0..100).flat_map(|call| [frames::call(2 * call + 1, INFER), frames::reset(2 * call + 1)].concat());
@@ -181,7 +181,7 @@ fn many(target: Target, until: Instant) -> usize {
     opened
 }
 
-/// Requests with answers of a MiB that nobody takes.
+/// Requests with answers of a MiB that their client does not read.
 fn unread(target: Target, until: Instant) -> usize {
     let header = r#"{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,262144],"parameters":{"binary_data_size":1048576}}],"outputs":[{"name":"OUTPUT0","parameters":{"binary_data":true}}]}"#;
     let head = format!(

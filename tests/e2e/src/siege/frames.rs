@@ -17,7 +17,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 
 /// The beginning of a call.
 pub fn call(stream: u32, path: &str) -> Vec<u8> {
-    // Without compression: a literal that nobody is to remember, its name, its value.
+    // Without compression: a literal that is not indexed, its name, its value.
     let field = |name: &str, value: &str| {
         [&[0, name.len() as u8], name.as_bytes(), &[value.len() as u8], value.as_bytes()].concat()
     };

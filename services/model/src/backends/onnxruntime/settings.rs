@@ -59,7 +59,7 @@ pub struct PrecisionCheck {
 /// The default of the lowest accepted cosine.
 const MIN_COSINE: f64 = 0.9999;
 
-/// The parameters that this backend and the batcher read. Others are ignored, unless they are nearly one of these.
+/// The parameters that this backend and the batcher read. Others are ignored, unless their names are almost known ones.
 const KNOWN: [&str; 22] = [
     "arena_extend_strategy",
     "cost_model",
@@ -197,7 +197,7 @@ struct Parameters<'a> {
 // === impl Parameters ===
 
 impl Parameters<'_> {
-    /// Refuses names that are nearly known ones: they would be passed over.
+    /// Refuses misspelt names, which would be ignored.
     fn check_names(&self) -> Result<(), LoadError> {
         let unknown = self.values.keys().filter(|key| !KNOWN.contains(&key.as_str()));
         let meant = unknown.filter_map(|key| Some((key, nearest(key, KNOWN)?)));
