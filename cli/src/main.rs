@@ -43,13 +43,13 @@ enum Command {
     Init(init::InitArgs),
     /// Show how the queues of a deployment are kept, and change it
     Settings(settings::SettingsArgs),
-    /// Show what runs: workers, models, queues, rates, latencies
+    /// Show the running system: workers, models, queues, rates, latencies
     Status(status::StatusArgs),
     /// Show messages as workers take them in, decoded, without touching them; over NATS only
     Tap(tap::TapArgs),
     /// Find every fault of model repositories: read, load and link all models without serving them
     Validate(validate::ValidateArgs),
-    /// Compare what a model serves with what its own library computes: sentence-transformers, transformers or model2vec
+    /// Compare a model's answers with those of its own library: sentence-transformers, transformers or model2vec
     Verify(Box<verify::VerifyArgs>),
     /// Print the completion script of a shell; for bash: source <(trireme completions bash)
     Completions {

@@ -31,7 +31,7 @@ pub fn cell(text: impl ToString) -> Cell {
     (text.to_string(), Style::Plain)
 }
 
-/// Text without what a terminal would obey.
+/// Text without control characters, which a terminal would obey.
 pub fn harmless(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

@@ -132,7 +132,7 @@ fn report(args: &ValidateArgs, repository: &Repository, faults: &[Fault]) -> Str
     out
 }
 
-/// Loads every version of every model, one after the other, and keeps only what its configuration became.
+/// Loads every version of every model, one after the other, and keeps only its completed configuration.
 async fn load(
     repository: &Repository,
     backends: &[Arc<dyn Backend>],
@@ -162,7 +162,7 @@ async fn load(
     configs
 }
 
-/// Links ensembles to their models. One whose models are there but faulty has no fault of its own.
+/// Links ensembles to their models. An ensemble whose models exist but are faulty has no fault of its own.
 fn link(repository: &Repository, configs: &Configs, faults: &mut Vec<Fault>) {
     let lookup = |name: &str, version: Option<i64>| match repository.model(name) {
         Some(model) if model.config.is_ensemble() => Some(model.config.clone()),

@@ -273,7 +273,7 @@ def main():
     users = [block("gateway", *gateway([stages[stage] for stage in STAGES]))]
     users += [block(stage, *worker(stages[stage])) for stage in STAGES]
     users += [block("admin", *admin())]
-    print("# Who may connect, and what each may do. Made by permissions.py; see docs/deployment.md.")
+    print("# The users of the broker, and their permissions. Made by permissions.py; see docs/deployment.md.")
     print("include secrets/passwords.conf")
     print("authorization {\n    users: [\n" + "\n".join(users) + "\n    ]\n}")
 

@@ -18,7 +18,7 @@ from checks import expect, expect_equal, expect_error, texts
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
 B = np.full((1, 16), 3, np.int32)
 SIZE = A.nbytes
-# Larger than what the gateway copies on its own thread, and than one message of a nats-server with default settings.
+# Larger than the gateway's limit for copies on its own thread, and than a message of a nats-server with default settings.
 LARGE = 3 << 20
 PATIENCE = 30
 

@@ -1,5 +1,5 @@
-//! `trireme verify`: holds what a model serves against what its own library computes for the same texts, each text alone and
-//! all of them batched. Exit code 0: all are alike; 1: some are not; 2: they could not be compared.
+//! `trireme verify`: compares a model's answers with those of its own library for the same texts, each text alone and all texts
+//! batched. Exit code 0: all answers are alike; 1: some differ; 2: they could not be compared.
 
 mod answers;
 mod reference;

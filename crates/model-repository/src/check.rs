@@ -1,7 +1,7 @@
-//! Holds a request's tensors against what the model declares: in Triton's order, in Triton's words.
+//! Checks a request's tensors against the model's configuration: in Triton's order, in Triton's words.
 //!
-//! The gateway judges what clients send ([`ModelConfig::check_outputs`], then [`ModelConfig::admit`]); workers judge what
-//! other stages send ([`ModelConfig::check_tensors`]) by the same rules.
+//! The gateway checks clients' requests ([`ModelConfig::check_outputs`], then [`ModelConfig::admit`]); workers check the tensors
+//! of other stages ([`ModelConfig::check_tensors`]) by the same rules.
 
 use std::collections::BTreeSet;
 
@@ -29,21 +29,21 @@ struct Claim<'a> {
 struct Request<'a> {
     /// The client's id for it, empty when it gave none; `None` for work that came from another stage.
     id: Option<&'a str>,
-    /// Whether it travels in parts: each of them has to fit, not the whole.
+    /// Whether it travels in parts: then each part has to fit, not the whole request.
     in_parts: bool,
 }
 
 // === impl ModelConfig ===
 
 impl ModelConfig {
-    /// The tensors of a client's request, if they are what the model takes: all required inputs and no others, one batch
+    /// The tensors of a client's request, if they fit the model: all required inputs and no others, one batch
     /// size that is not too large, declared datatypes and shapes, and as many bytes as these call for. `request_id` is
     /// the client's id for the request, empty when it gave none.
     pub fn admit(&self, request_id: &str, inputs: Vec<UncheckedTensor>) -> Result<Vec<Tensor>, InferError> {
         self.admit_as(Request { id: Some(request_id), in_parts: self.max_rows_per_message.is_some() }, inputs)
     }
 
-    /// The same for a request that travels in parts of at most the model's largest batch, whatever the configuration says.
+    /// The same for a request that travels in parts of at most the model's largest batch, even without the configuration's leave.
     pub fn admit_in_parts(&self, request_id: &str, inputs: Vec<UncheckedTensor>) -> Result<Vec<Tensor>, InferError> {
         self.admit_as(Request { id: Some(request_id), in_parts: true }, inputs)
     }
@@ -59,7 +59,7 @@ impl ModelConfig {
         inputs.into_iter().map(check).collect()
     }
 
-    /// Whether `inputs`, which some stage has made, are what the model takes. Gives the request's rows: its batch
+    /// Checks `inputs` that another stage has made. Returns the request's rows: its batch
     /// dimension, 1 for models without one.
     pub fn check_tensors(&self, inputs: &[Tensor]) -> Result<u32, InferError> {
         let claims: Vec<_> =
@@ -87,7 +87,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Everything but the bytes. Gives the rows.
+    /// Checks everything but the bytes. Returns the rows.
     fn judge(&self, request: Request<'_>, claims: &[Claim<'_>]) -> Result<u32, InferError> {
         let declared = self.judge_names(request, claims)?;
         let rows = self.judge_batch(request, claims)?;

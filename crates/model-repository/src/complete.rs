@@ -1,4 +1,4 @@
-//! Auto-completion: what the model itself says fills what its configuration leaves open.
+//! Auto-completion: the model's own metadata fills the fields that its configuration leaves open.
 
 use trireme_inference::{DataType, TensorSpec};
 
@@ -10,7 +10,7 @@ use crate::{AutoComplete, ModelConfig, RepositoryError};
 // === impl ModelConfig ===
 
 impl ModelConfig {
-    /// Whether inputs or outputs are left for the backend to tell.
+    /// Whether the backend has to supply inputs or outputs.
     pub fn is_incomplete(&self) -> bool {
         self.inputs.is_empty() || self.outputs.is_empty()
     }

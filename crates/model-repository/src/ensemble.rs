@@ -1,8 +1,8 @@
 //! Ensembles: from steps as configured to a checked route.
 //!
-//! [`validate_ensemble`] judges what the configuration alone shows: is every tensor produced once, taken somewhere, and
-//! every output written? [`compile_ensemble`] also needs the composing models: do datatypes and shapes that meet agree,
-//! are all inputs mapped, may the parts batch as much as the whole? It gives the plan that routes are made from.
+//! [`validate_ensemble`] checks the configuration alone: every tensor has one source and is used, and every output is written.
+//! [`compile_ensemble`] also needs the composing models: datatypes and shapes that meet agree, all inputs are mapped, and each
+//! model batches as much as the ensemble. It returns the plan that routes are made from.
 
 mod compile;
 mod graph;
@@ -32,7 +32,7 @@ pub enum EnsembleError {
     /// Composing models are not there (yet).
     #[error("ensemble {ensemble} contains models that are not available or ambiguous: {}", models.join(", "))]
     ModelsUnavailable { ensemble: String, models: Vec<String> },
-    /// A composing model is there, but not in the version that the step asks for.
+    /// A composing model exists, but not in the version that the step asks for.
     #[error("ensemble '{ensemble}' depends on '{model}' whose required version {version} is not loaded.{}", version_hint(*version))]
     VersionUnavailable { ensemble: String, model: String, version: i64 },
     /// The configuration of the ensemble is wrong, or does not fit its composing models.

@@ -1,4 +1,4 @@
-//! Fills in what a configuration leaves out, as Triton shows it in `/config`. Doing it twice changes nothing.
+//! Fills in the fields that a configuration leaves out, as Triton shows them in `/config`. Doing it twice changes nothing.
 
 use std::collections::BTreeSet;
 
@@ -40,7 +40,7 @@ pub(crate) fn normalize(message: &mut ModelConfig, around: &Surroundings<'_>) {
     policy.policy_choice.get_or_insert(PolicyChoice::Latest(Latest { num_versions: 1 }));
     fill_scheduler(message);
     if ensemble {
-        // Triton works out what an ensemble's steps make of it, and shows that.
+        // Triton derives an ensemble's transaction policy from its steps, and shows it.
         message.model_transaction_policy.get_or_insert_default();
     } else {
         // Ensembles may have neither of the following; validation says so where they do.

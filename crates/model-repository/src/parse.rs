@@ -47,7 +47,7 @@ fn line_of(text: &str, offset: usize) -> usize {
     1 + text.bytes().take(offset).filter(|&byte| byte == b'\n').count()
 }
 
-/// A character that editors and web pages put in, outside of strings and comments: where it is and what to do.
+/// The first character that editors and web pages insert, outside of strings and comments: its place, and the remedy.
 fn foreign_character(text: &str) -> Option<(usize, String)> {
     let (mut quote, mut comment, mut escaped) = (None, false, false);
     for (offset, c) in text.char_indices() {

@@ -41,7 +41,7 @@ pub enum SourceError {
          org/name --local-dir FOLDER"
     )]
     NotLocal(String),
-    /// Nothing is there.
+    /// The path does not exist.
     #[error(
         "there is no folder '{0}': expected a model repository or a model folder; a model of the Hugging Face hub is \
          downloaded with: hf download org/name --local-dir FOLDER"
@@ -115,7 +115,7 @@ impl ModelSources {
 // === impl ModelFolder ===
 
 impl ModelFolder {
-    /// Reads the model folder at `path`; `name` is what its ensemble is called, or else what [`folder_name`] says.
+    /// Reads the model folder at `path`; its ensemble is called `name`, or else by [`folder_name`].
     pub fn read(path: &Path, name: Option<&str>) -> Result<ModelFolder, SourceError> {
         let name = match name {
             Some(name) if is_name(name) => name.to_owned(),
@@ -174,7 +174,7 @@ fn is_name(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
 }
 
-/// A repository of all folders; `None` where there are none.
+/// A repository of all folders; `None` without folders.
 fn derive(folders: &[ModelFolder]) -> Result<Option<TempDir>, SourceError> {
     if folders.is_empty() {
         return Ok(None);

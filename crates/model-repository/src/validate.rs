@@ -48,7 +48,7 @@ pub(crate) fn validate(message: &ModelConfig, directory: Option<&str>) -> Result
     validate_paths(message)
 }
 
-/// Whether `path` leads down from the folder that it is taken from, as it is written: nothing is looked up, so that the answer
+/// Whether `path`, as it is written, leads down from its folder: no file is looked up, so that the answer
 /// tells nothing about what there is. Links that an operator has put beneath the folder are followed later.
 pub(crate) fn lies_beneath(path: &str) -> bool {
     let down = |part| matches!(part, Component::Normal(_) | Component::CurDir);
@@ -276,7 +276,7 @@ fn validate_tensor(tensor: &Declaration<'_>, max_batch_size: i32) -> Result<(), 
     let (Some(dims), Some(shape)) = (fixed_runs(dims), fixed_runs(shape)) else {
         return fault(&format!("exceeds maximum size of {} elements", i64::MAX));
     };
-    // One run of fixed dimensions each means that neither side, or just one, has variable ones.
+    // If a side has a single run of fixed dimensions, it may lack variable ones.
     if dims.len() != shape.len() && dims.len() > 1 && shape.len() > 1 {
         return fault("has different number of variable-size dimensions for dims and reshape");
     }

@@ -26,7 +26,7 @@ pub struct TokenizeOptions {
     pub prefix: String,
     /// `prompts`: texts to put before each text, by the names that requests use; a JSON object.
     pub prompts: BTreeMap<String, String>,
-    /// `default_prompt`: the one of `prompts` for requests that name none; it takes the place of `prefix`.
+    /// `default_prompt`: the entry of `prompts` for requests that name none; it takes the place of `prefix`.
     pub default_prompt: Option<String>,
     /// `source_language`: the language of the texts, by its code (`en`, `eng_Latn`, `en_XX`), for tokenizers that put
     /// its token beside the text. `None`: `src_lang` of `tokenizer_config.json`, or English if that is missing.
@@ -49,7 +49,7 @@ pub struct TokenizeOptions {
 pub struct RequestOptions<'a> {
     /// `prefix`: put before each text.
     pub prefix: Option<&'a str>,
-    /// `prompt_name`: the one of `prompts` to put before each text.
+    /// `prompt_name`: the entry of `prompts` to put before each text.
     pub prompt_name: Option<&'a str>,
     /// `truncate`: `false` makes a text that is too long an error, `true` has it cut.
     pub truncate: Option<bool>,

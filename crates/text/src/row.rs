@@ -1,4 +1,4 @@
-//! One row: the tokens of a text or a pair, cut to the room there is, without padding.
+//! One row: the tokens of a text or a pair, cut to the longest row, without padding.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! Tokens by themselves: their names, and the text of several of them, as transformers' fast tokenizers give them.
+//! Single tokens: their names, and the text of several tokens, as in transformers' fast tokenizers.
 
 use tokenizers::{Decoder, ModelWrapper};
 
@@ -8,7 +8,7 @@ use crate::{TextError, TextTokenizer};
 // === impl TextTokenizer ===
 
 impl TextTokenizer {
-    /// The name of a token, mark of word or space included; `None`: there is no such id, or no `tokenizer.json`.
+    /// The name of a token, mark of word or space included; `None`: the id does not exist, or there is no `tokenizer.json`.
     pub fn token(&self, id: u32) -> Option<String> {
         match &self.core {
             Core::Json(tokenizer) => tokenizer.id_to_token(id),

@@ -252,7 +252,7 @@ impl Gateway {
         Ok(Gateway { http_address, grpc_address, metrics_address, handlers, tasks, stop, serving, exit_timeout })
     }
 
-    /// Waits until every known model is ready, for `timeout` at most. Otherwise says which are not, and why.
+    /// Waits until every known model is ready, for `timeout` at most. The error names the others, with reasons.
     pub async fn until_ready(&self, timeout: Duration) -> Result<(), Vec<String>> {
         self.handlers.registry.until_ready(timeout).await
     }

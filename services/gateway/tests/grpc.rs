@@ -346,7 +346,7 @@ async fn regions_are_registered_where_that_is_allowed() {
     assert!(metadata.extensions.iter().any(|extension| extension == "system_shared_memory"));
 }
 
-/// What the model says that it got as this parameter.
+/// The value of this parameter that the model got.
 async fn shown(client: &mut Client, parameter: &str, metadata: &[(&'static str, &str)]) -> Result<String, Status> {
     let mut call = Request::new(request("1", &format!("show {parameter}")));
     for (name, value) in metadata {
@@ -401,7 +401,7 @@ fn trace_request(model: &str, settings: Settings<'_>) -> TraceSettingRequest {
 #[tokio::test(flavor = "multi_thread")]
 async fn trace_settings_are_changed_and_shown() {
     let Server { mut client, .. } = Server::start(&[]).await;
-    // In order: whose settings, what is changed, and the rate shown then.
+    // In order: the model of the settings, the change, and the rate that is shown after it.
     let table: [(&str, Settings<'_>, &str); 7] = [
         ("", &[], "1000"),
         ("echo", &[], "1000"),
@@ -773,7 +773,7 @@ async fn keep_bytes(server: &Server, bytes: usize) -> TcpStream {
     connection
 }
 
-/// One budget for both protocols: what a body over HTTP holds is not left for a call.
+/// Both protocols share one budget: a call finds no room for bytes that a body over HTTP holds.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_for_which_no_bytes_are_left_are_refused() {
     let server = Server::start(&["--max-bytes-in-flight", "100000"]).await;
@@ -810,7 +810,7 @@ async fn calls_for_which_no_bytes_are_left_are_refused() {
     }
 }
 
-/// What a message expands to counts, be it by its coding or by how its numbers and texts are written.
+/// The expanded size of a message counts, whether its coding expands or its numbers and texts do.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_that_become_too_large_are_refused() {
     let Server { gateway, worker: _worker, mut client, .. } = Server::start(&["--max-bytes-in-flight", "100000"]).await;

@@ -28,7 +28,7 @@ pub enum ChainError {
     Input { position: usize, name: &'static str, reason: String },
 }
 
-/// Every op as it is written, for messages.
+/// The usage of every op, for messages.
 fn known_ops() -> String {
     OPS.iter().map(|entry| entry.usage).collect::<Vec<_>>().join(", ")
 }
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(run("slice:3", two).unwrap(), [3.0, 4.0]);
         let long = RequestOptions { normalize: false, ..two };
         assert_eq!(run("normalize", long).unwrap(), [3.0, 4.0]);
-        // A slice after it works on the embedding, not on what the request asks for.
+        // A slice after `normalize` works on the embedding, before the request's `dimensions` cut it.
         assert!(run("normalize, slice:3", two).is_ok());
         let four = RequestOptions { dimensions: Some(4), ..RequestOptions::default() };
         let error = run("normalize", four).unwrap_err();

@@ -40,7 +40,7 @@ enum Content {
 // === impl Outputs ===
 
 impl Outputs {
-    /// Checks the declared outputs, with their full shapes, against what the chain gives. All faults together.
+    /// Checks the declared outputs, with their full shapes, against the chain's result. Reports all faults together.
     pub(crate) fn of(specs: &[TensorSpec], result: &Signature, labels: Labels) -> Result<Outputs, Vec<String>> {
         let mut faults = Vec::new();
         let has_parts = matches!(result.form, Form::Ranked | Form::Sparse);

@@ -73,7 +73,7 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// The numbers, where the value is numbers. That it is was checked when the chain was.
+    /// The numbers of the value. Checking the chain has shown that it holds numbers.
     pub fn into_floats(self) -> Result<CowArray<'a, f32, IxDyn>, InferError> {
         match self {
             Value::Floats(array) => Ok(array),

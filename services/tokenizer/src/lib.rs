@@ -6,7 +6,7 @@
 //!   `max_batch_size: 0` a tensor of n texts is `[n]`, with batching it is `[n, 1]`.
 //! - Its outputs are those of `input_ids`, `attention_mask` and `token_type_ids` that it declares, TYPE_INT64 or
 //!   TYPE_INT32, each `[n, length]`; and of `forced_bos_token_id`, `[n, 1]`: the token of the target language, that the
-//!   output of a translation model has to begin with, or -1 where there is none.
+//!   output of a translation model has to begin with, or -1 without a target language.
 //! - A configuration that declares no inputs or outputs gets `TEXT` and the first three.
 //! - `parameters` say how texts are encoded: [`trireme_text::TokenizeOptions`] lists them. A request may have its own
 //!   `source_language`, `target_language` and `prefix`: [`trireme_text::RequestOptions`].

@@ -5,7 +5,7 @@ use trireme_model_repository::{AutoComplete, ModelConfig};
 use trireme_runtime::LoadError;
 use trireme_text::Extras;
 
-/// One of the tensors that a tokenizer gives.
+/// An output of a tokenizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Output {
     InputIds,
@@ -149,7 +149,7 @@ fn check_input(config: &ModelConfig, input: &TensorSpec) -> Option<String> {
         let found = datatype.config_name();
         return Some(format!("unexpected datatype {found} for inference input '{name}', expecting TYPE_STRING"));
     }
-    // One text a row: the rows are the only axis, but for one of size 1.
+    // One text a row: the rows are the only axis, except an axis of size 1.
     let fits = matches!(**shape, [_] | [_, 1]) || (config.max_batch_size > 0 && matches!(**shape, [_, -1]));
     let expected = if config.max_batch_size == 0 { "[ -1 ]" } else { "[ 1 ]" };
     (!fits).then(|| format!("input '{name}' has full shape {shape}, expected dims {expected}"))

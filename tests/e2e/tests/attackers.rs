@@ -1,5 +1,5 @@
-//! Single hostile requests: what the server answers, and that its files, settings and memory are safe. Many hostile clients at
-//! once are `make siege`.
+//! Single hostile requests: the server's answers, and the safety of its files, settings and memory. `make siege` has many hostile
+//! clients at once.
 
 use std::fs;
 use std::io::Write;

@@ -55,7 +55,7 @@ fn run_at(python: &PathBuf, script: &str, sandbox: &Sandbox, arguments: &[&str])
     let path = workspace().join("tests/clients/dialects").join(script);
     let mut command = Command::new(python);
     command.arg(path).args(["--url", &sandbox.address.to_string(), "--key", KEY]).args(arguments);
-    // Nothing is asked of the hub.
+    // The clients do not ask the Hugging Face hub.
     let output = command.env("HF_HUB_DISABLE_TELEMETRY", "1").output();
     let output = output.unwrap_or_else(|error| panic!("{} does not run: {error}", python.display()));
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -1,5 +1,5 @@
-//! The security of the inside: the shipped broker configuration (`deploy/nats`) with a user for each service, who may
-//! do only what that service does.
+//! The security of the inside: the shipped broker configuration (`deploy/nats`) with a user for each service, which
+//! has only the permissions that the service needs.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Write};

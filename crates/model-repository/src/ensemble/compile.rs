@@ -18,7 +18,7 @@ const MAX_NESTING: usize = 32;
 /// A route travels in every message: an ensemble of more steps than this, nested ones flattened, is refused.
 const MAX_STEPS: usize = 256;
 
-/// Gives the configuration of a model, or of one version of it (`None`: the latest), if it is there.
+/// Finds the configuration of a model's version (`None`: the latest), if it exists.
 type Lookup<'a> = &'a dyn Fn(&str, Option<i64>) -> Option<Arc<ModelConfig>>;
 
 /// Checks the ensemble `config` against its composing models, which `lookup` gives by name and version (`None`: the

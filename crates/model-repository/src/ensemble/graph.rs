@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{EnsembleError, EnsembleStep, ModelConfig};
 
-/// Checks what the configuration of an ensemble shows by itself: settings that ensembles cannot have, steps with
-/// everything they need, and a data flow in which each tensor has one source, each is used, and each output is written.
+/// Checks the configuration of an ensemble by itself: that it has no settings that ensembles cannot have, that its steps are
+/// complete, and that in its data flow each tensor has one source and is used, and each output is written.
 pub fn validate_ensemble(config: &ModelConfig) -> Result<(), EnsembleError> {
     let name = &config.name;
     let fail = |text: String| Err(EnsembleError::Invalid(text));

@@ -1,4 +1,4 @@
-//! Chooses the ONNX file of a folder that is served, and says how to make one where there is none.
+//! Chooses the ONNX file of a folder that is served, and says how to make one if the folder has none.
 
 use std::path::Path;
 
@@ -149,7 +149,7 @@ impl GraphFile {
         Some(Derived::guessed(first, &format!("the only output of rank 3 of {}", self.file.value)))
     }
 
-    /// The output that holds scores: `logits`, or the only one there is.
+    /// The output that holds scores: `logits`, or the only output.
     pub(crate) fn logits(&self, rank: usize) -> Option<&GraphTensor> {
         let only = match self.graph.outputs.as_slice() {
             [only] => Some(only),

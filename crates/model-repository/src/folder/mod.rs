@@ -1,12 +1,12 @@
 //! Model folders as Hugging Face and sentence-transformers write them: the second way to a configuration, beside
 //! config.pbtxt.
 //!
-//! [`FolderDescription::read`] reads the small files of a folder and the outline of its ONNX file, and says what the model
-//! is: each part with the file and field that it came from. A folder that contradicts itself is refused, with both places.
+//! [`FolderDescription::read`] reads the small files of a folder and the outline of its ONNX file, and describes the model, each
+//! setting with the file and field that it came from. A folder whose files contradict each other is refused, with both places.
 //! [`FolderDescription::models`] makes configurations of a description, in the form that people write them, and [`place`]
 //! puts them into a repository, which is then read like any other.
 //!
-//! Not here: downloads, conversions, and judging what a model computes.
+//! Not here: downloads, conversions, and comparing a model's results.
 
 mod chain;
 mod describe;
@@ -46,7 +46,7 @@ const MARKS: [&str; 6] = [
     "model.safetensors",
 ];
 
-/// Why a model folder cannot be served: everything that is wrong with it.
+/// The reasons why a model folder cannot be served: all of its faults.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("model folder {}: {}", path.display(), faults.join("; "))]
 pub struct FolderError {

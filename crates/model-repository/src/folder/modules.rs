@@ -278,7 +278,7 @@ fn mask(reader: &Reader<'_>, folder: &str) -> Option<Step> {
     Some(Step::Mask)
 }
 
-/// The transformer's own file under the name that it has; two of them have to say the same.
+/// The transformer's own file, under any of its names; if the folder has two, they have to agree.
 pub(crate) fn transformer_config(reader: &Reader<'_>, folder: &str) -> Option<Json> {
     let found: Vec<_> = TRANSFORMER_CONFIGS.iter().filter_map(|name| reader.json(&format!("{folder}{name}"))).collect();
     let first = found.first()?.clone();

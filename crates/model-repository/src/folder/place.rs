@@ -18,8 +18,8 @@ pub enum Placement {
     Copy,
 }
 
-/// Writes `models`, made of the folder `root`, into the repository `directory`. A model that is there already is an error,
-/// and nothing is written then.
+/// Writes `models`, made of the folder `root`, into the repository `directory`. If a model exists already, returns an error and
+/// writes nothing.
 pub fn place(
     models: &[DerivedModel],
     root: &Path,

@@ -315,7 +315,7 @@ impl Wiring {
         Wiring { texts, tokens: given, inputs, result, side, outputs: outputs(description) }
     }
 
-    /// The ensemble's name of what the model gives: it may not be that of an output.
+    /// The ensemble's name for the model's output, which must differ from the names of all other tensors.
     fn carried(&self) -> String {
         let name = &self.result.name;
         let taken = self.outputs.iter().chain(&self.tokens).chain(&self.texts).any(|tensor| &tensor.name == name);
@@ -323,7 +323,7 @@ impl Wiring {
     }
 }
 
-/// Rows and lengths are open whatever the file says: it may say a name in place of a number.
+/// Makes rows and length variable: the file may have a name in place of a number there.
 fn loose(mut dims: Vec<i64>) -> Vec<i64> {
     if let Some(rows) = dims.first_mut() {
         *rows = -1;

@@ -27,7 +27,7 @@ impl Row {
 // === impl FolderDescription ===
 
 impl FolderDescription {
-    /// Everything that was derived, part by part.
+    /// All derived values, part by part.
     pub fn table(&self) -> Vec<Row> {
         let mut rows = vec![Row::new("", "task", self.task.clone().map(|task| task.name()))];
         if let Some(labels) = &self.labels {

@@ -41,7 +41,7 @@ impl Tensor {
 // === impl Text ===
 
 impl Text {
-    /// The beginning: what the model is, its name, and `backend: "…"` or `platform: "…"`. All dims spell the batch out.
+    /// The beginning: a description, the model's name, and `backend: "…"` or `platform: "…"`. All dims spell the batch out.
     pub(crate) fn new(what: &str, name: &str, kind: (&str, &str)) -> Text {
         let mut text = Text(String::new());
         text.line(&format!("# {}", one_line(what)), "");

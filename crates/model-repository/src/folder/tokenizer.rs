@@ -206,7 +206,7 @@ fn lowers(normalizer: Option<&Value>, config: &Json) -> bool {
     }
 }
 
-/// The longest row: what the transformer's file says, else the lower of the tokenizer's and the positions' length.
+/// The longest row: the length in the transformer's file, else the lower of the tokenizer's and the positions' length.
 fn length(reader: &Reader<'_>, own: Option<&Json>, config: &Json, model: &Json) -> Derived<u64> {
     let positions = positions(reader, model);
     let told = own.and_then(|own| processing_or_max(reader, own));
@@ -237,7 +237,7 @@ fn processing_or_max(reader: &Reader<'_>, own: &Json) -> Option<Derived<u64>> {
     modules::processing_length(own).or_else(|| own.number(reader, "max_seq_length")).filter(|length| length.value > 0)
 }
 
-/// How long a row the model's positions allow, and whether that is a hard limit.
+/// The length of a row that the model's positions allow, and whether that is a hard limit.
 fn positions(reader: &Reader<'_>, model: &Json) -> Option<(Derived<u64>, bool)> {
     let keys = ["max_trained_positions", "max_position_embeddings", "n_positions", "n_ctx"];
     // XLNet writes -1 for none.
@@ -255,7 +255,7 @@ fn positions(reader: &Reader<'_>, model: &Json) -> Option<(Derived<u64>, bool)> 
     Some((positions, ABSOLUTE.contains(&family) && !relative))
 }
 
-/// model2vec cuts texts at the length that its configuration has; sentence-transformers cuts none.
+/// model2vec cuts texts at the length in its configuration; sentence-transformers cuts no text.
 fn static_length(reader: &Reader<'_>, model: &Json) -> Option<Derived<u64>> {
     if model.get("model_type").is_none_or(|kind| kind != "model2vec") || model.is_null("max_length") {
         return None;

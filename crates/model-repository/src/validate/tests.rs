@@ -138,7 +138,7 @@ fn what_only_looks_odd_is_accepted() {
     }
 }
 
-/// Whether there is such a file makes no difference: nothing is looked up.
+/// It makes no difference whether the file exists: no file is looked up.
 #[test]
 fn paths_outside_the_model_s_folder_are_refused() {
     let warmup = |file: &str| {

@@ -21,7 +21,7 @@ const FAIRSEQ_TOKENS: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
 /// Sentinel tokens of T5, if its configuration does not set a number.
 const T5_EXTRA_TOKENS: u32 = 100;
 
-/// Most tokens of a vocabulary. The files are ours; this catches a nonsensical number in one.
+/// Most tokens of a vocabulary, which catches a nonsensical number in a file.
 const MAX_EXTRA_TOKENS: u32 = 1 << 20;
 
 /// Tokens and their ids while a vocabulary is built.

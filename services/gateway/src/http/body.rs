@@ -21,8 +21,8 @@ use trireme_runtime::TaskSet;
 use crate::budget::NoRoom;
 use crate::pace::{Overdue, Pace, size};
 
-/// Most bytes of a refused body that are read: four times what a request in JSON may have by default, so that a client whose
-/// request is too large gets the error that says so.
+/// Most bytes of a refused body that are read: four times the default limit of a JSON body, so that a client whose request is too
+/// large gets the error.
 const UNREAD: usize = 256 << 20;
 
 /// How long a refused body is read at most.
@@ -159,7 +159,7 @@ impl http_body::Body for RequestBody {
             return Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)));
         }
         let overdue = ready!(self.pace.poll_overdue(cx));
-        // Nothing more is expected: dropped, it makes hyper close the connection after the answer.
+        // Dropping the body makes hyper close the connection after the answer.
         self.incoming = None;
         Poll::Ready(Some(Err(overdue.into())))
     }

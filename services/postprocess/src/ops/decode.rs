@@ -3,14 +3,14 @@
 //! The tokenizer is that of the version directory: `tokenizer.json`, or a SentencePiece model. The first op of a chain:
 //! nothing else gives token ids.
 //!
-//! Ids that come part by part, as generation gives them, become texts part by part. Two optional inputs say where a part
-//! stands, so nothing is remembered between them:
-//! - `emitted`, INT64 or INT32, `[rows, 1]`: how many of the row's ids former parts held. Only what the rest adds to the text
-//!   is given.
-//! - `final`, BOOL, `[1]` or one for each row: whether nothing follows. Until then the bytes of an unfinished character and
+//! Ids that come part by part, as generation gives them, become texts part by part. Two optional inputs give the position of a
+//! part, so the op keeps no state between parts:
+//! - `emitted`, INT64 or INT32, `[rows, 1]`: how many of the row's ids former parts held. The result is only the text that the
+//!   other ids add.
+//! - `final`, BOOL, `[1]` or one for each row: whether this is the last part. Until then the bytes of an unfinished character and
 //!   spaces at the end are held back, so that no part breaks a character and the parts together are the text of all ids.
 //!
-//! Without both, the whole is decoded; with `emitted` alone, something may follow.
+//! Without both, all ids are decoded; with `emitted` alone, further parts may follow.
 
 use ndarray::{Array1, Ix2};
 use trireme_inference::{DataType, InferError, Tensor};

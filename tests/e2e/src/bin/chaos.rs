@@ -55,7 +55,7 @@ struct Args {
     #[arg(long)]
     hand_over: bool,
 
-    /// Acknowledge work before it is done, to see that the harness notices what that loses
+    /// Acknowledge work before it is done, to see that the harness notices the lost requests
     #[arg(long)]
     acknowledge_early: bool,
 }

@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// Offers more than the system can do.
 #[derive(Parser)]
 struct Args {
-    /// Loads, as multiples of what the system can do
+    /// Loads, as multiples of the system's capacity
     #[arg(long, value_delimiter = ',', default_value = "0.25,0.5,0.75,1,1.5,2,5,10")]
     loads: Vec<f64>,
 

@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use trireme_e2e::scale::host::{HostGateways, HostWorkers};
 use trireme_e2e::scale::{self, Finding, Plan, Scene, Size};
 
-/// Measures what a cluster of hundreds costs.
+/// Measures the cost of hundreds of workers.
 #[derive(Parser)]
 #[command(args_conflicts_with_subcommands = true)]
 struct Cli {

@@ -167,7 +167,7 @@ impl StaticModel {
         }
     }
 
-    /// Holds what the configuration declares against what there is. All faults together.
+    /// Checks the declared inputs and outputs against the model's. Reports all faults together.
     fn check(&self, config: &ModelConfig) -> Result<(), LoadError> {
         let mut faults = Vec::new();
         let is_integer = |datatype| matches!(datatype, DataType::Int64 | DataType::Int32);
