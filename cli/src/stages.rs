@@ -16,7 +16,7 @@ pub enum Stage {
     Tokenizer,
     /// Executes models.
     Model,
-    /// Ops on what models give.
+    /// Ops on the outputs of models.
     Postprocess,
     /// Models that are a model.py.
     Python,

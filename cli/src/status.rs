@@ -1,4 +1,4 @@
-//! `trireme status`: what runs, as a gateway knows it, from its document at `/v2/trireme/status`.
+//! `trireme status`: the running system as a gateway knows it, from its document at `/v2/trireme/status`.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -19,7 +19,7 @@ const PATH: &str = "/v2/trireme/status";
 /// Seconds by which a clock may be off without a word.
 const WORTH_A_WARNING: f64 = 1.0;
 
-/// Clears the terminal and what scrolled off it.
+/// Clears the terminal and its scrollback.
 const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
 
 /// Flags of `trireme status`.
@@ -32,7 +32,7 @@ pub struct StatusArgs {
     #[arg(long)]
     json: bool,
 
-    /// Go on, and show what changes; every two seconds unless another number of seconds is given
+    /// Go on, and show changes; every two seconds unless another number of seconds is given
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
     watch: Option<u64>,

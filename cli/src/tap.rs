@@ -1,4 +1,4 @@
-//! `trireme tap`: what messages hold when workers take them in. Workers send copies; nothing happens to the messages.
+//! `trireme tap`: the content of messages when workers take them in. Workers send copies; the messages stay as they are.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;

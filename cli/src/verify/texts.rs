@@ -1,6 +1,6 @@
 //! The texts that a model is verified with where the user gives none: from nothing to longer than any model takes.
 
-/// Texts of one word to some sentences, in several scripts, and with what tokenizers trip over: a JSON array.
+/// Texts of one word to some sentences, in several scripts, and with characters that tokenizers treat differently: a JSON array.
 const TEXTS: &str = include_str!("texts.json");
 
 /// How often the last of them is repeated for the longer texts.

@@ -5,7 +5,7 @@
 //! in the bucket, whichever process makes it: of two changes, the one with the higher revision is the later one,
 //! whatever clocks say.
 //!
-//! Not here: what the values mean (`settings`, `registry`, `attempts`, `dead`, and model control in the runtime).
+//! Not here: the meaning of the values (`settings`, `registry`, `attempts`, `dead`, and model control in the runtime).
 
 use bytes::Bytes;
 use trireme_inference::UnixMicros;

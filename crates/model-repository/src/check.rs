@@ -43,7 +43,7 @@ impl ModelConfig {
         self.admit_as(Request { id: Some(request_id), in_parts: self.max_rows_per_message.is_some() }, inputs)
     }
 
-    /// The same for a request that travels in parts of at most the model's largest batch, even without the configuration's leave.
+    /// The same for a request that travels in parts of at most the model's largest batch, even if the configuration sets no such parts.
     pub fn admit_in_parts(&self, request_id: &str, inputs: Vec<UncheckedTensor>) -> Result<Vec<Tensor>, InferError> {
         self.admit_as(Request { id: Some(request_id), in_parts: true }, inputs)
     }

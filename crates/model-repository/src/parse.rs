@@ -147,7 +147,7 @@ impl ModelConfig {
         value.expect("keys are strings and numbers are finite or printed as strings").to_string()
     }
 
-    /// The configuration as an encoded `inference.ModelConfig` message: what gRPC's `ModelConfig` call answers with.
+    /// The configuration as an encoded `inference.ModelConfig` message, the answer of gRPC's `ModelConfig` call.
     pub fn to_protobuf(&self) -> Vec<u8> {
         prost::Message::encode_to_vec(&self.message)
     }

@@ -1,4 +1,4 @@
-//! Model repositories on disk: which models there are, in which versions, and what lies beside them.
+//! Model repositories on disk: their models, the versions, and the files beside them.
 //!
 //! ```text
 //! <repository>/<model>/config.pbtxt        may be missing where the files below tell the backend

@@ -1,4 +1,4 @@
-//! Checks a normalized message: refuses what Triton refuses, in its words, and also what would only surprise later.
+//! Checks a normalized message: refuses what Triton refuses, in its words, and also settings that would fail later.
 //!
 //! Inputs and outputs may be missing: the backend completes them. An input or output that is declared must be complete.
 
@@ -49,7 +49,7 @@ pub(crate) fn validate(message: &ModelConfig, directory: Option<&str>) -> Result
 }
 
 /// Whether `path`, as it is written, leads down from its folder: no file is looked up, so that the answer
-/// tells nothing about what there is. Links that an operator has put beneath the folder are followed later.
+/// does not show which files exist. Links that an operator has put beneath the folder are followed later.
 pub(crate) fn lies_beneath(path: &str) -> bool {
     let down = |part| matches!(part, Component::Normal(_) | Component::CurDir);
     !path.contains('\0') && Path::new(path).components().all(down)
@@ -276,7 +276,7 @@ fn validate_tensor(tensor: &Declaration<'_>, max_batch_size: i32) -> Result<(), 
     let (Some(dims), Some(shape)) = (fixed_runs(dims), fixed_runs(shape)) else {
         return fault(&format!("exceeds maximum size of {} elements", i64::MAX));
     };
-    // If a side has a single run of fixed dimensions, it may lack variable ones.
+    // A side with a single run has no variable dimensions; the comparison of sizes below covers it.
     if dims.len() != shape.len() && dims.len() > 1 && shape.len() > 1 {
         return fault("has different number of variable-size dimensions for dims and reshape");
     }

@@ -66,7 +66,7 @@ impl ModelSource<'_> {
 
 /// A model version ready to execute.
 pub struct LoadedModel {
-    /// Its configuration after auto-completion: what the registry publishes and `/config` shows.
+    /// Its configuration after auto-completion, which the registry publishes and `/config` shows.
     pub config: Arc<ModelConfig>,
     /// Its instances; each gets an OS thread of its own.
     pub instances: Vec<Instance>,
@@ -232,7 +232,7 @@ pub struct ExecuteTiming {
     pub batch_size: u32,
 }
 
-/// Why a model version could not be loaded. Each message says what to do, where that is known.
+/// The reason why a model version could not be loaded. Each message names the remedy, where it is known.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages show")]
 pub enum LoadError {

@@ -10,7 +10,7 @@
 //! only the change that it has read, and gives its own the next number. The number is part of the change because a
 //! store that was emptied begins its revisions again. Gateways write changes again that such a store has lost.
 //!
-//! Not here: how a worker loads models (`models`), what a gateway does with ensembles.
+//! Not here: how a worker loads models (`models`), and how a gateway loads ensembles.
 
 mod gather;
 mod memory;

@@ -1,4 +1,4 @@
-//! Maps an [`ErrorCode`] to what happens to the failed delivery. This is the only such table.
+//! Maps an [`ErrorCode`] to the treatment of the failed delivery. This is the only such table.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! The thread of an instance: takes the next batch, executes it, counts it, and concludes each request.
 //!
-//! Not here: instances that work step by step (`stepwise`), and what becomes of a result or an error (`settle`).
+//! Not here: instances that work step by step (`stepwise`), and the treatment of a result or an error (`settle`).
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -159,7 +159,7 @@ impl HostedModel {
         }
     }
 
-    /// Counts what an instance has run.
+    /// Counts an instance's run.
     fn count(&self, runs: &Runs) {
         let (tokens, padding) = runs.tokens();
         self.statistics.record(|counters| {
@@ -169,7 +169,7 @@ impl HostedModel {
         });
     }
 
-    /// Counts what a stepwise instance has done for a request from beginning to end: that is one run.
+    /// Counts a stepwise instance's work for a request from beginning to end as one run.
     pub(crate) fn count_step(&self, timing: &ExecuteTiming) {
         self.statistics.record(|counters| counters.execute(&executed(timing)));
     }

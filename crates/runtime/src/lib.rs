@@ -9,7 +9,7 @@
 //! - Everything is bounded: the requests that a worker holds by permits, waiting by deadlines and timeouts.
 //! - The code that decides (`disposition`, batch policies) is pure; tasks, threads and clocks are around it.
 //!
-//! Not here: wire forms and queues (`bus`), what models compute (`services/*`), clients (`services/gateway`).
+//! Not here: wire forms and queues (`bus`), the backends (`services/*`), clients (`services/gateway`).
 
 mod admin;
 mod admin_args;

@@ -1,6 +1,6 @@
 //! The `main` of a service: flags, start, signals, drain, exit code.
 //!
-//! Every failure ends in one line on standard error that says what to do, and in an exit code that is not zero.
+//! Every failure ends in one line on standard error that names the remedy, and in an exit code that is not zero.
 
 use std::process::ExitCode;
 use std::sync::Arc;

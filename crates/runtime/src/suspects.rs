@@ -8,7 +8,7 @@
 //! input is given up. A suspect that has to wait for its turn goes back to the queue: if it waited in this worker, it
 //! would take the place of requests that are not suspects.
 //!
-//! Not here: admitting first deliveries (`hosted`), and what happens to an attempt that fails (`settle`).
+//! Not here: admitting first deliveries (`hosted`), and the treatment of an attempt that fails (`settle`).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -47,7 +47,7 @@ pub struct WorkerOptions {
     pub model_repository: Vec<PathBuf>,
     /// Keeps those among them that were derived of model folders.
     pub sources: Option<Arc<ModelSources>>,
-    /// Whether backends may fill in what configurations leave out.
+    /// Whether backends may complete configurations.
     pub auto_complete: bool,
     /// Which models are served.
     pub control: ControlOptions,

@@ -37,7 +37,7 @@ static HUNG: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(
 /// Canary requests are executed after this time without traffic.
 const CANARY: Duration = Duration::from_millis(50);
 
-/// Does what the text in its input says.
+/// Obeys the text in its input.
 #[derive(Default)]
 struct Obedient {
     executions: Arc<AtomicUsize>,

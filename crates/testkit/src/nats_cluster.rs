@@ -213,7 +213,7 @@ impl NatsCluster {
     }
 }
 
-/// Whether there are at least `least` replicas, and all have what their leader has.
+/// Whether there are at least `least` replicas, and all are as current as their leader.
 fn is_current(cluster: &Value, least: usize) -> bool {
     let replicas = cluster["replicas"].as_array().map(Vec::as_slice).unwrap_or_default();
     let is_current = |replica: &Value| replica["current"] == true && replica["offline"] != true;

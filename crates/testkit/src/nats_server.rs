@@ -56,7 +56,7 @@ impl NatsServer {
     /// Starts a server and returns once it accepts connections.
     ///
     /// # Panics
-    /// When there is no nats-server binary, or it does not start; the text says what to do about it.
+    /// When there is no nats-server binary, or it does not start; the text names the remedy.
     pub fn start() -> NatsServer {
         NatsServer::start_with(&format!("{CONFIG}{JETSTREAM}"))
     }

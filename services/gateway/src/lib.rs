@@ -8,7 +8,7 @@
 //! - Every request is answered: by the pipeline, or at its deadline.
 //! - The gateway keeps no state that another gateway would need; any number of them run side by side.
 //!
-//! Not here: wire formats (`protocol`), what configurations mean (`model-repository`), queues (`bus`).
+//! Not here: wire formats (`protocol`), configurations (`model-repository`), queues (`bus`).
 
 mod backlog;
 mod budget;

@@ -36,9 +36,9 @@ pub struct RowOrder {
     sorted: Option<Vec<usize>>,
 }
 
-/// Tensors cut into parts of at most `max_rows` rows, and of at most `max_bytes` bytes where more than one row is in a part.
-/// `None` when one part holds everything, or the tensors do not agree on the number of rows. Refuses what would be more than
-/// [`MAX_PARTS`].
+/// Cuts tensors into parts of at most `max_rows` rows, and of at most `max_bytes` bytes where a part has more than one row.
+/// `None` when one part holds all rows, or the tensors do not agree on the number of rows. Refuses a request of more than
+/// [`MAX_PARTS`] parts.
 ///
 /// Rows of texts are ordered by their bytes, the longest first: a part is padded to its longest text, and the part that takes
 /// longest should begin first. Rows that stay in order share their bytes with the request.

@@ -193,7 +193,7 @@ impl Part {
     }
 }
 
-/// Does what copies `size` bytes, in a way that leaves other requests a thread when they are many.
+/// Runs `copy`, which copies `size` bytes. If they are many, it leaves the thread's other tasks to other threads.
 fn without_stalling<T>(size: u64, copy: impl FnOnce() -> T) -> T {
     match size <= COPIED_AT_ONCE {
         true => copy(),

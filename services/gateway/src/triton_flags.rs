@@ -1,5 +1,5 @@
-//! Flags of Triton's that launch scripts pass and that do nothing here. They are accepted, so that such a script works as it
-//! is, and each is named in a warning with the reason. Where a value would change what clients see, it is refused.
+//! Flags of Triton that launch scripts pass and that have no effect here. They are accepted, so that such scripts work, and a
+//! warning names each with the reason. A value that would change answers to clients is refused.
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 

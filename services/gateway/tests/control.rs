@@ -1,4 +1,4 @@
-//! A gateway's answers right after a load or unload, while what workers announce has not come yet, or comes late.
+//! A gateway's answers right after a load or unload, while the announcements of workers have not come yet, or come late.
 
 use std::sync::Arc;
 use std::time::Duration;

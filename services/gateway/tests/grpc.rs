@@ -38,7 +38,7 @@ const INSTANCES: usize = 4;
 
 type Client = GrpcInferenceServiceClient<Channel>;
 
-/// Does what the text in its input says, and echoes it, or shows the parameter that it names.
+/// Obeys the text in its input, and echoes it, or shows the parameter that it names.
 #[derive(Clone, Default)]
 struct Obedient {
     executions: Arc<AtomicUsize>,
@@ -833,7 +833,8 @@ async fn messages_that_become_too_large_are_refused() {
     assert_status(within(client.model_infer(typed(30_000))).await, Code::Unavailable, "Exceeds maximum queue size");
 }
 
-/// A connection with a call of `ModelInfer` whose body is announced and does not come. HTTP/2 by hand, as no library would.
+/// A connection with a call of `ModelInfer` whose body is announced and does not come. HTTP/2 by hand, because libraries do not
+/// send this.
 struct Announced(TcpStream);
 
 impl Announced {
@@ -858,13 +859,13 @@ impl Announced {
             [&[0, 0, payload.len() as u8, kind, flags, 0, 0, 0, stream], payload].concat()
         };
         let settings = frame(4, 0, 0, &[]);
-        // Its headers end, it does not.
+        // The headers end, the stream does not.
         let headers = frame(1, 4, 1, &block);
         let ping = frame(6, 0, 0, b"anything");
         let sent = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings, &headers, &ping].concat();
         connection.write_all(&sent).await.expect("the server reads");
         let mut announced = Announced(connection);
-        // The answer to the ping: what came before it was read.
+        // The answer to the ping shows that the server has read the frames before it.
         announced.wait_for(6).await;
         announced
     }

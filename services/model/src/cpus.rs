@@ -1,7 +1,7 @@
 //! How many threads an instance may use.
 //!
 //! ONNX Runtime counts the machine's cores and knows nothing of containers; a pod limited to two CPUs on a 64-core node
-//! would start 64 threads and be throttled. The standard library reads what counts: the scheduler's affinity mask and the
+//! would start 64 threads and be throttled. The standard library reads the real limits: the scheduler's affinity mask and the
 //! CPU quota of the process's cgroup and its parents (v1 and v2), rounded down.
 
 use std::num::NonZero;

@@ -7,7 +7,7 @@ use clap::Parser;
 use trireme_postprocess::PostprocessBackend;
 use trireme_runtime::service::{self, ServiceArgs};
 
-/// Turns what models give into answers (pooling, normalizing, labels, text): hosts models of backend `postprocess`
+/// Turns outputs of models into answers (pooling, normalizing, labels, text): hosts models of backend `postprocess`
 #[derive(Parser)]
 #[command(name = "trireme-postprocess", version)]
 struct Cli {

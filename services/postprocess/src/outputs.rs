@@ -103,7 +103,7 @@ impl Outputs {
     }
 }
 
-/// Whether a value of shape `given` may be what `declared` promises; -1 in either is any size.
+/// Whether a value of shape `given` may fit `declared`; -1 in either is any size.
 fn fits(declared: &[i64], given: &[i64]) -> bool {
     declared.len() == given.len() && declared.iter().zip(given).all(|(&d, &g)| d == g || d == -1 || g == -1)
 }

@@ -1,4 +1,4 @@
-//! Paths of what tests run: the product's binaries, and files that the set-up fetched.
+//! Paths of the product's binaries, and of files that the set-up fetched.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,7 +25,7 @@ const ENVIRONMENT: [(&str, &str); 7] = [
 /// 127.0.0.1 at ports of its choice and logs JSON. Variables that are set for the tests themselves are not passed on.
 ///
 /// # Panics
-/// When the binary or the library is missing; the text says what to do.
+/// When the binary or the library is missing; the text names the remedy.
 pub fn product(binary: &str) -> Command {
     let test = std::env::current_exe().expect("a running program has a path");
     let folder = test.parent().expect("a program lies in a folder");

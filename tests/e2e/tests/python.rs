@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const SENDERS: usize = 8;
 const DEATHS: usize = 6;
 
-/// Starts what hosts models of backend `python` only.
+/// Starts only the processes that host models of backend `python`.
 fn setup(mode: Mode, repository: &Path, pythons: usize) -> Setup {
     let python = python().display().to_string();
     [Stage::Tokenizer, Stage::Model, Stage::Postprocess]

@@ -1,4 +1,4 @@
-//! Start: a wrong set-up ends in one line that says what to do, and processes may start in any order.
+//! Start: a wrong set-up ends in one line that names the remedy, and processes may start in any order.
 
 use std::net::TcpListener;
 use std::path::Path;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 /// How long a pull request of a busy worker stays with the broker. It is short, so that a lost request does not starve the
 /// worker for long, and so that a worker that stops can wait for the end of its last request. Each request that ends
-/// without a message doubles the time of the next one, because idle workers are most of what a large deployment costs its
-/// broker.
+/// without a message doubles the time of the next one, because idle workers cause most of a broker's load in a large
+/// deployment.
 pub const PULL_EXPIRES: Duration = Duration::from_secs(1);
 
 /// The longest time that a pull request stays with a broker that stands alone. The worker notices when it loses the

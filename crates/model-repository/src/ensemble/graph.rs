@@ -92,8 +92,7 @@ fn sources<'a>(config: &ModelConfig, steps: &'a [EnsembleStep]) -> Result<BTreeM
     Ok(sources)
 }
 
-/// Indices of the steps in an order in which each one's tensors exist when it runs: the configured order wherever that
-/// works. Steps whose tensors never exist are left out.
+/// Indices of the steps in an order in which a step's tensors exist when it runs: the configured order wherever possible. Steps whose tensors never exist are left out.
 pub(super) fn execution_order(inputs: &BTreeSet<&str>, steps: &[EnsembleStep]) -> Vec<usize> {
     let mut ready = inputs.clone();
     let mut order = Vec::with_capacity(steps.len());
@@ -108,7 +107,7 @@ pub(super) fn execution_order(inputs: &BTreeSet<&str>, steps: &[EnsembleStep]) -
     order
 }
 
-/// Follows what `output` depends on back to the tensor that nothing writes, or once around where it depends on itself.
+/// Follows the dependencies of `output` back to the tensor that no step writes, or once around a cycle.
 fn unconnected_root<'a>(
     output: &'a str,
     sources: &BTreeMap<&'a str, usize>,

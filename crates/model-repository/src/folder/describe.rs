@@ -299,7 +299,7 @@ fn generation(
         graphs::missing(reader, "", Task::Generate);
         return None;
     }
-    // The target language's token begins what these give; the tokenizer tells it.
+    // The output of these models begins with the target language's token, which the tokenizer supplies.
     let class = reader.json("tokenizer_config.json");
     let class =
         class.as_ref().and_then(|config| config.get("tokenizer_class")).and_then(Value::as_str).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A description as the models of a repository: what `serve` runs and `init` writes.
+//! A description as the models of a repository, which `serve` runs and `init` writes.
 //!
 //! `NAME` links `NAME_tokenizer`, `NAME_model` and `NAME_postprocess`. The settings are those that serve texts fast: texts of
 //! different length share runs, rows of a request run beside one another, layouts go by load (docs/batching.md).
@@ -13,7 +13,7 @@ use super::origin::Derived;
 use super::task::Task;
 use super::text::{Tensor, Text};
 
-/// Rows of a part of a request: one of the longest texts is about what a run should take (docs/model-repository.md).
+/// Rows of a part of a request: a run should take about one of the longest texts (docs/model-repository.md).
 const ROWS_PER_MESSAGE: &str = "2";
 
 const LABEL_FILE: &str = "labels.txt";

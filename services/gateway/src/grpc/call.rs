@@ -87,7 +87,7 @@ impl Call {
         Ok(Traced { request, traceparent, via: Via::Grpc(method), rows: Rows::Configured, hold: hold.clone() })
     }
 
-    /// The time for a request: its own, lowered to what the call has left.
+    /// The time for a request: its own timeout, or the call's remaining time if that is less.
     fn limit(&self, timeout: Option<Duration>) -> Option<Duration> {
         let remaining = self.deadline.map(Deadline::remaining);
         match (timeout, remaining) {

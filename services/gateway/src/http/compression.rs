@@ -29,10 +29,10 @@ pub enum Coding {
 // === impl Coding ===
 
 impl Coding {
-    /// All that can be decoded and produced, for the `Accept-Encoding` that goes with a refusal.
+    /// The supported codings, for the `Accept-Encoding` of a refusal.
     pub const SUPPORTED: &str = "gzip, deflate";
 
-    /// The coding of a request's body; `None` when it is none of ours.
+    /// The coding of a request's body; `None` for an unsupported one.
     pub fn of_request(headers: &HeaderMap) -> Option<Coding> {
         match headers.get(CONTENT_ENCODING) {
             None => Some(Coding::Identity),
@@ -41,8 +41,8 @@ impl Coding {
         }
     }
 
-    /// The coding that a response's body shall have: what `Accept-Encoding` weighs highest, the first of equals. Without
-    /// the header, and where it names nothing of ours, bodies stay as they are.
+    /// The coding for a response's body: the supported one with the highest weight in `Accept-Encoding`, the first of equals.
+    /// Without the header, or without a supported coding, bodies stay as they are.
     pub fn of_response(headers: &HeaderMap) -> Coding {
         let mut best = (Coding::Identity, 0.0);
         let values = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());

@@ -43,7 +43,7 @@ impl Cpus {
 // === impl Ticks ===
 
 impl Ticks {
-    /// Reads the first line of `/proc/stat`: user, nice, system, idle, waiting for I/O, and what else the CPUs did.
+    /// Reads the first line of `/proc/stat`: user, nice, system, idle, waiting for I/O, and other states.
     fn parse(stat: &str) -> Option<Ticks> {
         let numbers = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
         // Guests are counted among users already.

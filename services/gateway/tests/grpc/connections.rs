@@ -71,7 +71,7 @@ async fn other_hosts_do_not_change_the_server_unless_a_flag_says_so() {
     assert_eq!(changes(&mut server.client.clone()).await, [Code::PermissionDenied; 8]);
 }
 
-/// Waits for the end of a connection, and gives what came before.
+/// Waits for the end of a connection, and returns the bytes that came before.
 async fn until_closed(mut stream: TcpStream) -> Vec<u8> {
     let mut received = Vec::new();
     // Reset or closed, it is over.

@@ -1,4 +1,4 @@
-//! Parameter `abort_on` of `identity` and `repeat`: an input that kills its worker, so that tests see what becomes of its
+//! Parameter `abort_on` of `identity` and `repeat`: an input that kills its worker, so that tests see the effect on its
 //! neighbours. Only builds with the feature `abort`, which this project's end-to-end tests ask for, can do so.
 
 use trireme_inference::Tensor;

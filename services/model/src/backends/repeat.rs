@@ -2,7 +2,7 @@
 //! for measuring everything but a model.
 //!
 //! Inputs `IN` (any datatype, one dimension) and `DELAY` (UINT32, as many elements: milliseconds before each response);
-//! outputs `OUT` (the element) and `IDX` (UINT32, its index). This is what Triton's `repeat_int32` example does. An input
+//! outputs `OUT` (the element) and `IDX` (UINT32, its index). Triton's `repeat_int32` example does the same. An input
 //! `WAIT` is taken, as there, and has no effect: requests do not wait for one another.
 //!
 //! Parameters: `max_requests` is how many requests an instance works on side by side, 64 if not given; `abort_on` a number

@@ -2,12 +2,12 @@
 //!
 //! | parameter | value | default |
 //! |---|---|---|
-//! | `pad_inputs` | inputs that may be padded, and with what: `input_ids:0, attention_mask:0` | none: no padding |
+//! | `pad_inputs` | inputs that may be padded, with their fillers: `input_ids:0, attention_mask:0` | none: no padding |
 //! | `unpad_outputs` | outputs whose rows are as long as the inputs: `last_hidden_state`; empty for none | those whose dimension after the batch is -1 |
 //! | `token_budget` | most tokens (rows × padded length) of one run | measured, else 1024 |
 //! | `max_overtake_microseconds` | how long later requests may go first | 50000 |
 //! | `max_rows` | most rows of one run, where `max_batch_size` is 0 and the dimensions spell the batch out | 64 |
-//! | `cost_model` | `measured`: what runs cost is measured when the model is loaded; `off` | `measured` |
+//! | `cost_model` | `measured`: the cost of runs is measured when the model is loaded; `off` | `measured` |
 //!
 //! The padded dimension is the first -1 after the batch dimension. The batch dimension is implied by `max_batch_size`;
 //! with `max_batch_size: 0` it is the first of `dims`, and has to be -1 everywhere.

@@ -18,7 +18,7 @@ struct Args {
     #[arg(long, default_value_t = 60)]
     faults: usize,
 
-    /// Let only those kinds of faults happen whose names, as the report has them, begin so
+    /// Only kinds of faults whose names, as in the report, begin with this
     #[arg(long)]
     only: Option<String>,
 

@@ -32,7 +32,7 @@ struct Args {
     #[arg(long, default_value_t = 20)]
     run: u64,
 
-    /// Only scenes whose names have this in them, as "model over NATS" or "1 s each"
+    /// Only scenes whose names contain this, as "model over NATS" or "1 s each"
     #[arg(long, default_value = "")]
     scene: String,
 

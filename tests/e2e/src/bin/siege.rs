@@ -1,4 +1,4 @@
-//! `make siege`: hostile clients, and what honest clients feel of them.
+//! `make siege`: hostile clients, and their effect on honest clients.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -14,7 +14,7 @@ struct Args {
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
 
-    /// Only attacks whose names have this in them
+    /// Only attacks whose names contain this
     #[arg(long, default_value = "")]
     attack: String,
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Parser;
 use trireme_e2e::chaos::{SoakOptions, soak};
 
-/// Runs the whole system under steady load and watches what every process uses.
+/// Runs the whole system under steady load and watches the resources of every process.
 #[derive(Parser)]
 struct Args {
     /// Minutes of load

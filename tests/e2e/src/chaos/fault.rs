@@ -1,4 +1,4 @@
-//! The faults: what each does, and how it is undone.
+//! The faults: the effect of each, and how it is undone.
 //!
 //! Not here: which faults a run has (`draw`).
 
@@ -225,7 +225,7 @@ impl Fault {
         }
     }
 
-    /// Does what an orchestrator does after the fault: replaces processes that ended, and waits until they are ready.
+    /// Acts as an orchestrator does after the fault: replaces processes that ended, and waits until they are ready.
     fn settle(&self, cluster: &mut Cluster) {
         match *self {
             Fault::Kill(member, _) => cluster.wait_ready(member),

@@ -32,7 +32,7 @@ pub enum Client {
     Newcomer,
     /// Infers over gRPC, on one connection.
     Grpc,
-    /// Asks over HTTP whether the server lives, on a connection for each request, as who watches over it does.
+    /// Asks over HTTP whether the server lives, on a connection for each request, as monitoring does.
     Health,
 }
 

@@ -1,6 +1,6 @@
 //! Measures the costs of a model's runs before it serves: a grid of rows and lengths, with made-up tokens.
 //!
-//! One instance runs while the model's others are idle. So the result does not include what instances cost each other
+//! One instance runs while the model's others are idle. So the result does not include how instances slow each other down
 //! (memory bandwidth, shared caches). The batcher needs only ratios between runs, which that changes little.
 
 use std::time::{Duration, Instant};
