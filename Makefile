@@ -17,7 +17,7 @@ help: ## Lists these commands
 	@sed -nE 's/^([a-z][a-z-]*):.*## (.*)$$/\1\t\2/p' Makefile | while IFS=$$'\t' read -r name text; do printf '  make %-16s %s\n' "$$name" "$$text"; done
 
 .PHONY: demo
-demo: setup-demo build ## Serves three sentences from a real model and shows where the time went (KEEP=1 keeps the server)
+demo: setup-demo build ## Serves three sentences from a real model and shows the time of each step (KEEP=1 keeps the server)
 	@scripts/demo.py $(if $(KEEP),--keep)
 
 .PHONY: demo-translation
@@ -25,7 +25,7 @@ demo-translation: setup-demo build ## Serves a small translation model: number w
 	@scripts/demo-translation.py $(if $(KEEP),--keep)
 
 .PHONY: test
-test: setup lint ## Everything that has to hold before a change lands
+test: setup lint ## All tests that a change has to pass
 	@echo "==> cargo build (the first one takes some minutes); the end-to-end tests run these binaries"
 	cargo build --workspace
 	@echo "==> cargo test"
@@ -40,7 +40,7 @@ chaos: setup ## The whole system under load while everything in it fails at rand
 		--brokers $(or $(BROKERS),1) $(if $(CLOCKS),--clocks $(CLOCKS)) $(if $(ONLY),--only "$(ONLY)") $(if $(HAND_OVER),--hand-over)
 
 .PHONY: soak
-soak: setup ## Half an hour of steady load, to see that nothing grows (MINUTES=30)
+soak: setup ## Half an hour of steady load, to see that memory, descriptors and threads do not grow (MINUTES=30)
 	cargo build --release --workspace
 	cargo run --release -p trireme-e2e --bin soak -- --minutes $(or $(MINUTES),30)
 
@@ -53,7 +53,7 @@ overload: setup ## Up to ten times the load that the system can take: goodput an
 	"$(TRIREME_PYTHON)" scripts/plot-overload.py bench/results/overload.json bench/results/overload.svg
 
 .PHONY: scale
-scale: setup ## What hundreds of workers and gateways cost, with a table and a plot in bench/results (SIZES=small,medium,large SCENES=idle,join,read,cluster,crowd,restart)
+scale: setup ## The cost of hundreds of workers and gateways, with a table and a plot in bench/results (SIZES=small,medium,large SCENES=idle,join,read,cluster,crowd,restart)
 	cargo build --release --workspace
 	mkdir -p bench/results
 	measured=0; cargo run --release -p trireme-e2e --bin scale -- $(if $(SIZES),--sizes $(SIZES)) $(if $(SCENES),--scenes $(SCENES)) --json bench/results/scale.json --markdown bench/results/scale.md || measured=$$?; \
@@ -81,7 +81,7 @@ bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (M
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
 
 .PHONY: lint
-lint: ## Formatting, clippy, shell scripts, who may depend on whom; advisories and licences where cargo-deny is installed
+lint: ## Formatting, clippy, shell scripts, dependencies between crates; advisories and licences where cargo-deny is installed
 	@echo "==> lint"
 	cargo fmt --all --check
 	@for script in scripts/*.sh deploy/*.sh deploy/kubernetes/*.sh .ci/run; do bash -n "$$script"; done
@@ -105,7 +105,7 @@ cluster-test: ## Three brokers with the shipped configuration: they form a clust
 	@python3 tests/cluster/cluster_test.py
 
 .PHONY: verify-test
-verify-test: setup-demo ## Model folders of every kind, made by sentence-transformers, transformers and model2vec: what is served is what they compute (ONLY=dense,splade; VERIFY_PYTHON=a Python that has them)
+verify-test: setup-demo ## Model folders of every kind, made by sentence-transformers, transformers and model2vec: the server's answers against theirs (ONLY=dense,splade; VERIFY_PYTHON=a Python that has them)
 	@if [[ -z "$(VERIFY_PYTHON)" ]]; then scripts/setup-verify.sh; fi
 	cargo build -p trireme
 	"$(or $(VERIFY_PYTHON),$(TOOLS)/verify-python/bin/python)" tests/verify/verify_test.py $(if $(ONLY),--only $(ONLY))
@@ -138,7 +138,7 @@ console-test: setup-demo ## The console in a real browser (needs chromium; SCREE
 	@python3 tests/console/console_test.py --binary target/$(if $(SCREENSHOT),release,debug)/trireme $(if $(SCREENSHOT),--screenshot docs/console.png)
 
 .PHONY: setup
-setup: setup-demo ## Fetches into .tools what tests need: ONNX Runtime, OpenVINO, nats-server, the demo's model, a Python environment
+setup: setup-demo ## Fetches the tests' requirements into .tools: ONNX Runtime, OpenVINO, nats-server, the demo's model, a Python environment
 	@scripts/fetch-openvino.sh
 	@scripts/fetch-nats-server.sh
 	@scripts/setup-python.sh
@@ -159,11 +159,11 @@ fuzz-http: ## N changed HTTP requests and gRPC calls (10000 of each) for a gatew
 	@$(TRIREME_PYTHON) scripts/fuzz-server.py --http $(or $(HTTP),127.0.0.1:8000) --grpc $(or $(GRPC),127.0.0.1:8001) --count $(or $(N),10000) $(addprefix --pid ,$(PID)) $(addprefix --log ,$(LOG))
 
 .PHONY: siege
-siege: setup ## Silent, slow, huge and many hostile clients over HTTP and gRPC, and what honest clients feel of them (SECONDS=10 ATTACK=slow SERVICES=1)
+siege: setup ## Silent, slow, huge and many hostile clients over HTTP and gRPC, and their effect on honest clients (SECONDS=10 ATTACK=slow SERVICES=1)
 	cargo build --release --workspace
 	cargo run --release -p trireme-e2e --bin siege -- --seconds $(or $(SECONDS),10) $(if $(ATTACK),--attack $(ATTACK)) $(if $(SERVICES),--services)
 
 .PHONY: clean
-clean: ## Removes what was built and fetched
+clean: ## Removes built and fetched files
 	cargo clean
 	rm -rf "$(TOOLS)"

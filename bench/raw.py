@@ -1,4 +1,4 @@
-"""Raw ONNX Runtime: what the model itself can do on these CPUs, without a server.
+"""Raw ONNX Runtime: the model's own speed on these CPUs, without a server.
 
 It runs as its own process, which reads one JSON object a line (the measurement to make) and answers with one. `offline` runs
 texts sorted by length in batches of about the given number of tokens; `lone` tokenizes, runs and pools one text at a time.

@@ -104,7 +104,7 @@ impl Server {
             Err(unready) if self.exit_on_error => return Err(anyhow::Error::msg(faults::list(unready))),
             Err(unready) => {
                 unready.iter().for_each(|reason| tracing::warn!("{reason}"));
-                tracing::warn!(missing = unready.len(), "serving what could be loaded");
+                tracing::warn!(missing = unready.len(), "serving the models that could be loaded");
             }
             Ok(()) => {}
         }

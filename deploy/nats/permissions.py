@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the users of NATS and what each may do: permissions.py --repository my-repository > users.conf
+"""Writes the users of NATS and their permissions: permissions.py --repository my-repository > users.conf
 
 Each stage then reads the queues of its own models in the repository, writes those of the steps that follow them in an
 ensemble, and speaks for its own models in the registry and among dead letters. Models can be named without a repository:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tritonclient.grpc against tests/repositories/basic: tensors, streams, asyncio, metadata, health, and what errors say."""
+"""tritonclient.grpc against tests/repositories/basic: tensors, streams, asyncio, metadata, health, and error texts."""
 
 import asyncio
 import functools

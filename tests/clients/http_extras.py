@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tritonclient.http and raw sockets against tests/repositories/basic: what the HTTP surface offers beside plain inference.
+"""tritonclient.http and raw sockets against tests/repositories/basic: the HTTP surface beside plain inference.
 
 The checks expect a server with default flags.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tritonclient.http against tests/repositories/basic: JSON and binary tensors, metadata, health, and what errors say."""
+"""tritonclient.http against tests/repositories/basic: JSON and binary tensors, metadata, health, and error texts."""
 
 import itertools
 import json

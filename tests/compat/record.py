@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sends every scenario to a real Triton and writes down what it answers, in tests/compat/recorded.
+"""Sends every scenario to a real Triton and records the answers in tests/compat/recorded.
 
 Either to a Triton that serves what triton.assemble_repository() makes (default model control mode, no other flags):
 

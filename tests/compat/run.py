@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Sends every scenario to a server and says which answers are not what Triton's would be.
+"""Sends every scenario to a server and lists the answers that differ from Triton's.
 
     run.py --url http://127.0.0.1:8000 --grpc 127.0.0.1:8001
                  the server has to serve tests/compat/models/repository; without --grpc its scenarios are left out.
                  With --server NAME it is set up as SERVERS in servers.py says, and gets the scenarios for that
     run.py --check
-                 holds what is written down against itself and docs/compatibility.md; no server
+                 checks the recordings, expectations and docs/compatibility.md for consistency; no server
     run.py --docs
                  writes docs/compatibility.md
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The console in a real browser: it shows what runs and draws the pipeline, a model answers, keyboard alone will do, and
+"""The console in a real browser: it shows the running system and draws the pipeline, a model answers, keyboard alone will do, and
 hostile names and answers stay text. With --screenshot it also makes the picture that the README shows."""
 
 import argparse

@@ -1,4 +1,4 @@
-"""The model repository of a folder, written by hand from what is known of the folder."""
+"""The model repository of a folder, written by hand from the known facts about the folder."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def step(model, inputs, outputs):
 
 
 def write(repository, model, config, files=()):
-    """A model with version 1 of these files: pairs of where they are and what they are called there."""
+    """A model with version 1 of these files: pairs of a path and the file's name there."""
     version = repository / model / "1"
     version.mkdir(parents=True)
     (repository / model / "config.pbtxt").write_text(config)

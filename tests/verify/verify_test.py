@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes a model folder of every kind, serves each, and holds what is served against what the folder's own library computes.
+"""Makes a model folder of every kind, serves each, and compares the answers with those of the folder's own library.
 
     make verify-test [ONLY=dense,splade]
 """
@@ -30,7 +30,7 @@ BY_PYTHON = ["mean-normalized", "rerank-one-score"]
 
 
 def expect(folder, known, strategy, file):
-    """Writes what the folder's own library computes."""
+    """Writes the answers of the folder's own library."""
     pairs = TEXTS[-1:] + TEXTS[:-1] if known.task == "rerank" else None
     ask = {
         "folder": str(folder), "tasks": [known.task], "texts": TEXTS, "pairs": pairs, "prompt_name": known.prompt_name,
@@ -40,7 +40,7 @@ def expect(folder, known, strategy, file):
 
 
 def verify(trireme, folder, repository, known, strategy, by_python):
-    """Runs `trireme verify`; its exit code and what it wrote."""
+    """Runs `trireme verify`; its exit code and its output."""
     command = [trireme, "verify", repository, "m", "--log-level", "warning", "--min-cosine", known.bar]
     if by_python:
         command += ["--folder", folder, "--python", sys.executable]
@@ -55,7 +55,7 @@ def verify(trireme, folder, repository, known, strategy, by_python):
 
 
 def check(trireme, name, work):
-    """The lowest likeness of the folder `name`; an error says what is wrong."""
+    """The lowest likeness of the folder `name`; an error names the fault."""
     folder, repository = work / name, work / f"{name}-repository"
     known = folders.make(name, folder)
     shutil.rmtree(repository, ignore_errors=True)
@@ -102,7 +102,7 @@ def main():
     if failed:
         print(f"{len(failed)} of {len(names)} folders failed: {', '.join(failed)}", file=out, flush=True)
         return 1
-    print(f"all {len(names)} folders: what is served is what their libraries compute", file=out, flush=True)
+    print(f"all {len(names)} folders: the server's answers are those of their libraries", file=out, flush=True)
     return 0
 
 

@@ -45,7 +45,7 @@ impl Library {
     pub fn name(&self) -> String {
         match self {
             Library::Python { folder, .. } => format!("the library of {}", folder.display()),
-            Library::File(path) => format!("whoever wrote {}", path.display()),
+            Library::File(path) => format!("the author of {}", path.display()),
         }
     }
 

@@ -151,7 +151,7 @@ impl Inbox {
     #[must_use]
     pub(crate) fn dispatch(&self, reply: Reply) -> Dispatched {
         let Some(waiter) = self.waiter(&reply.request_id) else {
-            tracing::trace!(request_id = reply.request_id, "reply that nobody waits for");
+            tracing::trace!(request_id = reply.request_id, "reply that no request waits for");
             return Dispatched { complete: true, given_up: None };
         };
         let mut replies = waiter.replies.lock();

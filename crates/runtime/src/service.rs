@@ -160,7 +160,7 @@ pub async fn until_shutdown(shutdown: &CancellationToken, worker: &Worker) -> an
 pub fn report_drained(unfinished: usize) {
     match unfinished {
         0 => tracing::info!("stopped"),
-        _ => tracing::warn!(unfinished, "stopped before all work in hand was done; the bus delivers it again"),
+        _ => tracing::warn!(unfinished, "stopped before all requests were finished; the bus delivers them again"),
     }
 }
 

@@ -193,14 +193,14 @@ async fn poll(models: Arc<Models>) {
         let repository = match read {
             Ok(Ok(repository)) => repository,
             Ok(Err(faults)) => {
-                tracing::error!(?faults, "the model repository could not be read; what is served stays");
+                tracing::error!(?faults, "the model repository could not be read; the served models stay");
                 continue;
             }
             Err(_) => continue,
         };
         let complaints: Vec<_> = repository.broken().map(|(_, broken)| broken.fault.to_string()).collect();
         for complaint in complaints.iter().filter(|complaint| !complained.contains(*complaint)) {
-            tracing::error!(fault = complaint, "a model directory is broken; what is served of it stays");
+            tracing::error!(fault = complaint, "a model directory is broken; its served versions stay");
         }
         complained = complaints;
         for model in repository.models() {

@@ -237,7 +237,7 @@ impl Taps {
 async fn send(question: &Question, answer: &TapAnswer) {
     let body = serde_json::to_vec(answer).expect("numbers and texts become JSON");
     if let Err(error) = question.answer(body.into()).await {
-        tracing::debug!(%error, "what a tap has seen could not be sent");
+        tracing::debug!(%error, "messages for a tap could not be sent");
     }
 }
 

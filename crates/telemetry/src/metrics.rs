@@ -94,7 +94,7 @@ metrics! {
     StageInFlight = "trireme_stage_in_flight_requests" Gauge "Requests in this process: waiting, running, being sent on";
     StageRedeliveries = "trireme_stage_redeliveries_total" Counter "Deliveries to this process that were not the first of their message";
     StageDeadLetters = "trireme_stage_dead_letters_total" Counter "Messages that this process gave up after their last attempt";
-    StageDropped = "trireme_stage_dropped_requests_total" Counter "Requests that this process let go because nobody waits for them any more";
+    StageDropped = "trireme_stage_dropped_requests_total" Counter "Requests that this process let go because no client waits for them any more";
 
     ProcessCpu = "process_cpu_seconds_total" Counter "Total user and system CPU time spent in seconds.";
     ProcessMemory = "process_resident_memory_bytes" Gauge "Resident memory size in bytes.";

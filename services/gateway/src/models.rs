@@ -259,7 +259,7 @@ impl ModelControl {
             match tokio::task::spawn_blocking(move || Repository::read(&paths, &[])).await {
                 Ok(Ok(repository)) => self.0.registry.replace(repository),
                 Ok(Err(faults)) => {
-                    tracing::error!(?faults, "the model repository could not be read; what is served stays")
+                    tracing::error!(?faults, "the model repository could not be read; the served models stay")
                 }
                 Err(_) => {}
             }

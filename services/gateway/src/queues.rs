@@ -101,7 +101,7 @@ impl Queues {
         self.unneeded = unneeded;
         for model in to_remove {
             match self.bus.remove_queue(&model).await {
-                Ok(true) => tracing::info!(%model, "removed the queue of a model version that nobody serves"),
+                Ok(true) => tracing::info!(%model, "removed the queue of a model version that no worker serves"),
                 Ok(false) => {}
                 Err(error) => self.not_removed(&error),
             }
@@ -110,7 +110,7 @@ impl Queues {
 
     fn not_removed(&mut self, error: &BusError) {
         if !std::mem::replace(&mut self.is_refused, true) {
-            tracing::debug!(%error, "queues that nobody needs are not removed");
+            tracing::debug!(%error, "unneeded queues could not be removed");
         }
     }
 
@@ -135,7 +135,7 @@ impl Queues {
             match self.bus.declare_queue(&model, &options).await {
                 Ok(()) => drop(self.told.insert(model, in_hand)),
                 Err(error) => {
-                    tracing::debug!(%model, %error, "a queue could not be told how much workers have in hand");
+                    tracing::debug!(%model, %error, "the number of messages that workers hold could not be written to a queue's limit");
                     is_told = false;
                 }
             }

@@ -117,7 +117,9 @@ impl Files {
         let builder = match roots {
             None => builder.with_no_client_auth(),
             Some(roots) => {
-                let unfit = || format!("{} '{}' vouches for nobody", roots.flag, roots.path.display());
+                let unfit = || {
+                    format!("{} '{}' holds no certificate that can vouch for clients", roots.flag, roots.path.display())
+                };
                 let mut store = RootCertStore::empty();
                 for certificate in roots.certificates()? {
                     store.add(certificate).with_context(unfit)?;

@@ -20,7 +20,7 @@ QUERY = "what cause covid"
 
 
 class Failure(Exception):
-    """A check that does not hold; the text says what was expected and what was found."""
+    """A check that does not hold; the text names the expected and the found value."""
 
 
 def expect(holds, message):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the ONNX models of tests/compat/models/repository. Run it after a change here and commit what it writes.
+"""Writes the ONNX models of tests/compat/models/repository. Run it after a change here and commit the written files.
 
 Set up as for tests/models/generate.py:
 

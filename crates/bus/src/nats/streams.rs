@@ -272,7 +272,7 @@ impl Nats {
             return;
         }
         if self.out_of_reach.note(&config.name, Instant::now()) >= GONE_AFTER {
-            tracing::warn!(stream = config.name, "a stream in memory is out of reach; it is made anew");
+            tracing::warn!(stream = config.name, "a stream in memory is out of reach; creating it again");
             // The cluster deletes it, even though the broker that would confirm that is gone.
             let _ = self.jetstream.delete_stream(&config.name).await;
             self.out_of_reach.end(&config.name);

@@ -35,7 +35,7 @@ struct Answers {
 /// Publishes a message that needs no answer. Without a connection the message is dropped: it would arrive late, and a
 /// long outage would pile up many.
 pub async fn say(nats: &Nats, topic: &str, body: Bytes) -> Result<(), BusError> {
-    let lost = || BusError::Unreachable("nobody can be told of anything right now".to_owned());
+    let lost = || BusError::Unreachable("messages to other processes cannot be sent right now".to_owned());
     let _place = nats.saying.try_acquire().map_err(|_| lost())?;
     if nats.is_down() {
         return Err(lost());

@@ -52,7 +52,7 @@ impl Statistics {
     /// Publishes the current statistics: the last snapshot of a process that shuts down.
     pub async fn tell(&self, bus: &dyn Bus) {
         if let Err(error) = bus.say(STATISTICS_TOLD, encode(&self.snapshot())).await {
-            tracing::debug!(%error, "statistics could not be told");
+            tracing::debug!(%error, "statistics could not be sent");
         }
     }
 }

@@ -96,7 +96,7 @@ impl Collector {
     pub async fn tell_log_levels(&self, levels: LogLevels) {
         let told = tell_log_levels(self.bus.as_ref(), self.own.process(), levels);
         if !matches!(tokio::time::timeout(ANSWER_LIMIT, told).await, Ok(Ok(()))) {
-            tracing::warn!("other processes could not be told what to log");
+            tracing::warn!("the log levels could not be sent to other processes");
         }
     }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the tokenizers here, and records what transformers' TokenClassificationPipeline gives for made-up logits.
+"""Makes the tokenizers here, and records the results of transformers' TokenClassificationPipeline for made-up logits.
 
     pip install torch transformers
     python services/postprocess/tests/entities/make.py

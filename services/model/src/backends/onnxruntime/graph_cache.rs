@@ -47,7 +47,7 @@ impl Entry {
             Ok(model) => return Ok(model),
             Err(None) => {}
             Err(Some(fault)) => {
-                tracing::warn!(entry = %self.path.display(), fault, "a damaged optimised model is made anew");
+                tracing::warn!(entry = %self.path.display(), fault, "a damaged optimised model is made again");
                 let _ = std::fs::remove_dir_all(&self.path);
             }
         }

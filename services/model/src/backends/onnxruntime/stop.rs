@@ -22,7 +22,7 @@ struct Shared(RunOptions<HasSelectedOutputs>);
 // SAFETY: ort restricts options with selected outputs to one thread, because two threads could write to outputs
 // allocated beforehand. These options have no such outputs (`OnnxInstance::run_options` only names outputs). They are
 // private to this file, whose other thread only calls `terminate`, which ONNX Runtime provides for this purpose.
-#[allow(unsafe_code, reason = "selecting outputs spares copies from a device of those that nobody needs")]
+#[allow(unsafe_code, reason = "selecting outputs spares copies of unneeded ones from a device")]
 unsafe impl Sync for Shared {}
 
 // === impl Stopper ===
@@ -41,7 +41,7 @@ impl Stop for Stopper {
         if let Some(options) = self.0.lock().as_ref()
             && let Err(error) = options.0.terminate()
         {
-            tracing::warn!(%error, "a run that nobody waits for could not be stopped");
+            tracing::warn!(%error, "a run that no client waits for could not be stopped");
         }
     }
 }
