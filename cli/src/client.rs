@@ -1,4 +1,4 @@
-//! Asking a server of the v2 protocol over HTTP, as a person's tools do: JSON in, JSON out, one request at a time.
+//! Asks a server of the v2 protocol over HTTP, for people's tools: JSON in, JSON out, one request at a time.
 
 use std::time::Duration;
 

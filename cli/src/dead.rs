@@ -85,7 +85,7 @@ struct ReplayArgs {
     nats: NatsArgs,
 }
 
-/// Runs `trireme dead`. An answer that is an error is one for the process too.
+/// Runs `trireme dead`. An error as answer also fails the process.
 pub fn run(args: &DeadArgs) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let outcome = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
@@ -178,7 +178,7 @@ async fn replay(args: &ReplayArgs) -> anyhow::Result<()> {
     let stored = find(bus.as_ref(), args.number).await?;
     let timeout = Duration::from_millis(args.timeout_ms);
     let now = UnixMicros::now();
-    // A request of its own: under its old name the broker might take it for a repetition.
+    // A request with a name of its own: under its old name the broker might take it for a repetition.
     let message = WorkMessage {
         request_id: format!("{gateway}-{}", args.number),
         deadline: now.after(timeout),
@@ -231,7 +231,7 @@ async fn find(bus: &dyn Bus, number: u64) -> anyhow::Result<StoredLetter> {
         .with_context(|| format!("there is no dead letter of number {number}"))
 }
 
-/// The step that failed: the first that is left.
+/// The step that failed: the first of the remaining ones.
 fn stage(stored: &StoredLetter) -> String {
     stored.letter.message.queue().map_or_else(|| "none".to_owned(), ToString::to_string)
 }

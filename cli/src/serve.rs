@@ -62,7 +62,7 @@ pub fn run(args: &ServeArgs) -> ExitCode {
             tracing::info!(http = server.gateway.http_address.map(tracing::field::display), "ready");
             std::future::pending().await
         };
-        // Models that are loaded take work while others are not yet.
+        // Loaded models take work while others still load.
         let outcome = tokio::select! {
             outcome = serving => outcome,
             outcome = service::until_shutdown(&shutdown, &server.worker) => outcome,
@@ -76,7 +76,7 @@ pub fn run(args: &ServeArgs) -> ExitCode {
 // === impl Server ===
 
 impl Server {
-    /// Listens; nothing is loaded yet.
+    /// Listens; loads no model yet.
     pub async fn open(args: &ServeArgs) -> anyhow::Result<Server> {
         let stages = StageOptions {
             onnxruntime: (&args.onnxruntime).into(),
@@ -97,7 +97,7 @@ impl Server {
         Ok(Server { gateway, worker, exit_timeout, exit_on_error })
     }
 
-    /// Loads the models. Where some fail and that is no reason to end, the others are served.
+    /// Loads the models. If some fail and the process shall not end, the others are served.
     pub async fn load(&self) -> anyhow::Result<()> {
         self.worker.load().await?;
         match self.gateway.until_ready(REGISTRY_TIMEOUT).await {
@@ -111,7 +111,7 @@ impl Server {
         Ok(())
     }
 
-    /// Where it listens for HTTP.
+    /// The address of the HTTP listener.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.gateway.http_address
     }

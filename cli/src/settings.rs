@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use trireme_runtime::service::{self, NatsArgs, Storage};
 
-/// Flags of `trireme settings`. Without any the settings are shown as they are.
+/// Flags of `trireme settings`. Without any the settings are only shown.
 #[derive(Args)]
 pub struct SettingsArgs {
     /// Copies that the brokers keep of each stream

@@ -13,10 +13,10 @@ use serde_json::Value;
 use crate::client::{Client, ServerArgs};
 use crate::style::{Cell, Style, cell, colours, paint, table};
 
-/// Where the document is.
+/// The path of the document.
 const PATH: &str = "/v2/trireme/status";
 
-/// Seconds by which a clock may be off without a word.
+/// Seconds by which a clock may be off without a warning.
 const WORTH_A_WARNING: f64 = 1.0;
 
 /// Clears the terminal and its scrollback.
@@ -59,7 +59,7 @@ fn show(args: &StatusArgs) -> anyhow::Result<ExitCode> {
             (Ok(now), _) if args.json => format!("{now}\n"),
             (Ok(now), _) => format!("{clear}{}", render(now, before.as_ref(), colours())),
             (Err(_), None) => return now.context("no status").map(|_| ExitCode::FAILURE),
-            // A gateway that restarts is worth waiting for.
+            // Waits for a gateway that restarts.
             (Err(error), Some(_)) => format!("{clear}{}\n", paint(&format!("{error:#}"), Style::Bad, colours())),
         };
         let written = crate::write_out(text.as_bytes());
@@ -221,7 +221,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_default()
 }
 
-/// A span of time as a person says it.
+/// A span of time in words.
 fn age(seconds: &Value) -> String {
     match seconds.as_f64() {
         None => "-".to_owned(),

@@ -3,16 +3,16 @@
 use std::fmt::Write;
 use std::io::IsTerminal;
 
-/// How a text is to stand out.
+/// The emphasis of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// As it is.
     Plain,
     /// A heading.
     Strong,
-    /// All is well.
+    /// Good news.
     Good,
-    /// Something is missing.
+    /// A fault.
     Bad,
     /// Of less interest.
     Faint,

@@ -45,10 +45,10 @@ pub struct ValidateArgs {
     telemetry: TelemetryArgs,
 }
 
-/// Something wrong.
+/// A fault.
 #[derive(Debug)]
 struct Fault {
-    /// The model, where it is one's.
+    /// The faulty model, if the fault is one model's.
     model: Option<String>,
     code: ErrorCode,
     message: String,

@@ -79,7 +79,7 @@ impl Task {
         }
     }
 
-    /// The tasks of a model: those that its configuration names, or those that its outputs tell.
+    /// The tasks of a model: those that its configuration names, or those that its outputs show.
     pub fn of(config: &Value) -> anyhow::Result<Vec<Task>> {
         if let Some(named) = config["parameters"]["task"]["string_value"].as_str() {
             let named = named.split(',').map(str::trim).filter(|name| !name.is_empty());
@@ -223,8 +223,8 @@ pub fn lower(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.min(b) }
 }
 
-/// The cosine of two vectors, or how much shorter one is where that is less: a vector that is not normalized points the same
-/// way. 1 for two of zeros; 0 where they have different numbers of components.
+/// The cosine of two vectors, or the ratio of their lengths where that is less, because a vector that is not normalized points
+/// the same way. 1 for two vectors of zeros; 0 for different numbers of components.
 fn cosine(a: &[f64], b: &[f64]) -> f64 {
     if a.len() != b.len() {
         return 0.0;
@@ -241,7 +241,7 @@ fn cosine(a: &[f64], b: &[f64]) -> f64 {
     lower(dot(a, b) / (long * short), short / long)
 }
 
-/// The same but for the last digits of scores.
+/// Whether two lists of entities are the same except for the last digits of scores.
 fn same_entities(a: &[Value], b: &[Value]) -> bool {
     let same = |(a, b): (&Value, &Value)| {
         let (Some(a), Some(b)) = (a.as_object(), b.as_object()) else { return false };

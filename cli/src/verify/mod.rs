@@ -93,7 +93,7 @@ struct OwnServer {
     serve: ServeArgs,
 }
 
-/// One way of asking, compared.
+/// The result of one way of asking: each text alone, or all batched.
 struct Comparison {
     task: Task,
     way: &'static str,

@@ -48,7 +48,7 @@ impl Model {
         Ok(Model { client, path, config, texts })
     }
 
-    /// Whether it is to be asked with pairs: it needs them, or its task does.
+    /// Whether to ask the model with pairs: it needs them, or its task does.
     pub fn takes_pairs(&self, needed: bool) -> bool {
         self.texts.get(1).is_some_and(|pair| needed || !pair.optional)
     }

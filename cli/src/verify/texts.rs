@@ -1,9 +1,9 @@
-//! The texts that a model is verified with where the user gives none: from nothing to longer than any model takes.
+//! The default texts for verifying a model: from an empty text to one longer than any model takes.
 
 /// Texts of one word to some sentences, in several scripts, and with characters that tokenizers treat differently: a JSON array.
 const TEXTS: &str = include_str!("texts.json");
 
-/// How often the last of them is repeated for the longer texts.
+/// How often the last text is repeated for the longer texts.
 const REPEATED: [usize; 3] = [3, 12, 80];
 
 /// The texts to compare.

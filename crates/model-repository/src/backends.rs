@@ -18,7 +18,7 @@ pub struct KnownBackend {
 /// The backend of ONNX models.
 pub(crate) const ONNXRUNTIME: &str = "onnxruntime";
 
-/// Where a version directory holds the files of several, the first one decides.
+/// If a version directory holds the files of several backends, the first one in this list decides.
 pub static BACKENDS: [KnownBackend; 11] = [
     KnownBackend { name: "tensorrt", service: None, platform: Some("tensorrt_plan"), file: Some("model.plan") },
     KnownBackend {
@@ -42,7 +42,7 @@ pub static BACKENDS: [KnownBackend; 11] = [
 // === impl KnownBackend ===
 
 impl KnownBackend {
-    /// The one of this name.
+    /// The backend of this name.
     pub fn named(name: &str) -> Option<&'static KnownBackend> {
         BACKENDS.iter().find(|known| known.name == name)
     }

@@ -43,7 +43,8 @@ impl ModelConfig {
         self.admit_as(Request { id: Some(request_id), in_parts: self.max_rows_per_message.is_some() }, inputs)
     }
 
-    /// The same for a request that travels in parts of at most the model's largest batch, even if the configuration sets no such parts.
+    /// The same for a request that travels in parts of at most the model's largest batch, even if the configuration sets no such
+    /// parts.
     pub fn admit_in_parts(&self, request_id: &str, inputs: Vec<UncheckedTensor>) -> Result<Vec<Tensor>, InferError> {
         self.admit_as(Request { id: Some(request_id), in_parts: true }, inputs)
     }
@@ -132,7 +133,7 @@ impl ModelConfig {
                 sorted(self.inputs.iter().map(|input| input.name.as_str()))
             )));
         }
-        // The count may be right because an optional input stands in for a required one.
+        // The count may be right because an optional input takes the place of a required one.
         match missing().next() {
             None => Ok(inputs),
             Some(_) => Err(count_fault()),
@@ -159,7 +160,7 @@ impl ModelConfig {
                 )));
             }
         }
-        // A request of no inputs at all, which only a model of optional inputs lets pass, is one row.
+        // A request without inputs, which only a model of optional inputs accepts, has one row.
         let rows = batch.unwrap_or(1);
         if rows == 0 {
             return Err(request.fault(format!("inference request batch-size must be >= 1 for '{}'", self.name)));
@@ -209,7 +210,7 @@ impl ModelConfig {
                 "input byte size mismatch for input '{name}' for model '{model}'. Expected {expected}, got {actual}"
             ),
             TensorError::ElementCount { name, expected, actual, .. } if actual > expected => format!(
-                // Triton stops counting at the first one too many.
+                // Triton stops counting at the first element too many.
                 "unexpected number of string elements {} for inference input '{name}' for model '{model}', expecting \
                  {expected}",
                 expected + 1
@@ -242,7 +243,7 @@ impl ModelConfig {
 // === impl Request ===
 
 impl Request<'_> {
-    /// `text` as Triton tells it: behind the id of the client's request.
+    /// `text` in Triton's form: behind the id of the client's request.
     fn fault(self, text: String) -> InferError {
         InferError::invalid_arg(match self.id {
             None => text,

@@ -19,17 +19,17 @@ pub use graph::validate_ensemble;
 /// An ensemble that was checked against its composing models.
 #[derive(Clone, Debug)]
 pub struct CompiledEnsemble {
-    /// Its configuration; with a decoupled model in it, it is decoupled itself and says so.
+    /// Its configuration; an ensemble with a decoupled model is decoupled itself.
     pub config: Arc<ModelConfig>,
     /// The steps of its requests.
     pub plan: RoutePlan,
 }
 
-/// Why an ensemble gives no route. Texts begin with Triton's.
+/// The reason why an ensemble gives no route. Texts begin with Triton's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages show")]
 pub enum EnsembleError {
-    /// Composing models are not there (yet).
+    /// Composing models do not exist (yet).
     #[error("ensemble {ensemble} contains models that are not available or ambiguous: {}", models.join(", "))]
     ModelsUnavailable { ensemble: String, models: Vec<String> },
     /// A composing model exists, but not in the version that the step asks for.
@@ -62,7 +62,7 @@ impl EnsembleError {
     }
 }
 
-/// The plan of a model that is no ensemble.
+/// The plan of a single model.
 pub fn plan_single(config: &ModelConfig) -> RoutePlan {
     let inputs = config.inputs.iter().map(|input| (input.name.clone(), input.optional));
     let outputs = config.outputs.iter().map(|output| output.name.clone()).collect();

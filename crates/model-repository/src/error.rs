@@ -1,4 +1,4 @@
-//! Why a model repository, or one configuration in it, cannot be used.
+//! The reasons why a model repository, or one configuration in it, cannot be used.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Whether files have changed: a number made of their names, sizes and times.
+//! Detects changed files by a hash over their names, sizes and times.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};

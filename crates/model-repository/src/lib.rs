@@ -2,13 +2,13 @@
 //! ensembles to type-checked routes.
 //!
 //! Invariants:
-//! - A [`ModelConfig`] that exists is valid and normalized: defaults are filled in, names are unique, an ensemble's data
-//!   flow is sound. Its fields and the message that `/config` prints say the same.
-//! A route plan of [`compile_ensemble`] fits the configurations of all its steps: datatypes and shapes that meet agree, and every
-//! required input has a source.
-//! A path in a [`ModelConfig`] stays within the model's own folder, unless the operator has put a link there. A configuration
-//! that came with a request names no files outside ([`requested`]).
-//! Error texts are Triton's where it has one, because clients and tests match them; further details follow after Triton's text.
+//! - A [`ModelConfig`] that exists is valid and normalized: defaults are filled in, names are unique, an ensemble's data flow is
+//!   sound. Its fields agree with the message that `/config` prints.
+//! - A route plan of [`compile_ensemble`] fits the configurations of all its steps: datatypes and shapes that meet agree, and
+//!   every required input has a source.
+//! - A path in a [`ModelConfig`] stays within the model's own folder, unless the operator has put a link there. A configuration
+//!   that came with a request names no files outside ([`requested`]).
+//! - Error texts are Triton's where it has one, because clients and tests match them; further details follow after Triton's text.
 //!
 //! A Hugging Face folder is a second way to a repository: `folder` derives the configurations from its files.
 //!

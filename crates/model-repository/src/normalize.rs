@@ -43,7 +43,7 @@ pub(crate) fn normalize(message: &mut ModelConfig, around: &Surroundings<'_>) {
         // Triton derives an ensemble's transaction policy from its steps, and shows it.
         message.model_transaction_policy.get_or_insert_default();
     } else {
-        // Ensembles may have neither of the following; validation says so where they do.
+        // Ensembles may have neither of the following; validation refuses them.
         let optimization = message.optimization.get_or_insert_default();
         optimization.input_pinned_memory.get_or_insert(PinnedMemoryBuffer { enable: true });
         optimization.output_pinned_memory.get_or_insert(PinnedMemoryBuffer { enable: true });
@@ -51,7 +51,7 @@ pub(crate) fn normalize(message: &mut ModelConfig, around: &Surroundings<'_>) {
     }
 }
 
-/// Backend, platform and model file follow from each other, and from the files there are.
+/// Backend, platform and model file follow from each other, and from the files in the version directories.
 fn fill_backend(message: &mut ModelConfig, files: &BTreeSet<String>) {
     if message.backend.is_empty() {
         let told = BACKENDS.iter().find(|known| {
@@ -96,7 +96,7 @@ fn fill_scheduler(message: &mut ModelConfig) {
     }
 }
 
-/// At least one group; each with a name, a kind that says where, a count, and for GPUs which.
+/// At least one group; each with a name, a kind that names the device, a count, and for GPUs their indices.
 fn fill_instance_groups(message: &mut ModelConfig, gpus: &[i32]) {
     if message.instance_group.is_empty() {
         message.instance_group.push(ModelInstanceGroup { name: message.name.clone(), ..Default::default() });

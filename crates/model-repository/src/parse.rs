@@ -1,8 +1,8 @@
 //! Text format and JSON to the message, and back to JSON.
 //!
-//! Both go by the embedded schema descriptor, so that a field is either known or an error. JSON is the form that
-//! `/config` shows and that workers publish: field names as in config.pbtxt, every scalar printed even where it has its
-//! default, sub-messages only where they are set, 64-bit numbers as numbers.
+//! Both use the embedded schema descriptor, so that a field is either known or an error. `/config` shows this JSON and workers
+//! publish it: field names as in config.pbtxt, every scalar printed even where it has its default, sub-messages only where they
+//! are set, 64-bit numbers as numbers.
 
 use std::sync::LazyLock;
 
@@ -17,7 +17,7 @@ static SCHEMA: LazyLock<MessageDescriptor> = LazyLock::new(|| {
     pool.get_message_by_name("inference.ModelConfig").expect("the schema defines it")
 });
 
-/// Reads the text format. `file` is how errors call the text.
+/// Reads the text format. `file` is the text's name in errors.
 pub(crate) fn read_text(text: &str, file: &str) -> Result<proto::ModelConfig, RepositoryError> {
     let error = |line, reason: String| RepositoryError::Text { file: file.to_owned(), line, reason };
     if let Some((offset, reason)) = foreign_character(text) {
@@ -79,8 +79,7 @@ fn foreign_character(text: &str) -> Option<(usize, String)> {
     None
 }
 
-/// The text format lets `input [ {..} ]` do without a colon, which our parser insists on: this puts it in. Lines stay
-/// as they were.
+/// The text format allows `input [ {..} ]` without a colon, which the parser requires: this inserts it. Lines stay as they were.
 fn with_list_colons(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 16);
     let mut chars = text.chars();
@@ -128,8 +127,8 @@ impl ModelConfig {
         ModelConfig::from_message(message, &Surroundings { directory: Some(directory), ..Default::default() })
     }
 
-    /// The configuration that `json` (see [`ModelConfig::to_json`]) holds. Fields may be left out, also be called by
-    /// their camel-case names; 64-bit numbers may be strings; unknown fields are errors.
+    /// The configuration in `json` (see [`ModelConfig::to_json`]). Fields may be left out, or have their camel-case names; 64-bit
+    /// numbers may be strings; unknown fields are errors.
     pub fn from_json(json: &str) -> Result<ModelConfig, RepositoryError> {
         ModelConfig::from_message(read_json(json)?, &Surroundings::default())
     }
@@ -142,7 +141,7 @@ impl ModelConfig {
             .use_proto_field_name(true)
             .stringify_64_bit_integers(false)
             .skip_default_fields(false);
-        // By way of a value, because that sorts keys, where the message's maps have them in any order.
+        // Through a value, because that sorts keys: the message's maps have them in any order.
         let value = message.serialize_with_options(serde_json::value::Serializer, &options);
         value.expect("keys are strings and numbers are finite or printed as strings").to_string()
     }

@@ -34,7 +34,7 @@ pub struct Repository {
     unreadable: Vec<Arc<RepositoryError>>,
 }
 
-/// A model as its directory has it.
+/// A model as its directory defines it.
 #[derive(Clone, Debug)]
 pub struct RepositoryModel {
     /// The model's name.
@@ -57,7 +57,7 @@ pub struct Uploaded {
     _folder: Option<Arc<TempDir>>,
 }
 
-/// A model whose directory does not make a model.
+/// A model whose directory is faulty.
 #[derive(Clone, Debug)]
 pub struct BrokenModel {
     /// The version directories that could be found, ascending.
@@ -130,7 +130,7 @@ impl Repository {
         repository
     }
 
-    /// Why model repositories, or parts of them, could not be listed.
+    /// The reasons why model repositories, or parts of them, could not be listed.
     pub fn unreadable(&self) -> &[Arc<RepositoryError>] {
         &self.unreadable
     }
@@ -145,7 +145,7 @@ impl Repository {
         self.models.get(name)
     }
 
-    /// The names of the models that an ensemble is made of, also those of ensembles within it.
+    /// The names of the composing models of an ensemble, also of ensembles within it.
     pub fn composing(&self, ensemble: &str) -> BTreeSet<String> {
         let mut composing = BTreeSet::new();
         let mut open = vec![ensemble];
@@ -161,12 +161,12 @@ impl Repository {
         composing
     }
 
-    /// Directories that do not make models, in order of name.
+    /// The models whose directories are faulty, in order of name.
     pub fn broken(&self) -> impl Iterator<Item = (&str, &BrokenModel)> {
         self.broken.iter().map(|(name, broken)| (name.as_str(), broken))
     }
 
-    /// Puts a model in, in place of one of its name.
+    /// Adds a model, in place of an earlier one of its name.
     pub fn insert(&mut self, model: RepositoryModel) {
         self.broken.remove(&model.name);
         self.models.insert(model.name.clone(), model);
@@ -181,8 +181,8 @@ impl RepositoryModel {
         RepositoryModel::read(name, path, None, gpus)
     }
 
-    /// Finds the model `name` under `paths` and reads it, with what `replacement` puts in place. `None` where no directory
-    /// has the name.
+    /// Finds the model `name` under `paths` and reads it, with the parts of `replacement` in place of its own. `None` if no
+    /// directory has the name.
     pub fn find(
         paths: &[PathBuf],
         name: &str,
@@ -250,14 +250,14 @@ impl RepositoryModel {
             fs::write(&path, content).map_err(cannot(&path))?;
         }
         let mut model = RepositoryModel::read(name, &root, Some(config), gpus)?;
-        // By content: each time the same files come they lie elsewhere.
+        // By content, because the same files lie in another place each time they come.
         let content = hash(&(config, files));
         model.fingerprints.values_mut().for_each(|fingerprint| *fingerprint = content);
         model.uploaded = Some(Uploaded { _folder: Some(Arc::new(folder)) });
         Ok(model)
     }
 
-    /// Reads a model from its directory; `replaced` stands for its configuration file.
+    /// Reads a model from its directory; `replaced` takes the place of its configuration file.
     fn read(name: &str, path: &Path, replaced: Option<&str>, gpus: &[i32]) -> Result<RepositoryModel, RepositoryError> {
         let directories = version_directories(path)?;
         let mut files = BTreeSet::new();

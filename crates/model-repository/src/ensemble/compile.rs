@@ -1,8 +1,8 @@
 //! An ensemble and its composing models to a route plan.
 //!
-//! Shapes agree, as in Triton, where the dims do or else where the full shapes do, batch dimension included. So a step that
+//! As in Triton, shapes agree where the dims do, or else where the full shapes do, batch dimension included. So a step that
 //! batches may follow one that does not: with equal dims the tensor gets a batch dimension of 1 on its way, or loses it
-//! (`batch_dimension`); where `[-1]` and the one's dims make the other's, it goes as it is.
+//! (`batch_dimension`); where `[-1]` before one side's dims makes the other side's, it stays as it is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -239,15 +239,15 @@ fn may_agree(left: &Shape, right: &Shape) -> bool {
     left.len() == right.len() && left.iter().zip(right.iter()).all(|(&l, &r)| l == r || l == -1 || r == -1)
 }
 
-/// Responses of different decoupled models cannot be paired, so no step may take tensors of two of them, nor may the
-/// ensemble's outputs. Nor are parts of parts numbered: none may follow another.
+/// Responses of different decoupled models cannot be paired, so neither a step nor the ensemble's outputs may take tensors of two
+/// decoupled models. Parts of parts have no numbers, so no decoupled model may follow another.
 fn check_decoupled(
     config: &ModelConfig,
     steps: &[EnsembleStep],
     decoupled: &[bool],
     order: &[usize],
 ) -> Result<(), EnsembleError> {
-    // Which decoupled step each tensor comes from in the end; those that are not here come from none.
+    // The decoupled step that each tensor comes from in the end; a tensor without an entry comes from none.
     let mut origins: BTreeMap<&str, usize> = BTreeMap::new();
     for &index in order {
         let step = &steps[index];
@@ -317,8 +317,8 @@ fn plan_step(step: &EnsembleStep, model: &ModelConfig, views: &Views) -> PlanSte
     }
 }
 
-/// Puts the steps of a nested ensemble in the place of `step`: its inputs and outputs become the outer ensemble's
-/// tensors, all others get names that the outer one does not have.
+/// Puts the steps of a nested ensemble in the place of `step`: its inputs and outputs become the outer ensemble's tensors, and
+/// all other tensors get names that the outer ensemble does not have.
 fn flatten(
     outer: &ModelConfig,
     step_of_nested: &EnsembleStep,
@@ -357,7 +357,7 @@ fn flatten(
         }
         step.inputs.retain(|input| !absent(&input.tensor));
         for input in &mut step.inputs {
-            // As the outer ensemble has the tensor first, then as the nested one has it.
+            // First in the outer ensemble's shape, then in the nested one's.
             let outer = step_of_nested.input_map.get(&input.tensor).and_then(|tensor| views.get(tensor));
             input.reshapes.splice(..0, outer.into_iter().flatten().cloned());
             input.tensor = rename(std::mem::take(&mut input.tensor));

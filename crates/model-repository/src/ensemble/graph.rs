@@ -92,7 +92,8 @@ fn sources<'a>(config: &ModelConfig, steps: &'a [EnsembleStep]) -> Result<BTreeM
     Ok(sources)
 }
 
-/// Indices of the steps in an order in which a step's tensors exist when it runs: the configured order wherever possible. Steps whose tensors never exist are left out.
+/// Indices of the steps in an order in which a step's tensors exist when it runs: the configured order wherever possible. Steps
+/// whose tensors never exist are left out.
 pub(super) fn execution_order(inputs: &BTreeSet<&str>, steps: &[EnsembleStep]) -> Vec<usize> {
     let mut ready = inputs.clone();
     let mut order = Vec::with_capacity(steps.len());
