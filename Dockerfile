@@ -1,19 +1,19 @@
 # Images of Trireme, one target each: gateway, tokenizer, model, postprocess, python; trireme (all in one process); model-gpu;
-# setup (what docker-compose.yml runs first). Builds with BuildKit and with the classic builder, which runs every stage
-# above the target, needed or not: what is large and seldom wanted is at the end.
+# setup (which docker-compose.yml runs first). Builds with BuildKit and with the classic builder, which runs every stage
+# above the target, needed or not: large stages that are seldom needed are at the end.
 #
 #     docker build --target gateway -t trireme-gateway .
 
 # Any image with cargo, rustc and a C compiler; its C library must not be newer than the runtime image's.
 ARG RUST_IMAGE=rust:1-bookworm
-# What programs run in: glibc, libgcc and libstdc++, nothing else is used.
+# The image in which programs run. They use only its glibc, libgcc and libstdc++.
 ARG RUNTIME_IMAGE=debian:bookworm-slim
-# Fetches prebuilt files with pip; nothing of itself ends up in an image.
+# Fetches prebuilt files with pip; no other file of it gets into an image.
 ARG PYTHON_IMAGE=python:3.11-bookworm
-# What runs model.py files; its C library must not be older than the build image's.
+# The interpreter for model.py files; its C library must not be older than the build image's.
 ARG MODELS_PYTHON_IMAGE=python:3.11-slim-bookworm
 
-# The workspace with empty sources: it changes only when a dependency does, so that what is built from it stays cached.
+# The workspace with empty sources: it changes only when a dependency does, so that the build of dependencies stays cached.
 FROM ${RUNTIME_IMAGE} AS manifests
 WORKDIR /src
 COPY . .
@@ -29,12 +29,12 @@ ARG CARGO_PROFILE=release
 ENV CARGO_INCREMENTAL=0 CARGO_PROFILE_RELEASE_DEBUG=false
 ENV PROGRAMS="trireme trireme-gateway trireme-tokenizer trireme-model trireme-postprocess trireme-python"
 COPY --from=manifests /src .
-# With cargo-auditable in the image of Rust, programs say which crates they are made of: scanners of images read it (trivy,
+# With cargo-auditable in the image of Rust, programs contain the list of their crates, which scanners of images read (trivy,
 # grype, syft, cargo audit bin).
 RUN cargo $(if command -v cargo-auditable >/dev/null; then echo auditable; fi) \
         build --locked --bins --profile ${CARGO_PROFILE} $(printf -- '--package %s ' ${PROGRAMS})
 COPY . .
-# Cargo goes by times of change, and the empty sources' is later than the real ones'. Not so in target: dependencies whose
+# Cargo compares times of change, and the empty sources' is later than the real ones'. target is left out: dependencies whose
 # build scripts wrote sources there would be compiled again.
 RUN find . -path ./target -prune -o -name '*.rs' -exec touch {} + \
     && cargo $(if command -v cargo-auditable >/dev/null; then echo auditable; fi) \
@@ -44,7 +44,7 @@ RUN find . -path ./target -prune -o -name '*.rs' -exec touch {} + \
            install --strip --mode 755 target/*/$program /out/ || exit 1; \
        done
 
-# What all of Trireme's images have in common: nothing but the C library, a user without rights, and where models are.
+# The base of all of Trireme's images: the C library, a user without rights, and the models' place.
 FROM ${RUNTIME_IMAGE} AS runtime
 USER 65532:65532
 WORKDIR /
@@ -72,7 +72,7 @@ WORKDIR /src
 COPY scripts scripts
 RUN scripts/fetch-onnxruntime.sh
 
-# Who executes models keeps what it learns of them (costs, optimized graphs) in /cache, if a volume is there.
+# Services that execute models keep costs and optimized graphs in /cache, if a volume is mounted there.
 FROM runtime AS executor
 USER root
 RUN install --directory --owner 65532 --group 65532 /cache
@@ -110,7 +110,7 @@ WORKDIR /src
 COPY scripts scripts
 RUN scripts/fetch-onnxruntime-cuda.sh
 
-# The driver comes with the host: NVIDIA's container toolkit puts libcuda.so.1 in.
+# The driver comes with the host: NVIDIA's container toolkit mounts libcuda.so.1.
 FROM executor AS model-gpu
 COPY --from=onnxruntime-cuda /src/.tools/onnxruntime-cuda /opt/onnxruntime
 COPY --from=build /out/trireme-model /usr/local/bin/
@@ -118,7 +118,7 @@ ENV LD_LIBRARY_PATH=/opt/onnxruntime NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CA
 HEALTHCHECK --interval=5s --timeout=3s --start-period=300s CMD ["trireme-model", "--healthcheck"]
 ENTRYPOINT ["trireme-model"]
 
-# An interpreter with numpy. What models import besides, an image on top of this one has, or their EXECUTION_ENV_PATH.
+# An interpreter with numpy. Other packages come from an image on top of this one, or from the models' EXECUTION_ENV_PATH.
 FROM ${MODELS_PYTHON_IMAGE} AS python
 RUN pip install --no-cache-dir numpy
 COPY --from=build /out/trireme-python /usr/local/bin/

@@ -1,4 +1,4 @@
-//! The default texts for verifying a model: from an empty text to one longer than any model takes.
+//! The default texts for verifying a model: from one letter to a text longer than any model takes.
 
 /// Texts of one word to some sentences, in several scripts, and with characters that tokenizers treat differently: a JSON array.
 const TEXTS: &str = include_str!("texts.json");

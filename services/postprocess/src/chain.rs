@@ -10,11 +10,11 @@ use crate::{Form, Signature, Value};
 /// Ops that run one after the other.
 pub struct Chain(Vec<(&'static OpEntry, Box<dyn Op>)>);
 
-/// Why a chain cannot be. Positions count from 1.
+/// The reason why a chain cannot be made. Positions count from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages show")]
 pub enum ChainError {
-    /// There is an empty place where an op should be.
+    /// An op is missing between two commas.
     #[error("op {position} is empty, expected one of {}", known_ops())]
     Empty { position: usize },
     /// No op has this name.
@@ -75,8 +75,8 @@ impl Chain {
         cut_at(self.0.len(), cut, value)
     }
 
-    /// Before which op an embedding is cut to the dimensions that a request asks for: the last `normalize`, where nothing
-    /// changes the components after it, or else the end. `None`: the chain gives no embedding.
+    /// The position of the op before which an embedding is cut to the requested dimensions: the last `normalize`, if no op
+    /// after it changes the components, or else the end. `None`: the chain gives no embedding.
     fn embedding_end(&self) -> Option<usize> {
         if !self.0.iter().all(|(entry, _)| entry.embeds) {
             return None;
@@ -96,7 +96,7 @@ fn is_left_out(name: &str, options: &RequestOptions) -> bool {
     }
 }
 
-/// The first components of `value`, where this is the place to cut it.
+/// The first components of `value`, if `index` is the place to cut it.
 fn cut_at<'a>(index: usize, cut: Option<(usize, usize)>, value: Value<'a>) -> Result<Value<'a>, InferError> {
     match cut {
         Some((at, dimensions)) if at == index && value.form() == Form::Floats => first(value, dimensions, |width| {

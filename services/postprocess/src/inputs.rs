@@ -11,7 +11,7 @@ use crate::options::RequestOptions;
 pub struct SideInputs {
     /// The attention mask.
     pub attention: Option<String>,
-    /// The mask of the tokens that are pooled, where it is another than the attention mask.
+    /// The mask of the tokens that are pooled, if it differs from the attention mask.
     pub pooling: Option<String>,
     /// See [`crate::ops::decode`].
     pub emitted: Option<String>,
@@ -38,8 +38,8 @@ enum Kind {
 // === impl SideInputs ===
 
 impl SideInputs {
-    /// Finds them among the inputs after the first, by the names that the ops of the chain `ops` know; the texts are the
-    /// TYPE_STRING input of any name. Of the integers that are left one may be the attention mask.
+    /// Finds the names among the inputs after the first: those that the ops of the chain `ops` know. The texts are the TYPE_STRING
+    /// input of any name. One of the other integer inputs may be the attention mask.
     pub(crate) fn of(others: &[ModelInput], ops: &str) -> Result<SideInputs, String> {
         let names = ops.split(',').map(|op| op.split(':').next().unwrap_or_default().trim());
         let entries = names.filter_map(|name| OPS.iter().find(|entry| entry.name == name));

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-/// Class labels by index; may be none at all.
+/// Class labels by index; may be empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Labels(Vec<String>);
 

@@ -12,7 +12,7 @@ pub struct AbortOn(Option<i32>);
 // === impl AbortOn ===
 
 impl AbortOn {
-    /// As the configuration has it.
+    /// The number in the configuration.
     pub fn of(config: &ModelConfig) -> Result<AbortOn, LoadError> {
         let Some(text) = config.parameters.get("abort_on") else { return Ok(AbortOn::default()) };
         if !cfg!(feature = "abort") {

@@ -1,7 +1,7 @@
 //! `decode`: token ids `[rows, length]` to texts `[rows]`, special tokens skipped; `decode:with_special_tokens` keeps them.
 //!
-//! The tokenizer is that of the version directory: `tokenizer.json`, or a SentencePiece model. The first op of a chain:
-//! nothing else gives token ids.
+//! The tokenizer is that of the version directory: `tokenizer.json`, or a SentencePiece model. The first op of a chain, because
+//! no op gives token ids.
 //!
 //! Ids that come part by part, as generation gives them, become texts part by part. Two optional inputs give the position of a
 //! part, so the op keeps no state between parts:
@@ -83,7 +83,7 @@ fn read_emitted(tensor: &Tensor, rows: usize, length: usize) -> Result<Vec<usize
     values.iter().map(number).collect()
 }
 
-/// Whether nothing follows: for all rows, or for each.
+/// Whether this is the last part: for all rows, or for each.
 fn read_last(tensor: &Tensor, rows: usize) -> Result<Vec<bool>, InferError> {
     if tensor.datatype() != DataType::Bool {
         return Err(unexpected(tensor, "BOOL"));

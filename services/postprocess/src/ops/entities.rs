@@ -54,7 +54,7 @@ struct Classified {
     end: usize,
 }
 
-/// An entity as it is answered.
+/// An entity in the answer.
 #[derive(Serialize)]
 struct Entity {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -155,7 +155,7 @@ impl Op for Entities {
 }
 
 impl Entities {
-    /// The tokens of one row that are no special ones.
+    /// The tokens of one row without special tokens.
     fn tokens(
         &self,
         text: &str,
@@ -219,7 +219,7 @@ impl Entities {
         Classified { label: self.label(class), score, index: Some(index), word, start, end }
     }
 
-    /// The tokens of one word as one.
+    /// Joins the tokens of one word.
     fn word(&self, tokens: &[Token], aggregation: Aggregation) -> Result<Classified, InferError> {
         let (class, score) = match aggregation {
             Aggregation::Average => best(&average(tokens)),
@@ -237,7 +237,7 @@ impl Entities {
         })
     }
 
-    /// Neighbours of one class as one entity.
+    /// Joins neighbours of one class to an entity.
     fn group(&self, group: &[Classified]) -> Result<Entity, InferError> {
         let label = &group[0].label;
         let scores: Vec<f32> = group.iter().map(|token| token.score).filter(|score| !score.is_nan()).collect();
@@ -290,7 +290,7 @@ fn tag(label: &str) -> (bool, &str) {
     }
 }
 
-/// The one of the higher score; of equal ones the first.
+/// The candidate with the higher score; of equal ones the first.
 fn better(first: (usize, f32), next: (usize, f32)) -> (usize, f32) {
     if compare_scores(next.1, first.1).is_gt() { next } else { first }
 }

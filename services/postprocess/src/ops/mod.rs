@@ -44,7 +44,7 @@ pub struct Side<'a> {
     pub attention: Option<&'a Tensor>,
     /// How much of the data has been decoded before: see [`decode`].
     pub emitted: Option<&'a Tensor>,
-    /// Whether nothing follows: see [`decode`].
+    /// Whether this is the last part: see [`decode`].
     pub last: Option<&'a Tensor>,
     /// The ids of tokens `[rows, length]`.
     pub input_ids: Option<&'a Tensor>,
@@ -84,7 +84,7 @@ pub type BuildOp = fn(Option<&str>, &Resources<'_>) -> Result<Box<dyn Op>, Strin
 pub struct OpEntry {
     /// Its name in a chain.
     pub name: &'static str,
-    /// How it is written with its argument.
+    /// Its usage, with its argument.
     pub usage: &'static str,
     /// A description for people.
     pub doc: &'static str,

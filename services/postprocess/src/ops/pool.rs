@@ -1,4 +1,4 @@
-//! `pool:KIND`, `pool:KIND+KIND…`: one vector from those of all tokens; of several kinds, one after the other in one vector.
+//! `pool:KIND`, `pool:KIND+KIND…`: one vector from the vectors of all tokens; several kinds are concatenated.
 
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, CowArray, Ix2, Ix3, s};
 use trireme_inference::{InferError, Shape, Tensor};
@@ -19,8 +19,8 @@ const KINDS: [(&str, Pool); 6] = [
     ("mean_sqrt_len", Pool::MeanSqrtLen),
 ];
 
-/// Which tokens make the vector. Padding, where the mask is 0, takes no part, on whichever side it is; a row without
-/// any token gives zeros.
+/// The way in which tokens make the vector. Padding, where the mask is 0, takes no part on either side; a row without
+/// tokens gives zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pool {
     /// The mean of all tokens.
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(pooled.into_floats().unwrap(), array![[16.0f32]].into_dyn());
     }
 
-    /// Element by element, as one would write it down.
+    /// The plain computation, element by element.
     fn naive(kind: Pool, hidden: &Array3<f32>, mask: &[i64]) -> Array2<f32> {
         let (rows, length, width) = hidden.dim();
         Array2::from_shape_fn((rows, width), |(row, component)| {

@@ -1,5 +1,5 @@
-//! `sparse`: the components of each row that are not 0, `[rows, width]` to `[rows, n]`, where n is how many the fullest row
-//! of the request has.
+//! `sparse`: the components of each row that are not 0, `[rows, width]` to `[rows, n]`, where n is the count of the fullest row
+//! of the request.
 //!
 //! The last op of a chain. The outputs of the model are `sparse_indices`, INT64 or INT32, ascending and filled up with -1, and
 //! `sparse_values`, filled up with 0.

@@ -29,7 +29,7 @@ impl Op for TopK {
         let mut dims = input.expect(Form::Floats, 1..=usize::MAX)?.dims.to_vec();
         let k = i64::try_from(self.0).unwrap_or(i64::MAX);
         if let Some(classes) = dims.last_mut() {
-            // Where the number of classes is open, so is that of the results.
+            // If the number of classes is variable, so is the number of results.
             *classes = if *classes < 0 { -1 } else { k.min(*classes) };
         }
         Ok(Signature::new(Form::Ranked, dims))

@@ -152,7 +152,7 @@ fn unknown(name: &str) -> String {
     )
 }
 
-/// OpenVINO's properties: names in lower case are ours; its own, in capitals, are passed on.
+/// OpenVINO's properties: names in lower case are defined here; its own, in capitals, are passed on.
 fn openvino(parameters: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, String> {
     let mut options = BTreeMap::new();
     for (key, value) in parameters {

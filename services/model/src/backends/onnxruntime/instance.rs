@@ -146,7 +146,7 @@ impl OnnxInstance {
         let values = self.input_values(&inputs).map_err(|error| run_error(&self.model, &error))?;
         let stopper = self.stopper.clone();
         let run = stopper.begin(options);
-        // The requests were called off before the run could be stopped.
+        // The requests were cancelled before the run could be stopped.
         if let Some(error) = unwanted(requests) {
             return Err(error);
         }
