@@ -59,7 +59,7 @@ fn a_load_request_reaches_no_file_outside_its_model(mode: Mode) {
         let input = json!({ "data_type": "TYPE_FP32", "dims": [4], "input_data_file": file });
         json!({ "model_warmup": [{ "name": "w", "batch_size": 1, "inputs": { "x": input } }] })
     };
-    // Whether there is such a file shows nowhere.
+    // No answer shows whether the file exists.
     let missing = format!("{there}-that-is-not-there");
     for form in [|file: &str| json!({ "default_model_filename": file }), warmup as fn(&str) -> Value] {
         let word = "is outside the model's folder";
@@ -79,7 +79,7 @@ fn a_load_request_reaches_no_file_outside_its_model(mode: Mode) {
     assert_eq!(allowed.status, 200, "{}", allowed.text());
 }
 
-/// This host's address for others; nothing is sent to find it.
+/// This host's address for other hosts; finding it sends no packet.
 fn address_for_others() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect("192.0.2.1:9").ok()?;
@@ -170,12 +170,12 @@ fn tensors_in_shared_memory_count_like_those_that_travel() {
     assert_eq!(infer(1 << 10).status, 200, "there is room for others");
 }
 
-/// Each body of some kB stands for many MiB.
+/// Each body of some kB expands to many MiB.
 #[test]
 fn memory_stays_within_the_budget_whatever_bodies_expand_to() {
     const BUDGET: u64 = 128 << 20;
-    // Stacks of threads, buffers of connections, and memory that the allocator keeps for itself after a body is gone: 184 MiB
-    // in all were seen.
+    // Stacks of threads, buffers of connections, and memory that the allocator keeps after a body is freed: 184 MiB in all were
+    // measured.
     const BESIDE: u64 = BUDGET;
     let models = ModelFolder::basic(&["simple"]);
     let budget = format!("--max-bytes-in-flight={BUDGET}");

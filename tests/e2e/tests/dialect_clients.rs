@@ -1,4 +1,4 @@
-//! Clients of other servers from PyPI, as they are, at this one's port: `tests/clients/dialects/*.py`. `make clients-test` installs
+//! Unmodified clients of other servers from PyPI, against Trireme: `tests/clients/dialects/*.py`. `make clients-test` installs
 //! them and runs this.
 
 use std::path::PathBuf;
@@ -6,14 +6,14 @@ use std::process::Command;
 
 use trireme_e2e::{Mode, Sandbox, Setup, in_every_mode, workspace};
 
-/// Names the Python that has the clients, where `scripts/setup-clients.sh` did not make it.
+/// Names the Python that has the clients, if `scripts/setup-clients.sh` did not make it.
 const PYTHON: &str = "TRIREME_CLIENTS_PYTHON";
 
 const KEY: &str = "a-key-of-this-test";
 
 in_every_mode!(openai, langchain, cohere, huggingface_hub);
 
-/// The Python that has the clients, or `None`, with a word about it, where it is not there.
+/// The Python that has the clients; prints a note and returns `None` if it is missing.
 fn python() -> Option<PathBuf> {
     let made = workspace().join(".cache/clients-python/bin/python");
     let path = std::env::var_os(PYTHON).map_or(made, PathBuf::from);

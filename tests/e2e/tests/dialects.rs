@@ -1,4 +1,4 @@
-//! Clients of other servers at this one's port: OpenAI, Cohere, Jina, TEI, Infinity and vLLM, each in its own words.
+//! Requests of other servers' clients, sent to Trireme: OpenAI, Cohere, Jina, TEI, Infinity and vLLM, each in its own words.
 
 use serde_json::{Value, json};
 use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, golden, in_every_mode, workspace};
@@ -61,7 +61,7 @@ fn apart(value: &Value) -> (Vec<f32>, Value) {
     (numbers, rest)
 }
 
-/// Two answers are the same but for the last bits of their numbers, which are another batch's.
+/// Asserts that two answers are the same except for the last bits of their numbers, which differ between batches.
 #[track_caller]
 fn assert_alike(one: &Value, two: &Value) {
     let ((one, this), (two, that)) = (apart(one), apart(two));

@@ -1,4 +1,4 @@
-//! Models that are a model.py, with real interpreters: in one process, and as a service over NATS.
+//! Models in the form of a model.py, with real interpreters: in one process, and as a service over NATS.
 
 use std::fs;
 use std::path::Path;

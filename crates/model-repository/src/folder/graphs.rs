@@ -1,4 +1,4 @@
-//! Chooses the ONNX file of a folder that is served, and says how to make one if the folder has none.
+//! Chooses the ONNX file of a folder that is served, or names the command that makes a missing one.
 
 use std::path::Path;
 

@@ -98,7 +98,7 @@ pub fn plain_error(status: StatusCode, message: &str) -> Response {
 // === impl HttpError ===
 
 impl HttpError {
-    /// An error from before the body was read.
+    /// An error that occurred before the body was read.
     pub fn plain(error: InferError) -> HttpError {
         HttpError { error, plain: true }
     }

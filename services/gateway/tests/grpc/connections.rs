@@ -8,7 +8,7 @@ use super::*;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// This host's address for others; nothing is sent to find it. `None` where it has none but loopback.
+/// This host's address for other hosts; finding it sends no packet. `None` if the host has only loopback.
 fn address_for_others() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect("192.0.2.1:9").ok()?;

@@ -101,7 +101,7 @@ pub fn check(backend: &dyn Backend, config: &ModelConfig, directory: impl AsRef<
     }
 }
 
-/// Whether outputs are equal, floats to within rounding: a batch may be computed in another order than its rows alone.
+/// Asserts that outputs are equal, floats to within rounding: a batch may be computed in another order than its rows alone.
 fn assert_same(left: &[Tensor], right: &[Tensor]) {
     assert_eq!(left.len(), right.len());
     for (left, right) in left.iter().zip(right) {
