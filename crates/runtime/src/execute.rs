@@ -174,8 +174,8 @@ impl HostedModel {
         self.statistics.record(|counters| counters.execute(&executed(timing)));
     }
 
-    /// Counts a request whose step is done, before its result leaves the worker. `first` is its only response; of several, the first
-    /// was counted before.
+    /// Counts a request whose step is done, before its result leaves the worker. `first` is its only response; of several, the
+    /// first was counted before.
     pub(crate) fn count_completed(&self, pending: &Pending, response: &ExecuteResponse, first: bool) {
         let timing = &response.timing;
         let now = UnixMicros::now();

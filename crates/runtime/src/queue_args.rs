@@ -32,7 +32,8 @@ pub struct QueueArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(50..=600_000))]
     pub ack_wait_ms: u64,
 
-    /// How often a request is begun at one step before it is given up; with 1, requests that a worker held when it died are not tried again
+    /// How often a request is begun at one step before it is given up; with 1, requests that a worker held when it died are not
+    /// tried again
     #[arg(long, env = "TRIREME_MAX_DELIVER", value_name = "COUNT", default_value_t = 3)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
     pub max_deliver: u32,

@@ -29,7 +29,8 @@ pub struct AccessArgs {
     pub http_restricted_apis: Vec<Restriction>,
 
     /// Clients that may change the server: load and unload models, change log and trace settings, register shared memory. A
-    /// request that carries a key (--api-key), or the header of a restricted category, may do so from everywhere, except with `none`
+    /// request that carries a key (--api-key), or the header of a restricted category, may do so from everywhere, except with
+    /// `none`
     #[arg(long, env = "TRIREME_CONTROL_ACCESS", value_name = "WHO", default_value = "loopback")]
     pub control_access: ControlAccess,
 }

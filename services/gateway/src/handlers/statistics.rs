@@ -40,7 +40,8 @@ impl Handlers {
         self.dispatcher.in_flight()
     }
 
-    /// The length of every queue. Leaves out models without a queue, such as ensembles, and queues that the bus does not answer for.
+    /// The length of every queue. Leaves out models without a queue, such as ensembles, and queues for which the bus does not
+    /// answer.
     pub async fn queues(&self) -> Queues {
         let ask = async |key: ModelKey| {
             let levels = match self.registry.catalog().find(&key.name, Some(key.version)) {
