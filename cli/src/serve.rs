@@ -53,8 +53,9 @@ pub fn run(args: &ServeArgs) -> ExitCode {
     if args.admin.healthcheck {
         return args.admin.check("trireme");
     }
-    service::block_on("trireme", &args.telemetry, async {
+    service::block_on("trireme", &args.gateway.traces.telemetry(&args.telemetry), async {
         args.triton.warn();
+        args.gateway.traces.warn();
         let shutdown = service::shutdown_signal()?;
         let server = Server::open(args).await?;
         let serving = async {

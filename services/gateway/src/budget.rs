@@ -15,8 +15,11 @@ use axum::body::{Body, HttpBody};
 use axum::http::Response;
 use bytes::{Buf, Bytes};
 use http_body::{Frame, SizeHint};
+use parking_lot::Mutex;
 use trireme_bus::QUEUE_FULL;
 use trireme_inference::InferError;
+
+use crate::traces::{OpenTrace, Passage};
 
 /// Most bytes of an answer that the HTTP library is given at a time: it takes a piece whole, whether or not its client does.
 const PIECE: usize = 64 << 10;
@@ -44,6 +47,9 @@ struct Held {
     bytes: AtomicU64,
     /// Up to so much is never refused.
     free: u64,
+    passage: Arc<Passage>,
+    /// Traces that end when the answer is sent.
+    traces: Mutex<Vec<Arc<OpenTrace>>>,
 }
 
 /// No bytes are left for a request.
@@ -83,6 +89,7 @@ pub fn count(body: Body, announced: u64, hold: &Hold, refuse: Refuse) -> Body {
 /// Lets go of `hold` when the response was sent.
 pub fn until_sent(response: Response<Body>, hold: Hold) -> Response<Body> {
     hold.add(response.body().size_hint().exact().unwrap_or_default());
+    hold.0.passage.send();
     response.map(|body| Body::new(Sent { body, rest: Bytes::new(), _hold: hold }))
 }
 
@@ -117,7 +124,8 @@ impl Budget {
     }
 
     fn holding(&self, bytes: u64, free: u64) -> Hold {
-        Hold(Arc::new(Held { budget: self.clone(), bytes: AtomicU64::new(bytes), free }))
+        let (budget, bytes) = (self.clone(), AtomicU64::new(bytes));
+        Hold(Arc::new(Held { budget, bytes, free, passage: Passage::begin(), traces: Mutex::default() }))
     }
 }
 
@@ -180,6 +188,16 @@ impl Hold {
         self.0.budget.0.used.fetch_sub(held.min(bytes), Ordering::Relaxed);
     }
 
+    /// When the request came and its answer goes.
+    pub fn passage(&self) -> Arc<Passage> {
+        self.0.passage.clone()
+    }
+
+    /// Keeps a trace open until the answer is sent.
+    pub fn keep(&self, trace: Arc<OpenTrace>) {
+        self.0.traces.lock().push(trace);
+    }
+
     /// All that this holds now as a hold of its own: that of a message of a stream.
     pub fn split(&self) -> Hold {
         self.0.budget.holding(self.0.bytes.swap(0, Ordering::Relaxed), self.0.free)
@@ -213,6 +231,7 @@ impl HttpBody for Counted {
         let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)?) else { return Poll::Ready(None) };
         let bytes = frame.data_ref().map_or(0, |data| data.remaining() as u64);
         self.hold.take(bytes).map_err(self.refuse)?;
+        self.hold.0.passage.receive();
         Poll::Ready(Some(Ok(frame)))
     }
 

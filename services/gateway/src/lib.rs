@@ -27,6 +27,7 @@ mod rows;
 mod shared_memory;
 mod statistics;
 mod tls;
+mod traces;
 mod triton_flags;
 
 use std::net::SocketAddr;
@@ -63,6 +64,7 @@ pub use handlers::{AccessArgs, ControlAccess, Restriction, Secret};
 pub use http::{HttpArgs, TokenInput};
 pub use metrics::MetricsArgs;
 pub use models::ModelOptions;
+pub use traces::TraceArgs;
 pub use triton_flags::TritonFlags;
 
 /// Flags about listening and requests; Triton's names where it has them.
@@ -79,6 +81,8 @@ pub struct GatewayArgs {
     pub access: AccessArgs,
     #[command(flatten)]
     pub connections: ConnectionArgs,
+    #[command(flatten)]
+    pub traces: TraceArgs,
 
     /// Name of this server in its metadata; clients tell a Triton by it
     #[arg(long, env = "TRIREME_ID", value_name = "NAME", default_value = "triton")]
@@ -221,7 +225,7 @@ impl Gateway {
             strict_readiness: args.strict_readiness,
             models,
             log_format: Mutex::new("default"),
-            tracing: Tracing::new(trireme_telemetry::exports_spans()),
+            tracing: Tracing::new(&args.traces.config(trireme_telemetry::exports_spans()))?,
             collector,
             last_status: Default::default(),
             access,
@@ -280,9 +284,13 @@ impl Gateway {
         if served.await.is_err() {
             tracing::warn!("stopped before all connections were closed");
         }
+        let handlers = self.handlers.clone();
+        let traces = tokio::task::spawn_blocking(move || handlers.tracing.finish());
         let last_words = async {
             self.handlers.collector.tell().await;
             self.tasks.join().await;
+            // An error is a panic, which was logged.
+            let _ = traces.await;
         };
         if tokio::time::timeout(LAST_WORDS, last_words).await.is_err() {
             self.tasks.stop();
@@ -295,8 +303,9 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
     if args.admin.healthcheck {
         return args.admin.check("gateway");
     }
-    service::block_on("gateway", &args.telemetry, async {
+    service::block_on("gateway", &args.gateway.traces.telemetry(&args.telemetry), async {
         args.triton.warn();
+        args.gateway.traces.warn();
         let shutdown = service::shutdown_signal()?;
         let sources = args.models.open()?;
         let models = ModelOptions { model_repository: sources.repositories.clone(), control: args.control.options()? };
