@@ -1,7 +1,7 @@
 //! The records of a trace file, in Triton's format: JSON objects, which a file holds as one array.
 //!
-//! Each record names its trace by a number. The first record of a trace says which model it is about, the others have one
-//! point in time or one tensor each.
+//! Each record names its trace by a number. One record of a trace says which model it is about, the others have one point in
+//! time or one tensor each.
 
 use std::fmt::Write;
 

@@ -73,13 +73,16 @@ impl Trace {
     pub fn records(&self, id: u64) -> Bytes {
         let mut records = TraceRecords::default();
         let request_id = &self.request_id;
+        if self.level.timestamps {
+            self.arrival(id, &mut records);
+        }
         records.model(id, TracedModel { model: &self.model, request_id, parent: None });
         let steps = self
             .sent
             .as_ref()
             .map_or_else(Vec::new, |(route, sent_at)| times(route.remaining(), &self.ledger.0, *sent_at, self.ended));
         if self.level.timestamps {
-            self.outer(id, &steps, &mut records);
+            self.handling(id, &steps, &mut records);
         }
         let tensors = [(Activity::QueueInput, &self.inputs), (Activity::BackendOutput, &self.outputs)];
         for (activity, tensors) in tensors {
@@ -103,13 +106,18 @@ impl Trace {
         self.sent.as_ref().is_some_and(|(route, _)| route.is_ensemble())
     }
 
-    /// The points in time of the request itself, in their order.
-    fn outer(&self, id: u64, steps: &[(&ModelKey, StepTimes)], records: &mut TraceRecords) {
-        let [receive_start, receive_end, send_start, send_end] = self.protocol.timestamps();
-        let micros = |value: &AtomicU64| UnixMicros(value.load(Ordering::Relaxed));
-        let received = micros(&self.passage.received).clamp(self.passage.begun, self.started.max(self.passage.begun));
-        records.timestamp(id, receive_start, self.passage.begun);
+    /// When the request came. Readers of Triton's files expect these points before the record of the model.
+    fn arrival(&self, id: u64, records: &mut TraceRecords) {
+        let [receive_start, receive_end, ..] = self.protocol.timestamps();
+        let begun = self.passage.begun;
+        let received = micros(&self.passage.received).clamp(begun, self.started.max(begun));
+        records.timestamp(id, receive_start, begun);
         records.timestamp(id, receive_end, received);
+    }
+
+    /// What became of the request until its answer was sent, in this order.
+    fn handling(&self, id: u64, steps: &[(&ModelKey, StepTimes)], records: &mut TraceRecords) {
+        let [.., send_start, send_end] = self.protocol.timestamps();
         records.timestamp(id, "REQUEST_START", self.started);
         match (self.is_ensemble(), steps.first()) {
             (false, Some((_, times))) => executed(id, times, records),
@@ -124,6 +132,10 @@ impl Trace {
         records.timestamp(id, send_start, micros(&self.passage.sending).clamp(self.ended, self.sent_off));
         records.timestamp(id, send_end, self.sent_off);
     }
+}
+
+fn micros(value: &AtomicU64) -> UnixMicros {
+    UnixMicros(value.load(Ordering::Relaxed))
 }
 
 /// A step's time in the queue and in the model.
