@@ -11,7 +11,7 @@ use trireme_gateway::{Gateway, GatewayArgs, ModelOptions, TritonFlags};
 use trireme_model::OnnxRuntimeArgs;
 use trireme_python::{AllowPython, PythonArgs};
 use trireme_runtime::service::{self, AdminArgs, QueueArgs, WorkerArgs};
-use trireme_runtime::{Worker, faults};
+use trireme_runtime::{Worker, WorkerOptions, faults};
 use trireme_telemetry::TelemetryArgs;
 
 use crate::stages::{Stage, StageOptions, backends};
@@ -85,7 +85,8 @@ impl Server {
             python: args.python.options(AllowPython::Local, args.worker.execution_limit()),
         };
         let backends = backends(Stage::value_variants(), &stages);
-        let options = args.worker.options("trireme")?;
+        let cache = args.gateway.cache.cache_config;
+        let options = WorkerOptions { cache, ..args.worker.options("trireme")? };
         let exit_on_error = options.control.exit_on_error;
         let models =
             ModelOptions { model_repository: options.model_repository.clone(), control: options.control.clone() };

@@ -11,7 +11,6 @@
 
 mod backlog;
 mod budget;
-mod cache;
 mod crowd;
 mod dispatch;
 mod grpc;
@@ -40,13 +39,13 @@ use clap::{ArgAction, Args};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
+use trireme_runtime::response_cache::{CacheArgs, ResponseCache};
 use trireme_runtime::service::{self, AdminArgs, NatsArgs, QueueArgs};
 use trireme_runtime::statistics::report::follow_log_levels;
 use trireme_runtime::{ControlArgs, Health, LAST_WORDS, ModelArgs, Statistics, TaskSet};
 use trireme_telemetry::TelemetryArgs;
 
 use budget::Budget;
-use cache::ResponseCache;
 use dispatch::Dispatcher;
 use grpc::GrpcListener;
 use handlers::{Access, Handlers, Tracing};
@@ -57,7 +56,6 @@ use registry::Registry;
 use shared_memory::SharedMemory;
 use statistics::Collector;
 
-pub use cache::CacheConfig;
 pub use crowd::ConnectionArgs;
 pub use grpc::{CompressionLevel, GrpcArgs};
 pub use handlers::{AccessArgs, ControlAccess, Restriction, Secret};
@@ -115,9 +113,8 @@ pub struct GatewayArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub max_bytes_in_flight: u64,
 
-    /// Cache of responses, for models with `response_cache`: `local,size=BYTES`; none by default
-    #[arg(long, env = "TRIREME_CACHE_CONFIG", value_name = "local,size=BYTES")]
-    pub cache_config: Option<CacheConfig>,
+    #[command(flatten)]
+    pub cache: CacheArgs,
 
     /// Compute identical requests that are in flight at the same time once, for models with `response_cache`; needs
     /// --cache-config
@@ -192,7 +189,7 @@ impl Gateway {
         let repository = models.read()?;
         let access = Access::new(&args.access)?;
         anyhow::ensure!(
-            !args.coalesce_requests || args.cache_config.is_some(),
+            !args.coalesce_requests || args.cache.cache_config.is_some(),
             "--coalesce-requests needs a cache: give --cache-config local,size=BYTES"
         );
         let http = HttpListener::bind(&args.http).await?;
@@ -233,7 +230,7 @@ impl Gateway {
             budget: Budget::new(args.max_bytes_in_flight),
             shared_memory: SharedMemory::default(),
             allow_client_shm: args.allow_client_shm,
-            cache: args.cache_config.map(|config| ResponseCache::new(config, args.coalesce_requests)),
+            cache: args.cache.cache_config.map(|config| ResponseCache::new(config, args.coalesce_requests)),
         });
 
         let (stop, serving, limits) = (CancellationToken::new(), TaskSet::new(), args.connections.limits());

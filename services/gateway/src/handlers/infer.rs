@@ -6,11 +6,11 @@ use std::sync::Arc;
 use tracing::Instrument;
 use trireme_bus::{Answer, Reply, WorkMessage};
 use trireme_inference::{InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, UnixMicros};
+use trireme_runtime::response_cache::Key;
 
 use super::shared_memory::OutputParts;
 use super::{Handlers, Labels};
 use crate::budget::Hold;
-use crate::cache::Key;
 use crate::dispatch::{Exchange, Place, no_answer};
 use crate::registry::ServedModel;
 use crate::rows;
@@ -222,7 +222,7 @@ impl Handlers {
 
         let model = ModelKey { name: request.model, version };
         let cached = self.cache.is_some() && served.config.response_cache;
-        let key = cached.then(|| Key::new(&model, &tensors, &request.outputs, &request.parameters));
+        let key = cached.then(|| Key::new(&model, 0, &tensors, &request.outputs, &request.parameters));
         let counted = CountedRequest::begin(self.collector.own(), route.model(), &served.config, &tensors);
         let now = UnixMicros::now();
         let message = WorkMessage {
