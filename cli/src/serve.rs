@@ -11,7 +11,7 @@ use trireme_gateway::{Gateway, GatewayArgs, ModelOptions, TritonFlags};
 use trireme_model::OnnxRuntimeArgs;
 use trireme_python::{AllowPython, PythonArgs};
 use trireme_runtime::service::{self, AdminArgs, QueueArgs, WorkerArgs};
-use trireme_runtime::{Worker, faults};
+use trireme_runtime::{Worker, WorkerOptions, faults};
 use trireme_telemetry::TelemetryArgs;
 
 use crate::stages::{Stage, StageOptions, backends};
@@ -53,8 +53,9 @@ pub fn run(args: &ServeArgs) -> ExitCode {
     if args.admin.healthcheck {
         return args.admin.check("trireme");
     }
-    service::block_on("trireme", &args.telemetry, async {
+    service::block_on("trireme", &args.gateway.traces.telemetry(&args.telemetry), async {
         args.triton.warn();
+        args.gateway.traces.warn();
         let shutdown = service::shutdown_signal()?;
         let server = Server::open(args).await?;
         let serving = async {
@@ -84,7 +85,8 @@ impl Server {
             python: args.python.options(AllowPython::Local, args.worker.execution_limit()),
         };
         let backends = backends(Stage::value_variants(), &stages);
-        let options = args.worker.options("trireme")?;
+        let cache = args.gateway.cache.cache_config;
+        let options = WorkerOptions { cache, ..args.worker.options("trireme")? };
         let exit_on_error = options.control.exit_on_error;
         let models =
             ModelOptions { model_repository: options.model_repository.clone(), control: options.control.clone() };

@@ -23,4 +23,5 @@ pub mod repository;
 pub mod shared_memory;
 pub mod statistics;
 pub mod status;
+pub mod trace_file;
 pub mod tracing;

@@ -14,7 +14,7 @@ pub struct TraceSettings {
     pub rate: u32,
     /// The number of further traces; -1 means no limit.
     pub count: i32,
-    /// After how many traces Triton writes its file. Kept for clients only: there is no file here.
+    /// After how many traces a further numbered file is written; 0 means one file for all.
     pub log_frequency: u32,
 }
 
@@ -25,6 +25,18 @@ pub struct TraceLevel {
     pub timestamps: bool,
     /// The contents of tensors.
     pub tensors: bool,
+}
+
+/// Where traces go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TraceMode<'a> {
+    /// Into files in Triton's format.
+    Triton {
+        /// The path of the file; empty where there is none.
+        file: &'a str,
+    },
+    /// To a collector, as spans.
+    OpenTelemetry,
 }
 
 /// The change of one setting.
@@ -121,8 +133,8 @@ fn number(name: &str, value: &Value<'_>, min: i32) -> Result<i32, InferError> {
     }
 }
 
-/// The answer to every trace request: the present settings. `mode` names the source of the traces.
-pub fn encode_trace_settings(settings: &TraceSettings, mode: &str) -> Bytes {
+/// The answer to every trace request: the present settings.
+pub fn encode_trace_settings(settings: &TraceSettings, mode: TraceMode<'_>) -> Bytes {
     let mut w = Writer::default();
     w.object(|w| {
         w.name("trace_level").array(|w| {
@@ -132,13 +144,25 @@ pub fn encode_trace_settings(settings: &TraceSettings, mode: &str) -> Bytes {
         });
         w.name("trace_rate").string(settings.rate.to_string());
         w.name("trace_count").string(settings.count.to_string());
-        if mode == "triton" {
+        if let TraceMode::Triton { file } = mode {
             w.name("log_frequency").string(settings.log_frequency.to_string());
-            w.name("trace_file").string("");
+            w.name("trace_file").string(file);
         }
-        w.name("trace_mode").string(mode);
+        w.name("trace_mode").string(mode.name());
     });
     w.into_bytes()
+}
+
+// === impl TraceMode ===
+
+impl TraceMode<'_> {
+    /// The name on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            TraceMode::Triton { .. } => "triton",
+            TraceMode::OpenTelemetry => "opentelemetry",
+        }
+    }
 }
 
 // === impl TraceLevel ===
@@ -201,10 +225,10 @@ mod tests {
     fn numbers_are_written_as_strings() {
         let settings = TraceSettings { level: TraceLevel::default(), rate: 1000, count: -1, log_frequency: 0 };
         assert_eq!(
-            encode_trace_settings(&settings, "triton"),
+            encode_trace_settings(&settings, TraceMode::Triton { file: "/t.json" }),
             concat!(
                 r#"{"trace_level":["OFF"],"trace_rate":"1000","trace_count":"-1","#,
-                r#""log_frequency":"0","trace_file":"","trace_mode":"triton"}"#
+                r#""log_frequency":"0","trace_file":"/t.json","trace_mode":"triton"}"#
             )
         );
     }

@@ -152,9 +152,12 @@ impl HostedModel {
     }
 
     /// A step has ended, with its result or without one.
-    pub(crate) fn conclude(self: &Arc<Self>, pending: Pending, result: Result<ExecuteResponse, InferError>) {
+    pub(crate) fn conclude(self: &Arc<Self>, mut pending: Pending, result: Result<ExecuteResponse, InferError>) {
         match result {
-            Ok(response) => self.finish(pending, response),
+            Ok(response) => {
+                self.keep_answer(&mut pending, &response);
+                self.finish(pending, response);
+            }
             Err(error) => self.fail(pending, error, FailureReason::Backend),
         }
     }

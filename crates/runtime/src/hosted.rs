@@ -23,6 +23,7 @@ use crate::lateness::comes_too_late;
 use crate::queue::{Permit, WorkQueue};
 use crate::queue_policy::{self, Patience};
 use crate::statistics::ModelStatistics;
+use crate::step_cache::Missed;
 use crate::suspects::Suspect;
 use crate::watchdog::Executions;
 use crate::worker::Shared;
@@ -46,6 +47,8 @@ pub(crate) struct HostedModel {
     pub canary: Option<Canary>,
     /// The executions of its instances that are under way.
     pub executions: Executions,
+    /// Where its answers are cached: the number of the load that made it, which no other version has.
+    pub cached: Option<u64>,
 }
 
 /// A request that waits in this worker's queue.
@@ -65,6 +68,8 @@ pub(crate) struct Pending {
     pub queued: Duration,
     /// The description of its inputs, with `rows` set to 1 for a model without batches.
     pub description: Description,
+    /// Its place in the response cache, if it was looked for there.
+    pub missed: Option<Missed>,
 }
 
 /// Values that live as long as the request is in this worker.
@@ -139,7 +144,7 @@ impl HostedModel {
         self.worker.taps.see(&self.key, &self.config.backend, &message, delivery.attempt());
         let cancelled = self.worker.cancellations.enter(&message.request_id);
         let checked = self.check(&message, &delivery, received_at);
-        let mut pending = self.pending(message, delivery, permit, received_at);
+        let pending = self.pending(message, delivery, permit, received_at);
         let inputs = match checked {
             _ if cancelled.is_cancelled() => {
                 return self.fail(pending, cancelled_by_client(), FailureReason::Other);
@@ -167,6 +172,8 @@ impl HostedModel {
             in_parts: self.config.decoupled && message.answer == Answer::InParts,
             inputs,
         };
+        let Some(mut pending) = self.answer_from_cache(pending, &request) else { return };
+        let message = &pending.message;
         let arrived = Instant::now();
         let delayed = self.patience(message, received_at) == Patience::Delayed;
         let priority = message.level().saturating_mul(2) | u32::from(delayed);
@@ -192,7 +199,8 @@ impl HostedModel {
         };
         let span = StepSpan::start(message.traceparent.as_deref(), &step);
         let stay = Stay { _permit: permit, span };
-        Pending { message, delivery, stay, received_at, queued: Duration::ZERO, description: Description::exact(&[]) }
+        let (queued, description) = (Duration::ZERO, Description::exact(&[]));
+        Pending { message, delivery, stay, received_at, queued, description, missed: None }
     }
 
     fn check(&self, message: &WorkMessage, delivery: &Claim, now: UnixMicros) -> Result<Vec<Tensor>, InferError> {

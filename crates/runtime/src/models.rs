@@ -12,7 +12,7 @@ mod retire;
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -305,6 +305,10 @@ impl Models {
         let intake = intake::of(policy.as_ref(), &instances);
         let queue = WorkQueue::new(policy, in_hand, intake);
         let statistics = self.shared.statistics.model(&key);
+        // A stepwise instance has no batches, and no answer that another request could have.
+        let in_batches = instances.iter().all(|instance| matches!(instance, Instance::Batch(_)));
+        let caches = self.shared.step_answers.is_some() && config.response_cache && in_batches;
+        let cached = caches.then(|| self.shared.loads.fetch_add(1, Ordering::Relaxed));
         let mut entry = self.entry(&key, ModelState::Ready, config.to_json(), queue.capacity());
         // A version that is replaced keeps its pulling task, and the token that stops the task.
         let intake = match self.versions.lock().get(&key).and_then(|known| known.running.as_ref()) {
@@ -323,6 +327,7 @@ impl Models {
             intake: intake.clone(),
             canary,
             executions: Executions::default(),
+            cached,
         });
         let mut unhosted = Unhosted(Some(hosted.queue.clone()));
         let outages: Option<Vec<_>> = instances.iter().map(Instance::outage).collect();

@@ -17,6 +17,7 @@ use crate::admin::Health;
 use crate::backend::Backend;
 use crate::control_mode::ControlArgs;
 use crate::model_args::ModelArgs;
+use crate::response_cache::CacheArgs;
 use crate::worker::{Worker, WorkerOptions};
 
 pub use crate::admin_args::AdminArgs;
@@ -69,6 +70,8 @@ pub struct ServiceArgs {
     #[command(flatten)]
     pub worker: WorkerArgs,
     #[command(flatten)]
+    pub cache: CacheArgs,
+    #[command(flatten)]
     pub nats: NatsArgs,
     #[command(flatten)]
     pub telemetry: TelemetryArgs,
@@ -83,16 +86,15 @@ impl WorkerArgs {
     pub fn options(&self, service: &str) -> anyhow::Result<WorkerOptions> {
         let sources = self.models.open_some()?;
         let name = self.worker_name.clone().unwrap_or_else(|| process_name(service));
+        let statistics = Statistics::new(name.as_str());
+        let defaults = WorkerOptions::new(service, sources.repositories.clone(), statistics);
         Ok(WorkerOptions {
-            statistics: Statistics::new(name.as_str()),
-            name,
-            service: service.to_owned(),
-            model_repository: sources.repositories.clone(),
             sources: Some(Arc::new(sources)),
             auto_complete: !(self.disable_auto_complete_config || self.strict_model_config),
             control: self.control.options()?,
             execution_limit: self.execution_limit(),
             canary: (self.canary_secs > 0).then(|| Duration::from_secs(self.canary_secs)),
+            ..defaults
         })
     }
 
@@ -121,7 +123,7 @@ pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backen
     }
     block_on(service, &args.telemetry, async {
         let health = Health::default();
-        let options = args.worker.options(service)?;
+        let options = WorkerOptions { cache: args.cache.cache_config, ..args.worker.options(service)? };
         let ready = health.clone();
         args.admin.listen(move || ready.is_ready(), &options.statistics)?;
         let shutdown = shutdown_signal()?;

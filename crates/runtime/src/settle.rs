@@ -31,11 +31,16 @@ const LETTER_PAUSE: Duration = Duration::from_secs(1);
 // === impl HostedModel ===
 
 impl HostedModel {
-    /// A step has succeeded: records the hop, applies the output map, sends the request on.
-    pub(crate) fn finish(self: &Arc<Self>, mut pending: Pending, response: ExecuteResponse) {
+    /// A step was executed: counts it and sends the request on.
+    pub(crate) fn finish(self: &Arc<Self>, pending: Pending, response: ExecuteResponse) {
+        self.count_completed(&pending, &response, true);
+        self.pass_on(pending, response);
+    }
+
+    /// A step has its result: records the hop, applies the output map, sends the request on.
+    pub(crate) fn pass_on(self: &Arc<Self>, mut pending: Pending, response: ExecuteResponse) {
         self.worker.cancellations.leave(&pending.message.request_id);
         pending.stay.span.computed(computed(&response.timing));
-        self.count_completed(&pending, &response, true);
         let hop = self.hop(&pending, &response);
         // A dead letter has the message as it was received.
         let Pending { message: received, mut delivery, stay, .. } = pending;

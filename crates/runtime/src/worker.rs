@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use crate::held::Held;
 use crate::hosted::{Claim, HostedModel};
 use crate::limits;
 use crate::models::Models;
+use crate::response_cache::{CacheConfig, ResponseCache, StepAnswer};
 use crate::statistics::Statistics;
 use crate::statistics::report::follow_log_levels;
 use crate::steward::Steward;
@@ -57,6 +59,8 @@ pub struct WorkerOptions {
     pub execution_limit: Option<Duration>,
     /// The canary request is executed after a model had no traffic for this time; `None` is never.
     pub canary: Option<Duration>,
+    /// The cache for answers of steps, if there is one.
+    pub cache: Option<CacheConfig>,
 }
 
 /// A running worker.
@@ -81,6 +85,10 @@ pub(crate) struct Shared {
     pub said: tokio::sync::Mutex<UnixMicros>,
     pub announcer: Arc<Announcer>,
     pub hosted: RwLock<HashMap<ModelKey, Arc<HostedModel>>>,
+    /// Answers of models with `response_cache` to steps of ensembles.
+    pub step_answers: Option<ResponseCache<StepAnswer>>,
+    /// How many model versions with such answers were loaded.
+    pub loads: AtomicU64,
 }
 
 /// Why a worker could not start.
@@ -105,6 +113,26 @@ pub enum StartError {
     /// An error of the bus.
     #[error(transparent)]
     Bus(#[from] BusError),
+}
+
+// === impl WorkerOptions ===
+
+impl WorkerOptions {
+    /// A worker with the name of `statistics` that serves all models of these repositories, without limits.
+    pub fn new(service: &str, model_repository: Vec<PathBuf>, statistics: Statistics) -> WorkerOptions {
+        WorkerOptions {
+            name: statistics.process().to_owned(),
+            service: service.to_owned(),
+            model_repository,
+            sources: None,
+            auto_complete: true,
+            control: ControlOptions::default(),
+            statistics,
+            execution_limit: None,
+            canary: None,
+            cache: None,
+        }
+    }
 }
 
 // === impl Worker ===
@@ -147,6 +175,8 @@ impl Worker {
             said: tokio::sync::Mutex::default(),
             announcer: Announcer::start(&options.name, bus, &tasks).await?,
             hosted: RwLock::default(),
+            step_answers: options.cache.map(|config| ResponseCache::new(config, false)),
+            loads: AtomicU64::new(0),
         });
         let worker = Worker {
             models: Arc::new(Models::new(shared.clone(), options.clone(), backends.to_vec())),

@@ -10,8 +10,8 @@ use trireme_bus::{Bucket, Bus, Heartbeat, InProcess, ModelState, QueueOptions, R
 use trireme_inference::{Counters, InferError, ModelKey};
 use trireme_runtime::statistics::report::{STATISTICS, STATISTICS_TOLD, decode};
 use trireme_runtime::{
-    Backend, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource,
-    OneAtATime, Statistics, TaskSet, Worker, WorkerOptions,
+    Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime,
+    Statistics, TaskSet, Worker, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -71,17 +71,7 @@ impl Stage {
         let events = bus.watch_registry().await.expect("in process nothing refuses");
         let heartbeats = bus.heartbeats().await.expect("in process nothing refuses");
         let statistics = Statistics::new("worker");
-        let options = WorkerOptions {
-            name: "worker".to_owned(),
-            service: "test".to_owned(),
-            model_repository: vec![repository.path().to_owned()],
-            sources: None,
-            execution_limit: None,
-            canary: None,
-            auto_complete: true,
-            control: ControlOptions::default(),
-            statistics: statistics.clone(),
-        };
+        let options = WorkerOptions::new("test", vec![repository.path().to_owned()], statistics.clone());
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(Echo)];
         let worker = Worker::start(bus.clone(), &backends, &options).await.expect("in process nothing refuses");
         Stage { bus, worker, statistics, events, heartbeats, _repository: repository }

@@ -158,15 +158,8 @@ impl Stage {
         write_model(repository.path(), "count", "model_transaction_policy { decoupled: true }");
         write_model(repository.path(), "echo", "");
         let options = WorkerOptions {
-            name: "worker".to_owned(),
-            service: "test".to_owned(),
-            model_repository: vec![repository.path().to_owned()],
-            sources: None,
             execution_limit: Some(EXECUTION_LIMIT),
-            canary: None,
-            auto_complete: true,
-            control: trireme_runtime::ControlOptions::default(),
-            statistics: Statistics::new("worker"),
+            ..WorkerOptions::new("test", vec![repository.path().to_owned()], Statistics::new("worker"))
         };
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(Fake(watch.clone()))];
         let worker = Worker::start(bus.clone(), &backends, &options).await.expect("in process nothing refuses");

@@ -13,8 +13,8 @@ use trireme_inference::{
     ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
 use trireme_runtime::{
-    Backend, BatchPolicy, Candidate, ControlOptions, Decision, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel,
-    ModelInstance, ModelSource, OneAtATime, Statistics, Stop, Worker, WorkerOptions,
+    Backend, BatchPolicy, Candidate, Decision, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance,
+    ModelSource, OneAtATime, Statistics, Stop, Worker, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -244,15 +244,9 @@ impl Stage {
 
 fn options(repository: &Path, backend: &Obedient) -> WorkerOptions {
     WorkerOptions {
-        name: "worker".to_owned(),
-        service: "test".to_owned(),
-        model_repository: vec![repository.to_owned()],
-        sources: None,
         execution_limit: Some(EXECUTION_LIMIT),
         canary: (!backend.canary.lock().is_empty()).then_some(backend.pause.max(CANARY)),
-        auto_complete: true,
-        control: ControlOptions::default(),
-        statistics: Statistics::new("worker"),
+        ..WorkerOptions::new("test", vec![repository.to_owned()], Statistics::new("worker"))
     }
 }
 

@@ -63,6 +63,10 @@ pub struct TelemetryArgs {
     /// Share of requests that are traced, from 0 to 1; a client's sampled `traceparent` is always followed
     #[arg(long, env = "TRIREME_TRACE_RATIO", default_value_t = 1.0, value_name = "RATIO")]
     pub trace_ratio: f64,
+
+    /// Attributes of this process in all of its spans, beside the service's name; set by flags of the service
+    #[arg(skip)]
+    pub resource: Vec<(String, String)>,
 }
 
 /// How log lines look.
@@ -99,7 +103,7 @@ pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telem
     };
     // Compose files cannot leave a variable out, so an empty one counts as missing.
     let provider = match args.otlp_endpoint.as_deref().filter(|endpoint| !endpoint.is_empty()) {
-        Some(endpoint) => Some(trace::provider(service, endpoint, args.trace_ratio)?),
+        Some(endpoint) => Some(trace::provider(service, endpoint, args)?),
         None => None,
     };
     let spans = provider.as_ref().map(trace::layer);

@@ -21,6 +21,8 @@ use tracing_subscriber::filter::FilterFn;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, filter};
 
+use crate::TelemetryArgs;
+
 const TRACEPARENT: &str = "traceparent";
 
 /// The most spans that wait for their export; more are dropped. This is several seconds of a busy worker, some 10 MB.
@@ -40,21 +42,22 @@ static EXPORTING: OnceLock<SdkTracerProvider> = OnceLock::new();
 #[derive(Clone, Debug)]
 pub(crate) struct Sampling(pub Sampler);
 
-/// Exports spans to an OTLP endpoint, in batches.
-pub fn provider(service: &'static str, endpoint: &str, ratio: f64) -> anyhow::Result<SdkTracerProvider> {
+/// Exports spans to an OTLP endpoint, in batches. `args` have the share of traces and the attributes of the process.
+pub fn provider(service: &'static str, endpoint: &str, args: &TelemetryArgs) -> anyhow::Result<SdkTracerProvider> {
     let exporter = opentelemetry_otlp::SpanExporter::builder()
         .with_tonic()
         .with_endpoint(endpoint)
         .build()
         .with_context(|| format!("--otlp-endpoint '{endpoint}' cannot be used"))?;
+    let attributes = args.resource.iter().map(|(name, value)| KeyValue::new(name.clone(), value.clone()));
     let waiting =
         BatchConfigBuilder::default().with_max_queue_size(MAX_WAITING_SPANS).with_scheduled_delay(EXPORT_INTERVAL);
     let processor = BatchSpanProcessor::builder(exporter).with_batch_config(waiting.build()).build();
     let provider = SdkTracerProvider::builder()
         .with_span_processor(processor)
-        .with_sampler(Sampling(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio)))))
+        .with_sampler(Sampling(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(args.trace_ratio)))))
         .with_max_links_per_span(MAX_LINKS)
-        .with_resource(Resource::builder().with_service_name(service).build())
+        .with_resource(Resource::builder().with_service_name(service).with_attributes(attributes).build())
         .build();
     // A process has one provider: the first stays.
     Ok(EXPORTING.get_or_init(|| provider).clone())

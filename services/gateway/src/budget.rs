@@ -16,8 +16,11 @@ use axum::body::{Body, HttpBody};
 use axum::http::Response;
 use bytes::{Buf, Bytes};
 use http_body::{Frame, SizeHint};
+use parking_lot::Mutex;
 use trireme_bus::QUEUE_FULL;
 use trireme_inference::InferError;
+
+use crate::traces::{OpenTrace, Passage};
 
 /// Most bytes of an answer that the HTTP library gets at a time: it takes a piece whole, even if its client reads nothing.
 const PIECE: usize = 64 << 10;
@@ -45,6 +48,9 @@ struct Held {
     bytes: AtomicU64,
     /// The number of bytes that are never refused.
     free: u64,
+    passage: Arc<Passage>,
+    /// Traces that end when the answer is sent.
+    traces: Mutex<Vec<Arc<OpenTrace>>>,
 }
 
 /// No bytes are left for a request.
@@ -84,6 +90,7 @@ pub fn count(body: Body, announced: u64, hold: &Hold, refuse: Refuse) -> Body {
 /// Frees `hold` when the response has been sent.
 pub fn until_sent(response: Response<Body>, hold: Hold) -> Response<Body> {
     hold.add(response.body().size_hint().exact().unwrap_or_default());
+    hold.0.passage.send();
     response.map(|body| Body::new(Sent { body, rest: Bytes::new(), _hold: hold }))
 }
 
@@ -118,7 +125,8 @@ impl Budget {
     }
 
     fn holding(&self, bytes: u64, free: u64) -> Hold {
-        Hold(Arc::new(Held { budget: self.clone(), bytes: AtomicU64::new(bytes), free }))
+        let (budget, bytes) = (self.clone(), AtomicU64::new(bytes));
+        Hold(Arc::new(Held { budget, bytes, free, passage: Passage::begin(), traces: Mutex::default() }))
     }
 }
 
@@ -181,6 +189,16 @@ impl Hold {
         self.0.budget.0.used.fetch_sub(held.min(bytes), Ordering::Relaxed);
     }
 
+    /// When the request came and its answer goes.
+    pub fn passage(&self) -> Arc<Passage> {
+        self.0.passage.clone()
+    }
+
+    /// Keeps a trace open until the answer is sent.
+    pub fn keep(&self, trace: Arc<OpenTrace>) {
+        self.0.traces.lock().push(trace);
+    }
+
     /// Moves all bytes of this hold into a new one: for a message of a stream.
     pub fn split(&self) -> Hold {
         self.0.budget.holding(self.0.bytes.swap(0, Ordering::Relaxed), self.0.free)
@@ -214,6 +232,7 @@ impl HttpBody for Counted {
         let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)?) else { return Poll::Ready(None) };
         let bytes = frame.data_ref().map_or(0, |data| data.remaining() as u64);
         self.hold.take(bytes).map_err(self.refuse)?;
+        self.hold.0.passage.receive();
         Poll::Ready(Some(Ok(frame)))
     }
 

@@ -12,7 +12,6 @@
 
 mod backlog;
 mod budget;
-mod cache;
 mod crowd;
 mod dispatch;
 mod grpc;
@@ -28,6 +27,7 @@ mod rows;
 mod shared_memory;
 mod statistics;
 mod tls;
+mod traces;
 mod triton_flags;
 
 use std::net::SocketAddr;
@@ -40,13 +40,13 @@ use clap::{ArgAction, Args};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
+use trireme_runtime::response_cache::{CacheArgs, ResponseCache};
 use trireme_runtime::service::{self, AdminArgs, NatsArgs, QueueArgs};
 use trireme_runtime::statistics::report::follow_log_levels;
 use trireme_runtime::{ControlArgs, Health, LAST_WORDS, ModelArgs, Statistics, TaskSet};
 use trireme_telemetry::TelemetryArgs;
 
 use budget::Budget;
-use cache::ResponseCache;
 use dispatch::Dispatcher;
 use grpc::GrpcListener;
 use handlers::{Access, Handlers, Tracing};
@@ -57,13 +57,13 @@ use registry::Registry;
 use shared_memory::SharedMemory;
 use statistics::Collector;
 
-pub use cache::CacheConfig;
 pub use crowd::ConnectionArgs;
 pub use grpc::{CompressionLevel, GrpcArgs};
 pub use handlers::{AccessArgs, ControlAccess, Restriction, Secret};
 pub use http::{HttpArgs, TokenInput};
 pub use metrics::MetricsArgs;
 pub use models::ModelOptions;
+pub use traces::TraceArgs;
 pub use triton_flags::TritonFlags;
 
 /// Flags about listening and requests; Triton's names where it has them.
@@ -80,6 +80,8 @@ pub struct GatewayArgs {
     pub access: AccessArgs,
     #[command(flatten)]
     pub connections: ConnectionArgs,
+    #[command(flatten)]
+    pub traces: TraceArgs,
 
     /// Name of this server in its metadata; clients tell a Triton by it
     #[arg(long, env = "TRIREME_ID", value_name = "NAME", default_value = "triton")]
@@ -112,9 +114,8 @@ pub struct GatewayArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub max_bytes_in_flight: u64,
 
-    /// Cache of responses, for models with `response_cache`: `local,size=BYTES`; none by default
-    #[arg(long, env = "TRIREME_CACHE_CONFIG", value_name = "local,size=BYTES")]
-    pub cache_config: Option<CacheConfig>,
+    #[command(flatten)]
+    pub cache: CacheArgs,
 
     /// Compute identical requests that are in flight at the same time once, for models with `response_cache`; needs
     /// --cache-config
@@ -189,7 +190,7 @@ impl Gateway {
         let repository = models.read()?;
         let access = Access::new(&args.access)?;
         anyhow::ensure!(
-            !args.coalesce_requests || args.cache_config.is_some(),
+            !args.coalesce_requests || args.cache.cache_config.is_some(),
             "--coalesce-requests needs a cache: give --cache-config local,size=BYTES"
         );
         let http = HttpListener::bind(&args.http).await?;
@@ -222,7 +223,7 @@ impl Gateway {
             strict_readiness: args.strict_readiness,
             models,
             log_format: Mutex::new("default"),
-            tracing: Tracing::new(trireme_telemetry::exports_spans()),
+            tracing: Tracing::new(&args.traces.config(trireme_telemetry::exports_spans()))?,
             collector,
             last_status: Default::default(),
             access,
@@ -230,7 +231,7 @@ impl Gateway {
             budget: Budget::new(args.max_bytes_in_flight),
             shared_memory: SharedMemory::default(),
             allow_client_shm: args.allow_client_shm,
-            cache: args.cache_config.map(|config| ResponseCache::new(config, args.coalesce_requests)),
+            cache: args.cache.cache_config.map(|config| ResponseCache::new(config, args.coalesce_requests)),
         });
 
         let (stop, serving, limits) = (CancellationToken::new(), TaskSet::new(), args.connections.limits());
@@ -281,9 +282,13 @@ impl Gateway {
         if served.await.is_err() {
             tracing::warn!("stopped before all connections were closed");
         }
+        let handlers = self.handlers.clone();
+        let traces = tokio::task::spawn_blocking(move || handlers.tracing.finish());
         let last_words = async {
             self.handlers.collector.tell().await;
             self.tasks.join().await;
+            // An error is a panic, which was logged.
+            let _ = traces.await;
         };
         if tokio::time::timeout(LAST_WORDS, last_words).await.is_err() {
             self.tasks.stop();
@@ -296,8 +301,9 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
     if args.admin.healthcheck {
         return args.admin.check("gateway");
     }
-    service::block_on("gateway", &args.telemetry, async {
+    service::block_on("gateway", &args.gateway.traces.telemetry(&args.telemetry), async {
         args.triton.warn();
+        args.gateway.traces.warn();
         let shutdown = service::shutdown_signal()?;
         let sources = args.models.open()?;
         let models = ModelOptions { model_repository: sources.repositories.clone(), control: args.control.options()? };

@@ -24,7 +24,7 @@ const NO_PING_LIMITS: &str = "the HTTP/2 library does not limit how clients and 
 const NO_GPU_METRICS: &str = "the gateway has no GPUs; use the exporter of their vendor";
 const NO_LIMITER: &str = "there is no rate limiter";
 const NO_PORT_REUSE: &str = "ports are never shared";
-const OTLP: &str = "spans are exported with --otlp-endpoint, and /v2/trace/setting changes which";
+const TRACE_CONFIG: &str = "use --trace-config";
 
 /// Every such flag. A flag that a process defines itself is not taken from here.
 const TABLE: &[(&str, Treatment)] = &[
@@ -66,12 +66,11 @@ const TABLE: &[(&str, Treatment)] = &[
     ("sagemaker-safe-port-range", Ignored(NO_VENDOR)),
     ("sagemaker-thread-count", Ignored(NO_VENDOR)),
     ("strict-model-config", Ignored("it is a flag of the services that host models")),
-    ("trace-config", Ignored(OTLP)),
-    ("trace-count", Ignored(OTLP)),
-    ("trace-file", Ignored(OTLP)),
-    ("trace-level", Ignored(OTLP)),
-    ("trace-log-frequency", Ignored(OTLP)),
-    ("trace-rate", Ignored(OTLP)),
+    ("trace-count", Ignored(TRACE_CONFIG)),
+    ("trace-file", Ignored(TRACE_CONFIG)),
+    ("trace-level", Ignored(TRACE_CONFIG)),
+    ("trace-log-frequency", Ignored(TRACE_CONFIG)),
+    ("trace-rate", Ignored(TRACE_CONFIG)),
     ("vertex-ai-default-model", Ignored(NO_VENDOR)),
     ("vertex-ai-port", Ignored(NO_VENDOR)),
     ("vertex-ai-thread-count", Ignored(NO_VENDOR)),

@@ -28,8 +28,8 @@ use trireme_protocol::grpc::wire::infer_parameter::ParameterChoice;
 use trireme_protocol::grpc::wire::model_infer_request::InferInputTensor;
 use trireme_protocol::grpc::wire::*;
 use trireme_runtime::{
-    Backend, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource,
-    OneAtATime, Statistics, Worker, WorkerOptions,
+    Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime,
+    Statistics, Worker, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -119,17 +119,7 @@ impl Server {
 
         let backend = Obedient::default();
         let (executions, released) = (backend.executions.clone(), backend.released.clone());
-        let options = WorkerOptions {
-            name: "worker".to_owned(),
-            service: "test".to_owned(),
-            model_repository: vec![repository.path().to_owned()],
-            sources: None,
-            execution_limit: None,
-            canary: None,
-            auto_complete: true,
-            control: ControlOptions::default(),
-            statistics: Statistics::new("worker"),
-        };
+        let options = WorkerOptions::new("test", vec![repository.path().to_owned()], Statistics::new("worker"));
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(backend)];
         let worker = Worker::start(bus, &backends, &options).await.expect("in process nothing refuses");
         gateway.until_ready(PATIENCE).await.expect("the worker serves every model");

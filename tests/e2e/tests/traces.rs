@@ -150,12 +150,17 @@ fn models() -> ModelFolder {
     models.file("simple/config.pbtxt", patient)
 }
 
+/// Starts the system with an exporter in each process. The one process is told of it in Triton's words.
 fn start(mode: Mode, models: &ModelFolder, endpoint: &str) -> Sandbox {
     let export = ["--otlp-endpoint", endpoint];
-    let setup = Setup::new(mode).repository(models.path()).replicas(Stage::Model, 2).gateway_arguments(&export);
+    let url = format!("opentelemetry,url={endpoint}");
+    let settings =
+        ["mode=opentelemetry", &url, "opentelemetry,resource=service.version=7", "level=TIMESTAMPS", "rate=1"];
+    let config: Vec<&str> = settings.iter().flat_map(|setting| ["--trace-config", setting]).collect();
+    let setup = Setup::new(mode).repository(models.path()).replicas(Stage::Model, 2);
     match mode {
-        Mode::AllInOne => setup.start(),
-        Mode::Services => setup.worker_arguments(&export).start(),
+        Mode::AllInOne => setup.gateway_arguments(&config).start(),
+        Mode::Services => setup.gateway_arguments(&export).worker_arguments(&export).start(),
     }
 }
 

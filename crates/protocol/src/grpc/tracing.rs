@@ -9,7 +9,7 @@ use super::wire::TraceSettingResponse;
 use super::wire::trace_setting_request::SettingValue;
 use super::wire::trace_setting_response::SettingValue as Shown;
 use crate::json::Writer;
-use crate::tracing::{self, Change, TraceChanges, TraceSettings};
+use crate::tracing::{self, Change, TraceChanges, TraceMode, TraceSettings};
 
 /// Settings with any number of values. `trace_file` is among them because any value of it is refused.
 const LISTS: [&str; 2] = ["trace_file", "trace_level"];
@@ -46,19 +46,19 @@ pub fn decode_trace_changes(settings: &BTreeMap<String, SettingValue>) -> Result
     })
 }
 
-/// The answer to `TraceSetting`: the present settings. `mode` names the source of the traces.
-pub fn encode_trace_settings(settings: &TraceSettings, mode: &str) -> TraceSettingResponse {
+/// The answer to `TraceSetting`: the present settings.
+pub fn encode_trace_settings(settings: &TraceSettings, mode: TraceMode<'_>) -> TraceSettingResponse {
     let one = |value: String| Shown { value: vec![value] };
     let level = Shown { value: settings.level.names().map(str::to_owned).collect() };
     let mut shown = BTreeMap::from([
         ("trace_level".to_owned(), level),
         ("trace_rate".to_owned(), one(settings.rate.to_string())),
         ("trace_count".to_owned(), one(settings.count.to_string())),
-        ("trace_mode".to_owned(), one(mode.to_owned())),
+        ("trace_mode".to_owned(), one(mode.name().to_owned())),
     ]);
-    if mode == "triton" {
+    if let TraceMode::Triton { file } = mode {
         shown.insert("log_frequency".to_owned(), one(settings.log_frequency.to_string()));
-        shown.insert("trace_file".to_owned(), one(String::new()));
+        shown.insert("trace_file".to_owned(), one(file.to_owned()));
     }
     TraceSettingResponse { settings: shown }
 }
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn the_file_is_shown_where_there_could_be_one() {
         let settings = TraceSettings { level: TraceLevel::default(), rate: 1000, count: -1, log_frequency: 0 };
-        let shown = encode_trace_settings(&settings, "triton").settings;
+        let shown = encode_trace_settings(&settings, TraceMode::Triton { file: "" }).settings;
         let expected = [
             ("log_frequency", "0"),
             ("trace_count", "-1"),
@@ -121,6 +121,6 @@ mod tests {
         ];
         let found: Vec<_> = shown.iter().map(|(name, shown)| (name.as_str(), shown.value[0].as_str())).collect();
         assert_eq!(found, expected);
-        assert_eq!(encode_trace_settings(&settings, "opentelemetry").settings.len(), 4);
+        assert_eq!(encode_trace_settings(&settings, TraceMode::OpenTelemetry).settings.len(), 4);
     }
 }

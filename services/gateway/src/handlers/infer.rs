@@ -6,15 +6,16 @@ use std::sync::Arc;
 use tracing::Instrument;
 use trireme_bus::{Answer, Reply, WorkMessage};
 use trireme_inference::{InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, UnixMicros};
+use trireme_runtime::response_cache::Key;
 
 use super::shared_memory::OutputParts;
 use super::{Handlers, Labels};
 use crate::budget::Hold;
-use crate::cache::Key;
 use crate::dispatch::{Exchange, Place, no_answer};
 use crate::registry::ServedModel;
 use crate::rows;
 use crate::statistics::CountedRequest;
+use crate::traces::OpenTrace;
 
 /// A request with what its transport said about tracing.
 #[derive(Debug)]
@@ -84,6 +85,8 @@ struct Running {
     rows_per_message: Option<u32>,
     counted: CountedRequest,
     span: tracing::Span,
+    /// Where it is written to a file of traces.
+    trace: Option<Arc<OpenTrace>>,
 }
 
 /// A request on its way into the pipeline.
@@ -114,7 +117,9 @@ impl Handlers {
     async fn run(&self, traced: Traced) -> Result<InferResponse, InferError> {
         let Prepared { mut request, message, key, place } = self.prepare(traced, Answer::Whole)?;
         let span = request.span.clone();
-        let response = self.answer(&mut request, message, key).instrument(span.clone()).await?;
+        let response = self.answer(&mut request, message, key).instrument(span.clone()).await;
+        request.ended();
+        let response = response?;
         if let Some(place) = place {
             // Also where the answer is the response cache's.
             place.turn().instrument(span).await.map_err(|error| {
@@ -179,7 +184,8 @@ impl Handlers {
     fn prepare(&self, traced: Traced, answer: Answer) -> Result<Prepared, InferError> {
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.via.attributes());
-        let prepared = span.in_scope(|| self.admit(traced.request, traced.rows, answer, traceparent, &span));
+        let trace = self.tracing.begin(&traced);
+        let prepared = span.in_scope(|| self.admit(traced.request, traced.rows, answer, traceparent, &span, trace));
         if let Err(error) = &prepared {
             set_error(&span, error);
         }
@@ -194,6 +200,7 @@ impl Handlers {
         answer: Answer,
         traceparent: Option<String>,
         span: &tracing::Span,
+        trace: Option<Arc<OpenTrace>>,
     ) -> Result<Prepared, InferError> {
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
@@ -215,7 +222,7 @@ impl Handlers {
 
         let model = ModelKey { name: request.model, version };
         let cached = self.cache.is_some() && served.config.response_cache;
-        let key = cached.then(|| Key::new(&model, &tensors, &request.outputs, &request.parameters));
+        let key = cached.then(|| Key::new(&model, 0, &tensors, &request.outputs, &request.parameters));
         let counted = CountedRequest::begin(self.collector.own(), route.model(), &served.config, &tensors);
         let now = UnixMicros::now();
         let message = WorkMessage {
@@ -253,7 +260,11 @@ impl Handlers {
             rows_per_message,
             span: span.clone(),
             counted,
+            trace,
         };
+        if let Some(trace) = &running.trace {
+            trace.admitted(&message);
+        }
         Ok(Prepared { request: running, message, key, place })
     }
 
@@ -291,6 +302,7 @@ impl Handlers {
         let reply = reply.map_err(|error| with_id(error, &request.id));
         let span = reply_span(request, &reply);
         let response = span.in_scope(|| reply.and_then(|reply| self.respond(request, reply)));
+        request.ended();
         if let Err(error) = &response {
             set_error(&request.span, error);
         }
@@ -308,6 +320,9 @@ impl Handlers {
                     |output| ensemble.plan.reshape_output(output).map(|output| ensemble.config.fit_output(output));
                 let tensors = std::mem::take(&mut output.tensors).into_iter().map(shaped);
                 output.tensors = tensors.collect::<Result<_, _>>()?;
+            }
+            if let Some(trace) = &request.trace {
+                trace.responded(&reply.ledger, &output.tensors);
             }
             request.labels.classify(&request.model.name, request.batched, &request.outputs, &mut output.tensors)?;
         }
@@ -335,6 +350,17 @@ impl Via {
                 ("rpc.service", "inference.GRPCInferenceService".to_owned()),
                 ("rpc.method", method.to_owned()),
             ],
+        }
+    }
+}
+
+// === impl Running ===
+
+impl Running {
+    /// Notes in its trace that nothing more is done for it, so far.
+    fn ended(&self) {
+        if let Some(trace) = &self.trace {
+            trace.ended();
         }
     }
 }

@@ -18,10 +18,11 @@ mod trace;
 use std::sync::Arc;
 use std::time::Duration;
 
+use trireme_inference::InferResponse;
 use trireme_runtime::Health;
+use trireme_runtime::response_cache::ResponseCache;
 
 use crate::budget::Budget;
-use crate::cache::ResponseCache;
 use crate::dispatch::Dispatcher;
 use crate::models::ModelControl;
 use crate::registry::Registry;
@@ -60,7 +61,7 @@ pub struct Handlers {
     /// The timeout of requests that set none.
     pub(crate) default_timeout: Duration,
     /// Answers of models with `response_cache`, if there is a cache.
-    pub(crate) cache: Option<ResponseCache>,
+    pub(crate) cache: Option<ResponseCache<InferResponse>>,
     /// The budget for the bytes of all requests.
     pub(crate) budget: Budget,
     /// Memory that clients share with this process.

@@ -1,6 +1,6 @@
 //! A snapshot of the served models. It is built as a whole from worker entries and ensembles, and then only read.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use trireme_inference::{InferError, ModelKey, RoutePlan, TensorSpec};
@@ -306,23 +306,6 @@ impl Catalog {
         self.models.values().all(|model| !model.is_missing() || model.reason.is_some())
     }
 
-    /// Warns of models whose `response_cache` does nothing because they are steps of this ensemble.
-    fn log_uncached_steps(&self, name: &str, ensemble: &ServedModel) {
-        if !ensemble.plan.ensemble || ensemble.config.response_cache {
-            return;
-        }
-        let has_cache = |model: &&str| self.find(model, None).is_ok_and(|(_, served)| served.config.response_cache);
-        let steps: BTreeSet<&str> = ensemble.plan.steps.iter().map(|step| step.model.as_str()).collect();
-        for step in steps.into_iter().filter(has_cache) {
-            tracing::warn!(
-                model = step,
-                ensemble = name,
-                "the response cache answers requests for this model, and not for it as a step of an ensemble: set \
-                 'response_cache' in the ensemble's configuration"
-            );
-        }
-    }
-
     /// Logs which models became ready and which are no longer ready.
     pub(super) fn log_changes(&self, before: &Catalog) {
         let mut gone = Vec::new();
@@ -334,7 +317,6 @@ impl Catalog {
                     if let Err(fault) = &served.offer {
                         tracing::warn!(model = name, version, fault, "model is served for v2 requests only");
                     }
-                    self.log_uncached_steps(name, served);
                 }
             }
             let lost =

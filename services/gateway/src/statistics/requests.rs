@@ -8,9 +8,8 @@ use trireme_inference::{
     Completed, ErrorCode, Executed, FailureReason, InferError, Ledger, ModelKey, Tensor, UnixMicros,
 };
 use trireme_model_repository::ModelConfig;
+use trireme_runtime::response_cache::Lookup;
 use trireme_runtime::{ModelStatistics, Statistics};
-
-use crate::cache::Lookup;
 
 /// A request in progress. If it is dropped before it has ended, its client went away.
 pub struct CountedRequest {

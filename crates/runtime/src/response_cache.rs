@@ -1,11 +1,11 @@
 //! The response cache: answers of models whose configuration has `response_cache`, for requests that were answered before.
 //!
 //! As in Triton a model version's inputs decide; unlike there the outputs asked for and the request's parameters do too,
-//! because an answer depends on them. Keys are whole, not hashes: no request ever gets another one's answer. The gateway
-//! looks up what clients ask for, so the steps of an ensemble have no entries of their own.
+//! because an answer depends on them. Keys are whole, not hashes: no request ever gets another one's answer. A gateway looks
+//! up the requests of clients, a worker those that reach a model as a step of an ensemble; each has a cache of its own.
 //!
-//! Only answers are kept, never errors, up to a number of bytes; what is used least goes first. A gateway's cache lives as
-//! long as its process.
+//! Only answers are kept, never errors, up to a number of bytes; what is used least goes first. A cache lives as long as its
+//! process.
 
 use std::fmt::Write;
 use std::str::FromStr;
@@ -13,15 +13,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use clap::Args;
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
-use trireme_inference::{InferError, InferResponse, Ledger, ModelKey, Parameters, RequestedOutput, Tensor};
+use trireme_inference::{InferError, InferResponse, Ledger, ModelKey, Parameters, RequestedOutput, Tensor, TextFacts};
 
 /// What an entry is taken to occupy beside its tensors and key.
 const ENTRY_OVERHEAD: u64 = 512;
 
 /// Answers of this size are what the cache's tables are made for at first; they grow as they have to.
 const USUAL_ANSWER: u64 = 4096;
+
+/// Flags about the response cache.
+#[derive(Args, Clone, Debug, Default)]
+pub struct CacheArgs {
+    /// Cache of responses, for models with `response_cache`: `local,size=BYTES`; none by default
+    #[arg(long, env = "TRIREME_CACHE_CONFIG", value_name = "local,size=BYTES")]
+    pub cache_config: Option<CacheConfig>,
+}
 
 /// `--cache-config`: Triton's `local,size=BYTES`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +52,27 @@ pub enum Lookup {
     Miss(Duration),
 }
 
+/// An answer that a cache can keep.
+pub trait Answer: Clone {
+    /// A copy to keep, in memory of its own: an output may be a slice of a whole batch's.
+    fn kept(&self) -> Self;
+
+    /// Its outputs.
+    fn outputs(&self) -> &[Tensor];
+}
+
+/// The answer of a step.
+#[derive(Clone, Debug)]
+pub struct StepAnswer {
+    /// Its outputs, under the model's names.
+    pub outputs: Vec<Tensor>,
+    /// What became of its texts.
+    pub texts: Option<TextFacts>,
+}
+
 /// The cache.
-pub struct ResponseCache {
-    cache: Cache<Key, Arc<InferResponse>, Weight, DefaultHashBuilder>,
+pub struct ResponseCache<A> {
+    cache: Cache<Key, Arc<A>, Weight, DefaultHashBuilder>,
     coalesce: bool,
 }
 
@@ -73,11 +100,18 @@ impl FromStr for CacheConfig {
 // === impl Key ===
 
 impl Key {
-    /// The key of a request for `outputs` of `model`. The order of inputs does not count.
-    pub fn new(model: &ModelKey, inputs: &[Tensor], outputs: &[RequestedOutput], parameters: &Parameters) -> Key {
+    /// The key of a request for `outputs` of `model`. The order of inputs does not count. `loaded` is the number of the
+    /// model's files, where the process knows that they change; otherwise 0.
+    pub fn new(
+        model: &ModelKey,
+        loaded: u64,
+        inputs: &[Tensor],
+        outputs: &[RequestedOutput],
+        parameters: &Parameters,
+    ) -> Key {
         let mut inputs: Vec<&Tensor> = inputs.iter().collect();
         inputs.sort_unstable_by_key(|input| input.name());
-        let mut head = format!("{model:?} {outputs:?} {parameters:?}");
+        let mut head = format!("{model:?} {loaded} {outputs:?} {parameters:?}");
         for input in &inputs {
             // Writing to a string cannot fail. Debug quotes names, so that none can look like what follows it.
             let _ = write!(head, " {:?} {} {} {}", input.name(), input.datatype(), input.shape(), input.data().len());
@@ -90,28 +124,50 @@ impl Key {
     }
 }
 
-/// A copy to keep, in memory of its own: an output may be a slice of a whole batch's.
-fn kept(answer: &InferResponse) -> Arc<InferResponse> {
+// === impl Answer ===
+
+/// Tensors in memory of their own.
+fn own(tensors: &[Tensor]) -> Vec<Tensor> {
     let own = |tensor: &Tensor| {
         let data = Bytes::copy_from_slice(tensor.data());
         Tensor::new(tensor.name(), tensor.datatype(), tensor.shape().clone(), data)
             .expect("the same bytes fit the same shape")
     };
-    Arc::new(InferResponse {
-        id: String::new(),
-        model: answer.model.clone(),
-        outputs: answer.outputs.iter().map(own).collect(),
-        parameters: answer.parameters.clone(),
-        shared: Default::default(),
-        ledger: Ledger::default(),
-    })
+    tensors.iter().map(own).collect()
+}
+
+impl Answer for InferResponse {
+    fn kept(&self) -> InferResponse {
+        InferResponse {
+            id: String::new(),
+            model: self.model.clone(),
+            outputs: own(&self.outputs),
+            parameters: self.parameters.clone(),
+            shared: Default::default(),
+            ledger: Ledger::default(),
+        }
+    }
+
+    fn outputs(&self) -> &[Tensor] {
+        &self.outputs
+    }
+}
+
+impl Answer for StepAnswer {
+    fn kept(&self) -> StepAnswer {
+        StepAnswer { outputs: own(&self.outputs), texts: self.texts }
+    }
+
+    fn outputs(&self) -> &[Tensor] {
+        &self.outputs
+    }
 }
 
 // === impl ResponseCache ===
 
-impl ResponseCache {
+impl<A: Answer> ResponseCache<A> {
     /// An empty cache. With `coalesce`, identical requests in flight are computed once.
-    pub fn new(config: CacheConfig, coalesce: bool) -> ResponseCache {
+    pub fn new(config: CacheConfig, coalesce: bool) -> ResponseCache<A> {
         let options = OptionsBuilder::new()
             // In several shards each would have its share of the bytes, and refuse what is larger.
             .shards(1)
@@ -123,14 +179,24 @@ impl ResponseCache {
         ResponseCache { cache, coalesce }
     }
 
+    /// The answer that is kept under `key`.
+    pub fn get(&self, key: &Key) -> Option<A> {
+        self.cache.get(key).map(|found| A::clone(&found))
+    }
+
+    /// Keeps an answer.
+    pub fn keep(&self, key: Key, answer: &A) {
+        self.cache.insert(key, Arc::new(answer.kept()));
+    }
+
     /// The answer of `key`, without an id: the one that is kept, or what `compute` gives. Waits for an identical request, where that is
     /// wanted, no longer than `timeout`; if that one fails, this one is computed.
     pub async fn answer(
         &self,
         key: Key,
         timeout: Duration,
-        compute: impl Future<Output = Result<InferResponse, InferError>>,
-    ) -> Result<(InferResponse, Lookup), InferError> {
+        compute: impl Future<Output = Result<A, InferError>>,
+    ) -> Result<(A, Lookup), InferError> {
         let started = Instant::now();
         let mut guard = None;
         let found = match self.coalesce {
@@ -146,15 +212,15 @@ impl ResponseCache {
         };
         let looked_up = started.elapsed();
         if let Some(found) = found {
-            return Ok((InferResponse::clone(&found), Lookup::Hit(looked_up)));
+            return Ok((A::clone(&found), Lookup::Hit(looked_up)));
         }
         // A guard that is dropped, also because this request was cancelled, lets the next one compute.
         let answer = compute.await?;
         let keeping = Instant::now();
         match guard {
             // Whoever waits gets it, even if it is too large to be kept.
-            Some(guard) => drop(guard.insert(kept(&answer))),
-            None => self.cache.insert(key, kept(&answer)),
+            Some(guard) => drop(guard.insert(Arc::new(answer.kept()))),
+            None => self.keep(key, &answer),
         }
         Ok((answer, Lookup::Miss(looked_up + keeping.elapsed())))
     }
@@ -162,9 +228,9 @@ impl ResponseCache {
 
 // === impl Weight ===
 
-impl Weighter<Key, Arc<InferResponse>> for Weight {
-    fn weight(&self, key: &Key, answer: &Arc<InferResponse>) -> u64 {
-        let outputs: usize = answer.outputs.iter().map(|output| output.data().len()).sum();
+impl<A: Answer> Weighter<Key, Arc<A>> for Weight {
+    fn weight(&self, key: &Key, answer: &Arc<A>) -> u64 {
+        let outputs: usize = answer.outputs().iter().map(|output| output.data().len()).sum();
         ENTRY_OVERHEAD + key.0.len() as u64 + outputs as u64
     }
 }
@@ -186,7 +252,7 @@ mod tests {
     }
 
     fn key(values: &[i64]) -> Key {
-        Key::new(&model(), &[tensor("x", values)], &[], &Parameters::default())
+        Key::new(&model(), 0, &[tensor("x", values)], &[], &Parameters::default())
     }
 
     fn answer(values: &[i64]) -> InferResponse {
@@ -201,7 +267,7 @@ mod tests {
     }
 
     /// Asks for the answer to `value`, which is itself; counts how often it is computed.
-    async fn ask(cache: &ResponseCache, computed: &AtomicUsize, value: i64) -> Result<i64, InferError> {
+    async fn ask(cache: &ResponseCache<InferResponse>, computed: &AtomicUsize, value: i64) -> Result<i64, InferError> {
         let compute = async {
             computed.fetch_add(1, Ordering::SeqCst);
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -224,9 +290,12 @@ mod tests {
     #[test]
     fn whatever_decides_an_answer_is_in_its_key() {
         let output = |name: &str, classification| RequestedOutput { name: name.into(), classification };
-        let make = |version, inputs: &[Tensor], outputs: &[RequestedOutput], parameters: &[(&str, &str)]| {
+        let make_of = |version, loaded, inputs: &[Tensor], outputs: &[RequestedOutput], parameters: &[(&str, &str)]| {
             let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())).collect();
-            Key::new(&ModelKey { name: "m".into(), version }, inputs, outputs, &parameters)
+            Key::new(&ModelKey { name: "m".into(), version }, loaded, inputs, outputs, &parameters)
+        };
+        let make = |version, inputs: &[Tensor], outputs: &[RequestedOutput], parameters: &[(&str, &str)]| {
+            make_of(version, 0, inputs, outputs, parameters)
         };
         let (x, y) = (tensor("x", &[1]), tensor("y", &[2]));
         let base = make(1, &[x.clone(), y.clone()], &[output("o", 0)], &[]);
@@ -244,6 +313,7 @@ mod tests {
             make(1, std::slice::from_ref(&x), &[output("o", 0)], &[]),
             make(1, &[x.clone(), y.clone()], &[output("o", 1)], &[]),
             make(1, &[x.clone(), y.clone()], &[], &[]),
+            make_of(1, 1, &[x.clone(), y.clone()], &[output("o", 0)], &[]),
             make(1, &[x, y], &[output("o", 0)], &[("p", "v")]),
         ] {
             assert_ne!(base, other);
@@ -293,6 +363,16 @@ mod tests {
         let waiter = cache.answer(key(&[9]), Duration::from_millis(5), std::future::pending());
         let (_, waiter) = tokio::join!(tokio::time::timeout(Duration::from_millis(20), never), waiter);
         assert_eq!(waiter.unwrap_err().message, "Request timeout expired");
+    }
+
+    #[test]
+    fn the_answer_of_a_step_keeps_what_was_said_of_its_texts() {
+        let cache = ResponseCache::new(CacheConfig { size: 1 << 20 }, false);
+        let texts = Some(TextFacts { tokens: 9, truncated: 1 });
+        assert!(cache.get(&key(&[1])).is_none());
+        cache.keep(key(&[1]), &StepAnswer { outputs: vec![tensor("y", &[5])], texts });
+        let StepAnswer { outputs, texts: found } = cache.get(&key(&[1])).expect("it was kept");
+        assert_eq!((outputs[0].values::<i64>().unwrap().into_owned(), found), (vec![5], texts));
     }
 
     #[tokio::test(start_paused = true)]

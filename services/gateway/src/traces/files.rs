@@ -1,0 +1,71 @@
+//! The files of traces: one that grows, and numbered ones beside it. Each is a JSON array, complete after every write.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Result, Seek, SeekFrom, Write};
+use std::path::PathBuf;
+
+/// The files with one path.
+#[derive(Debug)]
+pub struct Files {
+    path: PathBuf,
+    /// The file that grows, once something was written to it.
+    growing: Option<File>,
+    /// The number of the next numbered file.
+    next: u64,
+}
+
+// === impl Files ===
+
+impl Files {
+    /// Files with this path, of which there are none so far. Files of an earlier process are overwritten.
+    pub fn new(path: PathBuf) -> Files {
+        Files { path, growing: None, next: 0 }
+    }
+
+    /// Adds records to the file that grows.
+    pub fn append(&mut self, records: &[u8]) -> Result<()> {
+        match &mut self.growing {
+            Some(file) => {
+                // The new records take the place of the closing bracket.
+                file.seek(SeekFrom::End(-1))?;
+                file.write_all(&[b",", records, b"]"].concat())
+            }
+            None => {
+                let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&self.path)?;
+                file.write_all(&[b"[", records, b"]"].concat())?;
+                self.growing = Some(file);
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes records to the next numbered file.
+    pub fn number(&mut self, records: &[u8]) -> Result<()> {
+        let mut path = self.path.clone().into_os_string();
+        path.push(format!(".{}", self.next));
+        self.next += 1;
+        std::fs::write(path, [b"[", records, b"]"].concat())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_whole_after_every_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.json");
+        std::fs::write(&path, "that of an earlier process, which was longer").unwrap();
+        let mut files = Files::new(path.clone());
+        let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+        files.append(b"1").unwrap();
+        assert_eq!(read("t.json"), "[1]");
+        files.append(b"2,3").unwrap();
+        assert_eq!(read("t.json"), "[1,2,3]");
+        files.number(b"4").unwrap();
+        files.number(b"5").unwrap();
+        assert_eq!((read("t.json.0"), read("t.json.1")), ("[4]".to_owned(), "[5]".to_owned()));
+        assert!(Files::new(path.join("no-folder")).append(b"1").is_err());
+    }
+}
