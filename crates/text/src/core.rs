@@ -27,6 +27,22 @@ impl Core {
         }
     }
 
+    /// The token of an id.
+    pub(crate) fn id_to_token(&self, id: u32) -> Option<String> {
+        match self {
+            Core::Json(tokenizer) => tokenizer.id_to_token(id),
+            Core::Slow(tokenizer) => tokenizer.id_to_token(id),
+        }
+    }
+
+    /// Whether the token of an id stands for no text.
+    pub(crate) fn is_special(&self, id: u32) -> bool {
+        match self {
+            Core::Json(tokenizer) => tokenizer.id_to_token(id).is_some_and(|token| is_special(tokenizer, &token)),
+            Core::Slow(tokenizer) => tokenizer.is_special(id),
+        }
+    }
+
     /// The ids of a text.
     pub(crate) fn ids(&self, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
         match self {

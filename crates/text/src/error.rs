@@ -40,6 +40,12 @@ pub enum TextError {
         "text {index} has {length} tokens, expected at most {max_length}: shorten it, or leave out parameter 'truncate'"
     )]
     TooLong { index: usize, length: usize, max_length: usize },
+    /// A row that should hold token ids.
+    #[error("text {index} is no JSON array of token ids, which parameter 'token_ids' announces: {reason}")]
+    NoIds { index: usize, reason: String },
+    /// An id that no token has.
+    #[error("text {index} holds token id {id}, which is not in the vocabulary of this model")]
+    UnknownId { index: usize, id: u32 },
     /// Likewise of a text.
     #[error(
         "text {index} has {length} characters, expected at most {max_characters}: shorten it, or leave out parameter 'truncate'"
@@ -110,6 +116,8 @@ impl TextError {
             | TextError::UnknownPrompt { .. }
             | TextError::TwoPrompts { .. }
             | TextError::TooLong { .. }
+            | TextError::NoIds { .. }
+            | TextError::UnknownId { .. }
             | TextError::TooManyCharacters { .. }
             | TextError::UnknownLanguage { .. }
             | TextError::NoLanguages { .. }

@@ -25,6 +25,7 @@ mod error;
 mod family;
 mod files;
 mod joiner;
+mod listing;
 mod options;
 mod row;
 mod sentencepiece;

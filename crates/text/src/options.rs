@@ -61,6 +61,12 @@ pub struct RequestOptions<'a> {
     pub source_language: Option<&'a str>,
     /// `target_language`: the language to translate into.
     pub target_language: Option<&'a str>,
+    /// `add_special_tokens`: whether `[CLS]`, `</s>` and the like are added.
+    pub add_special_tokens: Option<bool>,
+    /// `skip_special_tokens`: whether decoded texts are without them; `None`: they are.
+    pub skip_special_tokens: Option<bool>,
+    /// `token_ids`: rows are JSON arrays of token ids, not texts.
+    pub token_ids: bool,
 }
 
 /// Which text of a row is cut if the row is longer than the maximal length.
@@ -240,10 +246,13 @@ impl<'a> RequestOptions<'a> {
             found: value.to_string(),
             expected,
         };
-        let truncate = parameters.get("truncate").map(|value| match *value {
-            ParameterValue::Bool(truncate) => Ok(truncate),
-            _ => Err(wrong("truncate", value, "true or false")),
-        });
+        let flag = |name: &'static str| {
+            let read = |value: &ParameterValue| match *value {
+                ParameterValue::Bool(flag) => Ok(flag),
+                _ => Err(wrong(name, value, "true or false")),
+            };
+            parameters.get(name).map(read).transpose()
+        };
         let side = parameters.get("truncation_side").map(|value| {
             let side = value.as_str().and_then(|side| side.to_ascii_lowercase().parse().ok());
             side.ok_or_else(|| wrong("truncation_side", value, "'left' or 'right'"))
@@ -255,11 +264,14 @@ impl<'a> RequestOptions<'a> {
         Ok(RequestOptions {
             prefix: text("prefix")?,
             prompt_name: text("prompt_name")?,
-            truncate: truncate.transpose()?,
+            truncate: flag("truncate")?,
             truncation_side: side.transpose()?,
             max_tokens: max_tokens.transpose()?,
             source_language: text("source_language")?,
             target_language: text("target_language")?,
+            add_special_tokens: flag("add_special_tokens")?,
+            skip_special_tokens: flag("skip_special_tokens")?,
+            token_ids: flag("token_ids")?.unwrap_or(false),
         })
     }
 }

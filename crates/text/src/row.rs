@@ -20,6 +20,8 @@ pub(crate) struct Row {
     pub(crate) special: Vec<u32>,
     /// The characters of its text that each token stands for, the prefix not counted; empty where they were not asked for.
     pub(crate) offsets: Vec<(usize, usize)>,
+    /// Which text of a pair each token is of; `None` for special tokens and those of a prefix. Empty like `offsets`.
+    pub(crate) sequences: Vec<Option<usize>>,
 }
 
 /// Settings for all rows of a request.
@@ -38,6 +40,9 @@ pub(crate) struct Around<'a> {
     pub(crate) refuses_long: bool,
     /// Whether to say which characters tokens stand for.
     pub(crate) offsets: bool,
+    pub(crate) add_special_tokens: bool,
+    /// Whether rows are token ids, not texts.
+    pub(crate) token_ids: bool,
 }
 
 // === impl Around ===
@@ -52,7 +57,7 @@ impl<'a> Around<'a> {
     ) -> Result<Around<'a>, TextError> {
         let longest = request.max_tokens.map(std::num::NonZeroUsize::get);
         Ok(Around {
-            prefix: prefix(options, request)?,
+            prefix: if request.token_ids { "" } else { prefix(options, request)? },
             template: None,
             forced_bos: None,
             max_length: longest.into_iter().chain(max_length).min(),
@@ -64,6 +69,9 @@ impl<'a> Around<'a> {
             truncation_side: request.truncation_side.unwrap_or(truncation_side),
             refuses_long: request.truncate == Some(false),
             offsets: false,
+            // Ids come as they shall be.
+            add_special_tokens: !request.token_ids && request.add_special_tokens.unwrap_or(options.add_special_tokens),
+            token_ids: request.token_ids,
         })
     }
 }
@@ -96,6 +104,16 @@ impl TextTokenizer {
         pair: Option<&str>,
         around: &Around<'_>,
     ) -> Result<Row, TextError> {
+        if around.token_ids {
+            return match pair {
+                None => self.row_of_ids(index, text, around),
+                Some(_) => Err(TextError::Parameter {
+                    parameter: "token_ids",
+                    found: "true".to_owned(),
+                    expected: "pairs to come as texts",
+                }),
+            };
+        }
         let text = match around.prefix {
             "" => Cow::Borrowed(text),
             prefix => Cow::Owned(format!("{prefix}{text}")),
@@ -139,7 +157,7 @@ impl TextTokenizer {
             }
         }
         let encoding = match &self.post_processor {
-            Some(processor) => processor.process(first, second, self.options.add_special_tokens).map_err(failed)?,
+            Some(processor) => processor.process(first, second, around.add_special_tokens).map_err(failed)?,
             None => {
                 first.set_sequence_id(0);
                 if let Some(mut second) = second {
@@ -156,6 +174,7 @@ impl TextTokenizer {
             truncated,
             special: encoding.get_special_tokens_mask().to_vec(),
             offsets: if around.offsets { text_offsets(&encoding, around.prefix) } else { Vec::new() },
+            sequences: if around.offsets { text_sequences(&encoding, around.prefix) } else { Vec::new() },
         })
     }
 
@@ -177,7 +196,7 @@ impl TextTokenizer {
                 truncate_ids(second, kept.1, around.truncation_side);
             }
         }
-        let template = around.template.clone().filter(|_| self.options.add_special_tokens).unwrap_or_default();
+        let template = around.template.clone().filter(|_| around.add_special_tokens).unwrap_or_default();
         let ids = template.row(&first, second.as_deref());
         Ok(Row { type_ids: vec![0; ids.len()], ids, truncated, ..Row::default() })
     }
@@ -191,14 +210,14 @@ impl TextTokenizer {
         let uncut = Around { max_length: None, offsets: false, ..around.clone() };
         let row = self.encode_row(0, "", None, &uncut)?;
         let ends_specially = match &around.template {
-            Some(template) => self.options.add_special_tokens && template.ends_row(),
+            Some(template) => around.add_special_tokens && template.ends_row(),
             None => row.special.last() == Some(&1),
         };
         Ok(row.ids.len() - usize::from(ends_specially))
     }
 
     /// How many tokens of each text a row keeps; `None`: all.
-    fn kept(
+    pub(crate) fn kept(
         &self,
         index: usize,
         first: usize,
@@ -224,7 +243,7 @@ impl TextTokenizer {
     /// Number of special tokens that a row gets.
     pub(crate) fn special_tokens(&self, around: &Around<'_>, pair: bool) -> usize {
         match (&around.template, &self.post_processor) {
-            _ if !self.options.add_special_tokens => 0,
+            _ if !around.add_special_tokens => 0,
             (Some(template), _) => template.len(pair),
             (None, processor) => processor.as_ref().map_or(0, |p| p.added_tokens(pair)),
         }
@@ -241,11 +260,18 @@ fn truncate(encoding: &mut Encoding, length: usize, side: Side) {
     encoding.take_overflowing();
 }
 
-fn truncate_ids(ids: &mut Vec<u32>, length: usize, side: Side) {
+pub(crate) fn truncate_ids(ids: &mut Vec<u32>, length: usize, side: Side) {
     match side {
         Side::Left => drop(ids.drain(..ids.len() - length)),
         Side::Right => ids.truncate(length),
     }
+}
+
+/// Which text of a pair tokens are of, those of the prefix left out.
+fn text_sequences(encoding: &Encoding, prefix: &str) -> Vec<Option<usize>> {
+    let shift = prefix.chars().count();
+    let offsets = encoding.get_offsets().iter().zip(encoding.get_sequence_ids());
+    offsets.map(|(&(begin, _), sequence)| sequence.filter(|&sequence| sequence != 0 || begin >= shift)).collect()
 }
 
 /// The characters that tokens stand for, those of first texts without the prefix before them.

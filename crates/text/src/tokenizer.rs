@@ -63,6 +63,10 @@ pub struct Encoded {
     /// The token with which the output has to begin to be in the target language. `None` if no target language was
     /// given, or if the model gets it in another way.
     pub forced_bos_token_id: Option<i64>,
+    /// By row, its tokens as a JSON array of objects with `id`, `text`, `special`, `start` and `stop`.
+    pub token_lists: Vec<String>,
+    /// By row, the text of its tokens.
+    pub decoded: Vec<String>,
 }
 
 /// Further outputs of [`TextTokenizer::encode_with`], beside ids and masks.
@@ -73,6 +77,8 @@ pub struct Extras {
     pub offsets: bool,
     pub special_tokens_mask: bool,
     pub pooling_mask: bool,
+    pub token_lists: bool,
+    pub decoded: bool,
 }
 
 /// The texts of a BYTES tensor, row-major. Errors for another datatype; for invalid UTF-8 the error names the first
@@ -191,7 +197,7 @@ impl TextTokenizer {
         if let Some(pairs) = pairs.filter(|p| p.len() != texts.len()) {
             return Err(TextError::PairCount { texts: texts.len(), pairs: pairs.len() });
         }
-        let around = Around { offsets: extras.offsets, ..self.around(request)? };
+        let around = Around { offsets: extras.offsets || extras.token_lists, ..self.around(request)? };
         let row = |(index, &text)| self.encode_row(index, text, pairs.map(|p| p[index]), &around);
         let rows: Vec<Row> = texts.iter().enumerate().map(row).collect::<Result<_, _>>()?;
         let length = self.padded_length(&rows)?;
@@ -210,12 +216,18 @@ impl TextTokenizer {
             ..Encoded::default()
         };
         let prompt_tokens = if extras.pooling_mask { self.prompt_tokens(&around)? } else { 0 };
-        for row in rows {
+        for (index, row) in rows.into_iter().enumerate() {
             let padding = length - row.ids.len();
             let (left, right) = match self.padding_side {
                 Side::Left => (padding, 0),
                 Side::Right => (0, padding),
             };
+            if extras.token_lists {
+                encoded.token_lists.push(self.list(&row, texts[index], pairs.map(|pairs| pairs[index])));
+            }
+            if extras.decoded {
+                encoded.decoded.push(self.decode(&row.ids, request.skip_special_tokens.unwrap_or(true))?);
+            }
             encoded.extend(&row, left, right, prompt_tokens, extras);
             extend_padded(&mut encoded.attention_mask, row.ids.iter().map(|_| 1), left, right, 0);
             extend_padded(&mut encoded.input_ids, row.ids.into_iter().map(i64::from), left, right, self.pad_id);

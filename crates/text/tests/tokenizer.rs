@@ -219,7 +219,15 @@ fn unknown_ids_are_passed_over_when_decoding() {
     assert_eq!(tokenizer.decode(&[0], false).unwrap(), "<|endoftext|>");
 }
 
-const EXTRAS: Extras = Extras { position_ids: true, offsets: true, special_tokens_mask: true, pooling_mask: true };
+const EXTRAS: Extras = Extras {
+    position_ids: true,
+    offsets: true,
+    special_tokens_mask: true,
+    pooling_mask: true,
+    token_lists: false,
+    decoded: false,
+};
+const TEXTS: Extras = Extras { token_lists: true, decoded: true, ..EXTRAS };
 
 /// A WordPiece tokenizer that adds `[CLS]` and `[SEP]`.
 fn bert(parameters: &[(&str, &str)]) -> TextTokenizer {
@@ -252,6 +260,64 @@ fn offsets_count_characters_of_the_text_and_not_those_of_the_prompt() {
     let plain = offsets(&RequestOptions::default());
     assert_eq!(plain.last(), Some(&[6, 9]), "{plain:?}");
     assert_eq!(offsets(&RequestOptions { prompt_name: Some("query"), ..RequestOptions::default() }), plain);
+}
+
+/// The texts and places of tokens that a list has.
+fn listed(list: &str) -> Vec<(String, Option<(u64, u64)>)> {
+    let list: Vec<serde_json::Value> = serde_json::from_str(list).unwrap();
+    let place = |token: &serde_json::Value| Some((token["start"].as_u64()?, token["stop"].as_u64()?));
+    list.iter().map(|token| (token["text"].as_str().unwrap().to_owned(), place(token))).collect()
+}
+
+#[test]
+fn tokens_are_listed_with_the_characters_they_stand_for() {
+    let tokenizer = bert(&[("prompts", r#"{"query": "the "}"#)]);
+    let list = |pair: Option<&[&str]>, request: &RequestOptions<'_>| {
+        let encoded = tokenizer.encode_with(&["thé the"], pair, request, TEXTS).unwrap();
+        listed(&encoded.token_lists[0])
+    };
+    let plain = list(None, &RequestOptions::default());
+    assert_eq!(plain[0], ("[CLS]".to_owned(), None));
+    assert_eq!(plain[plain.len() - 2..], [("the".to_owned(), Some((4, 7))), ("[SEP]".to_owned(), None)]);
+    assert_eq!(plain[1].1.map(|(start, _)| start), Some(0));
+    // A prompt is not in the text: its tokens have no place there.
+    let prompted = list(None, &RequestOptions { prompt_name: Some("query"), ..RequestOptions::default() });
+    assert_eq!(prompted[1], ("the".to_owned(), None));
+    assert_eq!(prompted[2..], plain[1..]);
+    let pair = list(Some(&["the"]), &RequestOptions::default());
+    assert_eq!(pair[..plain.len()], plain);
+    assert_eq!(pair[plain.len()..], [("the".to_owned(), Some((0, 3))), ("[SEP]".to_owned(), None)]);
+    let bare = list(None, &RequestOptions { add_special_tokens: Some(false), ..RequestOptions::default() });
+    assert_eq!(bare, plain[1..plain.len() - 1]);
+}
+
+#[test]
+fn token_ids_come_in_place_of_texts() {
+    let tokenizer = bert(&[("max_length", "4"), ("prefix", "the ")]);
+    let request = RequestOptions { token_ids: true, ..RequestOptions::default() };
+    let ids = tokenizer.encode(&["the the"], None, &RequestOptions { prefix: Some(""), ..RequestOptions::default() });
+    let ids = ids.unwrap().input_ids;
+    let text = format!("[{}]", ids.iter().map(i64::to_string).collect::<Vec<_>>().join(","));
+    let encode = |text: &str, request: &RequestOptions<'_>| tokenizer.encode_with(&[text], None, request, TEXTS);
+    let encoded = encode(&text, &request).unwrap();
+    assert_eq!((encoded.input_ids, encoded.truncated), (ids.clone(), 0), "neither prefix nor special tokens are added");
+    assert_eq!(encoded.decoded, ["the the"]);
+    assert_eq!(encoded.special_tokens_mask, [1, 0, 0, 1]);
+    assert_eq!(listed(&encoded.token_lists[0])[1], ("the".to_owned(), None));
+    let all = RequestOptions { skip_special_tokens: Some(false), ..request };
+    assert_eq!(encode(&text, &all).unwrap().decoded, ["[CLS] the the [SEP]"]);
+    let long = format!("[{0},{0},{0},{0},{1}]", ids[1], ids[3]);
+    let cut = encode(&long, &request).unwrap();
+    assert_eq!((cut.input_ids, cut.truncated), (vec![ids[1]; 4], 1));
+    assert_eq!(encode("[]", &request).unwrap().length, 0);
+    assert!(message(encode("the", &request)).starts_with("text 0 is no JSON array of token ids, which parameter"));
+    assert!(message(encode("[-1]", &request)).contains("no JSON array of token ids"));
+    assert_eq!(
+        message(encode("[4000000]", &request)),
+        "text 0 holds token id 4000000, which is not in the vocabulary of this model"
+    );
+    let pair = tokenizer.encode(&["[1]"], Some(&["[1]"]), &request);
+    assert_eq!(message(pair), "parameter 'token_ids' is true, expected pairs to come as texts");
 }
 
 #[test]

@@ -103,8 +103,9 @@ impl TokenizerModel {
         let encoded_at = Instant::now();
         let wanted =
             self.schema.outputs.iter().filter(|(output, _)| request.outputs.iter().any(|o| o == output.name()));
-        let outputs =
-            wanted.map(|&(output, datatype)| tensor(&mut encoded, output, datatype)).collect::<Result<_, _>>()?;
+        let outputs = wanted
+            .map(|&(output, datatype)| tensor(&mut encoded, output, datatype, self.batches))
+            .collect::<Result<_, _>>()?;
         let timing = ExecuteTiming {
             compute_input: read - started,
             compute_infer: encoded_at - read,
@@ -130,9 +131,18 @@ impl TokenizerModel {
     }
 }
 
-/// An output of `encoded` as a tensor `[rows, length]`, offsets as `[rows, length, 2]`; its memory is taken over where the datatype allows.
-fn tensor(encoded: &mut Encoded, output: Output, datatype: DataType) -> Result<Tensor, InferError> {
+/// An output of `encoded` as a tensor `[rows, length]`, offsets as `[rows, length, 2]`, texts one a row; its memory is taken over where the datatype allows.
+fn tensor(encoded: &mut Encoded, output: Output, datatype: DataType, batches: bool) -> Result<Tensor, InferError> {
     let (rows, length) = (encoded.rows as i64, encoded.length as i64);
+    let texts = match output {
+        Output::Tokens => Some(&encoded.token_lists),
+        Output::DecodedText => Some(&encoded.decoded),
+        _ => None,
+    };
+    if let Some(texts) = texts {
+        let shape = if batches { Shape::from([rows, 1]) } else { Shape::from([rows]) };
+        return Ok(Tensor::from_bytes_elements(output.name(), shape, texts)?);
+    }
     let values = match output {
         Output::InputIds => std::mem::take(&mut encoded.input_ids),
         Output::AttentionMask => std::mem::take(&mut encoded.attention_mask),
@@ -141,6 +151,7 @@ fn tensor(encoded: &mut Encoded, output: Output, datatype: DataType) -> Result<T
         Output::Offsets => std::mem::take(&mut encoded.offsets),
         Output::SpecialTokensMask => std::mem::take(&mut encoded.special_tokens_mask),
         Output::PoolingMask => std::mem::take(&mut encoded.pooling_mask),
+        Output::Tokens | Output::DecodedText => Vec::new(),
         Output::ForcedBosTokenId => vec![encoded.forced_bos_token_id.unwrap_or(NO_TOKEN); encoded.rows],
     };
     let shape = match output {

@@ -16,6 +16,8 @@ pub(crate) enum Output {
     SpecialTokensMask,
     PoolingMask,
     ForcedBosTokenId,
+    Tokens,
+    DecodedText,
 }
 
 /// The checked schema of a tokenizer model.
@@ -25,7 +27,7 @@ pub(crate) struct Schema {
     pub(crate) texts: String,
     /// The input that holds the second texts of pairs.
     pub(crate) pairs: Option<Pairs>,
-    /// The outputs and their datatypes, INT64 or INT32.
+    /// The outputs and their datatypes: INT64 or INT32, BYTES where they are texts.
     pub(crate) outputs: Vec<(Output, DataType)>,
 }
 
@@ -40,7 +42,7 @@ pub(crate) struct Pairs {
 // === impl Output ===
 
 impl Output {
-    const ALL: [Output; 8] = [
+    const ALL: [Output; 10] = [
         Output::InputIds,
         Output::AttentionMask,
         Output::TokenTypeIds,
@@ -49,6 +51,8 @@ impl Output {
         Output::SpecialTokensMask,
         Output::PoolingMask,
         Output::ForcedBosTokenId,
+        Output::Tokens,
+        Output::DecodedText,
     ];
 
     /// The outputs of a configuration that declares none.
@@ -65,7 +69,14 @@ impl Output {
             Output::SpecialTokensMask => "special_tokens_mask",
             Output::PoolingMask => "pooling_mask",
             Output::ForcedBosTokenId => "forced_bos_token_id",
+            Output::Tokens => "tokens",
+            Output::DecodedText => "decoded_text",
         }
+    }
+
+    /// Whether it holds a text for each row.
+    pub(crate) const fn is_text(self) -> bool {
+        matches!(self, Output::Tokens | Output::DecodedText)
     }
 }
 
@@ -76,7 +87,7 @@ impl Schema {
     pub(crate) fn of(config: &ModelConfig) -> Result<Schema, LoadError> {
         let mut faults = Vec::new();
         for input in config.input_specs() {
-            faults.extend(check_input(config, &input));
+            faults.extend(check_text(config, &input, "input"));
         }
         if config.inputs.is_empty() || config.inputs.len() > 2 {
             let found = config.inputs.len();
@@ -92,14 +103,18 @@ impl Schema {
         }
         let mut outputs = Vec::new();
         for output in config.output_specs() {
-            match Output::ALL.into_iter().find(|known| known.name() == output.name) {
+            let known = Output::ALL.into_iter().find(|known| known.name() == output.name);
+            match known {
                 Some(known) => outputs.push((known, output.datatype)),
                 None => {
                     let known = Output::ALL.map(Output::name).join(", ");
                     faults.push(format!("unexpected inference output '{}', allowed outputs are: {known}", output.name));
                 }
             }
-            faults.extend(check_output(config, &output));
+            faults.extend(match known.is_some_and(Output::is_text) {
+                true => check_text(config, &output, "output"),
+                false => check_output(config, &output),
+            });
         }
         if config.outputs.is_empty() {
             faults
@@ -122,6 +137,8 @@ impl Schema {
             offsets: has(Output::Offsets),
             special_tokens_mask: has(Output::SpecialTokensMask),
             pooling_mask: has(Output::PoolingMask),
+            token_lists: has(Output::Tokens),
+            decoded: has(Output::DecodedText),
         }
     }
 
@@ -143,16 +160,18 @@ fn refused(config: &ModelConfig, faults: &[String]) -> LoadError {
     LoadError::Config(format!("model '{}': {}", config.name, faults.join("; ")))
 }
 
-fn check_input(config: &ModelConfig, input: &TensorSpec) -> Option<String> {
-    let TensorSpec { name, datatype, shape, .. } = input;
+fn check_text(config: &ModelConfig, tensor: &TensorSpec, side: &str) -> Option<String> {
+    let TensorSpec { name, datatype, shape, .. } = tensor;
     if *datatype != DataType::Bytes {
         let found = datatype.config_name();
-        return Some(format!("unexpected datatype {found} for inference input '{name}', expecting TYPE_STRING"));
+        return Some(format!("unexpected datatype {found} for inference {side} '{name}', expecting TYPE_STRING"));
     }
     // One text a row: the rows are the only axis, except an axis of size 1.
     let fits = matches!(**shape, [_] | [_, 1]) || (config.max_batch_size > 0 && matches!(**shape, [_, -1]));
+    // Tensors that are made here have one shape.
+    let fits = fits && (side == "input" || shape.len() == if config.max_batch_size == 0 { 1 } else { 2 });
     let expected = if config.max_batch_size == 0 { "[ -1 ]" } else { "[ 1 ]" };
-    (!fits).then(|| format!("input '{name}' has full shape {shape}, expected dims {expected}"))
+    (!fits).then(|| format!("{side} '{name}' has full shape {shape}, expected dims {expected}"))
 }
 
 fn check_output(config: &ModelConfig, output: &TensorSpec) -> Option<String> {
@@ -215,7 +234,7 @@ mod tests {
             faults,
             "model 'tok': unexpected datatype TYPE_FP32 for inference input 'x', expecting TYPE_STRING; unexpected \
              inference output 'ids', allowed outputs are: input_ids, attention_mask, token_type_ids, \
-             position_ids, offsets, special_tokens_mask, pooling_mask, forced_bos_token_id; unexpected datatype TYPE_FP32 for inference output 'input_ids', expecting TYPE_INT64 or TYPE_INT32"
+             position_ids, offsets, special_tokens_mask, pooling_mask, forced_bos_token_id, tokens, decoded_text; unexpected datatype TYPE_FP32 for inference output 'input_ids', expecting TYPE_INT64 or TYPE_INT32"
         );
     }
 

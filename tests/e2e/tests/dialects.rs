@@ -9,6 +9,7 @@ in_every_mode!(
     documents_are_ranked_in_every_dialect,
     texts_are_classified_in_every_dialect,
     tokens_have_vectors_of_their_own,
+    texts_become_tokens_and_tokens_texts,
     any_number_of_texts_is_taken_and_its_tokens_are_counted,
     refusals_have_the_shape_and_status_of_their_dialect,
     keys_are_asked_for_in_every_dialect,
@@ -256,6 +257,47 @@ fn tokens_have_vectors_of_their_own(mode: Mode) {
     }
 }
 
+fn texts_become_tokens_and_tokens_texts(mode: Mode) {
+    let sandbox = start(mode);
+    let text = "the rower takes the oar";
+    // The tokenizer may be asked for itself, or by any model that has it for a step.
+    let all = answer(&sandbox, "/tei/embedding/tokenize", json!({"inputs": [text, "oar"]}));
+    assert_eq!(answer(&sandbox, "/tokenize", json!({"inputs": [text, "oar"]})), all);
+    assert_eq!(answer(&sandbox, "/tei/words/tokenize", json!({"inputs": [text, "oar"]})), all);
+    let list = |value: &Value| value.as_array().expect("a list").clone();
+    let (tokens, ids) = (list(&all[0]), |row: &Value| list(row).iter().map(|token| token["id"].clone()).collect());
+    let (row, one): (Value, Value) = (ids(&all[0]), ids(&all[1]));
+    let [first, second] = [&tokens[0], &tokens[1]];
+    assert_eq!(*first, json!({"id": first["id"], "text": "[CLS]", "special": true, "start": null, "stop": null}));
+    assert_eq!(*second, json!({"id": second["id"], "text": "the", "special": false, "start": 0, "stop": 3}));
+    for token in tokens.iter().filter(|token| token["special"] == json!(false)) {
+        let place = |name: &str| token[name].as_u64().expect("a number") as usize;
+        assert_eq!(token["text"], text[place("start")..place("stop")]);
+    }
+    let plain = answer(&sandbox, "/tokenize", json!({"inputs": text, "add_special_tokens": false}));
+    assert_eq!(list(&plain[0]), tokens[1..tokens.len() - 1]);
+
+    assert_eq!(answer(&sandbox, "/decode", json!({"ids": [row, one]})), json!([text, "oar"]));
+    let special = answer(&sandbox, "/tei/embedding/decode", json!({"ids": one, "skip_special_tokens": false}));
+    assert_eq!(special, json!(["[CLS] oar [SEP]"]));
+
+    let vllm = answer(&sandbox, "/tokenize", json!({"model": "embedding", "prompt": "oar", "return_token_strs": true}));
+    assert_eq!(vllm, json!({"count": 3, "max_model_len": 16, "tokens": one, "token_strs": ["[CLS]", "oar", "[SEP]"]}));
+    let text = answer(&sandbox, "/detokenize", json!({"model": "embedding", "tokens": one}));
+    assert_eq!(text, json!({"prompt": "[CLS] oar [SEP]"}));
+
+    // TEI's clients may send the model's ids to be embedded, too.
+    assert_alike(
+        &answer(&sandbox, "/embed", json!({"inputs": [one]})),
+        &answer(&sandbox, "/embed", json!({"inputs": "oar"})),
+    );
+    let unknown = ask(&sandbox, "/tei/embedding/embed", &json!({"inputs": [[999_999]]}));
+    assert_eq!(unknown.status, 422, "{}", unknown.text());
+    assert!(unknown.text().contains("token id 999999, which is not in the vocabulary"), "{}", unknown.text());
+    let nobody = ask(&sandbox, "/tei/nobody/tokenize", &json!({"inputs": text["prompt"]}));
+    assert_eq!(nobody.status, 404, "{}", nobody.text());
+}
+
 fn any_number_of_texts_is_taken_and_its_tokens_are_counted(mode: Mode) {
     let sandbox = start(mode);
     let golden = golden();
@@ -324,7 +366,7 @@ fn refusals_have_the_shape_and_status_of_their_dialect(mode: Mode) {
     assert_eq!((status, body["detail"].is_string()), (422, true), "{body}");
     let (status, body) = refused("/embed", r#"{"inputs": []}"#);
     assert_eq!((status, &body["error_type"]), (400, &json!("Empty")));
-    let (status, body) = refused("/embed", r#"{"inputs": [1, 2]}"#);
+    let (status, body) = refused("/embed", r#"{"inputs": [1, 999999]}"#);
     assert_eq!((status, &body["error_type"]), (422, &json!("Validation")));
     assert_eq!(refused("/", r#"{"inputs": "a"}"#).0, 422, "several models could be meant");
     let (status, body) = refused("/embeddings", "{");

@@ -115,8 +115,11 @@ impl FolderDescription {
         let name = format!("{name}_tokenizer");
         let mut text = Text::new("Texts to token ids.", &name, ("backend", "tokenizer"));
         text.blank();
-        text.tensors("input", &wiring.texts);
-        text.tensors("output", &wiring.tokens);
+        let lone = |(at, input): (usize, &Tensor)| if at == 0 { input.clone() } else { input.clone().optional() };
+        text.tensors("input", &wiring.texts.iter().enumerate().map(lone).collect::<Vec<_>>());
+        // Made only for requests to tokenize and to decode.
+        let texts = ["tokens", "decoded_text"].map(|name| Tensor::new(name, STRING, &[-1]));
+        text.tensors("output", &[wiring.tokens.as_slice(), texts.as_slice()].concat());
         text.blank();
         match self.fixed_length() {
             Some(length) => {

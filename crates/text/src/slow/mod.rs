@@ -125,6 +125,16 @@ impl SlowTokenizer {
         self.ids.get(token).copied()
     }
 
+    /// The token of an id.
+    pub(crate) fn id_to_token(&self, id: u32) -> Option<String> {
+        self.tokens.get(&id).cloned()
+    }
+
+    /// Whether an id stands for no text.
+    pub(crate) fn is_special(&self, id: u32) -> bool {
+        self.special.contains(&id)
+    }
+
     /// The text of `ids`: the whole text, or only the part that further ids cannot change.
     pub(crate) fn decode(&self, ids: &[u32], skip_special_tokens: bool, whole: bool) -> String {
         let mut joiner = Joiner::default();

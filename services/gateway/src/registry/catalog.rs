@@ -9,7 +9,7 @@ use trireme_model_repository::{
 };
 use trireme_protocol::repository::{IndexEntry, IndexState, IndexVersion};
 
-use super::offer::{Offer, Task};
+use super::offer::{Offer, TOKENIZER, Task};
 use crate::handlers::Labels;
 
 /// The models that are served at one time.
@@ -215,11 +215,60 @@ impl Catalog {
         }
     }
 
-    /// The ready models that do something with texts, by name.
+    /// The tokenizer for a request to tokenize or decode: the model of this name, or the step of it that tokenizes; without a
+    /// name that of the only model that does something with texts, or the only tokenizer.
+    pub fn tokenizing(&self, task: Task, name: Option<&str>) -> Result<(String, Arc<ServedModel>), InferError> {
+        let does = |served: &ServedModel| served.offer.as_ref().is_ok_and(|offer| offer.tasks.contains_key(&task));
+        let latest = |(name, model): (&String, &Model)| {
+            let (_, served) = model.versions.last_key_value()?;
+            does(served).then(|| (name.clone(), served.clone()))
+        };
+        let only = |name: &str| match self.offers().map(|(name, ..)| name).collect::<Vec<_>>().as_slice() {
+            [one] => Ok((*one).to_owned()),
+            _ => Err(InferError::invalid_arg(format!("the request names no model; models that do '{task}': {name}"))),
+        };
+        let name = match name {
+            Some(name) => name.to_owned(),
+            None => match self.models.iter().filter_map(latest).collect::<Vec<_>>().as_slice() {
+                [] => return Err(InferError::not_found(format!("no model here does '{task}'"))),
+                [one] => return Ok(one.clone()),
+                able => only(&able.iter().map(|(name, _)| format!("'{name}'")).collect::<Vec<_>>().join(", "))?,
+            },
+        };
+        let own = match self.served_as(&name) {
+            Some(own) => own,
+            None if self.models.contains_key(&name) => &name,
+            None => return Err(InferError::not_found(format!("model '{name}' does not exist"))),
+        };
+        let (_, served) = self.find(own, None)?;
+        if does(served) {
+            return Ok((own.to_owned(), served.clone()));
+        }
+        for step in self.tokenizers(served) {
+            let (_, tokenizer) = self.find(step, None)?;
+            if does(tokenizer) {
+                return Ok((step.to_owned(), tokenizer.clone()));
+            }
+        }
+        let expected = match self.tokenizers(served).next() {
+            Some(tokenizer) => format!("its tokenizer '{tokenizer}' declares none of the outputs for it"),
+            None => format!("it has no step of backend '{TOKENIZER}'"),
+        };
+        Err(InferError::unsupported(format!("model '{name}' does not do '{task}': {expected}")))
+    }
+
+    /// The steps of a model that tokenize.
+    pub fn tokenizers<'a>(&'a self, served: &'a ServedModel) -> impl Iterator<Item = &'a str> {
+        let tokenizes = |model: &&str| self.find(model, None).is_ok_and(|(_, step)| step.config.backend == TOKENIZER);
+        served.plan.steps.iter().map(|step| step.model.as_str()).filter(tokenizes)
+    }
+
+    /// The ready models that do something with texts besides tokenizing, by name.
     pub fn offers(&self) -> impl Iterator<Item = (&str, &Arc<ServedModel>, &Offer)> {
         self.models.iter().filter_map(|(name, model)| {
             let (_, served) = model.versions.last_key_value()?;
-            let offer = served.offer.as_ref().ok().filter(|offer| !offer.tasks.is_empty())?;
+            let offer =
+                served.offer.as_ref().ok().filter(|offer| offer.tasks.keys().any(|task| !task.is_tokenizers()))?;
             Some((name.as_str(), served, offer))
         })
     }

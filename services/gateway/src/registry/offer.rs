@@ -9,6 +9,9 @@ use std::fmt;
 use trireme_inference::{DataType, TensorSpec};
 use trireme_model_repository::ModelConfig;
 
+/// The backend of tokenizers.
+pub(super) const TOKENIZER: &str = "tokenizer";
+
 /// An operation on texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Task {
@@ -26,6 +29,10 @@ pub enum Task {
     TokenClassify,
     /// A text to another text, made token by token; none of the operations here.
     Generate,
+    /// A text to its tokens.
+    Tokenize,
+    /// Token ids to their text.
+    Decode,
 }
 
 /// What a model offers.
@@ -51,7 +58,7 @@ pub struct Offer {
 
 impl Task {
     /// Every operation.
-    pub const ALL: [Task; 7] = [
+    pub const ALL: [Task; 9] = [
         Task::Embed,
         Task::Sparse,
         Task::MultiVector,
@@ -59,6 +66,8 @@ impl Task {
         Task::Classify,
         Task::TokenClassify,
         Task::Generate,
+        Task::Tokenize,
+        Task::Decode,
     ];
 
     /// Its word in `task`.
@@ -71,7 +80,14 @@ impl Task {
             Task::Classify => "classify",
             Task::TokenClassify => "token_classify",
             Task::Generate => "generate",
+            Task::Tokenize => "tokenize",
+            Task::Decode => "decode",
         }
+    }
+
+    /// Whether a tokenizer does it: clients ask for it by the name of a model that has the tokenizer for a step.
+    pub fn is_tokenizers(self) -> bool {
+        matches!(self, Task::Tokenize | Task::Decode)
     }
 
     /// The outputs that hold its result, with their datatypes and numbers of dimensions; 0 is any.
@@ -83,6 +99,8 @@ impl Task {
             Task::Rerank | Task::Classify => &[("scores", DataType::Fp32, 2)],
             Task::TokenClassify => &[("entities", DataType::Bytes, 0)],
             Task::Generate => &[],
+            Task::Tokenize => &[("tokens", DataType::Bytes, 0)],
+            Task::Decode => &[("decoded_text", DataType::Bytes, 0)],
         }
     }
 
@@ -122,7 +140,8 @@ impl Offer {
         let others = inputs.iter().any(|input| !input.optional && !is_texts(input));
         let text = |name: &str| config.parameters.get(name).map(|value| value.trim()).filter(|value| !value.is_empty());
         let Some(tasks) = text("task") else {
-            let tasks = if others { BTreeMap::new() } else { inferred(&texts, outputs) };
+            let mut tasks = if others { BTreeMap::new() } else { inferred(&texts, outputs) };
+            tasks.retain(|task, _| !task.is_tokenizers() || config.backend == TOKENIZER);
             let served_names = listed(text("served_names")).map(str::to_owned).collect();
             return Ok(Offer { tasks, inputs: texts, served_names, ..Offer::default() });
         };
@@ -189,7 +208,9 @@ fn inferred(texts: &[TensorSpec], outputs: &[TensorSpec]) -> BTreeMap<Task, Vec<
             required == 1 && (by_name(Task::Embed) || (outputs.len() == 1 && named(&outputs[0])))
         }
         Task::Classify => required == 1 && by_name(Task::Classify),
-        Task::Sparse | Task::MultiVector | Task::TokenClassify => required == 1 && by_name(*task),
+        Task::Sparse | Task::MultiVector | Task::TokenClassify | Task::Tokenize | Task::Decode => {
+            required == 1 && by_name(*task)
+        }
         Task::Generate => false,
     };
     Task::ALL.into_iter().filter(plain).filter_map(|task| Some((task, task.find(outputs)?))).collect()

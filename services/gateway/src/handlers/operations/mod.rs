@@ -1,4 +1,4 @@
-//! Operations on texts, free of any protocol: embed, sparse, multi-vector, rerank, classify, token-classify. Each finds a model that
+//! Operations on texts, free of any protocol: embed, sparse, multi-vector, rerank, classify, token-classify, tokenize, decode. Each finds a model that
 //! offers it, makes an infer request of the texts, which goes the way of all infer requests, and reads the result.
 //!
 //! Invariants:
@@ -11,6 +11,7 @@ mod classify;
 mod embed;
 mod options;
 mod rerank;
+mod tokenize;
 mod tokens;
 
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use crate::registry::{Offer, ServedModel, Task};
 pub use classify::ScoredLabel;
 pub use options::{Prompt, Side, TextOptions};
 pub use rerank::Scores;
+pub use tokenize::ids;
 
 /// A request for an operation, as far as it is the same for all of them.
 #[derive(Clone, Debug)]
@@ -107,6 +109,12 @@ impl Handlers {
         pairs: Option<&[impl AsRef<[u8]>]>,
         ask: &Ask,
     ) -> Result<(Vec<Tensor>, Ledger), InferError> {
+        if ask.options.token_ids && self.registry.catalog().tokenizers(&found.served).next().is_none() {
+            return Err(InferError::unsupported(format!(
+                "model '{}' has no step of backend 'tokenizer', which takes token ids: send texts",
+                found.model
+            )));
+        }
         // A query goes along with each of its documents.
         ask.hold.take(size_of(texts) + pairs.map_or(0, size_of)).map_err(InferError::from)?;
         let mut inputs = Vec::with_capacity(2);

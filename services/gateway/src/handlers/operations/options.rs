@@ -23,6 +23,12 @@ pub struct TextOptions {
     pub dimensions: Option<u64>,
     /// How tokens of one entity become one: none, simple, first, average or max.
     pub aggregation_strategy: Option<String>,
+    /// Whether the tokens around a text are added.
+    pub add_special_tokens: Option<bool>,
+    /// Whether decoded texts are without them.
+    pub skip_special_tokens: Option<bool>,
+    /// Whether token ids of the model, as JSON arrays, come in place of texts.
+    pub token_ids: bool,
 }
 
 /// Which prompt is put before texts.
@@ -52,7 +58,8 @@ pub enum Side {
 // === impl TextOptions ===
 
 impl TextOptions {
-    /// The request parameters that stages read: `prompt_name`, `truncate`, `truncation_side` and `max_tokens` the tokenizer;
+    /// The request parameters that stages read: `prompt_name`, `truncate`, `truncation_side`, `max_tokens`,
+    /// `add_special_tokens`, `skip_special_tokens` and `token_ids` the tokenizer;
     /// `normalize`, `raw_scores`, `dimensions` and `aggregation_strategy` postprocess.
     pub fn parameters(&self, offer: &Offer) -> Result<Parameters, InferError> {
         let prompt = match &self.prompt {
@@ -77,7 +84,14 @@ impl TextOptions {
             ("truncation_side", side.map(str::to_owned)),
             ("aggregation_strategy", self.aggregation_strategy.clone()),
         ];
-        let flags = [("truncate", self.truncate), ("normalize", self.normalize), ("raw_scores", self.raw_scores)];
+        let flags = [
+            ("truncate", self.truncate),
+            ("normalize", self.normalize),
+            ("raw_scores", self.raw_scores),
+            ("add_special_tokens", self.add_special_tokens),
+            ("skip_special_tokens", self.skip_special_tokens),
+            ("token_ids", self.token_ids.then_some(true)),
+        ];
         let numbers = [("max_tokens", self.max_tokens), ("dimensions", self.dimensions)];
         let texts = texts.into_iter().filter_map(|(name, text)| Some((name, ParameterValue::String(text?))));
         let flags = flags.into_iter().filter_map(|(name, flag)| Some((name, ParameterValue::Bool(flag?))));

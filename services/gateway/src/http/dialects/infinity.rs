@@ -186,7 +186,7 @@ fn capability(task: &Task) -> Option<&'static str> {
         Task::Embed => Some("embed"),
         Task::Rerank => Some("rerank"),
         Task::Classify => Some("classify"),
-        Task::Sparse | Task::MultiVector | Task::TokenClassify | Task::Generate => None,
+        Task::Sparse | Task::MultiVector | Task::TokenClassify | Task::Generate | Task::Tokenize | Task::Decode => None,
     }
 }
 

@@ -7,7 +7,8 @@ use std::marker::PhantomData;
 use serde::de::value::{MapAccessDeserializer, StrDeserializer};
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::refusal::Refusal;
+use super::refusal::{Kind, Refusal};
+use crate::handlers::operations;
 
 /// Bytes that a body takes in memory while it is read, at most: itself, its texts as they are read, and the tensor of them. A text
 /// of no characters is three bytes in JSON, an empty list is two.
@@ -210,6 +211,25 @@ impl<'de> Deserialize<'de> for FieldText {
 // === impl Input ===
 
 impl Input {
+    /// The rows of token ids of `field`, at least one.
+    pub fn ids(self, field: &str) -> Result<Vec<Vec<u32>>, Refusal> {
+        match self {
+            Input::Tokens { rows, .. } => Ok(rows),
+            Input::Many(texts) if texts.is_empty() => {
+                Err(Refusal { kind: Kind::Empty, ..Refusal::field(field, "is empty, expected token ids") })
+            }
+            _ => Err(Refusal::field(field, "holds texts, expected token ids")),
+        }
+    }
+
+    /// The texts, or JSON arrays of the model's token ids; whether it is one of them, outside of a list; whether they are ids.
+    pub fn texts_or_ids(self, field: &str) -> Result<(Vec<String>, bool, bool), Refusal> {
+        match self {
+            Input::Tokens { rows, one } => Ok((rows.iter().map(|row| operations::ids(row)).collect(), one, true)),
+            texts => texts.texts(field, "").map(|(texts, one)| (texts, one, false)),
+        }
+    }
+
     /// The texts of `field`, at least one, and whether only one was given outside of a list. Token ids are refused: `why` says what
     /// to do instead.
     pub fn texts(self, field: &str, why: &str) -> Result<(Vec<String>, bool), Refusal> {

@@ -1,10 +1,12 @@
-//! Text Embeddings Inference: `/embed`, `/embed_all`, `/embed_sparse`, `/rerank`, `/predict`, `/similarity`, `/info`, `/health`,
+//! Text Embeddings Inference: `/embed`, `/embed_all`, `/embed_sparse`, `/rerank`, `/predict`, `/similarity`, `/tokenize`,
+//! `/decode`, `/info`, `/health`,
 //! and `POST /`, which is the route of what the model does.
 //!
 //! Bodies name no model: `/tei/MODEL/embed` does, and so may a field `model`; without either it is the only model that does
-//! it. As in the original, fields that are not known are passed over. `/tokenize` and `/decode` are not there.
+//! it. As in the original, fields that are not known are passed over, and token ids are the model's.
 
 mod inputs;
+mod tokens;
 
 use std::time::Instant;
 
@@ -32,6 +34,8 @@ pub(super) static DIALECT: Dialect = Dialect {
         Route::post("/rerank", |call| Box::pin(rerank(call))).marked(&["texts", "return_text"]),
         Route::post("/predict", |call| Box::pin(predict(call))),
         Route::post("/similarity", |call| Box::pin(similarity(call))),
+        Route::post("/tokenize", |call| Box::pin(tokens::tokenize(call))),
+        Route::post("/decode", |call| Box::pin(tokens::decode(call))),
         Route::post("/", |call| Box::pin(root(call))),
         Route::get("/info", |call| Box::pin(info(call))),
         Route::get("/health", |call| Box::pin(health(call))),
@@ -39,9 +43,6 @@ pub(super) static DIALECT: Dialect = Dialect {
     refuse,
     model_in_path: true,
 };
-
-/// What token ids are answered with.
-const NO_TOKENS: &str = "send texts";
 
 /// What most bodies may say of how texts are treated.
 #[derive(Default, Deserialize)]
@@ -123,10 +124,11 @@ async fn embed(call: Call) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Embed = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
-    let texts = body.inputs.texts("inputs", NO_TOKENS)?.0;
+    let (texts, _, token_ids) = body.inputs.texts_or_ids("inputs")?;
     let options = TextOptions {
         normalize: Some(body.normalize.unwrap_or(true)),
         dimensions: body.dimensions,
+        token_ids,
         ..treatment.options()
     };
     let vectors = call.handlers.embed(&texts, &call.ask(treatment.model.as_deref(), options)).await?;
@@ -140,8 +142,9 @@ async fn embed_all(call: Call) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Embed = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
-    let texts = body.inputs.texts("inputs", NO_TOKENS)?.0;
-    let ask = call.ask(treatment.model.as_deref(), treatment.options());
+    let (texts, _, token_ids) = body.inputs.texts_or_ids("inputs")?;
+    let options = TextOptions { token_ids, ..treatment.options() };
+    let ask = call.ask(treatment.model.as_deref(), options);
     let vectors = call.handlers.multi_vector(&texts, &ask).await?;
     let numbers: usize = vectors.rows.iter().map(Vec::len).sum();
     Ok(timed(&vectors.ledger, started, &texts, 64 + numbers * 13, |out| {
@@ -159,8 +162,9 @@ async fn embed_sparse(call: Call) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Embed = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
-    let texts = body.inputs.texts("inputs", NO_TOKENS)?.0;
-    let ask = call.ask(treatment.model.as_deref(), treatment.options());
+    let (texts, _, token_ids) = body.inputs.texts_or_ids("inputs")?;
+    let options = TextOptions { token_ids, ..treatment.options() };
+    let ask = call.ask(treatment.model.as_deref(), options);
     let vectors = call.handlers.sparse(&texts, &ask).await?;
     let entries: usize = vectors.rows.iter().map(Vec::len).sum();
     Ok(timed(&vectors.ledger, started, &texts, 64 + entries * 32, |out| {
@@ -263,7 +267,7 @@ async fn token_classify(call: Call) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: TokenClassify = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
-    let (texts, one) = body.inputs.texts("inputs", NO_TOKENS)?;
+    let (texts, one) = body.inputs.texts("inputs", "send texts")?;
     let aggregation_strategy = body.parameters.unwrap_or_default().aggregation_strategy;
     let options = TextOptions { aggregation_strategy, ..treatment.options() };
     let ask = call.ask(treatment.model.as_deref(), options);
@@ -296,7 +300,7 @@ async fn root(call: Call) -> Result<Response, Refusal> {
         Some(Task::Sparse) => embed_sparse(call).await,
         Some(Task::MultiVector) => embed_all(call).await,
         Some(Task::Rerank) => rerank(call).await,
-        Some(Task::Embed | Task::Generate) | None => embed(call).await,
+        Some(Task::Embed | Task::Generate | Task::Tokenize | Task::Decode) | None => embed(call).await,
     }
 }
 

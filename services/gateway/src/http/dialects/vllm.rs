@@ -1,8 +1,10 @@
-//! vLLM's routes for pooling models: `/score` (and `/v1/score`), `/rerank`, `/classify`, `/pooling`.
+//! vLLM's routes for pooling models: `/score` (and `/v1/score`), `/rerank`, `/classify`, `/pooling`, `/tokenize`, `/detokenize`.
 //!
 //! A model that is not named is the only one that does it. As in the original, fields that are not known are passed over;
 //! `encoding_format: bytes` and number formats other than FP32 are refused. `/score` of a model that embeds is the cosine of
 //! the two vectors.
+
+mod tokens;
 
 use axum::response::Response;
 use bytes::Bytes;
@@ -26,6 +28,8 @@ pub(super) static DIALECT: Dialect = Dialect {
         Route::post("/rerank", |call| Box::pin(rerank(call))).marked(RERANK_MARKS),
         Route::post("/classify", |call| Box::pin(classify(call))).marked(MARKS),
         Route::post("/pooling", |call| Box::pin(pooling(call))),
+        Route::post("/tokenize", |call| Box::pin(tokens::tokenize(call))).marked(&["prompt", "return_token_strs"]),
+        Route::post("/detokenize", |call| Box::pin(tokens::detokenize(call))),
     ],
     refuse,
     model_in_path: false,

@@ -1,0 +1,63 @@
+//! `/tokenize` and `/decode`.
+
+use std::time::Instant;
+
+use axum::response::Response;
+use serde::Deserialize;
+
+use super::super::input::{self, Input, OneOrMany};
+use super::super::refusal::Refusal;
+use super::{Call, timed};
+use crate::handlers::operations::{Prompt, TextOptions};
+
+#[derive(Deserialize)]
+struct Tokenize {
+    inputs: OneOrMany<String>,
+    #[serde(default = "yes")]
+    add_special_tokens: bool,
+    prompt_name: Option<String>,
+    model: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Decode {
+    ids: Input,
+    #[serde(default = "yes")]
+    skip_special_tokens: bool,
+    model: Option<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+pub(super) async fn tokenize(call: Call) -> Result<Response, Refusal> {
+    let started = Instant::now();
+    let body: Tokenize = input::read(&call.body)?;
+    let texts = body.inputs.into_list();
+    if texts.is_empty() {
+        return Err(Refusal::empty("inputs"));
+    }
+    let options = TextOptions {
+        prompt: body.prompt_name.map_or(Prompt::Default, Prompt::Named),
+        add_special_tokens: Some(body.add_special_tokens),
+        ..TextOptions::default()
+    };
+    let lists = call.handlers.tokenize(&texts, &call.ask(body.model.as_deref(), options)).await?;
+    let size = lists.rows.iter().map(|row| row.len() + 1).sum();
+    Ok(timed(&lists.ledger, started, &texts, size, |out| {
+        out.array(|out| lists.rows.iter().for_each(|row| out.raw(row)));
+    }))
+}
+
+pub(super) async fn decode(call: Call) -> Result<Response, Refusal> {
+    let started = Instant::now();
+    let body: Decode = input::read(&call.body)?;
+    let rows = body.ids.ids("ids")?;
+    let options = TextOptions { skip_special_tokens: Some(body.skip_special_tokens), ..TextOptions::default() };
+    let (texts, ledger) = call.handlers.decode(&rows, &call.ask(body.model.as_deref(), options)).await?;
+    let size = texts.iter().map(|text| text.len() + 8).sum();
+    Ok(timed(&ledger, started, &texts, size, |out| {
+        out.array(|out| texts.iter().for_each(|text| out.string(text)));
+    }))
+}

@@ -1,0 +1,60 @@
+//! `/tokenize` of a prompt, and `/detokenize`. Conversations are refused: models here have no chat template.
+
+use axum::response::Response;
+use serde::Deserialize;
+
+use super::super::answer;
+use super::super::input;
+use super::super::refusal::Refusal;
+use super::Call;
+use crate::handlers::operations::TextOptions;
+
+#[derive(Deserialize)]
+struct Tokenize {
+    model: Option<String>,
+    prompt: String,
+    #[serde(default = "yes")]
+    add_special_tokens: bool,
+    #[serde(default)]
+    return_token_strs: bool,
+}
+
+#[derive(Deserialize)]
+struct Detokenize {
+    model: Option<String>,
+    tokens: Vec<u32>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+pub(super) async fn tokenize(call: Call) -> Result<Response, Refusal> {
+    let body: Tokenize = input::read(&call.body)?;
+    let options = TextOptions { add_special_tokens: Some(body.add_special_tokens), ..TextOptions::default() };
+    let lists = call.handlers.tokenize(&[body.prompt], &call.ask(body.model.as_deref(), options)).await?;
+    let tokens = lists.tokens(0);
+    Ok(answer::told(&lists.ledger, 128 + 16 * tokens.len(), |out| {
+        out.object(|out| {
+            out.name("count").integer(tokens.len());
+            match lists.max_length {
+                Some(length) => out.name("max_model_len").integer(length),
+                None => out.name("max_model_len").null(),
+            }
+            out.name("tokens").array(|out| tokens.iter().for_each(|token| out.integer(token.id)));
+            match body.return_token_strs {
+                true => out.name("token_strs").array(|out| tokens.iter().for_each(|token| out.string(&token.text))),
+                false => out.name("token_strs").null(),
+            }
+        });
+    }))
+}
+
+pub(super) async fn detokenize(call: Call) -> Result<Response, Refusal> {
+    let body: Detokenize = input::read(&call.body)?;
+    let options = TextOptions { skip_special_tokens: Some(false), ..TextOptions::default() };
+    let (texts, ledger) = call.handlers.decode(&[body.tokens], &call.ask(body.model.as_deref(), options)).await?;
+    Ok(answer::told(&ledger, 64, |out| {
+        out.object(|out| out.name("prompt").string(texts.first().map_or("", String::as_str)));
+    }))
+}
