@@ -212,6 +212,16 @@ fn documents_are_ranked_in_every_dialect(mode: Mode) {
     let scores =
         scores["data"].as_array().expect("a list").iter().map(|one| one["score"].as_f64().expect("a score") as f32);
     assert_close(&scores.collect::<Vec<_>>(), &alone, 1e-5);
+
+    // Over v2 a query of one row goes with all documents.
+    let tensor =
+        |name: &str, texts: &[&str]| json!({"name": name, "datatype": "BYTES", "shape": [texts.len()], "data": texts});
+    let two = |queries: &[&str]| json!({"inputs": [tensor("TEXT", queries), tensor("TEXT_PAIR", &documents)]});
+    let v2 = answer(&sandbox, "/v2/models/reranker/infer", two(&[query]));
+    assert_eq!(v2["outputs"][0]["shape"], json!([documents.len(), 1]));
+    assert_close(&numbers(&v2["outputs"][0]["data"]), &alone, 1e-5);
+    let refused = ask(&sandbox, "/v2/models/reranker/infer", &two(&[query, query]));
+    assert_eq!(refused.status, 400, "{}", refused.text());
 }
 
 fn texts_are_classified_in_every_dialect(mode: Mode) {

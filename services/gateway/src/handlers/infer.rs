@@ -181,11 +181,14 @@ impl Handlers {
     }
 
     /// Prepares a request, within its span.
-    fn prepare(&self, traced: Traced, answer: Answer) -> Result<Prepared, InferError> {
+    fn prepare(&self, mut traced: Traced, answer: Answer) -> Result<Prepared, InferError> {
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.via.attributes());
         let trace = self.tracing.begin(&traced);
-        let prepared = span.in_scope(|| self.admit(traced.request, traced.rows, answer, traceparent, &span, trace));
+        let prepared = span.in_scope(|| {
+            self.repeat_query(&mut traced.request, &traced.hold)?;
+            self.admit(traced.request, traced.rows, answer, traceparent, &span, trace)
+        });
         if let Err(error) = &prepared {
             set_error(&span, error);
         }

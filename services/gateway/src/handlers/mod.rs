@@ -8,6 +8,7 @@ mod infer;
 mod logging;
 mod metadata;
 pub mod operations;
+mod query;
 mod repository;
 mod shared_memory;
 mod statistics;
