@@ -118,6 +118,26 @@ def it_asks_by_keyboard(browser):
     check("the answer is right, with the time of each step", browser.evaluate(has("answer", "-0.42925")) and browser.evaluate(has("answer", "tiny_pool")))
 
 
+def it_writes_code_for_clients(browser, server):
+    choose(browser, "model", "tiny_embedding:1")
+    browser.wait("the dialects", "document.getElementById('dialect').options.length > 3")
+    check("v2 comes first", browser.evaluate(has("code", "/v2/models/tiny_embedding/infer")))
+    choose(browser, "dialect", "openai")
+    check("with a curl line", browser.evaluate(has("code", f"curl '{server.url}/v1/embeddings'")))
+    check("and Python", browser.evaluate(has("code", 'client.embeddings.create(model="tiny_embedding"')))
+    choose(browser, "model", "simple:1")
+    browser.wait("a model that does nothing with texts", "document.getElementById('dialect').options.length === 1")
+    check("has v2 alone", browser.evaluate(has("code", "/v2/models/simple/infer")))
+
+
+def the_routes_are_shown(browser, server):
+    browser.open(f"{server.url}/docs")
+    browser.wait("the routes", "document.querySelectorAll('details').length > 100")
+    browser.evaluate("document.querySelector('details[data-path=\"/v1/embeddings\"]').open = true")
+    browser.wait("a body", "document.querySelector('details[data-path=\"/v1/embeddings\"] pre')?.textContent.includes('input:')")
+    check("/docs shows a route's body", True)
+
+
 def it_is_light_or_dark(browser):
     colours = []
     for scheme in ("light", "dark"):
@@ -136,7 +156,7 @@ def hostile_names_stay_text(browser):
     browser.type(HOSTILE_TEXT)
     browser.press("Enter", "Enter", 13, modifiers=2)
     browser.wait("the echo", has("answer", HOSTILE_TEXT))
-    check("nor is an answer", browser.evaluate("document.querySelectorAll('script').length") == 1)
+    check("nor is an answer", browser.evaluate("document.querySelectorAll('script').length") == 2)
     check("nothing of it ran", browser.evaluate("document.title") == "Trireme")
     choose(browser, "model", "simple:1")
     browser.wait("its inputs", "document.getElementById('input-1') !== null")
@@ -209,10 +229,12 @@ def main():
             the_page_is_locked_up(server)
             it_shows_what_runs(browser, server)
             it_asks_by_keyboard(browser)
+            it_writes_code_for_clients(browser, server)
             it_is_light_or_dark(browser)
             thread = rates_move(browser, server, stop)
             stop.set()
             thread.join()
+            the_routes_are_shown(browser, server)
         if args.screenshot:
             for model in ("tiny_tokenizer", "tiny_encoder", "tiny_pool", "tiny_embedding"):
                 shutil.copytree(basic / model, folder / "few" / model)

@@ -255,6 +255,17 @@ function showInputs(now) {
     label.htmlFor = area.id;
     return [label, area];
   }));
+  showCode(model);
+}
+
+// The code of clients for the chosen model (client.js).
+function showCode(model) {
+  const code = model ? clients(model, location.origin) : [];
+  const select = find("dialect");
+  const chosen = select.value;
+  select.replaceChildren(...code.map(({ id, name }) => { const option = make("option", name); option.value = id; return option; }));
+  if (code.some(({ id }) => id === chosen)) select.value = chosen;
+  find("code").textContent = code.find(({ id }) => id === select.value)?.text ?? "";
 }
 
 function shape(data) {
@@ -308,6 +319,7 @@ find("try").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) find("try").requestSubmit();
 });
 find("model").addEventListener("change", () => shown && showInputs(shown));
+find("dialect").addEventListener("change", () => showCode(chosen()));
 find("pipeline").addEventListener("change", () => shown && showGraph(shown, rates));
 find("access").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -13,6 +13,7 @@ in_every_mode!(
     any_number_of_texts_is_taken_and_its_tokens_are_counted,
     refusals_have_the_shape_and_status_of_their_dialect,
     keys_are_asked_for_in_every_dialect,
+    every_path_of_the_document_answers,
 );
 
 fn texts_repository() -> std::path::PathBuf {
@@ -306,6 +307,27 @@ fn texts_become_tokens_and_tokens_texts(mode: Mode) {
     assert!(unknown.text().contains("token id 999999, which is not in the vocabulary"), "{}", unknown.text());
     let nobody = ask(&sandbox, "/tei/nobody/tokenize", &json!({"inputs": text["prompt"]}));
     assert_eq!(nobody.status, 404, "{}", nobody.text());
+}
+
+fn every_path_of_the_document_answers(mode: Mode) {
+    let sandbox = start(mode);
+    let document = sandbox.send(&Request::get("/openapi.json")).json();
+    let nowhere = sandbox.send(&Request::get("/nowhere"));
+    let paths = document["paths"].as_object().expect("paths");
+    assert!(paths.len() > 80, "{} paths", paths.len());
+    for (path, item) in paths {
+        let filled = path.replace("{version}", "1").replace("{model}", "embedding").replace("{rest}", "embedding");
+        let filled = filled.replace("{repository}", "r").replace("{region}", "r");
+        for verb in item.as_object().expect("an item").keys() {
+            let request = match verb.as_str() {
+                "get" => Request::get(&filled),
+                _ => Request::post(&filled, "{}"),
+            };
+            let found = sandbox.send(&request);
+            assert_ne!(found.status, 405, "{verb} {path}");
+            assert!(found.status != 404 || found.text() != nowhere.text(), "{verb} {path}");
+        }
+    }
 }
 
 fn any_number_of_texts_is_taken_and_its_tokens_are_counted(mode: Mode) {

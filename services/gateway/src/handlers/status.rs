@@ -163,6 +163,9 @@ fn describe(served: &ServedModel, model: &mut Map<String, Value>) {
     model.insert("decoupled".to_owned(), json!(served.config.decoupled));
     model.insert("inputs".to_owned(), json!(tensors(&served.inputs)));
     model.insert("outputs".to_owned(), json!(tensors(&served.outputs)));
+    if let Ok(offer) = &served.offer {
+        model.insert("tasks".to_owned(), json!(offer.tasks.keys().map(|task| task.name()).collect::<Vec<_>>()));
+    }
     if served.config.is_ensemble() {
         model.insert("steps".to_owned(), json!(served.plan.steps.iter().map(step).collect::<Vec<_>>()));
     }

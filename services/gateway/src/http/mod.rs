@@ -7,6 +7,7 @@ mod body;
 mod compression;
 mod connections;
 mod dialects;
+mod openapi;
 mod patience;
 mod response;
 mod routes;

@@ -8,11 +8,13 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use trireme_inference::Ledger;
 use trireme_protocol::json::Writer;
+use utoipa::openapi::schema::Schema;
 
+use crate::http::openapi::schema;
 use crate::http::response;
 
 /// How vectors are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EncodingFormat {
     /// JSON numbers.
@@ -82,6 +84,41 @@ pub fn usage(out: &mut Writer, ledger: &Ledger) {
         out.name("prompt_tokens").integer(tokens);
         out.name("total_tokens").integer(tokens);
     });
+}
+
+/// The schema of a vector: numbers, or a text in base64.
+pub fn vector_schema() -> Schema {
+    schema::any_of([schema::list(schema::number()), schema::text()])
+}
+
+/// The schema of the usage that OpenAI has.
+pub fn usage_schema() -> Schema {
+    schema::object([("prompt_tokens", schema::integer()), ("total_tokens", schema::integer())])
+}
+
+/// The schema of OpenAI's list of vectors.
+pub fn embeddings_schema() -> Schema {
+    let vector = [("object", schema::text()), ("index", schema::integer()), ("embedding", vector_schema())];
+    schema::object([
+        ("object", schema::text()),
+        ("data", schema::list(schema::object(vector))),
+        ("model", schema::text()),
+        ("usage", usage_schema()),
+    ])
+}
+
+/// The schema of OpenAI's errors.
+pub fn nested_schema() -> Schema {
+    let code = schema::any_of([schema::text(), schema::integer()]);
+    schema::object([(
+        "error",
+        schema::object([
+            ("message", schema::text()),
+            ("type", schema::text()),
+            ("param", schema::nullable(schema::text())),
+            ("code", schema::nullable(code)),
+        ]),
+    )])
 }
 
 /// A random id in the form of a UUID.

@@ -8,6 +8,8 @@ use bytes::Bytes;
 use serde::Deserialize;
 use trireme_inference::Ledger;
 use trireme_protocol::json::Writer;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::Schema;
 
 use super::answer;
 use super::input::{self, Document};
@@ -15,16 +17,27 @@ use super::quantize::EmbeddingType;
 use super::refusal::{Kind, Refusal};
 use super::{Call, Dialect, Route};
 use crate::handlers::operations::{Prompt, Side, TextOptions};
+use crate::http::openapi::schema;
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "cohere",
     routes: &[
-        Route::post("/v2/embed", |call| Box::pin(embed(call, Version::V2))),
-        Route::post("/v1/embed", |call| Box::pin(embed(call, Version::V1))),
-        Route::post("/v2/rerank", |call| Box::pin(rerank_v2(call))),
-        Route::post("/v1/rerank", |call| Box::pin(rerank_v1(call))).marked(&["rank_fields", "max_chunks_per_doc"]),
+        Route::post("/v2/embed", "Embeds texts", |call| Box::pin(embed(call, Version::V2)))
+            .takes::<Embed>()
+            .gives(embed_answer),
+        Route::post("/v1/embed", "Embeds texts", |call| Box::pin(embed(call, Version::V1)))
+            .takes::<Embed>()
+            .gives(embed_answer),
+        Route::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank_v2(call)))
+            .takes::<RerankV2>()
+            .gives(rerank_answer),
+        Route::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank_v1(call)))
+            .takes::<RerankV1>()
+            .gives(rerank_answer)
+            .marked(&["rank_fields", "max_chunks_per_doc"]),
     ],
     refuse,
+    refusals,
     model_in_path: false,
 };
 
@@ -34,8 +47,9 @@ enum Version {
     V2,
 }
 
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = CohereInputType)]
 enum InputType {
     SearchQuery,
     SearchDocument,
@@ -44,20 +58,23 @@ enum InputType {
     Image,
 }
 
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "UPPERCASE")]
+#[schema(as = CohereTruncate)]
 enum Truncate {
     None,
     Start,
     End,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = CohereEmbed)]
 struct Embed {
     model: Option<String>,
     texts: Option<Vec<String>>,
     images: Option<Vec<String>>,
+    #[schema(value_type = Option<Vec<Object>>)]
     inputs: Option<serde::de::IgnoredAny>,
     input_type: Option<InputType>,
     embedding_types: Option<Vec<EmbeddingType>>,
@@ -69,8 +86,9 @@ struct Embed {
     _priority: Option<u32>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = CohereRerankV2)]
 struct RerankV2 {
     model: String,
     query: String,
@@ -81,8 +99,9 @@ struct RerankV2 {
     _priority: Option<u32>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = CohereRerankV1)]
 struct RerankV1 {
     model: Option<String>,
     query: String,
@@ -276,6 +295,40 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         out.name("message").string(&refusal.message);
     });
     (status, body)
+}
+
+fn refusals() -> Schema {
+    schema::object([("id", schema::text()), ("message", schema::text())])
+}
+
+fn meta_schema() -> Schema {
+    schema::object([
+        ("api_version", schema::object([("version", schema::text())])),
+        ("billed_units", schema::object([])),
+        ("tokens", schema::object([("input_tokens", schema::integer())])),
+    ])
+}
+
+fn embed_answer() -> Schema {
+    let rows = schema::list(schema::list(schema::number()));
+    schema::object([
+        ("id", schema::text()),
+        ("response_type", schema::text()),
+        // By type, where types were asked for.
+        ("embeddings", schema::any_of([rows, schema::object([])])),
+        ("texts", schema::list(schema::text())),
+        ("meta", meta_schema()),
+    ])
+}
+
+fn rerank_answer() -> Schema {
+    let document = ("document", schema::object([("text", schema::text())]));
+    let result = [("index", schema::integer()), ("relevance_score", schema::number())];
+    schema::object([
+        ("id", schema::text()),
+        ("results", schema::list(schema::object_with(result, [document]))),
+        ("meta", meta_schema()),
+    ])
 }
 
 #[cfg(test)]

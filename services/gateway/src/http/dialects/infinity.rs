@@ -7,6 +7,8 @@ use bytes::Bytes;
 use serde::Deserialize;
 use trireme_inference::Ledger;
 use trireme_protocol::json::Writer;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
 use super::input::{self, Input};
@@ -14,24 +16,36 @@ use super::openai::nested;
 use super::refusal::{Kind, Refusal};
 use super::{Call, Dialect, Route};
 use crate::handlers::operations::TextOptions;
+use crate::http::openapi::schema;
 use crate::registry::Task;
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "infinity",
     routes: &[
-        Route::post("/embeddings", |call| Box::pin(embeddings(call))),
-        Route::post("/rerank", |call| Box::pin(rerank(call))).marked(&["documents"]),
-        Route::post("/classify", |call| Box::pin(classify(call))).marked(&["raw_scores"]),
-        Route::get("/models", |call| Box::pin(models(call))),
+        Route::post("/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
+            .takes::<Embeddings>()
+            .gives(embeddings_answer),
+        Route::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+            .takes::<Rerank>()
+            .gives(rerank_answer)
+            .marked(&["documents"]),
+        Route::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
+            .takes::<Classify>()
+            .gives(classify_answer)
+            .marked(&["raw_scores"]),
+        Route::get("/models", "The models that do something with texts", |call| Box::pin(models(call)))
+            .gives(models_answer),
     ],
     refuse,
+    refusals,
     model_in_path: false,
 };
 
 /// What clients send as the model's name where they have none.
 const UNNAMED: &str = "default/not-specified";
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = InfinityEmbeddings)]
 struct Embeddings {
     input: Input,
     model: Option<String>,
@@ -40,7 +54,8 @@ struct Embeddings {
     modality: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = InfinityRerank)]
 struct Rerank {
     query: String,
     documents: Vec<String>,
@@ -52,7 +67,8 @@ struct Rerank {
     top_n: Option<u64>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = InfinityClassify)]
 struct Classify {
     input: Vec<String>,
     model: Option<String>,
@@ -218,4 +234,48 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::Unavailable => (503, "ServiceUnavailableError"),
     };
     (status, nested(refusal, kind, |out| out.integer(status)))
+}
+
+fn refusals() -> Schema {
+    let fault = [("type", schema::text()), ("loc", schema::list(schema::text())), ("msg", schema::text())];
+    let of_body = schema::object([("detail", schema::list(schema::object(fault)))]);
+    schema::any_of([of_body, answer::nested_schema()])
+}
+
+fn embeddings_answer() -> Schema {
+    answer::embeddings_schema()
+}
+
+fn rerank_answer() -> Schema {
+    let result = schema::object([
+        ("index", schema::integer()),
+        ("relevance_score", schema::number()),
+        ("document", schema::nullable(schema::text())),
+    ]);
+    schema::object([
+        ("object", schema::text()),
+        ("results", schema::list(result)),
+        ("model", schema::text()),
+        ("usage", answer::usage_schema()),
+    ])
+}
+
+fn classify_answer() -> Schema {
+    let scored = schema::object([("score", schema::number()), ("label", schema::text())]);
+    schema::object([
+        ("object", schema::text()),
+        ("data", schema::list(schema::list(scored))),
+        ("model", schema::text()),
+        ("usage", answer::usage_schema()),
+    ])
+}
+
+fn models_answer() -> Schema {
+    let model = schema::object([
+        ("id", schema::text()),
+        ("stats", schema::object([])),
+        ("backend", schema::text()),
+        ("capabilities", schema::list(schema::text())),
+    ]);
+    schema::object([("object", schema::text()), ("data", schema::list(model))])
 }

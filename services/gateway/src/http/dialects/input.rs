@@ -6,9 +6,13 @@ use std::marker::PhantomData;
 
 use serde::de::value::{MapAccessDeserializer, StrDeserializer};
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
+use utoipa::{PartialSchema, ToSchema};
 
 use super::refusal::{Kind, Refusal};
 use crate::handlers::operations;
+use crate::http::openapi::schema;
 
 /// Bytes that a body takes in memory while it is read, at most: itself, its texts as they are read, and the tensor of them. A text
 /// of no characters is three bytes in JSON, an empty list is two.
@@ -108,7 +112,21 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
     }
 }
 
+/// The schema of one `T` or a list of them.
+pub fn one_or_many<T: PartialSchema>() -> Schema {
+    let many = utoipa::openapi::schema::ArrayBuilder::new().items(T::schema()).build();
+    schema::any_of_refs([T::schema(), RefOr::T(Schema::Array(many))])
+}
+
 // === impl Document ===
+
+impl ToSchema for Document {}
+
+impl PartialSchema for Document {
+    fn schema() -> RefOr<Schema> {
+        RefOr::T(schema::any_of([schema::text(), schema::object([])]))
+    }
+}
 
 impl Document {
     /// Its text: itself, or these fields of it, a line each. `None` where it has none of them.
@@ -209,6 +227,15 @@ impl<'de> Deserialize<'de> for FieldText {
 }
 
 // === impl Input ===
+
+impl ToSchema for Input {}
+
+impl PartialSchema for Input {
+    fn schema() -> RefOr<Schema> {
+        let ids = || schema::list(schema::token_id());
+        RefOr::T(schema::any_of([schema::text(), schema::list(schema::text()), ids(), schema::list(ids())]))
+    }
+}
 
 impl Input {
     /// The rows of token ids of `field`, at least one.

@@ -6,6 +6,8 @@
 use axum::response::Response;
 use bytes::Bytes;
 use serde::Deserialize;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::Schema;
 
 use super::answer;
 use super::input::{self, Document, OneOrMany};
@@ -13,38 +15,43 @@ use super::quantize::EmbeddingType;
 use super::refusal::{Kind, Refusal};
 use super::{Call, Dialect, Route};
 use crate::handlers::operations::{Prompt, TextOptions};
+use crate::http::openapi::schema;
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "jina",
     routes: &[
-        Route::post("/v1/rerank", |call| Box::pin(rerank(call))),
-        Route::post("/v1/embeddings", |call| Box::pin(embeddings(call))).marked(&[
-            "task",
-            "late_chunking",
-            "embedding_type",
-            "normalized",
-            "truncate",
-            "return_multivector",
-        ]),
-        Route::post("/v1/multi-vector", |call| Box::pin(multi_vector(call))),
+        Route::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+            .takes::<Rerank>()
+            .gives(rerank_answer),
+        Route::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
+            .takes::<Embeddings>()
+            .gives(embeddings_answer)
+            .marked(&["task", "late_chunking", "embedding_type", "normalized", "truncate", "return_multivector"]),
+        Route::post("/v1/multi-vector", "Embeds each token of texts", |call| Box::pin(multi_vector(call)))
+            .takes::<Embeddings>()
+            .gives(multi_vector_answer),
     ],
     refuse,
+    refusals,
     model_in_path: false,
 };
 
 /// The field of an object that is its text.
 const TEXT: [&str; 1] = ["text"];
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = JinaEmbeddings)]
 struct Embeddings {
     model: String,
+    #[schema(schema_with = input::one_or_many::<Document>)]
     input: OneOrMany<Document>,
     task: Option<String>,
     input_type: Option<String>,
     dimensions: Option<u64>,
     normalized: Option<bool>,
     late_chunking: Option<bool>,
+    #[schema(required = false, schema_with = input::one_or_many::<EmbeddingType>)]
     embedding_type: Option<OneOrMany<EmbeddingType>>,
     truncate: Option<bool>,
     return_multivector: Option<bool>,
@@ -52,8 +59,9 @@ struct Embeddings {
     _user: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = JinaRerank)]
 struct Rerank {
     model: String,
     query: Document,
@@ -210,6 +218,35 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::Unavailable => 503,
     };
     (status, answer::object(|out| out.name("detail").string(&refusal.message)))
+}
+
+fn refusals() -> Schema {
+    schema::object([("detail", schema::text())])
+}
+
+fn embeddings_answer() -> Schema {
+    answer::embeddings_schema()
+}
+
+fn multi_vector_answer() -> Schema {
+    let vectors = schema::list(schema::list(schema::number()));
+    let row = schema::object([("object", schema::text()), ("index", schema::integer()), ("embeddings", vectors)]);
+    schema::object([
+        ("model", schema::text()),
+        ("object", schema::text()),
+        ("usage", answer::usage_schema()),
+        ("data", schema::list(row)),
+    ])
+}
+
+fn rerank_answer() -> Schema {
+    let document = ("document", schema::object([("text", schema::text())]));
+    let result = [("index", schema::integer()), ("relevance_score", schema::number())];
+    schema::object([
+        ("model", schema::text()),
+        ("usage", schema::object([("total_tokens", schema::integer())])),
+        ("results", schema::list(schema::object_with(result, [document]))),
+    ])
 }
 
 #[cfg(test)]

@@ -32,9 +32,13 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use trireme_inference::{InferError, Parameters};
 use trireme_protocol::json;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::Schema;
 
 use super::body::{self, text};
 use super::compression::Coding;
+use super::openapi::Entry;
+use super::openapi::schema::{self, Described};
 use super::{HttpState, routes};
 use crate::budget::Hold;
 use crate::handlers::operations::{Ask, TextOptions};
@@ -54,6 +58,8 @@ struct Dialect {
     routes: &'static [Route],
     /// Its table of errors: the status and the body of a refusal.
     refuse: fn(&Refusal) -> (u16, Bytes),
+    /// The bodies of that table.
+    refusals: fn() -> Schema,
     /// Whether a model may be named behind the prefix (`/tei/MODEL/embed`), because bodies do not name one.
     model_in_path: bool,
 }
@@ -65,13 +71,20 @@ struct Route {
     path: &'static str,
     /// Fields of a body that other dialects with this path do not have.
     marks: &'static [&'static str],
+    /// In a sentence, what it does.
+    summary: &'static str,
+    /// What it takes.
+    takes: Option<fn() -> Described>,
+    /// What it answers, where that is JSON.
+    gives: Option<fn() -> Schema>,
     /// Answers a request.
     run: Run,
 }
 
 /// How a route is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Verb {
+#[allow(missing_docs, reason = "HTTP's own words")]
+pub enum Verb {
     Get,
     Post,
 }
@@ -103,19 +116,48 @@ type Claim = (&'static Dialect, &'static Route);
 
 /// The routes of all dialects.
 pub fn routes() -> Router<HttpState> {
-    let mut shared: BTreeMap<(&str, Verb), Vec<Claim>> = BTreeMap::new();
-    let mut router = Router::new();
+    table().into_iter().fold(Router::new(), |router, ((path, _), claims)| add(router, &path, claims))
+}
+
+/// Every path and method with the routes that claim it.
+fn table() -> BTreeMap<(String, Verb), Vec<Claim>> {
+    let mut table: BTreeMap<(String, Verb), Vec<Claim>> = BTreeMap::new();
     for dialect in DIALECTS {
         for route in dialect.routes {
             let path = if route.path == "/" { "" } else { route.path };
-            shared.entry((route.path, route.verb)).or_default().push((dialect, route));
-            router = add(router, &format!("/{}{path}", dialect.name), vec![(dialect, route)]);
+            let mut claim = |path: String| table.entry((path, route.verb)).or_default().push((dialect, route));
+            claim(route.path.to_owned());
+            claim(format!("/{}{path}", dialect.name));
             if dialect.model_in_path {
-                router = add(router, &format!("/{}/{{model}}{path}", dialect.name), vec![(dialect, route)]);
+                claim(format!("/{}/{{model}}{path}", dialect.name));
             }
         }
     }
-    shared.into_iter().fold(router, |router, ((path, _), claims)| add(router, path, claims))
+    table
+}
+
+/// The routes as the document has them.
+pub fn entries() -> Vec<Entry> {
+    let entry = |((path, verb), claims): ((String, Verb), Vec<Claim>)| {
+        let summaries: Vec<&str> = claims.iter().map(|(_, route)| route.summary).collect();
+        Entry {
+            verb,
+            // What a wildcard takes has no other name in the document.
+            path: path.replace("{*", "{"),
+            group: claims.first().map_or("", |(dialect, _)| dialect.name),
+            summary: summaries
+                .iter()
+                .enumerate()
+                .filter(|(at, it)| !summaries[..*at].contains(it))
+                .map(|(_, it)| *it)
+                .collect::<Vec<_>>()
+                .join("; "),
+            bodies: claims.iter().filter_map(|(_, route)| route.takes.map(|takes| takes())).collect(),
+            answers: claims.iter().filter_map(|(_, route)| route.gives.map(|gives| gives())).collect(),
+            errors: claims.iter().map(|(dialect, _)| (dialect.refusals)()).collect(),
+        }
+    };
+    table().into_iter().map(entry).collect()
 }
 
 /// Whether a request to this path is work for a model, and not about the server.
@@ -236,12 +278,27 @@ fn refused(dialect: &Dialect, refusal: &Refusal) -> Response {
 // === impl Route ===
 
 impl Route {
-    const fn get(path: &'static str, run: Run) -> Route {
-        Route { verb: Verb::Get, path, marks: &[], run }
+    const fn get(path: &'static str, summary: &'static str, run: Run) -> Route {
+        Route { verb: Verb::Get, path, marks: &[], summary, takes: None, gives: None, run }
     }
 
-    const fn post(path: &'static str, run: Run) -> Route {
-        Route { verb: Verb::Post, path, marks: &[], run }
+    const fn post(path: &'static str, summary: &'static str, run: Run) -> Route {
+        Route { verb: Verb::Post, path, marks: &[], summary, takes: None, gives: None, run }
+    }
+
+    /// The same with a body of this shape.
+    const fn takes<T: ToSchema>(self) -> Route {
+        Route { takes: Some(schema::of::<T>), ..self }
+    }
+
+    /// The same with a body of which two types read their own fields.
+    const fn takes_both<A: ToSchema, B: ToSchema>(self) -> Route {
+        Route { takes: Some(schema::of_both::<A, B>), ..self }
+    }
+
+    /// The same with answers of this shape.
+    const fn gives(self, gives: fn() -> Schema) -> Route {
+        Route { gives: Some(gives), ..self }
     }
 
     /// The same with these fields for marks.

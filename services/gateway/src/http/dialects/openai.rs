@@ -7,26 +7,34 @@ use axum::response::Response;
 use bytes::Bytes;
 use serde::Deserialize;
 use trireme_protocol::json::Writer;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
 use super::input::{self, Input};
 use super::refusal::{Kind, Refusal};
 use super::{Call, Dialect, Route};
 use crate::handlers::operations::{Prompt, TextOptions};
+use crate::http::openapi::schema;
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "openai",
     routes: &[
-        Route::post("/v1/embeddings", |call| Box::pin(embeddings(call))),
-        Route::get("/v1/models", |call| Box::pin(models(call))),
-        Route::get("/v1/models/{*rest}", |call| Box::pin(model(call))),
+        Route::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
+            .takes::<Embeddings>()
+            .gives(embeddings_answer),
+        Route::get("/v1/models", "The models that do something with texts", |call| Box::pin(models(call)))
+            .gives(models_answer),
+        Route::get("/v1/models/{*rest}", "A model", |call| Box::pin(model(call))).gives(model_answer),
     ],
     refuse,
+    refusals,
     model_in_path: false,
 };
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = OpenAiEmbeddings)]
 struct Embeddings {
     input: Input,
     model: String,
@@ -134,6 +142,27 @@ pub(super) fn optional(out: &mut Writer, text: Option<&str>) {
         Some(text) => out.string(text),
         None => out.null(),
     }
+}
+
+fn refusals() -> Schema {
+    answer::nested_schema()
+}
+
+fn embeddings_answer() -> Schema {
+    answer::embeddings_schema()
+}
+
+fn model_answer() -> Schema {
+    schema::object([
+        ("id", schema::text()),
+        ("object", schema::text()),
+        ("created", schema::integer()),
+        ("owned_by", schema::text()),
+    ])
+}
+
+fn models_answer() -> Schema {
+    schema::object([("object", schema::text()), ("data", schema::list(model_answer()))])
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::answer;
 use super::refusal::Refusal;
 
 /// A form of vectors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EmbeddingType {
     /// FP32 numbers.

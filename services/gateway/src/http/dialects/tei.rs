@@ -5,6 +5,7 @@
 //! Bodies name no model: `/tei/MODEL/embed` does, and so may a field `model`; without either it is the only model that does
 //! it. As in the original, fields that are not known are passed over, and token ids are the model's.
 
+mod answers;
 mod inputs;
 mod tokens;
 
@@ -16,36 +17,60 @@ use bytes::Bytes;
 use serde::Deserialize;
 use trireme_inference::Ledger;
 use trireme_protocol::json::{self, Writer};
+use utoipa::ToSchema;
+use utoipa::openapi::schema::Schema;
 
 use super::answer;
 use super::input::{self, Input};
 use super::refusal::{Kind, Refusal};
 use super::{Call, Dialect, Route};
 use crate::handlers::operations::{Prompt, ScoredLabel, Side, TextOptions};
+use crate::http::openapi::schema;
 use crate::registry::Task;
 use inputs::{Direction, Pair, PredictInput};
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "tei",
     routes: &[
-        Route::post("/embed", |call| Box::pin(embed(call))),
-        Route::post("/embed_all", |call| Box::pin(embed_all(call))),
-        Route::post("/embed_sparse", |call| Box::pin(embed_sparse(call))),
-        Route::post("/rerank", |call| Box::pin(rerank(call))).marked(&["texts", "return_text"]),
-        Route::post("/predict", |call| Box::pin(predict(call))),
-        Route::post("/similarity", |call| Box::pin(similarity(call))),
-        Route::post("/tokenize", |call| Box::pin(tokens::tokenize(call))),
-        Route::post("/decode", |call| Box::pin(tokens::decode(call))),
-        Route::post("/", |call| Box::pin(root(call))),
-        Route::get("/info", |call| Box::pin(info(call))),
-        Route::get("/health", |call| Box::pin(health(call))),
+        Route::post("/embed", "Embeds texts", |call| Box::pin(embed(call)))
+            .takes_both::<Embed, Treatment>()
+            .gives(answers::vectors),
+        Route::post("/embed_all", "Embeds each token of texts", |call| Box::pin(embed_all(call)))
+            .takes_both::<Embed, Treatment>()
+            .gives(answers::token_vectors),
+        Route::post("/embed_sparse", "Embeds texts in sparse vectors", |call| Box::pin(embed_sparse(call)))
+            .takes_both::<Embed, Treatment>()
+            .gives(answers::sparse_vectors),
+        Route::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+            .takes_both::<Rerank, Treatment>()
+            .gives(answers::ranks)
+            .marked(&["texts", "return_text"]),
+        Route::post("/predict", "Classifies texts", |call| Box::pin(predict(call)))
+            .takes_both::<Predict, Treatment>()
+            .gives(answers::predictions),
+        Route::post("/similarity", "Compares a text with others", |call| Box::pin(similarity(call)))
+            .takes::<Similarity>()
+            .gives(answers::numbers),
+        Route::post("/tokenize", "The tokens of texts", |call| Box::pin(tokens::tokenize(call)))
+            .takes::<tokens::Tokenize>()
+            .gives(answers::token_lists),
+        Route::post("/decode", "The texts of tokens", |call| Box::pin(tokens::decode(call)))
+            .takes::<tokens::Decode>()
+            .gives(answers::texts),
+        Route::post("/", "Does what the model does", |call| Box::pin(root(call)))
+            .takes::<Root>()
+            .gives(answers::anything),
+        Route::get("/info", "The model's name, kind and labels", |call| Box::pin(info(call))).gives(answers::info),
+        Route::get("/health", "Whether all models are ready", |call| Box::pin(health(call))),
     ],
     refuse,
+    refusals,
     model_in_path: true,
 };
 
 /// What most bodies may say of how texts are treated.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
+#[schema(as = TeiTreatment)]
 struct Treatment {
     model: Option<String>,
     truncate: Option<bool>,
@@ -53,14 +78,16 @@ struct Treatment {
     prompt_name: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = TeiEmbed)]
 struct Embed {
     inputs: Input,
     normalize: Option<bool>,
     dimensions: Option<u64>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = TeiRerank)]
 struct Rerank {
     query: String,
     texts: Vec<String>,
@@ -68,7 +95,8 @@ struct Rerank {
     return_text: Option<bool>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = TeiPredict)]
 struct Predict {
     inputs: PredictInput,
     raw_scores: Option<bool>,
@@ -76,32 +104,37 @@ struct Predict {
     parameters: Option<PredictParameters>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
+#[schema(as = TeiPredictParameters)]
 struct PredictParameters {
     top_k: Option<usize>,
     function_to_apply: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = TeiSimilarity)]
 struct Similarity {
     inputs: SimilarityInputs,
     parameters: Option<Treatment>,
     model: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = TeiSimilarityInputs)]
 struct SimilarityInputs {
     source_sentence: String,
     sentences: Vec<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = TeiTokenClassify)]
 struct TokenClassify {
     inputs: Input,
     parameters: Option<TokenClassifyParameters>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
+#[schema(as = TeiTokenClassifyParameters)]
 struct TokenClassifyParameters {
     aggregation_strategy: Option<String>,
 }
@@ -118,6 +151,16 @@ impl Treatment {
             ..TextOptions::default()
         }
     }
+}
+
+/// A body of `POST /`, which is up to the model.
+#[derive(ToSchema)]
+#[schema(as = TeiRoot)]
+#[allow(dead_code, reason = "for the document: each route reads its own fields")]
+struct Root {
+    #[schema(value_type = Option<serde_json::Value>)]
+    inputs: (),
+    model: Option<String>,
 }
 
 async fn embed(call: Call) -> Result<Response, Refusal> {
@@ -387,4 +430,8 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         out.name("error_type").string(kind);
     });
     (status, body)
+}
+
+fn refusals() -> Schema {
+    schema::object([("error", schema::text()), ("error_type", schema::text())])
 }

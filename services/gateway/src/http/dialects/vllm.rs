@@ -4,6 +4,7 @@
 //! `encoding_format: bytes` and number formats other than FP32 are refused. `/score` of a model that embeds is the cosine of
 //! the two vectors.
 
+mod answers;
 mod tokens;
 
 use axum::response::Response;
@@ -11,6 +12,8 @@ use bytes::Bytes;
 use serde::Deserialize;
 use trireme_inference::Ledger;
 use trireme_protocol::json::Writer;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
 use super::input::{self, Input, OneOrMany};
@@ -23,15 +26,33 @@ use crate::registry::Task;
 pub(super) static DIALECT: Dialect = Dialect {
     name: "vllm",
     routes: &[
-        Route::post("/score", |call| Box::pin(score(call))),
-        Route::post("/v1/score", |call| Box::pin(score(call))),
-        Route::post("/rerank", |call| Box::pin(rerank(call))).marked(RERANK_MARKS),
-        Route::post("/classify", |call| Box::pin(classify(call))).marked(MARKS),
-        Route::post("/pooling", |call| Box::pin(pooling(call))),
-        Route::post("/tokenize", |call| Box::pin(tokens::tokenize(call))).marked(&["prompt", "return_token_strs"]),
-        Route::post("/detokenize", |call| Box::pin(tokens::detokenize(call))),
+        Route::post("/score", "Scores pairs of texts", |call| Box::pin(score(call)))
+            .takes_both::<Score, Treatment>()
+            .gives(answers::score),
+        Route::post("/v1/score", "Scores pairs of texts", |call| Box::pin(score(call)))
+            .takes_both::<Score, Treatment>()
+            .gives(answers::score),
+        Route::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+            .takes_both::<Rerank, Treatment>()
+            .gives(answers::rerank)
+            .marked(RERANK_MARKS),
+        Route::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
+            .takes_both::<Classify, Treatment>()
+            .gives(answers::classify)
+            .marked(MARKS),
+        Route::post("/pooling", "What a model makes of texts", |call| Box::pin(pooling(call)))
+            .takes_both::<Pooling, Treatment>()
+            .gives(answers::pooling),
+        Route::post("/tokenize", "The tokens of a text", |call| Box::pin(tokens::tokenize(call)))
+            .takes::<tokens::Tokenize>()
+            .gives(answers::tokenize)
+            .marked(&["prompt", "return_token_strs"]),
+        Route::post("/detokenize", "The text of tokens", |call| Box::pin(tokens::detokenize(call)))
+            .takes::<tokens::Detokenize>()
+            .gives(answers::detokenize),
     ],
     refuse,
+    refusals,
     model_in_path: false,
 };
 
@@ -49,7 +70,8 @@ const RERANK_MARKS: &[&str] = &[
 ];
 
 /// What all bodies may say of how texts are treated.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
+#[schema(as = VllmTreatment)]
 struct Treatment {
     model: Option<String>,
     truncate_prompt_tokens: Option<i64>,
@@ -58,22 +80,27 @@ struct Treatment {
     use_activation: Option<bool>,
 }
 
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
+#[schema(as = VllmTruncationSide)]
 enum TruncationSide {
     Left,
     Right,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = VllmScore)]
 struct Score {
     #[serde(alias = "queries", alias = "data_1")]
+    #[schema(schema_with = input::one_or_many::<String>)]
     text_1: OneOrMany<String>,
     #[serde(alias = "documents", alias = "items", alias = "data_2")]
+    #[schema(schema_with = input::one_or_many::<String>)]
     text_2: OneOrMany<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = VllmRerank)]
 struct Rerank {
     query: String,
     documents: Vec<String>,
@@ -81,12 +108,14 @@ struct Rerank {
     top_n: u64,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = VllmClassify)]
 struct Classify {
     input: Input,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = VllmPooling)]
 struct Pooling {
     input: Input,
     encoding_format: Option<String>,
@@ -322,6 +351,10 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::Unavailable => (503, "ServiceUnavailableError"),
     };
     (status, nested(refusal, kind, |out| out.integer(status)))
+}
+
+fn refusals() -> Schema {
+    answer::nested_schema()
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ mod health;
 mod infer;
 mod logging;
 mod metadata;
+pub(super) mod page;
 mod repository;
 mod shared_memory;
 mod statistics;
@@ -21,29 +22,17 @@ use axum::routing::{MethodRouter, get as on_get, post as on_post};
 use trireme_inference::InferError;
 
 use super::response::HttpError;
-use super::{HttpState, access, dialects, response};
+use super::{HttpState, access, dialects, openapi, response};
 use crate::handlers::Category;
 
 /// All routes, each with the category that access rules know it by.
 pub fn router(state: HttpState) -> Router {
-    let table = [
-        (Category::Health, health::routes()),
-        (Category::Metadata, metadata::routes()),
-        (Category::Metadata, status::routes()),
-        (Category::ModelConfig, config::routes()),
-        (Category::Inference, infer::routes()),
-        (Category::Inference, generate::routes()),
-        (Category::ModelRepository, repository::routes()),
-        (Category::Statistics, statistics::routes()),
-        (Category::Logging, logging::routes()),
-        (Category::Trace, trace::routes()),
-        (Category::SharedMemory, shared_memory::routes()),
-    ];
     // What is refused there has the dialect's own shape.
     let dialects = dialects::routes();
-    // The page itself says nothing; what it shows it asks for like any client.
-    let open = if state.options.ui { ui::routes() } else { Router::new() };
-    let routes = table.into_iter().fold(open, |all, (category, routes)| {
+    // The pages themselves say nothing; what they show they ask for like any client.
+    let open = if state.options.ui { ui::routes().merge(openapi::page()) } else { Router::new() };
+    let open = open.merge(openapi::routes());
+    let routes = table().into_iter().fold(open, |all, (category, routes)| {
         let rules = (category, state.handlers.clone());
         all.merge(routes.route_layer(middleware::from_fn_with_state(rules, access::admit)))
     });
@@ -56,8 +45,32 @@ pub fn router(state: HttpState) -> Router {
     }
 }
 
+/// Every route, without the rules of who may ask.
+#[cfg(test)]
+pub(super) fn all() -> Router<HttpState> {
+    let open = ui::routes().merge(openapi::page()).merge(openapi::routes()).merge(dialects::routes());
+    table().into_iter().fold(open, |all, (_, routes)| all.merge(routes))
+}
+
+/// The routes of v2 and of control.
+fn table() -> [(Category, Router<HttpState>); 11] {
+    [
+        (Category::Health, health::routes()),
+        (Category::Metadata, metadata::routes()),
+        (Category::Metadata, status::routes()),
+        (Category::ModelConfig, config::routes()),
+        (Category::Inference, infer::routes()),
+        (Category::Inference, generate::routes()),
+        (Category::ModelRepository, repository::routes()),
+        (Category::Statistics, statistics::routes()),
+        (Category::Logging, logging::routes()),
+        (Category::Trace, trace::routes()),
+        (Category::SharedMemory, shared_memory::routes()),
+    ]
+}
+
 /// A GET route. HEAD is refused, as Triton refuses it.
-fn get<H, T>(handler: H) -> MethodRouter<HttpState>
+pub(super) fn get<H, T>(handler: H) -> MethodRouter<HttpState>
 where
     H: axum::handler::Handler<T, HttpState>,
     T: 'static,

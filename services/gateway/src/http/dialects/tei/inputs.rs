@@ -3,6 +3,11 @@
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
+use utoipa::{PartialSchema, ToSchema};
+
+use crate::http::openapi::schema;
 
 /// Where a text is cut; clients write it with and without a capital.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +35,23 @@ pub enum PredictInput {
 enum Element {
     Text(String),
     Texts(Vec<String>),
+}
+
+impl ToSchema for Direction {}
+
+impl PartialSchema for Direction {
+    fn schema() -> RefOr<Schema> {
+        RefOr::T(schema::one_of_texts(["left", "right", "Left", "Right"]))
+    }
+}
+
+impl ToSchema for PredictInput {}
+
+impl PartialSchema for PredictInput {
+    fn schema() -> RefOr<Schema> {
+        let pair = || schema::some(schema::text(), 1, 2);
+        RefOr::T(schema::any_of([schema::text(), pair(), schema::list(pair())]))
+    }
 }
 
 fn pair<E: Error>(texts: Vec<String>) -> Result<Pair, E> {

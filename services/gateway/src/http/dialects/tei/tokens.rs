@@ -4,14 +4,17 @@ use std::time::Instant;
 
 use axum::response::Response;
 use serde::Deserialize;
+use utoipa::ToSchema;
 
 use super::super::input::{self, Input, OneOrMany};
 use super::super::refusal::Refusal;
 use super::{Call, timed};
 use crate::handlers::operations::{Prompt, TextOptions};
 
-#[derive(Deserialize)]
-struct Tokenize {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = TeiTokenize)]
+pub(super) struct Tokenize {
+    #[schema(schema_with = input::one_or_many::<String>)]
     inputs: OneOrMany<String>,
     #[serde(default = "yes")]
     add_special_tokens: bool,
@@ -19,8 +22,9 @@ struct Tokenize {
     model: Option<String>,
 }
 
-#[derive(Deserialize)]
-struct Decode {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = TeiDecode)]
+pub(super) struct Decode {
     ids: Input,
     #[serde(default = "yes")]
     skip_special_tokens: bool,

@@ -2,6 +2,7 @@
 
 use axum::response::Response;
 use serde::Deserialize;
+use utoipa::ToSchema;
 
 use super::super::answer;
 use super::super::input;
@@ -9,8 +10,9 @@ use super::super::refusal::Refusal;
 use super::Call;
 use crate::handlers::operations::TextOptions;
 
-#[derive(Deserialize)]
-struct Tokenize {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = VllmTokenize)]
+pub(super) struct Tokenize {
     model: Option<String>,
     prompt: String,
     #[serde(default = "yes")]
@@ -19,8 +21,9 @@ struct Tokenize {
     return_token_strs: bool,
 }
 
-#[derive(Deserialize)]
-struct Detokenize {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = VllmDetokenize)]
+pub(super) struct Detokenize {
     model: Option<String>,
     tokens: Vec<u32>,
 }

@@ -1,0 +1,111 @@
+// What the console shows of clients: a curl line and a Python snippet for a model in a dialect. One entry of DIALECTS for each.
+"use strict";
+
+// By operation: whether a model offers it, as /v2/trireme/status says, and the words of each dialect for it.
+const DIALECTS = {
+  v2: {
+    name: "v2",
+    code: (model, url) => ({
+      curl: post(`${url}/v2/models/${model.name}/infer`, { inputs: model.inputs.filter((input) => !input.optional).map(sample) }),
+      python: [
+        "import tritonclient.http as http", "import numpy as np", "",
+        `client = http.InferenceServerClient(${quote(url.replace(/^https?:\/\//, ""))})`,
+        "inputs = []",
+        ...model.inputs.filter((input) => !input.optional).flatMap((input) => {
+          const { data, shape } = sample(input);
+          const kind = input.datatype === "BYTES" ? "object" : `http.triton_to_np_dtype(${quote(input.datatype)})`;
+          return [`inputs.append(http.InferInput(${quote(input.name)}, ${JSON.stringify(shape)}, ${quote(input.datatype)}))`,
+            `inputs[-1].set_data_from_numpy(np.array(${python(data)}, dtype=${kind}).reshape(${JSON.stringify(shape)}))`];
+        }),
+        `answer = client.infer(${quote(model.name)}, inputs)`,
+        `print(answer.as_numpy(${quote(model.outputs[0]?.name ?? "")}))`,
+      ],
+    }),
+  },
+  openai: {
+    name: "OpenAI",
+    does: ["embed"],
+    code: (model, url) => ({
+      curl: post(`${url}/v1/embeddings`, { model: model.name, input: TEXTS }),
+      python: ["import openai", "", `client = openai.OpenAI(base_url=${quote(`${url}/v1`)}, api_key="none")`,
+        `answer = client.embeddings.create(model=${quote(model.name)}, input=${python(TEXTS)})`, "print(answer.data[0].embedding)"],
+    }),
+  },
+  cohere: {
+    name: "Cohere",
+    does: ["embed", "rerank"],
+    code: (model, url, task) => {
+      const head = ["import cohere", "", `client = cohere.ClientV2(base_url=${quote(url)}, api_key="none")`];
+      const embed = { model: model.name, texts: TEXTS, input_type: "search_document", embedding_types: ["float"] };
+      const rerank = { model: model.name, query: QUERY, documents: TEXTS };
+      const body = task === "rerank" ? rerank : embed;
+      const call = `answer = client.${task}(${Object.entries(body).map(([name, value]) => `${name}=${python(value)}`).join(", ")})`;
+      return { curl: post(`${url}/v2/${task}`, body), python: [...head, call, task === "rerank" ? "print(answer.results)" : "print(answer.embeddings.float_)"] };
+    },
+  },
+  tei: {
+    name: "Text Embeddings Inference",
+    does: ["embed", "classify", "rerank", "sparse", "multi_vector", "token_classify"],
+    code: (model, url, task) => {
+      const place = `${url}/tei/${encodeURIComponent(model.name)}`;
+      const path = { embed: "/embed", classify: "/predict", rerank: "/rerank", sparse: "/embed_sparse", multi_vector: "/embed_all", token_classify: "" }[task];
+      const body = task === "rerank" ? { query: QUERY, texts: TEXTS } : { inputs: TEXTS[0] };
+      const call = { embed: "feature_extraction", classify: "text_classification", token_classify: "token_classification" }[task];
+      const hub = ["from huggingface_hub import InferenceClient", "", `client = InferenceClient(model=${quote(place)})`, `print(client.${call}(${quote(TEXTS[0])}))`];
+      return { curl: post(place + path, body), python: call ? hub : requests(place + path, body) };
+    },
+  },
+  infinity: {
+    name: "Infinity",
+    does: ["embed", "rerank", "classify"],
+    code: (model, url, task) => {
+      const [path, body] = {
+        embed: ["/infinity/embeddings", { model: model.name, input: TEXTS }],
+        rerank: ["/infinity/rerank", { model: model.name, query: QUERY, documents: TEXTS }],
+        classify: ["/infinity/classify", { model: model.name, input: TEXTS }],
+      }[task];
+      return { curl: post(url + path, body), python: requests(url + path, body) };
+    },
+  },
+  vllm: {
+    name: "vLLM",
+    does: ["embed", "rerank", "classify", "multi_vector"],
+    code: (model, url, task) => {
+      const [path, body] = {
+        rerank: ["/vllm/score", { model: model.name, text_1: QUERY, text_2: TEXTS }],
+        classify: ["/vllm/classify", { model: model.name, input: TEXTS }],
+      }[task] ?? ["/vllm/pooling", { model: model.name, input: TEXTS }];
+      return { curl: post(url + path, body), python: requests(url + path, body) };
+    },
+  },
+};
+
+const TEXTS = ["one text", "another"];
+const QUERY = "a question";
+
+// A word of the shell, whatever is in it.
+const shell = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
+// JSON texts are Python's; true, false and null are not in what is written here.
+const quote = (text) => JSON.stringify(text);
+const python = (value) => JSON.stringify(value).replaceAll('","', '", "');
+const post = (url, body) => `curl ${shell(url)} -H 'Content-Type: application/json' -d ${shell(JSON.stringify(body))}`;
+const requests = (url, body) => ["import requests", "", `answer = requests.post(${quote(url)}, json=${python(body)})`, "answer.raise_for_status()", "print(answer.json())"];
+
+// An input with two rows, or with the size that it has.
+function sample(input) {
+  const shape = input.shape.map((size, i) => (size === -1 ? (i === 0 ? 2 : 1) : size));
+  const count = shape.reduce((product, size) => product * size, 1);
+  const data = Array.from({ length: Math.min(count, 1024) }, (_, i) => (input.datatype === "BYTES" ? TEXTS[i % 2] : input.datatype === "BOOL" ? 1 : i % 2));
+  return { name: input.name, datatype: input.datatype, shape, data };
+}
+
+// The dialects in which clients may ask this model, with the code for each.
+function clients(model, url) {
+  const tasks = model.tasks ?? [];
+  return Object.entries(DIALECTS).flatMap(([id, dialect]) => {
+    const task = dialect.does?.find((task) => tasks.includes(task));
+    if (dialect.does && !task) return [];
+    const { curl, python } = dialect.code(model, url, task);
+    return [{ id, name: dialect.name, text: `${curl}\n\n${python.join("\n")}` }];
+  });
+}
