@@ -122,10 +122,16 @@ observability-test: setup ## Traces, the dashboard and its rules; with a real Pr
 	cargo test -p trireme-e2e --test traces --test observability -- --nocapture
 
 .PHONY: clients-test
-clients-test: setup ## OpenAI's, Cohere's, LangChain's and Hugging Face's Python clients from PyPI, in one process and as services
+clients-test: setup ## OpenAI's, Cohere's, LangChain's, LlamaIndex's, Haystack's, Infinity's and Hugging Face's Python clients from PyPI, in one process and as services
 	@scripts/setup-clients.sh
 	cargo build --workspace
 	cargo test -p trireme-e2e --test dialect_clients -- --nocapture
+
+.PHONY: schema-test
+schema-test: setup-demo ## schemathesis from PyPI against every route of /openapi.json: no answer outside the document, no 500 (SECONDS_EACH=60)
+	@scripts/setup-schemathesis.sh
+	cargo build --workspace
+	python3 tests/schema/schema_test.py --binary target/debug/trireme --seconds $(or $(SECONDS_EACH),60)
 
 .PHONY: compose-test
 compose-test: ## Builds the images, brings docker-compose.yml up, scales it, kills containers under load (needs docker)

@@ -43,7 +43,7 @@ if cmp --silent "$REQUIREMENTS" "$STAMP"; then
 fi
 
 make_environment
-say "fetching the clients (about 40 MB)"
+say "fetching the clients (about 120 MB)"
 hashes=--require-hashes
 locked=$REQUIREMENTS
 # Hashes are those of wheels for one Python on one machine; others get the same versions.

@@ -47,8 +47,8 @@ def expect_raised(what, error, call, *texts):
             expect(text in str(raised), f"{what}: expected a message with {text!r}, found {raised}")
         return raised
     except Exception as raised:  # noqa: BLE001
-        raise Failure(f"{what}: expected {error.__name__}, found {type(raised).__name__}: {raised}") from raised
-    raise Failure(f"{what}: expected {error.__name__}, found the answer {found!r}")
+        raise Failure(f"{what}: expected {error}, found {type(raised).__name__}: {raised}") from raised
+    raise Failure(f"{what}: expected {error}, found the answer {found!r}")
 
 
 def run(checks):

@@ -11,7 +11,7 @@ const PYTHON: &str = "TRIREME_CLIENTS_PYTHON";
 
 const KEY: &str = "a-key-of-this-test";
 
-in_every_mode!(openai, langchain, cohere, huggingface_hub);
+in_every_mode!(openai, langchain, cohere, huggingface_hub, llama_index, haystack, infinity, rerankers);
 
 /// The Python that has the clients; prints a note and returns `None` if it is missing.
 fn python() -> Option<PathBuf> {
@@ -40,6 +40,22 @@ fn huggingface_hub(mode: Mode) {
     run("huggingface_client.py", mode);
 }
 
+fn llama_index(mode: Mode) {
+    run("llama_index_client.py", mode);
+}
+
+fn haystack(mode: Mode) {
+    run("haystack_client.py", mode);
+}
+
+fn infinity(mode: Mode) {
+    run("infinity_checks.py", mode);
+}
+
+fn rerankers(mode: Mode) {
+    run("rerankers_client.py", mode);
+}
+
 /// Runs a script against a server that serves, and against one that is full.
 fn run(script: &str, mode: Mode) {
     let Some(python) = python() else { return };
@@ -56,7 +72,7 @@ fn run_at(python: &PathBuf, script: &str, sandbox: &Sandbox, arguments: &[&str])
     let mut command = Command::new(python);
     command.arg(path).args(["--url", &sandbox.address.to_string(), "--key", KEY]).args(arguments);
     // The clients do not ask the Hugging Face hub.
-    let output = command.env("HF_HUB_DISABLE_TELEMETRY", "1").output();
+    let output = command.env("HF_HUB_DISABLE_TELEMETRY", "1").env("HAYSTACK_TELEMETRY_ENABLED", "False").output();
     let output = output.unwrap_or_else(|error| panic!("{} does not run: {error}", python.display()));
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     println!("{said}");
