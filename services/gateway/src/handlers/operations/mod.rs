@@ -1,5 +1,6 @@
-//! Operations on texts, free of any protocol: embed, sparse, multi-vector, rerank, classify, token-classify, tokenize, decode. Each finds a model that
-//! offers it, makes an infer request of the texts, which goes the way of all infer requests, and reads the result.
+//! Operations on texts, free of any protocol: embed, sparse, multi-vector, rerank, classify, token-classify, tokenize,
+//! decode. Each finds a model that offers it, makes an infer request of the texts, which goes the way of all infer
+//! requests, and reads the result.
 //!
 //! Invariants:
 //! - Any number of texts is taken: they travel in as many messages as they need, texts of like length together.
