@@ -1,4 +1,4 @@
-// What the console shows of clients: a curl line and a Python snippet for a model in a dialect. One entry of DIALECTS for each.
+// The code of clients that the console shows: a curl line and a Python snippet for a model, one entry of DIALECTS for each dialect.
 "use strict";
 
 // By operation: whether a model offers it, as /v2/trireme/status says, and the words of each dialect for it.

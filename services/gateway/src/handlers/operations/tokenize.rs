@@ -13,7 +13,7 @@ pub struct TokenLists {
     pub rows: Vec<String>,
     /// Most tokens of a row, where the tokenizer's configuration says it.
     pub max_length: Option<u64>,
-    /// What it took.
+    /// The steps of the request and their times.
     pub ledger: Ledger,
 }
 

@@ -73,9 +73,9 @@ struct Route {
     marks: &'static [&'static str],
     /// In a sentence, what it does.
     summary: &'static str,
-    /// What it takes.
+    /// The shape of its bodies.
     takes: Option<fn() -> Described>,
-    /// What it answers, where that is JSON.
+    /// The shape of its answers, if they are JSON.
     gives: Option<fn() -> Schema>,
     /// Answers a request.
     run: Run,
@@ -142,7 +142,7 @@ pub fn entries() -> Vec<Entry> {
         let summaries: Vec<&str> = claims.iter().map(|(_, route)| route.summary).collect();
         Entry {
             verb,
-            // What a wildcard takes has no other name in the document.
+            // A wildcard is an ordinary parameter of the document.
             path: path.replace("{*", "{"),
             group: claims.first().map_or("", |(dialect, _)| dialect.name),
             summary: summaries

@@ -40,9 +40,11 @@ pub(super) static DIALECT: Dialect = Dialect {
             .takes_both::<Classify, Treatment>()
             .gives(answers::classify)
             .marked(MARKS),
-        Route::post("/pooling", "What a model makes of texts", |call| Box::pin(pooling(call)))
-            .takes_both::<Pooling, Treatment>()
-            .gives(answers::pooling),
+        Route::post("/pooling", "Runs a model on texts: vectors, token vectors or scores", |call| {
+            Box::pin(pooling(call))
+        })
+        .takes_both::<Pooling, Treatment>()
+        .gives(answers::pooling),
         Route::post("/tokenize", "The tokens of a text", |call| Box::pin(tokens::tokenize(call)))
             .takes::<tokens::Tokenize>()
             .gives(answers::tokenize)

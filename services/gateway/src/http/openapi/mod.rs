@@ -37,9 +37,9 @@ pub struct Entry {
     pub group: &'static str,
     /// In a sentence, what it does.
     pub summary: String,
-    /// What it takes, in any of these forms; none: nothing.
+    /// The shapes of its bodies; none: it takes no body.
     pub bodies: Vec<Described>,
-    /// What it answers, in any of these forms; none: nothing, or what is no JSON.
+    /// The shapes of its answers; none: they are empty or no JSON.
     pub answers: Vec<Schema>,
     /// How it refuses.
     pub errors: Vec<Schema>,

@@ -7,7 +7,7 @@ use axum::http::header::{
 };
 use axum::response::IntoResponse;
 
-/// What the page may load and do.
+/// The policy of pages: everything else is forbidden to them.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
                       form-action 'none'; frame-ancestors 'none'";
 
