@@ -3,29 +3,12 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, bail, ensure};
-use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde_json::Value;
+use trireme_model_repository::Task;
 
 /// How far apart the scores of equal entities may be.
 const SAME_SCORE: f64 = 1e-3;
-
-/// An operation whose results are compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-pub enum Task {
-    /// One vector
-    Embed,
-    /// Weights of vocabulary tokens
-    Sparse,
-    /// A vector for each token
-    MultiVector,
-    /// The score of a pair
-    Rerank,
-    /// Scores of classes
-    Classify,
-    /// Entities in the text
-    TokenClassify,
-}
 
 /// A model's answer for one text.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,120 +37,120 @@ pub struct Output {
     pub data: Vec<Value>,
 }
 
-// === impl Task ===
+/// The operations whose results can be compared, each with its results.
+const COMPARED: [(Task, &str); 6] = [
+    (Task::Embed, "One vector"),
+    (Task::Sparse, "Weights of vocabulary tokens"),
+    (Task::MultiVector, "A vector for each token"),
+    (Task::Rerank, "The score of a pair"),
+    (Task::Classify, "Scores of classes"),
+    (Task::TokenClassify, "Entities in the text"),
+];
 
-impl Task {
-    /// The name in configurations.
-    pub fn name(self) -> &'static str {
-        match self {
-            Task::Embed => "embed",
-            Task::Sparse => "sparse",
-            Task::MultiVector => "multi_vector",
-            Task::Rerank => "rerank",
-            Task::Classify => "classify",
-            Task::TokenClassify => "token_classify",
-        }
-    }
+/// Reads the name of an operation whose results can be compared.
+pub fn task_parser() -> impl TypedValueParser<Value = Task> {
+    let values = COMPARED.map(|(task, about)| PossibleValue::new(task.name()).help(about));
+    PossibleValuesParser::new(values).try_map(|name| compared(&name).context("it cannot be compared"))
+}
 
-    /// The name of the likeness of two answers, for the report.
-    pub fn measure(self) -> &'static str {
-        match self {
-            Task::Embed | Task::Sparse => "cosine",
-            Task::MultiVector => "cosine of a token",
-            Task::Rerank | Task::Classify => "1 - difference of scores",
-            Task::TokenClassify => "1 where entities are the same",
-        }
-    }
+fn compared(name: &str) -> Option<Task> {
+    Task::named(name).filter(|task| COMPARED.iter().any(|(known, _)| known == task))
+}
 
-    /// The tasks of a model: those that its configuration names, or those that its outputs show.
-    pub fn of(config: &Value) -> anyhow::Result<Vec<Task>> {
-        if let Some(named) = config["parameters"]["task"]["string_value"].as_str() {
-            let named = named.split(',').map(str::trim).filter(|name| !name.is_empty());
-            let tasks: Vec<Task> = named.filter_map(|name| Task::from_str(name, false).ok()).collect();
-            ensure!(
-                !tasks.is_empty(),
-                "the model's task is '{}', which cannot be verified",
-                config["parameters"]["task"]["string_value"]
-            );
-            return Ok(tasks);
-        }
-        let outputs: Vec<&str> =
-            config["output"].as_array().into_iter().flatten().filter_map(|output| output["name"].as_str()).collect();
-        let texts = config["input"].as_array().map_or(0, Vec::len);
-        let found = |name: &&str| match *name {
-            "sentence_embedding" => Some(Task::Embed),
-            "sparse_indices" => Some(Task::Sparse),
-            "token_embeddings" => Some(Task::MultiVector),
-            "entities" => Some(Task::TokenClassify),
-            "scores" if texts > 1 => Some(Task::Rerank),
-            "scores" => Some(Task::Classify),
-            _ => None,
-        };
-        let tasks: Vec<Task> = outputs.iter().filter_map(found).collect();
-        match (tasks.is_empty(), outputs.len()) {
-            (false, _) => Ok(tasks),
-            (true, 1) => Ok(vec![Task::Embed]),
-            _ => bail!("the model's outputs {outputs:?} do not tell what it does: say it by --task"),
-        }
+/// The name of the likeness of two answers of an operation, for the report.
+pub fn measure(task: Task) -> &'static str {
+    match task {
+        Task::MultiVector => "cosine of a token",
+        Task::Rerank | Task::Classify => "1 - difference of scores",
+        Task::TokenClassify => "1 where entities are the same",
+        Task::Embed | Task::Sparse | Task::Generate | Task::Tokenize | Task::Decode => "cosine",
     }
+}
 
-    /// The answers in the outputs of a request of `rows` rows.
-    pub fn read(self, outputs: &Outputs, rows: usize) -> anyhow::Result<Vec<Answer>> {
-        let get = |name: &str| {
-            let only = outputs.values().next().filter(|_| outputs.len() == 1);
-            outputs.get(name).or(only).with_context(|| format!("the answer has no output '{name}'"))
-        };
-        match self {
-            Task::Embed => {
-                Ok(get("sentence_embedding")?.rows(rows)?.into_iter().map(|row| Answer::Vector(numbers(row))).collect())
-            }
-            Task::Rerank | Task::Classify => {
-                Ok(get("scores")?.rows(rows)?.into_iter().map(|row| Answer::Scores(numbers(row))).collect())
-            }
-            Task::Sparse => {
-                let (indices, values) = (get("sparse_indices")?.rows(rows)?, get("sparse_values")?.rows(rows)?);
-                Ok(indices.into_iter().zip(values).map(|(indices, values)| sparse(indices, values)).collect())
-            }
-            Task::MultiVector => {
-                let tokens = get("token_embeddings")?;
-                let width = tokens.shape.last().copied().unwrap_or(0).max(1);
-                let masks = get("token_mask")?.rows(rows)?;
-                let kept = |(row, mask): (&[Value], &[Value])| {
-                    let kept = row.chunks(width).zip(mask).filter(|(_, mask)| mask.as_i64() != Some(0));
-                    Answer::Tokens(kept.map(|(token, _)| numbers(token)).collect())
-                };
-                Ok(tokens.rows(rows)?.into_iter().zip(masks).map(kept).collect())
-            }
-            Task::TokenClassify => {
-                let entities = |row: &[Value]| {
-                    let text = row.first().and_then(Value::as_str).context("output 'entities' holds no texts")?;
-                    Ok(Answer::Entities(serde_json::from_str(text).context("output 'entities' holds no JSON array")?))
-                };
-                get("entities")?.rows(rows)?.into_iter().map(entities).collect()
-            }
+/// The operations of a model: those that its configuration names, or those that its outputs show.
+pub fn tasks_of(config: &Value) -> anyhow::Result<Vec<Task>> {
+    if let Some(named) = config["parameters"]["task"]["string_value"].as_str() {
+        let tasks: Vec<Task> = named.split(',').filter_map(|name| compared(name.trim())).collect();
+        ensure!(!tasks.is_empty(), "the model's task is '{named}', which cannot be verified");
+        return Ok(tasks);
+    }
+    let outputs: Vec<&str> =
+        config["output"].as_array().into_iter().flatten().filter_map(|output| output["name"].as_str()).collect();
+    let texts = config["input"].as_array().map_or(0, Vec::len);
+    let found = |name: &&str| {
+        let is_first = |task: &Task| task.outputs().first().is_some_and(|(output, ..)| output == name);
+        match Task::ALL.into_iter().find(is_first)? {
+            Task::Rerank if texts < 2 => Some(Task::Classify),
+            task => Some(task),
         }
+    };
+    let tasks: Vec<Task> = outputs.iter().filter_map(found).collect();
+    match (tasks.is_empty(), outputs.len()) {
+        (false, _) => Ok(tasks),
+        (true, 1) => Ok(vec![Task::Embed]),
+        _ => bail!("the model's outputs {outputs:?} do not tell what it does: say it by --task"),
     }
+}
 
-    /// The answer in a line of a file of vectors, or of the reference.
-    pub fn expected(self, line: &Value) -> anyhow::Result<Answer> {
-        let key = match self {
-            Task::Embed => "embedding",
-            Task::Sparse => "sparse",
-            Task::MultiVector => "token_embeddings",
-            Task::Rerank | Task::Classify => "scores",
-            Task::TokenClassify => "entities",
-        };
-        let list = |value: &Value| value.as_array().cloned().with_context(|| format!("there is no list '{key}'"));
-        Ok(match self {
-            Task::Embed => Answer::Vector(numbers(&list(&line[key])?)),
-            Task::Rerank | Task::Classify => Answer::Scores(numbers(&list(&line[key])?)),
-            Task::Sparse => sparse(&list(&line[key]["indices"])?, &list(&line[key]["values"])?),
-            Task::MultiVector => Answer::Tokens(
-                list(&line[key])?.iter().map(|token| Ok(numbers(&list(token)?))).collect::<anyhow::Result<_>>()?,
-            ),
-            Task::TokenClassify => Answer::Entities(list(&line[key])?),
-        })
+/// The answers in the outputs of a request of `rows` rows.
+pub fn read(task: Task, outputs: &Outputs, rows: usize) -> anyhow::Result<Vec<Answer>> {
+    let get = |name: &str| {
+        let only = outputs.values().next().filter(|_| outputs.len() == 1);
+        outputs.get(name).or(only).with_context(|| format!("the answer has no output '{name}'"))
+    };
+    match task {
+        Task::Embed => {
+            Ok(get("sentence_embedding")?.rows(rows)?.into_iter().map(|row| Answer::Vector(numbers(row))).collect())
+        }
+        Task::Rerank | Task::Classify => {
+            Ok(get("scores")?.rows(rows)?.into_iter().map(|row| Answer::Scores(numbers(row))).collect())
+        }
+        Task::Sparse => {
+            let (indices, values) = (get("sparse_indices")?.rows(rows)?, get("sparse_values")?.rows(rows)?);
+            Ok(indices.into_iter().zip(values).map(|(indices, values)| sparse(indices, values)).collect())
+        }
+        Task::MultiVector => {
+            let tokens = get("token_embeddings")?;
+            let width = tokens.shape.last().copied().unwrap_or(0).max(1);
+            let masks = get("token_mask")?.rows(rows)?;
+            let kept = |(row, mask): (&[Value], &[Value])| {
+                let kept = row.chunks(width).zip(mask).filter(|(_, mask)| mask.as_i64() != Some(0));
+                Answer::Tokens(kept.map(|(token, _)| numbers(token)).collect())
+            };
+            Ok(tokens.rows(rows)?.into_iter().zip(masks).map(kept).collect())
+        }
+        Task::TokenClassify => {
+            let entities = |row: &[Value]| {
+                let text = row.first().and_then(Value::as_str).context("output 'entities' holds no texts")?;
+                Ok(Answer::Entities(serde_json::from_str(text).context("output 'entities' holds no JSON array")?))
+            };
+            get("entities")?.rows(rows)?.into_iter().map(entities).collect()
+        }
+        Task::Generate | Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
     }
+}
+
+/// The answer in a line of a file of vectors, or of the reference.
+pub fn expected(task: Task, line: &Value) -> anyhow::Result<Answer> {
+    let list = |key: &str| line[key].as_array().with_context(|| format!("there is no list '{key}'"));
+    Ok(match task {
+        Task::Embed => Answer::Vector(numbers(list("embedding")?)),
+        Task::Rerank | Task::Classify => Answer::Scores(numbers(list("scores")?)),
+        Task::Sparse => {
+            let part = |name: &str| {
+                line["sparse"][name].as_array().with_context(|| format!("there is no list 'sparse' with '{name}'"))
+            };
+            sparse(part("indices")?, part("values")?)
+        }
+        Task::MultiVector => {
+            let tokens = list("token_embeddings")?.iter();
+            let token = |token: &Value| token.as_array().map(|token| numbers(token));
+            let tokens: Option<Vec<_>> = tokens.map(token).collect();
+            Answer::Tokens(tokens.context("'token_embeddings' is no list of lists")?)
+        }
+        Task::TokenClassify => Answer::Entities(list("entities")?.clone()),
+        Task::Generate | Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
+    })
 }
 
 // === impl Output ===
@@ -290,10 +273,10 @@ mod tests {
     #[test]
     fn tasks_are_named_or_told_by_outputs() {
         let named = json!({"parameters": {"task": {"string_value": "embed, sparse"}}});
-        assert_eq!(Task::of(&named).unwrap(), [Task::Embed, Task::Sparse]);
+        assert_eq!(tasks_of(&named).unwrap(), [Task::Embed, Task::Sparse]);
         let outputs = |names: &[&str], inputs: usize| {
             let list = |names: Vec<&str>| names.into_iter().map(|name| json!({ "name": name })).collect::<Vec<_>>();
-            Task::of(&json!({"input": list(vec!["t"; inputs]), "output": list(names.to_vec())}))
+            tasks_of(&json!({"input": list(vec!["t"; inputs]), "output": list(names.to_vec())}))
         };
         assert_eq!(outputs(&["token_embeddings", "token_mask"], 1).unwrap(), [Task::MultiVector]);
         assert_eq!(outputs(&["scores"], 1).unwrap(), [Task::Classify]);

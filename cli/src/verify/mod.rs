@@ -13,10 +13,11 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use trireme_model::OnnxRuntimeArgs;
+use trireme_model_repository::Task;
 use trireme_runtime::service;
 use trireme_telemetry::TelemetryArgs;
 
-use self::answers::{Answer, Task, lower};
+use self::answers::{Answer, expected, lower, measure, task_parser, tasks_of};
 use self::reference::{Case, Library};
 use self::served::Model;
 use crate::serve::{ServeArgs, Server};
@@ -61,7 +62,7 @@ pub struct VerifyArgs {
     min_cosine: f64,
 
     /// The model's task, where its configuration does not name it
-    #[arg(long, value_name = "TASK", value_delimiter = ',')]
+    #[arg(long, value_name = "TASK", value_delimiter = ',', value_parser = task_parser())]
     task: Vec<Task>,
 
     /// The prompt to put before each text, by its name
@@ -190,7 +191,7 @@ impl Comparing {
     }
 
     fn run(&self, model: &Model) -> anyhow::Result<(String, bool)> {
-        let tasks = if self.tasks.is_empty() { Task::of(&model.config)? } else { self.tasks.clone() };
+        let tasks = if self.tasks.is_empty() { tasks_of(&model.config)? } else { self.tasks.clone() };
         let texts = match &self.texts {
             Some(path) => {
                 let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -242,7 +243,7 @@ impl Comparing {
         let lowest = comparisons.iter().map(|c| c.lowest).fold(1.0, lower);
         let passed = lowest >= self.min_cosine;
         let worst = comparisons.iter().find(|c| c.lowest.total_cmp(&lowest).is_eq() || c.lowest.is_nan());
-        let measure = worst.map_or("cosine", |c| c.task.measure());
+        let measure = worst.map_or("cosine", |c| measure(c.task));
         let what = if passed { "serves what" } else { "does not serve what" };
         let (library, bar) = (self.library.name(), self.min_cosine);
         let sentence = format!(
@@ -261,7 +262,7 @@ impl Comparison {
     fn of(task: Task, way: &'static str, cases: &[Case], answers: &[Answer]) -> anyhow::Result<Comparison> {
         let mut alike = Vec::with_capacity(cases.len());
         for (case, answer) in cases.iter().zip(answers) {
-            let expected = task.expected(&case.line).with_context(|| format!("for text '{}'", shown(&case.text)))?;
+            let expected = expected(task, &case.line).with_context(|| format!("for text '{}'", shown(&case.text)))?;
             alike.push(answer.likeness(&expected));
         }
         let worst = (0..alike.len()).min_by(|&a, &b| {

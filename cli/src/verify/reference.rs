@@ -6,8 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
-
-use super::answers::Task;
+use trireme_model_repository::Task;
 
 /// The script that asks the library.
 const SCRIPT: &str = include_str!("reference.py");

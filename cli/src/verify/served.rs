@@ -2,8 +2,9 @@
 
 use anyhow::{Context, ensure};
 use serde_json::{Map, Value, json};
+use trireme_model_repository::Task;
 
-use super::answers::{Answer, Output, Outputs, Task};
+use super::answers::{Answer, Output, Outputs, read};
 use super::reference::Case;
 use crate::client::{Client, ServerArgs};
 
@@ -71,7 +72,7 @@ impl Model {
         for cases in cases.chunks(rows.max(1)) {
             let outputs = self.infer(cases, parameters)?;
             for (task, answers) in tasks.iter().zip(&mut answers) {
-                answers.extend(task.read(&outputs, cases.len())?);
+                answers.extend(read(*task, &outputs, cases.len())?);
             }
         }
         Ok(answers)

@@ -32,6 +32,7 @@ mod parse;
 mod repository;
 mod requested;
 mod sources;
+mod task;
 mod validate;
 mod view;
 
@@ -53,3 +54,4 @@ pub use folder::{
 };
 pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel, Uploaded};
 pub use sources::{ModelFolder, ModelSources, SourceError};
+pub use task::Task;

@@ -379,5 +379,7 @@ fn outputs(description: &FolderDescription) -> Vec<Tensor> {
             vec![Tensor { label_file: Some(LABEL_FILE), ..entities }]
         }
         Task::Generate => vec![Tensor::new("generated_text", STRING, &[-1])],
+        // A folder's model takes token ids; its tokenizer is a model of its own.
+        Task::Tokenize | Task::Decode => Vec::new(),
     }
 }

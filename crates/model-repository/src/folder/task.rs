@@ -6,17 +6,7 @@ use super::files::{Json, Reader};
 use super::modules::{Module, Step, transformer_config};
 use super::origin::Derived;
 
-/// An operation on texts that a model was trained for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Task {
-    Embed,
-    Sparse,
-    MultiVector,
-    Rerank,
-    Classify,
-    TokenClassify,
-    Generate,
-}
+pub(crate) use crate::task::Task;
 
 /// A task, and two facts that its files give with it.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,20 +21,7 @@ pub(crate) struct Purpose {
 // === impl Task ===
 
 impl Task {
-    /// The task's name in `parameters`.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Task::Embed => "embed",
-            Task::Sparse => "sparse",
-            Task::MultiVector => "multi_vector",
-            Task::Rerank => "rerank",
-            Task::Classify => "classify",
-            Task::TokenClassify => "token_classify",
-            Task::Generate => "generate",
-        }
-    }
-
-    /// The task's name for `optimum-cli export onnx`.
+    /// The task's name for `optimum-cli export onnx`. A tokenizer has no graph.
     pub(crate) fn export(self) -> &'static str {
         match self {
             Task::Embed | Task::MultiVector => "feature-extraction",
@@ -52,6 +29,7 @@ impl Task {
             Task::Rerank | Task::Classify => "text-classification",
             Task::TokenClassify => "token-classification",
             Task::Generate => "text2text-generation-with-past",
+            Task::Tokenize | Task::Decode => "feature-extraction",
         }
     }
 }

@@ -4,36 +4,14 @@
 //! `prompts`, `query_prompt` and `document_prompt`. Not here: carrying an operation out (`handlers::operations`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use trireme_inference::{DataType, TensorSpec};
 use trireme_model_repository::ModelConfig;
 
+pub use trireme_model_repository::Task;
+
 /// The backend of tokenizers.
 pub(super) const TOKENIZER: &str = "tokenizer";
-
-/// An operation on texts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Task {
-    /// A text to a vector.
-    Embed,
-    /// A text to the few entries of a vector that are not zero.
-    Sparse,
-    /// A text to a vector for each token.
-    MultiVector,
-    /// A query and a text to how well they go together.
-    Rerank,
-    /// A text to a score for each class.
-    Classify,
-    /// A text to its named entities.
-    TokenClassify,
-    /// A text to another text, made token by token; none of the operations here.
-    Generate,
-    /// A text to its tokens.
-    Tokenize,
-    /// Token ids to their text.
-    Decode,
-}
 
 /// What a model offers.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -54,83 +32,6 @@ pub struct Offer {
     pub document_prompt: Option<String>,
 }
 
-// === impl Task ===
-
-impl Task {
-    /// Every operation.
-    pub const ALL: [Task; 9] = [
-        Task::Embed,
-        Task::Sparse,
-        Task::MultiVector,
-        Task::Rerank,
-        Task::Classify,
-        Task::TokenClassify,
-        Task::Generate,
-        Task::Tokenize,
-        Task::Decode,
-    ];
-
-    /// Its word in `task`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Task::Embed => "embed",
-            Task::Sparse => "sparse",
-            Task::MultiVector => "multi_vector",
-            Task::Rerank => "rerank",
-            Task::Classify => "classify",
-            Task::TokenClassify => "token_classify",
-            Task::Generate => "generate",
-            Task::Tokenize => "tokenize",
-            Task::Decode => "decode",
-        }
-    }
-
-    /// Whether a tokenizer does it: clients ask for it by the name of a model that has the tokenizer for a step.
-    pub fn is_tokenizers(self) -> bool {
-        matches!(self, Task::Tokenize | Task::Decode)
-    }
-
-    /// The outputs that hold its result, with their datatypes and numbers of dimensions; 0 is any.
-    fn outputs(self) -> &'static [(&'static str, DataType, usize)] {
-        match self {
-            Task::Embed => &[("sentence_embedding", DataType::Fp32, 2)],
-            Task::Sparse => &[("sparse_indices", DataType::Int64, 2), ("sparse_values", DataType::Fp32, 2)],
-            Task::MultiVector => &[("token_embeddings", DataType::Fp32, 3), ("token_mask", DataType::Int64, 2)],
-            Task::Rerank | Task::Classify => &[("scores", DataType::Fp32, 2)],
-            Task::TokenClassify => &[("entities", DataType::Bytes, 0)],
-            Task::Generate => &[],
-            Task::Tokenize => &[("tokens", DataType::Bytes, 0)],
-            Task::Decode => &[("decoded_text", DataType::Bytes, 0)],
-        }
-    }
-
-    /// Where its result is among the outputs of a model: under the names it has, or, where it is one tensor, in the only one
-    /// that it could be in.
-    fn find(self, outputs: &[TensorSpec]) -> Option<Vec<String>> {
-        let fits = |output: &&TensorSpec, datatype, rank| {
-            output.datatype == datatype && (rank == 0 || output.shape.len() == rank)
-        };
-        let named = |&(name, datatype, rank): &(&str, DataType, usize)| {
-            outputs.iter().find(|output| output.name == name && fits(output, datatype, rank))
-        };
-        let found: Option<Vec<_>> = self.outputs().iter().map(named).collect();
-        let found = found.or_else(|| match self.outputs() {
-            &[(_, datatype, rank)] => {
-                let mut fitting = outputs.iter().filter(|output| fits(output, datatype, rank));
-                fitting.next().filter(|_| fitting.next().is_none()).map(|only| vec![only])
-            }
-            _ => None,
-        })?;
-        Some(found.into_iter().map(|output| output.name.clone()).collect())
-    }
-}
-
-impl fmt::Display for Task {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 // === impl Offer ===
 
 impl Offer {
@@ -148,7 +49,7 @@ impl Offer {
         let fault = |what: String| format!("model '{}': parameter {what}", config.name);
         let mut offer = Offer { inputs: texts, ..Offer::default() };
         for name in listed(Some(tasks)) {
-            let task = Task::ALL.into_iter().find(|task| task.name() == name).ok_or_else(|| {
+            let task = Task::named(name).ok_or_else(|| {
                 let known = Task::ALL.map(Task::name).join(", ");
                 fault(format!("'task' names '{name}', expected some of {known}"))
             })?;
