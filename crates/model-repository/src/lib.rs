@@ -31,6 +31,7 @@ mod normalize;
 mod parse;
 mod repository;
 mod requested;
+mod sequence;
 mod sources;
 mod validate;
 mod view;
@@ -52,4 +53,5 @@ pub use folder::{
     Derived, DerivedModel, FolderDescription, FolderError, Placement, Row, folder_name, is_model_folder, place,
 };
 pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel, Uploaded};
+pub use sequence::{Fact, SequenceBatching, SequenceControl, SequenceState};
 pub use sources::{ModelFolder, ModelSources, SourceError};

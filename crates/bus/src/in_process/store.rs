@@ -17,6 +17,9 @@ const WATCH_BACKLOG: usize = 4096;
 const DEAD_LETTERS: usize = 1000;
 const DEAD_BYTES: usize = 64 << 20;
 
+/// Bytes of states of sequences that are kept. A value for which there is no room is refused.
+const SEQUENCE_BYTES: usize = 256 << 20;
+
 /// All buckets.
 #[derive(Default)]
 pub(super) struct Stores {
@@ -48,6 +51,9 @@ impl Stores {
         let store = self.buckets.entry(bucket).or_default();
         store.forget_lapsed(now);
         store.check(key, expect)?;
+        if bucket == Bucket::Sequences {
+            store.check_room(key, value.len(), SEQUENCE_BYTES)?;
+        }
         self.revision += 1;
         let entry = Entry { key: key.to_owned(), value, revision: self.revision, at: now };
         store.remove(key);
@@ -105,6 +111,16 @@ impl Store {
                 Err(BusError::Conflict { key: key.to_owned() })
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Whether a value of `size` bytes for `key` leaves the store within `most` bytes.
+    fn check_room(&self, key: &str, size: usize, most: usize) -> Result<(), BusError> {
+        let replaced = self.revisions.get(key).and_then(|revision| self.entries.get(revision));
+        let others = self.bytes - replaced.map_or(0, |(entry, _)| entry.value.len());
+        match others.saturating_add(size) <= most {
+            true => Ok(()),
+            false => Err(BusError::StoreFull { store: Bucket::Sequences.name(), size }),
         }
     }
 
