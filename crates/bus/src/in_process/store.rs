@@ -149,3 +149,20 @@ impl Store {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_of_sequences_are_refused_when_there_is_no_room() {
+        let mut stores = Stores::default();
+        let mut put = |key: &str, size: usize| stores.put(Bucket::Sequences, key, vec![0; size].into(), None, None);
+        put("a", SEQUENCE_BYTES - 1).unwrap();
+        put("b", 1).unwrap();
+        let full = put("c", 1).unwrap_err();
+        assert_eq!(full.to_string(), "the store of sequences is full, there is no room for a value of 1 bytes");
+        put("a", SEQUENCE_BYTES - 2).expect("a smaller value in place of the one before");
+        put("c", 1).unwrap();
+    }
+}
