@@ -115,7 +115,8 @@ fn steps_of_an_ensemble_have_states_of_their_own(mode: Mode) {
 }
 
 fn a_state_may_be_larger_than_a_message(mode: Mode) {
-    const COUNT: usize = 400_000;
+    // The brokers of tests take messages of 8 MiB.
+    const COUNT: usize = 1_000_000;
     let sandbox = setup(mode).start();
     let bytes: Vec<u8> = std::iter::repeat_n(1f32.to_le_bytes(), COUNT).flatten().collect();
     for number in 1..=3 {
