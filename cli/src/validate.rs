@@ -152,8 +152,9 @@ async fn load(
         };
         for &version in &model.versions {
             match load_version(model, version, backend.clone(), auto_complete).await {
-                Ok((loaded, _)) => {
-                    configs.entry(model.name.clone()).or_default().insert(version, loaded.config.clone());
+                Ok((loaded, ..)) => {
+                    let config = Arc::new(loaded.config.for_clients());
+                    configs.entry(model.name.clone()).or_default().insert(version, config);
                 }
                 Err(error) => fault(error),
             }

@@ -22,8 +22,8 @@ INBOX = "_INBOX.{}.>"
 
 # Streams on the broker's disk: settings, models loaded by request, dead letters.
 ON_DISK = ["KV_trireme_settings", "KV_trireme_models", "trireme_dead"]
-# Streams in its memory: registry, attempts, and bodies too large for a message.
-IN_MEMORY = ["KV_trireme_registry", "trireme_attempts", "trireme_claims"]
+# Streams in its memory: registry, attempts, states of sequences, and bodies too large for a message.
+IN_MEMORY = ["KV_trireme_registry", "trireme_attempts", "trireme_sequences", "trireme_claims"]
 
 # The account's limits, which every process asks for at its start, and the broker's clock.
 EVERYBODY = ["$JS.API.INFO", "$JS.API.STREAM.INFO.KV_trireme_settings"]
@@ -31,6 +31,8 @@ EVERYBODY = ["$JS.API.INFO", "$JS.API.STREAM.INFO.KV_trireme_settings"]
 CLAIMS = ["trireme.claim.>", "$JS.API.DIRECT.GET.trireme_claims.>", "$JS.API.STREAM.PURGE.trireme_claims"]
 # How many times a message was begun that was delivered again: workers write and read it.
 ATTEMPTS = ["trireme.attempts.*", "$JS.API.DIRECT.GET.trireme_attempts.trireme.attempts.*"]
+# The states of sequences: gateways write and read them, and remove the parts of large ones.
+SEQUENCES = ["trireme.sequences.>", "$JS.API.DIRECT.GET.trireme_sequences.>", "$JS.API.STREAM.PURGE.trireme_sequences"]
 # The deployment's settings.
 SETTINGS = ["$JS.API.DIRECT.GET.KV_trireme_settings.$KV.trireme_settings.*"]
 
@@ -195,7 +197,7 @@ def gateway(stages):
     ours = ["trireme.work.>", "trireme.control.>", "$JS.API.INFO", "$JS.API.STREAM.NAMES"]
     denied = [f"$JS.API.STREAM.MSG.DELETE.{name}" for name in kept] + [f"$JS.API.STREAM.DELETE.{name}" for name in ON_DISK]
     return (
-        [*ours, *made, *stores, *CLAIMS, *queues],
+        [*ours, *made, *stores, *CLAIMS, *SEQUENCES, *queues],
         ["trireme.reply.>", "trireme.control.>", "trireme.streams.>"],
         denied if names == ["*"] else [],
     )

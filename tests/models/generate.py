@@ -221,6 +221,64 @@ def countdown():
     assert (run(path, COUNT=np.array([[3], [2]]))[0] == 3).all()
 
 
+def sequences():
+    """Models with `sequence_batching`. `simple_sequence` adds START to its input, `simple_dyna_sequence` also the correlation id
+    where the sequence ends, as a number or, in `simple_string_dyna_sequence`, as a text; `accumulator` adds up a sequence, with the sum as implicit state;
+    `memory` has all values of a sequence as its state."""
+    number = lambda name, kind=TensorProto.INT32: value(name, kind, ["batch", 1])
+    folder = REPOSITORIES / "sequences"
+    path = write_model(
+        folder / "simple_sequence/1/model.onnx",
+        [number("INPUT"), number("START"), number("READY")],
+        [number("OUTPUT")],
+        [helper.make_node("Add", ["INPUT", "START"], ["sum"]), helper.make_node("Mul", ["sum", "READY"], ["OUTPUT"])],
+    )
+    one, two = np.array([[1]], np.int32), np.array([[2]], np.int32)
+    assert run(path, INPUT=two, START=one, READY=one)[0] == 3
+
+    numbers, texts = np.array([[100]], np.uint64), np.array([["100"]], dtype=object)
+    ids = [("simple_dyna_sequence", TensorProto.UINT64, numbers), ("simple_string_dyna_sequence", TensorProto.STRING, texts)]
+    for name, kind, id in ids:
+        path = write_model(
+            folder / name / "1/model.onnx",
+            [number("INPUT"), number("START"), number("END"), number("READY"), number("CORRID", kind)],
+            [number("OUTPUT")],
+            [
+                helper.make_node("Cast", ["CORRID"], ["id"], to=TensorProto.INT32),
+                helper.make_node("Mul", ["id", "END"], ["last"]),
+                helper.make_node("Add", ["INPUT", "START"], ["begun"]),
+                helper.make_node("Add", ["begun", "last"], ["sum"]),
+                helper.make_node("Mul", ["sum", "READY"], ["OUTPUT"]),
+            ],
+        )
+        assert run(path, INPUT=two, START=one, READY=one, END=one, CORRID=id)[0] == 103
+
+    path = write_model(
+        folder / "accumulator/1/model.onnx",
+        [number("INPUT"), number("START", TensorProto.BOOL), number("SUM_IN")],
+        [number("OUTPUT"), number("SUM_OUT")],
+        [
+            helper.make_node("Add", ["INPUT", "SUM_IN"], ["sum"]),
+            helper.make_node("Where", ["START", "INPUT", "sum"], ["OUTPUT"]),
+            helper.make_node("Identity", ["OUTPUT"], ["SUM_OUT"]),
+        ],
+    )
+    assert run(path, INPUT=two, START=np.array([[False]]), SUM_IN=one)[1] == 3
+    assert run(path, INPUT=two, START=np.array([[True]]), SUM_IN=one)[1] == 2
+
+    floats = lambda name: value(name, TensorProto.FLOAT, ["values"])
+    path = write_model(
+        folder / "memory/1/model.onnx",
+        [floats("INPUT"), floats("SEEN_IN")],
+        [value("COUNT", TensorProto.INT64, [1]), floats("SEEN")],
+        [
+            helper.make_node("Concat", ["SEEN_IN", "INPUT"], ["SEEN"], axis=0),
+            helper.make_node("Shape", ["SEEN"], ["COUNT"]),
+        ],
+    )
+    assert run(path, INPUT=np.ones(3, np.float32), SEEN_IN=np.ones(2, np.float32))[0] == 5
+
+
 def ids_inputs():
     return [value(name, TensorProto.INT64, ["batch", "sequence"]) for name in ("input_ids", "attention_mask")]
 
@@ -352,6 +410,7 @@ def main():
     seed_tokenizer = write_tokenizer(REPOSITORIES / "seed/tokenizer/1", vocab, MAX_LENGTH["seed"])
     arithmetic()
     countdown()
+    sequences()
     encoder = tiny_encoder(len(vocab), random)
     shutil.copyfile(encoder, REPOSITORIES / "texts/encoder/1/model.onnx")
     embedder = seed_embedder(len(vocab), random)

@@ -12,6 +12,7 @@ use trireme_inference::{
     check_listed, read_list, read_parameters,
 };
 
+use crate::SequenceStates;
 use crate::message::{Answer, Output, Reply, WorkMessage};
 
 /// The contract's version, sent with every message. A worker sets messages of another one aside.
@@ -117,6 +118,21 @@ struct WireReply<'a> {
     error: Option<std::borrow::Cow<'a, InferError>>,
     ledger: std::borrow::Cow<'a, Ledger>,
     sent_at: UnixMicros,
+}
+
+/// The states of a sequence.
+#[derive(Serialize, Deserialize)]
+struct WireStates<'a> {
+    #[serde(borrow, deserialize_with = "read_tensors")]
+    tensors: Vec<WireTensor<'a>>,
+    #[serde(borrow)]
+    request: std::borrow::Cow<'a, str>,
+    #[serde(deserialize_with = "read_begun")]
+    steps: std::borrow::Cow<'a, [String]>,
+}
+
+fn read_begun<'de, 'a, D: Deserializer<'de>>(deserializer: D) -> Result<std::borrow::Cow<'a, [String]>, D::Error> {
+    read_list(deserializer, "steps of a sequence").map(std::borrow::Cow::Owned)
 }
 
 fn read_steps<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Step>, D::Error> {
@@ -253,6 +269,28 @@ pub fn decode_reply(headers: ReplyHeaders, body: &Bytes) -> Result<Reply, Envelo
     })
 }
 
+/// Encodes the states of a sequence.
+pub(crate) fn encode_states(states: &SequenceStates) -> Result<Bytes, EnvelopeError> {
+    check_listed("steps of a sequence", states.steps.len())?;
+    check_tensors(&states.tensors)?;
+    let wire = WireStates {
+        tensors: wire_tensors(&states.tensors),
+        request: states.request.as_str().into(),
+        steps: states.steps.as_slice().into(),
+    };
+    encode(&wire, &states.tensors)
+}
+
+/// Decodes the states of a sequence. Their tensors share `body`'s memory.
+pub(crate) fn decode_states(body: &Bytes) -> Result<SequenceStates, EnvelopeError> {
+    let wire: WireStates<'_> = decode(body)?;
+    Ok(SequenceStates {
+        request: wire.request.into_owned(),
+        steps: wire.steps.into_owned(),
+        tensors: own_tensors(wire.tensors, body)?,
+    })
+}
+
 impl Reply {
     /// The reply with an error, made from headers alone.
     pub(crate) fn failed(headers: ReplyHeaders, error: InferError) -> Reply {
@@ -287,9 +325,13 @@ fn check_route(steps: &[Step]) -> Result<(), EnvelopeError> {
 
 /// Checks the other lists of a message before writing.
 fn check_lists(tensors: &[Tensor], parameters: &Parameters, ledger: &Ledger) -> Result<(), EnvelopeError> {
-    check_listed("tensors", tensors.len())?;
     check_listed("parameters", parameters.len())?;
     check_listed("hops", ledger.0.len())?;
+    check_tensors(tensors)
+}
+
+fn check_tensors(tensors: &[Tensor]) -> Result<(), EnvelopeError> {
+    check_listed("tensors", tensors.len())?;
     for tensor in tensors {
         check_listed("dimensions", tensor.shape().len())?;
         check_tensor_name(tensor.name())?;

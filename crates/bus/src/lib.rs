@@ -5,7 +5,7 @@
 //! *last-value stores* ([`store`]) and *topics* ([`topic`]). Two implementations pass one [`conformance`] suite:
 //! [`InProcess`] for a single process, and [`Nats`] over NATS JetStream for services. These parts are written once, as
 //! functions of `dyn Bus`: [`settings`], [`registry`] and heartbeats, [`attempts`], [`dead`] letters,
-//! [`cancel`]lations.
+//! [`cancel`]lations, states of sequences.
 //!
 //! Invariants:
 //! - A published message is delivered until it is acknowledged, or until it has been delivered
@@ -40,6 +40,7 @@ mod inbox;
 mod message;
 mod nats;
 pub mod registry;
+mod sequences;
 pub mod settings;
 pub mod store;
 pub mod topic;
@@ -55,6 +56,7 @@ pub use inbox::{Inbox, PendingReplies};
 pub use message::{Answer, Output, Part, Reply, WorkMessage, original_id};
 pub use nats::{Deployment, Nats, NatsLogin, NatsOptions, NatsTls, escape_token};
 pub use registry::{Heartbeat, ModelState, RegistryEvent, WorkerEntry};
+pub use sequences::{KeptStates, SequenceName, SequenceStates};
 pub use store::{Bucket, Change, Entry};
 pub(crate) use topic::AnswerHandle;
 pub use topic::Question;
@@ -377,6 +379,14 @@ pub enum BusError {
         /// The key.
         key: String,
     },
+    /// The store has no room for the value.
+    #[error("the store of {store} is full, there is no room for a value of {size} bytes")]
+    StoreFull {
+        /// The store's name.
+        store: &'static str,
+        /// The value's size in bytes.
+        size: usize,
+    },
     /// The broker cannot be reached, or did not confirm in time.
     #[error("message bus is unreachable: {0}")]
     Unreachable(String),
@@ -402,6 +412,7 @@ impl BusError {
             BusError::Full { .. }
             | BusError::NoQueue { .. }
             | BusError::ClaimsFull { .. }
+            | BusError::StoreFull { .. }
             | BusError::Unreachable(_) => ErrorCode::Unavailable,
             BusError::TooLarge { .. }
             | BusError::Envelope(EnvelopeError::TooMany(_) | EnvelopeError::TensorName(_)) => ErrorCode::InvalidArg,

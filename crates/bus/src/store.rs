@@ -5,7 +5,8 @@
 //! in the bucket, whichever process makes it: of two changes, the one with the higher revision is the later one,
 //! whatever clocks say.
 //!
-//! Not here: the meaning of the values (`settings`, `registry`, `attempts`, `dead`, and model control in the runtime).
+//! Not here: the meaning of the values (`settings`, `registry`, `attempts`, `dead`, `sequences`, and model control in the
+//! runtime).
 
 use bytes::Bytes;
 use trireme_inference::UnixMicros;
@@ -23,6 +24,8 @@ pub enum Bucket {
     Attempts,
     /// Messages that a worker has given up: `<model>.<version>.<message>`.
     Dead,
+    /// The states of sequences: `<model>.<version>.<correlation id>`.
+    Sequences,
 }
 
 /// A value in a store.
@@ -59,7 +62,8 @@ pub enum Change {
 
 impl Bucket {
     /// All buckets.
-    pub const ALL: [Bucket; 5] = [Bucket::Settings, Bucket::Registry, Bucket::Models, Bucket::Attempts, Bucket::Dead];
+    pub const ALL: [Bucket; 6] =
+        [Bucket::Settings, Bucket::Registry, Bucket::Models, Bucket::Attempts, Bucket::Dead, Bucket::Sequences];
 
     /// The bucket's name.
     pub fn name(self) -> &'static str {
@@ -69,6 +73,7 @@ impl Bucket {
             Bucket::Models => "models",
             Bucket::Attempts => "attempts",
             Bucket::Dead => "dead",
+            Bucket::Sequences => "sequences",
         }
     }
 
@@ -76,7 +81,7 @@ impl Bucket {
     pub fn tokens(self) -> usize {
         match self {
             Bucket::Settings | Bucket::Models | Bucket::Attempts => 1,
-            Bucket::Registry | Bucket::Dead => 3,
+            Bucket::Registry | Bucket::Dead | Bucket::Sequences => 3,
         }
     }
 }

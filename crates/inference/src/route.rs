@@ -230,6 +230,19 @@ impl Route {
         self
     }
 
+    /// The same route where remaining step `index` also takes `inputs` and gives `outputs`. Their tensors have names that no
+    /// other step has: the inputs die with the step, the outputs stay to the end.
+    pub fn with_tensors(mut self, index: usize, inputs: Vec<StepInput>, outputs: Vec<StepOutput>) -> Route {
+        let mut steps = self.steps.to_vec();
+        if let Some(step) = steps.get_mut(self.cursor + index) {
+            step.dead.extend(inputs.iter().map(|input| input.tensor.clone()));
+            step.inputs.extend(inputs);
+            step.outputs.extend(outputs);
+        }
+        self.steps = steps.into();
+        self
+    }
+
     /// The model that the client requested.
     pub fn model(&self) -> &ModelKey {
         &self.model
@@ -284,9 +297,9 @@ impl Route {
     pub fn advance(&mut self, live: &mut Vec<Tensor>, produced: Vec<Tensor>) {
         let Some(step) = self.steps.get(self.cursor) else { return };
         for tensor in produced {
-            // One output of the model may be mapped to one live tensor only, so the first match is the match.
-            if let Some(output) = step.outputs.iter().find(|o| o.name == tensor.name()) {
-                live.push(tensor.renamed(output.tensor.as_str()));
+            // A model's output may become two live tensors: one that the client asked for, and a state of its sequence.
+            for output in step.outputs.iter().filter(|output| output.name == tensor.name()) {
+                live.push(tensor.clone().renamed(output.tensor.as_str()));
             }
         }
         live.retain(|tensor| !step.dead.iter().any(|dead| dead == tensor.name()));
@@ -403,6 +416,21 @@ mod tests {
         assert_eq!(names(&route.step_inputs(&live).unwrap()), ["a"]);
         route.advance(&mut live, vec![tensor("x"), tensor("y")]);
         assert_eq!(names(&live), ["y"]);
+    }
+
+    #[test]
+    fn tensors_of_one_step_are_added_and_what_it_gives_stays() {
+        let route = branching().route(1, &["label"], &["TEXT"], |_, _| Ok(1)).unwrap();
+        let mut route = route.with_tensors(1, vec![input("before", "old")], vec![output("h", "new")]);
+        let mut live = vec![tensor("TEXT"), tensor("old")];
+        route.advance(&mut live, vec![tensor("ids"), tensor("mask")]);
+        let inputs = route.step_inputs(&live).unwrap();
+        assert_eq!(names(&inputs), ["i", "m", "before"]);
+        // One output, taken twice.
+        route.advance(&mut live, vec![tensor("h")]);
+        assert_eq!(names(&live), ["hidden", "new"]);
+        route.advance(&mut live, vec![tensor("l")]);
+        assert_eq!(names(&live), ["new", "label"]);
     }
 
     #[test]

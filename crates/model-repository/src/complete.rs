@@ -12,7 +12,7 @@ use crate::{AutoComplete, ModelConfig, RepositoryError};
 impl ModelConfig {
     /// Whether the backend has to supply inputs or outputs.
     pub fn is_incomplete(&self) -> bool {
-        self.inputs.is_empty() || self.outputs.is_empty()
+        self.message.input.is_empty() || self.message.output.is_empty()
     }
 
     /// Fills in inputs and outputs where none are declared; does nothing where both are.
@@ -42,12 +42,23 @@ impl ModelConfig {
         }
         let strip = message.max_batch_size > 0;
         if message.input.is_empty() {
-            message.input = found.inputs.iter().map(|tensor| input(tensor, strip)).collect();
+            message.input = found
+                .inputs
+                .iter()
+                .filter(|tensor| !self.hides(&tensor.name))
+                .map(|tensor| input(tensor, strip))
+                .collect();
         }
         if message.output.is_empty() {
-            message.output = found.outputs.iter().map(|tensor| output(tensor, strip)).collect();
+            message.output = found
+                .outputs
+                .iter()
+                .filter(|tensor| !self.hides(&tensor.name))
+                .map(|tensor| output(tensor, strip))
+                .collect();
         }
-        *self = ModelConfig::from_message(message, &Surroundings::default())?;
+        let completed = ModelConfig::from_message(message, &Surroundings::default())?;
+        *self = if self.is_for_execution() { completed.for_execution() } else { completed };
         Ok(())
     }
 

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use trireme_inference::{DataType, Shape, TensorSpec};
 
+use crate::SequenceBatching;
+
 /// A validated, normalized model configuration, from [`ModelConfig::parse`], [`ModelConfig::from_json`] or a
 /// [`crate::Repository`].
 #[derive(Clone, Debug)]
@@ -31,10 +33,10 @@ pub struct ModelConfig {
     pub instance_groups: Vec<InstanceGroup>,
     /// Name of the model file in the version directory; empty: the backend's default.
     pub default_model_filename: String,
-    /// `dynamic_batching`, when the block is present.
+    /// `dynamic_batching`, when the block is present, or how requests of different sequences share batches.
     pub dynamic_batching: Option<DynamicBatching>,
-    /// Whether the block `sequence_batching` is present: requests of one sequence have to meet one instance.
-    pub sequence_batching: bool,
+    /// `sequence_batching`, when the block is present. Its `oldest` strategy is also in `dynamic_batching`.
+    pub sequence_batching: Option<SequenceBatching>,
     /// The steps of an ensemble.
     pub ensemble: Option<Vec<EnsembleStep>>,
     /// `optimization`.

@@ -31,6 +31,7 @@ mod normalize;
 mod parse;
 mod repository;
 mod requested;
+mod sequence;
 mod sources;
 mod task;
 mod validate;
@@ -53,5 +54,6 @@ pub use folder::{
     Derived, DerivedModel, FolderDescription, FolderError, Placement, Row, folder_name, is_model_folder, place,
 };
 pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel, Uploaded};
+pub use sequence::{Fact, SequenceBatching, SequenceControl, SequenceState};
 pub use sources::{ModelFolder, ModelSources, SourceError};
 pub use task::Task;

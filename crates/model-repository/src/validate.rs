@@ -64,7 +64,11 @@ fn validate_paths(message: &ModelConfig) -> Result<(), String> {
     });
     let named = [("default_model_filename", &message.default_model_filename)].into_iter();
     let named = named.chain(message.cc_model_filenames.values().map(|file| ("cc_model_filenames", file)));
-    match named.chain(warmup).find(|(_, path)| !lies_beneath(path)) {
+    let states = match &message.scheduling_choice {
+        Some(SchedulingChoice::SequenceBatching(batching)) => Some(crate::sequence::files(batching)),
+        _ => None,
+    };
+    match named.chain(warmup).chain(states.into_iter().flatten()).find(|(_, path)| !lies_beneath(path)) {
         Some((field, path)) => Err(format!(
             "'{field}' is '{path}' for {}, which is outside the model's folder; expected a path beneath it, without '..'",
             message.name

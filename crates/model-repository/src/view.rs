@@ -18,7 +18,7 @@ use crate::proto::model_warmup::input::InputDataType;
 use crate::validate::validate;
 use crate::{
     DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, ModelInput, ModelOutput, ModelWarmup,
-    Optimization, QueuePolicy, RepositoryError, VersionPolicy, WarmupData, WarmupInput, proto,
+    Optimization, QueuePolicy, RepositoryError, VersionPolicy, WarmupData, WarmupInput, proto, sequence,
 };
 
 // === impl ModelConfig ===
@@ -40,10 +40,13 @@ impl ModelConfig {
 }
 
 fn read(message: proto::ModelConfig) -> Result<ModelConfig, String> {
-    let (mut dynamic_batching, mut sequence_batching, mut ensemble) = (None, false, None);
+    let (mut dynamic_batching, mut sequence_batching, mut ensemble) = (None, None, None);
     match &message.scheduling_choice {
         Some(SchedulingChoice::DynamicBatching(batching)) => dynamic_batching = Some(read_batching(batching)),
-        Some(SchedulingChoice::SequenceBatching(_)) => sequence_batching = true,
+        Some(SchedulingChoice::SequenceBatching(batching)) => {
+            sequence_batching = Some(sequence::read(batching, &message)?);
+            dynamic_batching = sequence::read_dynamic(batching, message.max_batch_size);
+        }
         Some(SchedulingChoice::EnsembleScheduling(steps)) => {
             ensemble = Some(steps.step.iter().map(read_step).collect());
         }
@@ -94,7 +97,7 @@ fn unsigned(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }
 
-fn read_data_type(value: i32) -> Result<DataType, String> {
+pub(crate) fn read_data_type(value: i32) -> Result<DataType, String> {
     let name = proto::DataType::try_from(value).map(|data_type| data_type.as_str_name());
     name.ok().and_then(DataType::from_config_name).ok_or_else(|| format!("unknown data type {value}"))
 }

@@ -24,9 +24,25 @@ pub trait Backend: Send + Sync {
         false
     }
 
+    /// Whether its models may have `sequence_batching`.
+    fn keeps_sequences(&self) -> SequenceSupport {
+        SequenceSupport::None
+    }
+
     /// Loads one version of a model: reads its files, completes its configuration, makes its instances and warms them
     /// up. Runs on a thread of its own and may block.
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError>;
+}
+
+/// Which models with `sequence_batching` a backend executes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SequenceSupport {
+    /// None.
+    None,
+    /// Those that declare their states, because such a model could keep others in its own process.
+    DeclaredStates,
+    /// All: a model of this backend keeps nothing between two requests.
+    All,
 }
 
 /// The files and configuration of a model version to load.

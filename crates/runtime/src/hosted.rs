@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 use trireme_bus::{Acker, Answer, Delivery, MessageName, QueueOptions, WorkMessage, original_id};
-use trireme_inference::{FailureReason, InferError, ModelKey, Tensor, UnixMicros};
+use trireme_inference::{FailureReason, InferError, ModelKey, StepOutput, Tensor, UnixMicros};
 use trireme_model_repository::ModelConfig;
 use trireme_telemetry::steps::{Step, StepSpan};
 
@@ -39,6 +39,8 @@ pub(crate) struct HostedModel {
     pub statistics: Arc<ModelStatistics>,
     /// Whether the first dimension of its inputs is a batch; otherwise a request is one row.
     pub batched: bool,
+    /// The states before the first request of a sequence, for requests that bring none.
+    pub initial_states: Vec<Tensor>,
     /// Cancelled when the version holds no requests and gets no more: it was replaced or unloaded.
     pub gone: CancellationToken,
     /// Cancelled when the version takes no more work from the bus.
@@ -165,7 +167,7 @@ impl HostedModel {
         let request = ExecuteRequest {
             request_id: original_id(&message.request_id).to_owned(),
             client_id: message.client_id.clone(),
-            outputs: outputs.iter().map(|output| output.name.clone()).collect(),
+            outputs: names(outputs),
             parameters: message.parameters.clone(),
             deadline: message.deadline,
             cancelled,
@@ -211,7 +213,10 @@ impl HostedModel {
         if message.deadline <= now {
             return Err(expired());
         }
-        let inputs = message.route.step_inputs(&message.tensors)?;
+        let mut inputs = message.route.step_inputs(&message.tensors)?;
+        let missing =
+            self.initial_states.iter().filter(|state| !inputs.iter().any(|input| input.name() == state.name()));
+        inputs.extend(missing.cloned().collect::<Vec<_>>());
         let inputs = if message.route.is_ensemble() { self.config.fit_inputs(inputs) } else { inputs };
         self.config.check_tensors(&inputs)?;
         Ok(inputs)
@@ -281,6 +286,17 @@ impl Claim {
     pub fn is_alone(&self) -> bool {
         self.suspect.as_ref().is_some_and(Suspect::is_alone)
     }
+}
+
+/// The names of a step's outputs, each once: the client and the next request of a sequence may need the same one.
+fn names(outputs: &[StepOutput]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::with_capacity(outputs.len());
+    for output in outputs {
+        if !names.contains(&output.name) {
+            names.push(output.name.clone());
+        }
+    }
+    names
 }
 
 /// Why a request need not be worked on any more: it was cancelled, or its deadline has passed.

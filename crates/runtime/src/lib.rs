@@ -55,7 +55,7 @@ mod worker;
 pub use admin::{Admin, Health};
 pub use backend::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
-    ModelSource, Outage, Progress, StepwiseInstance, Stop, Ticket,
+    ModelSource, Outage, Progress, SequenceSupport, StepwiseInstance, Stop, Ticket,
 };
 pub use batching::{Appetite, BatchPolicy, Candidate, Decision, Description, OneAtATime};
 pub use cancel::CancelFlag;

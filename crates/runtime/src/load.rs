@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use trireme_inference::ErrorCode;
-use trireme_model_repository::{BACKENDS, KnownBackend, RepositoryModel};
+use trireme_inference::{ErrorCode, Tensor};
+use trireme_model_repository::{BACKENDS, KnownBackend, ModelConfig, RepositoryModel};
 
-use crate::backend::{Backend, LoadError, LoadedModel, ModelSource};
+use crate::backend::{Backend, LoadError, LoadedModel, ModelSource, SequenceSupport};
 
 /// The stage of models of this backend: the service that hosts them.
 pub fn stage(backend: &str) -> &'static str {
@@ -26,13 +26,11 @@ pub fn backend_of(
     if model.config.is_ensemble() {
         return Ok(None);
     }
-    if model.config.sequence_batching {
-        return Err(LoadError::Config(format!(
-            "model '{}': 'sequence_batching' is not supported: requests of one sequence are not kept together",
-            model.name
-        )));
+    let found = backends.iter().find(|backend| backend.name() == model.config.backend);
+    if let Some(backend) = found {
+        check_sequences(&model.config, backend.keeps_sequences()).map_err(LoadError::Config)?;
     }
-    match backends.iter().find(|backend| backend.name() == model.config.backend) {
+    match found {
         Some(backend) if backend.reshapes() => Ok(Some(backend.clone())),
         Some(backend) => match model.config.reshaped() {
             Some(tensor) => Err(LoadError::Config(format!(
@@ -47,33 +45,73 @@ pub fn backend_of(
     }
 }
 
-/// Loads one version on a thread of its own. Also returns how long that took.
+/// Whether a backend with this support executes the model's `sequence_batching`, if it has one.
+fn check_sequences(config: &ModelConfig, support: SequenceSupport) -> Result<(), String> {
+    let Some(batching) = &config.sequence_batching else { return Ok(()) };
+    let ModelConfig { name: model, backend, .. } = config;
+    let fault = match support {
+        SequenceSupport::None => format!(
+            "has 'sequence_batching', which backend '{backend}' does not execute; backends 'onnxruntime' and 'python' do"
+        ),
+        SequenceSupport::DeclaredStates if batching.states.is_empty() => format!(
+            "has 'sequence_batching' without 'state': any worker may execute the next request of a sequence, so a model of \
+             backend '{backend}' cannot keep states in its own process. Declare each state in 'state', with 'input_name', \
+             'output_name', 'data_type' and 'dims': the model then gets it as an input and returns the new one as an output"
+        ),
+        _ if batching.iterative => {
+            "has 'iterative_sequence', which is not supported: let the client send a request for each iteration"
+                .to_owned()
+        }
+        _ if config.decoupled => {
+            "has 'sequence_batching' and is decoupled, which is not supported: a request of a sequence has \
+                                  one answer; remove one of the two"
+                .to_owned()
+        }
+        _ if config.max_rows_per_message.is_some() => {
+            "has 'sequence_batching' and the parameter 'max_rows_per_message', but a \
+                                                       request of a sequence is one row; remove the parameter"
+                .to_owned()
+        }
+        SequenceSupport::DeclaredStates | SequenceSupport::All => return Ok(()),
+    };
+    Err(format!("model '{model}' {fault}"))
+}
+
+/// Loads one version on a thread of its own, with the states before the first request of its sequences. Also returns how long
+/// that took.
 pub async fn load_version(
     model: &RepositoryModel,
     version: i64,
     backend: Arc<dyn Backend>,
     auto_complete: bool,
-) -> Result<(LoadedModel, Duration), LoadError> {
+) -> Result<(LoadedModel, Vec<Tensor>, Duration), LoadError> {
     let (config, model_path, version_path) = (model.config.clone(), model.path.clone(), model.version_path(version));
     let uploaded = model.uploaded.clone();
     let started = Instant::now();
     let loading = tokio::task::spawn_blocking(move || {
-        backend.load(&ModelSource {
+        let mut loaded = backend.load(&ModelSource {
             config: &config,
             version,
             model_path: &model_path,
             version_path: &version_path,
             auto_complete,
             uploaded: uploaded.as_ref(),
-        })
+        })?;
+        if loaded.config.sequence_batching.is_some() {
+            loaded.config = Arc::new(loaded.config.for_execution());
+        }
+        let initial_states = loaded.config.initial_states(&model_path);
+        let initial_states =
+            initial_states.map_err(|fault| LoadError::Config(format!("model '{}': {fault}", config.name)))?;
+        Ok((loaded, initial_states))
     });
-    let loaded = loading.await.unwrap_or_else(|panic| {
+    let (loaded, initial_states) = loading.await.unwrap_or_else(|panic| {
         let reason = format!("its backend panicked while loading: {panic}");
         Err(LoadError::Backend { model: model.name.clone(), reason })
     })?;
     let (backend, instances) = (&loaded.config.backend, loaded.instances.len());
     tracing::info!(model = model.name, version, backend, instances, "loaded");
-    Ok((loaded, started.elapsed()))
+    Ok((loaded, initial_states, started.elapsed()))
 }
 
 // === impl LoadError ===
@@ -136,4 +174,36 @@ fn instead(model: &RepositoryModel) -> Option<String> {
              it was made from with backend: \"onnxruntime\" and the accelerator tensorrt"
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_that_no_worker_could_keep_are_refused_with_advice() {
+        let state = "state [{ input_name: 'i' output_name: 'o' data_type: TYPE_FP32 dims: [1] }]";
+        let check = |support, batching: &str, more: &str| {
+            let text = format!(
+                "backend: 'b' max_batch_size: 4 input [{{ name: 'x' data_type: TYPE_FP32 dims: [1] }}]
+                 output [{{ name: 'y' data_type: TYPE_FP32 dims: [1] }}] sequence_batching {{ {batching} }} {more}"
+            );
+            check_sequences(&ModelConfig::parse(&text, "m").unwrap(), support).err().unwrap_or_default()
+        };
+        let decoupled = "model_transaction_policy { decoupled: true }";
+        let rows = "parameters { key: 'max_rows_per_message' value { string_value: '2' } }";
+        assert_eq!(check(SequenceSupport::All, "", ""), "");
+        assert_eq!(check(SequenceSupport::DeclaredStates, state, ""), "");
+        let cases = [
+            (SequenceSupport::None, state, "", "which backend 'b' does not execute"),
+            (SequenceSupport::DeclaredStates, "", "", "Declare each state in 'state', with 'input_name'"),
+            (SequenceSupport::All, "iterative_sequence: true", "", "'iterative_sequence', which is not supported"),
+            (SequenceSupport::All, state, decoupled, "is decoupled, which is not supported"),
+            (SequenceSupport::All, state, rows, "remove the parameter"),
+        ];
+        for (support, batching, more, expected) in cases {
+            let fault = check(support, batching, more);
+            assert!(fault.starts_with("model 'm' has ") && fault.contains(expected), "{fault}");
+        }
+    }
 }

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trireme_bus::{BusError, ModelState, WorkerEntry};
-use trireme_inference::{ModelKey, UnixMicros};
+use trireme_inference::{ModelKey, Tensor, UnixMicros};
 use trireme_model_repository::{ModelConfig, RepositoryModel};
 
 use crate::backend::{Backend, Instance, LoadError, LoadedModel, Outage};
@@ -77,6 +77,7 @@ struct Running {
 /// A loaded version, how long loading took, and its canary request.
 struct Proven {
     loaded: LoadedModel,
+    initial_states: Vec<Tensor>,
     canary: Option<Canary>,
     took: Duration,
 }
@@ -172,7 +173,7 @@ impl Models {
         let (mut loaded, mut faults) = (Vec::new(), Vec::new());
         for (version, outcome) in changed.into_iter().zip(outcomes) {
             let proven = match outcome {
-                Ok((instance, took)) => self.prove(&model.name, instance, took).await,
+                Ok((instance, initial_states, took)) => self.prove(&model.name, instance, initial_states, took).await,
                 Err(fault) => Err(fault),
             };
             match proven {
@@ -283,12 +284,18 @@ impl Models {
     }
 
     /// Finds the model's canary request if canary requests are enabled.
-    async fn prove(&self, name: &str, mut loaded: LoadedModel, took: Duration) -> Result<Proven, LoadError> {
+    async fn prove(
+        &self,
+        name: &str,
+        mut loaded: LoadedModel,
+        initial_states: Vec<Tensor>,
+        took: Duration,
+    ) -> Result<Proven, LoadError> {
         let canary = match self.options.canary {
             Some(_) => Canary::prove(&mut loaded, name, self.options.execution_limit).await?,
             None => None,
         };
-        Ok(Proven { loaded, canary, took })
+        Ok(Proven { loaded, initial_states, canary, took })
     }
 
     /// Lets a loaded version take work. The version that it replaces drains.
@@ -296,7 +303,7 @@ impl Models {
         self: &Arc<Self>,
         model: &RepositoryModel,
         version: i64,
-        Proven { loaded, canary, took }: Proven,
+        Proven { loaded, initial_states, canary, took }: Proven,
     ) -> Result<(), BusError> {
         let key = ModelKey { name: model.name.clone(), version };
         let LoadedModel { config, instances, policy, .. } = loaded;
@@ -323,6 +330,7 @@ impl Models {
             admitted: AtomicU64::new(0),
             statistics,
             batched,
+            initial_states,
             gone: CancellationToken::new(),
             intake: intake.clone(),
             canary,

@@ -5,6 +5,7 @@ mod cancel;
 mod join;
 mod order;
 mod reconcile;
+mod sequence;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,6 +27,7 @@ use self::join::{Fork, Parts, Pieces, join};
 use self::order::Order;
 pub use self::order::Place;
 use self::reconcile::{PATIENCE, PATIENCE_AFTER_LOSS, Reconciler, Search};
+pub use self::sequence::{SequenceStep, StateTensor, Turn};
 use crate::rows;
 
 /// Average pause before a message is published again that the bus did not confirm. The pause varies, so that waiting
@@ -160,6 +162,14 @@ impl Dispatcher {
         Ok(self.joined(Parts::new(message, parts), None))
     }
 
+    /// Takes a request of a sequence into the pipeline, behind those of its sequence that are there. It runs in a task, because
+    /// others wait for it.
+    pub fn start_in_sequence(&self, message: WorkMessage, turn: Turn) -> Result<Exchange, InferError> {
+        self.admit(&message)?;
+        let place = self.order.enter(turn.line(), &message.request_id, message.deadline);
+        Ok(self.in_task("sequence", sequence::run(self.clone(), turn, message, place)))
+    }
+
     /// Refuses a request when too many are in flight. Messages of an admitted request are not checked again.
     fn admit(&self, message: &WorkMessage) -> Result<(), InferError> {
         if self.in_flight() < self.max_in_flight {
@@ -190,22 +200,30 @@ impl Dispatcher {
 
     /// Takes a place for a request among those of its model, whose answers leave in this order.
     pub fn enter(&self, message: &WorkMessage) -> Place {
-        self.order.enter(message.route.model(), &message.request_id, message.deadline)
+        self.order.enter(message.route.model().to_string(), &message.request_id, message.deadline)
     }
 
     /// An exchange of one reply that comes in its turn. It runs in a task, because other requests wait for it: a
     /// client, for example the reader of a stream, may not ask for its reply for a long time.
     pub fn in_turn(&self, mut exchange: Exchange, place: Place) -> Exchange {
+        self.in_task("answer in order", async move {
+            let reply = exchange.next().await.unwrap_or_else(|| Err(no_answer()))?;
+            drop(exchange);
+            if reply.outcome.is_ok() {
+                place.turn().await?;
+            }
+            Ok(reply)
+        })
+    }
+
+    /// An exchange of the one reply that `reply` gives, which runs in a task. Dropping the exchange ends the task.
+    fn in_task(
+        &self,
+        name: &'static str,
+        reply: impl Future<Output = Result<Reply, InferError>> + Send + 'static,
+    ) -> Exchange {
         let (mut sender, receiver) = oneshot::channel();
-        self.tasks.spawn("answer in order", async move {
-            let reply = async {
-                let reply = exchange.next().await.unwrap_or_else(|| Err(no_answer()))?;
-                drop(exchange);
-                if reply.outcome.is_ok() {
-                    place.turn().await?;
-                }
-                Ok(reply)
-            };
+        self.tasks.spawn(name, async move {
             let reply = tokio::select! {
                 reply = reply => reply,
                 () = sender.closed() => return,

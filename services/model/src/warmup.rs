@@ -87,6 +87,13 @@ fn request(config: &ModelConfig, sample: &ModelWarmup, files: &Path) -> Result<E
         _ => Some(sample.batch_size),
     };
     let inputs = sample.inputs.iter().map(|(name, input)| tensor(name, input, rows, files));
+    let hidden =
+        config.inputs.iter().filter(|input| config.hides(&input.name) && !sample.inputs.contains_key(&input.name));
+    let inputs = inputs.chain(hidden.map(|input| {
+        let dims = input.dims.iter().map(|&dim| dim.max(1)).collect::<Vec<_>>().as_slice().into();
+        let zeros = WarmupInput { datatype: input.datatype, dims, data: WarmupData::Zero };
+        tensor(&input.name, &zeros, rows, files)
+    }));
     let (id, inputs) = (format!("warmup {}", sample.name), inputs.collect::<Result<_, _>>()?);
     Ok(ExecuteRequest::made_up(id, inputs, config.outputs.iter().map(|output| &output.name)))
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use trireme_model_repository::{InstanceKind, ModelConfig};
-use trireme_runtime::{Backend, Instance, LoadError, LoadedModel, ModelSource};
+use trireme_runtime::{Backend, Instance, LoadError, LoadedModel, ModelSource, SequenceSupport};
 
 use crate::args::{AllowPython, PythonOptions};
 use crate::batch::BatchInstance;
@@ -100,6 +100,10 @@ impl PythonBackend {
 impl Backend for PythonBackend {
     fn name(&self) -> &'static str {
         "python"
+    }
+
+    fn keeps_sequences(&self) -> SequenceSupport {
+        SequenceSupport::DeclaredStates
     }
 
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {

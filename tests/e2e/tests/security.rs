@@ -203,7 +203,11 @@ fn services_do_their_work_as_users_of_their_own_and_nothing_else() {
     let remove = publish("$JS.API.STREAM.DELETE.trireme_work_nobodys_1");
     let set = publish("$KV.trireme_settings.rubbish");
     let want = publish("$KV.trireme_models.nobodys");
-    let gateways = [cancel, ask, listen, take_back, remove, set, want];
+    let states = [
+        publish("trireme.sequences.simple.1.5"),
+        publish("$JS.API.DIRECT.GET.trireme_sequences.trireme.sequences.simple.1.5"),
+    ];
+    let gateways = [cancel, ask, listen, take_back, remove, set, want].into_iter().chain(states).collect::<Vec<_>>();
     let workers = [pull, read_aside, reply];
     // Workers acknowledge and announce for themselves. Gateways acknowledge for workers, and delete entries of those
     // that are gone.
@@ -213,7 +217,7 @@ fn services_do_their_work_as_users_of_their_own_and_nothing_else() {
     // A process that creates a stream decides on its subjects; one that creates a consumer decides where messages go.
     let mut make =
         vec![publish(&format!("$JS.API.CONSUMER.CREATE.{stream}.workers")), "SUB trireme.streams.> 1".to_owned()];
-    let kept = ["trireme_attempts", "trireme_claims", "trireme_dead"];
+    let kept = ["trireme_attempts", "trireme_sequences", "trireme_claims", "trireme_dead"];
     let kept = kept.into_iter().chain(["KV_trireme_settings", "KV_trireme_registry", "KV_trireme_models"]);
     make.extend(
         kept.chain([stream])

@@ -17,6 +17,9 @@ const WATCH_BACKLOG: usize = 4096;
 const DEAD_LETTERS: usize = 1000;
 const DEAD_BYTES: usize = 64 << 20;
 
+/// Bytes of states of sequences that are kept. A value for which there is no room is refused.
+const SEQUENCE_BYTES: usize = 256 << 20;
+
 /// All buckets.
 #[derive(Default)]
 pub(super) struct Stores {
@@ -48,6 +51,9 @@ impl Stores {
         let store = self.buckets.entry(bucket).or_default();
         store.forget_lapsed(now);
         store.check(key, expect)?;
+        if bucket == Bucket::Sequences {
+            store.check_room(key, value.len(), SEQUENCE_BYTES)?;
+        }
         self.revision += 1;
         let entry = Entry { key: key.to_owned(), value, revision: self.revision, at: now };
         store.remove(key);
@@ -108,6 +114,16 @@ impl Store {
         }
     }
 
+    /// Whether a value of `size` bytes for `key` leaves the store within `most` bytes.
+    fn check_room(&self, key: &str, size: usize, most: usize) -> Result<(), BusError> {
+        let replaced = self.revisions.get(key).and_then(|revision| self.entries.get(revision));
+        let others = self.bytes - replaced.map_or(0, |(entry, _)| entry.value.len());
+        match others.saturating_add(size) <= most {
+            true => Ok(()),
+            false => Err(BusError::StoreFull { store: Bucket::Sequences.name(), size }),
+        }
+    }
+
     fn remove(&mut self, key: &str) -> Option<Entry> {
         let (entry, _) = self.entries.remove(&self.revisions.remove(key)?)?;
         self.bytes -= entry.value.len();
@@ -131,5 +147,22 @@ impl Store {
             let oldest = self.entries.values().next().map(|(entry, _)| entry.key.clone());
             oldest.iter().for_each(|key| drop(self.remove(key)));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_of_sequences_are_refused_when_there_is_no_room() {
+        let mut stores = Stores::default();
+        let mut put = |key: &str, size: usize| stores.put(Bucket::Sequences, key, vec![0; size].into(), None, None);
+        put("a", SEQUENCE_BYTES - 1).unwrap();
+        put("b", 1).unwrap();
+        let full = put("c", 1).unwrap_err();
+        assert_eq!(full.to_string(), "the store of sequences is full, there is no room for a value of 1 bytes");
+        put("a", SEQUENCE_BYTES - 2).expect("a smaller value in place of the one before");
+        put("c", 1).unwrap();
     }
 }

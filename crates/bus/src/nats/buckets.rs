@@ -23,6 +23,10 @@ const DEAD_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 const DEAD_LETTERS: i64 = 10_000;
 const DEAD_BYTES: i64 = 1 << 30;
 
+/// Bytes of states of sequences that the broker keeps, unless an operator created the stream with another limit. When they
+/// are used up, no sequence can begin or go on.
+const SEQUENCE_BYTES: i64 = 256 << 20;
+
 /// The stream behind a bucket.
 pub fn stream(bucket: Bucket) -> &'static str {
     match bucket {
@@ -31,6 +35,7 @@ pub fn stream(bucket: Bucket) -> &'static str {
         Bucket::Models => "KV_trireme_models",
         Bucket::Attempts => "trireme_attempts",
         Bucket::Dead => "trireme_dead",
+        Bucket::Sequences => "trireme_sequences",
     }
 }
 
@@ -42,6 +47,7 @@ pub fn prefix(bucket: Bucket) -> &'static str {
         Bucket::Models => "$KV.trireme_models.",
         Bucket::Attempts => "trireme.attempts.",
         Bucket::Dead => "trireme.dead.",
+        Bucket::Sequences => "trireme.sequences.",
     }
 }
 
@@ -99,6 +105,14 @@ pub fn config(bucket: Bucket) -> Config {
             max_age: DEAD_AGE,
             max_messages: DEAD_LETTERS,
             max_bytes: DEAD_BYTES,
+            ..last_value
+        },
+        Bucket::Sequences => Config {
+            description: description("states of sequences between their requests"),
+            max_bytes: SEQUENCE_BYTES,
+            // A sequence that goes on must not lose its states to others.
+            discard: DiscardPolicy::New,
+            storage: StorageType::Memory,
             ..last_value
         },
     }

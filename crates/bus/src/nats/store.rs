@@ -142,7 +142,7 @@ impl Nats {
         }
         // An expected stream, because another stream could accept the same subjects.
         headers.insert(header::NATS_EXPECTED_STREAM, buckets::stream(bucket));
-        let subject = buckets::subject(bucket, key);
+        let (subject, size) = (buckets::subject(bucket, key), body.len());
         let mut sent = self.send_confirmed(subject.clone(), headers.clone(), body.clone()).await;
         if sent.as_ref().is_err_and(errors::is_no_stream) {
             self.need(Needed::Bucket(bucket)).await?;
@@ -151,6 +151,7 @@ impl Nats {
         match sent {
             Ok(confirmed) => Ok(confirmed.sequence),
             Err(error) if errors::is_conflict(&error) => Err(BusError::Conflict { key: key.to_owned() }),
+            Err(error) if errors::is_full(&error) => Err(BusError::StoreFull { store: bucket.name(), size }),
             Err(error) => Err(failure("writing to a store", &error)),
         }
     }

@@ -88,6 +88,7 @@ impl Needed<'_> {
             Needed::Bucket(Bucket::Models) => "making the store of loaded models",
             Needed::Bucket(Bucket::Attempts) => "making the store of attempts",
             Needed::Bucket(Bucket::Dead) => "making the store of dead letters",
+            Needed::Bucket(Bucket::Sequences) => "making the store of sequences",
             Needed::Claims => "making the stream of claims",
             Needed::Queue(..) => "making a work queue",
         }

@@ -25,11 +25,34 @@ type Lookup<'a> = &'a dyn Fn(&str, Option<i64>) -> Option<Arc<ModelConfig>>;
 /// latest), and compiles it. Nested ensembles are flattened; the outer ensemble's tensors keep their names.
 pub fn compile_ensemble(config: &Arc<ModelConfig>, lookup: Lookup<'_>) -> Result<CompiledEnsemble, EnsembleError> {
     let (plan, decoupled) = compile(config, lookup, &mut vec![config.name.clone()])?;
+    check_sequences(config, &plan, decoupled, lookup)?;
     let mut config = config.clone();
     if decoupled && !config.decoupled {
         Arc::make_mut(&mut config).set_decoupled();
     }
     Ok(CompiledEnsemble { config, plan })
+}
+
+/// Steps with sequences keep their states between requests, so that each request has one answer, which no other request gets.
+fn check_sequences(
+    config: &ModelConfig,
+    plan: &RoutePlan,
+    decoupled: bool,
+    lookup: Lookup<'_>,
+) -> Result<(), EnsembleError> {
+    let has_sequences =
+        |step: &&PlanStep| lookup(&step.model, step.version).is_some_and(|model| model.sequence_batching.is_some());
+    let Some(step) = plan.steps.iter().find(has_sequences) else { return Ok(()) };
+    let (ensemble, model) = (&config.name, &step.model);
+    let fault = match (decoupled || config.decoupled, config.response_cache, config.max_rows_per_message) {
+        (true, ..) => "a decoupled step, whose requests have several answers: serve the two as models of their own",
+        (_, true, _) => "'response_cache', which would answer without the model's state: remove it",
+        (_, _, Some(_)) => "'max_rows_per_message', but a request of a sequence is one row: remove it",
+        _ => return Ok(()),
+    };
+    Err(EnsembleError::Invalid(format!(
+        "ensemble '{ensemble}' has a step of model '{model}' with 'sequence_batching', and {fault}"
+    )))
 }
 
 /// The plan, and whether a request may have any number of responses. `path` holds the ensembles being compiled, the

@@ -65,12 +65,15 @@ backend: "b" max_batch_size: 4 version_policy { all {} }
 sequence_batching {
   direct { max_queue_delay_microseconds: 3 minimum_slot_utilization: 0.1 }
   max_sequence_idle_microseconds: 4 iterative_sequence: true
-  control_input [ { name: "START" control [ { kind: CONTROL_SEQUENCE_CORRID int32_false_true: [0, 1]
-    fp32_false_true: [0, 1.5] bool_false_true: [false, true] data_type: TYPE_UINT64 } ] } ]
+  control_input [ { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } ] },
+                  { name: "END" control [ { kind: CONTROL_SEQUENCE_END fp32_false_true: [0, 1.5] } ] },
+                  { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY bool_false_true: [false, true] } ] },
+                  { name: "CORRID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } ] } ]
   state [ { input_name: "i" output_name: "o" data_type: TYPE_INT32 dims: [-1]
             use_same_buffer_for_input_output: true use_growable_memory: true
-            initial_state [ { name: "s" data_type: TYPE_INT32 dims: [1] zero_data: true },
-                            { name: "t" data_file: "f" } ] } ]
+            initial_state [ { name: "s" data_type: TYPE_INT32 dims: [1] zero_data: true } ] },
+          { input_name: "j" output_name: "p" data_type: TYPE_INT32 dims: [1]
+            initial_state [ { name: "t" data_type: TYPE_INT32 dims: [1] data_file: "f" } ] } ]
 }
 "#;
 

@@ -1,8 +1,8 @@
-//! Answers in the order of their requests, for models with `preserve_ordering`.
+//! Lines of requests: of models with `preserve_ordering`, and of sequences.
 //!
-//! A request takes a [`Place`] behind the requests of its model version that this gateway admitted before it. Its
-//! answer waits until those have left. Dropping a place gives it up, so no request waits for one that has ended early.
-//! Requests are still executed in parallel, and each gateway has an order of its own.
+//! A request takes a [`Place`] behind the requests of its line that this gateway admitted before it. Its answer, or the
+//! request itself, waits until those have left. Dropping a place gives it up, so no request waits for one that has ended
+//! early. Requests of models with `preserve_ordering` are still executed in parallel; each gateway has lines of its own.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -10,29 +10,29 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use trireme_inference::{InferError, ModelKey, UnixMicros};
+use trireme_inference::{InferError, UnixMicros};
 
-/// The requests of a model version that have not left, by number, each with the signal that it is the first one now.
+/// The requests of a line that have not left, by number, each with the signal that it is the first one now.
 type Line = BTreeMap<u64, Arc<Notify>>;
 
-/// The order of the requests of each model version. Clones are the same.
+/// All lines, by name. Clones are the same.
 #[derive(Clone, Default)]
 pub struct Order(Arc<Lines>);
 
 #[derive(Default)]
 struct Lines {
-    lines: Mutex<HashMap<ModelKey, Line>>,
-    /// Number of answers that wait for their turn.
+    lines: Mutex<HashMap<String, Line>>,
+    /// Number of requests and answers that wait for their turn.
     held: AtomicUsize,
 }
 
-/// Counts an answer while it waits for its turn.
+/// Counts a request while it waits for its turn.
 struct Held<'a>(&'a AtomicUsize);
 
 /// A request's place. When dropped, it is given up.
 pub struct Place {
     order: Order,
-    model: ModelKey,
+    line: String,
     number: u64,
     first: Arc<Notify>,
     request_id: String,
@@ -42,20 +42,20 @@ pub struct Place {
 // === impl Order ===
 
 impl Order {
-    /// Number of answers that wait for their turn.
+    /// Number of requests and answers that wait for their turn.
     pub fn held(&self) -> usize {
         self.0.held.load(Ordering::Relaxed)
     }
 
-    /// Takes a place behind all requests of the model version that have one.
-    pub fn enter(&self, model: &ModelKey, request_id: &str, deadline: UnixMicros) -> Place {
+    /// Takes a place behind all requests of the line that have one.
+    pub fn enter(&self, name: String, request_id: &str, deadline: UnixMicros) -> Place {
         let first = Arc::new(Notify::new());
         let mut lines = self.0.lines.lock();
-        let line = lines.entry(model.clone()).or_default();
+        let line = lines.entry(name.clone()).or_default();
         let number = line.last_key_value().map_or(0, |(last, _)| last + 1);
         line.insert(number, first.clone());
         drop(lines);
-        Place { order: self.clone(), model: model.clone(), number, first, request_id: request_id.to_owned(), deadline }
+        Place { order: self.clone(), line: name, number, first, request_id: request_id.to_owned(), deadline }
     }
 }
 
@@ -73,15 +73,15 @@ impl Place {
         };
         tokio::time::timeout(remaining, turn).await.map_err(|_| {
             let error = InferError::unavailable("Request timeout expired");
-            let (request_id, model) = (&self.request_id, &self.model);
-            tracing::warn!(request_id, %model, %error, "request failed, answered but behind one that is not");
+            let (request_id, line) = (&self.request_id, &self.line);
+            tracing::warn!(request_id, line, %error, "request failed: those before it were not answered in time");
             error
         })
     }
 
     fn is_first(&self) -> bool {
         let lines = self.order.0.lines.lock();
-        let first = lines.get(&self.model).and_then(|line| line.first_key_value());
+        let first = lines.get(&self.line).and_then(|line| line.first_key_value());
         first.is_none_or(|(number, _)| *number == self.number)
     }
 }
@@ -89,13 +89,13 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut lines = self.order.0.lines.lock();
-        let Some(line) = lines.get_mut(&self.model) else { return };
+        let Some(line) = lines.get_mut(&self.line) else { return };
         line.remove(&self.number);
         match line.first_key_value() {
             // Only the next one is notified, so that not all waiting tasks wake up each time.
             Some((number, first)) if *number > self.number => first.notify_one(),
             Some(_) => {}
-            None => drop(lines.remove(&self.model)),
+            None => drop(lines.remove(&self.line)),
         }
     }
 }
@@ -125,8 +125,7 @@ mod tests {
     use super::*;
 
     fn enter(order: &Order, version: i64, time: Duration) -> Place {
-        let model = ModelKey { name: "m".to_owned(), version };
-        order.enter(&model, "request", UnixMicros::now().after(time))
+        order.enter(format!("m:{version}"), "request", UnixMicros::now().after(time))
     }
 
     fn places<const COUNT: usize>(order: &Order) -> [Place; COUNT] {

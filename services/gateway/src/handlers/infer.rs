@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use tracing::Instrument;
 use trireme_bus::{Answer, Reply, WorkMessage};
-use trireme_inference::{InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, UnixMicros};
+use trireme_inference::{
+    InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, Tensor, UnixMicros,
+};
 use trireme_runtime::response_cache::Key;
 
+use super::sequences::{self, Asked, InSequence};
 use super::shared_memory::OutputParts;
 use super::{Handlers, Labels};
 use crate::budget::Hold;
-use crate::dispatch::{Exchange, Place, no_answer};
+use crate::dispatch::{Exchange, Place, Turn, no_answer};
 use crate::registry::ServedModel;
 use crate::rows;
 use crate::statistics::CountedRequest;
@@ -81,6 +84,8 @@ struct Running {
     /// Where it is an ensemble's: what its outputs are held against, whose shapes are those of the last steps.
     ensemble: Option<Arc<ServedModel>>,
     labels: Arc<Labels>,
+    /// What it needs of its sequence, where it belongs to one and has not begun.
+    turn: Option<Turn>,
     /// The most rows of a message, where the request may travel as several.
     rows_per_message: Option<u32>,
     counted: CountedRequest,
@@ -222,6 +227,17 @@ impl Handlers {
             found.map_or(0, |(_, served)| served.config.priority_level(request.priority))
         };
         let route = route.at_levels(level);
+        let asked = Asked {
+            plan: &served.plan,
+            parameters: &request.parameters,
+            rows: if served.config.max_batch_size > 0 { rows_of(&tensors) } else { 1 },
+            patience: request.timeout.unwrap_or_default().max(self.default_timeout),
+        };
+        let joined = sequences::join(&catalog, &asked, route).map_err(|error| with_id(error, &request.id))?;
+        let (route, controls, turn) = match joined {
+            Ok(InSequence { route, tensors, turn }) => (route, tensors, Some(turn)),
+            Err(route) => (route, Vec::new(), None),
+        };
 
         let model = ModelKey { name: request.model, version };
         let cached = self.cache.is_some() && served.config.response_cache;
@@ -237,7 +253,7 @@ impl Handlers {
             client_id: request.id.clone(),
             sent_at: now,
             route,
-            tensors,
+            tensors: [tensors, controls].concat(),
             parameters: Arc::new(request.parameters),
             ledger: Ledger::default(),
             answer: if served.config.decoupled { answer } else { Answer::Whole },
@@ -260,6 +276,7 @@ impl Handlers {
             batched: served.config.max_batch_size > 0,
             ensemble: served.plan.ensemble.then(|| served.clone()),
             labels: catalog.labels().clone(),
+            turn,
             rows_per_message,
             span: span.clone(),
             counted,
@@ -273,13 +290,15 @@ impl Handlers {
 
     /// Takes a request into the pipeline: as one message, or as several where it may be split and has to be.
     fn begin(&self, request: &mut Running, message: WorkMessage) -> Result<Exchange, InferError> {
-        let parts = match request.rows_per_message {
+        let turn = request.turn.take();
+        let parts = match request.rows_per_message.filter(|_| turn.is_none()) {
             Some(rows) => rows::split(&message.tensors, rows as usize, self.dispatcher.message_bytes()),
             None => Ok(None),
         };
-        let exchange = parts.and_then(|parts| match parts {
-            Some(parts) => self.dispatcher.start_parts(message, parts),
-            None => self.dispatcher.start(message),
+        let exchange = parts.and_then(|parts| match (parts, turn) {
+            (Some(parts), _) => self.dispatcher.start_parts(message, parts),
+            (None, Some(turn)) => self.dispatcher.start_in_sequence(message, turn),
+            (None, None) => self.dispatcher.start(message),
         });
         exchange.map_err(|error| {
             request.counted.failed(&error);
@@ -339,6 +358,11 @@ impl Handlers {
         };
         Ok(Next { response, last, empty })
     }
+}
+
+/// The batch dimension of a request.
+fn rows_of(tensors: &[Tensor]) -> i64 {
+    tensors.iter().filter_map(|tensor| tensor.shape().first().copied()).max().unwrap_or(1)
 }
 
 // === impl Via ===

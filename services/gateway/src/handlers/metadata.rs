@@ -13,6 +13,7 @@ const SYSTEM_SHARED_MEMORY: &str = "system_shared_memory";
 /// The implemented protocol extensions, in which clients look for those that they need.
 const EXTENSIONS: &[&str] = &[
     "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
     "model_configuration",

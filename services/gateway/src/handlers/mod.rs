@@ -10,6 +10,7 @@ mod metadata;
 pub mod operations;
 mod query;
 mod repository;
+mod sequences;
 mod shared_memory;
 mod statistics;
 mod status;

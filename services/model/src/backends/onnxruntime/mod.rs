@@ -28,7 +28,7 @@ mod weights;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use trireme_runtime::{Backend, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource};
+use trireme_runtime::{Backend, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource, SequenceSupport};
 
 use self::cost_cache::Entry;
 use self::instance::{OnnxInstance, Wide};
@@ -102,8 +102,12 @@ impl Backend for OnnxRuntime {
         true
     }
 
+    fn keeps_sequences(&self) -> SequenceSupport {
+        SequenceSupport::All
+    }
+
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
-        let mut config = source.config.clone();
+        let mut config = source.config.for_execution();
         let refused = |reason: String| LoadError::Backend { model: source.config.name.clone(), reason };
         let settings = Settings::new(&config, &self.options, cpus::available())?;
         let path = model_file(source)?;
