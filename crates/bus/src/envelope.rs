@@ -8,8 +8,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::sync::Arc;
 use trireme_inference::{
-    DataType, InferError, Ledger, ModelKey, Parameters, Route, Shape, Step, Tensor, TensorError, TooMany, UnixMicros,
-    check_listed, read_list, read_parameters,
+    Callers, DataType, InferError, Ledger, ModelKey, Parameters, Route, Shape, Step, Tensor, TensorError, TooMany,
+    UnixMicros, check_listed, read_list, read_parameters,
 };
 
 use crate::message::{Answer, Output, Reply, WorkMessage};
@@ -104,6 +104,8 @@ struct WireWork<'a, Steps> {
     #[serde(borrow)]
     id: std::borrow::Cow<'a, str>,
     sent_at: UnixMicros,
+    #[serde(default, skip_serializing_if = "is_of_a_client")]
+    callers: std::borrow::Cow<'a, Callers>,
 }
 
 /// The body of a reply.
@@ -117,6 +119,10 @@ struct WireReply<'a> {
     error: Option<std::borrow::Cow<'a, InferError>>,
     ledger: std::borrow::Cow<'a, Ledger>,
     sent_at: UnixMicros,
+}
+
+fn is_of_a_client(callers: &Callers) -> bool {
+    callers.is_empty()
 }
 
 fn read_steps<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Step>, D::Error> {
@@ -146,7 +152,7 @@ pub struct WorkHeaders {
 }
 
 /// The fields of a [`Reply`] that travel in headers.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are those of Reply")]
 pub struct ReplyHeaders {
     pub request_id: String,
@@ -174,6 +180,7 @@ pub fn encode_work(message: &WorkMessage) -> Result<Bytes, EnvelopeError> {
     let route = &message.route;
     check_route(route.remaining())?;
     check_lists(&message.tensors, &message.parameters, &message.ledger)?;
+    check_listed("callers", message.callers.models().len())?;
     encode(
         &WireWork {
             route: WireRoute {
@@ -188,6 +195,7 @@ pub fn encode_work(message: &WorkMessage) -> Result<Bytes, EnvelopeError> {
             ledger: std::borrow::Cow::Borrowed(&message.ledger),
             id: message.client_id.as_str().into(),
             sent_at: message.sent_at,
+            callers: std::borrow::Cow::Borrowed(&message.callers),
         },
         &message.tensors,
     )
@@ -212,6 +220,7 @@ pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, En
         parameters: Arc::new(wire.parameters.into_owned()),
         ledger: wire.ledger.into_owned(),
         answer: headers.answer,
+        callers: wire.callers.into_owned(),
     })
 }
 
@@ -251,6 +260,18 @@ pub fn decode_reply(headers: ReplyHeaders, body: &Bytes) -> Result<Reply, Envelo
         ledger: wire.ledger.into_owned(),
         sent_at: wire.sent_at,
     })
+}
+
+impl ReplyHeaders {
+    /// The headers of a reply.
+    pub fn of(reply: &Reply) -> ReplyHeaders {
+        ReplyHeaders {
+            request_id: reply.request_id.clone(),
+            gateway: reply.gateway.clone(),
+            sequence: reply.sequence,
+            last: reply.last,
+        }
+    }
 }
 
 impl Reply {

@@ -18,6 +18,7 @@ mod decoupled;
 pub mod environment;
 pub mod frame;
 pub mod message;
+mod nested;
 mod package;
 mod policy;
 pub mod slot;

@@ -32,8 +32,27 @@ pub enum ToChild<'a> {
         /// Their tickets.
         ids: Vec<u64>,
     },
+    /// A response to a request of the model.
+    Answer(AnswerHeader<'a>),
     /// Clean up and end.
     Finalize,
+}
+
+/// A response in [`ToChild::Answer`].
+#[derive(Debug, Serialize)]
+pub struct AnswerHeader<'a> {
+    /// The id that the child gave its request.
+    pub id: u64,
+    /// Whether it is the request's last.
+    #[serde(rename = "final")]
+    pub is_final: bool,
+    /// Its outputs; empty where there is an error.
+    pub outputs: Vec<TensorHeader<'a>>,
+    /// The response's parameters.
+    pub parameters: &'a Parameters,
+    /// Why there are no outputs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<ErrorHeader>,
 }
 
 /// A request in [`ToChild::Execute`].
@@ -92,6 +111,13 @@ pub enum FromChild {
         #[serde(default)]
         executed: bool,
     },
+    /// A request of the model to another model.
+    Infer(Box<InferHeader>),
+    /// The model waits no longer for the answers to these requests.
+    HangUp {
+        /// The ids that the child gave them.
+        ids: Vec<u64>,
+    },
     /// A line for the log.
     Log {
         /// INFO, WARNING, ERROR or VERBOSE.
@@ -101,6 +127,35 @@ pub enum FromChild {
     },
     /// The model has cleaned up; the child ends.
     Finalized,
+}
+
+/// A request in [`FromChild::Infer`].
+#[derive(Debug, Deserialize)]
+pub struct InferHeader {
+    /// Names the request in [`ToChild::Answer`]; unique in the process.
+    pub id: u64,
+    /// The model or ensemble.
+    pub model: String,
+    /// Its version; without one, or below 1, the latest.
+    #[serde(default)]
+    pub version: Option<i64>,
+    /// What the model calls the request.
+    #[serde(default)]
+    pub request_id: String,
+    /// Its inputs.
+    pub inputs: Vec<TensorHeader<'static>>,
+    /// The outputs that are wanted; none means all.
+    #[serde(default)]
+    pub outputs: Vec<String>,
+    /// Its parameters.
+    #[serde(default)]
+    pub parameters: Parameters,
+    /// The time limit in microseconds; 0 is that of the requests that are executed.
+    #[serde(default)]
+    pub timeout: u64,
+    /// Whether any number of responses may come.
+    #[serde(default)]
+    pub in_parts: bool,
 }
 
 /// A response in [`FromChild::Responses`].
@@ -119,8 +174,8 @@ pub struct ResponseHeader {
     pub error: Option<ErrorHeader>,
 }
 
-/// An error in a [`ResponseHeader`].
-#[derive(Debug, Deserialize)]
+/// An error in a [`ResponseHeader`] or an [`AnswerHeader`].
+#[derive(Debug, Serialize, Deserialize)]
 pub struct ErrorHeader {
     /// One of Triton's codes.
     pub code: ErrorCode,
@@ -131,5 +186,11 @@ pub struct ErrorHeader {
 impl From<ErrorHeader> for InferError {
     fn from(error: ErrorHeader) -> Self {
         InferError::new(error.code, error.message)
+    }
+}
+
+impl From<InferError> for ErrorHeader {
+    fn from(error: InferError) -> Self {
+        ErrorHeader { code: error.code, message: error.message }
     }
 }

@@ -14,10 +14,11 @@ macro_rules! files {
 }
 
 /// Its files, by their paths within the folder.
-const FILES: [(&str, &str); 9] = files![
+const FILES: [(&str, &str); 10] = files![
     "triton_python_backend_utils.py",
     "trireme_python/__init__.py",
     "trireme_python/__main__.py",
+    "trireme_python/calls.py",
     "trireme_python/channel.py",
     "trireme_python/configuration.py",
     "trireme_python/errors.py",

@@ -121,6 +121,7 @@ fn any_work() -> impl Strategy<Value = WorkMessage> {
                 ledger,
                 // Travels in headers, which have a test of their own.
                 answer: Answer::Whole,
+                callers: Callers::default(),
             }
         },
     )

@@ -57,9 +57,16 @@ class Host:
         self.model_name, self.model_version, self.decoupled = "", 1, False
         # Requests that are not answered, by ticket.
         self.requests, self.lock = {}, threading.Lock()
+        # Requests of the model to other models, by their ids, and the threads that wait for them.
+        self.calls, self.waiters = {}, None
 
     def dispatch(self, header, data):
         """Takes in a frame; says whether it is for the main thread."""
+        if header["type"] == "answer":
+            call = self.calls.get(header["id"])
+            if call is not None:
+                call.received.append((header, data))
+            return False
         if header["type"] != "cancel":
             return True
         with self.lock:
