@@ -121,6 +121,7 @@ def stage_of(folder, config):
         files = {path.name for path in folder.glob("*/*")}
         told = [("model.onnx", "model"), ("model.py", "python"), ("tokenizer.json", "tokenizer")]
         backend = next((backend for file, backend in told if file in files), "")
+    backend = "python" if backend == "process" else backend
     return backend if backend in ("tokenizer", "postprocess", "python") else "model"
 
 

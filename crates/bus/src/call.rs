@@ -43,9 +43,26 @@ const BACKLOG: usize = 1024;
 /// Number of calls from which on those that have ended are looked for.
 const FEW: usize = 64;
 
+/// What a call asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// To run the request.
+    #[default]
+    Infer,
+    /// To load the model, with parameter `config` as its configuration and the tensors, UINT8, as its files.
+    Load,
+    /// To unload the model; with parameter `unload_dependents`, the models of an ensemble too.
+    Unload,
+    /// Whether the model is ready; the reply has parameter `ready`.
+    Ready,
+}
+
 /// A call on the wire, as MessagePack.
 #[derive(Serialize, Deserialize)]
 struct WireCall {
+    #[serde(default)]
+    action: Action,
     headers: WorkHeaders,
     /// The body of the work message.
     body: Bytes,
@@ -63,6 +80,8 @@ struct WireReply {
 
 /// A call at the gateway that runs it.
 pub struct Call {
+    /// What it asks for.
+    pub action: Action,
     /// The request; see the module's documentation for its route.
     pub message: WorkMessage,
     question: Question,
@@ -118,8 +137,8 @@ impl Call {
 
 impl CallReplies {
     /// Sends a call.
-    pub async fn open(bus: Arc<dyn Bus>, message: WorkMessage) -> Result<CallReplies, BusError> {
-        let call = WireCall { headers: WorkHeaders::of(&message), body: encode_work(&message)? };
+    pub async fn open(bus: Arc<dyn Bus>, action: Action, message: WorkMessage) -> Result<CallReplies, BusError> {
+        let call = WireCall { action, headers: WorkHeaders::of(&message), body: encode_work(&message)? };
         let body = rmp_serde::to_vec_named(&call).map_err(EnvelopeError::from)?;
         let answers = bus.ask(CALL, body.into()).await?;
         Ok(CallReplies { bus, message, answers, complete: false })
@@ -180,9 +199,9 @@ fn read_answer(answer: &[u8]) -> Result<Option<Reply>, EnvelopeError> {
     answer.map(|WireReply { headers, body }| decode_reply(headers, &body)).transpose()
 }
 
-fn read_call(body: &[u8]) -> Result<WorkMessage, EnvelopeError> {
-    let WireCall { headers, body } = envelope::decode(body)?;
-    decode_work(headers, &body)
+fn read_call(body: &[u8]) -> Result<(Action, WorkMessage), EnvelopeError> {
+    let WireCall { action, headers, body } = envelope::decode(body)?;
+    Ok((action, decode_work(headers, &body)?))
 }
 
 // === impl Running ===
@@ -224,9 +243,9 @@ impl dyn Bus + '_ {
                     () = sender.closed() => return,
                 };
                 let Some(question) = question else { return };
-                let message = match read_call(&question.body) {
-                    Ok(message) if message.request_id.len() <= MAX_NAME => message,
-                    Ok(message) => {
+                let (action, message) = match read_call(&question.body) {
+                    Ok((action, message)) if message.request_id.len() <= MAX_NAME => (action, message),
+                    Ok((_, message)) => {
                         tracing::warn!(bytes = message.request_id.len(), "ignored a call with too long an id");
                         continue;
                     }
@@ -236,7 +255,7 @@ impl dyn Bus + '_ {
                     }
                 };
                 let hung_up = running.begin(&message.request_id);
-                if sender.send(Call { message, question, hung_up }).await.is_err() {
+                if sender.send(Call { action, message, question, hung_up }).await.is_err() {
                     return;
                 }
             }

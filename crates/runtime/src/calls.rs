@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::{CancellationToken, DropGuard};
-use trireme_bus::{Answer, CallReplies, LATEST, Reply, WorkMessage};
+use trireme_bus::{Action, Answer, CallReplies, LATEST, Reply, WorkMessage};
 use trireme_inference::{
     Callers, InferError, Ledger, ModelKey, Parameters, Route, Step, StepOutput, Tensor, UnixMicros,
 };
@@ -32,6 +32,8 @@ struct Origin {
 /// A request to another model.
 #[derive(Clone, Debug, Default)]
 pub struct Nested {
+    /// What it asks for.
+    pub action: Action,
     /// The model or ensemble.
     pub model: String,
     /// Its version; `None` is the latest ready one.
@@ -79,12 +81,13 @@ impl Calls {
         };
         let hosted = &last.model;
         let callers = Callers::joined(origins.iter().map(|origin| &origin.callers), &hosted.key);
+        let action = nested.action;
         let message = message(nested, last, callers);
         let guard = CancellationToken::new();
         let stop = guard.clone();
         let (tasks, bus, answered) = (hosted.worker.tasks.clone(), hosted.worker.bus.clone(), Arc::new(answered));
         tasks.spawn("nested request", async move {
-            let exchange = exchange(bus, message, answered);
+            let exchange = exchange(bus, action, message, answered);
             tokio::select! {
                 () = exchange => {}
                 () = stop.cancelled() => {}
@@ -104,6 +107,7 @@ impl fmt::Debug for Calls {
 /// Sends a request and gives its replies to `answered`.
 async fn exchange(
     bus: Arc<dyn trireme_bus::Bus>,
+    action: Action,
     message: WorkMessage,
     answered: Arc<impl Fn(Reply) + Send + Sync + 'static>,
 ) {
@@ -112,7 +116,7 @@ async fn exchange(
         // A panic has been reported by the thread.
         let _ = tokio::task::spawn_blocking(move || answered(reply)).await;
     };
-    let mut replies = match CallReplies::open(bus, message.clone()).await {
+    let mut replies = match CallReplies::open(bus, action, message.clone()).await {
         Ok(replies) => replies,
         Err(error) => return deliver(message.reply(Err(InferError::new(error.code(), error.to_string())))).await,
     };

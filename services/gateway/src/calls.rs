@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use trireme_bus::{ALIVE, Answer, Bus, BusError, Call, LATEST, Output, Reply, WorkMessage};
-use trireme_inference::{InferError, InferRequest, InferResponse, RequestedOutput, SharedTensors, UnixMicros};
+use trireme_bus::{ALIVE, Action, Answer, Bus, BusError, Call, LATEST, Output, Reply, WorkMessage};
+use trireme_inference::{
+    InferError, InferRequest, InferResponse, ParameterValue, RequestedOutput, SharedTensors, UnixMicros,
+};
+use trireme_protocol::repository::LoadRequest;
 use trireme_runtime::TaskSet;
 
 use crate::handlers::{Handlers, Next, Rows, Traced, Via};
@@ -54,6 +57,10 @@ async fn run(handlers: &Arc<Handlers>, call: &Call) {
 
 async fn answer(handlers: &Arc<Handlers>, call: &Call) {
     let message = &call.message;
+    if call.action != Action::Infer {
+        let outcome = control(handlers, call).await;
+        return send(call, message.reply(outcome)).await;
+    }
     let traced = match read(handlers, message) {
         Ok(traced) => traced,
         Err(error) => return send(call, message.reply(Err(error))).await,
@@ -72,6 +79,31 @@ async fn answer(handlers: &Arc<Handlers>, call: &Call) {
         send(call, reply(message, sequence, last, next.map(|next| next.response))).await;
         sequence += 1;
     }
+}
+
+/// Loads or unloads a model for another one, or says whether it is ready.
+async fn control(handlers: &Handlers, call: &Call) -> Result<Output, InferError> {
+    let (model, parameters) = (call.message.route.model(), &call.message.parameters);
+    let mut output = Output::default();
+    match call.action {
+        Action::Infer => {}
+        Action::Load => {
+            let config = parameters.get("config").and_then(|config| config.as_str()).map(str::to_owned);
+            let files = call.message.tensors.iter().map(|file| (file.name().to_owned(), file.data().clone()));
+            handlers.load_model(&model.name, LoadRequest { config, files: files.collect() }).await?;
+        }
+        Action::Unload => {
+            let dependents = parameters.get("unload_dependents") == Some(&ParameterValue::Bool(true));
+            handlers.unload_model(&model.name, dependents).await?;
+        }
+        Action::Ready => {
+            let version = (model.version != LATEST).then_some(model.version);
+            // A model that nobody knows is not ready.
+            let ready = handlers.model_ready(&model.name, version).unwrap_or(false);
+            output.parameters.insert("ready".to_owned(), ParameterValue::Bool(ready));
+        }
+    }
+    Ok(output)
 }
 
 /// The request in a call.

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use trireme_bus::Action;
 use trireme_inference::{DataType, ErrorCode, InferError, Parameters};
+use trireme_runtime::statistics::own::{Change, What};
+use trireme_telemetry::metrics::Kind;
 
 /// A message of the worker.
 #[derive(Debug, Serialize)]
@@ -118,6 +121,11 @@ pub enum FromChild {
         /// The ids that the child gave them.
         ids: Vec<u64>,
     },
+    /// Changes of the model's own metrics.
+    Metrics {
+        /// The changes, in their order.
+        changes: Vec<MetricChange>,
+    },
     /// A line for the log.
     Log {
         /// INFO, WARNING, ERROR or VERBOSE.
@@ -134,6 +142,9 @@ pub enum FromChild {
 pub struct InferHeader {
     /// Names the request in [`ToChild::Answer`]; unique in the process.
     pub id: u64,
+    /// What it asks for: `infer`, `load`, `unload` or `ready`.
+    #[serde(default)]
+    pub action: Action,
     /// The model or ensemble.
     pub model: String,
     /// Its version; without one, or below 1, the latest.
@@ -142,7 +153,8 @@ pub struct InferHeader {
     /// What the model calls the request.
     #[serde(default)]
     pub request_id: String,
-    /// Its inputs.
+    /// Its inputs; the files of a model to load.
+    #[serde(default)]
     pub inputs: Vec<TensorHeader<'static>>,
     /// The outputs that are wanted; none means all.
     #[serde(default)]
@@ -156,6 +168,49 @@ pub struct InferHeader {
     /// Whether any number of responses may come.
     #[serde(default)]
     pub in_parts: bool,
+}
+
+/// A change in [`FromChild::Metrics`].
+#[derive(Debug, Deserialize)]
+pub struct MetricChange {
+    /// The family's name.
+    pub name: String,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: MetricKind,
+    /// Its help text.
+    #[serde(default)]
+    pub help: String,
+    /// The sample's labels.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// `add`, `set` or `observe`.
+    pub what: MetricVerb,
+    /// How much; without it the sample only begins to exist.
+    #[serde(default)]
+    pub value: Option<f64>,
+    /// The bounds of a histogram.
+    #[serde(default)]
+    pub bounds: Vec<f64>,
+}
+
+/// The type of a metric in a [`MetricChange`].
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "each variant is Prometheus' own word")]
+pub enum MetricKind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+/// What happens in a [`MetricChange`].
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "the words of MetricChange::what")]
+pub enum MetricVerb {
+    Add,
+    Set,
+    Observe,
 }
 
 /// A response in [`FromChild::Responses`].
@@ -192,5 +247,26 @@ impl From<ErrorHeader> for InferError {
 impl From<InferError> for ErrorHeader {
     fn from(error: InferError) -> Self {
         ErrorHeader { code: error.code, message: error.message }
+    }
+}
+
+impl From<MetricChange> for Change {
+    fn from(change: MetricChange) -> Self {
+        let value = change.value;
+        Change {
+            kind: match change.kind {
+                MetricKind::Counter => Kind::Counter,
+                MetricKind::Gauge => Kind::Gauge,
+                MetricKind::Histogram => Kind::Histogram,
+            },
+            what: match change.what {
+                MetricVerb::Add => What::Add(value.unwrap_or_default()),
+                MetricVerb::Set => What::Set(value.unwrap_or_default()),
+                MetricVerb::Observe => What::Observe(change.bounds, value),
+            },
+            name: change.name,
+            help: change.help,
+            labels: change.labels,
+        }
     }
 }

@@ -89,6 +89,7 @@ impl NestedRequests {
 fn nested(header: InferHeader, frame: &Frame) -> Result<Nested, InferError> {
     let inputs = header.inputs.iter().map(|input| frame.tensor(input)).collect::<Result<_, _>>();
     Ok(Nested {
+        action: header.action,
         inputs: inputs.map_err(|error| InferError::invalid_arg(error.to_string()))?,
         model: header.model,
         version: header.version.filter(|&version| version > 0),

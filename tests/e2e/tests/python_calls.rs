@@ -125,6 +125,10 @@ const QUADRUPLE: &str = "platform: 'ensemble' input [{ name: 'IN' data_type: TYP
       { model_name: 'double' model_version: -1 input_map { key: 'IN' value: 'twice' } output_map { key: 'OUT' value: 'OUT' } }] }";
 
 fn start(mode: Mode, models: &ModelFolder) -> Sandbox {
+    setup(mode, models).start()
+}
+
+fn setup(mode: Mode, models: &ModelFolder) -> Setup {
     let python = python().display().to_string();
     [Stage::Tokenizer, Stage::Model, Stage::Postprocess]
         .into_iter()
@@ -132,7 +136,6 @@ fn start(mode: Mode, models: &ModelFolder) -> Sandbox {
         .replicas(Stage::Python, 1)
         .repository(models.path())
         .worker_arguments(&["--python", &python])
-        .start()
 }
 
 fn model(models: ModelFolder, name: &str, code: &str) -> ModelFolder {
@@ -241,4 +244,42 @@ fn requests_end_with_those_that_they_are_sent_for_in_one_process() {
 #[test]
 fn requests_end_with_those_that_they_are_sent_for_over_nats() {
     requests_end_with_those_that_they_are_sent_for(Mode::Services);
+}
+
+/// Loads and unloads the model `double`, and says each time whether it is ready.
+const CONTROLS: &str = "
+    def run(self, request):
+        found = [pb_utils.is_model_ready('double'), pb_utils.is_model_ready('controls', '1')]
+        pb_utils.load_model('double')
+        found += [pb_utils.is_model_ready('double')] + numbers(ask('double', [21]).exec())
+        pb_utils.unload_model('double')
+        found += [pb_utils.is_model_ready('double')]
+        try:
+            pb_utils.load_model('of_no_such_name')
+        except pb_utils.TritonModelException as error:
+            found += ['of_no_such_name' in str(error)]
+        return found
+";
+
+fn models_are_loaded_for_models(mode: Mode) {
+    let models = model(model(ModelFolder::new(), "controls", CONTROLS), "double", DOUBLE);
+    let (python, explicit) =
+        (python().display().to_string(), ["--model-control-mode=explicit", "--load-model=controls"]);
+    let setup = setup(mode, &models).gateway_arguments(&explicit);
+    let sandbox = match mode {
+        Mode::AllInOne => setup.start(),
+        Mode::Services => setup.worker_arguments(&["--python", &python, explicit[0], explicit[1]]).start(),
+    };
+    let response = sandbox.infer("controls", &numbers(&[1]));
+    assert_eq!(response.output("OUT")["data"], json!([0, 1, 1, 42, 0, 1]));
+}
+
+#[test]
+fn models_are_loaded_for_models_in_one_process() {
+    models_are_loaded_for_models(Mode::AllInOne);
+}
+
+#[test]
+fn models_are_loaded_for_models_over_nats() {
+    models_are_loaded_for_models(Mode::Services);
 }

@@ -7,7 +7,7 @@ use trireme_inference::{Callers, ModelKey};
 
 use super::Setup;
 use super::fixtures::{heavy_message, unique, within};
-use crate::{CallReplies, LATEST, Output, Reply};
+use crate::{Action, CallReplies, LATEST, Output, Reply};
 
 pub async fn everybody_who_listens_can_answer_a_question(setup: &Setup) {
     let (asker, one, two) = (setup.connect().await, setup.connect().await, setup.connect().await);
@@ -54,7 +54,7 @@ pub async fn a_call_goes_to_one_gateway_and_ends_when_nobody_waits(setup: &Setup
     let [first, second] = &mut gateways;
     let mut message = heavy_message(&ModelKey { name: unique("called"), version: LATEST }, 3 << 20);
     message.callers = Callers::joined([&Callers::default()], &ModelKey { name: "caller".to_owned(), version: 1 });
-    let mut replies = CallReplies::open(caller.clone(), message.clone()).await.expect("sent");
+    let mut replies = CallReplies::open(caller.clone(), Action::Load, message.clone()).await.expect("sent");
     let taken = async {
         tokio::select! {
             call = first.recv() => call,
@@ -62,7 +62,7 @@ pub async fn a_call_goes_to_one_gateway_and_ends_when_nobody_waits(setup: &Setup
         }
     };
     let call = within("the call", taken).await.expect("a call");
-    assert_eq!(call.message, message);
+    assert_eq!((call.action, &call.message), (Action::Load, &message));
     call.alive().await.expect("said");
     for sequence in 0..2 {
         let output = Output { tensors: message.tensors.clone(), parameters: Default::default() };
@@ -73,7 +73,7 @@ pub async fn a_call_goes_to_one_gateway_and_ends_when_nobody_waits(setup: &Setup
     assert_eq!(replies.next().await, None);
 
     message.request_id = unique("another");
-    let replies = CallReplies::open(caller, message.clone()).await.expect("sent");
+    let replies = CallReplies::open(caller, Action::Infer, message.clone()).await.expect("sent");
     let taken = async {
         tokio::select! {
             call = first.recv() => call,

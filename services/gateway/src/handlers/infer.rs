@@ -209,12 +209,7 @@ impl Handlers {
     }
 
     /// Checks a request and makes the message of it that goes into the pipeline.
-    fn admit(
-        &self,
-        request: InferRequest,
-        terms: Terms,
-        span: &tracing::Span,
-    ) -> Result<Prepared, InferError> {
+    fn admit(&self, request: InferRequest, terms: Terms, span: &tracing::Span) -> Result<Prepared, InferError> {
         let Terms { rows, answer, traceparent, callers, trace } = terms;
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;

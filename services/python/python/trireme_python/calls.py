@@ -2,8 +2,11 @@
 
 import asyncio
 import itertools
+import json
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 
 from trireme_python.channel import Layout
 from trireme_python.errors import TritonError, TritonModelException
@@ -93,6 +96,25 @@ def start(host, request, decoupled):
     if decoupled:
         return lambda: ResponseIterator(call)
     return lambda: call.next()[0]
+
+
+def control(host, action, model, version=-1, parameters=None, files=None):
+    """Has a gateway load or unload a model, or asks whether it is ready; gives the parameters of the answer."""
+    if host is None:
+        raise TritonModelException("a model can ask for other models only in the process of a worker")
+    layout = Layout()
+    files = [Tensor(name, np.frombuffer(content, dtype=np.uint8)) for name, content in (files or {}).items()]
+    header = {
+        "action": action,
+        "model": model,
+        "version": version,
+        "inputs": [file.describe(layout) for file in files],
+        "parameters": parameters or {},
+    }
+    answer, _ = Call(host, header, layout).next()
+    if answer.has_error():
+        raise TritonModelException(answer.error().message())
+    return json.loads(answer.parameters())
 
 
 async def wait(host, result):
