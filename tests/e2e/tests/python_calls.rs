@@ -164,8 +164,8 @@ fn models_are_asked(mode: Mode) {
     assert_eq!(response.output("OUT")["data"], json!([2, 4, 4, 8, 0, 1, 2]));
     let response = sandbox.infer("at_once", &numbers(&[1]));
     assert_eq!(response.output("OUT")["data"], json!([10, 11, 12, 13, 0, 1]));
-    // Far above what a message of the broker holds.
-    let large: Vec<i32> = (0..3 << 20).collect();
+    // More than a question or an answer holds: it travels by claim.
+    let large: Vec<i32> = (0..512 << 10).collect();
     let response = sandbox.infer("caller", &numbers(&large));
     let data = &response.output("OUT")["data"];
     assert_eq!(
