@@ -5,7 +5,7 @@ use std::sync::Arc;
 use clap::ValueEnum;
 use trireme_model::OnnxRuntimeOptions;
 use trireme_postprocess::PostprocessBackend;
-use trireme_python::{PythonBackend, PythonOptions};
+use trireme_python::PythonOptions;
 use trireme_runtime::Backend;
 use trireme_tokenizer::TokenizerBackend;
 
@@ -44,7 +44,7 @@ impl Stage {
             Stage::Tokenizer => vec![Arc::new(TokenizerBackend)],
             Stage::Model => trireme_model::backends(options.onnxruntime.clone()),
             Stage::Postprocess => vec![Arc::new(PostprocessBackend)],
-            Stage::Python => vec![Arc::new(PythonBackend::new(options.python.clone()))],
+            Stage::Python => trireme_python::backends(&options.python).to_vec(),
         }
     }
 }

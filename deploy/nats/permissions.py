@@ -40,6 +40,10 @@ SETTINGS = ["$JS.API.DIRECT.GET.KV_trireme_settings.$KV.trireme_settings.*"]
 SAID = [f"trireme.control.{topic}" for topic in ("heartbeat", "statistics_told")]
 HEARD = [f"trireme.control.{topic}" for topic in ("cancel", "announce", "models", "statistics", "tap", "logging")]
 
+# The code of models in Python may send requests to other models: gateways run them and answer to the stage's inbox.
+CALLERS = ["python"]
+CALLS = [f"trireme.control.{topic}" for topic in ("call", "hang_up")]
+
 
 def followed(store):
     """Permissions to follow a store: for a consumer, and for the flow control of its messages."""
@@ -119,6 +123,7 @@ def stage_of(folder, config):
         files = {path.name for path in folder.glob("*/*")}
         told = [("model.onnx", "model"), ("model.py", "python"), ("tokenizer.json", "tokenizer")]
         backend = next((backend for file, backend in told if file in files), "")
+    backend = "python" if backend == "process" else backend
     return backend if backend in ("tokenizer", "postprocess", "python") else "model"
 
 
@@ -195,6 +200,8 @@ def gateway(stages):
         stores += [f"$KV.trireme_{name}.>", f"$JS.API.DIRECT.GET.{store}.>", *followed(store)[1:]]
     stores += ["$JS.API.STREAM.PURGE.KV_trireme_models"]
     ours = ["trireme.work.>", "trireme.control.>", "$JS.API.INFO", "$JS.API.STREAM.NAMES"]
+    # An answer in parts may have more messages than `allow_responses` covers.
+    ours += [INBOX.format(stage) for stage in CALLERS]
     denied = [f"$JS.API.STREAM.MSG.DELETE.{name}" for name in kept] + [f"$JS.API.STREAM.DELETE.{name}" for name in ON_DISK]
     return (
         [*ours, *made, *stores, *CLAIMS, *SEQUENCES, *queues],
@@ -203,9 +210,10 @@ def gateway(stages):
     )
 
 
-def worker(stage):
+def worker(stage, calls=()):
     """A worker reads and acknowledges its queues, publishes to the next ones, replies to gateways, sends heartbeats, writes its
-    registry entries, follows the models loaded by request, and asks gateways for its streams. `None`: any models."""
+    registry entries, follows the models loaded by request, and asks gateways for its streams. `None`: any models. `calls` are
+    the subjects of requests to other models, where its models may send any."""
     work, mine, names, needs = ["trireme.work.>"], [], ["*"], ["trireme.streams.>"]
     own = ["trireme.dead.>", "$JS.API.DIRECT.GET.trireme_dead.>"]
     own += ["$KV.trireme_registry.>", "$JS.API.DIRECT.GET.KV_trireme_registry.>"]
@@ -228,7 +236,7 @@ def worker(stage):
         queues += [f"$JS.API.CONSUMER.INFO.{name}.workers", f"$JS.API.STREAM.MSG.GET.{name}"]
     models = ["$JS.API.DIRECT.GET.KV_trireme_models.$KV.trireme_models.>", *followed("KV_trireme_models")]
     return (
-        [*work, "trireme.reply.>", *own, *SAID, *EVERYBODY, *SETTINGS, *models, *CLAIMS, *ATTEMPTS, *needs, *queues],
+        [*work, "trireme.reply.>", *own, *SAID, *calls, *EVERYBODY, *SETTINGS, *models, *CLAIMS, *ATTEMPTS, *needs, *queues],
         HEARD,
         denied,
     )
@@ -273,7 +281,7 @@ def main():
     else:
         stages = dict.fromkeys(STAGES)
     users = [block("gateway", *gateway([stages[stage] for stage in STAGES]))]
-    users += [block(stage, *worker(stages[stage])) for stage in STAGES]
+    users += [block(stage, *worker(stages[stage], CALLS if stage in CALLERS else ())) for stage in STAGES]
     users += [block("admin", *admin())]
     print("# The users of the broker, and their permissions. Made by permissions.py; see docs/deployment.md.")
     print("include secrets/passwords.conf")

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::sync::Arc;
 use trireme_inference::{
-    DataType, InferError, Ledger, ModelKey, Parameters, Route, Shape, Step, Tensor, TensorError, TooMany, UnixMicros,
-    check_listed, read_list, read_parameters,
+    Callers, DataType, InferError, Ledger, ModelKey, Parameters, Route, Shape, Step, Tensor, TensorError, TooMany,
+    UnixMicros, check_listed, read_list, read_parameters,
 };
 
 use crate::SequenceStates;
@@ -105,6 +105,8 @@ struct WireWork<'a, Steps> {
     #[serde(borrow)]
     id: std::borrow::Cow<'a, str>,
     sent_at: UnixMicros,
+    #[serde(default, skip_serializing_if = "is_of_a_client")]
+    callers: std::borrow::Cow<'a, Callers>,
 }
 
 /// The body of a reply.
@@ -135,6 +137,10 @@ fn read_begun<'de, 'a, D: Deserializer<'de>>(deserializer: D) -> Result<std::bor
     read_list(deserializer, "steps of a sequence").map(std::borrow::Cow::Owned)
 }
 
+fn is_of_a_client(callers: &Callers) -> bool {
+    callers.is_empty()
+}
+
 fn read_steps<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Step>, D::Error> {
     read_list(deserializer, "steps")
 }
@@ -162,7 +168,7 @@ pub struct WorkHeaders {
 }
 
 /// The fields of a [`Reply`] that travel in headers.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are those of Reply")]
 pub struct ReplyHeaders {
     pub request_id: String,
@@ -190,6 +196,7 @@ pub fn encode_work(message: &WorkMessage) -> Result<Bytes, EnvelopeError> {
     let route = &message.route;
     check_route(route.remaining())?;
     check_lists(&message.tensors, &message.parameters, &message.ledger)?;
+    check_listed("callers", message.callers.models().len())?;
     encode(
         &WireWork {
             route: WireRoute {
@@ -204,6 +211,7 @@ pub fn encode_work(message: &WorkMessage) -> Result<Bytes, EnvelopeError> {
             ledger: std::borrow::Cow::Borrowed(&message.ledger),
             id: message.client_id.as_str().into(),
             sent_at: message.sent_at,
+            callers: std::borrow::Cow::Borrowed(&message.callers),
         },
         &message.tensors,
     )
@@ -228,6 +236,7 @@ pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, En
         parameters: Arc::new(wire.parameters.into_owned()),
         ledger: wire.ledger.into_owned(),
         answer: headers.answer,
+        callers: wire.callers.into_owned(),
     })
 }
 
@@ -289,6 +298,18 @@ pub(crate) fn decode_states(body: &Bytes) -> Result<SequenceStates, EnvelopeErro
         steps: wire.steps.into_owned(),
         tensors: own_tensors(wire.tensors, body)?,
     })
+}
+
+impl ReplyHeaders {
+    /// The headers of a reply.
+    pub fn of(reply: &Reply) -> ReplyHeaders {
+        ReplyHeaders {
+            request_id: reply.request_id.clone(),
+            gateway: reply.gateway.clone(),
+            sequence: reply.sequence,
+            last: reply.last,
+        }
+    }
 }
 
 impl Reply {

@@ -5,7 +5,7 @@
 //! *last-value stores* ([`store`]) and *topics* ([`topic`]). Two implementations pass one [`conformance`] suite:
 //! [`InProcess`] for a single process, and [`Nats`] over NATS JetStream for services. These parts are written once, as
 //! functions of `dyn Bus`: [`settings`], [`registry`] and heartbeats, [`attempts`], [`dead`] letters,
-//! [`cancel`]lations, states of sequences.
+//! [`cancel`]lations, states of sequences, and the [`Call`]s of models to other models.
 //!
 //! Invariants:
 //! - A published message is delivered until it is acknowledged, or until it has been delivered
@@ -30,6 +30,7 @@ use tokio::sync::{mpsc, watch};
 use trireme_inference::{ErrorCode, ModelKey};
 
 pub mod attempts;
+mod call;
 pub mod cancel;
 pub mod conformance;
 pub mod dead;
@@ -46,6 +47,7 @@ pub mod store;
 pub mod topic;
 
 pub use attempts::{Attempts, MessageName};
+pub use call::{ALIVE, Action, Call, CallReplies, LATEST};
 pub use dead::{DeadLetter, StoredLetter};
 pub use delivery::{AckHandle, Acker, Delivery};
 pub use envelope::{
@@ -303,6 +305,10 @@ pub trait Bus: Send + Sync + 'static {
 
     /// The messages and questions on `topic` that are sent from now on.
     async fn listen(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError>;
+
+    /// Like [`Bus::listen`], but shares the messages with all other processes that listen in turn on `topic`: each message
+    /// goes to one of them.
+    async fn listen_in_turn(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError>;
 
     // === The connection ===
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use trireme_inference::{InferError, Ledger, ModelKey, Parameters, Route, Tensor, UnixMicros};
+use trireme_inference::{Callers, InferError, Ledger, ModelKey, Parameters, Route, Tensor, UnixMicros};
 
 /// A request on its way through the stages.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +32,8 @@ pub struct WorkMessage {
     pub ledger: Ledger,
     /// Whether the answer comes whole or in parts.
     pub answer: Answer,
+    /// The models whose instances wait for the answer; empty for a client's request.
+    pub callers: Callers,
 }
 
 /// How the answer to a request comes.
@@ -147,9 +149,10 @@ impl WorkMessage {
             ENTRY + step.model.name.len() + inputs.chain(outputs).chain(dead).sum::<usize>()
         });
         let hops = self.ledger.0.iter().map(|hop| 2 * ENTRY + hop.model.len() + hop.worker.len());
+        let callers = self.callers.models().iter().map(|model| ENTRY + model.name.len());
         let own = ENTRY + self.request_id.len() + self.gateway.len() + self.client_id.len();
         let lists = tensors_size(&self.tensors) + parameters_size(&self.parameters);
-        (own + lists + steps.chain(hops).sum::<usize>()) as u64
+        (own + lists + steps.chain(hops).chain(callers).sum::<usize>()) as u64
     }
 
     /// The part of the answer that this message will become. If the answer is not in parts, it is the only part.

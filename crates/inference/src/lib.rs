@@ -9,6 +9,7 @@
 //!
 //! Not here: I/O, clocks that block, wire formats (`protocol`, `bus`), configuration files (`model-repository`).
 
+mod callers;
 mod datatype;
 mod error;
 mod latencies;
@@ -25,6 +26,7 @@ mod statistics;
 mod tensor;
 mod time;
 
+pub use callers::{Callers, MAX_CALLERS};
 pub use datatype::DataType;
 pub use error::{ErrorCode, InferError};
 pub use latencies::Latencies;

@@ -19,7 +19,7 @@ pub struct KnownBackend {
 pub(crate) const ONNXRUNTIME: &str = "onnxruntime";
 
 /// If a version directory holds the files of several backends, the first one in this list decides.
-pub static BACKENDS: [KnownBackend; 11] = [
+pub static BACKENDS: [KnownBackend; 12] = [
     KnownBackend { name: "tensorrt", service: None, platform: Some("tensorrt_plan"), file: Some("model.plan") },
     KnownBackend {
         name: ONNXRUNTIME,
@@ -30,6 +30,7 @@ pub static BACKENDS: [KnownBackend; 11] = [
     KnownBackend { name: "openvino", service: None, platform: None, file: Some("model.xml") },
     KnownBackend { name: "pytorch", service: None, platform: Some("pytorch_libtorch"), file: Some("model.pt") },
     KnownBackend { name: "python", service: Some("python"), platform: None, file: Some("model.py") },
+    KnownBackend { name: "process", service: Some("python"), platform: None, file: None },
     // These are not Triton's. A directory with nothing but a tokenizer is a tokenizer.
     KnownBackend { name: "tokenizer", service: Some("tokenizer"), platform: None, file: Some("tokenizer.json") },
     KnownBackend { name: "generation", service: Some("model"), platform: None, file: None },

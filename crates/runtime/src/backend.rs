@@ -12,7 +12,7 @@ use trireme_inference::{InferError, Parameters, Tensor, TextFacts, UnixMicros};
 use trireme_model_repository::{InstanceKind, ModelConfig, Uploaded};
 
 use crate::hosted::unwanted;
-use crate::{BatchPolicy, CancelFlag};
+use crate::{BatchPolicy, Calls, CancelFlag};
 
 /// Loads model versions of one kind, which config.pbtxt names in `backend`.
 pub trait Backend: Send + Sync {
@@ -195,6 +195,8 @@ pub struct ExecuteRequest {
     pub cancelled: CancelFlag,
     /// Whether the client takes the answer in parts, as they are made. Otherwise it gets one response.
     pub in_parts: bool,
+    /// The way for the model's code to send requests to other models.
+    pub calls: Calls,
 }
 
 // === impl ExecuteRequest ===
@@ -215,6 +217,7 @@ impl ExecuteRequest {
             deadline: UnixMicros::NEVER,
             cancelled: CancelFlag::default(),
             in_parts: false,
+            calls: Calls::default(),
         }
     }
 

@@ -16,6 +16,7 @@ use trireme_telemetry::steps::{Step, StepSpan};
 
 use crate::backend::ExecuteRequest;
 use crate::batching::{Candidate, Description};
+use crate::calls::Calls;
 use crate::canary::Canary;
 use crate::cancel::CancelFlag;
 use crate::held::Hold;
@@ -172,6 +173,7 @@ impl HostedModel {
             deadline: message.deadline,
             cancelled,
             in_parts: self.config.decoupled && message.answer == Answer::InParts,
+            calls: Calls::of(self, message),
             inputs,
         };
         let Some(mut pending) = self.answer_from_cache(pending, &request) else { return };

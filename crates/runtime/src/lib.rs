@@ -16,6 +16,7 @@ mod admin_args;
 mod announce;
 mod backend;
 mod batching;
+mod calls;
 mod canary;
 mod cancel;
 pub mod control;
@@ -58,6 +59,7 @@ pub use backend::{
     ModelSource, Outage, Progress, SequenceSupport, StepwiseInstance, Stop, Ticket,
 };
 pub use batching::{Appetite, BatchPolicy, Candidate, Decision, Description, OneAtATime};
+pub use calls::{Calls, Nested};
 pub use cancel::CancelFlag;
 pub use control_mode::{ControlArgs, ControlMode, ControlOptions};
 pub use drain::LAST_WORDS;

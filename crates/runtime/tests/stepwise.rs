@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use trireme_bus::{Answer, Bus, InProcess, Inbox, PendingReplies, WorkMessage};
-use trireme_inference::{InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros};
+use trireme_inference::{
+    Callers, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
+};
 use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, Instance, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime,
     Progress, Statistics, StepwiseInstance, Ticket, Worker, WorkerOptions,
@@ -225,6 +227,7 @@ fn request(id: &str, models: &[&str], order: i64, answer: Answer) -> WorkMessage
         parameters: Arc::default(),
         ledger: Ledger::default(),
         answer,
+        callers: Callers::default(),
     }
 }
 

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use trireme_bus::conformance::refusing::{Call, Refusing};
 use trireme_bus::{Answer, Bucket, Bus, Delivery, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage};
 use trireme_inference::{
-    ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
+    Callers, ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
 use trireme_runtime::{
     Backend, BatchPolicy, Candidate, Decision, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance,
@@ -294,6 +294,7 @@ fn request(id: &str, models: &[&str], order: &str) -> WorkMessage {
         parameters: Arc::default(),
         ledger: Ledger::default(),
         answer: Answer::Whole,
+        callers: Callers::default(),
     }
 }
 

@@ -118,14 +118,15 @@ pub struct Exposition {
 /// The samples of one family.
 #[derive(Debug)]
 pub struct Samples<'a> {
-    name: &'static str,
+    name: &'a str,
     text: &'a mut String,
 }
 
 // === impl Kind ===
 
 impl Kind {
-    fn name(self) -> &'static str {
+    /// Its name.
+    pub fn name(self) -> &'static str {
         match self {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
@@ -141,6 +142,13 @@ impl Exposition {
     /// Writes a family with the samples that `fill` adds. Each family is written once.
     pub fn family(&mut self, metric: Metric, fill: impl FnOnce(&mut Samples<'_>)) {
         let (name, kind, help) = (metric.name(), metric.kind().name(), metric.help());
+        let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        fill(&mut Samples { name, text: &mut self.text });
+    }
+
+    /// Writes a family that is not in our table: one of a model's own.
+    pub fn own_family(&mut self, name: &str, kind: Kind, help: &str, fill: impl FnOnce(&mut Samples<'_>)) {
+        let (kind, help) = (kind.name(), help.replace('\\', "\\\\").replace('\n', "\\n"));
         let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
         fill(&mut Samples { name, text: &mut self.text });
     }

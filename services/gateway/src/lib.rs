@@ -12,6 +12,7 @@
 
 mod backlog;
 mod budget;
+mod calls;
 mod crowd;
 mod dispatch;
 mod grpc;
@@ -234,6 +235,7 @@ impl Gateway {
             cache: args.cache.cache_config.map(|config| ResponseCache::new(config, args.coalesce_requests)),
         });
 
+        calls::serve(bus.as_ref(), handlers.clone(), &tasks).await?;
         let (stop, serving, limits) = (CancellationToken::new(), TaskSet::new(), args.connections.limits());
         if let Some(listener) = http {
             tracing::info!(address = %listener.address, "HTTP listener");

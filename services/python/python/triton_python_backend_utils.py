@@ -6,10 +6,12 @@ a TritonModelException that says so.
 
 import numpy as np
 
+from trireme_python import calls as _calls
 from trireme_python import host as _host
 from trireme_python.configuration import ModelConfig
 from trireme_python.errors import TritonError, TritonModelException
 from trireme_python.errors import unsupported as _unsupported
+from trireme_python.metrics import Metric, MetricFamily
 from trireme_python.requests import (
     RELEASE_ALL as TRITONSERVER_REQUEST_RELEASE_ALL,
     RELEASE_RESCHEDULE as TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
@@ -134,28 +136,22 @@ class Logger:
         Logger.log(message, Logger.VERBOSE)
 
 
-class MetricFamily:
-    """Metrics of a model's own are not supported: making one raises."""
-
-    COUNTER, GAUGE, HISTOGRAM = range(3)
-
-    def __init__(self, name, description, kind):
-        _unsupported("MetricFamily, a metric of a model's own,")
-
-
 def load_model(model_name, config="", files=None):
-    """Would load a model."""
-    _unsupported("load_model()")
+    """Has all workers load a model, where the gateways' --model-control-mode is explicit. `files` are its files by
+    `file:` and their paths, as bytes; they need a `config`, JSON."""
+    named = {name.removeprefix("file:"): content for name, content in (files or {}).items()}
+    _calls.control(_host.HOST, "load", model_name, parameters={"config": config} if config else None, files=named)
 
 
 def unload_model(model_name, unload_dependents=False):
-    """Would unload a model."""
-    _unsupported("unload_model()")
+    """Has all workers unload a model; with `unload_dependents`, the models of an ensemble too."""
+    _calls.control(_host.HOST, "unload", model_name, parameters={"unload_dependents": bool(unload_dependents)})
 
 
 def is_model_ready(model_name, model_version=""):
-    """Would ask whether a model is ready."""
-    _unsupported("is_model_ready()")
+    """Whether a model is ready, by default its latest version."""
+    version = int(model_version) if model_version else -1
+    return _calls.control(_host.HOST, "ready", model_name, version).get("ready", False)
 
 
 class _SharedMemory:

@@ -38,6 +38,11 @@ pub struct PythonArgs {
     #[arg(long, env = "TRIREME_PYTHON_START_LIMIT_SECS", value_name = "SECONDS", default_value_t = 300)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub python_start_limit_secs: u64,
+
+    /// Bytes of memory that the process of an instance may have (its resident set); one that has more is ended and started
+    /// again, and its requests are tried elsewhere; 0 is no limit
+    #[arg(long, env = "TRIREME_PYTHON_MEMORY_LIMIT_BYTES", value_name = "BYTES", default_value_t = 0)]
+    pub python_memory_limit_bytes: u64,
 }
 
 /// How models of backend `python` are run.
@@ -51,6 +56,8 @@ pub struct PythonOptions {
     pub environment: Vec<String>,
     /// Time from the start of a process until its model is initialized, at most.
     pub start_limit: Duration,
+    /// Most bytes of memory that a process may have; `None` is no limit.
+    pub memory_limit: Option<u64>,
     /// The time limit of one `execute`; `None` is no limit.
     pub execution_limit: Option<Duration>,
 }
@@ -65,6 +72,7 @@ impl PythonArgs {
             python: self.python.clone(),
             environment: self.python_environment.clone(),
             start_limit: Duration::from_secs(self.python_start_limit_secs),
+            memory_limit: (self.python_memory_limit_bytes > 0).then_some(self.python_memory_limit_bytes),
             execution_limit,
         }
     }
@@ -79,6 +87,7 @@ impl Default for PythonOptions {
             python: "python3".into(),
             environment: Vec::new(),
             start_limit: Duration::from_secs(300),
+            memory_limit: None,
             execution_limit: None,
         }
     }

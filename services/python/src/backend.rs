@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use trireme_model_repository::{InstanceKind, ModelConfig};
+use trireme_runtime::statistics::own::OwnMetrics;
 use trireme_runtime::{Backend, Instance, LoadError, LoadedModel, ModelSource, SequenceSupport};
 
 use crate::args::{AllowPython, PythonOptions};
@@ -36,43 +37,26 @@ impl PythonBackend {
         PythonBackend { options }
     }
 
-    /// Returns an error if the model's code may not run.
-    fn check_allowed(&self, source: &ModelSource<'_>) -> Result<(), LoadError> {
-        let refused = |what: &str, flag: &str| {
-            let model = &source.config.name;
-            Err(LoadError::Config(format!("model '{model}': {what}, which is code; {flag} allows it")))
-        };
-        match (self.options.allow, source.uploaded) {
-            (AllowPython::Never, _) => refused("backend 'python' runs its model.py", "--allow-python"),
-            (AllowPython::Local, Some(_)) => {
-                refused("its model.py or its configuration came with a request to load it", "--allow-python=uploads")
-            }
-            (AllowPython::Local, None) | (AllowPython::Uploads, _) => Ok(()),
-        }
-    }
-
     fn recipe(&self, source: &ModelSource<'_>, config: &ModelConfig, file: PathBuf) -> Result<Recipe, LoadError> {
-        let failed = |reason: String| LoadError::Backend { model: config.name.clone(), reason };
-        let package =
-            Package::get().map_err(|error| failed(format!("cannot write the package trireme_python: {error}")))?;
+        let package = package(&config.name)?;
         let found = interpreter(config, source.model_path, &self.options.python)
             .map_err(|reason| LoadError::Config(format!("model '{}': {reason}", config.name)))?;
         let variables = found.variables(std::env::vars_os(), &self.options.environment, package.path());
-        let args = BTreeMap::from([
-            ("model_config", config.to_json()),
-            ("model_name", config.name.clone()),
-            ("model_repository", source.model_path.display().to_string()),
-            ("model_version", source.version.to_string()),
-        ]);
         Ok(Recipe {
             model: config.name.clone(),
-            interpreter: found,
+            program: found.program,
+            arguments: ["-m", "trireme_python"].map(str::to_owned).to_vec(),
+            folder: None,
+            named_by: "--python",
+            unpacked: found.unpacked,
             variables,
             file,
-            args,
+            args: arguments(source, config),
             decoupled: config.decoupled,
             start_limit: self.options.start_limit,
+            memory_limit: self.options.memory_limit,
             package,
+            metrics: OwnMetrics::new(&config.name),
             uploaded: source.uploaded.cloned(),
         })
     }
@@ -107,7 +91,7 @@ impl Backend for PythonBackend {
     }
 
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
-        self.check_allowed(source)?;
+        check_allowed(&self.options, source, "backend 'python' runs its model.py")?;
         let name = &source.config.name;
         let file = model_file(source)?;
         let text = std::fs::read_to_string(&file);
@@ -116,25 +100,65 @@ impl Backend for PythonBackend {
             true => Arc::new(self.complete(source, &file)?),
             false => Arc::new(source.config.clone()),
         };
-        check_complete(&config)?;
-        if !config.warmup.is_empty() {
-            tracing::warn!(model = name, "model_warmup is not executed for backend python: warm up in `initialize`");
-        }
-        let recipe = Arc::new(self.recipe(source, &config, file)?);
-        let failed = |reason: String| LoadError::Backend { model: name.clone(), reason };
-        let begin = |place| Slot::begin(recipe.clone(), place).map_err(|error| failed(error.to_string()));
-        let slots: Vec<_> = places(&config).into_iter().map(begin).collect::<Result<_, _>>()?;
-        let mut instances = Vec::new();
-        for slot in slots {
-            slot.wait().map_err(failed)?;
-            instances.push(match config.decoupled {
-                true => Instance::Stepwise(Box::new(DecoupledInstance::new(slot, self.options.execution_limit))),
-                false => Instance::Batch(Box::new(BatchInstance::new(slot, config.max_batch_size > 0))),
-            });
-        }
-        let policy = policy(&config);
-        Ok(LoadedModel { config, instances, policy, canary: None })
+        check_complete(&config, &format!(", or define {COMPLETES} in the model file"))?;
+        let recipe = self.recipe(source, &config, file)?;
+        start(recipe, config, &self.options)
     }
+}
+
+/// Returns an error if the model's code may not run; `what` says in which way it would.
+pub fn check_allowed(options: &PythonOptions, source: &ModelSource<'_>, what: &str) -> Result<(), LoadError> {
+    let refused = |what: &str, flag: &str| {
+        let model = &source.config.name;
+        Err(LoadError::Config(format!("model '{model}': {what}, which is code; {flag} allows it")))
+    };
+    match (options.allow, source.uploaded) {
+        (AllowPython::Never, _) => refused(what, "--allow-python"),
+        (AllowPython::Local, Some(_)) => {
+            refused("its files or its configuration came with a request to load it", "--allow-python=uploads")
+        }
+        (AllowPython::Local, None) | (AllowPython::Uploads, _) => Ok(()),
+    }
+}
+
+/// The package that children import.
+pub fn package(model: &str) -> Result<Package, LoadError> {
+    Package::get().map_err(|error| LoadError::Backend {
+        model: model.to_owned(),
+        reason: format!("cannot write the package trireme_python: {error}"),
+    })
+}
+
+/// The arguments of `initialize`, without those about the instance.
+pub fn arguments(source: &ModelSource<'_>, config: &ModelConfig) -> BTreeMap<&'static str, String> {
+    BTreeMap::from([
+        ("model_config", config.to_json()),
+        ("model_name", config.name.clone()),
+        ("model_repository", source.model_path.display().to_string()),
+        ("model_version", source.version.to_string()),
+    ])
+}
+
+/// Starts the processes of a model and waits until all of them have loaded it.
+pub fn start(recipe: Recipe, config: Arc<ModelConfig>, options: &PythonOptions) -> Result<LoadedModel, LoadError> {
+    let (name, backend) = (&config.name, &config.backend);
+    if !config.warmup.is_empty() {
+        tracing::warn!(model = name, backend, "model_warmup is not executed for this backend: warm up while loading");
+    }
+    let recipe = Arc::new(recipe);
+    let failed = |reason: String| LoadError::Backend { model: name.clone(), reason };
+    let begin = |place| Slot::begin(recipe.clone(), place).map_err(|error| failed(error.to_string()));
+    let slots: Vec<_> = places(&config).into_iter().map(begin).collect::<Result<_, _>>()?;
+    let mut instances = Vec::new();
+    for slot in slots {
+        slot.wait().map_err(failed)?;
+        instances.push(match config.decoupled {
+            true => Instance::Stepwise(Box::new(DecoupledInstance::new(slot, options.execution_limit))),
+            false => Instance::Batch(Box::new(BatchInstance::new(slot, config.max_batch_size > 0))),
+        });
+    }
+    let policy = policy(&config);
+    Ok(LoadedModel { config, instances, policy, canary: None })
 }
 
 /// The model file of a version, absolute: the child may change its folder.
@@ -148,12 +172,11 @@ fn model_file(source: &ModelSource<'_>) -> Result<PathBuf, LoadError> {
 }
 
 /// A model without inputs or outputs cannot be served: clients could not ask for anything.
-fn check_complete(config: &ModelConfig) -> Result<(), LoadError> {
+pub fn check_complete(config: &ModelConfig, or: &str) -> Result<(), LoadError> {
     match config.is_incomplete() {
         false => Ok(()),
         true => Err(LoadError::Config(format!(
-            "model '{}': its configuration declares no inputs or no outputs; declare them in config.pbtxt, or define \
-             {COMPLETES} in the model file",
+            "model '{}': its configuration declares no inputs or no outputs; declare them in config.pbtxt{or}",
             config.name
         ))),
     }

@@ -10,6 +10,7 @@ use trireme_runtime::{ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInsta
 use crate::child::LOOK;
 use crate::frame::{Frame, Layout, Link, LinkError};
 use crate::message::{FromChild, RequestHeader, ResponseHeader, ToChild};
+use crate::nested::NestedRequests;
 use crate::slot::Slot;
 
 /// An instance of a model that is not decoupled.
@@ -38,11 +39,15 @@ impl BatchInstance {
         BatchInstance { slot, batches, next: 0 }
     }
 
-    fn run(&mut self, link: &Link, requests: &[ExecuteRequest], batch: &mut Batch) -> Result<(), LinkError> {
+    fn run(&mut self, link: &Arc<Link>, requests: &[ExecuteRequest], batch: &mut Batch) -> Result<(), LinkError> {
         send_execute(link, requests.iter().zip(batch.first..))?;
+        let nested = NestedRequests::new(link.clone());
         while !batch.is_done() {
             let Some(frame) = link.receive(LOOK)? else {
                 batch.tell_cancelled(link, requests)?;
+                if batch.waiting(requests).next().is_none() {
+                    nested.cancel_all();
+                }
                 continue;
             };
             match self.slot.recipe().read(&frame, self.slot.instance())? {
@@ -50,6 +55,10 @@ impl BatchInstance {
                     batch.executed |= executed;
                     responses.into_iter().for_each(|response| batch.take(response, &frame));
                 }
+                Some(FromChild::Infer(header)) => {
+                    nested.send(*header, &frame, batch.waiting(requests).map(|request| &request.calls))?;
+                }
+                Some(FromChild::HangUp { ids }) => nested.hang_up(&ids),
                 Some(other) => return Err(LinkError::Garbage(format!("{other:?} while it executed"))),
                 None => {}
             }
@@ -108,6 +117,13 @@ impl Batch {
     /// Whether every request is answered and the child can be asked again.
     fn is_done(&self) -> bool {
         self.executed && self.results.iter().all(Option::is_some)
+    }
+
+    /// The requests that are not answered and that somebody waits for.
+    fn waiting<'a>(&self, requests: &'a [ExecuteRequest]) -> impl Iterator<Item = &'a ExecuteRequest> {
+        let waits =
+            |(request, result): &(&ExecuteRequest, &Option<_>)| result.is_none() && request.unwanted().is_none();
+        requests.iter().zip(&self.results).filter(waits).map(|(request, _)| request)
     }
 
     fn take(&mut self, response: ResponseHeader, frame: &Frame) {

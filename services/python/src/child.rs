@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use trireme_model_repository::Uploaded;
+use trireme_runtime::statistics::own::OwnMetrics;
 
-use crate::environment::Interpreter;
+use crate::archive::Unpacked;
 use crate::frame::{Frame, Layout, Link, LinkError};
 use crate::message::{FromChild, ToChild};
 use crate::package::Package;
@@ -45,8 +46,16 @@ pub struct Place {
 pub struct Recipe {
     /// The model's name, for the log.
     pub model: String,
-    /// The interpreter that runs it.
-    pub interpreter: Interpreter,
+    /// The program that runs it, and its arguments.
+    pub program: PathBuf,
+    /// See `program`.
+    pub arguments: Vec<String>,
+    /// The folder that it starts in; `None` is the worker's.
+    pub folder: Option<PathBuf>,
+    /// The flag or parameter that names the program, for errors.
+    pub named_by: &'static str,
+    /// Keeps the program's environment, where it was unpacked for it.
+    pub unpacked: Option<Unpacked>,
     /// Its environment.
     pub variables: Vec<(std::ffi::OsString, std::ffi::OsString)>,
     /// The model file.
@@ -57,8 +66,12 @@ pub struct Recipe {
     pub decoupled: bool,
     /// The time limit of a start.
     pub start_limit: Duration,
+    /// Most bytes of memory that a process may have.
+    pub memory_limit: Option<u64>,
     /// The package that children run. Its files exist for as long as this value.
     pub package: Package,
+    /// The metrics that the model defines.
+    pub metrics: OwnMetrics,
     /// The model's files, if they came with a request. They exist for as long as this value.
     pub uploaded: Option<Uploaded>,
 }
@@ -86,7 +99,7 @@ impl Recipe {
     /// The process ends when the calling thread does, so that none outlives its worker.
     pub fn start(&self, place: &Place, complete: bool, is_ending: &dyn Fn() -> bool) -> Result<Child, String> {
         let (mut process, link, printing) = self.spawn(&place.name).map_err(|error| {
-            format!("cannot start '{}': {error}; --python names an interpreter", self.interpreter.program.display())
+            format!("cannot start '{}': {error}; {} names the program", self.program.display(), self.named_by)
         })?;
         let printed = printing.1.clone();
         match self.load(&link, place, complete, is_ending) {
@@ -100,11 +113,8 @@ impl Recipe {
                 }
                 Err(reason.unwrap_or_else(|| {
                     let status = status.map(|status| status.to_string()).unwrap_or_else(|error| error.to_string());
-                    let interpreter = self.interpreter.program.display();
-                    format!(
-                        "its process ({interpreter}) ended before the model was loaded ({status}){}",
-                        printed.tail()
-                    )
+                    let program = self.program.display();
+                    format!("its process ({program}) ended before the model was loaded ({status}){}", printed.tail())
                 }))
             }
         }
@@ -113,9 +123,12 @@ impl Recipe {
     fn spawn(&self, instance: &str) -> io::Result<(Process, Link, (JoinHandle<()>, Printed))> {
         let (ours, theirs) = UnixStream::pair()?;
         let (reader, writer) = io::pipe()?;
-        let mut command = Command::new(&self.interpreter.program);
+        let mut command = Command::new(&self.program);
+        if let Some(folder) = &self.folder {
+            command.current_dir(folder);
+        }
         command
-            .args(["-m", "trireme_python"])
+            .args(&self.arguments)
             .env_clear()
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .env("TRIREME_WORKER_PID", std::process::id().to_string())
@@ -178,11 +191,22 @@ impl Recipe {
         }
     }
 
-    /// Decodes a frame. Writes a frame with log lines to the log and returns `None` for it.
+    /// Decodes a frame. Handles a frame with log lines or metrics, and returns `None` for it.
     pub fn read(&self, frame: &Frame, instance: &str) -> Result<Option<FromChild>, LinkError> {
         let message = serde_json::from_slice(&frame.header).map_err(|error| LinkError::Garbage(error.to_string()))?;
-        let FromChild::Log { level, message } = message else { return Ok(Some(message)) };
         let model = &self.model;
+        let (level, message) = match message {
+            FromChild::Log { level, message } => (level, message),
+            FromChild::Metrics { changes } => {
+                for change in changes {
+                    if let Err(reason) = self.metrics.change(change.into()) {
+                        tracing::warn!(model, instance, reason, "ignored a change of a metric");
+                    }
+                }
+                return Ok(None);
+            }
+            other => return Ok(Some(other)),
+        };
         match level.as_str() {
             "ERROR" => tracing::error!(model, instance, "{message}"),
             "WARNING" => tracing::warn!(model, instance, "{message}"),
@@ -191,6 +215,13 @@ impl Recipe {
         }
         Ok(None)
     }
+}
+
+/// The bytes of a process in memory: its resident set.
+pub fn memory_of(pid: rustix::process::Pid) -> Option<u64> {
+    let sizes = std::fs::read_to_string(format!("/proc/{}/statm", pid.as_raw_nonzero())).ok()?;
+    let pages: u64 = sizes.split(' ').nth(1)?.parse().ok()?;
+    Some(pages.saturating_mul(rustix::param::page_size() as u64))
 }
 
 /// Kills a process that was not waited for, and all processes that it has started.

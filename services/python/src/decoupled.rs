@@ -6,11 +6,14 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use trireme_inference::{InferError, Tensor};
-use trireme_runtime::{ExecuteRequest, ExecuteResponse, Outage, Progress, StepwiseInstance, Ticket, one_response};
+use trireme_runtime::{
+    Calls, ExecuteRequest, ExecuteResponse, Outage, Progress, StepwiseInstance, Ticket, one_response,
+};
 
 use crate::batch::{outputs, process_lost, send_execute};
-use crate::frame::{Frame, Layout, Link, LinkError};
+use crate::frame::{Frame, Layout, LinkError};
 use crate::message::{FromChild, ResponseHeader, ToChild};
+use crate::nested::NestedRequests;
 use crate::slot::Slot;
 
 /// Most requests that an instance works on at a time.
@@ -28,12 +31,13 @@ pub struct DecoupledInstance {
     joined: Vec<(Ticket, ExecuteRequest)>,
     /// When the current call of `execute` began; `None` if `execute` has returned.
     executing: Option<Instant>,
-    /// The socket to the process that has the requests.
-    link: Option<Arc<Link>>,
+    /// The socket to the process that has the requests, and what the model has asked other models over it.
+    process: Option<NestedRequests>,
 }
 
 /// A request that is not answered yet.
 struct InHand {
+    calls: Calls,
     in_parts: bool,
     /// The first response of a request that takes one response. It is kept until the request is closed, because a second
     /// response would be an error.
@@ -46,21 +50,21 @@ impl DecoupledInstance {
     /// An instance whose child is in this slot. One call of its `execute` may take so long.
     pub fn new(slot: Slot, execution_limit: Option<Duration>) -> DecoupledInstance {
         let (requests, joined) = (BTreeMap::new(), Vec::new());
-        DecoupledInstance { slot, execution_limit, requests, joined, executing: None, link: None }
+        DecoupledInstance { slot, execution_limit, requests, joined, executing: None, process: None }
     }
 
     /// Sends new requests to the child and reads its responses.
     fn exchange(&mut self, progress: &mut Vec<(Ticket, Progress)>) -> Result<(), LinkError> {
-        let link = match (&self.link, self.requests.len() == self.joined.len()) {
+        let link = match (&self.process, self.requests.len() == self.joined.len()) {
             // No request is with an earlier process: new requests go to the current one.
             (_, true) => self.slot.link().ok_or(LinkError::Closed)?,
-            (Some(link), false) => link.clone(),
+            (Some(process), false) => process.link().clone(),
             (None, false) => return Err(LinkError::Closed),
         };
-        if !self.link.as_ref().is_some_and(|known| Arc::ptr_eq(known, &link)) {
+        if !self.process.as_ref().is_some_and(|process| Arc::ptr_eq(process.link(), &link)) {
             self.executing = None;
+            self.process = Some(NestedRequests::new(link.clone()));
         }
-        self.link = Some(link.clone());
         if self.executing.is_none() && !self.joined.is_empty() {
             send_execute(&link, self.joined.iter().map(|(ticket, request)| (request, *ticket)))?;
             self.joined.clear();
@@ -75,6 +79,16 @@ impl DecoupledInstance {
                         self.executing = None;
                     }
                     progress.extend(responses.into_iter().filter_map(|response| self.take(response, &frame)));
+                }
+                Some(FromChild::Infer(header)) => {
+                    if let Some(process) = &self.process {
+                        process.send(*header, &frame, self.requests.values().map(|request| &request.calls))?;
+                    }
+                }
+                Some(FromChild::HangUp { ids }) => {
+                    if let Some(process) = &self.process {
+                        process.hang_up(&ids);
+                    }
                 }
                 Some(other) => return Err(LinkError::Garbage(format!("{other:?} while it executed"))),
                 None => {}
@@ -130,7 +144,7 @@ impl StepwiseInstance for DecoupledInstance {
     }
 
     fn join(&mut self, ticket: Ticket, request: ExecuteRequest) -> Result<(), InferError> {
-        self.requests.insert(ticket, InHand { in_parts: request.in_parts, only: None });
+        self.requests.insert(ticket, InHand { calls: request.calls.clone(), in_parts: request.in_parts, only: None });
         self.joined.push((ticket, request));
         Ok(())
     }
@@ -140,10 +154,13 @@ impl StepwiseInstance for DecoupledInstance {
         let waiting = self.joined.len();
         self.joined.retain(|(joined, _)| *joined != ticket);
         if self.joined.len() == waiting
-            && let Some(link) = &self.link
+            && let Some(process) = &self.process
         {
             // If sending fails, the next step notices that the child is gone.
-            let _ = link.send(&ToChild::Cancel { ids: vec![ticket] }, &Layout::default());
+            let _ = process.link().send(&ToChild::Cancel { ids: vec![ticket] }, &Layout::default());
+            if self.requests.is_empty() {
+                process.cancel_all();
+            }
         }
     }
 
@@ -151,8 +168,8 @@ impl StepwiseInstance for DecoupledInstance {
         let mut progress = Vec::new();
         if let Err(error) = self.exchange(&mut progress) {
             let reason = error.to_string();
-            if let Some(link) = self.link.take() {
-                self.slot.give_up(&link, &reason);
+            if let Some(process) = self.process.take() {
+                self.slot.give_up(process.link(), &reason);
             }
             (self.executing, self.joined) = (None, Vec::new());
             let lost = std::mem::take(&mut self.requests).into_keys();

@@ -5,14 +5,13 @@ use std::path::{Path, PathBuf};
 
 use trireme_model_repository::ModelConfig;
 
+use crate::archive::Unpacked;
+
 /// The parameter that names the environment of a model; Triton's.
 pub const EXECUTION_ENV_PATH: &str = "EXECUTION_ENV_PATH";
 
 /// Stands for the model's folder in that parameter, as in Triton.
 const MODEL_DIRECTORY: &str = "$$TRITON_MODEL_DIRECTORY";
-
-/// File endings of archives.
-const ARCHIVES: [&str; 4] = [".tar.gz", ".tgz", ".tar", ".zip"];
 
 /// The variables that a model sees. None of them usually holds a secret.
 const VISIBLE: [&str; 31] = [
@@ -56,29 +55,38 @@ pub struct Interpreter {
     pub program: PathBuf,
     /// The folder of the environment that it belongs to, where the model names one.
     pub environment: Option<PathBuf>,
+    /// Keeps that folder, where it is an unpacked archive.
+    pub unpacked: Option<Unpacked>,
 }
 
 /// The interpreter of the model's own environment, or `default` if the model in `model_path` names no environment. The error
 /// describes the fault of the environment.
 pub fn interpreter(config: &ModelConfig, model_path: &Path, default: &Path) -> Result<Interpreter, String> {
     let Some(named) = config.parameters.get(EXECUTION_ENV_PATH) else {
-        return Ok(Interpreter { program: default.to_owned(), environment: None });
+        return Ok(Interpreter { program: default.to_owned(), environment: None, unpacked: None });
     };
-    let folder = PathBuf::from(named.replace(MODEL_DIRECTORY, &model_path.to_string_lossy()));
+    let folder = in_model(named, model_path);
     let refused = |reason: &str| Err(format!("parameter '{EXECUTION_ENV_PATH}' is '{named}': {reason}"));
-    if ARCHIVES.iter().any(|ending| named.ends_with(ending)) {
-        return refused("packed environments are not unpacked here; unpack it and name the folder");
-    }
     if !folder.is_absolute() {
         return refused("expected an absolute path, or one that begins with $$TRITON_MODEL_DIRECTORY");
     }
+    let unpacked = match Unpacked::open(&folder) {
+        Ok(unpacked) => unpacked,
+        Err(reason) => return refused(&reason),
+    };
+    let folder = unpacked.as_ref().map_or(folder, |unpacked| unpacked.path().to_owned());
     let programs = ["bin/python3", "bin/python"].map(|program| folder.join(program));
     match programs.into_iter().find(|program| program.is_file()) {
-        Some(program) => Ok(Interpreter { program, environment: Some(folder) }),
-        None => {
-            refused("it holds no bin/python3 and no bin/python; expected the folder of a virtual or conda environment")
-        }
+        Some(program) => Ok(Interpreter { program, environment: Some(folder), unpacked }),
+        None => refused(
+            "it holds no bin/python3 and no bin/python; expected a virtual or conda environment, or a .tar.gz of one",
+        ),
     }
+}
+
+/// A text of the configuration, in which [`MODEL_DIRECTORY`] stands for the model's folder, as a path.
+pub fn in_model(named: &str, model_path: &Path) -> PathBuf {
+    PathBuf::from(named.replace(MODEL_DIRECTORY, &model_path.to_string_lossy()))
 }
 
 // === impl Interpreter ===
@@ -150,16 +158,26 @@ mod tests {
     }
 
     #[test]
+    fn a_packed_environment_is_unpacked() {
+        let model = tempfile::tempdir().unwrap();
+        crate::archive::tests::pack(&model.path().join("env.tar.gz"), &[("bin/python3", "#!")]);
+        let named = config("$$TRITON_MODEL_DIRECTORY/env.tar.gz");
+        let found = interpreter(&named, model.path(), Path::new("python3")).unwrap();
+        assert!(found.program.is_file() && !found.program.starts_with(model.path()), "{found:?}");
+    }
+
+    #[test]
     fn an_environment_that_is_none_is_refused() {
         let refused = |path: &str| interpreter(&config(path), Path::new("/m"), Path::new("python3")).unwrap_err();
-        assert!(refused("env.tar.gz").contains("unpack it"));
+        assert!(refused("$$TRITON_MODEL_DIRECTORY/env.tar.gz").contains("cannot unpack it"));
+        assert!(refused("$$TRITON_MODEL_DIRECTORY/env.zip").contains("pack it as .tar.gz"));
         assert!(refused("env").contains("absolute path"));
         assert!(refused("$$TRITON_MODEL_DIRECTORY/env").contains("no bin/python3"));
     }
 
     #[test]
     fn secrets_stay_with_the_worker() {
-        let plain = Interpreter { program: "python3".into(), environment: None };
+        let plain = Interpreter { program: "python3".into(), environment: None, unpacked: None };
         let all = ["PATH", "LC_ALL", "TRIREME_NATS_PASSWORD", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "OURS"];
         let all = all.map(|name| (OsString::from(name), OsString::from("x")));
         let names = |more: &[String]| -> Vec<String> {

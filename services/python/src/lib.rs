@@ -10,6 +10,7 @@
 //! - No child outlives its worker, and none sees of the worker's environment more than the allow list ([`environment`]).
 //! - Nothing runs unless it was allowed ([`AllowPython`]).
 
+mod archive;
 mod args;
 mod backend;
 mod batch;
@@ -18,9 +19,21 @@ mod decoupled;
 pub mod environment;
 pub mod frame;
 pub mod message;
+mod nested;
 mod package;
 mod policy;
+mod process;
 pub mod slot;
+
+use std::sync::Arc;
+
+use trireme_runtime::Backend;
 
 pub use args::{AllowPython, PythonArgs, PythonOptions};
 pub use backend::PythonBackend;
+pub use process::ProcessBackend;
+
+/// The backends that this service hosts.
+pub fn backends(options: &PythonOptions) -> [Arc<dyn Backend>; 2] {
+    [Arc::new(PythonBackend::new(options.clone())), Arc::new(ProcessBackend::new(options.clone()))]
+}

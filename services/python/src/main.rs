@@ -1,10 +1,9 @@
 //! The python service, on NATS.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use clap::Parser;
-use trireme_python::{AllowPython, PythonArgs, PythonBackend};
+use trireme_python::{AllowPython, PythonArgs};
 use trireme_runtime::service::{self, ServiceArgs};
 
 /// Runs model.py files: hosts models of backend `python`
@@ -20,5 +19,5 @@ struct Cli {
 fn main() -> ExitCode {
     let Cli { args, python } = Cli::parse();
     let options = python.options(AllowPython::Never, args.worker.execution_limit());
-    service::run("python", &args, &[Arc::new(PythonBackend::new(options))])
+    service::run("python", &args, &trireme_python::backends(&options))
 }

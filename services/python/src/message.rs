@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use trireme_bus::Action;
 use trireme_inference::{DataType, ErrorCode, InferError, Parameters};
+use trireme_runtime::statistics::own::{Change, What};
+use trireme_telemetry::metrics::Kind;
 
 /// A message of the worker.
 #[derive(Debug, Serialize)]
@@ -32,8 +35,27 @@ pub enum ToChild<'a> {
         /// Their tickets.
         ids: Vec<u64>,
     },
+    /// A response to a request of the model.
+    Answer(AnswerHeader<'a>),
     /// Clean up and end.
     Finalize,
+}
+
+/// A response in [`ToChild::Answer`].
+#[derive(Debug, Serialize)]
+pub struct AnswerHeader<'a> {
+    /// The id that the child gave its request.
+    pub id: u64,
+    /// Whether it is the request's last.
+    #[serde(rename = "final")]
+    pub is_final: bool,
+    /// Its outputs; empty where there is an error.
+    pub outputs: Vec<TensorHeader<'a>>,
+    /// The response's parameters.
+    pub parameters: &'a Parameters,
+    /// Why there are no outputs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<ErrorHeader>,
 }
 
 /// A request in [`ToChild::Execute`].
@@ -92,6 +114,18 @@ pub enum FromChild {
         #[serde(default)]
         executed: bool,
     },
+    /// A request of the model to another model.
+    Infer(Box<InferHeader>),
+    /// The model waits no longer for the answers to these requests.
+    HangUp {
+        /// The ids that the child gave them.
+        ids: Vec<u64>,
+    },
+    /// Changes of the model's own metrics.
+    Metrics {
+        /// The changes, in their order.
+        changes: Vec<MetricChange>,
+    },
     /// A line for the log.
     Log {
         /// INFO, WARNING, ERROR or VERBOSE.
@@ -101,6 +135,82 @@ pub enum FromChild {
     },
     /// The model has cleaned up; the child ends.
     Finalized,
+}
+
+/// A request in [`FromChild::Infer`].
+#[derive(Debug, Deserialize)]
+pub struct InferHeader {
+    /// Names the request in [`ToChild::Answer`]; unique in the process.
+    pub id: u64,
+    /// What it asks for: `infer`, `load`, `unload` or `ready`.
+    #[serde(default)]
+    pub action: Action,
+    /// The model or ensemble.
+    pub model: String,
+    /// Its version; without one, or below 1, the latest.
+    #[serde(default)]
+    pub version: Option<i64>,
+    /// What the model calls the request.
+    #[serde(default)]
+    pub request_id: String,
+    /// Its inputs; the files of a model to load.
+    #[serde(default)]
+    pub inputs: Vec<TensorHeader<'static>>,
+    /// The outputs that are wanted; none means all.
+    #[serde(default)]
+    pub outputs: Vec<String>,
+    /// Its parameters.
+    #[serde(default)]
+    pub parameters: Parameters,
+    /// The time limit in microseconds; 0 is that of the requests that are executed.
+    #[serde(default)]
+    pub timeout: u64,
+    /// Whether any number of responses may come.
+    #[serde(default)]
+    pub in_parts: bool,
+}
+
+/// A change in [`FromChild::Metrics`].
+#[derive(Debug, Deserialize)]
+pub struct MetricChange {
+    /// The family's name.
+    pub name: String,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: MetricKind,
+    /// Its help text.
+    #[serde(default)]
+    pub help: String,
+    /// The sample's labels.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// `add`, `set` or `observe`.
+    pub what: MetricVerb,
+    /// How much; without it the sample only begins to exist.
+    #[serde(default)]
+    pub value: Option<f64>,
+    /// The bounds of a histogram.
+    #[serde(default)]
+    pub bounds: Vec<f64>,
+}
+
+/// The type of a metric in a [`MetricChange`].
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "each variant is Prometheus' own word")]
+pub enum MetricKind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+/// What happens in a [`MetricChange`].
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "the words of MetricChange::what")]
+pub enum MetricVerb {
+    Add,
+    Set,
+    Observe,
 }
 
 /// A response in [`FromChild::Responses`].
@@ -119,8 +229,8 @@ pub struct ResponseHeader {
     pub error: Option<ErrorHeader>,
 }
 
-/// An error in a [`ResponseHeader`].
-#[derive(Debug, Deserialize)]
+/// An error in a [`ResponseHeader`] or an [`AnswerHeader`].
+#[derive(Debug, Serialize, Deserialize)]
 pub struct ErrorHeader {
     /// One of Triton's codes.
     pub code: ErrorCode,
@@ -131,5 +241,32 @@ pub struct ErrorHeader {
 impl From<ErrorHeader> for InferError {
     fn from(error: ErrorHeader) -> Self {
         InferError::new(error.code, error.message)
+    }
+}
+
+impl From<InferError> for ErrorHeader {
+    fn from(error: InferError) -> Self {
+        ErrorHeader { code: error.code, message: error.message }
+    }
+}
+
+impl From<MetricChange> for Change {
+    fn from(change: MetricChange) -> Self {
+        let value = change.value;
+        Change {
+            kind: match change.kind {
+                MetricKind::Counter => Kind::Counter,
+                MetricKind::Gauge => Kind::Gauge,
+                MetricKind::Histogram => Kind::Histogram,
+            },
+            what: match change.what {
+                MetricVerb::Add => What::Add(value.unwrap_or_default()),
+                MetricVerb::Set => What::Set(value.unwrap_or_default()),
+                MetricVerb::Observe => What::Observe(change.bounds, value),
+            },
+            name: change.name,
+            help: change.help,
+            labels: change.labels,
+        }
     }
 }

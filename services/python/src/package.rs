@@ -14,15 +14,18 @@ macro_rules! files {
 }
 
 /// Its files, by their paths within the folder.
-const FILES: [(&str, &str); 9] = files![
+const FILES: [(&str, &str); 12] = files![
     "triton_python_backend_utils.py",
     "trireme_python/__init__.py",
     "trireme_python/__main__.py",
+    "trireme_python/calls.py",
     "trireme_python/channel.py",
     "trireme_python/configuration.py",
     "trireme_python/errors.py",
     "trireme_python/host.py",
+    "trireme_python/metrics.py",
     "trireme_python/requests.py",
+    "trireme_python/stage.py",
     "trireme_python/tensors.py",
 ];
 

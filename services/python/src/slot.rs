@@ -12,7 +12,7 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tokio::sync::watch;
 use trireme_runtime::Outage;
 
-use crate::child::{Child, LOOK, Place, Recipe, kill_group};
+use crate::child::{Child, LOOK, Place, Recipe, kill_group, memory_of};
 use crate::frame::{Layout, Link};
 use crate::message::{FromChild, ToChild};
 
@@ -22,6 +22,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// A process that has lived for this long ends the row of failures.
 const STEADY: Duration = Duration::from_secs(60);
+
+/// How often a process's memory is looked at, where it has a limit.
+const MEMORY_CHECK: Duration = Duration::from_millis(100);
 
 /// The time limit of `finalize`.
 const FINALIZE_LIMIT: Duration = Duration::from_secs(10);
@@ -218,6 +221,25 @@ impl Shared {
         }
     }
 
+    /// Waits until a process has ended, and ends it when it has too much memory.
+    fn until_ended(&self, pid: Pid) {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        let Some(limit) = self.recipe.memory_limit else {
+            while matches!(waitid(WaitId::Pid(pid), options), Err(rustix::io::Errno::INTR)) {}
+            return;
+        };
+        while let Ok(None) | Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), options | WaitIdOptions::NOHANG) {
+            if let Some(reason) = too_large(pid, limit) {
+                let mut state = self.state.lock();
+                if state.link.is_some() {
+                    tracing::error!(model = self.recipe.model, instance = self.place.name, "{reason}: it is ended");
+                }
+                self.down(&mut state, &reason);
+            }
+            std::thread::sleep(MEMORY_CHECK);
+        }
+    }
+
     /// Offers a process whose model is loaded, until it has ended.
     fn live(&self, Child { mut process, link, .. }: Child) {
         let Some(pid) = Pid::from_raw(process.id() as i32) else { return };
@@ -234,10 +256,7 @@ impl Shared {
             }
         }
         // The process is not reaped while another thread might kill it by its number.
-        while matches!(
-            waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT),
-            Err(rustix::io::Errno::INTR)
-        ) {}
+        self.until_ended(pid);
         let mut state = self.state.lock();
         let was_used = state.link.take().is_some();
         state.pid = None;
@@ -255,6 +274,12 @@ impl Shared {
         }
         self.changed.notify_all();
     }
+}
+
+/// A process's size and its limit, where it is above that.
+fn too_large(pid: Pid, limit: u64) -> Option<String> {
+    let bytes = memory_of(pid).filter(|&bytes| bytes > limit)?;
+    Some(format!("its process has {bytes} bytes in memory, more than {limit} (--python-memory-limit-bytes)"))
 }
 
 /// The pause before the next start after this number of failures in a row.

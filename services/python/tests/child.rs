@@ -139,6 +139,27 @@ fn a_model_is_finalized_and_its_process_ends() {
 }
 
 #[test]
+fn a_process_with_too_much_memory_is_ended_and_started_again() {
+    let code = "
+class TritonPythonModel:
+    def execute(self, requests):
+        if requests[0].inputs()[0].as_numpy()[0] == b'much':
+            self.much = np.ones(1 << 28, dtype=np.uint8)
+            while not requests[0].is_cancelled():
+                pass
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array(['little'], dtype=np.object_))])]
+";
+    let mut model = Model::texts("", code);
+    model.options.memory_limit = Some(200 << 20);
+    let mut instance = model.instance();
+    assert_eq!(answer(&mut instance, &["x"]).unwrap(), ["little"]);
+    let error = answer(&mut instance, &["much"]).unwrap_err();
+    assert_eq!(error.code, ErrorCode::Unavailable);
+    wait_back(&mut instance);
+    assert_eq!(answer(&mut instance, &["x"]).unwrap(), ["little"]);
+}
+
+#[test]
 fn what_is_wrong_with_a_model_is_said_when_it_is_loaded() {
     let fault = |code: &str| Model::texts("", code).fault();
     let missing = fault("import nothing_of_this_name");

@@ -285,8 +285,7 @@ fn what_is_not_there_says_so() {
 class TritonPythonModel:
     def execute(self, requests):
         said = []
-        for what in (lambda: pb_utils.MetricFamily('n', 'd', pb_utils.MetricFamily.COUNTER), lambda: pb_utils.load_model('m'),
-                     lambda: pb_utils.InferenceRequest(inputs=[], requested_output_names=[], model_name='m').exec()):
+        for what in (lambda: pb_utils.shared_memory.get('x'), lambda: requests[0].set_release_flags(2)):
             try:
                 what()
             except pb_utils.TritonModelException as error:
@@ -294,5 +293,69 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array(said, dtype=np.object_))])]
 ";
     let said = answer(&mut Model::texts("", code).instance(), &["x"]).unwrap();
-    assert!(said.len() == 3 && said.iter().all(|text| text.ends_with("is not supported by Trireme")), "{said:?}");
+    assert!(said.len() == 2 && said.iter().all(|text| text.ends_with("is not supported by Trireme")), "{said:?}");
+}
+
+#[test]
+fn requests_without_a_gateway_have_an_error_for_a_response() {
+    let code = "
+class TritonPythonModel:
+    def execute(self, requests):
+        made = pb_utils.InferenceRequest(inputs=requests[0].inputs(), requested_output_names=[], model_name='m')
+        error = made.exec().error()
+        said = [error.message(), str(error.code() == pb_utils.TritonError.UNAVAILABLE)]
+        try:
+            pb_utils.load_model('m')
+        except pb_utils.TritonModelException as error:
+            said.append(str(error))
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array(said, dtype=np.object_))])]
+";
+    let said = answer(&mut Model::texts("", code).instance(), &["x"]).unwrap();
+    assert!(said[0].starts_with("a request to model 'm' can be sent only while"), "{said:?}");
+    assert!(said[1] == "True" && said[2] == said[0], "{said:?}");
+}
+
+#[test]
+fn models_have_metrics_of_their_own() {
+    let code = "
+class TritonPythonModel:
+    def initialize(self, args):
+        family = pb_utils.MetricFamily('seen_total', 'Texts', pb_utils.MetricFamily.COUNTER)
+        self.seen = family.Metric({'kind': 'text'})
+        self.level = pb_utils.MetricFamily(name='level', description='L', kind=pb_utils.MetricFamily.GAUGE).Metric()
+        self.times = pb_utils.MetricFamily('times', 'T', pb_utils.MetricFamily.HISTOGRAM).Metric(buckets=[1, 10])
+    def execute(self, requests):
+        self.seen.increment(2)
+        self.level.set(7)
+        self.level.increment(-1.5)
+        self.times.observe(3)
+        said = [str(self.seen.value()), str(self.level.value())]
+        for wrong in (lambda: self.seen.set(1), lambda: self.seen.increment(-1), lambda: self.times.value(),
+                      lambda: self.level.set(float('nan')), lambda: pb_utils.MetricFamily('a b', '', 0)):
+            try:
+                wrong()
+            except pb_utils.TritonModelException:
+                said.append('refused')
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array(said, dtype=np.object_))])]
+";
+    let model = Model::texts("", code);
+    let mut instance = model.instance();
+    let metrics = || {
+        let mut out = trireme_telemetry::metrics::Exposition::default();
+        trireme_runtime::statistics::own::export(&mut out);
+        out.into_text()
+    };
+    assert!(metrics().contains("seen_total{kind=\"text\",model=\"m\"} 0\n"), "{}", metrics());
+    let said = answer(&mut instance, &["x"]).unwrap();
+    assert_eq!(said, ["2.0", "5.5", "refused", "refused", "refused", "refused", "refused"]);
+    assert!(answer(&mut instance, &["y"]).is_ok());
+    for line in [
+        "seen_total{kind=\"text\",model=\"m\"} 4\n",
+        "level{model=\"m\"} 5.5\n",
+        "times_bucket{model=\"m\",le=\"10\"} 2\n",
+    ] {
+        assert!(metrics().contains(line), "{line} in {}", metrics());
+    }
+    drop(instance);
+    assert!(!metrics().contains("seen_total"));
 }

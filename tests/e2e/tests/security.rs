@@ -223,6 +223,7 @@ fn services_do_their_work_as_users_of_their_own_and_nothing_else() {
         kept.chain([stream])
             .flat_map(|name| ["CREATE", "UPDATE"].map(|verb| publish(&format!("$JS.API.STREAM.{verb}.{name}")))),
     );
+    let calls = ["call", "hang_up"].map(|topic| publish(&format!("trireme.control.{topic}")));
     assert_allowed(nats, "gateway", &make);
     assert_allowed(nats, "gateway", &both);
     assert_allowed(nats, "gateway", &gateways);
@@ -240,7 +241,12 @@ fn services_do_their_work_as_users_of_their_own_and_nothing_else() {
             &[publish("trireme.control.heartbeat"), "SUB trireme.control.cancel 1".to_owned()],
         );
         assert_refused(nats, worker, &make);
+        assert_refused(nats, worker, &calls);
         assert_allowed(nats, worker, &[publish("trireme.streams.claims")]);
+    }
+    assert_allowed(nats, "python", &calls);
+    for user in ["tokenizer", "model", "postprocess", "python"] {
+        assert_refused(nats, user, &["SUB trireme.control.call 1".to_owned()]);
     }
     assert_allowed(nats, "admin", &gateways);
     assert_allowed(nats, "admin", &[publish("$JS.API.STREAM.NAMES"), "SUB trireme.work.> 1".to_owned()]);

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use trireme_inference::{Callers, ModelKey};
 
 use super::Setup;
-use super::fixtures::{unique, within};
+use super::fixtures::{heavy_message, unique, within};
+use crate::{Action, CallReplies, LATEST, Output, Reply};
 
 pub async fn everybody_who_listens_can_answer_a_question(setup: &Setup) {
     let (asker, one, two) = (setup.connect().await, setup.connect().await, setup.connect().await);
@@ -44,4 +46,42 @@ pub async fn an_answer_to_an_asker_that_left_is_no_error(setup: &Setup) {
     let question = within("the question", questions.recv()).await.expect("a question");
     drop(answers);
     within("answering nobody", question.answer(Bytes::from_static(b"!"))).await.expect("no error");
+}
+
+pub async fn a_call_goes_to_one_gateway_and_ends_when_nobody_waits(setup: &Setup) {
+    let (one, two, caller) = (setup.connect_gateway().await, setup.connect_gateway().await, setup.connect().await);
+    let mut gateways = [one.calls().await.expect("calls"), two.calls().await.expect("calls")];
+    let [first, second] = &mut gateways;
+    let mut message = heavy_message(&ModelKey { name: unique("called"), version: LATEST }, 3 << 20);
+    message.callers = Callers::joined([&Callers::default()], &ModelKey { name: "caller".to_owned(), version: 1 });
+    let mut replies = CallReplies::open(caller.clone(), Action::Load, message.clone()).await.expect("sent");
+    let taken = async {
+        tokio::select! {
+            call = first.recv() => call,
+            call = second.recv() => call,
+        }
+    };
+    let call = within("the call", taken).await.expect("a call");
+    assert_eq!((call.action, &call.message), (Action::Load, &message));
+    call.alive().await.expect("said");
+    for sequence in 0..2 {
+        let output = Output { tensors: message.tensors.clone(), parameters: Default::default() };
+        let reply = Reply { sequence, last: sequence == 1, ..message.reply(Ok(output)) };
+        call.reply(&reply).await.expect("sent");
+        assert_eq!(within("a reply", replies.next()).await, Some(reply));
+    }
+    assert_eq!(replies.next().await, None);
+
+    message.request_id = unique("another");
+    let replies = CallReplies::open(caller, Action::Infer, message.clone()).await.expect("sent");
+    let taken = async {
+        tokio::select! {
+            call = first.recv() => call,
+            call = second.recv() => call,
+        }
+    };
+    let call = within("the call, of which there is one", taken).await.expect("a call");
+    assert_eq!(call.message.request_id, message.request_id);
+    drop(replies);
+    within("the end of the call", call.hung_up()).await;
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use trireme_inference::{
-    DataType, Hop, Ledger, ModelKey, ParameterValue, Parameters, Route, Step, StepInput, StepOutput, Tensor, TextFacts,
-    UnixMicros,
+    Callers, DataType, Hop, Ledger, ModelKey, ParameterValue, Parameters, Route, Step, StepInput, StepOutput, Tensor,
+    TextFacts, UnixMicros,
 };
 
 use crate::{Answer, Delivery, Part, Puller, QueueOptions, WorkMessage};
@@ -140,6 +140,7 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
         parameters: Arc::new(parameters),
         ledger: Ledger(vec![hop, Hop::default()]),
         answer: Answer::Part(Part { sequence: 7, last: true }),
+        callers: Callers::joined([&Callers::default()], model),
     }
 }
 
@@ -174,6 +175,7 @@ fn with_tensors(model: &ModelKey, tensors: Vec<Tensor>) -> WorkMessage {
         parameters: Arc::default(),
         ledger: Ledger::default(),
         answer: Answer::Whole,
+        callers: Callers::default(),
     }
 }
 

@@ -119,6 +119,7 @@ pub async fn run(setup: &Setup) {
         control::everybody_who_listens_can_answer_a_question,
         control::a_question_that_nobody_hears_ends_without_answers,
         control::an_answer_to_an_asker_that_left_is_no_error,
+        control::a_call_goes_to_one_gateway_and_ends_when_nobody_waits,
         registry::a_watcher_sees_what_is_there_and_then_every_change,
     ];
 }

@@ -164,6 +164,10 @@ impl Bus for Refusing {
         self.bus.listen(topic).await
     }
 
+    async fn listen_in_turn(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
+        self.bus.listen_in_turn(topic).await
+    }
+
     fn connection(&self) -> watch::Receiver<Connection> {
         self.bus.connection()
     }

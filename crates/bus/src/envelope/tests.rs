@@ -121,6 +121,7 @@ fn any_work() -> impl Strategy<Value = WorkMessage> {
                 ledger,
                 // Travels in headers, which have a test of their own.
                 answer: Answer::Whole,
+                callers: Callers::default(),
             }
         },
     )
@@ -277,8 +278,8 @@ fn unknown_keys_are_passed_over() {
     let message = full();
     let body = encode_work(&message).unwrap();
     // One more entry in the outermost map: "later": [1, {}]
-    assert_eq!(body[0], 0x86, "a map of six");
-    let longer = [&[0x87][..], &body[1..], &[0xa5], b"later", &[0x92, 0x01, 0x80]].concat();
+    assert_eq!(body[0], 0x87, "a map of seven");
+    let longer = [&[0x88][..], &body[1..], &[0xa5], b"later", &[0x92, 0x01, 0x80]].concat();
     assert_eq!(decode_work(work_headers(&message), &longer.into()).unwrap(), message);
 }
 

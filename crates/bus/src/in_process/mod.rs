@@ -7,7 +7,7 @@
 mod queue;
 mod store;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -38,6 +38,8 @@ struct Shared {
     inboxes: Mutex<HashMap<String, Weak<Inbox>>>,
     stores: Mutex<Stores>,
     listeners: Mutex<HashMap<String, Vec<mpsc::Sender<Question>>>>,
+    /// Those that listen in turn; the first one gets the next message.
+    in_turn: Mutex<HashMap<String, VecDeque<mpsc::Sender<Question>>>>,
     connection: watch::Sender<Connection>,
 }
 
@@ -58,6 +60,7 @@ impl InProcess {
             inboxes: Mutex::default(),
             stores: Mutex::default(),
             listeners: Mutex::default(),
+            in_turn: Mutex::default(),
             connection: watch::channel(Connection::Up(1)).0,
         }));
         let written = (&bus as &dyn Bus).change_settings(settings).now_or_never();
@@ -70,6 +73,15 @@ impl InProcess {
     }
 
     fn tell(&self, topic: &str, question: impl Fn() -> Question) {
+        if let Some(listeners) = self.0.in_turn.lock().get_mut(topic) {
+            listeners.retain(|listener| !listener.is_closed());
+            if let Some(listener) = listeners.front()
+                && listener.try_send(question()).is_err()
+            {
+                tracing::warn!(topic, "a listener that is too far behind misses a message");
+            }
+            listeners.rotate_left(usize::from(listeners.len() > 1));
+        }
         if let Some(listeners) = self.0.listeners.lock().get_mut(topic) {
             listeners.retain(|listener| !listener.is_closed());
             for listener in listeners.iter() {
@@ -196,6 +208,12 @@ impl Bus for InProcess {
     async fn listen(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         self.0.listeners.lock().entry(topic.to_owned()).or_default().push(sender);
+        Ok(receiver)
+    }
+
+    async fn listen_in_turn(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
+        let (sender, receiver) = mpsc::channel(BACKLOG);
+        self.0.in_turn.lock().entry(topic.to_owned()).or_default().push_back(sender);
         Ok(receiver)
     }
 

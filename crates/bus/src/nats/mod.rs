@@ -172,7 +172,11 @@ impl Bus for Nats {
     }
 
     async fn listen(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
-        topics::listen(self, topic).await
+        topics::listen(self, topic, false).await
+    }
+
+    async fn listen_in_turn(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
+        topics::listen(self, topic, true).await
     }
 
     fn connection(&self) -> watch::Receiver<Connection> {
@@ -199,6 +203,11 @@ impl Nats {
     /// Subscribes and waits until the broker has read the subscription, so that no later message is missed.
     async fn subscribe_at_once(&self, subject: String) -> Result<async_nats::Subscriber, BusError> {
         let subscriber = self.subscribe(subject).await?;
+        self.until_subscribed(subscriber).await
+    }
+
+    /// Waits until the broker has read a subscription.
+    async fn until_subscribed(&self, subscriber: async_nats::Subscriber) -> Result<async_nats::Subscriber, BusError> {
         // The broker reads a connection's messages in order, so its answer shows that it has read the subscription.
         match self.jetstream.query_account().await {
             Ok(_) => Ok(subscriber),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::{self, AckKind};
-use trireme_inference::{DataType, InferError, Ledger, ModelKey, Route, Step, Tensor, UnixMicros};
+use trireme_inference::{Callers, DataType, InferError, Ledger, ModelKey, Route, Step, Tensor, UnixMicros};
 
 use super::ack::NatsAck;
 use super::claims::Claim;
@@ -102,6 +102,7 @@ fn letter(model: &ModelKey, message: &jetstream::Message, reason: String) -> Dea
         parameters: Arc::default(),
         ledger: Ledger::default(),
         answer: Answer::Whole,
+        callers: Callers::default(),
     };
     let attempts = info.map_or(0, |info| u32::try_from(info.delivered).unwrap_or(u32::MAX));
     DeadLetter { message: unread, reason: InferError::unsupported(reason).at(model, ""), attempts }

@@ -1,7 +1,8 @@
 //! Topics over core NATS: one subject for each topic, and an inbox for the answers to each question.
 //!
-//! A body above `max_payload`, such as a command with a model's files, travels by claim. No process knows which one
-//! reads a question last, so these claims are not discarded: they lapse.
+//! A body above `max_payload`, such as a command with a model's files, travels by claim. A claim with a single reader, an
+//! asker or one of those that listen in turn, is discarded by the reader. No process knows which one reads another question
+//! last, so those claims lapse.
 
 use std::time::Duration;
 
@@ -25,6 +26,16 @@ const INLINE_BYTES: usize = 1 << 20;
 
 /// Questions and answers that may wait for their reader. Beyond that the bus waits for the reader.
 const BACKLOG: usize = 256;
+
+/// The queue group of those that listen in turn.
+const IN_TURN: &str = "in_turn";
+
+/// How many processes read a message.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Readers {
+    One,
+    Unknown,
+}
 
 /// Sends answers to the asker's inbox.
 struct Answers {
@@ -67,7 +78,7 @@ pub async fn ask(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver
             if nobody_listens {
                 return;
             }
-            let Some(answer) = unpack(&nats, answer).await else { continue };
+            let Some(answer) = unpack(&nats, answer, Readers::One).await else { continue };
             if sender.send(answer).await.is_err() {
                 return;
             }
@@ -76,9 +87,18 @@ pub async fn ask(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver
     Ok(receiver)
 }
 
-/// Receives the messages on a topic until the receiver is dropped.
-pub async fn listen(nats: &Nats, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
-    let mut messages = nats.subscribe_at_once(subjects::topic(topic)).await?;
+/// Receives the messages on a topic until the receiver is dropped. With `in_turn`, all that listen so form a queue group:
+/// the broker sends each message to one of them.
+pub async fn listen(nats: &Nats, topic: &str, in_turn: bool) -> Result<mpsc::Receiver<Question>, BusError> {
+    let subject = subjects::topic(topic);
+    let mut messages = match in_turn {
+        true => {
+            let subscribed = nats.client.queue_subscribe(subject, IN_TURN.to_owned());
+            nats.until_subscribed(taken(subscribed).await?).await?
+        }
+        false => nats.subscribe_at_once(subject).await?,
+    };
+    let readers = if in_turn { Readers::One } else { Readers::Unknown };
     let (sender, receiver) = mpsc::channel(BACKLOG);
     let nats = nats.clone();
     crate::spawn("nats questions", async move {
@@ -90,7 +110,7 @@ pub async fn listen(nats: &Nats, topic: &str) -> Result<mpsc::Receiver<Question>
             let Some(message) = message else { return };
             // The broker's permissions do not cover reply subjects, so answers go to inboxes only.
             let inbox = message.reply.clone().filter(|inbox| inbox.starts_with("_INBOX."));
-            let Some(body) = unpack(&nats, message).await else { continue };
+            let Some(body) = unpack(&nats, message, readers).await else { continue };
             let question = match inbox {
                 Some(inbox) => Question::new(body, Answers { nats: nats.clone(), inbox }),
                 None => Question::said(body),
@@ -125,7 +145,7 @@ async fn pack(nats: &Nats, body: Bytes) -> Result<(HeaderMap, Bytes), BusError> 
 }
 
 /// The body of a received message. `None` if it cannot be read; messages on topics are best effort.
-async fn unpack(nats: &Nats, message: Message) -> Option<Bytes> {
+async fn unpack(nats: &Nats, message: Message, readers: Readers) -> Option<Bytes> {
     let claim = match headers::read_claim(&message) {
         Ok(Some(claim)) => claim,
         Ok(None) if message.payload.len() <= INLINE_BYTES => return Some(message.payload),
@@ -140,7 +160,12 @@ async fn unpack(nats: &Nats, message: Message) -> Option<Bytes> {
         }
     };
     match nats.redeem(Place::Claims, &claim).await {
-        Ok(body) => Some(body),
+        Ok(body) => {
+            if readers == Readers::One {
+                nats.discard(Place::Claims, claim.name);
+            }
+            Some(body)
+        }
         Err(error) => {
             tracing::warn!(%error, "a question or answer could not be read");
             None

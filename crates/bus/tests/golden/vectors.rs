@@ -15,8 +15,8 @@ use trireme_bus::{
     encode_reply, encode_work,
 };
 use trireme_inference::{
-    DataType, Hop, InferError, Ledger, ModelKey, ParameterValue, Parameters, Route, Step, StepInput, StepOutput,
-    Tensor, TextFacts, UnixMicros,
+    Callers, DataType, Hop, InferError, Ledger, ModelKey, ParameterValue, Parameters, Route, Step, StepInput,
+    StepOutput, Tensor, TextFacts, UnixMicros,
 };
 
 /// One vector: `<name>.msgpack` is the body, `<name>.json` the description.
@@ -124,6 +124,7 @@ fn single() -> WorkMessage {
         parameters: Arc::default(),
         ledger: Ledger::default(),
         answer: Answer::Whole,
+        callers: Callers::default(),
     }
 }
 
@@ -181,6 +182,7 @@ fn ensemble() -> WorkMessage {
         parameters: Arc::new(parameters.map(|(name, value)| (name.to_owned(), value)).into()),
         ledger: Ledger(vec![hop]),
         answer: Answer::Whole,
+        callers: Callers::default(),
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use trireme_inference::{Counters, DropReason, FailureReason, Latencies};
 use trireme_telemetry::metrics::{Exposition, Metric, Samples};
 
-use super::{ModelSnapshot, Statistics, process};
+use super::{ModelSnapshot, Statistics, own, process};
 
 /// Upper bounds of histograms of times, in microseconds: from 100 µs to 100 s, three for each power of ten.
 const TIME_BOUNDS: [u64; 19] = [
@@ -44,6 +44,7 @@ pub fn process_metrics(statistics: &Statistics, out: &mut Exposition) {
         stages(&hosted, out);
     }
     process::export(statistics.tasks(), out);
+    own::export(out);
 }
 
 fn stages(hosted: &[&ModelSnapshot], out: &mut Exposition) {

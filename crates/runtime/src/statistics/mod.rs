@@ -3,12 +3,13 @@
 //!
 //! A process has one [`Statistics`]. Code that counts gets a [`ModelStatistics`] once and keeps it, so that a request
 //! costs a short lock and no look-up. [`report`] sends snapshots to the gateways; [`export`] shows the process's own as
-//! metrics. The process's heartbeat is in `heartbeat`.
+//! metrics, with those that models define themselves ([`own`]). The process's heartbeat is in `heartbeat`.
 //!
 //! Not here: sums over processes (the gateway).
 
 pub mod export;
 mod heartbeat;
+pub mod own;
 mod process;
 pub mod report;
 pub mod runs;

@@ -84,7 +84,14 @@ impl Call {
         let mut request = InferRequest { timeout: self.limit(request.timeout), ..request };
         request.parameters.extend(self.forwarded.clone()?);
         let traceparent = self.traceparent.clone();
-        Ok(Traced { request, traceparent, via: Via::Grpc(method), rows: Rows::Configured, hold: hold.clone() })
+        Ok(Traced {
+            request,
+            traceparent,
+            via: Via::Grpc(method),
+            rows: Rows::Configured,
+            hold: hold.clone(),
+            callers: Default::default(),
+        })
     }
 
     /// The time for a request: its own timeout, or the call's remaining time if that is less.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tracing::Instrument;
 use trireme_bus::{Answer, Reply, WorkMessage};
 use trireme_inference::{
-    InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, Tensor, UnixMicros,
+    Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, Tensor, UnixMicros,
 };
 use trireme_runtime::response_cache::Key;
 
@@ -33,6 +33,8 @@ pub struct Traced {
     pub rows: Rows,
     /// What it holds of the budget.
     pub hold: Hold,
+    /// The models that wait for its answer, where a model has sent it.
+    pub callers: Callers,
 }
 
 /// Whether the rows of a request may travel apart.
@@ -54,6 +56,8 @@ pub enum Via {
     Http(&'static str),
     /// Over gRPC, by this method.
     Grpc(&'static str),
+    /// From a model.
+    Model,
 }
 
 /// The responses to one request.
@@ -102,6 +106,15 @@ struct Prepared {
     key: Option<Key>,
     /// Its place among the requests of its model, where the model keeps their order.
     place: Option<Place>,
+}
+
+/// What a request brings besides itself.
+struct Terms {
+    rows: Rows,
+    answer: Answer,
+    traceparent: Option<String>,
+    callers: Callers,
+    trace: Option<Arc<OpenTrace>>,
 }
 
 impl Handlers {
@@ -190,9 +203,10 @@ impl Handlers {
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.via.attributes());
         let trace = self.tracing.begin(&traced);
+        let terms = Terms { rows: traced.rows, answer, traceparent, callers: traced.callers, trace };
         let prepared = span.in_scope(|| {
             self.repeat_query(&mut traced.request, &traced.hold)?;
-            self.admit(traced.request, traced.rows, answer, traceparent, &span, trace)
+            self.admit(traced.request, terms, &span)
         });
         if let Err(error) = &prepared {
             set_error(&span, error);
@@ -201,15 +215,8 @@ impl Handlers {
     }
 
     /// Checks a request and makes the message of it that goes into the pipeline.
-    fn admit(
-        &self,
-        request: InferRequest,
-        rows: Rows,
-        answer: Answer,
-        traceparent: Option<String>,
-        span: &tracing::Span,
-        trace: Option<Arc<OpenTrace>>,
-    ) -> Result<Prepared, InferError> {
+    fn admit(&self, request: InferRequest, terms: Terms, span: &tracing::Span) -> Result<Prepared, InferError> {
+        let Terms { rows, answer, traceparent, callers, trace } = terms;
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
         served.config.check_outputs(&request.outputs, &request.id)?;
@@ -222,6 +229,7 @@ impl Handlers {
         let outputs: Vec<&str> = request.outputs.iter().map(|output| output.name.as_str()).collect();
         let resolve = |model: &str, version| catalog.find(model, version).map(|(version, _)| version);
         let route = served.plan.route(version, &outputs, &inputs, resolve)?;
+        route.remaining().iter().try_for_each(|step| callers.check(&step.model))?;
         let level = |step: &ModelKey| {
             let found = catalog.find(&step.name, Some(step.version));
             found.map_or(0, |(_, served)| served.config.priority_level(request.priority))
@@ -257,6 +265,7 @@ impl Handlers {
             parameters: Arc::new(request.parameters),
             ledger: Ledger::default(),
             answer: if served.config.decoupled { answer } else { Answer::Whole },
+            callers,
         };
         // What a decoupled model makes comes as it is made.
         let keeps_order = served.config.dynamic_batching.as_ref().is_some_and(|batching| batching.preserve_ordering);
@@ -377,6 +386,7 @@ impl Via {
                 ("rpc.service", "inference.GRPCInferenceService".to_owned()),
                 ("rpc.method", method.to_owned()),
             ],
+            Via::Model => Vec::new(),
         }
     }
 }

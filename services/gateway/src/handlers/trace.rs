@@ -95,11 +95,13 @@ impl Tracing {
     pub fn begin(&self, traced: &Traced) -> Option<Arc<OpenTrace>> {
         let Target::Files { writer: Some(writer), .. } = &self.target else { return None };
         let request = &traced.request;
-        let Picked { level, stream } = self.pick(&request.model)?;
         let protocol = match traced.via {
             Via::Http(_) => Protocol::Http,
             Via::Grpc(_) => Protocol::Grpc,
+            // The files are about the requests of clients.
+            Via::Model => return None,
         };
+        let Picked { level, stream } = self.pick(&request.model)?;
         let model = ModelKey { name: request.model.clone(), version: request.version.unwrap_or(-1) };
         let (id, passage) = (request.id.clone(), traced.hold.passage());
         let trace = Arc::new(OpenTrace::begin(writer.clone(), stream?, level, protocol, model, id, passage));

@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 
+from trireme_python import metrics
 from trireme_python.channel import Channel, Closed, Layout, Mailbox
 from trireme_python.errors import TritonError, TritonModelException
 from trireme_python.requests import InferenceRequest, InferenceResponse
@@ -21,8 +22,9 @@ PR_SET_PDEATHSIG = 1
 HOST = None
 
 
-def main():
-    """Serves one instance until the worker says that it is enough, or is gone."""
+def main(model=None):
+    """Serves one instance until the worker says that it is enough, or is gone: of the model file that the worker names, or
+    of this class."""
     end_with_parent()
     # The model must not read the worker's words from standard input, nor its children.
     worker = socket.socket(fileno=os.dup(0))
@@ -30,7 +32,7 @@ def main():
         os.dup2(nothing.fileno(), 0)
     channel = Channel(worker)
     try:
-        Host(channel).run()
+        Host(channel, model).run()
     except Closed:
         # Nobody is there to say anything to. Threads of the model must not hold this up.
         sys.stdout.flush()
@@ -48,18 +50,26 @@ def end_with_parent():
 class Host:
     """A model in this process."""
 
-    def __init__(self, channel):
+    def __init__(self, channel, model=None):
         global HOST
         HOST = self
         self.channel = channel
         self.mailbox = Mailbox(channel, self.dispatch)
-        self.model, self.loop = None, None
+        # The class, where there is no model file; then the model.
+        self.model, self.loop = model, None
         self.model_name, self.model_version, self.decoupled = "", 1, False
         # Requests that are not answered, by ticket.
         self.requests, self.lock = {}, threading.Lock()
+        # Requests of the model to other models, by their ids, and the threads that wait for them.
+        self.calls, self.waiters = {}, None
 
     def dispatch(self, header, data):
         """Takes in a frame; says whether it is for the main thread."""
+        if header["type"] == "answer":
+            call = self.calls.get(header["id"])
+            if call is not None:
+                call.received.append((header, data))
+            return False
         if header["type"] != "cancel":
             return True
         with self.lock:
@@ -91,7 +101,7 @@ class Host:
             args = header["args"]
             self.model_name, self.model_version = args["model_name"], int(args["model_version"])
             self.decoupled = header["decoupled"]
-            model = self.import_model(header["file"])
+            model = self.model or self.import_model(header["file"])
             if header["complete"]:
                 self.channel.send({"type": "loaded", "config": complete(model, args["model_config"])})
                 return
@@ -100,6 +110,7 @@ class Host:
                 self.model.initialize(args)
             if not hasattr(self.model, "execute"):
                 raise TritonModelException(f"Python model file '{header['file']}' has no `execute` function")
+            self.send_metrics()
             self.channel.send({"type": "loaded"})
         except Closed:
             raise
@@ -185,6 +196,7 @@ class Host:
                     described = {"error": TritonError(self.refusal(error)).describe()}
                 headers.append({"id": request._ticket, "final": True, **described})
                 self.forget(request)
+        self.send_metrics()
         self.channel.send({"type": "responses", "responses": headers, "executed": True}, layout.buffers)
 
     def fail(self, requests, error):
@@ -224,6 +236,12 @@ class Host:
         sys.stderr.flush()
         # Threads of the model must not hold this up.
         os._exit(0)
+
+    def send_metrics(self):
+        """Tells the worker of changes of the model's metrics."""
+        changes = metrics.take()
+        if changes:
+            self.channel.send({"type": "metrics", "changes": changes})
 
     def log(self, level, message):
         """Writes to the worker's log."""

@@ -3,6 +3,7 @@
 import json
 import threading
 
+from trireme_python import calls, host
 from trireme_python.channel import Layout
 from trireme_python.errors import TritonError, TritonModelException, unsupported
 from trireme_python.tensors import Tensor
@@ -181,12 +182,12 @@ class InferenceRequest:
             unsupported("request rescheduling (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)")
 
     def exec(self, decoupled=False):
-        """Would send the request to another model."""
-        unsupported("InferenceRequest.exec(), a request from within a model,")
+        """Sends the request to its model and waits for the response; with `decoupled`, gives an iterator of responses."""
+        return calls.start(host.HOST, self, decoupled)()
 
     def async_exec(self, decoupled=False):
-        """Would send the request to another model."""
-        unsupported("InferenceRequest.async_exec(), a request from within a model,")
+        """Sends the request to its model at once; what it gives is awaited for what `exec` would return."""
+        return calls.wait(host.HOST, calls.start(host.HOST, self, decoupled))
 
 
 class ResponseSender:

@@ -135,7 +135,8 @@ impl Handlers {
             ..InferRequest::default()
         };
         let (traceparent, hold) = (ask.traceparent.clone(), ask.hold.clone());
-        let traced = Traced { request, traceparent, via: ask.via, rows: Rows::Independent, hold };
+        let traced =
+            Traced { request, traceparent, via: ask.via, rows: Rows::Independent, hold, callers: Default::default() };
         let response = self.infer(traced).await?;
         let ledger = response.ledger.clone();
         let tensors =

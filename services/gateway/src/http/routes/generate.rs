@@ -94,5 +94,12 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
     forward::headers(headers, http.options.header_forward.as_ref(), own, &mut request.parameters)?;
     let traceparent = body::text(headers, "traceparent").map(str::to_owned);
     let hold = parts.extensions.get::<Hold>().cloned().unwrap_or_else(|| http.handlers.budget.hold());
-    Ok(Traced { request, traceparent, via: Via::Http(route), rows: Rows::Configured, hold })
+    Ok(Traced {
+        request,
+        traceparent,
+        via: Via::Http(route),
+        rows: Rows::Configured,
+        hold,
+        callers: Default::default(),
+    })
 }

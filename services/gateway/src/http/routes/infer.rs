@@ -71,7 +71,14 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     forward::headers(headers, http.options.header_forward.as_ref(), own, &mut decoded.request.parameters)?;
     let traceparent = body::text(headers, "traceparent").map(str::to_owned);
     let via = Via::Http("/v2/models/{model}/infer");
-    let traced = Traced { request: decoded.request, traceparent, via, rows: Rows::Configured, hold };
+    let traced = Traced {
+        request: decoded.request,
+        traceparent,
+        via,
+        rows: Rows::Configured,
+        hold,
+        callers: Default::default(),
+    };
     let response = http.handlers.infer(traced).await?;
     let encoded = infer::encode_infer_response(&response, &decoded.output_format)?;
     Ok(response::infer(encoded, &response.ledger, Coding::of_response(headers)).await?)
