@@ -116,6 +116,20 @@ perf-analyzer: setup ## NVIDIA's perf_analyzer measures an ensemble over HTTP, g
 	cargo build --workspace
 	cargo test -p trireme-e2e --test perf_analyzer -- --test-threads 1 --nocapture
 
+.PHONY: wheel
+wheel: ## Builds target/wheels/trireme-….whl, which brings ONNX Runtime and nats-server as wheels of their own (PROFILE=release)
+	@scripts/make-wheel.sh target/wheels $(PROFILE)
+
+.PHONY: wheel-test
+wheel-test: ## Installs a wheel of the debug profile in an empty Python environment, and serves a model folder from there
+	@scripts/make-wheel.sh target/debug-wheels dev
+	@env -u ORT_DYLIB_PATH python3 tests/installed/wheel_test.py target/debug-wheels/*.whl
+
+.PHONY: s3-test
+s3-test: setup-demo ## Serves models from a server with S3's interface (moto), over a connection that is cut, too
+	cargo build -p trireme
+	@scripts/s3-test.sh
+
 .PHONY: observability-test
 observability-test: setup ## Traces, the dashboard and its rules; with a real Prometheus, where it is installed (or PROMETHEUS names it)
 	cargo build --workspace

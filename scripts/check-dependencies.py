@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ("domain", ["trireme-inference", "trireme-telemetry"]),
     ("libraries", ["trireme-protocol", "trireme-model-repository", "trireme-text", "trireme-bus"]),
+    ("downloads", ["trireme-model-source"]),
     ("runtime", ["trireme-runtime"]),
     ("services", ["trireme-gateway", "trireme-tokenizer", "trireme-model", "trireme-postprocess", "trireme-python"]),
     ("cli", ["trireme"]),
@@ -31,8 +32,10 @@ TESTKIT_USES = {"trireme-inference"}
 OWNERS = {
     "async-nats": {"trireme-bus"},
     "axum": {"trireme-gateway", "trireme-runtime"},
+    "object_store": {"trireme-model-source"},
     "ort": {"trireme-model"},
     "prost-reflect": {"trireme-model-repository"},
+    "reqwest": {"trireme-model-source"},
     "tiktoken-rs": {"trireme-gateway"},
     "tokenizers": {"trireme-text"},
     "tonic": {"trireme-gateway", "trireme-protocol", "trireme-e2e"},

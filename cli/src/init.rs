@@ -6,14 +6,16 @@ use std::process::ExitCode;
 use anyhow::{Context, ensure};
 use clap::Args;
 use trireme_model_repository::{ModelFolder, Placement, is_model_folder};
+use trireme_runtime::{local_folder, service};
+use trireme_telemetry::TelemetryArgs;
 
 use crate::style::{Style, cell, colours, table};
 
 /// Flags of `trireme init`.
 #[derive(Args)]
 pub struct InitArgs {
-    /// The model folder, as Hugging Face and sentence-transformers write it
-    #[arg(value_name = "FOLDER")]
+    /// The model folder, as Hugging Face and sentence-transformers write it, or its hf://, s3://, gs://, az:// or https:// URL
+    #[arg(value_name = "MODEL")]
     folder: PathBuf,
 
     /// The model repository to write into; it is made where there is none
@@ -27,21 +29,23 @@ pub struct InitArgs {
     /// Copy the model's files instead of linking to them
     #[arg(long)]
     copy: bool,
+
+    #[command(flatten)]
+    telemetry: TelemetryArgs,
 }
 
 /// Writes the repository and prints the derived values.
 pub fn run(args: &InitArgs) -> ExitCode {
-    match init(args) {
-        Ok(report) => crate::write_out(report.as_bytes()),
-        Err(error) => {
-            eprintln!("trireme init: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    let mut code = ExitCode::FAILURE;
+    let ran = service::block_on("init", &args.telemetry, async {
+        code = crate::write_out(init(args).await?.as_bytes());
+        Ok(())
+    });
+    if ran == ExitCode::SUCCESS { code } else { ran }
 }
 
-fn init(args: &InitArgs) -> anyhow::Result<String> {
-    let folder = &args.folder;
+async fn init(args: &InitArgs) -> anyhow::Result<String> {
+    let folder = &local_folder(&args.folder).await?;
     ensure!(folder.is_dir(), "there is no folder '{}'", folder.display());
     ensure!(
         is_model_folder(folder),

@@ -57,7 +57,7 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         args.triton.warn();
         args.gateway.traces.warn();
         let shutdown = service::shutdown_signal()?;
-        let server = Server::open(args).await?;
+        let Some(server) = service::or_shutdown(&shutdown, Server::open(args)).await? else { return Ok(()) };
         let serving = async {
             server.load().await?;
             tracing::info!(http = server.gateway.http_address.map(tracing::field::display), "ready");
@@ -86,7 +86,7 @@ impl Server {
         };
         let backends = backends(Stage::value_variants(), &stages);
         let cache = args.gateway.cache.cache_config;
-        let options = WorkerOptions { cache, ..args.worker.options("trireme")? };
+        let options = WorkerOptions { cache, ..args.worker.options("trireme").await? };
         let exit_on_error = options.control.exit_on_error;
         let models =
             ModelOptions { model_repository: options.model_repository.clone(), control: options.control.clone() };

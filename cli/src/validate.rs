@@ -2,6 +2,7 @@
 //! ensembles to the configurations that loading has completed; serves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -11,8 +12,7 @@ use trireme_inference::ErrorCode;
 use trireme_model::OnnxRuntimeArgs;
 use trireme_model_repository::{EnsembleError, ModelConfig, ModelSources, Repository, compile_ensemble};
 use trireme_python::{AllowPython, PythonArgs};
-use trireme_runtime::service;
-use trireme_runtime::{Backend, LoadError, backend_of, load_version};
+use trireme_runtime::{Backend, LoadError, backend_of, load_version, local_folder, service};
 use trireme_telemetry::TelemetryArgs;
 
 use crate::stages::{Stage, StageOptions, backends};
@@ -21,9 +21,9 @@ use crate::style::{Style, colours, harmless, paint};
 /// Flags of `trireme validate`.
 #[derive(Args)]
 pub struct ValidateArgs {
-    /// Model repositories and model folders, as they are served together
+    /// Model repositories and model folders, or URLs of such, as they are served together
     #[arg(value_name = "MODEL", required = true)]
-    models: Vec<String>,
+    models: Vec<PathBuf>,
 
     /// Read configurations only: load no model and link no ensemble, which need complete configurations
     #[arg(long)]
@@ -81,7 +81,17 @@ pub fn run(args: &ValidateArgs) -> ExitCode {
 
 async fn check(args: &ValidateArgs) -> (Repository, Vec<Fault>) {
     let unreadable = |code, message| Fault { model: None, code, message };
-    let sources = match ModelSources::open(args.models.iter().map(|model| (None, model.as_str()))) {
+    let (mut folders, mut faults) = (Vec::new(), Vec::new());
+    for model in &args.models {
+        match local_folder(model).await {
+            Ok(folder) => folders.push(folder),
+            Err(fault) => faults.push(unreadable(fault.code(), fault.to_string())),
+        }
+    }
+    if !faults.is_empty() {
+        return (Repository::default(), faults);
+    }
+    let sources = match ModelSources::open(folders.iter().map(|folder| (None, folder.as_path()))) {
         Ok(sources) => sources,
         Err(faults) => {
             let faults = faults.iter().map(|fault| unreadable(fault.code(), fault.to_string()));

@@ -6,15 +6,15 @@ mod reference;
 mod served;
 mod texts;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use trireme_model::OnnxRuntimeArgs;
-use trireme_model_repository::Task;
-use trireme_runtime::service;
+use trireme_model_repository::{Task, folder_name, is_model_folder};
+use trireme_runtime::{local_folder, service};
 use trireme_telemetry::TelemetryArgs;
 
 use self::answers::{Answer, expected, lower, measure, task_parser, tasks_of};
@@ -32,15 +32,17 @@ const NOT_COMPARED: u8 = 2;
 /// Flags of `trireme verify`.
 #[derive(Args)]
 pub struct VerifyArgs {
-    /// A model repository, which is served for this, or the URL of a server that runs
-    #[arg(value_name = "DIR|URL")]
+    /// What is served for this: a model folder, a model repository, an hf://, s3://, gs:// or az:// URL of one; or the
+    /// http:// URL of a server that runs
+    #[arg(value_name = "MODEL|URL")]
     target: String,
 
-    /// The model to verify: an ensemble that takes texts
-    #[arg(value_name = "MODEL")]
-    model: String,
+    /// The model to verify: an ensemble that takes texts. A model folder's by default
+    #[arg(value_name = "NAME")]
+    model: Option<String>,
 
-    /// The model's folder, as sentence-transformers, transformers or model2vec load it
+    /// The model's folder, as sentence-transformers, transformers or model2vec load it; by default the model folder that is
+    /// served
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
 
@@ -116,14 +118,16 @@ pub fn run(args: &VerifyArgs) -> ExitCode {
 }
 
 async fn verify(args: &VerifyArgs) -> anyhow::Result<(String, bool)> {
-    if args.target.contains("://") {
-        return compare(args, args.target.clone()).await;
+    if ["http://", "https://"].iter().any(|scheme| args.target.starts_with(scheme)) {
+        return compare(Comparing::of(args, None)?, args, args.target.clone()).await;
     }
-    let server = Server::open(&own_server(args)?).await?;
+    let served = local_folder(Path::new(&args.target)).await?;
+    let comparing = Comparing::of(args, Some(&served))?;
+    let server = Server::open(&own_server(args, &served, &comparing.model)?).await?;
     let outcome = match server.load().await {
         Ok(()) => {
             let address = server.http_address().context("the server does not listen for HTTP")?;
-            compare(args, format!("http://{address}")).await
+            compare(comparing, args, format!("http://{address}")).await
         }
         Err(error) => Err(error),
     };
@@ -132,27 +136,23 @@ async fn verify(args: &VerifyArgs) -> anyhow::Result<(String, bool)> {
 }
 
 /// The flags of a server that holds only this model, or the models of its ensemble, on free ports of this host.
-fn own_server(args: &VerifyArgs) -> anyhow::Result<ServeArgs> {
-    let flags = [
-        "trireme",
-        "--model-repository",
-        &args.target,
-        "--model-control-mode=explicit",
-        "--load-model",
-        &args.model,
-        "--http-address=127.0.0.1",
-        "--http-port=0",
-        "--allow-grpc=false",
-        "--allow-metrics=false",
-    ];
+fn own_server(args: &VerifyArgs, served: &Path, model: &str) -> anyhow::Result<ServeArgs> {
+    let named = format!("{model}={}", served.display());
+    let served = served.display().to_string();
+    let models: &[&str] = match is_model_folder(Path::new(&served)) {
+        true => &["--model", &named],
+        false => &["--model-repository", &served, "--model-control-mode=explicit", "--load-model", model],
+    };
+    let ports = ["--http-address=127.0.0.1", "--http-port=0", "--allow-grpc=false", "--allow-metrics=false"];
+    let flags = ["trireme"].iter().chain(models).chain(&ports);
     let OwnServer { mut serve } = clap::Parser::try_parse_from(flags)?;
     serve.onnxruntime = args.onnxruntime.clone();
     Ok(serve)
 }
 
 /// Compares on a thread of its own, because the HTTP client blocks and the server in this process has to go on.
-async fn compare(args: &VerifyArgs, url: String) -> anyhow::Result<(String, bool)> {
-    let (comparing, headers, timeout_secs) = (Comparing::of(args)?, args.headers.clone(), args.timeout_secs);
+async fn compare(comparing: Comparing, args: &VerifyArgs, url: String) -> anyhow::Result<(String, bool)> {
+    let (headers, timeout_secs) = (args.headers.clone(), args.timeout_secs);
     let blocking = move || comparing.run(&Model::new(&url, &comparing.model, headers, timeout_secs)?);
     tokio::task::spawn_blocking(blocking).await.context("comparing ended early")?
 }
@@ -171,16 +171,24 @@ struct Comparing {
 // === impl Comparing ===
 
 impl Comparing {
-    fn of(args: &VerifyArgs) -> anyhow::Result<Comparing> {
-        let library = match (&args.vectors, &args.folder) {
+    /// `served` is what this command serves, where no server runs already.
+    fn of(args: &VerifyArgs, served: Option<&Path>) -> anyhow::Result<Comparing> {
+        let served = served.filter(|folder| is_model_folder(folder));
+        // Of a model that was downloaded the weights that the library reads are not here.
+        let own = served.filter(|_| !args.target.contains("://")).map(Path::to_owned);
+        let library = match (&args.vectors, args.folder.clone().or(own)) {
             (Some(file), _) => Library::File(file.clone()),
-            (None, Some(folder)) => Library::Python { python: args.python.clone(), folder: folder.clone() },
+            (None, Some(folder)) => Library::Python { python: args.python.clone(), folder },
             (None, None) => {
                 anyhow::bail!("there is nothing to compare with: give the model's folder by --folder, or --vectors")
             }
         };
         Ok(Comparing {
-            model: args.model.clone(),
+            model: match (&args.model, served) {
+                (Some(model), _) => model.clone(),
+                (None, Some(folder)) => folder_name(folder),
+                (None, None) => anyhow::bail!("name the model of {} to verify", args.target),
+            },
             library,
             tasks: args.task.clone(),
             texts: args.texts.clone(),

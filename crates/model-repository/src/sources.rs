@@ -35,16 +35,10 @@ pub struct ModelFolder {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages show")]
 pub enum SourceError {
-    /// A URL.
-    #[error(
-        "'{0}' is not a local folder: models are not fetched from there; download it first, for instance with: hf download \
-         org/name --local-dir FOLDER"
-    )]
-    NotLocal(String),
     /// The path does not exist.
     #[error(
         "there is no folder '{0}': expected a model repository or a model folder; a model of the Hugging Face hub is \
-         downloaded with: hf download org/name --local-dir FOLDER"
+         named hf://org/name"
     )]
     Missing(String),
     /// A name was given for a model repository, whose models have names already.
@@ -54,7 +48,7 @@ pub enum SourceError {
     #[error("'{0}' is no model name: expected letters, digits, '-', '_' and '.', without a '.' at the beginning")]
     BadName(String),
     /// Two folders under one name.
-    #[error("{} and {} would both be called '{name}': give one of them another name with --model NAME=FOLDER", first.display(), second.display())]
+    #[error("{} and {} would both be called '{name}': give one of them another name with --model NAME=MODEL", first.display(), second.display())]
     SameName { name: String, first: PathBuf, second: PathBuf },
     /// A model folder that cannot be served.
     #[error(transparent)]
@@ -71,7 +65,6 @@ impl SourceError {
     pub fn code(&self) -> ErrorCode {
         match self {
             SourceError::Missing(_) => ErrorCode::NotFound,
-            SourceError::NotLocal(_) => ErrorCode::Unsupported,
             SourceError::Named { .. } | SourceError::BadName(_) | SourceError::SameName { .. } => ErrorCode::InvalidArg,
             SourceError::Folder(error) => error.code(),
             SourceError::Repository(error) => error.code(),
@@ -85,7 +78,7 @@ impl ModelSources {
     /// Tells repositories and folders apart, and derives a repository of the folders in the system's temporary directory.
     /// `models` are paths; each may have a name, which only a folder takes. All faults together.
     pub fn open<'a>(
-        models: impl IntoIterator<Item = (Option<&'a str>, &'a str)>,
+        models: impl IntoIterator<Item = (Option<&'a str>, &'a Path)>,
     ) -> Result<ModelSources, Vec<SourceError>> {
         let mut faults = Vec::new();
         let (mut repositories, mut folders) = (Vec::new(), Vec::<ModelFolder>::new());
@@ -153,17 +146,13 @@ enum Source {
     Folder(Box<ModelFolder>),
 }
 
-fn source(name: Option<&str>, model: &str) -> Result<Source, SourceError> {
-    if model.contains("://") {
-        return Err(SourceError::NotLocal(model.to_owned()));
-    }
-    let path = Path::new(model);
+fn source(name: Option<&str>, path: &Path) -> Result<Source, SourceError> {
     if is_model_folder(path) {
         return ModelFolder::read(path, name).map(|folder| Source::Folder(Box::new(folder)));
     }
     match name {
-        _ if !path.is_dir() => Err(SourceError::Missing(model.to_owned())),
-        Some(name) => Err(SourceError::Named { name: name.to_owned(), path: model.to_owned() }),
+        _ if !path.is_dir() => Err(SourceError::Missing(path.display().to_string())),
+        Some(name) => Err(SourceError::Named { name: name.to_owned(), path: path.display().to_string() }),
         None => Ok(Source::Repository(path.to_owned())),
     }
 }

@@ -1,31 +1,34 @@
 //! Flags that say which models a process knows.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
 
 use clap::Args;
 use trireme_model_repository::ModelSources;
+use trireme_model_source::{FetchError, Settings, fetch, is_remote};
 
 /// Where models come from: flags of every process that hosts models or links them.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ModelArgs {
     /// Model repositories in Triton's layout, and model folders as Hugging Face and sentence-transformers write them, which are
-    /// served under their own names
+    /// served under their own names: folders, or hf://org/name[@revision], s3://, gs://, az:// and https:// URLs of such, which
+    /// are downloaded first
     #[arg(value_name = "MODEL")]
     pub models: Vec<String>,
 
-    /// A model folder and the name that it is served under; may be given several times
-    #[arg(long = "model", env = "TRIREME_MODEL", value_name = "NAME=FOLDER", value_delimiter = ',')]
+    /// A model folder or its URL, and the name that it is served under; may be given several times
+    #[arg(long = "model", env = "TRIREME_MODEL", value_name = "NAME=MODEL", value_delimiter = ',')]
     #[arg(value_parser = named)]
     pub named: Vec<(String, String)>,
 
-    /// Model repository in Triton's layout; may be given several times
+    /// Model repository in Triton's layout, or its URL; may be given several times
     #[arg(long, alias = "model-store", env = "TRIREME_MODEL_REPOSITORY", value_name = "DIR", value_delimiter = ',')]
     pub model_repository: Vec<PathBuf>,
 }
 
-/// `NAME=FOLDER`
+/// `NAME=MODEL`
 fn named(text: &str) -> Result<(String, String), String> {
-    let expected = || format!("expected NAME=FOLDER, found '{text}'");
+    let expected = || format!("expected NAME=MODEL, found '{text}'");
     let (name, folder) = text.split_once('=').ok_or_else(expected)?;
     match name.is_empty() || folder.is_empty() {
         true => Err(expected()),
@@ -41,30 +44,60 @@ impl ModelArgs {
         self.models.is_empty() && self.named.is_empty() && self.model_repository.is_empty()
     }
 
-    /// The model repositories, and one that is derived from the model folders; the derived values are logged. The result has to
-    /// be kept as long as models are loaded.
-    pub fn open(&self) -> anyhow::Result<ModelSources> {
-        let named = self.named.iter().map(|(name, folder)| (Some(name.as_str()), folder.as_str()));
-        let sources = ModelSources::open(self.models.iter().map(|model| (None, model.as_str())).chain(named));
-        let mut sources = sources.map_err(|faults| {
-            anyhow::Error::msg(faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
-        })?;
+    /// The model repositories, and one that is derived from the model folders; the derived values are logged. Models that lie
+    /// elsewhere are downloaded first. The result has to be kept as long as models are loaded.
+    pub async fn open(&self) -> anyhow::Result<ModelSources> {
+        let mut words: Vec<(Option<&str>, &Path)> = Vec::new();
+        words.extend(self.models.iter().map(|model| (None, Path::new(model))));
+        words.extend(self.named.iter().map(|(name, model)| (Some(name.as_str()), Path::new(model))));
+        let (mut local, mut repositories, mut faults) = (Vec::new(), Vec::new(), Vec::new());
+        for (name, word) in words {
+            match local_folder(word).await {
+                Ok(folder) => local.push((name, folder)),
+                Err(fault) => faults.push(fault.to_string()),
+            }
+        }
+        for word in &self.model_repository {
+            match local_folder(word).await {
+                Ok(folder) => repositories.push(folder),
+                Err(fault) => faults.push(fault.to_string()),
+            }
+        }
+        let mut sources = match ModelSources::open(local.iter().map(|(name, folder)| (*name, folder.as_path()))) {
+            Ok(sources) if faults.is_empty() => sources,
+            opened => {
+                faults.extend(opened.err().iter().flatten().map(ToString::to_string));
+                anyhow::bail!(faults.join("; "));
+            }
+        };
         for folder in &sources.folders {
             for line in folder.summary() {
                 tracing::info!(model = folder.name, folder = %folder.path.display(), derived = line, "model folder");
             }
         }
-        sources.repositories.splice(0..0, self.model_repository.iter().cloned());
+        sources.repositories.splice(0..0, repositories);
         Ok(sources)
     }
 
     /// As [`ModelArgs::open`], for a process that has to have models.
-    pub fn open_some(&self) -> anyhow::Result<ModelSources> {
+    pub async fn open_some(&self) -> anyhow::Result<ModelSources> {
         anyhow::ensure!(
             !self.is_empty(),
             "no models are named: give model folders or model repositories, as in 'serve MODEL', or --model-repository DIR"
         );
-        self.open()
+        self.open().await
+    }
+}
+
+/// The folder that a word of the command line names; a model that lies elsewhere is downloaded into the cache.
+pub async fn local_folder(word: &Path) -> Result<PathBuf, FetchError> {
+    match word.to_str().filter(|word| is_remote(word)) {
+        Some(word) => {
+            let settings = Settings::from_env();
+            let fetching: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(fetch(word, &settings));
+            fetching.await
+        }
+        None => Ok(word.to_owned()),
     }
 }
 
@@ -91,18 +124,18 @@ mod tests {
         assert_eq!(models.models, ["a", "b"]);
         assert_eq!(models.named, [("x".to_owned(), "c".to_owned()), ("y".to_owned(), "d=e".to_owned())]);
         assert_eq!(models.model_repository, [PathBuf::from("r"), PathBuf::from("s")]);
-        assert!(parse(&["--model", "c"]).unwrap_err().contains("expected NAME=FOLDER, found 'c'"));
+        assert!(parse(&["--model", "c"]).unwrap_err().contains("expected NAME=MODEL, found 'c'"));
     }
 
-    #[test]
-    fn all_that_cannot_be_served_is_said_together() {
-        let models = parse(&["hf://org/name", "no/such/folder", "--model", "x=../../crates"]).unwrap();
-        let error = models.open().unwrap_err().to_string();
-        assert!(error.contains("'hf://org/name' is not a local folder"), "{error}");
+    #[tokio::test]
+    async fn all_that_cannot_be_served_is_said_together() {
+        let models = parse(&["ftp://org/name", "no/such/folder", "--model", "x=../../crates"]).unwrap();
+        let error = models.open().await.unwrap_err().to_string();
+        assert!(error.contains("'ftp://org/name' names no model: expected hf://"), "{error}");
         assert!(error.contains("there is no folder 'no/such/folder'"), "{error}");
         assert!(error.contains("'../../crates' is a model repository, whose models have names"), "{error}");
-        let error = parse(&[]).unwrap().open_some().unwrap_err().to_string();
+        let error = parse(&[]).unwrap().open_some().await.unwrap_err().to_string();
         assert!(error.starts_with("no models are named"), "{error}");
-        assert!(parse(&[]).unwrap().open().unwrap().repositories.is_empty());
+        assert!(parse(&[]).unwrap().open().await.unwrap().repositories.is_empty());
     }
 }

@@ -82,9 +82,9 @@ pub struct ServiceArgs {
 // === impl WorkerArgs ===
 
 impl WorkerArgs {
-    /// The worker these flags describe; model folders are read. Errors name the flag.
-    pub fn options(&self, service: &str) -> anyhow::Result<WorkerOptions> {
-        let sources = self.models.open_some()?;
+    /// The worker these flags describe; models that lie elsewhere are downloaded, and model folders read. Errors name the flag.
+    pub async fn options(&self, service: &str) -> anyhow::Result<WorkerOptions> {
+        let sources = self.models.open_some().await?;
         let name = self.worker_name.clone().unwrap_or_else(|| process_name(service));
         let statistics = Statistics::new(name.as_str());
         let defaults = WorkerOptions::new(service, sources.repositories.clone(), statistics);
@@ -123,10 +123,11 @@ pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backen
     }
     block_on(service, &args.telemetry, async {
         let health = Health::default();
-        let options = WorkerOptions { cache: args.cache.cache_config, ..args.worker.options(service)? };
+        let shutdown = shutdown_signal()?;
+        let Some(options) = or_shutdown(&shutdown, args.worker.options(service)).await? else { return Ok(()) };
+        let options = WorkerOptions { cache: args.cache.cache_config, ..options };
         let ready = health.clone();
         args.admin.listen(move || ready.is_ready(), &options.statistics)?;
-        let shutdown = shutdown_signal()?;
         let Some(bus) = or_shutdown(&shutdown, args.nats.connect(service, &options.name)).await? else { return Ok(()) };
         let opening = Worker::open(bus.clone(), backends, &options);
         let Some(worker) = or_shutdown(&shutdown, opening).await? else { return Ok(()) };

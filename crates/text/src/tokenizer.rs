@@ -97,6 +97,11 @@ pub fn texts_of(tensor: &Tensor) -> Result<Vec<&str>, TextError> {
 // === impl TextTokenizer ===
 
 impl TextTokenizer {
+    /// Whether texts of any length are cut to one that is known.
+    pub fn is_limited(&self) -> bool {
+        self.max_length.is_some() || self.options.max_characters.is_some()
+    }
+
     /// Loads `tokenizer.json` or a SentencePiece model from `directory`, and `tokenizer_config.json` if it exists.
     /// Errors if the tokenizer cannot follow the options, so that this does not fail later at a text.
     pub fn load(directory: &Path, options: TokenizeOptions) -> Result<TextTokenizer, TextError> {

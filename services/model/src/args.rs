@@ -11,7 +11,8 @@ use crate::backends::default_cost_model_cache;
 /// Flags of every process that runs ONNX models.
 #[derive(Args, Clone, Debug)]
 pub struct OnnxRuntimeArgs {
-    /// The ONNX Runtime library (libonnxruntime.so); by default ORT_DYLIB_PATH, then .tools/onnxruntime, then the system's
+    /// The ONNX Runtime library (libonnxruntime.so); by default ORT_DYLIB_PATH, then .tools/onnxruntime,
+    /// then the Python wheel onnxruntime in the environment that this program is installed in, then the system's
     #[arg(long, env = "TRIREME_ONNXRUNTIME_LIBRARY", value_name = "FILE")]
     pub onnxruntime_library: Option<PathBuf>,
 

@@ -58,8 +58,15 @@ impl Outputs {
                 ));
             }
             if !content.datatypes().contains(&spec.datatype) {
+                let names = match content {
+                    Content::Classification => {
+                        ": op top_k gives scores to an output 'scores', class indices to 'indices' (TYPE_INT64 or TYPE_INT32), labels to \
+                         'labels', and texts score:index:label to one of any other name"
+                    }
+                    _ => "",
+                };
                 faults.push(format!(
-                    "unexpected datatype {} for output '{}', expecting {}",
+                    "unexpected datatype {} for output '{}', expecting {}{names}",
                     spec.datatype.config_name(),
                     spec.name,
                     content.datatypes().iter().map(|d| d.config_name()).collect::<Vec<_>>().join(" or ")
@@ -314,6 +321,11 @@ mod tests {
         assert_eq!(
             faults(&[], Form::Floats),
             "it declares 0 outputs, expected one for the result: floating point numbers of shape [-1,384]"
+        );
+        let found = faults(&[spec("best", DataType::Fp32, &[-1, 384])], Form::Ranked);
+        assert!(
+            found.contains("'best', expecting TYPE_STRING: op top_k gives scores to an output 'scores'"),
+            "{found}"
         );
         let specs = [spec("labels", DataType::Bytes, &[-1, -1])];
         assert_eq!(

@@ -47,6 +47,13 @@ impl Backend for TokenizerBackend {
         let instances = source.cpu_instances()?;
         let options = TokenizeOptions::from_parameters(&config.parameters).map_err(|error| load_error(model, error))?;
         let tokenizer = TextTokenizer::load(source.version_path, options).map_err(|error| load_error(model, error))?;
+        if !tokenizer.is_limited() {
+            tracing::warn!(
+                model,
+                "neither parameter max_length nor model_max_length of tokenizer_config.json limits the length of texts: a text that is \
+                 longer than the model can take fails there; set parameter max_length"
+            );
+        }
         tokenizer.check(schema.extras(|_| true)).map_err(|error| load_error(model, error))?;
 
         let batches = config.max_batch_size > 0;

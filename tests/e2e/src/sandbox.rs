@@ -41,6 +41,7 @@ pub struct Setup {
     gateway_arguments: Vec<String>,
     worker_arguments: Vec<String>,
     queue_arguments: Vec<String>,
+    environment: Vec<(String, String)>,
     passwords: Option<PathBuf>,
     gateway_broker: Option<String>,
     tokenizers: usize,
@@ -96,6 +97,7 @@ impl Setup {
             gateway_arguments: Vec::new(),
             worker_arguments: Vec::new(),
             queue_arguments: Vec::new(),
+            environment: Vec::new(),
             passwords: None,
             gateway_broker: None,
             tokenizers: 1,
@@ -134,6 +136,12 @@ impl Setup {
     /// Arguments about the deployment's queues, for its gateway or for the one process.
     pub fn queue_arguments(self, arguments: &[&str]) -> Setup {
         Setup { queue_arguments: owned(arguments), ..self }
+    }
+
+    /// Environment variables of every process.
+    pub fn environment(self, variables: &[(&str, &str)]) -> Setup {
+        let owned = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Setup { environment: owned.collect(), ..self }
     }
 
     /// Whether the stages are separate processes.
@@ -198,6 +206,7 @@ impl Setup {
         command.arg("--model-repository").arg(&self.repository);
         command.args(&self.gateway_arguments).args(&self.queue_arguments);
         self.log_in(&mut command, "gateway");
+        command.envs(self.environment.iter().cloned());
         let name = if nats.is_some() { "gateway" } else { "serve" };
         let gateway = Process::start(name, &mut command, folder.path());
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -242,6 +251,7 @@ impl Sandbox {
             command.arg("--allow-python");
         }
         self.setup.log_in(&mut command, stage.service());
+        command.envs(self.setup.environment.iter().cloned());
         let name = format!("{}-{number}", stage.binary());
         self.workers.push((stage, Process::start(&name, &mut command, self.folder.path())));
         number

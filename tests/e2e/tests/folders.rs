@@ -7,9 +7,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use trireme_e2e::{Mode, Process, Setup, basic_repository, golden, in_every_mode, product};
-use trireme_testkit::assert_close;
+use trireme_testkit::{HubFault, HubServer, assert_close};
 
-in_every_mode!(a_folder_answers_as_the_repository_written_by_hand);
+in_every_mode!(a_folder_answers_as_the_repository_written_by_hand, a_model_of_the_hub_is_downloaded_once_and_served,);
 
 /// How long a command may take that serves nothing.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -130,4 +130,121 @@ fn a_folder_that_contradicts_itself_ends_the_start() {
         ),
         "{words}"
     );
+}
+
+#[test]
+fn verify_serves_a_folder_under_its_own_name_or_another() {
+    let folder = tiny();
+    let line = |golden: trireme_e2e::Golden| json!({"text": golden.text, "embedding": golden.embedding}).to_string();
+    let vectors = folder.path().join("vectors.jsonl");
+    fs::write(&vectors, golden().into_iter().map(line).collect::<Vec<_>>().join("\n")).expect("a file can be written");
+    let verify = |name: &[&str]| {
+        let mut command = product("trireme");
+        command.arg("verify").arg(folder.path()).args(name).arg("--vectors").arg(&vectors);
+        command.output().expect("the command runs")
+    };
+    for (name, shown) in [(vec![], "model '"), (vec!["other"], "model 'other' serves what")] {
+        let verified = verify(&name);
+        let said = String::from_utf8_lossy(&verified.stdout);
+        assert!(
+            verified.status.success() && said.contains(shown),
+            "{said}{}",
+            String::from_utf8_lossy(&verified.stderr)
+        );
+    }
+}
+
+/// The files of a folder, by their paths in it.
+fn files(root: &Path, inner: &str) -> Vec<(String, Vec<u8>)> {
+    let entries = fs::read_dir(root.join(inner)).expect("a folder").flatten();
+    let file = |entry: fs::DirEntry| {
+        let name = format!("{inner}{}", entry.file_name().to_string_lossy());
+        match entry.path().is_dir() {
+            true => files(root, &format!("{name}/")),
+            false => vec![(name, fs::read(entry.path()).expect("a file"))],
+        }
+    };
+    entries.flat_map(file).collect()
+}
+
+fn a_model_of_the_hub_is_downloaded_once_and_served(mode: Mode) {
+    let (folder, cache) = (tiny(), tempfile::tempdir().expect("a temporary folder"));
+    let hub = HubServer::start("org/mini", files(folder.path(), ""));
+    hub.set_fault("onnx/model.onnx", Some(HubFault::Cut(1000)));
+    let words = ["hf://org/mini@v1", "--model", "other=hf://org/mini"];
+    let mut setup = Setup::new(mode).worker_arguments(&words);
+    if setup.is_services() {
+        setup = setup.gateway_arguments(&words);
+    }
+    let cache = cache.path().display().to_string();
+    let sandbox = setup.environment(&[("HF_ENDPOINT", &hub.url()), ("HF_HUB_CACHE", &cache)]).start();
+    let input = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [golden()[0].text]}]});
+    for name in ["mini", "other"] {
+        assert_close(&sandbox.infer(name, &input).numbers("sentence_embedding"), &golden()[0].embedding, 1e-5);
+    }
+    let graphs = hub.requests().into_iter().filter(|request| request.contains("/cdn/")).count();
+    assert_eq!(graphs, 2, "the file is read to the cut, then from there: {:?}", hub.requests());
+}
+
+#[test]
+fn a_folder_or_repository_that_a_web_server_lists_is_served() {
+    let (root, cache) =
+        (tempfile::tempdir().expect("a temporary folder"), tempfile::tempdir().expect("a temporary folder"));
+    let (folder, repository) = (tiny(), root.path().join("repository"));
+    fs::rename(folder.path(), root.path().join("mini")).expect("both are in the same file system");
+    let written = run(&["init", "--copy", "--name", "mine"], &[&root.path().join("mini"), &repository]);
+    assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+    let server = WebServer::start(root.path());
+    for (word, models) in [("mini", 4), ("repository", 4)] {
+        let checked = product("trireme")
+            .args(["validate", &format!("{}/{word}", server.url)])
+            .env("TRIREME_DOWNLOAD_CACHE", cache.path())
+            .output()
+            .expect("the command runs");
+        let said = String::from_utf8_lossy(&checked.stdout);
+        assert!(
+            said.contains(&format!("all {models} models load")),
+            "{said}{}",
+            String::from_utf8_lossy(&checked.stderr)
+        );
+    }
+    let checked =
+        product("trireme").args(["validate", &format!("{}/nothing", server.url)]).output().expect("the command runs");
+    let said = String::from_utf8_lossy(&checked.stdout);
+    assert!(
+        !checked.status.success()
+            && said.contains("/nothing/: the server does not list the files of this folder (it answered 404)"),
+        "{said}"
+    );
+}
+
+/// `python3 -m http.server`, which lists folders.
+struct WebServer {
+    process: std::process::Child,
+    url: String,
+}
+
+impl WebServer {
+    fn start(root: &Path) -> WebServer {
+        let python = std::env::var("TRIREME_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+        let mut process = std::process::Command::new(python)
+            .args(["-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory"])
+            .arg(root)
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("Python starts");
+        let mut line = String::new();
+        let stdout = process.stdout.take().expect("it is a pipe");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).expect("it says its address");
+        let port = line.split_whitespace().skip_while(|word| *word != "port").nth(1).expect("it names the port");
+        WebServer { process, url: format!("http://127.0.0.1:{port}") }
+    }
+}
+
+impl Drop for WebServer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }

@@ -288,13 +288,10 @@ fn generation(
         .filter(|file| reader.has(file))
         .map(str::to_owned)
         .collect();
-    for place in ["", "onnx/"] {
-        let names = reader.names(place).into_iter().filter(|name| {
-            let parts = [graphs::ENCODER, "decoder_model", "decoder_with_past_model"];
-            parts.iter().any(|part| name.starts_with(part)) && name.contains(".onnx")
-        });
-        files.extend(names.map(|name| format!("{place}{name}")));
-    }
+    let names = ["", "onnx/"]
+        .into_iter()
+        .flat_map(|place| reader.names(place).into_iter().map(move |name| format!("{place}{name}")));
+    files.extend(names.filter(|name| graphs::is_generation_part(name)));
     if !files.iter().any(|file| file.contains(graphs::ENCODER)) {
         graphs::missing(reader, "", Task::Generate);
         return None;

@@ -38,6 +38,13 @@ const POOLED: &str = "sentence_embedding";
 /// The files that an encoder-decoder model needs.
 pub(crate) const ENCODER: &str = "encoder_model";
 
+/// Whether a file, at the top or in `onnx/`, is a part of an encoder-decoder model, or holds weights of one.
+pub(crate) fn is_generation_part(file: &str) -> bool {
+    let name = file.strip_prefix("onnx/").unwrap_or(file);
+    let parts = [ENCODER, "decoder_model", "decoder_with_past_model"];
+    !name.contains('/') && name.contains(".onnx") && parts.iter().any(|part| name.starts_with(part))
+}
+
 /// A graph and the file that it is in.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct GraphFile {
@@ -68,19 +75,16 @@ fn choose(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Derived<Strin
         let names = reader.names(&place).into_iter().filter(|name| name.ends_with(".onnx"));
         found.extend(names.map(|name| format!("{place}{name}")));
     }
-    let known = STEMS.iter().find_map(|stem| {
-        found.iter().find(|file| Path::new(file.as_str()).file_stem().is_some_and(|found| found == *stem))
-    });
-    match (known, found.as_slice()) {
-        (_, []) => {
+    match preferred(&found) {
+        Choice::None => {
             missing(reader, folder, task);
             None
         }
-        (_, [only]) => Some(Derived::from(only.clone(), "the only ONNX file")),
-        (Some(file), _) => {
-            Some(Derived::from(file.clone(), format!("the most exact of {} ONNX files, by its name", found.len())))
+        Choice::Only(file) => Some(Derived::from(file.to_owned(), "the only ONNX file")),
+        Choice::Best(file) => {
+            Some(Derived::from(file.to_owned(), format!("the most exact of {} ONNX files, by its name", found.len())))
         }
-        (None, _) => {
+        Choice::Unclear => {
             reader.fault(format_args!(
                 "several ONNX files, none of which is called model.onnx: {}; keep one of them in the folder",
                 found.join(", ")
@@ -90,18 +94,40 @@ fn choose(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Derived<Strin
     }
 }
 
+/// Which of a folder's ONNX files is served.
+pub(crate) enum Choice<'a> {
+    None,
+    Only(&'a str),
+    /// The most exact one, by its name.
+    Best(&'a str),
+    Unclear,
+}
+
+/// Chooses among ONNX files by their names.
+pub(crate) fn preferred(found: &[String]) -> Choice<'_> {
+    let named = |stem: &&str| {
+        found.iter().find(|file| Path::new(file.as_str()).file_stem().is_some_and(|found| found == *stem))
+    };
+    match (found, STEMS.iter().find_map(named)) {
+        ([], _) => Choice::None,
+        ([only], _) => Choice::Only(only),
+        (_, Some(best)) => Choice::Best(best),
+        (_, None) => Choice::Unclear,
+    }
+}
+
+/// Whether a file holds weights of another kind, which an ONNX file can be made of.
+pub(crate) fn is_weights(name: &str) -> bool {
+    WEIGHTS.contains(&name) || (name.ends_with(".safetensors") && name.starts_with("model-")) || name.ends_with(".pt")
+}
+
 /// Says how to make an ONNX file from the folder's weights.
 pub(crate) fn missing(reader: &Reader<'_>, folder: &str, task: Task) {
     let place = reader.root().join(folder);
     let place = place.display().to_string();
     let place = place.trim_end_matches('/');
     let names = reader.names(folder);
-    let weights = |name: &&String| {
-        WEIGHTS.contains(&name.as_str())
-            || (name.ends_with(".safetensors") && name.starts_with("model-"))
-            || name.ends_with(".pt")
-    };
-    let there: Vec<_> = names.iter().filter(weights).map(String::as_str).collect();
+    let there: Vec<_> = names.iter().map(String::as_str).filter(|name| is_weights(name)).collect();
     let there = match there.as_slice() {
         [] => "no weights of another kind either".to_owned(),
         there => format!("only {}", there.join(", ")),

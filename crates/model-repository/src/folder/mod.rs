@@ -14,6 +14,7 @@ mod files;
 mod graphs;
 mod head;
 mod modules;
+mod needed;
 mod onnx;
 mod origin;
 mod place;
@@ -31,6 +32,7 @@ use trireme_inference::ErrorCode;
 use self::files::Reader;
 
 pub use self::describe::FolderDescription;
+pub use self::needed::{NeededError, needed_files};
 pub use self::origin::Derived;
 pub use self::place::{Placement, place};
 pub use self::repository::DerivedModel;

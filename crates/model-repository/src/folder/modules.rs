@@ -95,6 +95,18 @@ pub(crate) fn read(reader: &Reader<'_>) -> Option<Vec<Module>> {
     Some(modules)
 }
 
+/// The folders that modules lie in, each with a slash at its end, and whether weights of the module are read there.
+pub(crate) fn folders(reader: &Reader<'_>) -> Vec<(String, bool)> {
+    let folder = |value: &Value| {
+        let text = |key: &str| value.get(key).and_then(Value::as_str);
+        let path = text("path")?.trim_matches('/');
+        let kind = text("type")?.rsplit('.').next()?;
+        let has_weights = matches!(kind, "Dense" | "LayerNorm" | "StaticEmbedding");
+        (!matches!(path, "" | ".")).then(|| (format!("{path}/"), has_weights))
+    };
+    reader.value(MODULES).as_ref().and_then(Value::as_array).into_iter().flatten().filter_map(folder).collect()
+}
+
 fn module(reader: &Reader<'_>, index: usize, value: &Value) -> Option<Module> {
     let place = format!("{MODULES}: [{index}]");
     let text = |key: &str| value.get(key).and_then(Value::as_str);

@@ -9,7 +9,7 @@ use super::modules;
 use super::origin::Derived;
 
 /// A tokenizer's files; the ones that exist go into the version folder of the tokenizer model.
-const FILES: [&str; 13] = [
+pub(crate) const FILES: [&str; 13] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

@@ -86,7 +86,7 @@ impl HostWorkers {
 
 /// Runs a worker, like `service::run`.
 async fn work(args: ServiceArgs, ready: Ready, shutdown: CancellationToken) -> anyhow::Result<()> {
-    let options = args.worker.options("model")?;
+    let options = args.worker.options("model").await?;
     let bus = args.nats.connect("model", &options.name).await?;
     let backends: [Arc<dyn Backend>; 1] = [Arc::new(Identity)];
     let worker = Worker::open(bus.clone(), &backends, &options).await?;

@@ -15,6 +15,8 @@ use super::providers;
 
 /// The library's path after the setup script, relative to the checkout.
 const SETUP_PATH: &str = ".tools/onnxruntime/libonnxruntime.so";
+/// How the library's name begins in its Python wheel, before the version.
+const WHEEL_PREFIX: &str = "libonnxruntime.so.";
 /// The name for the system's loader.
 const SYSTEM_NAME: &str = "libonnxruntime.so";
 const HOW_TO_GET: &str = "get one with `make setup` or from the Python wheel `onnxruntime`, and name it with \
@@ -81,8 +83,26 @@ impl Surroundings {
             return vec![directory.join(named)];
         }
         let mut places = self.beside_setup(SETUP_PATH);
+        places.extend(self.in_wheel());
         places.push(PathBuf::from(SYSTEM_NAME));
         places
+    }
+
+    /// The library in the Python wheel `onnxruntime`, where this executable came with a wheel into the same environment:
+    /// `bin/trireme`, `lib/python3.12/site-packages/onnxruntime/capi/libonnxruntime.so.1.31.1`.
+    fn in_wheel(&self) -> Option<PathBuf> {
+        let environment = self.executable.as_deref()?.parent()?.parent()?;
+        let inner = |folder: PathBuf, prefix: &str| {
+            let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+            let matches =
+                |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix));
+            let mut found: Vec<PathBuf> = entries.filter(matches).collect();
+            found.sort();
+            found
+        };
+        let pythons = ["lib", "lib64"].into_iter().flat_map(|lib| inner(environment.join(lib), "python3"));
+        let folders = pythons.map(|python| python.join("site-packages/onnxruntime/capi"));
+        folders.flat_map(|folder| inner(folder, WHEEL_PREFIX)).next_back()
     }
 
     /// The paths at which the setup script may have put a file: in the working directory's checkout, or the
@@ -166,6 +186,20 @@ mod tests {
         let expected = ["/checkout/", "/opt/bin/", "/opt/", "/"].map(|dir| PathBuf::from(format!("{dir}{SETUP_PATH}")));
         assert_eq!(found[..4], expected);
         assert_eq!(found[4..], [PathBuf::from(SYSTEM_NAME)]);
+    }
+
+    #[test]
+    fn an_executable_of_a_wheel_finds_the_library_of_another_wheel() {
+        let environment = tempfile::tempdir().unwrap();
+        let capi = environment.path().join("lib/python3.12/site-packages/onnxruntime/capi");
+        std::fs::create_dir_all(&capi).unwrap();
+        for name in ["libonnxruntime.so.1.31.1", "libonnxruntime_providers_shared.so"] {
+            std::fs::write(capi.join(name), "").unwrap();
+        }
+        let executable = environment.path().join("bin/trireme");
+        let found = Surroundings { executable: Some(executable), ..surroundings(None) }.candidates(None);
+        let place = found.iter().position(|path| *path == capi.join("libonnxruntime.so.1.31.1"));
+        assert_eq!(place, Some(found.len() - 2), "before the system's: {found:?}");
     }
 
     #[test]

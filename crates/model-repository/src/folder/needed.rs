@@ -1,0 +1,271 @@
+//! Which files of a model that lies elsewhere have to be downloaded: few of a model folder, which often holds the same weights
+//! in several formats; all of a model repository.
+
+use std::path::Path;
+
+use super::MARKS;
+use super::describe::Files;
+use super::files::Reader;
+use super::graphs::{self, Choice};
+use super::modules::{self, Step};
+use super::onnx::Graph;
+use super::task::{self, Task};
+use super::tokenizer;
+
+/// The directory of weights that a module or a static model has.
+const WEIGHTS: &str = "model.safetensors";
+
+/// Why no list of files can be named.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are what the messages show")]
+pub enum NeededError {
+    /// There is nothing that runs.
+    #[error(
+        "there is no ONNX file, {there}; make one with: pip install optimum-onnx && optimum-cli export onnx --model MODEL --task {task} \
+         FOLDER, and serve FOLDER"
+    )]
+    NoGraph { there: String, task: &'static str },
+    /// No name says which one to take.
+    #[error("there are several ONNX files, none of which is called model.onnx: {0}")]
+    SeveralGraphs(String),
+    /// The files of one model of a repository.
+    #[error("config.pbtxt is at the top: this is a model of a model repository; name the folder above it")]
+    OneModel,
+    /// Neither a model folder nor a model repository.
+    #[error(
+        "this is neither a model folder (config.json, modules.json, tokenizer.json or an ONNX file at its top) nor a model repository \
+         (MODEL/config.pbtxt, MODEL/1/…): found {0}"
+    )]
+    NoModel(String),
+}
+
+/// Of the files `listed`, by their paths, those that serving the model needs and that are not in the folder `local` yet. The
+/// answer depends on what is there: ask until it is empty.
+pub fn needed_files(local: &Path, listed: &[&str]) -> Result<Vec<String>, NeededError> {
+    let mut needed = match kind(listed)? {
+        Kind::Repository => listed.iter().filter(|name| !is_hidden(name)).map(|name| (*name).to_owned()).collect(),
+        Kind::Folder => of_folder(local, listed)?,
+    };
+    needed.retain(|name| !local.join(name).is_file());
+    Ok(needed)
+}
+
+/// The kind of folder that a list of files belongs to.
+enum Kind {
+    Folder,
+    Repository,
+}
+
+fn kind(listed: &[&str]) -> Result<Kind, NeededError> {
+    let is_mark = |name: &&&str| MARKS.contains(name) || (!name.contains('/') && name.ends_with(".onnx"));
+    if listed.iter().any(|name| is_mark(&name)) {
+        return Ok(Kind::Folder);
+    }
+    if listed.contains(&"config.pbtxt") {
+        return Err(NeededError::OneModel);
+    }
+    let is_model = |name: &&str| match name.split('/').collect::<Vec<_>>().as_slice() {
+        [_, config] => *config == "config.pbtxt",
+        [_, version, ..] => version.parse::<i64>().is_ok(),
+        _ => false,
+    };
+    match listed.iter().any(is_model) {
+        true => Ok(Kind::Repository),
+        false => Err(NeededError::NoModel(few(listed))),
+    }
+}
+
+/// The first of some names.
+fn few(names: &[&str]) -> String {
+    const SHOWN: usize = 8;
+    let shown = names.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(SHOWN) {
+        0 if names.is_empty() => "nothing".to_owned(),
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+fn is_hidden(name: &str) -> bool {
+    name.split('/').any(|part| part.starts_with('.'))
+}
+
+fn of_folder(local: &Path, listed: &[&str]) -> Result<Vec<String>, NeededError> {
+    let mut needed = small(listed, "");
+    // The other files follow from those.
+    let is_there = |needed: &[String]| needed.iter().all(|name| local.join(name).is_file());
+    if !is_there(&needed) {
+        return Ok(needed);
+    }
+    let reader = Reader::new(local);
+    for (folder, has_weights) in modules::folders(&reader) {
+        needed.extend(small(listed, &folder));
+        let weights = [WEIGHTS, "pytorch_model.bin"].map(|name| format!("{folder}{name}"));
+        needed.extend(weights.into_iter().find(|name| has_weights && listed.contains(&name.as_str())));
+    }
+    if !is_there(&needed) {
+        return Ok(needed);
+    }
+    let modules = modules::read(&reader);
+    let base = modules.iter().flatten().find_map(|module| match &module.step {
+        Step::Transformer { folder } | Step::Static { folder } => Some(folder.clone()),
+        _ => None,
+    });
+    let folder = base.unwrap_or_default();
+    let own = reader.json("config_sentence_transformers.json");
+    let files = Files { config: reader.json_or_empty(&format!("{folder}config.json")), own, modules };
+    let purpose = task::purpose(&reader, files.modules.as_deref(), files.own.as_ref(), &files.config, &folder);
+    if purpose.is_static {
+        needed.push(format!("{folder}{WEIGHTS}"));
+        return Ok(needed);
+    }
+    if purpose.task.value == Task::Generate {
+        let parts: Vec<String> =
+            listed.iter().filter(|name| graphs::is_generation_part(name)).map(|name| (*name).to_owned()).collect();
+        if parts.is_empty() {
+            return Err(no_graph(listed, &folder, purpose.task.value));
+        }
+        needed.extend(parts);
+        return Ok(needed);
+    }
+    let graphs: Vec<String> = [format!("{folder}onnx/"), folder.clone()]
+        .iter()
+        .flat_map(|place| listed.iter().filter(move |name| is_in(name, place) && name.ends_with(".onnx")))
+        .map(|name| (*name).to_owned())
+        .collect();
+    let graph = match graphs::preferred(&graphs) {
+        Choice::None => return Err(no_graph(listed, &folder, purpose.task.value)),
+        Choice::Unclear => return Err(NeededError::SeveralGraphs(graphs.join(", "))),
+        Choice::Only(graph) | Choice::Best(graph) => graph.to_owned(),
+    };
+    // Weights beside the graph are named in it. One that cannot be read is a fault of the folder, reported when it is read.
+    if let Ok(outline) = Graph::read(&local.join(&graph)) {
+        let place = graph.rfind('/').map_or("", |slash| &graph[..=slash]);
+        let weights = outline.external.iter().map(|name| format!("{place}{name}"));
+        needed.extend(weights.filter(|name| listed.contains(&name.as_str())));
+    }
+    needed.push(graph);
+    Ok(needed)
+}
+
+/// The small files of a folder: configurations, and what tokenizers are made of.
+fn small(listed: &[&str], folder: &str) -> Vec<String> {
+    let is_small = |name: &str| name.ends_with(".json") || tokenizer::FILES.contains(&name);
+    let inner = listed.iter().filter(|name| is_in(name, folder) && is_small(&name[folder.len()..]));
+    inner.map(|name| (*name).to_owned()).collect()
+}
+
+/// Whether a file lies in a folder itself, not deeper. The folder ends with a slash or is the top.
+fn is_in(name: &str, folder: &str) -> bool {
+    name.strip_prefix(folder).is_some_and(|rest| !rest.is_empty() && !rest.contains('/'))
+}
+
+fn no_graph(listed: &[&str], folder: &str, task: Task) -> NeededError {
+    let weights: Vec<&str> = listed
+        .iter()
+        .copied()
+        .filter(|name| is_in(name, folder) && graphs::is_weights(&name[folder.len()..]))
+        .collect();
+    let there = match weights.is_empty() {
+        true => "and no weights of another kind".to_owned(),
+        false => format!("only {}", few(&weights)),
+    };
+    NeededError::NoGraph { there, task: task.export() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// Asks until nothing is missing; `contents` are of the files that are read.
+    fn all(listed: &[&str], contents: &[(&str, &str)]) -> Result<Vec<String>, NeededError> {
+        let local = tempfile::tempdir().unwrap();
+        let mut all = Vec::new();
+        loop {
+            let needed = needed_files(local.path(), listed)?;
+            if needed.is_empty() {
+                all.sort();
+                return Ok(all);
+            }
+            for name in needed {
+                let path = local.path().join(&name);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                let content = contents.iter().find(|(file, _)| *file == name).map_or("{}", |(_, content)| content);
+                fs::write(path, content).unwrap();
+                assert!(!all.contains(&name), "{name} is there already");
+                all.push(name);
+            }
+        }
+    }
+
+    #[test]
+    fn of_a_folder_its_small_files_and_one_graph_are_needed() {
+        let listed = [
+            ".gitattributes",
+            "1_Pooling/config.json",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "README.md",
+            "config.json",
+            "model.safetensors",
+            "modules.json",
+            "onnx/model.onnx",
+            "onnx/model_O2.onnx",
+            "openvino/config.json",
+            "pytorch_model.bin",
+            "tokenizer.json",
+            "vocab.txt",
+        ];
+        let modules = r#"[{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "1_Pooling"},
+            {"type": "a.Dense", "path": "2_Dense"}]"#;
+        let needed = [
+            "1_Pooling/config.json",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "config.json",
+            "modules.json",
+            "onnx/model.onnx",
+            "tokenizer.json",
+            "vocab.txt",
+        ];
+        assert_eq!(all(&listed, &[("modules.json", modules)]).unwrap(), needed);
+    }
+
+    #[test]
+    fn static_models_need_their_table_and_encoder_decoders_their_parts() {
+        let listed = ["config.json", "model.safetensors", "onnx/model.onnx", "tokenizer.json"];
+        let config = ("config.json", r#"{"model_type": "model2vec"}"#);
+        assert_eq!(all(&listed, &[config]).unwrap(), ["config.json", "model.safetensors", "tokenizer.json"]);
+        let listed = [
+            "config.json",
+            "onnx/decoder_model.onnx",
+            "onnx/encoder_model.onnx",
+            "onnx/encoder_model.onnx_data",
+            "x.onnx",
+        ];
+        let config = ("config.json", r#"{"architectures": ["MarianMTModel"]}"#);
+        assert_eq!(all(&listed, &[config]).unwrap(), listed[..4]);
+    }
+
+    #[test]
+    fn repositories_are_needed_whole() {
+        let listed = [".git/config", "a/1/model.onnx", "a/config.pbtxt", "b/config.pbtxt", "b/labels.txt"];
+        assert_eq!(all(&listed, &[]).unwrap(), listed[1..]);
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_not_downloaded() {
+        let error = |listed: &[&str]| all(listed, &[]).unwrap_err().to_string();
+        let found = error(&["config.json", "model.safetensors"]);
+        assert!(
+            found.contains("no ONNX file, only model.safetensors") && found.contains("--task feature-extraction"),
+            "{found}"
+        );
+        let found = error(&["config.json", "onnx/a.onnx", "onnx/b.onnx"]);
+        assert!(found.ends_with("none of which is called model.onnx: onnx/a.onnx, onnx/b.onnx"), "{found}");
+        assert!(error(&["config.pbtxt", "1/model.onnx"]).contains("name the folder above it"));
+        assert!(error(&["README.md", "a.bin"]).ends_with("found README.md, a.bin"));
+    }
+}

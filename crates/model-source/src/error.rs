@@ -1,0 +1,91 @@
+//! Why a model cannot be fetched.
+
+use std::path::PathBuf;
+
+use trireme_inference::ErrorCode;
+use trireme_model_repository::NeededError;
+
+/// Why a model cannot be fetched. Messages name the URL, what was found there, and what to change.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are what the messages show")]
+pub enum FetchError {
+    /// A word that names no place.
+    #[error("'{word}' names no model: {why}")]
+    Address { word: String, why: String },
+    /// The server says no.
+    #[error("{url}: the server answered {status}{}", hint(.advice))]
+    Refused { url: String, status: u16, advice: Option<String> },
+    /// The server does not answer, or the connection ends early, again and again.
+    #[error("{url}: {why}")]
+    Unreachable { url: String, why: String },
+    /// An object store says no.
+    #[error("{url}: {why}{}", hint(.advice))]
+    Store { url: String, why: String, advice: Option<String>, transient: bool },
+    /// Nothing lies there.
+    #[error("{url}: there are no files")]
+    Empty { url: String },
+    /// A server that does not say which files it has.
+    #[error(
+        "{url}: the server does not list the files of this folder ({why}); let it list them, or use hf://, s3://, gs:// or az://"
+    )]
+    NoListing { url: String, why: String },
+    /// A file has another size than the server said.
+    #[error("{url}: expected {expected} bytes, the server sent {found}")]
+    Size { url: String, expected: u64, found: u64 },
+    /// A file has another content than the server said.
+    #[error("{url}: expected sha256 {expected}, found {found} in what the server sent")]
+    Digest { url: String, expected: String, found: String },
+    /// An answer that is not the hub's.
+    #[error("{url}: expected {expected}, found {found}")]
+    Answer { url: String, expected: &'static str, found: String },
+    /// Offline, and the cache does not have it.
+    #[error("{word} is not in the cache {}, and HF_HUB_OFFLINE forbids to download it: unset HF_HUB_OFFLINE", cache.display())]
+    Offline { word: String, cache: PathBuf },
+    /// The model lacks what is served.
+    #[error("{word}: {source}")]
+    Needed { word: String, source: NeededError },
+    /// The cache cannot be written.
+    #[error("{}: {source}; the cache of models is set by HF_HUB_CACHE (for hf://) and TRIREME_DOWNLOAD_CACHE (for others)", path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+}
+
+fn hint(advice: &Option<String>) -> String {
+    advice.as_ref().map(|advice| format!("; {advice}")).unwrap_or_default()
+}
+
+// === impl FetchError ===
+
+impl FetchError {
+    /// The code of the error.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            FetchError::Address { .. } | FetchError::NoListing { .. } | FetchError::Needed { .. } => {
+                ErrorCode::InvalidArg
+            }
+            FetchError::Empty { .. } | FetchError::Offline { .. } => ErrorCode::NotFound,
+            FetchError::Refused { status: 404, .. } => ErrorCode::NotFound,
+            FetchError::Refused { .. }
+            | FetchError::Unreachable { .. }
+            | FetchError::Store { .. }
+            | FetchError::Size { .. }
+            | FetchError::Digest { .. }
+            | FetchError::Answer { .. } => ErrorCode::Unavailable,
+            FetchError::Io { .. } => ErrorCode::Internal,
+        }
+    }
+
+    /// Whether trying again may help.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            FetchError::Unreachable { .. } => true,
+            FetchError::Store { transient, .. } => *transient,
+            FetchError::Refused { status, .. } => matches!(status, 408 | 429 | 500..),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> FetchError {
+        let path = path.into();
+        move |source| FetchError::Io { path, source }
+    }
+}

@@ -1,0 +1,102 @@
+//! From a word to a local folder.
+
+use std::path::PathBuf;
+
+use url::Url;
+
+use crate::FetchError;
+use crate::address::Address;
+use crate::cache::{Place, add_versions, gather, missing};
+use crate::folder_cache::{FolderCache, state};
+use crate::hub::{Hub, MAIN};
+use crate::hub_cache::HubCache;
+use crate::lock::Lock;
+use crate::settings::Settings;
+use crate::source::{RemoteFile, Source};
+use crate::store::Store;
+use crate::web::Web;
+
+/// The local folder of the model that `word` names, downloaded where the cache lacks it. A place that does not answer is
+/// no fault where the cache has what was downloaded before.
+pub async fn fetch(word: &str, settings: &Settings) -> Result<PathBuf, FetchError> {
+    let address = Address::parse(word, &settings.hub_endpoint)?;
+    match &address {
+        Address::Hub { repository, revision } => {
+            fetch_hub(word, settings, repository, revision.as_deref().unwrap_or(MAIN)).await
+        }
+        Address::Store(url) | Address::Web(url) => fetch_folder(word, settings, &address, url).await,
+    }
+}
+
+async fn fetch_hub(word: &str, settings: &Settings, repository: &str, revision: &str) -> Result<PathBuf, FetchError> {
+    let cache = HubCache::new(&settings.hub_cache, repository);
+    if settings.hub_offline {
+        let offline = || FetchError::Offline { word: word.to_owned(), cache: settings.hub_cache.clone() };
+        return cache.find(revision).ok_or_else(offline);
+    }
+    let mut hub = Hub::new(settings, repository, revision)?;
+    let (commit, listed) = match hub.list().await {
+        Ok(found) => found,
+        Err(fault) => return cached(word, fault, cache.find(revision)),
+    };
+    let _lock = Lock::take(cache.lock(), word).await?;
+    let snapshot = cache.snapshot(&commit);
+    let snapshot = if snapshot.is_dir() && missing(word, &snapshot, &listed)?.is_empty() {
+        snapshot
+    } else {
+        let staging = cache.staging(&commit);
+        std::fs::create_dir_all(&staging).map_err(FetchError::io(&staging))?;
+        gather(word, &Source::Hub(hub), &listed, &Place::Hub(&cache), &staging).await?;
+        cache.finish(&commit, &staging)?
+    };
+    cache.set_commit(revision, &commit)?;
+    add_versions(&snapshot)?;
+    tracing::info!(model = word, commit, folder = %snapshot.display(), "model is here");
+    Ok(snapshot)
+}
+
+async fn fetch_folder(word: &str, settings: &Settings, address: &Address, url: &Url) -> Result<PathBuf, FetchError> {
+    let cache = FolderCache::new(&settings.cache, url.as_str().trim_end_matches('/'), &address.name());
+    let (source, listed) = match list(address, url).await {
+        Ok(found) => found,
+        Err(fault) => return cached(word, fault, cache.latest()),
+    };
+    if listed.is_empty() {
+        return Err(FetchError::Empty { url: url.to_string() });
+    }
+    let state = state(&listed);
+    let _lock = Lock::take(&cache.lock(), word).await?;
+    let folder = cache.folder(&state);
+    if !folder.is_dir() {
+        let staging = cache.staging(&state);
+        std::fs::create_dir_all(&staging).map_err(FetchError::io(&staging))?;
+        gather(word, &source, &listed, &Place::Folder(&cache, &state), &staging).await?;
+        add_versions(&staging)?;
+        cache.finish(&state)?;
+    }
+    cache.set_latest(&state)?;
+    tracing::info!(model = word, folder = %folder.display(), "model is here");
+    Ok(folder)
+}
+
+async fn list(address: &Address, url: &Url) -> Result<(Source, Vec<RemoteFile>), FetchError> {
+    if matches!(address, Address::Web(_)) {
+        let web = Web::new(url)?;
+        let listed = web.list().await?;
+        return Ok((Source::Web(web), listed));
+    }
+    let store = Store::new(url)?;
+    let listed = store.list().await?;
+    Ok((Source::Store(store), listed))
+}
+
+/// The copy in the cache, where the place does not answer; otherwise the fault.
+fn cached(word: &str, fault: FetchError, found: Option<PathBuf>) -> Result<PathBuf, FetchError> {
+    match found {
+        Some(folder) if fault.is_transient() => {
+            tracing::warn!(model = word, folder = %folder.display(), "serving the model as it was downloaded before: {fault}");
+            Ok(folder)
+        }
+        _ => Err(fault),
+    }
+}

@@ -1,0 +1,139 @@
+//! Requests over HTTP: for the hub's files, and for those of web servers.
+
+use std::time::Duration;
+
+use futures_util::{StreamExt, TryStreamExt};
+use reqwest::header::{AUTHORIZATION, CONTENT_RANGE, RANGE};
+use reqwest::redirect::Policy;
+use reqwest::{Client, Method, Response, StatusCode};
+
+use crate::FetchError;
+use crate::source::Body;
+
+/// How long a connection may take to come about.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How long a server may send nothing.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How often a short request is sent.
+const ATTEMPTS: u32 = 3;
+
+/// The wait before it is sent again; it doubles then.
+const WAIT: Duration = Duration::from_millis(500);
+
+/// A client with what all requests to one server have.
+pub(crate) struct Http {
+    client: Client,
+    /// Does not follow redirects: the hub says a file's digest in the redirect itself.
+    direct: Client,
+    token: Option<String>,
+    /// Advice for the user, added to errors with status 401, 403 or 404.
+    advice: Option<String>,
+}
+
+// === impl Http ===
+
+impl Http {
+    pub(crate) fn new(token: Option<String>, advice: Option<String>) -> Result<Http, FetchError> {
+        install_ring();
+        let client = |redirects: Policy| {
+            let builder =
+                Client::builder().user_agent(concat!("trireme/", env!("CARGO_PKG_VERSION"))).redirect(redirects);
+            let client = builder.connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT).build();
+            client.map_err(|error| no_answer("the HTTP client", &error))
+        };
+        Ok(Http { client: client(Policy::default())?, direct: client(Policy::none())?, token, advice })
+    }
+
+    /// The answer to GET, which is a success.
+    pub(crate) async fn get(&self, url: &str) -> Result<Response, FetchError> {
+        self.ask(&self.client, Method::GET, url).await
+    }
+
+    /// The answer to HEAD: a success, or without `follow` a redirect.
+    pub(crate) async fn head(&self, url: &str, follow: bool) -> Result<Response, FetchError> {
+        let client = if follow { &self.client } else { &self.direct };
+        self.ask(client, Method::HEAD, url).await
+    }
+
+    /// The answer to a short request, which is repeated where that may help.
+    async fn ask(&self, client: &Client, method: Method, url: &str) -> Result<Response, FetchError> {
+        let (mut wait, mut attempt) = (WAIT, 1);
+        loop {
+            let response = self.send(client, method.clone(), url, 0).await;
+            match response.and_then(|response| self.accept(url, response)) {
+                Err(fault) if fault.is_transient() && attempt < ATTEMPTS => {
+                    tracing::warn!("{fault}; asking again in {} ms", wait.as_millis());
+                    tokio::time::sleep(wait).await;
+                    wait *= 2;
+                    attempt += 1;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// A file's content from byte `from`, or from its beginning where the server does not send parts.
+    pub(crate) async fn read(&self, url: &str, from: u64) -> Result<Body, FetchError> {
+        let mut response = self.send(&self.client, Method::GET, url, from).await?;
+        // The local part is as long as the file or longer: the download starts again.
+        if response.status() == StatusCode::RANGE_NOT_SATISFIABLE {
+            response = self.send(&self.client, Method::GET, url, 0).await?;
+        }
+        let response = self.accept(url, response)?;
+        let range = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
+        let from = match response.status() {
+            StatusCode::PARTIAL_CONTENT => range.and_then(first_byte).ok_or_else(|| FetchError::Answer {
+                url: url.to_owned(),
+                expected: "a Content-Range",
+                found: range.unwrap_or("none").to_owned(),
+            })?,
+            _ => 0,
+        };
+        Ok(Body { from, bytes: response.bytes_stream().map_err(|error| innermost(&error)).boxed() })
+    }
+
+    async fn send(&self, client: &Client, method: Method, url: &str, from: u64) -> Result<Response, FetchError> {
+        let mut request = client.request(method, url);
+        if let Some(token) = &self.token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        if from > 0 {
+            request = request.header(RANGE, format!("bytes={from}-"));
+        }
+        request.send().await.map_err(|error| no_answer(url, &error))
+    }
+
+    fn accept(&self, url: &str, response: Response) -> Result<Response, FetchError> {
+        let status = response.status();
+        if status.is_success() || status.is_redirection() {
+            return Ok(response);
+        }
+        let advice = matches!(status.as_u16(), 401 | 403 | 404).then(|| self.advice.clone()).flatten();
+        Err(FetchError::Refused { url: url.to_owned(), status: status.as_u16(), advice })
+    }
+}
+
+/// TLS by the library that the rest of the process uses. A provider that was installed before stays.
+pub(crate) fn install_ring() {
+    let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
+}
+
+fn no_answer(url: &str, error: &reqwest::Error) -> FetchError {
+    FetchError::Unreachable { url: url.to_owned(), why: innermost(error) }
+}
+
+/// The cause at the bottom, which names the fault; those above it repeat the URL.
+fn innermost(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+/// Of `bytes 100-199/200`.
+fn first_byte(range: &str) -> Option<u64> {
+    range.strip_prefix("bytes ")?.split('-').next()?.trim().parse().ok()
+}
