@@ -4,8 +4,8 @@
 //! because an answer depends on them. Keys are whole, not hashes: no request ever gets another one's answer. A gateway looks
 //! up the requests of clients, a worker those that reach a model as a step of an ensemble; each has a cache of its own.
 //!
-//! Only answers are kept, never errors, up to a number of bytes; what is used least goes first. A cache lives as long as its
-//! process.
+//! The cache keeps answers, never errors, up to a number of bytes; the entry that is used least goes first. A cache lives as long
+//! as its process.
 
 use std::fmt::Write;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 use trireme_inference::{InferError, InferResponse, Ledger, ModelKey, Parameters, RequestedOutput, Tensor, TextFacts};
 
-/// What an entry is taken to occupy beside its tensors and key.
+/// Bytes that an entry is assumed to occupy beside its tensors and key.
 const ENTRY_OVERHEAD: u64 = 512;
 
 /// Answers of this size are what the cache's tables are made for at first; they grow as they have to.
@@ -39,11 +39,11 @@ pub struct CacheConfig {
     pub size: u64,
 }
 
-/// What decides an answer, in a form in which equal requests are equal.
+/// Everything that decides an answer, in a form in which equal requests are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key(Arc<[u8]>);
 
-/// What looking an answer up came to, and how long that took: what Triton counts.
+/// The result of a look-up and its duration, as Triton counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
     /// It was there, or made by an identical request that was in flight.
@@ -66,7 +66,7 @@ pub trait Answer: Clone {
 pub struct StepAnswer {
     /// Its outputs, under the model's names.
     pub outputs: Vec<Tensor>,
-    /// What became of its texts.
+    /// The tokens of its texts, and how many texts were cut.
     pub texts: Option<TextFacts>,
 }
 
@@ -169,7 +169,7 @@ impl<A: Answer> ResponseCache<A> {
     /// An empty cache. With `coalesce`, identical requests in flight are computed once.
     pub fn new(config: CacheConfig, coalesce: bool) -> ResponseCache<A> {
         let options = OptionsBuilder::new()
-            // In several shards each would have its share of the bytes, and refuse what is larger.
+            // Each of several shards would have its share of the bytes, and refuse larger answers.
             .shards(1)
             .estimated_items_capacity((config.size / USUAL_ANSWER).clamp(16, 1 << 20) as usize)
             .weight_capacity(config.size)
@@ -358,7 +358,7 @@ mod tests {
         assert!(first.is_err(), "its client went away");
         assert_eq!(second.unwrap(), 7);
         assert_eq!(computed.load(Ordering::SeqCst), 2);
-        // One that waits does so no longer than its own time.
+        // A request waits no longer than its own time.
         let never = cache.answer(key(&[9]), SECOND, std::future::pending());
         let waiter = cache.answer(key(&[9]), Duration::from_millis(5), std::future::pending());
         let (_, waiter) = tokio::join!(tokio::time::timeout(Duration::from_millis(20), never), waiter);

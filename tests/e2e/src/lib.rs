@@ -15,6 +15,7 @@
 pub mod chaos;
 mod http;
 mod load;
+mod messages;
 mod overload;
 mod process;
 mod repository;

@@ -1,4 +1,4 @@
-//! The response cache of a model that is a step of an ensemble: the worker answers what it has answered before.
+//! The response cache of a model that is a step of an ensemble: the worker answers equal requests once.
 
 use serde_json::{Value, json};
 use trireme_e2e::{Mode, ModelFolder, Sandbox, Setup, Stage, in_every_mode};
@@ -16,7 +16,7 @@ fn ask(sandbox: &Sandbox, model: &str, input: &str, output: &str, value: f32) {
     assert_eq!(sandbox.infer(model, &body).numbers(output), [value]);
 }
 
-/// What was counted of the model that is the step: executions, and look-ups that found something or nothing.
+/// The counts of the model that is the step: executions, successes, and look-ups that found something or nothing.
 fn counted(sandbox: &Sandbox) -> [u64; 4] {
     let statistics: Value = sandbox.get("/v2/models/cached/stats").json();
     let model = &statistics["model_stats"][0];

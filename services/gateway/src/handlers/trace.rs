@@ -33,7 +33,7 @@ struct State {
     models: BTreeMap<String, Own>,
 }
 
-/// Settings with what they have counted.
+/// Settings, and the number of requests that they have seen.
 struct Scope {
     settings: TraceSettings,
     seen: u64,

@@ -43,7 +43,7 @@ pub enum TraceOption {
     Processor(String),
 }
 
-/// What the flags say.
+/// The settings and the target that the flags name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceConfig {
     /// The settings at start.

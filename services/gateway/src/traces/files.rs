@@ -1,4 +1,4 @@
-//! The files of traces: one that grows, and numbered ones beside it. Each is a JSON array, complete after every write.
+//! The files of traces: a file that grows, and numbered files beside it. Each file is a JSON array, complete after every write.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Result, Seek, SeekFrom, Write};

@@ -43,7 +43,7 @@ pub enum Protocol {
     Grpc,
 }
 
-/// What is known of a traced request.
+/// The facts about a traced request.
 #[derive(Debug)]
 pub struct Trace {
     level: TraceLevel,

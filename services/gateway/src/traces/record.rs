@@ -115,7 +115,7 @@ impl Trace {
         records.timestamp(id, receive_end, received);
     }
 
-    /// What became of the request until its answer was sent, in this order.
+    /// The points in time between the request's arrival and the end of its answer, in their order.
     fn handling(&self, id: u64, steps: &[(&ModelKey, StepTimes)], records: &mut TraceRecords) {
         let [.., send_start, send_end] = self.protocol.timestamps();
         records.timestamp(id, "REQUEST_START", self.started);

@@ -38,7 +38,7 @@ pub struct Writer {
     streams: AtomicU64,
 }
 
-/// How much waits, and what was dropped.
+/// The bytes that wait, and the number of dropped traces.
 #[derive(Debug, Default)]
 struct Room {
     bytes: AtomicU64,
@@ -63,12 +63,12 @@ pub struct Stream {
     /// Whether the last of them has begun.
     used_up: AtomicBool,
     begun: AtomicU64,
-    /// Those that were written or dropped.
+    /// The number of its traces that were written or dropped.
     ended: AtomicU64,
     closer: SyncSender<Message>,
 }
 
-/// What the thread works with.
+/// The state of the writing thread.
 struct Thread {
     files: Files,
     kept: HashMap<u64, Kept>,
@@ -222,7 +222,7 @@ impl Thread {
         }
     }
 
-    /// Writes what is left of a stream.
+    /// Writes the rest of a stream.
     fn close(&mut self, number: u64) {
         let Some(kept) = self.kept.remove(&number).filter(|kept| kept.traces > 0) else { return };
         self.write(&kept.records, if kept.log_frequency > 0 { Files::number } else { Files::append });

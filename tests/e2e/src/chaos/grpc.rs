@@ -1,6 +1,4 @@
 //! One attempt to get a question answered over gRPC.
-//!
-//! The messages are declared here as far as they are needed, so that nothing of the product is linked.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -17,8 +15,8 @@ use tonic_prost::ProstCodec;
 
 use super::ask::{Attempt, Break, floats, is_reset};
 use super::questions::{Input, Question, Said, Way};
+use crate::messages::{INFER, Tensor};
 
-const INFER: PathAndQuery = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelInfer");
 const STREAM: PathAndQuery = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelStreamInfer");
 
 /// The runtime for gRPC calls of all threads.
@@ -40,17 +38,6 @@ struct InferRequest {
 struct Parameter {
     #[prost(int64, tag = "2")]
     int64: i64,
-}
-
-/// An input, or an output: their fields are the same.
-#[derive(Clone, PartialEq, prost::Message)]
-struct Tensor {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(string, tag = "2")]
-    datatype: String,
-    #[prost(int64, repeated, tag = "3")]
-    shape: Vec<i64>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

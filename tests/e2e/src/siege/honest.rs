@@ -8,14 +8,12 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tokio::runtime::Builder;
 use tonic::client::Grpc;
-use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;
 
 use super::{Felt, Target};
+use crate::messages::{INFER, Tensor};
 use crate::{Request, Response};
-
-const INFER: PathAndQuery = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelInfer");
 
 /// Between two requests of a client.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -44,16 +42,6 @@ struct Call {
     inputs: Vec<Tensor>,
     #[prost(bytes = "vec", repeated, tag = "7")]
     raw_input_contents: Vec<Vec<u8>>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Tensor {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(string, tag = "2")]
-    datatype: String,
-    #[prost(int64, repeated, tag = "3")]
-    shape: Vec<i64>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

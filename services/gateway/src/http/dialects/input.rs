@@ -100,12 +100,8 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
                 T::deserialize(MapAccessDeserializer::new(map)).map(OneOrMany::One)
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<OneOrMany<T>, A::Error> {
-                let mut many = Vec::new();
-                while let Some(one) = list.next_element()? {
-                    many.push(one);
-                }
-                Ok(OneOrMany::Many(many))
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<OneOrMany<T>, A::Error> {
+                items(list).map(OneOrMany::Many)
             }
         }
         deserializer.deserialize_any(Forms(PhantomData))
@@ -334,16 +330,21 @@ impl<'de> Deserialize<'de> for Element {
                 Err(E::custom(format!("{id} is no token id")))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
-                let mut ids = Vec::new();
-                while let Some(id) = list.next_element()? {
-                    ids.push(id);
-                }
-                Ok(Element::Ids(ids))
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Element, A::Error> {
+                items(list).map(Element::Ids)
             }
         }
         deserializer.deserialize_any(Forms)
     }
+}
+
+/// The elements of a list.
+pub fn items<'de, A: SeqAccess<'de>, T: Deserialize<'de>>(mut list: A) -> Result<Vec<T>, A::Error> {
+    let mut items = Vec::new();
+    while let Some(item) = list.next_element()? {
+        items.push(item);
+    }
+    Ok(items)
 }
 
 #[cfg(test)]

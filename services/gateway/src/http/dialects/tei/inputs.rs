@@ -7,6 +7,7 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 
+use crate::http::dialects::input::items;
 use crate::http::openapi::schema;
 
 /// Where a text is cut; clients write it with and without a capital.
@@ -121,12 +122,8 @@ impl<'de> Deserialize<'de> for Element {
                 Ok(Element::Text(text.to_owned()))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
-                let mut texts = Vec::new();
-                while let Some(text) = list.next_element()? {
-                    texts.push(text);
-                }
-                Ok(Element::Texts(texts))
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Element, A::Error> {
+                items(list).map(Element::Texts)
             }
         }
         deserializer.deserialize_any(Forms)
