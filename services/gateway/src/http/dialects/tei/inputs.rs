@@ -7,6 +7,7 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 
+use crate::http::dialects::input::items;
 use crate::http::openapi::schema;
 
 use crate::http::dialects::input::items;
