@@ -18,7 +18,7 @@ pub enum Stage {
     Model,
     /// Ops on the outputs of models.
     Postprocess,
-    /// Models in the form of a model.py.
+    /// Models in the form of a model.py, and programs.
     Python,
 }
 

@@ -144,7 +144,7 @@ fn model(models: ModelFolder, name: &str, code: &str) -> ModelFolder {
 
 fn configured(models: ModelFolder, name: &str, config: &str, code: &str) -> ModelFolder {
     let config = format!("{NUMBERS} {config}");
-    models.model(name, &config).file(&format!("{name}/1/model.py"), &format!("{COMMON}{code}"))
+    models.model(name, &config).file(&format!("{name}/1/model.py"), format!("{COMMON}{code}"))
 }
 
 fn numbers(numbers: &[i32]) -> Value {
@@ -172,7 +172,7 @@ fn models_are_asked(mode: Mode) {
         (&data[5], &data[large.len() + 5]),
         (&json!(10), &json!(20)),
         "{} numbers",
-        data.as_array().unwrap().len()
+        data.as_array().expect("a list").len()
     );
 }
 
