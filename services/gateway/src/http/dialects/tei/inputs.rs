@@ -10,8 +10,6 @@ use utoipa::{PartialSchema, ToSchema};
 use crate::http::dialects::input::items;
 use crate::http::openapi::schema;
 
-use crate::http::dialects::input::items;
-
 /// Where a text is cut; clients write it with and without a capital.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
