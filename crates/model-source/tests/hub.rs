@@ -30,7 +30,7 @@ fn files() -> Vec<(String, Vec<u8>)> {
 
 /// A hub, and an empty cache.
 fn start() -> (HubServer, TempDir, Settings) {
-    let (hub, cache) = (HubServer::start("org/name", files()), tempfile::tempdir().unwrap());
+    let (hub, cache) = (HubServer::start("org/name", files()), tempfile::tempdir().expect("a temporary directory"));
     let settings = Settings {
         hub_endpoint: hub.url(),
         hub_token: None,
