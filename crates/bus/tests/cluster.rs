@@ -313,8 +313,9 @@ async fn each_broker_may_go(replace: bool) {
     assert_replicas(&cluster, 3).await;
 }
 
-/// Longest time in which a replaced broker gets its copies. Raft repeats an election or a snapshot that a busy machine delays.
-const COPYING: Duration = Duration::from_secs(180);
+/// Longest time in which a replaced broker gets its copies. The copy of a stream that nobody writes to sometimes stays behind for
+/// more than two minutes (nats-server 2.15).
+const COPYING: Duration = Duration::from_secs(300);
 
 /// Waits until every stream has a leader and all its copies are current.
 async fn caught_up(cluster: &Cluster) {
