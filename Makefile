@@ -107,14 +107,14 @@ cluster-test: ## Three brokers with the shipped configuration: they form a clust
 .PHONY: verify-test
 verify-test: setup-demo ## Model folders of every kind, made by sentence-transformers, transformers and model2vec: the server's answers against theirs (ONLY=dense,splade; VERIFY_PYTHON=a Python that has them)
 	@if [[ -z "$(VERIFY_PYTHON)" ]]; then scripts/setup-verify.sh; fi
-	cargo build -p trireme
+	cargo build --workspace
 	"$(or $(VERIFY_PYTHON),$(TOOLS)/verify-python/bin/python)" tests/verify/verify_test.py $(if $(ONLY),--only $(ONLY))
 
 .PHONY: perf-analyzer
 perf-analyzer: setup ## NVIDIA's perf_analyzer measures an ensemble over HTTP, gRPC and streams, in one process and as services
 	@scripts/setup-perf-analyzer.sh
 	cargo build --workspace
-	cargo test -p trireme-e2e --test perf_analyzer -- --test-threads 1 --nocapture
+	cargo test --workspace --test perf_analyzer -- --test-threads 1 --nocapture
 
 .PHONY: wheel
 wheel: ## Builds target/wheels/trireme-….whl, which brings ONNX Runtime and nats-server as wheels of their own (PROFILE=release)
@@ -127,19 +127,19 @@ wheel-test: ## Installs a wheel of the debug profile in an empty Python environm
 
 .PHONY: s3-test
 s3-test: setup-demo ## Serves models from a server with S3's interface (moto), over a connection that is cut, too
-	cargo build -p trireme
+	cargo build --workspace
 	@scripts/s3-test.sh
 
 .PHONY: observability-test
 observability-test: setup ## Traces, the dashboard and its rules; with a real Prometheus, where it is installed (or PROMETHEUS names it)
 	cargo build --workspace
-	cargo test -p trireme-e2e --test traces --test observability -- --nocapture
+	cargo test --workspace --test traces --test observability -- --nocapture
 
 .PHONY: clients-test
 clients-test: setup ## OpenAI's, Cohere's, LangChain's, LlamaIndex's, Haystack's, Infinity's and Hugging Face's Python clients from PyPI, in one process and as services
 	@scripts/setup-clients.sh
 	cargo build --workspace
-	cargo test -p trireme-e2e --test dialect_clients -- --nocapture
+	cargo test --workspace --test dialect_clients -- --nocapture
 
 .PHONY: schema-test
 schema-test: setup-demo ## schemathesis from PyPI against every route of /openapi.json: no answer outside the document, no 500 (SECONDS_EACH=60)
