@@ -18,8 +18,9 @@ use trireme_bus::{
 use trireme_inference::ModelKey;
 use trireme_testkit::quiet_port;
 
-/// Time in which everything works again after a broker was lost or has come back.
-const WORKS_AGAIN_WITHIN: Duration = Duration::from_secs(20);
+/// Time in which everything works again after a broker was lost or has come back: a few seconds, but brokers on a busy machine
+/// repeat elections.
+const WORKS_AGAIN_WITHIN: Duration = Duration::from_secs(90);
 
 /// Longer than any call may take to fail.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(35);

@@ -395,7 +395,7 @@ async fn trace_settings_are_changed_and_shown() {
     let table: [(&str, Settings<'_>, &str); 7] = [
         ("", &[], "1000"),
         ("echo", &[], "1000"),
-        ("echo", &[("trace_rate", &["9"]), ("trace_level", &["TIMESTAMPS"])], "9"),
+        ("echo", &[("trace_rate", &["9"]), ("trace_count", &["5"])], "9"),
         ("", &[("trace_rate", &["7"])], "7"),
         ("echo", &[], "9"),
         ("echo", &[("trace_rate", &[])], "7"),
@@ -407,11 +407,12 @@ async fn trace_settings_are_changed_and_shown() {
     }
     let shown = client.trace_setting(trace_request("echo", &[])).await.unwrap().into_inner().settings;
     assert_eq!(
-        (&shown["trace_level"].value[..], &shown["trace_mode"].value[..]),
-        (&["TIMESTAMPS".to_owned()][..], &["triton".to_owned()][..])
+        (&shown["trace_count"].value[..], &shown["trace_mode"].value[..]),
+        (&["5".to_owned()][..], &["triton".to_owned()][..])
     );
 
-    let faulty: [(&str, &str, &[&str], Code, &str); 4] = [
+    let faulty: [(&str, &str, &[&str], Code, &str); 5] = [
+        ("", "trace_level", &["TIMESTAMPS"], Code::InvalidArgument, "trace file name is not given"),
         ("none", "trace_rate", &["1"], Code::InvalidArgument, "Request for unknown model : none"),
         ("", "trace_file", &["x"], Code::Unimplemented, "trace file location can not be updated"),
         ("", "trace_rate", &["x"], Code::InvalidArgument, "Unable to parse 'trace_rate', got: x"),

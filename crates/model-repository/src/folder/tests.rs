@@ -125,7 +125,8 @@ fn a_sentence_encoder_in_the_older_form() {
     assert_eq!(output(&ensemble, "sentence_embedding"), [-1, 16]);
     assert_eq!(ensemble.max_rows_per_message, Some(2));
     assert_eq!(tokenizer.parameters["max_length"], "32");
-    assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), ["input_ids", "attention_mask"]);
+    let made = ["input_ids", "attention_mask", "tokens", "decoded_text"];
+    assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), made);
     assert_eq!(model.parameters["pad_inputs"], "input_ids:3, attention_mask:0");
     assert_eq!(
         (model.default_model_filename.as_str(), output(&model, "last_hidden_state")),
@@ -187,7 +188,8 @@ fn a_sentence_encoder_in_the_newer_form() {
         names(postprocess.inputs.iter().map(|i| &i.name)),
         ["last_hidden_state", "attention_mask", "pooling_mask"]
     );
-    assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), ["input_ids", "attention_mask", "pooling_mask"]);
+    let made = ["input_ids", "attention_mask", "pooling_mask", "tokens", "decoded_text"];
+    assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), made);
     assert_eq!((output(&ensemble, "sentence_embedding"), &tokenizer.parameters["max_length"][..]), (vec![-1, 4], "48"));
     for config in [&ensemble, &tokenizer] {
         let prompts: Value = serde_json::from_str(&config.parameters["prompts"]).unwrap();
@@ -283,7 +285,9 @@ fn rerankers_by_their_activation() {
         let [ensemble, tokenizer, _, postprocess] = configs(&folder).try_into().unwrap();
         assert_eq!((&ensemble.parameters["task"][..], output(&ensemble, "scores")), ("rerank", vec![-1, 1]));
         assert_eq!(postprocess.parameters["ops"], ops);
-        assert!(tokenizer.inputs[1].name == "TEXT_PAIR" && !tokenizer.inputs[1].optional);
+        // The pair is required of clients, but not of a request to tokenize one text.
+        assert!(!ensemble.inputs[1].optional);
+        assert!(tokenizer.inputs[1].name == "TEXT_PAIR" && tokenizer.inputs[1].optional);
     }
     // A cross-encoder of several labels gives its logits, and is asked for pairs.
     let fields = json!({"id2label": {"0": "a", "1": "b", "2": "c"}, "sentence_transformers": {"version": "4.1.0"}});
@@ -300,7 +304,7 @@ fn token_classifiers_and_sparse_encoders() {
         (&ensemble.parameters["task"][..], &postprocess.parameters["ops"][..]),
         ("token_classify", "entities:simple")
     );
-    let made = ["input_ids", "attention_mask", "offsets", "special_tokens_mask"];
+    let made = ["input_ids", "attention_mask", "offsets", "special_tokens_mask", "tokens", "decoded_text"];
     assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), made);
     let models = FolderDescription::read(folder.path()).unwrap().models("m");
     assert_eq!(models[3].texts["labels.txt"], "O\nB-PER, x\n");

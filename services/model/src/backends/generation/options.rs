@@ -63,7 +63,7 @@ options! {
     top_p: "above 0, up to 1", "Sampling: only the most likely ids that together have this probability", |v| positive_or(v, 1.0).filter(|&p| p <= 1.0);
     min_p: "0 to 1, or null", "Sampling: only ids at least this likely, measured by the most likely one", |v| nullable(v, |v| number(v).filter(|p| (0.0..=1.0).contains(p)).map(|p| p as f32));
     seed: "0 or more", "Sampling: the same seed gives the same sequences; without one it follows from the request's id", |v| nullable(v, Value::as_u64);
-    repetition_penalty: "above 0", "Ids that are there already become less likely (above 1) or more (below 1)", |v| positive_or(v, 1.0);
+    repetition_penalty: "above 0", "Ids that occur already become less likely (above 1) or more (below 1)", |v| positive_or(v, 1.0);
     no_repeat_ngram_size: "0 or more", "No run of this many ids occurs twice; 0 is off", |v| whole_or(v, 0, 0);
     bad_words_ids: "lists of ids", "Runs of ids that never occur", |v| list_or_null(v, |v| list(v, id).filter(|word| !word.is_empty()));
     suppress_tokens: "ids", "Ids that never occur", |v| list_or_null(v, id);
@@ -72,9 +72,9 @@ options! {
     forced_eos_token_id: "an id, ids or null", "The last id, when the longest length is reached", ids;
     renormalize_logits: "true or false", "Probabilities add up to 1 again after all of the above", switch;
     bos_token_id: "an id or null", "The start, where `decoder_start_token_id` is not given", |v| nullable(v, id);
-    pad_token_id: "an id or null", "What fills shorter rows", |v| nullable(v, id);
-    eos_token_id: "an id, ids or null", "What ends a sequence", ids;
-    decoder_start_token_id: "an id or null", "What a sequence starts with", |v| nullable(v, id);
+    pad_token_id: "an id or null", "The id that fills shorter rows", |v| nullable(v, id);
+    eos_token_id: "an id, ids or null", "The ids that end a sequence", ids;
+    decoder_start_token_id: "an id or null", "The id that a sequence starts with", |v| nullable(v, id);
 }
 
 /// Options of transformers that change the generated text, with the values that turn them off. `null` does too.
