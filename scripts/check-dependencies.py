@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ("domain", ["trireme-inference", "trireme-telemetry"]),
     ("libraries", ["trireme-protocol", "trireme-model-repository", "trireme-text", "trireme-bus"]),
-    ("downloads", ["trireme-model-source"]),
+    ("execution", ["trireme-model-source", "trireme-engine"]),
     ("runtime", ["trireme-runtime"]),
     ("services", ["trireme-gateway", "trireme-tokenizer", "trireme-model", "trireme-postprocess", "trireme-python"]),
     ("cli", ["trireme"]),

@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
-use trireme_inference::{InferError, UnixMicros};
+use trireme_inference::{Action, InferError, UnixMicros};
 
 use crate::envelope::{self, MAX_NAME};
 use crate::{
@@ -42,21 +42,6 @@ const BACKLOG: usize = 1024;
 
 /// Number of calls from which on those that have ended are looked for.
 const FEW: usize = 64;
-
-/// What a call asks for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Action {
-    /// To run the request.
-    #[default]
-    Infer,
-    /// To load the model, with parameter `config` as its configuration and the tensors, UINT8, as its files.
-    Load,
-    /// To unload the model; with parameter `unload_dependents`, the models of an ensemble too.
-    Unload,
-    /// Whether the model is ready; the reply has parameter `ready`.
-    Ready,
-}
 
 /// A call on the wire, as MessagePack.
 #[derive(Serialize, Deserialize)]

@@ -47,7 +47,7 @@ pub mod store;
 pub mod topic;
 
 pub use attempts::{Attempts, MessageName};
-pub use call::{ALIVE, Action, Call, CallReplies, LATEST};
+pub use call::{ALIVE, Call, CallReplies, LATEST};
 pub use dead::{DeadLetter, StoredLetter};
 pub use delivery::{AckHandle, Acker, Delivery};
 pub use envelope::{

@@ -9,6 +9,7 @@
 //!
 //! Not here: I/O, clocks that block, wire formats (`protocol`, `bus`), configuration files (`model-repository`).
 
+mod action;
 mod callers;
 mod datatype;
 mod error;
@@ -26,6 +27,7 @@ mod statistics;
 mod tensor;
 mod time;
 
+pub use action::Action;
 pub use callers::{Callers, MAX_CALLERS};
 pub use datatype::DataType;
 pub use error::{ErrorCode, InferError};

@@ -10,18 +10,19 @@ use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use trireme_engine::Backend;
 use trireme_telemetry::TelemetryArgs;
 
-use crate::Statistics;
-use crate::admin::Health;
-use crate::backend::Backend;
-use crate::control_mode::ControlArgs;
-use crate::model_args::ModelArgs;
+use crate::host::hostname;
+use crate::lifecycle::control_mode::ControlArgs;
+use crate::lifecycle::model_args::ModelArgs;
+use crate::lifecycle::{Worker, WorkerOptions};
+use crate::observe::admin::Health;
+use crate::observe::statistics::Statistics;
 use crate::response_cache::CacheArgs;
-use crate::worker::{Worker, WorkerOptions};
 
-pub use crate::admin_args::AdminArgs;
 pub use crate::nats_args::NatsArgs;
+pub use crate::observe::admin_args::AdminArgs;
 pub use crate::queue_args::{QueueArgs, Storage};
 
 /// Flags of every process that hosts models.
@@ -112,7 +113,7 @@ impl WorkerArgs {
 /// A name that no other process has: service, host, process id and start time.
 pub fn process_name(service: &str) -> String {
     let started = trireme_inference::UnixMicros::now().0 % 1_000_000_000;
-    let host: String = crate::hostname().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let host: String = hostname().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
     format!("{service}-{host}-{}-{started}", std::process::id())
 }
 

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use trireme_bus::{ALIVE, Action, Answer, Bus, BusError, Call, LATEST, Output, Reply, WorkMessage};
+use trireme_bus::{ALIVE, Answer, Bus, BusError, Call, LATEST, Output, Reply, WorkMessage};
 use trireme_inference::{
-    InferError, InferRequest, InferResponse, ParameterValue, RequestedOutput, SharedTensors, UnixMicros,
+    Action, InferError, InferRequest, InferResponse, ParameterValue, RequestedOutput, SharedTensors, UnixMicros,
 };
 use trireme_protocol::repository::LoadRequest;
 use trireme_runtime::TaskSet;

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use trireme_engine::{LoadError, LoadedModel, ModelSource};
 use trireme_model::{OnnxRuntimeOptions, backends};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{LoadError, LoadedModel, ModelSource};
 
 fn load(library: Option<PathBuf>) -> Result<LoadedModel, LoadError> {
     load_as("backend: 'onnxruntime'", OnnxRuntimeOptions { library, ..OnnxRuntimeOptions::default() })

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use trireme_inference::{DataType, InferError, nearest};
-use trireme_model_repository::{ModelConfig, ModelInput};
-use trireme_runtime::{
+use trireme_engine::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
     ModelSource, OneAtATime,
 };
+use trireme_inference::{DataType, InferError, nearest};
+use trireme_model_repository::{ModelConfig, ModelInput};
 
 use crate::inputs::SideInputs;
 use crate::ops::Resources;

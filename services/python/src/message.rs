@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use trireme_bus::Action;
-use trireme_inference::{DataType, ErrorCode, InferError, Parameters};
+use trireme_inference::{Action, DataType, ErrorCode, InferError, Parameters};
 use trireme_runtime::statistics::own::{Change, What};
 use trireme_telemetry::metrics::Kind;
 

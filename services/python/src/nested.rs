@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio_util::sync::DropGuard;
-use trireme_bus::Reply;
+use trireme_engine::{Calls, Nested, NestedResponse};
 use trireme_inference::{InferError, Parameters};
-use trireme_runtime::{Calls, Nested};
 
 use crate::frame::{Frame, Layout, Link, LinkError};
 use crate::message::{AnswerHeader, InferHeader, ToChild};
@@ -46,12 +45,12 @@ impl NestedRequests {
         let id = header.id;
         // The task of the request must not keep it alive.
         let (link, running) = (self.link.clone(), Arc::downgrade(&self.running));
-        let answered = move |reply: Reply| {
+        let answered = move |reply: NestedResponse| {
             if let Some(running) = running.upgrade().filter(|_| reply.last) {
                 running.lock().remove(&id);
             }
             // If sending fails, the thread of the instance notices that the child is gone.
-            let _ = answer(&link, id, reply.last, &reply.outcome.map(|output| (output.tensors, output.parameters)));
+            let _ = answer(&link, id, reply.last, &reply.outcome);
         };
         // Locked until the guard is there, which the last reply removes.
         let mut running = self.running.lock();

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use trireme_inference::{DataType, InferError, Shape, Tensor, TextFacts};
-use trireme_runtime::{
+use trireme_engine::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
     ModelSource, OneAtATime,
 };
+use trireme_inference::{DataType, InferError, Shape, Tensor, TextFacts};
 use trireme_text::{Encoded, RequestOptions, TextError, TextTokenizer, TokenizeOptions, texts_of};
 
 use crate::schema::{Output, Schema};

@@ -1,8 +1,8 @@
 //! Inputs and outputs of a tokenizer model, checked against those that a tokenizer can have.
 
+use trireme_engine::LoadError;
 use trireme_inference::{DataType, Shape, TensorSpec};
 use trireme_model_repository::{AutoComplete, ModelConfig};
-use trireme_runtime::LoadError;
 use trireme_text::Extras;
 
 /// An output of a tokenizer.

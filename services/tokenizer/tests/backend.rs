@@ -5,9 +5,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use trireme_engine::{Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelSource};
 use trireme_inference::{DataType, ErrorCode, InferError, ParameterValue, Tensor, TextFacts};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelSource};
 use trireme_tokenizer::TokenizerBackend;
 
 const IO: &str = "input { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] } \

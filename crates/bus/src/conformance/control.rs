@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use trireme_inference::{Callers, ModelKey};
+use trireme_inference::{Action, Callers, ModelKey};
 
 use super::Setup;
 use super::fixtures::{heavy_message, unique, within};
-use crate::{Action, CallReplies, LATEST, Output, Reply};
+use crate::{CallReplies, LATEST, Output, Reply};
 
 pub async fn everybody_who_listens_can_answer_a_question(setup: &Setup) {
     let (asker, one, two) = (setup.connect().await, setup.connect().await, setup.connect().await);

@@ -1,9 +1,9 @@
 //! Parameter `abort_on` of `identity` and `repeat`: an input that kills its worker, so that tests see the effect on its
 //! neighbours. Only builds with the feature `abort`, which this project's end-to-end tests ask for, can do so.
 
+use trireme_engine::LoadError;
 use trireme_inference::Tensor;
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::LoadError;
 
 /// The number whose arrival ends the process, if there is one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use trireme_engine::{Backend, ExecuteRequest, LoadError, LoadedModel, ModelSource};
 use trireme_inference::Tensor;
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{Backend, ExecuteRequest, LoadError, LoadedModel, ModelSource};
 
 /// A batching model's work.
 pub struct Case {
@@ -38,7 +38,7 @@ pub fn request(inputs: &[Tensor], outputs: &[impl ToString]) -> ExecuteRequest {
 }
 
 /// Panics where `backend`, on the model that `config` and `directory` describe, breaks the contract of
-/// [`trireme_runtime::ModelInstance`].
+/// [`trireme_engine::ModelInstance`].
 pub fn check(backend: &dyn Backend, config: &ModelConfig, directory: impl AsRef<Path>, case: &Case) {
     assert!(!backend.name().is_empty());
     assert!(case.inputs.len() > 2, "a batch of one proves nothing");

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use trireme_inference::{DataType, InferError, Reshape, Shape, Tensor};
-use trireme_model_repository::{ModelConfig, ModelInput, ModelOutput};
-use trireme_runtime::{
+use trireme_engine::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
     ModelSource,
 };
+use trireme_inference::{DataType, InferError, Reshape, Shape, Tensor};
+use trireme_model_repository::{ModelConfig, ModelInput, ModelOutput};
 
 use super::abort::AbortOn;
 use crate::batcher::{self, merge};

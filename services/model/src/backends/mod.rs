@@ -10,7 +10,7 @@ mod static_embedding;
 
 use std::sync::Arc;
 
-use trireme_runtime::Backend;
+use trireme_engine::Backend;
 
 pub use generation::Generation;
 pub use identity::Identity;

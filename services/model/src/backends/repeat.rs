@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use trireme_inference::{InferError, Tensor};
-use trireme_model_repository::ModelConfig;
-use trireme_runtime::{
+use trireme_engine::{
     Backend, ExecuteRequest, ExecuteResponse, Instance, LoadError, LoadedModel, ModelSource, OneAtATime, Progress,
     StepwiseInstance, Ticket, one_response,
 };
+use trireme_inference::{InferError, Tensor};
+use trireme_model_repository::ModelConfig;
 
 use super::abort::AbortOn;
 

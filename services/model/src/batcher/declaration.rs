@@ -14,9 +14,9 @@
 
 use std::time::Duration;
 
+use trireme_engine::LoadError;
 use trireme_inference::{DataType, Shape};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::LoadError;
 
 use super::padding::{PaddedInput, Padding, UnpaddedOutput};
 

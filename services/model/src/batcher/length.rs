@@ -17,9 +17,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use trireme_engine::{Appetite, BatchPolicy, Candidate, Decision, Description};
 use trireme_inference::Tensor;
 use trireme_model_repository::DynamicBatching;
-use trireme_runtime::{Appetite, BatchPolicy, Candidate, Decision, Description};
 
 use super::cost::{CostModel, DEFAULT_TOKEN_BUDGET, Fit};
 use super::declaration::Declaration;

@@ -13,8 +13,8 @@ mod padding;
 #[cfg(test)]
 mod simulator;
 
+use trireme_engine::{BatchPolicy, DynamicBatcher, OneAtATime};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{BatchPolicy, DynamicBatcher, OneAtATime};
 
 pub use declaration::Declaration;
 pub use length::LengthBatcher;

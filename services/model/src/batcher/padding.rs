@@ -6,8 +6,8 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use trireme_engine::Description;
 use trireme_inference::Tensor;
-use trireme_runtime::Description;
 
 /// A model's declarations about padding.
 #[derive(Clone, Debug, PartialEq, Eq)]

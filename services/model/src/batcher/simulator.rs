@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use trireme_runtime::{BatchPolicy, Candidate, Decision, Description, Intake, Room, RunId};
+use trireme_engine::{BatchPolicy, Candidate, Decision, Description, Intake, Room, RunId};
 
 use super::cost::CostModel;
 

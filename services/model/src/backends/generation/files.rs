@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
+use trireme_engine::LoadError;
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::LoadError;
 
 /// How the decoder's graphs handle the key-value cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use ort::value::{DynValue, Outlet, Tensor, TensorElementType};
 use super::files::{Files, Layout};
 use super::values::{Rows, assemble};
 use crate::backends::onnxruntime::GraphSessions;
-use trireme_runtime::LoadError;
+use trireme_engine::LoadError;
 
 /// The dimension with the text's length: in the encoder's states and the mask, and in the cache made from them.
 const STATES_AXIS: usize = 1;

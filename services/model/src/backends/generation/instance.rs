@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use trireme_engine::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Progress, StepwiseInstance, Ticket};
 use trireme_inference::{ErrorCode, InferError};
-use trireme_runtime::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Progress, StepwiseInstance, Ticket};
 
 use super::graphs::{Graphs, State, last_logits};
 use super::request::{Format, Text};

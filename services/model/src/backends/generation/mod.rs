@@ -23,8 +23,8 @@ mod warpers;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use trireme_engine::{Backend, Instance, LoadError, LoadedModel, ModelSource, StepwiseInstance};
 use trireme_model_repository::{AutoComplete, ModelConfig};
-use trireme_runtime::{Backend, Instance, LoadError, LoadedModel, ModelSource, StepwiseInstance};
 
 use self::files::Files;
 use self::graphs::Graphs;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use trireme_engine::{ExecuteRequest, LoadError};
 use trireme_inference::{DataType, InferError, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{ExecuteRequest, LoadError};
 
 use super::options;
 use super::random::seed_of;

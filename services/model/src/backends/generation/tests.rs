@@ -7,11 +7,9 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use trireme_engine::{Backend, ExecuteRequest, Instance, LoadedModel, ModelSource, Progress, StepwiseInstance, Ticket};
 use trireme_inference::{ErrorCode, InferError, ParameterValue, Parameters, Tensor};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{
-    Backend, ExecuteRequest, Instance, LoadedModel, ModelSource, Progress, StepwiseInstance, Ticket,
-};
 
 use super::request::{EMITTED, FINAL, GENERATED, SCORES};
 use super::*;

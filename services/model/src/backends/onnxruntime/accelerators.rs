@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use trireme_engine::LoadError;
 use trireme_model_repository::{InstanceKind, ModelConfig};
-use trireme_runtime::LoadError;
 
 /// A provider with its options for ONNX Runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The costs of a model's runs: from the cache, otherwise measured. They are logged in one line.
 
+use trireme_engine::ModelInstance;
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::ModelInstance;
 
 use super::cost_cache::Entry;
 use super::measure;

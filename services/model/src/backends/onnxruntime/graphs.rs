@@ -4,8 +4,8 @@ use std::path::Path;
 
 use ort::environment::Environment;
 use ort::session::Session;
+use trireme_engine::LoadError;
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::LoadError;
 
 use super::sessions::Sessions;
 use super::settings::Settings;

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use ort::session::{HasSelectedOutputs, OutputSelector, RunOptions, Session, SessionInputValue};
 use parking_lot::Mutex;
+use trireme_engine::{Description, ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Stop};
 use trireme_inference::{ErrorCode, InferError, Reshape, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{Description, ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Stop};
 
 use super::layouts::{Layout, Layouts, Turn};
 use super::schema::Schema;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use trireme_engine::{ExecuteRequest, ModelInstance};
 use trireme_inference::{DataType, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{ExecuteRequest, ModelInstance};
 
 use crate::batcher::Declaration;
 use crate::batcher::cost::{self, Fit, Point};

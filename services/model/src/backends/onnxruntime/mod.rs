@@ -28,7 +28,7 @@ mod weights;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use trireme_runtime::{Backend, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource, SequenceSupport};
+use trireme_engine::{Backend, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource, SequenceSupport};
 
 use self::cost_cache::Entry;
 use self::instance::{OnnxInstance, Wide};

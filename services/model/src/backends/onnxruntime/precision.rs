@@ -5,9 +5,9 @@
 //! scores are used by their direction. The worst row counts.
 
 use bytes::Bytes;
+use trireme_engine::{ExecuteRequest, LoadError, ModelInstance};
 use trireme_inference::{DataType, InferError, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{ExecuteRequest, LoadError, ModelInstance};
 
 use super::settings::PrecisionCheck;
 
@@ -236,7 +236,7 @@ impl Comparison {
 
 #[cfg(test)]
 mod tests {
-    use trireme_runtime::ExecuteResponse;
+    use trireme_engine::ExecuteResponse;
 
     use super::*;
 

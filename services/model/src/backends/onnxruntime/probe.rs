@@ -4,9 +4,9 @@
 //! other request, that is a warning. A wrong padding value or mask causes it, but so does quantization with scales from
 //! the whole batch, which may be intended.
 
+use trireme_engine::LoadError;
 use trireme_inference::{InferError, Tensor};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::LoadError;
 
 use super::instance::OnnxInstance;
 use super::measure;

@@ -2,9 +2,9 @@
 //! Rules and error texts are Triton's.
 
 use ort::value::Outlet;
+use trireme_engine::LoadError;
 use trireme_inference::{DataType, Shape, TensorSpec};
 use trireme_model_repository::{AutoComplete, ModelConfig};
-use trireme_runtime::LoadError;
 
 use super::values;
 

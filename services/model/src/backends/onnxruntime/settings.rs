@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use ort::environment::Environment;
 use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
+use trireme_engine::LoadError;
 use trireme_inference::nearest;
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::LoadError;
 
 use super::OnnxRuntimeOptions;
 use super::accelerators::{self, Accelerators, Place};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ort::session::{HasSelectedOutputs, RunOptions};
 use parking_lot::Mutex;
-use trireme_runtime::Stop;
+use trireme_engine::Stop;
 
 /// The present run of an instance, if there is one.
 #[derive(Default)]

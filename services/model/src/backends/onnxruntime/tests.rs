@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use tempfile::TempDir;
+use trireme_engine::{ExecuteResponse, LoadError, LoadedModel};
 use trireme_inference::{DataType, ErrorCode, InferError, Tensor};
 use trireme_model_repository::ModelConfig;
-use trireme_runtime::{ExecuteResponse, LoadError, LoadedModel};
 
 use super::*;
 use crate::backends::conformance::{self, Case, request};

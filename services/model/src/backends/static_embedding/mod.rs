@@ -19,16 +19,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::Value;
-use trireme_inference::{DataType, InferError, ParameterValue, Parameters, Shape, Tensor, TensorSpec};
-use trireme_model_repository::{AutoComplete, ModelConfig};
-use trireme_runtime::{
+use trireme_engine::{
     Backend, BatchPolicy, Candidate, Decision, Description, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance,
     LoadError, LoadedModel, ModelInstance, ModelSource,
 };
+use trireme_inference::{DataType, InferError, ParameterValue, Parameters, Shape, Tensor, TensorSpec};
+use trireme_model_repository::{AutoComplete, ModelConfig};
 
 use self::table::Table;
 use crate::warmup;
-use trireme_runtime::DynamicBatcher;
+use trireme_engine::DynamicBatcher;
 
 const INPUT_IDS: &str = "input_ids";
 const ATTENTION_MASK: &str = "attention_mask";

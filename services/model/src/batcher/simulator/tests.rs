@@ -1,10 +1,10 @@
 //! Workers of different speeds on one queue.
 
+use trireme_engine::{Appetite, OneAtATime};
 use trireme_model_repository::DynamicBatching;
-use trireme_runtime::{Appetite, OneAtATime};
 
 use super::*;
-use trireme_runtime::DynamicBatcher;
+use trireme_engine::DynamicBatcher;
 
 const MS: Duration = Duration::from_millis(1);
 

@@ -1,6 +1,6 @@
 //! Accelerators, shared weights, layouts and cached graphs: the answers have to equal those of the plain model.
 
-use trireme_runtime::Instance;
+use trireme_engine::Instance;
 
 use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use trireme_runtime::{Candidate, Decision};
+use trireme_engine::{Candidate, Decision};
 
 use super::*;
 

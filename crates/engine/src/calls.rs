@@ -1,0 +1,109 @@
+//! Requests that the code of a model sends to other models while it executes requests.
+//!
+//! They end with the requests on whose behalf they were sent: at the latest of their deadlines, or when the caller drops the
+//! guard.
+//!
+//! Not here: how they travel. The worker implements [`Caller`].
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::DropGuard;
+use trireme_inference::{Action, Callers, InferError, ModelKey, Parameters, Tensor, UnixMicros};
+
+/// A request's way to other models. The default has none, and refuses.
+#[derive(Clone, Default)]
+pub struct Calls(Option<(Arc<dyn Caller>, Origin)>);
+
+/// The request that is executed.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    /// The models whose instances wait for its answer.
+    pub callers: Callers,
+    /// Its deadline.
+    pub deadline: UnixMicros,
+    /// The client's priority, 1 highest; 0 if the client set none.
+    pub priority: u64,
+    /// W3C trace context of its span.
+    pub traceparent: Option<String>,
+}
+
+/// A request to another model.
+#[derive(Clone, Debug, Default)]
+pub struct Nested {
+    /// What it asks for.
+    pub action: Action,
+    /// The model or ensemble.
+    pub model: String,
+    /// Its version; `None` is the latest ready one.
+    pub version: Option<i64>,
+    /// What the model's code calls the request; may be empty.
+    pub id: String,
+    /// The inputs.
+    pub inputs: Vec<Tensor>,
+    /// The outputs that are wanted; none means all.
+    pub outputs: Vec<String>,
+    /// The request's parameters.
+    pub parameters: Parameters,
+    /// The time limit; `None` is that of the requests on whose behalf it is sent.
+    pub timeout: Option<Duration>,
+    /// Whether the answer may come in parts.
+    pub in_parts: bool,
+}
+
+/// A response to a [`Nested`] request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NestedResponse {
+    /// The outputs and the response's parameters, or the error.
+    pub outcome: Result<(Vec<Tensor>, Parameters), InferError>,
+    /// Whether no more responses follow.
+    pub last: bool,
+}
+
+/// Gets each response to a nested request, on a thread that may block.
+pub type Answered = Box<dyn Fn(NestedResponse) + Send + Sync>;
+
+/// Sends the requests of a hosted model's code to other models.
+pub trait Caller: Send + Sync {
+    /// The model whose code sends the requests.
+    fn model(&self) -> &ModelKey;
+
+    /// Sends a request on behalf of `origin`; `callers` are the models that wait for its answer. When the guard is dropped,
+    /// the request is cancelled and `answered` gets no more responses.
+    fn send(&self, nested: Nested, origin: &Origin, callers: Callers, answered: Answered) -> DropGuard;
+}
+
+// === impl Calls ===
+
+impl Calls {
+    /// The way of the request `origin` through `caller`.
+    pub fn of(caller: Arc<dyn Caller>, origin: Origin) -> Calls {
+        Calls(Some((caller, origin)))
+    }
+
+    /// Sends a request on behalf of the requests whose ways these are. `answered` gets each response on a thread that may
+    /// block. When the guard is dropped, the request is cancelled and `answered` gets no more responses.
+    pub fn send<'a>(
+        of: impl IntoIterator<Item = &'a Calls>,
+        nested: Nested,
+        answered: impl Fn(NestedResponse) + Send + Sync + 'static,
+    ) -> Result<DropGuard, InferError> {
+        let origins: Vec<_> = of.into_iter().filter_map(|calls| calls.0.as_ref()).collect();
+        let Some((caller, last)) = origins.iter().max_by_key(|(_, origin)| origin.deadline) else {
+            return Err(InferError::unavailable(format!(
+                "a request to model '{}' can be sent only while the model executes a request that somebody waits for",
+                nested.model
+            )));
+        };
+        let callers = Callers::joined(origins.iter().map(|(_, origin)| &origin.callers), caller.model());
+        Ok(caller.send(nested, last, callers, Box::new(answered)))
+    }
+}
+
+impl fmt::Debug for Calls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let callers = self.0.as_ref().map(|(_, origin)| origin.callers.to_string());
+        f.debug_tuple("Calls").field(&callers).finish()
+    }
+}

@@ -1,0 +1,83 @@
+//! The way of a request out of the engine: the trait that a worker, or any other user of the engine, implements.
+
+use std::time::Duration;
+
+use trireme_inference::{FailureReason, InferError};
+
+use crate::backend::{ExecuteRequest, ExecuteResponse};
+use crate::batching::Description;
+use crate::cancel::refused;
+
+/// The rest of a request while the engine has it: it decides when the request may run, and gets its result. The engine
+/// calls it on an instance's thread, within the tokio runtime of the model's tasks, and gives up each one exactly once.
+///
+/// Only [`Completion::description`], [`Completion::complete`], [`Completion::fail`] and [`Completion::into_parts`] have no
+/// default: the others are for requests that came from somewhere and can go back.
+pub trait Completion: Send + Sized + 'static {
+    /// Can release a request while an instance's thread that hangs still has it.
+    type Held: Clone + Send + 'static;
+    /// Sends the parts of an answer.
+    type Parts: SendParts;
+
+    /// The description of the request's inputs, with `rows` set to 1 for a model without batches.
+    fn description(&self) -> Description;
+
+    /// The request has its result.
+    fn complete(self, response: ExecuteResponse);
+
+    /// The request has failed, or need not be executed.
+    fn fail(self, error: InferError, reason: FailureReason);
+
+    /// From now on the request is answered in parts.
+    fn into_parts(self) -> Self::Parts;
+
+    /// Whether the request has to run in a batch of its own.
+    fn is_alone(&self) -> bool {
+        false
+    }
+
+    /// Whether a run that begins now and takes `run` is too late for the request.
+    fn is_too_late(&self, _run: Duration) -> bool {
+        false
+    }
+
+    /// Whether the request has waited longer than its model's queue policy allows.
+    fn has_waited_too_long(&self) -> bool {
+        false
+    }
+
+    /// The request is about to be executed, after it has waited in the queue for `queued`.
+    fn begin(&mut self, _queued: Duration) {}
+
+    /// A batch is about to be executed. Returns the requests that may begin; it has settled the others.
+    fn begin_batch(batch: Vec<(ExecuteRequest, Self)>) -> Vec<(ExecuteRequest, Self)> {
+        batch
+    }
+
+    /// These requests were executed in one batch.
+    fn ran_together(_batch: &mut [Self]) {}
+
+    /// The handle that can release the request; `None` if nothing else could execute it.
+    fn held(&self) -> Option<Self::Held> {
+        None
+    }
+
+    /// Releases the requests of an execution that does not end.
+    fn release(_held: Vec<Self::Held>) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
+    /// An instance took these requests without knowing that it is out.
+    fn give_back(batch: Vec<Self>) {
+        batch.into_iter().for_each(|request| request.fail(refused(), FailureReason::Other));
+    }
+}
+
+/// Sends the parts of one request's answer.
+pub trait SendParts: Send {
+    /// Sends a part on. Waits while too many parts wait already. Returns `false` if the request has ended meanwhile.
+    fn send(&self, part: ExecuteResponse) -> bool;
+
+    /// Ends the answer with its last part or an error.
+    fn end(self, last: Result<ExecuteResponse, InferError>);
+}

@@ -1,0 +1,149 @@
+//! The thread of an instance: takes the next batch, executes it, counts it, and concludes each request.
+//!
+//! Not here: instances that work step by step (`stepwise`), and the treatment of a result or an error (`completion`).
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Instant;
+
+use trireme_inference::{FailureReason, InferError};
+
+use crate::backend::{Instance, ModelInstance, Stop, panicked};
+use crate::canary::Streak;
+use crate::cancel::expired;
+use crate::completion::Completion;
+use crate::model::{Model, Threads, Work, conclude};
+use crate::outage::is_out;
+use crate::queue::Taken;
+use crate::runs::Runs;
+use crate::stepwise::Stepper;
+use crate::watchdog::Abort;
+
+/// The worker's reason for ending after an instance's thread has ended by a panic.
+const FAILURE: &str = "instance that panicked";
+
+/// Ends the worker if an instance's thread panics outside the model's code: no thread would take the model's waiting requests.
+struct EndsOnPanic<C: Completion>(Arc<Model<C>>);
+
+impl<C: Completion> Drop for EndsOnPanic<C> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let EndsOnPanic(model) = self;
+            tracing::error!(model = %model.key, "an instance's thread panicked: this worker gives its work back and ends");
+            model.give_up(FAILURE);
+        }
+    }
+}
+
+// === impl Model ===
+
+impl<C: Completion> Model<C> {
+    /// Starts a thread for each instance. The threads end when the queue is closed and empty.
+    pub fn start(self: &Arc<Self>, instances: Vec<Instance>) -> Result<Threads, std::io::Error> {
+        let mut threads = Vec::new();
+        for (index, instance) in instances.into_iter().enumerate() {
+            let model = self.clone();
+            let thread = std::thread::Builder::new().name(format!("{}-{index}", self.key.name));
+            threads.push(thread.spawn(move || model.run_instance(instance))?);
+        }
+        Ok(threads)
+    }
+
+    /// The life of an instance's thread, until the queue is closed.
+    fn run_instance(self: Arc<Self>, instance: Instance) {
+        // Sending results on may need the runtime's timers and channels.
+        let runtime = self.tasks.runtime().clone();
+        let _runtime = runtime.enter();
+        let _watch = EndsOnPanic(self.clone());
+        match instance {
+            Instance::Batch(instance) => self.run_batches(instance),
+            Instance::Stepwise(instance) => Stepper::new(self, instance).run(),
+        }
+    }
+
+    /// Takes a batch, executes it, sends the results on.
+    fn run_batches(self: Arc<Self>, mut instance: Box<dyn ModelInstance>) {
+        let (stop, mut calls, mut streak) = (instance.stop(), 0, Streak::default());
+        let outage = instance.outage();
+        let late = |work: &Work<C>, takes| work.pending.is_too_late(takes);
+        loop {
+            self.wait_out(outage.as_ref());
+            let Some(taken) = self.queue.take_run(&mut calls, late) else { return };
+            let called = match taken {
+                Taken::Late(late) => {
+                    late.into_iter().for_each(|work| work.pending.fail(expired(), FailureReason::Other));
+                    false
+                }
+                Taken::Batch(batch, _) if is_out(outage.as_ref()) => {
+                    self.return_work(batch);
+                    false
+                }
+                Taken::Batch(batch, _) if batch.is_empty() => true,
+                Taken::Batch(batch, mut run) => {
+                    run.executed = self.run_batch(instance.as_mut(), stop.as_ref(), &mut streak, batch);
+                    false
+                }
+            };
+            // A broken instance takes no waiting requests: the worker hands them back.
+            if (called || streak.is_due()) && !self.run_canary(instance.as_mut()) {
+                return;
+            }
+        }
+    }
+
+    /// Executes the requests of a batch that clients still wait for, and returns their number.
+    fn run_batch(
+        &self,
+        instance: &mut dyn ModelInstance,
+        stop: Option<&Arc<dyn Stop>>,
+        streak: &mut Streak,
+        batch: Vec<Work<C>>,
+    ) -> usize {
+        let started = Instant::now();
+        let (requests, mut waiting): (Vec<_>, Vec<_>) = self.begin(batch, started).into_iter().unzip();
+        if requests.is_empty() {
+            return 0;
+        }
+        let held = waiting.iter().filter_map(C::held).collect();
+        let callers = || requests.iter().map(|request| (request.cancelled.clone(), request.deadline)).collect();
+        let abort = stop.map(|stop| Abort { callers: callers(), stop: stop.clone() });
+        let execution = self.executions.begin(held, abort);
+        let executed = std::panic::catch_unwind(AssertUnwindSafe(|| instance.execute(&requests)));
+        drop(execution);
+        let mut results = executed.unwrap_or_else(|_| {
+            tracing::error!(model = %self.key, "model instance panicked");
+            requests.iter().map(|_| Err(panicked())).collect()
+        });
+        // An instance that answers fewer requests than it was given must not leave the others waiting.
+        results.resize_with(requests.len(), || Err(InferError::internal("model instance gave no result")));
+        C::ran_together(&mut waiting);
+        // Whatever is answered has been counted before.
+        let timings = results.iter().map(|result| result.as_ref().ok().map(|response| response.timing));
+        self.count(&Runs::of(waiting.iter().map(C::description).zip(timings)));
+        let outcomes = requests.iter().zip(&results).filter_map(|(request, result)| match result {
+            Ok(_) => Some(Ok(())),
+            Err(error) => request.unwanted().is_none().then_some(Err(error.code)),
+        });
+        if let Some(outcome) = outcomes.reduce(Result::or) {
+            self.note_run(streak, outcome);
+        }
+        for ((request, pending), result) in requests.iter().zip(waiting).zip(results) {
+            match result.is_err().then(|| request.unwanted()).flatten() {
+                // It may have been stopped for that.
+                Some(error) => pending.fail(error, FailureReason::Other),
+                None => conclude(pending, result),
+            }
+        }
+        requests.len()
+    }
+
+    /// Counts an instance's run.
+    fn count(&self, runs: &Runs) {
+        let (tokens, padding) = runs.tokens();
+        self.statistics.record(|counters| {
+            runs.executed().for_each(|run| counters.execute(&run));
+            counters.tokens += tokens;
+            counters.padding_tokens += padding;
+        });
+    }
+}

@@ -1,0 +1,51 @@
+//! The engine: from a checked request to its result.
+//!
+//! A backend loads a model version ([`load_version`], [`LoadedModel`]). A [`Model`] has its queue, and one OS thread per
+//! instance ([`Model::start`]). The threads form batches by the model's [`BatchPolicy`], execute them, and give each result
+//! to the request's [`Completion`]. Executions that hang and instances that became unreliable are noticed by
+//! [`Model::watch_executions`] and [`Model::watch_canary`].
+//!
+//! Invariants:
+//! - Each request that enters the queue is completed, failed or given back exactly once.
+//! - The code that decides (`batching`, `intake`) is pure: tasks, threads and clocks are around it.
+//!
+//! Not here: where requests come from and where results go (`runtime`), and the backends (`services/*`).
+
+mod backend;
+mod batching;
+mod calls;
+mod canary;
+mod cancel;
+mod completion;
+mod dynamic_batching;
+mod execute;
+mod intake;
+mod load;
+mod model;
+mod outage;
+mod queue;
+mod runs;
+mod statistics;
+mod stepwise;
+mod task_set;
+mod watch;
+mod watchdog;
+
+pub use backend::{
+    Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
+    ModelSource, Outage, Progress, SequenceSupport, StepwiseInstance, Stop, Ticket, one_response,
+};
+pub use batching::{Appetite, BatchPolicy, Candidate, Decision, Description, OneAtATime};
+pub use calls::{Answered, Caller, Calls, Nested, NestedResponse, Origin};
+pub use canary::Canary;
+pub use cancel::{CancelFlag, cancelled_by_client, expired, refused, unwanted};
+pub use completion::{Completion, SendParts};
+pub use dynamic_batching::DynamicBatcher;
+pub use intake::{Intake, Room, RunId};
+pub use load::{backend_of, load_version, stage};
+pub use model::{Model, Work};
+pub use outage::all_out;
+pub use queue::{Permit, WorkQueue};
+pub use statistics::{ModelSnapshot, ModelStatistics, QueueLoad};
+pub use task_set::TaskSet;
+pub use watchdog::Executions;

@@ -1,0 +1,162 @@
+//! One model version in the engine: its queue, its instances' threads, and what they share.
+//!
+//! A request enters through [`Model::queue`]. An instance's thread takes it with its batch and executes it (`execute`,
+//! `stepwise`); its result goes to its [`Completion`].
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use trireme_inference::{ErrorCode, FailureReason, InferError, ModelKey};
+
+use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Outage};
+use crate::canary::{self, Canary, Streak};
+use crate::cancel::refused;
+use crate::completion::Completion;
+use crate::outage::is_out;
+use crate::queue::WorkQueue;
+use crate::runs::executed;
+use crate::statistics::ModelStatistics;
+use crate::task_set::TaskSet;
+use crate::watchdog::Executions;
+
+/// How often an instance that is out checks whether its queue is closed.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Name under which a worker fails whose canary request fails.
+const CANARY_FAILURE: &str = "canary request";
+
+/// A model version: its queue and what its instances' threads share.
+pub struct Model<C: Completion> {
+    /// Its name and version.
+    pub key: ModelKey,
+    /// The requests that wait for an instance.
+    pub queue: Arc<WorkQueue<Work<C>>>,
+    /// Its counters.
+    pub statistics: Arc<ModelStatistics>,
+    /// The request that idle instances execute from time to time.
+    pub canary: Option<Canary>,
+    /// The executions of its instances that are under way.
+    pub executions: Executions<C::Held>,
+    /// Cancelled when the version takes no more requests from outside.
+    pub intake: CancellationToken,
+    /// The tasks beside it. They fail when an instance becomes unreliable.
+    pub tasks: TaskSet,
+}
+
+/// A request that waits in a model's queue.
+pub struct Work<C> {
+    /// What is executed.
+    pub request: ExecuteRequest,
+    /// Where its result goes.
+    pub pending: C,
+    /// When it entered the queue.
+    pub arrived: Instant,
+}
+
+// === impl Model ===
+
+impl<C: Completion> Model<C> {
+    /// Waits on an instance's thread until the instance can execute or the queue is closed.
+    pub(crate) fn wait_out(&self, outage: Option<&watch::Receiver<Outage>>) {
+        let Some(mut outage) = outage.filter(|_| is_out(outage)).cloned() else { return };
+        self.tasks.runtime().block_on(async {
+            while !self.queue.is_closed() {
+                let over = outage.wait_for(Option::is_none);
+                if tokio::time::timeout(LOOK, over).await.is_ok() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Gives requests back that an instance took without knowing that it is out.
+    pub(crate) fn return_work(&self, work: Vec<Work<C>>) {
+        C::give_back(work.into_iter().map(|work| work.pending).collect());
+    }
+
+    /// The requests of a batch that are still to be executed.
+    pub(crate) fn begin(&self, batch: Vec<Work<C>>, started: Instant) -> Vec<(ExecuteRequest, C)> {
+        C::begin_batch(batch.into_iter().filter_map(|work| begin_one(work, started)).collect())
+    }
+
+    /// Counts a stepwise instance's work for a request from beginning to end as one run.
+    pub(crate) fn count_step(&self, timing: &ExecuteTiming) {
+        self.statistics.record(|counters| counters.execute(&executed(timing)));
+    }
+
+    /// The request that the model's instances execute from time to time.
+    pub(crate) fn canary_request(&self) -> Option<&ExecuteRequest> {
+        self.canary.as_ref().map(Canary::request)
+    }
+
+    /// Notes how a run of an instance ended.
+    pub(crate) fn note_run(&self, streak: &mut Streak, outcome: Result<(), ErrorCode>) {
+        if let Some(canary) = &self.canary {
+            canary.note(&outcome);
+        }
+        streak.note(outcome);
+    }
+
+    /// Executes the canary request on an instance between two batches. Returns whether the instance may go on.
+    pub(crate) fn run_canary(&self, instance: &mut dyn ModelInstance) -> bool {
+        let Some(request) = self.canary_request() else { return true };
+        let execution = self.executions.begin(Vec::new(), None);
+        let result = canary::execute(instance, request);
+        drop(execution);
+        self.judge_canary(result)
+    }
+
+    /// Fails the worker, so that its process is replaced, if its canary request failed: the request has run before, so
+    /// the instance has changed. The cause (a device, memory) belongs to the process.
+    /// An instance that is unavailable recovers by itself. Returns whether the instance may go on.
+    pub(crate) fn judge_canary(&self, result: Result<(), InferError>) -> bool {
+        match &result {
+            Ok(()) => tracing::debug!(model = %self.key, "canary request succeeded"),
+            Err(error) if error.code == ErrorCode::Unavailable => {
+                tracing::warn!(model = %self.key, %error, "the canary request was not executed");
+            }
+            Err(error) => {
+                tracing::error!(model = %self.key, %error, "the canary request failed: this worker gives its work back and ends");
+                self.give_up(CANARY_FAILURE);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Its instances are unreliable: they take no more requests, and the process ends for the reason `failure`.
+    pub(crate) fn give_up(&self, failure: &'static str) {
+        self.executions.set_broken();
+        self.intake.cancel();
+        self.tasks.fail(failure);
+    }
+}
+
+/// A request that is about to be executed, unless no client waits for it any more.
+fn begin_one<C: Completion>(work: Work<C>, started: Instant) -> Option<(ExecuteRequest, C)> {
+    let Work { request, mut pending, arrived } = work;
+    if let Some(error) = request.unwanted() {
+        pending.fail(error, FailureReason::Other);
+        return None;
+    }
+    if pending.has_waited_too_long() {
+        pending.fail(refused(), FailureReason::Rejected);
+        return None;
+    }
+    pending.begin(started.duration_since(arrived));
+    Some((request, pending))
+}
+
+/// A step has ended, with its result or without one.
+pub(crate) fn conclude<C: Completion>(pending: C, result: Result<ExecuteResponse, InferError>) {
+    match result {
+        Ok(response) => pending.complete(response),
+        Err(error) => pending.fail(error, FailureReason::Backend),
+    }
+}
+
+/// The threads of a model's instances.
+pub type Threads = Vec<JoinHandle<()>>;

@@ -1,0 +1,37 @@
+//! Outages: times in which an instance cannot execute, for example because its process is being started again. The instance
+//! takes no work during an outage.
+//!
+//! Not here: how an instance recovers, which is its backend's business, and what a worker does about a model all of whose
+//! instances are out.
+
+use tokio::sync::watch;
+
+use crate::backend::Outage;
+
+/// Whether an instance cannot execute now.
+pub(crate) fn is_out(outage: Option<&watch::Receiver<Outage>>) -> bool {
+    outage.is_some_and(|outage| outage.borrow().is_some())
+}
+
+/// Why none of the instances can execute, if so.
+pub fn all_out(outages: &[watch::Receiver<Outage>]) -> Outage {
+    let mut reasons = outages.iter().map(|outage| outage.borrow().clone());
+    let first = reasons.next().flatten();
+    reasons.all(|reason| reason.is_some()).then_some(first).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_out_when_all_of_its_instances_are() {
+        let senders: Vec<_> = (0..2).map(|_| watch::Sender::new(Outage::None)).collect();
+        let outages: Vec<_> = senders.iter().map(watch::Sender::subscribe).collect();
+        assert_eq!(all_out(&outages), None);
+        senders[1].send_replace(Some("gone".into()));
+        assert_eq!(all_out(&outages), None, "the first one works");
+        senders[0].send_replace(Some("lost".into()));
+        assert_eq!(all_out(&outages).as_deref(), Some("lost"));
+    }
+}

@@ -1,0 +1,475 @@
+//! A model's queue in this worker, between the async tasks that admit work and the instance threads that take batches.
+//! The policy decides what makes a batch; this file has the lock, the waiting and the counting.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::Notify;
+use trireme_inference::Tensor;
+
+use crate::backend::Instance;
+use crate::batching::{BatchPolicy, Candidate, Decision, Description};
+use crate::intake::{self, Intake, Room, RunId};
+use crate::statistics::QueueLoad;
+
+/// The most requests to ask for at a time in place of requests that came too late.
+const REPLACED: usize = 64;
+
+/// The queue. `T` is the data of a waiting request.
+pub struct WorkQueue<T> {
+    policy: Box<dyn BatchPolicy>,
+    capacity: usize,
+    state: Mutex<State<T>>,
+    /// Signalled when work has arrived, the queue was closed, or idle instances were called.
+    arrived: Condvar,
+    /// Signalled when the room may have changed: a permit was given back, or a run began or ended.
+    room_changed: Notify,
+}
+
+struct State<T> {
+    /// The policy's view of `items`, in the same order.
+    candidates: Vec<Candidate>,
+    items: VecDeque<T>,
+    /// Requests that run in a batch of their own. They run before all others, and the policy does not see them.
+    alone: VecDeque<(Candidate, T)>,
+    /// The stepwise instance that lets no other request join until it is empty and takes the first of `alone`.
+    reserved: Option<ThreadId>,
+    /// How much to take from the shared queue; with `None`, as much as there are permits for.
+    intake: Option<Intake>,
+    /// Number of requests for which the shared queue was last asked. The pulling task sleeps until this number is
+    /// wrong.
+    asked: usize,
+    permits_out: usize,
+    /// Number of requests in a row that came too late.
+    late: usize,
+    /// How often [`WorkQueue::call_idle`] was called.
+    calls: u64,
+    /// Whether no instance can execute: no more is taken in.
+    paused: bool,
+    closed: bool,
+}
+
+/// Room for one request in this worker: taken before the request is admitted, freed when the request has left.
+pub struct Permit<T> {
+    queue: Arc<WorkQueue<T>>,
+}
+
+/// A run under way, from when its batch was taken until its results have been sent on.
+pub struct Run<T> {
+    queue: Arc<WorkQueue<T>>,
+    id: Option<RunId>,
+    /// Number of requests that were executed.
+    pub executed: usize,
+}
+
+/// A batch, or requests to drop, for an instance.
+pub enum Taken<T> {
+    /// Execute these requests; the batch is empty after [`WorkQueue::call_idle`].
+    Batch(Vec<T>, Run<T>),
+    /// Drop these requests: they are too late to be executed.
+    Late(Vec<T>),
+}
+
+// === impl WorkQueue ===
+
+impl<T> WorkQueue<T> {
+    /// A queue that holds at most `capacity` requests, including those being executed. `intake` limits how many of them
+    /// it takes from the shared queue.
+    pub fn new(policy: Box<dyn BatchPolicy>, capacity: usize, intake: Option<Intake>) -> Arc<WorkQueue<T>> {
+        let state = State {
+            candidates: Vec::new(),
+            items: VecDeque::new(),
+            alone: VecDeque::new(),
+            reserved: None,
+            intake,
+            asked: 0,
+            permits_out: 0,
+            late: 0,
+            calls: 0,
+            paused: false,
+            closed: false,
+        };
+        Arc::new(WorkQueue {
+            policy,
+            capacity,
+            state: Mutex::new(state),
+            arrived: Condvar::new(),
+            room_changed: Notify::new(),
+        })
+    }
+
+    /// The queue of a model with these instances. With `in_order`, the requests that wait here are out of the order of a
+    /// queue policy, so it holds few.
+    pub fn of(policy: Box<dyn BatchPolicy>, instances: &[Instance], in_order: bool) -> Arc<WorkQueue<T>> {
+        let capacity = intake::most_in_hand(policy.as_ref(), instances, in_order);
+        let intake = intake::of(policy.as_ref(), instances);
+        WorkQueue::new(policy, capacity, intake)
+    }
+
+    /// The most requests that the queue holds.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Number of requests in this worker: waiting and being executed.
+    pub fn in_hand(&self) -> usize {
+        self.state.lock().permits_out
+    }
+
+    /// Number of requests waiting, and in this worker.
+    pub fn load(&self) -> QueueLoad {
+        let state = self.state.lock();
+        QueueLoad { waiting: state.waiting() as u64, in_hand: state.permits_out as u64 }
+    }
+
+    /// Waits until the room for requests from the shared queue is less than `asked`, or at least twice as much; with 0,
+    /// until there is any room. Returns the room, and since when it has been there.
+    pub async fn room_beyond(&self, asked: usize) -> (usize, Instant) {
+        let mut since = None;
+        loop {
+            let changed = self.room_changed.notified();
+            let now = Instant::now();
+            let room = {
+                let mut state = self.state.lock();
+                state.asked = asked;
+                state.room(self.capacity, now)
+            };
+            let (room, later) = match room {
+                Room::Now(room) => (room, None),
+                Room::At(time) => (0, Some(time)),
+                Room::None => (0, None),
+            };
+            if is_beyond(room, asked) {
+                return (room, since.map_or(now, |since| now.min(since)));
+            }
+            match later {
+                Some(time) => {
+                    since = Some(time);
+                    let _ = tokio::time::timeout_at(time.into(), changed).await;
+                }
+                None => changed.await,
+            }
+        }
+    }
+
+    /// Notes how long a message took to arrive from the shared queue; there has been room for it since `since`.
+    pub fn fetched(&self, since: Instant) {
+        if let Some(intake) = &mut self.state.lock().intake {
+            intake.fetched(since.elapsed());
+        }
+    }
+
+    /// Room for a request that this worker already has. It may exceed the capacity, because the bus has delivered the
+    /// request.
+    pub fn permit(self: &Arc<Self>) -> Permit<T> {
+        self.state.lock().permits_out += 1;
+        Permit { queue: self.clone() }
+    }
+
+    /// Room for one more request, if there is any.
+    pub fn try_permit(self: &Arc<Self>) -> Option<Permit<T>> {
+        let mut state = self.state.lock();
+        if state.closed || state.paused || state.permits_out >= self.capacity {
+            return None;
+        }
+        state.permits_out += 1;
+        Some(Permit { queue: self.clone() })
+    }
+
+    /// Closes the queue if it holds no requests, under one lock, so that no permit is given out in between. Returns
+    /// whether it is closed.
+    pub fn close_if_idle(&self) -> bool {
+        let mut state = self.state.lock();
+        state.closed |= state.permits_out == 0;
+        let closed = state.closed;
+        drop(state);
+        if closed {
+            self.arrived.notify_all();
+        }
+        closed
+    }
+
+    /// The policy's description of a request with these inputs.
+    pub fn describe(&self, inputs: &[Tensor]) -> Description {
+        self.policy.describe(inputs)
+    }
+
+    /// Expected duration of a run with a request like this, and the expected wait until it begins behind all waiting
+    /// requests; `None` while the durations of runs are not known.
+    pub fn outlook(&self, request: &Description) -> Option<(Duration, Duration)> {
+        let cost = self.policy.cost(std::slice::from_ref(request));
+        let state = self.state.lock();
+        state.intake.as_ref()?.outlook(cost, state.waiting(), Instant::now())
+    }
+
+    /// A request came too late to be executed. The requests behind it in the shared queue are probably late, too. So
+    /// the worker asks for more of them at a time, until one arrives in time, and instances do not have to wait for it.
+    pub fn came_late(&self) {
+        let mut state = self.state.lock();
+        state.late = (state.late + 1).min(REPLACED);
+    }
+
+    /// Puts a request into the queue.
+    pub fn push(&self, candidate: Candidate, item: T) {
+        let mut state = self.state.lock();
+        state.late = 0;
+        state.candidates.push(candidate);
+        state.items.push_back(item);
+        drop(state);
+        self.arrived.notify_one();
+    }
+
+    /// Puts a request into the queue that has to run in a batch of its own.
+    pub fn push_alone(&self, candidate: Candidate, item: T) {
+        self.state.lock().alone.push_back((candidate, item));
+        self.arrived.notify_one();
+    }
+
+    /// Waits for a batch to execute, in the order that the policy gave; the run ends when it is dropped. `None` once
+    /// the queue is closed and empty. When no request waits and [`WorkQueue::call_idle`] was called more than `calls`
+    /// times, returns an empty batch and updates `calls`. If some of the batch's requests are too `late` for its
+    /// expected duration, returns only those.
+    pub fn take_run(self: &Arc<Self>, calls: &mut u64, late: impl Fn(&T, Duration) -> bool) -> Option<Taken<T>> {
+        let (taken, wrong) = self.take_with(usize::MAX, calls, |state, indices| {
+            let members: Vec<_> = indices.iter().map(|&index| state.candidates[index].description).collect();
+            let cost = self.policy.cost(&members);
+            if let Some(takes) = state.intake.as_ref().and_then(|intake| intake.run(cost)) {
+                let is_late = |index: &usize| late(&state.items[*index], takes);
+                let indices: Vec<_> = indices.iter().copied().filter(is_late).collect();
+                if !indices.is_empty() {
+                    return (Taken::Late(state.remove(&indices)), false);
+                }
+            }
+            let (batch, now) = (state.remove(&indices), Instant::now());
+            let id = state.intake.as_mut().map(|intake| intake.begin(cost, now));
+            // Fewer requests wait now, and one more instance is busy.
+            let wrong = state.is_asked_wrongly(self.capacity, now);
+            (Taken::Batch(batch, Run { queue: self.clone(), id, executed: 0 }), wrong)
+        })?;
+        if wrong {
+            self.room_changed.notify_one();
+        }
+        Some(taken)
+    }
+
+    /// Like [`WorkQueue::take_run`], but takes at most `limit` requests, for instances that do not work in runs.
+    pub fn take(&self, limit: usize, calls: &mut u64) -> Option<Vec<T>> {
+        self.take_with(limit, calls, |state, indices| state.remove(&indices))
+    }
+
+    /// Waits until there is a batch, and lets `remove` take it out before the queue is unlocked.
+    fn take_with<R>(
+        &self,
+        limit: usize,
+        calls: &mut u64,
+        remove: impl Fn(&mut State<T>, Vec<usize>) -> R,
+    ) -> Option<R> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some((candidate, item)) = state.alone.pop_front() {
+                state.reserved = None;
+                // Put before all others only for `remove`, which takes it out at once: the policy does not see it.
+                state.candidates.insert(0, candidate);
+                state.items.push_front(item);
+                let removed = remove(&mut state, vec![0]);
+                if state.waiting() > 0 {
+                    self.arrived.notify_one();
+                }
+                return Some(removed);
+            }
+            if state.items.is_empty() {
+                if state.closed {
+                    return None;
+                }
+                if *calls < state.calls {
+                    *calls = state.calls;
+                    return Some(remove(&mut state, Vec::new()));
+                }
+                self.arrived.wait(&mut state);
+                continue;
+            }
+            match self.policy.decide(&state.candidates, Instant::now()) {
+                Decision::Run(mut indices) => {
+                    indices.truncate(limit);
+                    let removed = remove(&mut state, indices);
+                    if !state.items.is_empty() {
+                        // The remaining requests may be a batch for another instance, and this instance has used up its
+                        // wake-up.
+                        self.arrived.notify_one();
+                    }
+                    return Some(removed);
+                }
+                Decision::WaitUntil(time) => {
+                    self.arrived.wait_until(&mut state, time);
+                }
+                Decision::Wait => self.arrived.wait(&mut state),
+            }
+        }
+    }
+
+    /// Takes at most `limit` requests that the policy would run now, to join others in a stepwise instance. `None` if
+    /// there are none. If a request waits that has to run alone, the first instance that asks gets `None` until it is
+    /// empty: it takes that request then, unless another instance is empty before.
+    pub fn try_take(&self, limit: usize) -> Option<Vec<T>> {
+        let mut state = self.state.lock();
+        let me = std::thread::current().id();
+        if !state.alone.is_empty() && *state.reserved.get_or_insert(me) == me {
+            return None;
+        }
+        if state.items.is_empty() {
+            return None;
+        }
+        match self.policy.decide(&state.candidates, Instant::now()) {
+            Decision::Run(mut indices) => {
+                indices.truncate(limit);
+                Some(state.remove(&indices))
+            }
+            Decision::WaitUntil(_) | Decision::Wait => None,
+        }
+    }
+
+    /// Removes the waiting requests for which `unwanted` is true.
+    pub fn remove_where(&self, unwanted: impl Fn(&T) -> bool) -> Vec<T> {
+        let mut state = self.state.lock();
+        let indices: Vec<usize> = (0..state.items.len()).filter(|&index| unwanted(&state.items[index])).collect();
+        let mut removed = match indices.is_empty() {
+            true => Vec::new(),
+            false => state.remove(&indices),
+        };
+        let (gone, kept): (Vec<_>, _) =
+            std::mem::take(&mut state.alone).into_iter().partition(|(_, item)| unwanted(item));
+        state.alone = VecDeque::from(kept);
+        removed.extend(gone.into_iter().map(|(_, item)| item));
+        removed
+    }
+
+    /// Moves the waiting requests for which `late` is true behind all others of their level.
+    pub fn delay_where(&self, late: impl Fn(&T) -> bool) {
+        let mut state = self.state.lock();
+        let State { candidates, items, .. } = &mut *state;
+        for (candidate, item) in candidates.iter_mut().zip(items.iter()) {
+            candidate.priority |= u32::from(late(item));
+        }
+    }
+
+    /// Gives an empty batch to every instance that waits for one.
+    pub fn call_idle(&self) {
+        self.state.lock().calls += 1;
+        self.arrived.notify_all();
+    }
+
+    /// While the queue is paused it has no room, for work from the bus and for hand-overs alike.
+    pub fn pause(&self, paused: bool) {
+        self.state.lock().paused = paused;
+        self.room_changed.notify_one();
+    }
+
+    /// Whether the queue was closed.
+    pub fn is_closed(&self) -> bool {
+        self.state.lock().closed
+    }
+
+    /// No more work will arrive: instance threads end when the queue is empty.
+    pub fn close(&self) {
+        self.state.lock().closed = true;
+        self.arrived.notify_all();
+    }
+}
+
+// === impl State ===
+
+impl<T> State<T> {
+    fn waiting(&self) -> usize {
+        self.items.len() + self.alone.len()
+    }
+
+    /// How many requests there is room for, with at most `capacity` in this worker.
+    fn room(&self, capacity: usize, now: Instant) -> Room {
+        match (capacity.saturating_sub(self.permits_out), &self.intake) {
+            _ if self.paused => Room::None,
+            (0, _) => Room::None,
+            (free, None) => Room::Now(free),
+            (free, Some(intake)) => match intake.room(self.waiting(), now) {
+                Room::Now(room) => Room::Now(room.max(self.late).min(free)),
+                later => later,
+            },
+        }
+    }
+
+    /// Whether the pulling task has to be woken because the room has changed. Waking it for each run would often cost
+    /// more than the run.
+    fn is_asked_wrongly(&self, capacity: usize, now: Instant) -> bool {
+        self.asked == 0
+            || match self.room(capacity, now) {
+                Room::Now(room) => is_beyond(room, self.asked),
+                Room::At(_) | Room::None => true,
+            }
+    }
+
+    fn remove(&mut self, indices: &[usize]) -> Vec<T> {
+        if let [index] = *indices {
+            self.candidates.remove(index);
+            return self.items.remove(index).into_iter().collect();
+        }
+        // The oldest ones, which most policies take: no other elements have to be moved.
+        if indices.iter().copied().eq(0..indices.len()) {
+            self.candidates.drain(..indices.len());
+            return self.items.drain(..indices.len()).collect();
+        }
+        let mut taken: Vec<Option<T>> = indices.iter().map(|_| None).collect();
+        let place = |index: usize| indices.iter().position(|&i| i == index);
+        let (candidates, items) = (std::mem::take(&mut self.candidates), std::mem::take(&mut self.items));
+        for (index, (candidate, item)) in candidates.into_iter().zip(items).enumerate() {
+            match place(index) {
+                Some(place) => taken[place] = Some(item),
+                None => {
+                    self.candidates.push(candidate);
+                    self.items.push_back(item);
+                }
+            }
+        }
+        taken.into_iter().flatten().collect()
+    }
+}
+
+/// Whether `asked` is more than this room, or at most half of it.
+fn is_beyond(room: usize, asked: usize) -> bool {
+    room < asked || room >= (2 * asked).max(1)
+}
+
+// === impl Permit ===
+
+impl<T> Drop for Permit<T> {
+    fn drop(&mut self) {
+        let mut state = self.queue.state.lock();
+        state.permits_out -= 1;
+        let wrong = state.is_asked_wrongly(self.queue.capacity, Instant::now());
+        drop(state);
+        if wrong {
+            self.queue.room_changed.notify_one();
+        }
+    }
+}
+
+// === impl Run ===
+
+impl<T> Drop for Run<T> {
+    fn drop(&mut self) {
+        let mut state = self.queue.state.lock();
+        let now = Instant::now();
+        if let (Some(intake), Some(id)) = (&mut state.intake, self.id) {
+            intake.end(id, self.executed, now);
+        }
+        let wrong = state.is_asked_wrongly(self.queue.capacity, now);
+        drop(state);
+        if wrong {
+            self.queue.room_changed.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

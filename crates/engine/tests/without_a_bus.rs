@@ -1,0 +1,240 @@
+//! Runs models in the engine alone, without a worker and without a bus: batches, answers in parts, errors, requests that are
+//! not wanted any more, and executions that hang.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+use trireme_engine::{
+    Candidate, Completion, Description, DynamicBatcher, ExecuteRequest, ExecuteResponse, Executions, Instance, Model,
+    ModelInstance, ModelStatistics, OneAtATime, Progress, SendParts, StepwiseInstance, TaskSet, Ticket, Work,
+    WorkQueue,
+};
+use trireme_inference::{FailureReason, InferError, ModelKey, Tensor};
+use trireme_model_repository::ModelConfig;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a request gets.
+#[derive(Debug)]
+enum Got {
+    Response(Vec<i64>, u32),
+    Part(Vec<i64>),
+    Error(InferError, FailureReason),
+    Released,
+}
+
+/// Gives results to a test.
+struct Caller {
+    description: Description,
+    got: SyncSender<Got>,
+}
+
+struct PartsCaller(SyncSender<Got>);
+
+fn values(response: &ExecuteResponse) -> Vec<i64> {
+    response.outputs.first().map(|output| output.values::<i64>().unwrap().to_vec()).unwrap_or_default()
+}
+
+impl Completion for Caller {
+    type Held = SyncSender<Got>;
+    type Parts = PartsCaller;
+
+    fn description(&self) -> Description {
+        self.description
+    }
+
+    fn complete(self, response: ExecuteResponse) {
+        let _ = self.got.send(Got::Response(values(&response), response.timing.batch_size));
+    }
+
+    fn fail(self, error: InferError, reason: FailureReason) {
+        let _ = self.got.send(Got::Error(error, reason));
+    }
+
+    fn into_parts(self) -> PartsCaller {
+        PartsCaller(self.got)
+    }
+
+    fn held(&self) -> Option<SyncSender<Got>> {
+        Some(self.got.clone())
+    }
+
+    async fn release(held: Vec<SyncSender<Got>>) {
+        held.iter().for_each(|got| drop(got.send(Got::Released)));
+    }
+}
+
+impl SendParts for PartsCaller {
+    fn send(&self, part: ExecuteResponse) -> bool {
+        self.0.send(Got::Part(values(&part))).is_ok()
+    }
+
+    fn end(self, last: Result<ExecuteResponse, InferError>) {
+        let _ = self.0.send(match last {
+            Ok(last) => Got::Response(values(&last), last.timing.batch_size),
+            Err(error) => Got::Error(error, FailureReason::Backend),
+        });
+    }
+}
+
+/// Doubles numbers. A zero fails the request, a negative number hangs.
+struct Doubler;
+
+impl ModelInstance for Doubler {
+    fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+        let double = |request: &ExecuteRequest| {
+            let number = request.inputs[0].values::<i64>()?[0];
+            match number {
+                0 => return Err(InferError::internal("zero")),
+                ..0 => std::thread::sleep(PATIENCE * 2),
+                _ => {}
+            }
+            let mut response = ExecuteResponse { outputs: vec![tensor(2 * number)], ..ExecuteResponse::default() };
+            response.timing.batch_size = requests.len() as u32;
+            Ok(response)
+        };
+        requests.iter().map(double).collect()
+    }
+}
+
+/// Counts down from a number, one part a step.
+struct Countdown(Vec<(Ticket, i64)>);
+
+impl StepwiseInstance for Countdown {
+    fn room(&self) -> usize {
+        2 - self.0.len()
+    }
+
+    fn join(&mut self, ticket: Ticket, request: ExecuteRequest) -> Result<(), InferError> {
+        self.0.push((ticket, request.inputs[0].values::<i64>()?[0]));
+        Ok(())
+    }
+
+    fn leave(&mut self, ticket: Ticket) {
+        self.0.retain(|(other, _)| *other != ticket);
+    }
+
+    fn step(&mut self) -> Vec<(Ticket, Progress)> {
+        let made = self.0.iter_mut().map(|(ticket, number)| {
+            *number -= 1;
+            match number {
+                0 => (*ticket, Progress::Done(Ok(ExecuteResponse::default()))),
+                _ => (*ticket, Progress::Part(vec![tensor(*number)])),
+            }
+        });
+        let made: Vec<_> = made.collect();
+        self.0.retain(|(_, number)| *number > 0);
+        made
+    }
+}
+
+fn tensor(number: i64) -> Tensor {
+    Tensor::from_values("NUMBER", [1, 1], vec![number]).unwrap()
+}
+
+/// A model of one instance in the engine, and its tasks.
+struct Running {
+    model: Arc<Model<Caller>>,
+    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+}
+
+impl Running {
+    fn start(instance: Instance, delay: Option<Duration>) -> Running {
+        let instances = vec![instance];
+        let policy: Box<dyn trireme_engine::BatchPolicy> = match delay {
+            Some(delay) => {
+                let text = format!(
+                    "name: \"doubler\"\nbackend: \"identity\"\nmax_batch_size: 4\ndynamic_batching {{ preferred_batch_size: [ 2 ] \
+                     max_queue_delay_microseconds: {} }}",
+                    delay.as_micros()
+                );
+                let config = ModelConfig::parse(&text, "doubler").expect("a configuration");
+                Box::new(DynamicBatcher::new(config.dynamic_batching.as_ref().expect("declared"), 4))
+            }
+            None => Box::new(OneAtATime),
+        };
+        let model = Arc::new(Model {
+            key: ModelKey { name: "doubler".to_owned(), version: 1 },
+            queue: WorkQueue::of(policy, &instances, false),
+            statistics: Arc::<ModelStatistics>::default(),
+            canary: None,
+            executions: Executions::default(),
+            intake: CancellationToken::new(),
+            tasks: TaskSet::new(),
+        });
+        let threads = Mutex::new(model.start(instances).expect("threads"));
+        Running { model, threads }
+    }
+
+    fn push(&self, request: ExecuteRequest) -> Receiver<Got> {
+        let (got, results) = sync_channel(16);
+        let description = self.model.queue.describe(&request.inputs);
+        let (arrived, pending) = (Instant::now(), Caller { description, got });
+        let candidate = Candidate { arrived, priority: 0, description };
+        self.model.queue.push(candidate, Work { request, pending, arrived });
+        results
+    }
+
+    /// Closes the queue and waits for the threads.
+    fn end(&self) {
+        self.model.queue.close();
+        self.threads.lock().drain(..).for_each(|thread| thread.join().expect("no panic"));
+    }
+}
+
+fn request(number: i64) -> ExecuteRequest {
+    ExecuteRequest::made_up("request", vec![tensor(number)], ["NUMBER"])
+}
+
+fn next(results: &Receiver<Got>) -> Got {
+    results.recv_timeout(PATIENCE).expect("an answer in time")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_share_a_batch_and_each_gets_its_own_result() {
+    let running = Running::start(Instance::Batch(Box::new(Doubler)), Some(Duration::from_secs(20)));
+    let results: Vec<_> = [3, 4].map(|number| running.push(request(number))).into();
+    assert!(matches!(next(&results[0]), Got::Response(values, 2) if values == [6]));
+    assert!(matches!(next(&results[1]), Got::Response(values, 2) if values == [8]));
+    running.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_fails_or_is_not_wanted_gets_its_error() {
+    let running = Running::start(Instance::Batch(Box::new(Doubler)), None);
+    let failed = running.push(request(0));
+    let unwanted = request(5);
+    unwanted.cancelled.cancel();
+    let unwanted = running.push(unwanted);
+    assert!(matches!(next(&failed), Got::Error(error, FailureReason::Backend) if error.message == "zero"));
+    assert!(matches!(next(&unwanted), Got::Error(error, FailureReason::Other) if error.message.contains("cancelled")));
+    running.end();
+    assert!(unwanted.try_recv().is_err(), "one answer each");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stepwise_instance_gives_parts_in_order() {
+    let running = Running::start(Instance::Stepwise(Box::new(Countdown(Vec::new()))), None);
+    let results = running.push(ExecuteRequest { in_parts: true, ..request(3) });
+    let whole = running.push(request(2));
+    assert!(matches!(next(&results), Got::Part(values) if values == [2]));
+    assert!(matches!(next(&results), Got::Part(values) if values == [1]));
+    assert!(matches!(next(&results), Got::Response(values, _) if values.is_empty()));
+    assert!(matches!(next(&whole), Got::Error(error, _) if error.message.contains("exactly 1 response")));
+    running.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_execution_that_hangs_is_released_and_reported() {
+    let running = Running::start(Instance::Batch(Box::new(Doubler)), None);
+    let (model, tasks) = (running.model.clone(), running.model.tasks.clone());
+    tasks.spawn("watchdog", model.watch_executions(Duration::from_millis(200)));
+    let results = running.push(request(-1));
+    assert_eq!(tasks.failed().await, "execution that does not end");
+    assert!(matches!(next(&results), Got::Released));
+    assert!(running.model.executions.broken() && running.model.intake.is_cancelled());
+    tasks.stop();
+}

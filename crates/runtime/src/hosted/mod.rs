@@ -1,0 +1,197 @@
+//! What a worker has in hand: its model versions, the requests within them, and the deliveries that brought these.
+//!
+//! The path of a request through the worker: `intake` checks it and puts it into its model's queue. The engine executes it
+//! with its batch. `settle` sends the result to the next step in this process, to the bus, or back to the gateway. Only then
+//! is the delivery acknowledged.
+//!
+//! Not here: any of these steps; this module has the values that all of them use.
+
+pub mod cancellations;
+pub mod held;
+pub mod suspects;
+
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use tokio_util::sync::CancellationToken;
+use trireme_bus::{Acker, Bus, BusError, MessageName, QueueOptions, WorkMessage};
+use trireme_engine::{Description, Model, Permit, TaskSet};
+use trireme_inference::{ModelKey, Tensor, UnixMicros};
+use trireme_model_repository::ModelConfig;
+use trireme_telemetry::steps::StepSpan;
+
+use crate::observe::statistics::Statistics;
+use crate::observe::tap::Taps;
+use crate::response_cache::{Key, ResponseCache, StepAnswer};
+use cancellations::Cancellations;
+use held::{Held, Hold};
+use suspects::{Suspect, Suspects};
+
+/// State that all parts of a worker share.
+pub(crate) struct Shared {
+    pub name: String,
+    pub bus: Arc<dyn Bus>,
+    pub tasks: TaskSet,
+    /// The deployment's settings, read before the first queue is declared.
+    pub settings: OnceLock<QueueOptions>,
+    pub held: Held,
+    pub suspects: Suspects,
+    pub cancellations: Cancellations,
+    pub taps: Arc<Taps>,
+    pub statistics: Statistics,
+    pub hosted: RwLock<HashMap<ModelKey, Arc<HostedModel>>>,
+    /// Answers of models with `response_cache` to steps of ensembles.
+    pub step_answers: Option<ResponseCache<StepAnswer>>,
+    /// How many model versions with such answers were loaded.
+    pub loads: AtomicU64,
+    /// How a request enters its next step if that is hosted here.
+    pub next_step: NextStep,
+}
+
+/// Takes a request into a model of this process. Gives it back if there is no room for it.
+pub(crate) type NextStep = fn(&Arc<HostedModel>, WorkMessage, Claim) -> Option<(WorkMessage, Claim)>;
+
+/// A model version of the engine with its place in this worker.
+pub(crate) struct HostedModel {
+    pub engine: Arc<Model<Pending>>,
+    pub config: Arc<ModelConfig>,
+    pub worker: Arc<Shared>,
+    /// Number of requests admitted so far.
+    pub admitted: AtomicU64,
+    /// Whether the first dimension of its inputs is a batch; otherwise a request is one row.
+    pub batched: bool,
+    /// The states before the first request of a sequence, for requests that bring none.
+    pub initial_states: Vec<Tensor>,
+    /// Cancelled when the version holds no requests and gets no more: it was replaced or unloaded.
+    pub gone: CancellationToken,
+    /// Where its answers are cached: the number of the load that made it, which no other version has.
+    pub cached: Option<u64>,
+}
+
+/// A request that waits in this worker's queue.
+pub(crate) type Work = trireme_engine::Work<Pending>;
+
+/// The rest of a request while the engine has it; it is needed to settle the delivery afterwards.
+pub(crate) struct Pending {
+    pub model: Arc<HostedModel>,
+    pub message: WorkMessage,
+    pub delivery: Claim,
+    pub stay: Stay,
+    pub received_at: UnixMicros,
+    /// How long the request has waited in this worker's queue.
+    pub queued: Duration,
+    /// The description of its inputs, with `rows` set to 1 for a model without batches.
+    pub description: Description,
+    /// Its place in the response cache, if it was looked for there.
+    pub missed: Option<Missed>,
+}
+
+/// Values that live as long as the request is in this worker.
+pub(crate) struct Stay {
+    pub _permit: Permit<Work>,
+    pub span: StepSpan,
+}
+
+/// The delivery that brought a request into this process. When the request is handed over to a model in this process,
+/// its delivery goes along: it is acknowledged when the work has left the process.
+pub(crate) struct Claim {
+    pub acker: Acker,
+    pub hold: Hold,
+    /// The name of the delivered message. It stays the same when the request moves on to later steps in this process.
+    pub name: MessageName,
+    /// Delivery count of the message, from 1.
+    pub deliveries: u32,
+    /// Number of attempts at the message. It includes this attempt once that has begun.
+    pub attempts: u32,
+    /// Whether this attempt has begun.
+    pub begun: bool,
+    /// Set for a redelivery, until it has been executed.
+    pub suspect: Option<Suspect>,
+    /// Sequence number of the reply if it is an error.
+    pub sequence: u32,
+}
+
+/// The place in the response cache for the answer to a request that was not found there.
+pub(crate) struct Missed {
+    pub key: Key,
+    /// How long looking for it took.
+    pub looked_up: Duration,
+}
+
+// === impl HostedModel ===
+
+impl Deref for HostedModel {
+    type Target = Model<Pending>;
+
+    fn deref(&self) -> &Model<Pending> {
+        &self.engine
+    }
+}
+
+// === impl Claim ===
+
+impl Claim {
+    /// Number of this attempt at the message, or of the attempt that is about to begin; from 1.
+    pub fn attempt(&self) -> u32 {
+        self.attempts.saturating_add(u32::from(!self.begun))
+    }
+
+    /// Whether the request has to run in a batch of its own.
+    pub fn is_alone(&self) -> bool {
+        self.suspect.as_ref().is_some_and(|suspect| suspect.alone)
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Waits for the deployment's settings, which its first gateway writes.
+    pub async fn learn_settings(&self) -> Result<(), BusError> {
+        if self.settings.get().is_none() {
+            let _ = self.settings.set(self.bus.settings().await?);
+        }
+        Ok(())
+    }
+
+    /// The deployment's settings.
+    pub fn queue_options(&self) -> &QueueOptions {
+        self.settings.get().expect("learnt before a queue is declared, and nothing comes before that")
+    }
+
+    /// Moves a request to its next step if that is hosted here and has room, without encoding and without the broker.
+    /// The delivery goes along and is acknowledged when the work leaves the process. Otherwise returns both.
+    pub fn hand_over(&self, message: WorkMessage, claim: Claim) -> Option<(WorkMessage, Claim)> {
+        let next = message.queue().and_then(|model| self.hosted.read().get(model).cloned());
+        match next {
+            Some(model) => (self.next_step)(&model, message, claim),
+            None => Some((message, claim)),
+        }
+    }
+
+    /// Allows to hand requests over to a model version; it replaces another one with the same key.
+    pub fn remember(&self, model: &Arc<HostedModel>) {
+        self.hosted.write().insert(model.key.clone(), model.clone());
+    }
+
+    /// Whether requests can be handed over to a model version.
+    pub fn hosts(&self, model: &ModelKey) -> bool {
+        self.hosted.read().contains_key(model)
+    }
+
+    /// Hands no more requests over to this model version. A version that has replaced it stays.
+    pub fn forget(&self, model: &Arc<HostedModel>) {
+        let mut hosted = self.hosted.write();
+        if hosted.get(&model.key).is_some_and(|known| Arc::ptr_eq(known, model)) {
+            hosted.remove(&model.key);
+        }
+    }
+
+    /// Hands no more requests over to any model version.
+    pub fn forget_all(&self) {
+        self.hosted.write().clear();
+    }
+}

@@ -1,0 +1,23 @@
+//! Suspects: messages that were delivered before, so that a worker may have died of them.
+//!
+//! Not here: what is done about them (`intake::attempts`).
+
+use std::sync::Arc;
+
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use trireme_bus::Attempts;
+
+/// The lock of a process's suspects that may have killed their workers and have one attempt left. One of them is
+/// executed at a time.
+#[derive(Default)]
+pub(crate) struct Suspects(pub Arc<Mutex<()>>);
+
+/// The state of a suspect.
+pub(crate) struct Suspect {
+    /// The attempts before this one.
+    pub known: Attempts,
+    /// Whether the message has to run in a batch of its own.
+    pub alone: bool,
+    /// The turn, held until the message has been executed.
+    pub _turn: Option<OwnedMutexGuard<()>>,
+}

@@ -1,0 +1,226 @@
+//! How work is admitted to a model: a delivery from the bus, or a request from a step in this process. It is checked, and put
+//! into the model's queue or settled at once.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use trireme_bus::{Answer, Delivery, QueueOptions, WorkMessage, original_id};
+use trireme_engine::{
+    Calls, Candidate, Description, ExecuteRequest, Origin, Permit, cancelled_by_client, expired, refused,
+};
+use trireme_inference::{FailureReason, InferError, StepOutput, Tensor, UnixMicros};
+use trireme_telemetry::steps::{Step, StepSpan};
+
+use super::lateness::comes_too_late;
+use super::queue_policy::{self, Patience};
+use crate::hosted::{Claim, HostedModel, Pending, Stay, Work};
+use crate::settle::given_up;
+
+// === impl HostedModel ===
+
+impl HostedModel {
+    /// Takes in a delivery from the bus.
+    pub fn receive(self: &Arc<Self>, delivery: Delivery) {
+        let (message, claim) = self.hold(delivery);
+        if claim.deliveries > 1 {
+            self.statistics.record(|counters| counters.redeliveries += 1);
+            let (this, permit) = (self.clone(), self.queue.permit());
+            return self.worker.tasks.spawn("suspect", async move {
+                if let Some((message, claim)) = this.take_turn(message, claim).await {
+                    this.admit(message, claim, permit);
+                }
+            });
+        }
+        self.admit(message, claim, self.queue.permit());
+    }
+
+    /// Starts to count a delivery as held.
+    fn hold(&self, delivery: Delivery) -> (WorkMessage, Claim) {
+        let claim = Claim {
+            hold: self.worker.held.hold(&delivery.acker),
+            acker: delivery.acker,
+            name: delivery.message.name(&self.key),
+            deliveries: delivery.attempt,
+            attempts: 0,
+            begun: false,
+            suspect: None,
+            sequence: delivery.message.part().sequence,
+        };
+        (delivery.message, claim)
+    }
+
+    /// Checks a request and puts it into the queue, or settles it at once.
+    pub(crate) fn admit(self: &Arc<Self>, message: WorkMessage, delivery: Claim, permit: Permit<Work>) {
+        self.admitted.fetch_add(1, Ordering::Relaxed);
+        let received_at = UnixMicros::now();
+        self.worker.taps.see(&self.key, &self.config.backend, &message, delivery.attempt());
+        let cancelled = self.worker.cancellations.enter(&message.request_id);
+        let checked = self.check(&message, &delivery, received_at);
+        let pending = self.pending(message, delivery, permit, received_at);
+        let inputs = match checked {
+            _ if cancelled.is_cancelled() => {
+                return self.fail(pending, cancelled_by_client(), FailureReason::Other);
+            }
+            Err(error) => return self.fail(pending, error, FailureReason::Other),
+            Ok(checked) => checked,
+        };
+        let description = self.queue.describe(&inputs);
+        if self.is_late(&pending.message, &description, received_at) {
+            self.queue.came_late();
+            return self.drop_late(pending);
+        }
+        if self.patience(&pending.message, received_at) == Patience::Over {
+            return self.fail(pending, refused(), FailureReason::Rejected);
+        }
+        let message = &pending.message;
+        let outputs = message.route.current().map_or(&[][..], |step| &step.outputs);
+        let request = ExecuteRequest {
+            request_id: original_id(&message.request_id).to_owned(),
+            client_id: message.client_id.clone(),
+            outputs: names(outputs),
+            parameters: message.parameters.clone(),
+            deadline: message.deadline,
+            cancelled,
+            in_parts: self.config.decoupled && message.answer == Answer::InParts,
+            calls: Calls::of(self.clone(), origin(message)),
+            inputs,
+        };
+        let Some(mut pending) = self.answer_from_cache(pending, &request) else { return };
+        let message = &pending.message;
+        let arrived = Instant::now();
+        let delayed = self.patience(message, received_at) == Patience::Delayed;
+        let priority = message.level().saturating_mul(2) | u32::from(delayed);
+        let candidate = Candidate { arrived, priority, description };
+        let rows = if self.batched { description.rows } else { 1 };
+        pending.description = Description { rows, ..description };
+        match pending.delivery.is_alone() {
+            true => self.queue.push_alone(candidate, Work { request, pending, arrived }),
+            false => self.queue.push(candidate, Work { request, pending, arrived }),
+        }
+    }
+
+    /// The state of a request that has just arrived.
+    fn pending(
+        self: &Arc<Self>,
+        message: WorkMessage,
+        delivery: Claim,
+        permit: Permit<Work>,
+        received_at: UnixMicros,
+    ) -> Pending {
+        let step = Step {
+            model: &self.key.name,
+            version: self.key.version,
+            worker: &self.worker.name,
+            request_id: &message.request_id,
+            attempt: delivery.attempt(),
+            sent_at: message.sent_at.into(),
+            received_at: received_at.into(),
+        };
+        let span = StepSpan::start(message.traceparent.as_deref(), &step);
+        let stay = Stay { _permit: permit, span };
+        let (queued, description) = (Duration::ZERO, Description::exact(&[]));
+        Pending { model: self.clone(), message, delivery, stay, received_at, queued, description, missed: None }
+    }
+
+    fn check(&self, message: &WorkMessage, delivery: &Claim, now: UnixMicros) -> Result<Vec<Tensor>, InferError> {
+        let attempts = delivery.attempts;
+        if !delivery.begun && attempts >= self.worker.queue_options().max_deliver {
+            return Err(given_up(attempts));
+        }
+        if message.deadline <= now {
+            return Err(expired());
+        }
+        let mut inputs = message.route.step_inputs(&message.tensors)?;
+        let missing =
+            self.initial_states.iter().filter(|state| !inputs.iter().any(|input| input.name() == state.name()));
+        inputs.extend(missing.cloned().collect::<Vec<_>>());
+        let inputs = if message.route.is_ensemble() { self.config.fit_inputs(inputs) } else { inputs };
+        self.config.check_tensors(&inputs)?;
+        Ok(inputs)
+    }
+
+    /// Whether a request that arrives now cannot be answered before its deadline.
+    fn is_late(&self, message: &WorkMessage, description: &Description, now: UnixMicros) -> bool {
+        self.queue.outlook(description).is_some_and(|(run, wait)| comes_too_late(message, run, wait, now))
+    }
+
+    /// Drops a request that cannot be answered before its deadline; the gateway answers it at the deadline.
+    pub(crate) fn drop_late(self: &Arc<Self>, pending: Pending) {
+        self.fail(pending, expired(), FailureReason::Other);
+    }
+
+    /// The settings of the version's shared queue.
+    pub fn queue_options(&self) -> QueueOptions {
+        QueueOptions {
+            levels: queue_policy::levels(&self.config),
+            in_hand: self.queue.capacity() as u64,
+            ..self.worker.queue_options().clone()
+        }
+    }
+
+    pub fn patience(&self, message: &WorkMessage, now: UnixMicros) -> Patience {
+        queue_policy::patience(&self.config, message.level(), now.since(message.sent_at))
+    }
+
+    /// Applies the model's queue policy to the requests that wait in this worker: refuses those that have waited too
+    /// long, or lets all others pass them.
+    pub fn apply_queue_policy(self: &Arc<Self>) {
+        let now = UnixMicros::now();
+        for work in self.queue.remove_where(|work| self.patience(&work.pending.message, now) == Patience::Over) {
+            self.fail(work.pending, refused(), FailureReason::Rejected);
+        }
+        self.queue.delay_where(|work| self.patience(&work.pending.message, now) == Patience::Delayed);
+    }
+
+    /// Removes the cancelled requests from this worker's queue.
+    pub fn drop_cancelled(self: &Arc<Self>) {
+        for work in self.queue.remove_where(|work| work.request.cancelled.is_cancelled()) {
+            self.fail(work.pending, cancelled_by_client(), FailureReason::Other);
+        }
+    }
+
+    /// Refuses a request that waited too long in the shared queue.
+    pub fn refuse(self: &Arc<Self>, delivery: Delivery) {
+        let (message, claim) = self.hold(delivery);
+        let permit = self.queue.permit();
+        let received_at = UnixMicros::now();
+        // Every request that is concluded leaves `cancellations`, so it has to enter them first.
+        self.worker.cancellations.enter(&message.request_id);
+        let pending = self.pending(message, claim, permit, received_at);
+        self.fail(pending, refused(), FailureReason::Rejected);
+    }
+}
+
+/// Takes a request of a step in this process into a model. Gives it back if there is no room, or if the model has a queue
+/// policy: then the request has to wait in the shared queue.
+pub(crate) fn hand_over(model: &Arc<HostedModel>, message: WorkMessage, claim: Claim) -> Option<(WorkMessage, Claim)> {
+    match model.queue.try_permit().filter(|_| !model.config.has_queue_policy()) {
+        Some(permit) => {
+            model.admit(message, claim, permit);
+            None
+        }
+        None => Some((message, claim)),
+    }
+}
+
+/// The names of a step's outputs, each once: the client and the next request of a sequence may need the same one.
+fn names(outputs: &[StepOutput]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::with_capacity(outputs.len());
+    for output in outputs {
+        if !names.contains(&output.name) {
+            names.push(output.name.clone());
+        }
+    }
+    names
+}
+
+/// The request on whose behalf the model's code sends requests to other models.
+fn origin(message: &WorkMessage) -> Origin {
+    Origin {
+        callers: message.callers.clone(),
+        deadline: message.deadline,
+        priority: message.priority,
+        traceparent: message.traceparent.clone(),
+    }
+}

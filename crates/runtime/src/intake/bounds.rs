@@ -1,0 +1,69 @@
+//! Applies a model's queue policy to requests that wait too long, in this worker and in the shared queue. The policy's
+//! rules are in `queue_policy`; the bus enforces the number of waiting requests and their order.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use trireme_bus::{BusError, Delivery, Puller};
+use trireme_inference::UnixMicros;
+
+use super::queue_policy;
+use crate::hosted::HostedModel;
+
+/// Refuses or delays requests that wait in this worker longer than their timeout.
+pub(crate) async fn watch_timeouts(model: Arc<HostedModel>) {
+    let stopping = model.worker.tasks.stopping().clone();
+    let mut ticks = tokio::time::interval(queue_policy::look_every(&model.config));
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => model.apply_queue_policy(),
+            () = stopping.cancelled() => return,
+        }
+    }
+}
+
+/// Waits for the next deliveries, as far as there is room. Deliveries that were pulled before the room became less are
+/// taken as well, because nothing else would keep them alive. Meanwhile, while there is no room, refuses requests that
+/// wait too long in the shared queue. Cancel safe.
+pub(crate) async fn next(model: &Arc<HostedModel>, puller: &mut dyn Puller) -> Result<Vec<Delivery>, BusError> {
+    let refuses = queue_policy::has_refusals(&model.config);
+    let every = queue_policy::look_every(&model.config);
+    let mut look = Instant::now() + every;
+    let (mut room, mut since) = (0, Instant::now());
+    loop {
+        tokio::select! {
+            deliveries = puller.next(room) => {
+                let deliveries = deliveries?;
+                let (now, waited) = (UnixMicros::now(), since.elapsed());
+                let was_there = |delivery: &Delivery| now.since(delivery.message.sent_at) > waited;
+                if room > 0 && deliveries.iter().any(was_there) {
+                    model.queue.fetched(since);
+                }
+                return Ok(deliveries);
+            }
+            other = model.queue.room_beyond(room) => {
+                if room == 0 || other.0 == 0 {
+                    since = other.1;
+                }
+                room = other.0;
+            }
+            () = tokio::time::sleep_until(look.into()), if room == 0 && refuses => {
+                refuse_overdue(model, puller, Instant::now() + every).await?;
+                look = Instant::now() + every;
+            }
+        }
+    }
+}
+
+/// Refuses requests that wait too long in the shared queue, until there are none left or until `until`.
+async fn refuse_overdue(model: &Arc<HostedModel>, puller: &mut dyn Puller, until: Instant) -> Result<(), BusError> {
+    loop {
+        let overdue = puller.overdue().await?;
+        let none = overdue.is_empty();
+        overdue.into_iter().for_each(|delivery| model.refuse(delivery));
+        if none || Instant::now() >= until {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Requests that the code of a model sends to other models while it executes requests: a gateway runs them
+//! ([`trireme_bus::CallReplies`]).
+
+use std::sync::Arc;
+
+use tokio_util::sync::{CancellationToken, DropGuard};
+use trireme_bus::{Answer, CallReplies, LATEST, Reply, WorkMessage};
+use trireme_engine::{Answered, Caller, Nested, NestedResponse, Origin};
+use trireme_inference::{Action, Callers, InferError, Ledger, ModelKey, Route, Step, StepOutput, UnixMicros};
+
+use crate::hosted::HostedModel;
+
+// === impl HostedModel ===
+
+impl Caller for HostedModel {
+    fn model(&self) -> &ModelKey {
+        &self.key
+    }
+
+    fn send(&self, nested: Nested, origin: &Origin, callers: Callers, answered: Answered) -> DropGuard {
+        let action = nested.action;
+        let message = message(nested, origin, callers, &self.worker.name);
+        let guard = CancellationToken::new();
+        let stop = guard.clone();
+        let bus = self.worker.bus.clone();
+        self.worker.tasks.spawn("nested request", async move {
+            let exchange = exchange(bus, action, message, answered.into());
+            tokio::select! {
+                () = exchange => {}
+                () = stop.cancelled() => {}
+            }
+        });
+        guard.drop_guard()
+    }
+}
+
+/// Sends a request and gives its replies to `answered`.
+async fn exchange(
+    bus: Arc<dyn trireme_bus::Bus>,
+    action: Action,
+    message: WorkMessage,
+    answered: Arc<dyn Fn(NestedResponse) + Send + Sync>,
+) {
+    let deliver = async |reply: Reply| {
+        let answered = answered.clone();
+        // A panic has been reported by the thread.
+        let _ = tokio::task::spawn_blocking(move || answered(response(reply))).await;
+    };
+    let mut replies = match CallReplies::open(bus, action, message.clone()).await {
+        Ok(replies) => replies,
+        Err(error) => return deliver(message.reply(Err(InferError::new(error.code(), error.to_string())))).await,
+    };
+    while let Some(reply) = replies.next().await {
+        deliver(reply).await;
+    }
+}
+
+/// A reply as the model's code gets it.
+fn response(reply: Reply) -> NestedResponse {
+    let outcome = reply.outcome.map(|output| (output.tensors, output.parameters));
+    NestedResponse { outcome, last: reply.last }
+}
+
+fn message(nested: Nested, origin: &Origin, callers: Callers, worker: &str) -> WorkMessage {
+    let now = UnixMicros::now();
+    let deadline = nested.timeout.map_or(origin.deadline, |timeout| origin.deadline.min(now.after(timeout)));
+    let model = ModelKey { name: nested.model, version: nested.version.unwrap_or(LATEST) };
+    let output = |name: &String| StepOutput { name: name.clone(), tensor: name.clone() };
+    let step = Step {
+        model: model.clone(),
+        inputs: Vec::new(),
+        outputs: nested.outputs.iter().map(output).collect(),
+        dead: Vec::new(),
+        level: 0,
+    };
+    WorkMessage {
+        request_id: format!("{worker}-call-{:016x}", fastrand::u64(..)),
+        gateway: worker.to_owned(),
+        deadline,
+        priority: origin.priority,
+        traceparent: origin.traceparent.clone(),
+        client_id: nested.id,
+        sent_at: now,
+        route: Route::resume(model, false, 0, vec![step]),
+        tensors: nested.inputs,
+        parameters: Arc::new(nested.parameters),
+        ledger: Ledger::default(),
+        answer: if nested.in_parts { Answer::InParts } else { Answer::Whole },
+        callers,
+    }
+}

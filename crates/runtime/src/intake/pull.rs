@@ -1,0 +1,74 @@
+//! Pulls a model's work from its queue, as long as the version takes work.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use tokio_util::sync::CancellationToken;
+use trireme_bus::Delivery;
+
+use super::bounds;
+use crate::hosted::HostedModel;
+
+/// Pause before a queue is opened again after an error.
+pub(crate) const REOPEN_PAUSE: Duration = Duration::from_millis(250);
+
+/// How long a worker waits for a gateway to create a lost queue before it pulls again. The gateway goes on creating it.
+const DECLARE_LIMIT: Duration = Duration::from_secs(1);
+
+/// The current instances behind a pulling task; they may be replaced.
+pub(crate) type Current = Arc<RwLock<Arc<HostedModel>>>;
+
+/// Pulls work for a model until `pulling` is cancelled, then takes in the deliveries that were on their way. Opens the
+/// queue again if the bus has lost it.
+pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
+    let (shared, key) = {
+        let model = current.read();
+        (model.worker.clone(), model.key.clone())
+    };
+    // Under the lock: a task that replaces the model sees these deliveries in the old model's queue.
+    let receive = |deliveries: Vec<Delivery>| {
+        let model = current.read();
+        deliveries.into_iter().for_each(|delivery| model.receive(delivery));
+    };
+    loop {
+        let error = match shared.bus.pull(&key).await {
+            Err(error) => error,
+            Ok(mut puller) => loop {
+                let next = async {
+                    let model = current.read().clone();
+                    bounds::next(&model, puller.as_mut()).await
+                };
+                let next = tokio::select! {
+                    next = next => next,
+                    () = pulling.cancelled() => {
+                        // A delivery that is given back could be delivered to the next worker that stops.
+                        while let Some(deliveries) = puller.stop().await {
+                            receive(deliveries);
+                        }
+                        return;
+                    }
+                };
+                match next {
+                    Ok(deliveries) => receive(deliveries),
+                    Err(error) => break error,
+                }
+            },
+        };
+        tracing::warn!(model = %key, %error, "pulling work broke; opening the queue again");
+        tokio::select! {
+            () = tokio::time::sleep(REOPEN_PAUSE) => {}
+            () = pulling.cancelled() => return,
+        }
+        let options = current.read().queue_options();
+        let declared = tokio::select! {
+            declared = tokio::time::timeout(DECLARE_LIMIT, shared.bus.declare_queue(&key, &options)) => declared,
+            () = pulling.cancelled() => return,
+        };
+        // Pull in any case: it shows whether the queue exists. On a cluster, a queue exists again once a leader is
+        // elected.
+        if let Ok(Err(error)) = declared {
+            tracing::warn!(model = %key, %error, "the queue could not be made again yet");
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! The life of a worker: which models it loads, how they come and go, how it announces them, and how it ends.
+
+mod announce;
+pub mod control;
+pub(crate) mod control_mode;
+mod drain;
+pub(crate) mod model_args;
+mod models;
+mod options;
+mod steward;
+mod worker;
+
+pub use drain::LAST_WORDS;
+pub use options::{StartError, WorkerOptions};
+pub use worker::Worker;

@@ -1,0 +1,217 @@
+//! Hosting: a loaded version takes work, and the version that it replaces drains.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use trireme_bus::{BusError, ModelState};
+use trireme_engine::{Executions, Instance, LoadedModel, Model, Outage, WorkQueue, stage};
+use trireme_inference::ModelKey;
+use trireme_model_repository::RepositoryModel;
+
+use super::proving::Proven;
+use super::{Instances, Models, Pull, Running, Version, outage};
+use crate::hosted::{HostedModel, Work};
+use crate::intake::{Current, REOPEN_PAUSE, has_timeouts, pull, watch_timeouts};
+
+/// After a queue's levels have changed, the worker still pulls from the old levels for this long. Gateways learn of the
+/// change sooner.
+const LEFT_BEHIND: Duration = Duration::from_secs(60);
+
+/// Closes the queue of a version that is not hosted after all. Otherwise its threads would wait for ever and keep the
+/// model in memory.
+struct Unhosted(Option<Arc<WorkQueue<Work>>>);
+
+/// The task that pulls from a queue's old levels, and how long it goes on after the levels have changed.
+struct Before {
+    pull: Pull,
+    left_behind: Duration,
+}
+
+impl Drop for Unhosted {
+    fn drop(&mut self) {
+        if let Some(queue) = &self.0 {
+            queue.close();
+        }
+    }
+}
+
+// === impl Models ===
+
+impl Models {
+    /// Lets a loaded version take work. The version that it replaces drains.
+    pub(super) async fn host(
+        self: &Arc<Self>,
+        model: &RepositoryModel,
+        version: i64,
+        Proven { loaded, initial_states, canary, took }: Proven,
+    ) -> Result<(), BusError> {
+        let key = ModelKey { name: model.name.clone(), version };
+        let LoadedModel { config, instances, policy, .. } = loaded;
+        let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
+        let queue = WorkQueue::of(policy, &instances, config.has_queue_policy());
+        let statistics = self.shared.statistics.model(&key);
+        // A stepwise instance has no batches, and no answer that another request could have.
+        let in_batches = instances.iter().all(|instance| matches!(instance, Instance::Batch(_)));
+        let caches = self.shared.step_answers.is_some() && config.response_cache && in_batches;
+        let cached = caches.then(|| self.shared.loads.fetch_add(1, Ordering::Relaxed));
+        let mut entry = self.entry(&key, ModelState::Ready, config.to_json(), queue.capacity());
+        // A version that is replaced keeps its pulling task, and the token that stops the task.
+        let intake = match self.versions.lock().get(&key).and_then(|known| known.running.as_ref()) {
+            Some(running) if running.serves_queue_of(&config) => running.pull.stop.clone(),
+            _ => self.pulling.child_token(),
+        };
+        let engine = Arc::new(Model {
+            key: key.clone(),
+            queue,
+            statistics,
+            canary,
+            executions: Executions::default(),
+            intake: intake.clone(),
+            tasks: self.shared.tasks.clone(),
+        });
+        let hosted = Arc::new(HostedModel {
+            engine,
+            config,
+            worker: self.shared.clone(),
+            admitted: AtomicU64::new(0),
+            batched,
+            initial_states,
+            gone: CancellationToken::new(),
+            cached,
+        });
+        let mut unhosted = Unhosted(Some(hosted.queue.clone()));
+        let outages: Option<Vec<_>> = instances.iter().map(Instance::outage).collect();
+        let threads = hosted
+            .engine
+            .start(instances)
+            .map_err(|error| BusError::Refused { action: "starting an instance thread", reason: error.to_string() })?;
+        self.declare(&hosted).await?;
+        let mut said = self.said.lock().await;
+        match self.announce(&mut said, &mut entry).await {
+            // The announcer writes it as soon as the registry can be reached.
+            Err(BusError::Unreachable(reason)) => {
+                tracing::warn!(model = %key, reason, "could not be announced yet; trying on")
+            }
+            Err(error) => {
+                let before = self.versions.lock().get(&key).map(|known| known.entry.clone());
+                self.announcer.forget(&entry, before);
+                return Err(error);
+            }
+            Ok(()) => {}
+        }
+        unhosted.0 = None;
+        let observed = Arc::downgrade(&hosted.queue);
+        let load = move || observed.upgrade().map(|queue| queue.load()).unwrap_or_default();
+        hosted.statistics.host(stage(&hosted.config.backend), took, load);
+        self.shared.remember(&hosted);
+        self.look_after(&hosted, outages.filter(|outages| !outages.is_empty()));
+        let instances = Instances { model: hosted.clone(), threads };
+        let fingerprint = model.fingerprint(version);
+        let replaced = {
+            let mut versions = self.versions.lock();
+            let before = versions.remove(&key).and_then(|before| before.running);
+            let (pull, replaced) = match before {
+                Some(running) if running.serves_queue_of(&hosted.config) => {
+                    *running.pull.current.write() = hosted;
+                    (running.pull, Some(running.instances))
+                }
+                Some(Running { instances, pull }) => {
+                    let left_behind = match instances.model.config.queue_levels() == hosted.config.queue_levels() {
+                        // Both versions use the same levels, so the old task can stop at once.
+                        true => Duration::ZERO,
+                        false => LEFT_BEHIND,
+                    };
+                    // Deliveries of both tasks go to the current instances.
+                    let current = pull.current.clone();
+                    *current.write() = hosted;
+                    let before = Before { pull, left_behind };
+                    (self.start_pull(current, intake, Some(before)), Some(instances))
+                }
+                None => (self.start_pull(Arc::new(RwLock::new(hosted)), intake, None), None),
+            };
+            let running = Some(Running { instances, pull });
+            versions.insert(key, Version { entry, fingerprint, failed: false, running });
+            replaced
+        };
+        if let Some(replaced) = replaced {
+            self.finish(replaced);
+        }
+        Ok(())
+    }
+
+    /// Declares the queue of a version. Waits as long as the bus, or the gateway that creates the stream, cannot be
+    /// reached: loading the model may have taken minutes.
+    async fn declare(&self, hosted: &HostedModel) -> Result<(), BusError> {
+        let mut told = String::new();
+        tokio::select! {
+            learnt = self.shared.learn_settings() => learnt?,
+            // The worker ends because another model cannot be loaded.
+            () = self.hopeless.cancelled() => return Err(BusError::Unreachable("the worker cannot start".to_owned())),
+        }
+        loop {
+            match self.shared.bus.declare_queue(&hosted.key, &hosted.queue_options()).await {
+                Err(BusError::Unreachable(reason)) if !self.hopeless.is_cancelled() => {
+                    if reason != told {
+                        tracing::warn!(model = %hosted.key, reason, "its queue cannot be made yet; trying on");
+                        told = reason;
+                    }
+                }
+                declared => return declared,
+            }
+            tokio::select! {
+                () = tokio::time::sleep(REOPEN_PAUSE) => {}
+                () = self.hopeless.cancelled() => {}
+            }
+        }
+    }
+
+    /// Starts the tasks that a version needs. They end when the version is gone.
+    fn look_after(self: &Arc<Self>, model: &Arc<HostedModel>, outages: Option<Vec<watch::Receiver<Outage>>>) {
+        let tasks = &self.shared.tasks;
+        let spawn = |name, task: Pin<Box<dyn Future<Output = ()> + Send>>| {
+            let gone = model.gone.clone();
+            tasks.spawn(name, async move {
+                tokio::select! {
+                    () = task => {}
+                    () = gone.cancelled() => {}
+                }
+            });
+        };
+        if let Some(limit) = self.options.execution_limit {
+            spawn("watchdog", Box::pin(model.engine.clone().watch_executions(limit)));
+        }
+        if let Some(pause) = self.options.canary.filter(|_| model.canary.is_some()) {
+            spawn("canary", Box::pin(model.engine.clone().watch_canary(pause)));
+        }
+        if let Some(outages) = outages {
+            spawn("outages", Box::pin(outage::watch(self.clone(), model.clone(), outages)));
+        }
+        if has_timeouts(&model.config) {
+            spawn("queue timeouts", Box::pin(watch_timeouts(model.clone())));
+        }
+    }
+
+    /// Starts to pull work for a model. The task in `before` still pulls from the queue's old levels for a while.
+    fn start_pull(&self, current: Current, stop: CancellationToken, before: Option<Before>) -> Pull {
+        let stopped = CancellationToken::new();
+        let (task, ended) = (pull(current.clone(), stop.clone()), stopped.clone().drop_guard());
+        let (stopping, counted) = (stop.clone(), self.pulls.token());
+        self.shared.tasks.spawn("pull", async move {
+            let rest = async {
+                let Some(before) = before else { return };
+                let _ = tokio::time::timeout(before.left_behind, stopping.cancelled()).await;
+                let before = before.pull;
+                before.stop.cancel();
+                before.stopped.cancelled().await;
+            };
+            tokio::join!(task, rest);
+            drop((ended, counted));
+        });
+        Pull { current, stop, stopped }
+    }
+}

@@ -1,0 +1,83 @@
+//! What a worker is given at its start, and why it could not start.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use trireme_bus::BusError;
+use trireme_engine::LoadError;
+use trireme_model_repository::{ModelSources, RepositoryError};
+
+use crate::faults;
+use crate::lifecycle::control_mode::ControlOptions;
+use crate::observe::statistics::Statistics;
+use crate::response_cache::CacheConfig;
+
+/// Options of a worker.
+#[derive(Clone, Debug)]
+pub struct WorkerOptions {
+    /// The worker's name, unique among all processes.
+    pub name: String,
+    /// The service it is part of: `tokenizer`, `model`, `postprocess`, `trireme`.
+    pub service: String,
+    /// Model repositories.
+    pub model_repository: Vec<PathBuf>,
+    /// Keeps those among them that were derived of model folders.
+    pub sources: Option<Arc<ModelSources>>,
+    /// Whether backends may complete configurations.
+    pub auto_complete: bool,
+    /// Which models are served.
+    pub control: ControlOptions,
+    /// The statistics of this process, under the worker's name.
+    pub statistics: Statistics,
+    /// How long one execution may take before the worker counts as hung; `None` is for ever.
+    pub execution_limit: Option<Duration>,
+    /// The canary request is executed after a model had no traffic for this time; `None` is never.
+    pub canary: Option<Duration>,
+    /// The cache for answers of steps, if there is one.
+    pub cache: Option<CacheConfig>,
+}
+
+/// Why a worker could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The model repository is broken; all of its faults.
+    #[error("model repository: {}", faults::list(.0))]
+    Repository(Vec<Arc<RepositoryError>>),
+    /// Models that could not be loaded; all of their faults.
+    #[error("{}", faults::list(.0))]
+    Load(Vec<LoadError>),
+    /// The repository has no model for this service.
+    #[error("model repository {repository} holds no model for the {service} service (backend {backends})")]
+    NothingToServe {
+        /// The repository's paths.
+        repository: String,
+        /// The service.
+        service: String,
+        /// The backends it hosts.
+        backends: String,
+    },
+    /// An error of the bus.
+    #[error(transparent)]
+    Bus(#[from] BusError),
+}
+
+// === impl WorkerOptions ===
+
+impl WorkerOptions {
+    /// A worker with the name of `statistics` that serves all models of these repositories, without limits.
+    pub fn new(service: &str, model_repository: Vec<PathBuf>, statistics: Statistics) -> WorkerOptions {
+        WorkerOptions {
+            name: statistics.process().to_owned(),
+            service: service.to_owned(),
+            model_repository,
+            sources: None,
+            auto_complete: true,
+            control: ControlOptions::default(),
+            statistics,
+            execution_limit: None,
+            canary: None,
+            cache: None,
+        }
+    }
+}

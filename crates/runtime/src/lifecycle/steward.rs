@@ -1,0 +1,218 @@
+//! Decides which models a worker hosts: by the flags at the start, then by changes of the repository or by commands.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use trireme_engine::LoadError;
+use trireme_model_repository::{Replacement, Repository, RepositoryError, RepositoryModel};
+
+use super::control::{Control, Outcome, Override, Participant};
+use super::control_mode::ControlMode;
+use super::models::{Applied, Models};
+use super::options::StartError;
+
+/// Carries out the commands and changes for a worker's models.
+pub(crate) struct Steward {
+    models: Arc<Models>,
+}
+
+// === impl Steward ===
+
+impl Steward {
+    /// Loads the models to serve at the start, and follows changes from then on.
+    pub async fn start(models: Arc<Models>) -> Result<(), StartError> {
+        let control = &models.options.control;
+        let joined = match control.mode {
+            ControlMode::Explicit => {
+                let name = format!("{}/worker", models.shared.name);
+                Some(Control::join(models.shared.bus.clone(), name).await?)
+            }
+            ControlMode::None | ControlMode::Poll => None,
+        };
+        let mut repository = Repository::read_what_is_there(&models.options.model_repository, &[]);
+        if !repository.unreadable().is_empty() && control.exit_on_error {
+            return Err(StartError::Repository(repository.unreadable().to_vec()));
+        }
+        for fault in repository.unreadable() {
+            tracing::error!(%fault, "a model repository could not be read");
+        }
+        let mut wanted = control.initial(&repository);
+        if let Some(joined) = &joined {
+            // Changes by request have precedence over the flags.
+            for change in joined.memory().changes() {
+                let name = change.model;
+                match change.wanted {
+                    None => drop(wanted.remove(&name)),
+                    Some(with) => match models.find(&name, with.replacement()) {
+                        Ok(Some(model)) => {
+                            repository.insert(model);
+                            wanted.insert(name);
+                        }
+                        Ok(None) => {}
+                        Err(error) => {
+                            tracing::error!(model = name, %error, "a model that was loaded by request is broken")
+                        }
+                    },
+                }
+            }
+        }
+        models.load_first(&repository, &wanted.iter().map(String::as_str).collect::<Vec<_>>()).await?;
+        let tasks = models.shared.tasks.clone();
+        match joined {
+            Some(joined) => joined.serve(Arc::new(Steward { models }), &tasks),
+            None if models.options.control.mode == ControlMode::Poll => tasks.spawn("repository poll", poll(models)),
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn outcome(model: &str, applied: Result<Applied, trireme_bus::BusError>) -> Outcome {
+        match applied {
+            Ok(applied) if !applied.mine => Outcome::NotMine,
+            Ok(applied) if applied.faults.is_empty() => Outcome::Done(applied.entries),
+            Ok(applied) => {
+                let faults = applied
+                    .faults
+                    .iter()
+                    .map(|(version, fault)| format!("version {version} is at UNAVAILABLE state: {};", fault.reason()));
+                let why = faults.collect::<Vec<_>>().join(" ");
+                Outcome::Failed { why, entries: applied.entries }
+            }
+            Err(error) => Outcome::failed(format!("model '{model}' is loaded but takes no work: {error}")),
+        }
+    }
+}
+
+#[async_trait]
+impl Participant for Steward {
+    async fn load(&self, model: &str, with: &Override) -> Outcome {
+        match self.models.find(model, with.replacement()) {
+            Ok(None) => Outcome::NotMine,
+            Ok(Some(found)) => Steward::outcome(model, self.models.apply(&found, true).await),
+            Err(error @ RepositoryError::NoVersion { .. }) => Outcome::failed(error.to_string()),
+            Err(error) => Outcome::Unreadable(error.to_string()),
+        }
+    }
+
+    async fn unload(&self, model: &str) -> Outcome {
+        match self.models.unload(model).await {
+            Some(entries) => Outcome::Done(entries),
+            None => Outcome::NotMine,
+        }
+    }
+
+    async fn settled(&self, model: &str, wanted: Option<&Override>) {
+        // Usually this process has already carried out the command, and nothing is left to do.
+        match wanted {
+            Some(with) => {
+                if let outcome @ (Outcome::Failed { .. } | Outcome::Unreadable(_)) = self.load(model, with).await {
+                    tracing::error!(model, ?outcome, "a model that other workers have loaded could not be loaded");
+                }
+            }
+            None => drop(self.models.unload(model).await),
+        }
+    }
+}
+
+// === impl Models ===
+
+impl Models {
+    /// Reads the repository.
+    fn read(&self) -> Result<Repository, Vec<RepositoryError>> {
+        Repository::read(&self.options.model_repository, &[])
+    }
+
+    fn find(&self, name: &str, with: Replacement<'_>) -> Result<Option<RepositoryModel>, RepositoryError> {
+        RepositoryModel::find(&self.options.model_repository, name, with, &[])
+    }
+
+    /// Loads the models in `wanted`. All faults are reported together.
+    async fn load_first(self: &Arc<Self>, repository: &Repository, wanted: &[&str]) -> Result<(), StartError> {
+        let control = &self.options.control;
+        let broken: Vec<_> = repository.broken().filter(|(name, _)| control.concerns(name)).collect();
+        for (model, broken) in &broken {
+            tracing::error!(model, fault = %broken.fault, "a model directory is broken");
+        }
+        if control.exit_on_error && !broken.is_empty() {
+            return Err(StartError::Repository(broken.into_iter().map(|(_, broken)| broken.fault.clone()).collect()));
+        }
+        let models: Vec<_> = wanted.iter().filter_map(|name| repository.model(name)).collect();
+        let applying = models.iter().map(async |model| {
+            let applied = self.apply(model, true).await;
+            // Models that fail after this one fail because the worker gives up.
+            let is_cause = !self.hopeless.is_cancelled();
+            if control.exit_on_error && applied.as_ref().map_or(true, |applied| !applied.faults.is_empty()) {
+                self.hopeless.cancel();
+            }
+            (is_cause, applied)
+        });
+        let (mut mine, mut faults, mut failed) = (false, Vec::<LoadError>::new(), None);
+        for (is_cause, applied) in join_all(applying).await {
+            match applied {
+                Ok(applied) => {
+                    mine |= applied.mine;
+                    faults.extend(applied.faults.into_iter().map(|(_, fault)| fault));
+                }
+                Err(error) if is_cause => failed = Some(error),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        if control.exit_on_error && !faults.is_empty() {
+            return Err(StartError::Load(faults));
+        }
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        if !mine && control.mode == ControlMode::None && repository.unreadable().is_empty() {
+            let paths = self.options.model_repository.iter().map(|path| path.display().to_string());
+            return Err(StartError::NothingToServe {
+                repository: paths.collect::<Vec<_>>().join(", "),
+                service: self.options.service.clone(),
+                backends: self.backends(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Follows the repository's changes. A model whose directory is broken meanwhile stays as it was.
+async fn poll(models: Arc<Models>) {
+    let mut ticks = tokio::time::interval(models.options.control.poll);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    ticks.tick().await;
+    let mut complained = Vec::new();
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = models.pulling.cancelled() => return,
+            () = models.shared.tasks.stopping().cancelled() => return,
+        }
+        let reading = models.clone();
+        let read = tokio::task::spawn_blocking(move || reading.read()).await;
+        let repository = match read {
+            Ok(Ok(repository)) => repository,
+            Ok(Err(faults)) => {
+                tracing::error!(?faults, "the model repository could not be read; the served models stay");
+                continue;
+            }
+            Err(_) => continue,
+        };
+        let complaints: Vec<_> = repository.broken().map(|(_, broken)| broken.fault.to_string()).collect();
+        for complaint in complaints.iter().filter(|complaint| !complained.contains(*complaint)) {
+            tracing::error!(fault = complaint, "a model directory is broken; its served versions stay");
+        }
+        complained = complaints;
+        for model in repository.models() {
+            if let Err(error) = models.apply(model, false).await {
+                tracing::error!(model = model.name, %error, "a model is loaded but takes no work");
+            }
+        }
+        for name in models.names() {
+            let is_there = repository.model(&name).is_some() || repository.broken().any(|(broken, _)| broken == name);
+            if !is_there {
+                drop(models.unload(&name).await);
+            }
+        }
+    }
+}

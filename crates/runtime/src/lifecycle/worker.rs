@@ -1,0 +1,148 @@
+//! A worker: the part of a process that hosts model versions on a bus.
+//!
+//! [`Worker::start`] loads the models that are to be served and that one of its backends executes, and announces them
+//! (`announce`). Later changes of the served models are in `steward`. The worker's end is in `drain`.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::RwLock;
+use trireme_bus::{Bus, BusError};
+use trireme_engine::{Backend, TaskSet};
+use trireme_inference::ModelKey;
+
+use super::announce::Announcer;
+use super::models::Models;
+use super::options::{StartError, WorkerOptions};
+use super::steward::Steward;
+use crate::hosted::Shared;
+use crate::hosted::cancellations::Cancellations;
+use crate::hosted::held::Held;
+use crate::hosted::suspects::Suspects;
+use crate::intake::hand_over;
+use crate::observe::statistics::report::follow_log_levels;
+use crate::response_cache::ResponseCache;
+
+/// A running worker.
+pub struct Worker {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) models: Arc<Models>,
+}
+
+// === impl Worker ===
+
+impl Worker {
+    /// Loads the models and starts to work. Returns when all of them are ready.
+    pub async fn start(
+        bus: Arc<dyn Bus>,
+        backends: &[Arc<dyn Backend>],
+        options: &WorkerOptions,
+    ) -> Result<Worker, StartError> {
+        let worker = Worker::open(bus, backends, options).await?;
+        if let Err(error) = worker.load().await {
+            worker.models.pulling.cancel();
+            drop(worker.models.close());
+            worker.shared.tasks.stop();
+            return Err(error);
+        }
+        Ok(worker)
+    }
+
+    /// A worker that hosts no models yet. Next, call [`Worker::load`]. [`Worker::drain`] ends the worker, also while it
+    /// loads.
+    pub async fn open(
+        bus: Arc<dyn Bus>,
+        backends: &[Arc<dyn Backend>],
+        options: &WorkerOptions,
+    ) -> Result<Worker, StartError> {
+        let tasks = TaskSet::new();
+        let shared = Arc::new(Shared {
+            name: options.name.clone(),
+            bus: bus.clone(),
+            tasks: tasks.clone(),
+            settings: OnceLock::new(),
+            held: Held::default(),
+            suspects: Suspects::default(),
+            cancellations: Cancellations::default(),
+            taps: Arc::default(),
+            statistics: options.statistics.clone(),
+            hosted: RwLock::default(),
+            step_answers: options.cache.map(|config| ResponseCache::new(config, false)),
+            loads: AtomicU64::new(0),
+            next_step: hand_over,
+        });
+        let announcer = Announcer::start(&options.name, bus, &tasks).await?;
+        let worker = Worker {
+            models: Arc::new(Models::new(shared.clone(), announcer.clone(), options.clone(), backends.to_vec())),
+            shared: shared.clone(),
+        };
+        shared.follow_cancellations().await?;
+        shared.serve_taps().await?;
+        let announcer = Arc::downgrade(&announcer);
+        let entries = move || announcer.upgrade().map(|announcer| announcer.count()).unwrap_or_default();
+        shared.statistics.worker(entries);
+        shared.statistics.report(&shared.bus, &tasks).await?;
+        follow_log_levels(shared.bus.as_ref(), shared.statistics.process(), &tasks).await?;
+        Ok(worker)
+    }
+
+    /// Loads the models; each of them takes work as soon as it is loaded. Returns when all of them are ready.
+    pub async fn load(&self) -> Result<(), StartError> {
+        Steward::start(self.models.clone()).await?;
+        Ok(())
+    }
+
+    /// The model versions it hosts.
+    pub fn models(&self) -> Vec<ModelKey> {
+        self.models.ready()
+    }
+
+    /// Waits until one of the worker's tasks has died. The process should end then.
+    pub async fn failed(&self) -> &'static str {
+        self.shared.tasks.failed().await
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Cancels a request: its messages that wait in this worker are removed at once.
+    fn cancel(&self, request_id: &str) {
+        if self.cancellations.cancel(request_id) {
+            for model in self.hosted.read().values() {
+                model.drop_cancelled();
+                model.executions.stop_unwanted();
+            }
+        }
+    }
+
+    async fn serve_taps(self: &Arc<Self>) -> Result<(), BusError> {
+        let shared = Arc::downgrade(self);
+        let hosted = move || {
+            let Some(shared) = shared.upgrade() else { return Vec::new() };
+            shared.hosted.read().values().map(|model| (model.key.clone(), model.config.backend.clone())).collect()
+        };
+        self.taps.serve(self.name.clone(), self.bus.as_ref(), &self.tasks, hosted).await
+    }
+
+    async fn follow_cancellations(self: &Arc<Self>) -> Result<(), BusError> {
+        let mut cancelled = self.bus.cancellations().await?;
+        let shared = Arc::downgrade(self);
+        let stopping = self.tasks.stopping().clone();
+        self.tasks.spawn("cancellations", async move {
+            loop {
+                tokio::select! {
+                    request_id = cancelled.recv() => match request_id {
+                        Some(request_id) => match shared.upgrade() {
+                            Some(shared) => shared.cancel(&request_id),
+                            None => return,
+                        },
+                        None => return,
+                    },
+                    () = stopping.cancelled() => return,
+                }
+            }
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,6 @@
+//! What a person sees of a process: its statistics and metrics, its admin listener, taps.
+
+pub(crate) mod admin;
+pub(crate) mod admin_args;
+pub mod statistics;
+pub mod tap;

@@ -1,0 +1,292 @@
+//! How a step ends: its result goes to the next queue or to the gateway, or an error goes to the gateway. Only then is
+//! the delivery settled.
+//!
+//! Not here: admission (`intake`), execution (`engine`), and the table that maps errors to dispositions
+//! (`disposition`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use trireme_bus::{Acker, BusError, DeadLetter, Output, Reply, WorkMessage, queue_pause};
+use trireme_engine::{ExecuteResponse, cancelled_by_client};
+use trireme_inference::{DropReason, ErrorCode, FailureReason, Hop, InferError, Tensor, UnixMicros};
+use trireme_telemetry::trace_id;
+
+use super::counts::computed;
+use super::disposition::{Disposition, disposition};
+use crate::hosted::{Claim, HostedModel, Pending, Stay};
+
+/// How often a result waits for a queue that does not exist, about half a minute in all: a queue's workers have it
+/// created again when they notice that it is lost.
+const QUEUE_WAITS: u32 = 34;
+
+/// How often a result waits for room among the large bodies, some seconds in all: there may never be enough room for
+/// it.
+const CLAIM_WAITS: u32 = 8;
+
+/// Pause before a message is redelivered for which no dead letter could be written.
+const LETTER_PAUSE: Duration = Duration::from_secs(1);
+
+// === impl HostedModel ===
+
+impl HostedModel {
+    /// A step was executed: counts it and sends the request on.
+    pub(crate) fn finish(self: &Arc<Self>, pending: Pending, response: ExecuteResponse) {
+        self.count_completed(&pending, &response, true);
+        self.pass_on(pending, response);
+    }
+
+    /// A step has its result: records the hop, applies the output map, sends the request on.
+    pub(crate) fn pass_on(self: &Arc<Self>, mut pending: Pending, response: ExecuteResponse) {
+        self.worker.cancellations.leave(&pending.message.request_id);
+        pending.stay.span.computed(computed(&response.timing));
+        let hop = self.hop(&pending, &response);
+        // A dead letter has the message as it was received.
+        let Pending { message: received, mut delivery, stay, .. } = pending;
+        let mut message = received.clone();
+        advance(&mut message, hop, response.outputs);
+
+        if message.route.current().is_some() {
+            let Some((message, mut delivery)) = self.worker.hand_over(message, delivery) else { return };
+            delivery.suspect = None;
+            let this = self.clone();
+            self.settle(async move { this.publish(received, message, delivery, stay).await });
+        } else {
+            let was_suspect = delivery.suspect.take().is_some();
+            let output = Output { tensors: std::mem::take(&mut message.tensors), parameters: Default::default() };
+            let reply = message.reply(Ok(output));
+            let this = self.clone();
+            self.settle(async move {
+                let mut stay = stay;
+                if was_suspect {
+                    this.note_success(&delivery).await;
+                }
+                match this.reply_when_there_is_room(&received, reply, Some(&mut delivery.acker)).await {
+                    Ok(()) => {}
+                    Err(error) => {
+                        stay.span.fail(&error.to_string());
+                        this.settle_unpublished(received, delivery, error).await;
+                    }
+                }
+            });
+        }
+    }
+
+    /// A step has failed.
+    pub(crate) fn fail(self: &Arc<Self>, pending: Pending, error: InferError, reason: FailureReason) {
+        let Pending { message, delivery, mut stay, .. } = pending;
+        self.worker.cancellations.leave(&message.request_id);
+        stay.span.fail(&error.message);
+        let this = self.clone();
+        self.settle(async move {
+            let _stay = stay;
+            this.settle_error(message, delivery, error, reason).await;
+        });
+    }
+
+    /// Runs a future that sends a result. With an in-process bus it completes at once, on the instance's own thread. If
+    /// it has to wait for the broker's confirmation, it becomes a task. Permits bound the number of these tasks.
+    pub(crate) fn settle(&self, sending: impl Future<Output = ()> + Send + 'static) {
+        let mut sending = Box::pin(sending);
+        if sending.as_mut().now_or_never().is_none() {
+            self.worker.tasks.spawn("forward", sending);
+        }
+    }
+
+    /// Sends a result, `message`, to the next step's queue.
+    async fn publish(self: Arc<Self>, received: WorkMessage, message: WorkMessage, delivery: Claim, mut stay: Stay) {
+        match self.publish_when_there_is_a_queue(&message).await {
+            Ok(()) => self.report(&received, delivery.acker.ack().await),
+            Err(error) => {
+                stay.span.fail(&error.to_string());
+                self.settle_unpublished(received, delivery, error).await;
+            }
+        }
+    }
+
+    /// Handles an error of the bus: the next step's queue did not take the result, or the reply could not be sent.
+    pub(crate) async fn settle_unpublished(&self, message: WorkMessage, delivery: Claim, error: BusError) {
+        if matches!(error, BusError::ClaimsFull { .. }) {
+            return self.settle_error(message, delivery, bus_error(&error), FailureReason::Rejected).await;
+        }
+        // If the queue was full, or out of reach, until the deadline, the request itself is not at fault: its gateway has
+        // answered it.
+        let is_late = matches!(error, BusError::Full { .. } | BusError::Unreachable(_));
+        let error = match is_late || self.worker.cancellations.is_cancelled(&message.request_id) {
+            true => cancelled_by_client(),
+            false => bus_error(&error),
+        };
+        self.settle_error(message, delivery, error, FailureReason::Other).await;
+    }
+
+    /// Publishes to the next queue. Waits if the queue is full, does not exist, or cannot be reached, because running the
+    /// step again would not change that. The request keeps its permit meanwhile, so this worker takes less work. Then the
+    /// queues before it fill up, and the first one refuses new requests.
+    pub(crate) async fn publish_when_there_is_a_queue(&self, message: &WorkMessage) -> Result<(), BusError> {
+        let mut waits = 0;
+        loop {
+            let published = self.worker.bus.publish(message).await.map(drop);
+            if !self.waits_for_room(message, &published, &mut waits).await {
+                return published;
+            }
+        }
+    }
+
+    /// Replies. Waits if there is no room for a large answer, or the broker cannot be reached.
+    pub(crate) async fn reply_when_there_is_room(
+        &self,
+        message: &WorkMessage,
+        reply: Reply,
+        mut delivery: Option<&mut Acker>,
+    ) -> Result<(), BusError> {
+        let mut waits = 0;
+        loop {
+            let replied = self.worker.bus.reply(reply.clone(), delivery.as_deref_mut()).await;
+            if !self.waits_for_room(message, &replied, &mut waits).await {
+                return replied;
+            }
+        }
+    }
+
+    /// Waits for a moment if the bus may take the result later and the request is still wanted. Returns whether it waited.
+    async fn waits_for_room(&self, message: &WorkMessage, sent: &Result<(), BusError>, waits: &mut u32) -> bool {
+        let may_wait = match sent {
+            Err(BusError::NoQueue { .. }) => *waits < QUEUE_WAITS,
+            Err(BusError::ClaimsFull { .. }) => *waits < CLAIM_WAITS,
+            // A broker that elects a leader, restarts or makes a stream again.
+            Err(BusError::Full { .. } | BusError::Unreachable(_)) => true,
+            _ => false,
+        };
+        let is_wanted =
+            message.deadline > UnixMicros::now() && !self.worker.cancellations.is_cancelled(&message.request_id);
+        if may_wait && is_wanted {
+            tokio::time::sleep(queue_pause(*waits)).await;
+            *waits += 1;
+        }
+        may_wait && is_wanted
+    }
+
+    /// Settles a failed request by its error and the reason of the failure.
+    pub(crate) async fn settle_error(
+        &self,
+        message: WorkMessage,
+        mut delivery: Claim,
+        error: InferError,
+        failure: FailureReason,
+    ) {
+        // Lets the next suspect have its turn.
+        delivery.suspect = None;
+        let max_deliver = self.worker.queue_options().max_deliver;
+        let remaining = message.deadline.remaining(UnixMicros::now());
+        let attempt = delivery.attempt();
+        if failure == FailureReason::Rejected {
+            // A retry could only refuse it later.
+            self.count_failure(&message, failure);
+            return self.answer(&message, delivery, error).await;
+        }
+        let settled = match disposition(error.code, attempt, max_deliver, remaining) {
+            Disposition::Answer => {
+                self.count_failure(&message, failure);
+                return self.answer(&message, delivery, error).await;
+            }
+            Disposition::Retry(delay) => {
+                let (request_id, id, trace_id) = ids(&message);
+                tracing::warn!(
+                    request_id, id, trace_id, model = %self.key, attempt, %error,
+                    "step failed; it will be tried again"
+                );
+                self.note_end(&delivery).await;
+                delivery.acker.nak(delay).await
+            }
+            Disposition::GiveUp => {
+                let reason = error.clone().at(&self.key, &self.worker.name);
+                let letter = DeadLetter { message: message.clone(), reason, attempts: delivery.attempts };
+                // Written before the answer, because a client that has the error may look for the dead letter.
+                if let Err(error) = self.worker.bus.dead_letter(letter).await {
+                    let (request_id, id, trace_id) = ids(&message);
+                    tracing::error!(request_id, id, trace_id, %error, "a message that was given up could not be set aside");
+                    // There may be room for the dead letter later, so try again until the deadline.
+                    let later = UnixMicros::now().after(LETTER_PAUSE) < message.deadline;
+                    if later && delivery.deliveries < self.worker.queue_options().max_deliveries() {
+                        return self.report(&message, delivery.acker.nak(LETTER_PAUSE).await);
+                    }
+                }
+                self.count_failure(&message, failure);
+                self.statistics.record(|counters| counters.dead_letters += 1);
+                return self.answer(&message, delivery, error).await;
+            }
+            Disposition::Drop => {
+                // A request that cannot be answered in time is dropped before its deadline passes.
+                let in_time = message.deadline > UnixMicros::now();
+                let reason = match in_time && self.worker.cancellations.is_cancelled(&message.request_id) {
+                    true => DropReason::Cancelled,
+                    false => DropReason::Deadline,
+                };
+                self.statistics.record(|counters| counters.drop_request(reason));
+                delivery.acker.ack().await
+            }
+        };
+        self.report(&message, settled);
+    }
+
+    /// Counts a request that is answered with an error: once, however many attempts it had.
+    pub(crate) fn count_failure(&self, message: &WorkMessage, reason: FailureReason) {
+        let took = UnixMicros::now().since(message.sent_at);
+        self.statistics.record(|counters| counters.fail(reason, took));
+    }
+
+    /// Answers a request with an error and so ends its delivery.
+    async fn answer(&self, message: &WorkMessage, mut delivery: Claim, error: InferError) {
+        let error = message.route.describe(error).at(&self.key, &self.worker.name);
+        let (request_id, id, trace_id) = ids(message);
+        match error.code {
+            ErrorCode::InvalidArg | ErrorCode::NotFound | ErrorCode::Unsupported => {
+                tracing::debug!(request_id, id, trace_id, model = %self.key, %error, "request refused");
+            }
+            _ => tracing::warn!(request_id, id, trace_id, model = %self.key, %error, "request failed"),
+        }
+        let reply = Reply { sequence: delivery.sequence, ..message.reply(Err(error)) };
+        match self.worker.bus.reply(reply, Some(&mut delivery.acker)).await {
+            Ok(()) => {}
+            // The delivery is not acknowledged, so it comes again, and the request is answered then.
+            Err(error @ BusError::Unreachable(_)) => {
+                tracing::warn!(request_id, id, trace_id, %error, "an error could not be sent to its gateway yet");
+            }
+            Err(error) => {
+                tracing::warn!(request_id, id, trace_id, %error, "an error could not be sent to its gateway");
+                self.report(message, delivery.acker.ack().await);
+            }
+        }
+    }
+
+    pub(crate) fn report(&self, message: &WorkMessage, acknowledged: Result<(), BusError>) {
+        if let Err(error) = acknowledged {
+            let (request_id, id, trace_id) = ids(message);
+            tracing::debug!(request_id, id, trace_id, %error, "not acknowledged; the bus delivers it again");
+        }
+    }
+}
+
+/// Moves a message past the step that made `outputs`.
+pub(crate) fn advance(message: &mut WorkMessage, hop: Hop, outputs: Vec<Tensor>) {
+    message.ledger.0.push(hop);
+    message.route.advance(&mut message.tensors, outputs);
+    message.sent_at = UnixMicros::now();
+}
+
+/// The error of a message that has used up its attempts, none of which has reported how it ended.
+pub(crate) fn given_up(attempts: u32) -> InferError {
+    InferError::internal(format!(
+        "request was given up after {attempts} attempts: each time the worker died or stopped responding"
+    ))
+}
+
+/// The names of a request in log lines: its id, the client's id, and the id of its trace.
+pub(crate) fn ids(message: &WorkMessage) -> (&str, &str, Option<&str>) {
+    (&message.request_id, &message.client_id, trace_id(message.traceparent.as_deref()))
+}
+
+pub(crate) fn bus_error(error: &BusError) -> InferError {
+    InferError::new(error.code(), error.to_string())
+}
