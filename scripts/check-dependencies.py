@@ -60,6 +60,10 @@ def layer_faults(member, uses, layer_of, names):
         elif used == TESTKIT:
             if kinds != {"dev"} and names[layer_of[member]] != "tests":
                 yield f"{member} uses {used} outside its tests: move it to [dev-dependencies]"
+        elif used == member:
+            # A crate turns on its own features for its tests.
+            if kinds != {"dev"}:
+                yield f"{member} uses itself outside its tests"
         elif layer_of[used] == layer_of[member]:
             yield f"{member} uses {used}: both are in the layer '{names[layer_of[used]]}', whose members must not use each other"
         elif layer_of[used] > layer_of[member]:

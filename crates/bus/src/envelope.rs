@@ -12,8 +12,7 @@ use trireme_inference::{
     UnixMicros, check_listed, read_list, read_parameters,
 };
 
-use crate::SequenceStates;
-use crate::message::{Answer, Output, Reply, WorkMessage};
+use crate::message::{Answer, Output, Reply, SequenceStates, WorkMessage};
 
 /// The contract's version, sent with every message. A worker sets messages of another one aside.
 pub const CONTRACT_VERSION: u32 = 2;

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use trireme_inference::{InferError, Ledger, UnixMicros};
 
-use crate::{Bus, Reply, ReplyHeaders, WorkMessage, original_id};
+use crate::{BusError, Reply, ReplyHeaders, WorkMessage, original_id};
 
 const SHARDS: usize = 16;
 
@@ -110,8 +110,11 @@ impl Inbox {
         PendingReplies { inbox: self.clone(), request_id, waiter }
     }
 
-    /// Ends the entries of requests at their deadlines and cancels the requests on `bus`, until the inbox is dropped.
-    pub(crate) fn keep_deadlines(self: &Arc<Self>, bus: impl Bus) {
+    /// Ends the entries of requests at their deadlines and calls `cancel` for each of them, until the inbox is dropped.
+    pub(crate) fn keep_deadlines<F>(self: &Arc<Self>, cancel: impl Fn(String) -> F + Send + 'static)
+    where
+        F: Future<Output = Result<(), BusError>> + Send,
+    {
         let inbox = Arc::downgrade(self);
         crate::spawn("inbox deadlines", async move {
             loop {
@@ -119,8 +122,8 @@ impl Inbox {
                 let Some(inbox) = inbox.upgrade() else { return };
                 for request_id in inbox.end_overdue(UnixMicros::now()) {
                     // The worker that executes it stops at the deadline anyway.
-                    if let Err(error) = (&bus as &dyn Bus).cancel(&request_id).await {
-                        tracing::debug!(request_id, %error, "cancellation could not be sent");
+                    if let Err(error) = cancel(request_id).await {
+                        tracing::debug!(%error, "cancellation could not be sent");
                     }
                 }
             }

@@ -85,6 +85,18 @@ pub struct Output {
     pub parameters: Parameters,
 }
 
+/// The states of a sequence.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SequenceStates {
+    /// The request that has left them. So the values of two requests always differ, and a writer whose confirmation was lost can
+    /// tell its own value from that of another request.
+    pub request: String,
+    /// The steps that the sequence has begun. A step may be without states.
+    pub steps: Vec<String>,
+    /// The states of all steps, under names that differ.
+    pub tensors: Vec<Tensor>,
+}
+
 /// Separates a request's id from the number of the times it was published again.
 const AGAIN: char = '~';
 

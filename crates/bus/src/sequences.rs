@@ -6,10 +6,10 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use trireme_inference::{CorrelationId, ModelKey, Tensor, UnixMicros};
+use trireme_inference::{CorrelationId, ModelKey, UnixMicros};
 
 use crate::envelope::{decode_states, encode_states};
-use crate::{Bucket, Bus, BusError, escape_token};
+use crate::{Bucket, Bus, BusError, SequenceStates, escape_token};
 
 /// The name of a sequence: the model version that its client requests, and its correlation id.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,18 +18,6 @@ pub struct SequenceName {
     pub model: ModelKey,
     /// The correlation id.
     pub id: CorrelationId,
-}
-
-/// The states of a sequence.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct SequenceStates {
-    /// The request that has left them. So the values of two requests always differ, and a writer whose confirmation was lost can
-    /// tell its own value from that of another request.
-    pub request: String,
-    /// The steps that the sequence has begun. A step may be without states.
-    pub steps: Vec<String>,
-    /// The states of all steps, under names that differ.
-    pub tensors: Vec<Tensor>,
 }
 
 /// The states of a sequence in their store.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use trireme_inference::{Action, Callers, ModelKey};
 
-use super::Setup;
 use super::fixtures::{heavy_message, unique, within};
+use super::setup::Setup;
 use crate::{CallReplies, LATEST, Output, Reply};
 
 pub async fn everybody_who_listens_can_answer_a_question(setup: &Setup) {

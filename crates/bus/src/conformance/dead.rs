@@ -2,8 +2,8 @@
 
 use trireme_inference::{ErrorCode, InferError};
 
-use super::Setup;
 use super::fixtures::{LARGE, heavy_message, message, model, within};
+use super::setup::Setup;
 use crate::{DeadLetter, StoredLetter};
 
 pub async fn letters_can_be_read_in_order_and_removed(setup: &Setup) {

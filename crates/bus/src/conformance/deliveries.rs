@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use trireme_inference::ModelKey;
 
-use super::Setup;
 use super::fixtures::{ACK_WAIT, assert_idle, message, model, number, options, take, within};
+use super::setup::Setup;
 use crate::{Attempts, Bus, Puller, QueueOptions};
 
 pub async fn an_acknowledged_message_is_forgotten(setup: &Setup) {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use trireme_inference::ModelKey;
 
-use super::Setup;
 use super::fixtures::{assert_idle, message_at, number, patient_options, take, within};
 use super::queues::{A_WHILE, declared, open, publish};
+use super::setup::Setup;
 use crate::{Bus, BusError, Delivery, LevelPolicy, QueueOptions, WaitTimeout};
 
 pub async fn higher_levels_are_taken_first_and_no_level_is_forgotten(setup: &Setup) {

@@ -10,10 +10,10 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use trireme_inference::ModelKey;
 
-use super::Setup;
 use super::fixtures::{
     LARGE, assert_idle, full_message, heavy_message, message, model, number, patient_options, take, unique, within,
 };
+use super::setup::Setup;
 use crate::{Bus, BusError, Delivery, Puller, QueueOptions, QueueStatus, WorkMessage};
 
 /// Time in which a wrong message would have arrived.

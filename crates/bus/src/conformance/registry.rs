@@ -2,8 +2,8 @@
 
 use tokio::sync::mpsc;
 
-use super::Setup;
 use super::fixtures::{model, unique, within};
+use super::setup::Setup;
 use crate::{ModelState, RegistryEvent, WorkerEntry};
 
 pub async fn a_watcher_sees_what_is_there_and_then_every_change(setup: &Setup) {

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use trireme_inference::{InferError, ModelKey, UnixMicros};
 
-use super::Setup;
 use super::fixtures::{
     ACK_WAIT, LARGE, assert_idle, full_message, heavy_message, message, model, options, take, unique, within,
 };
+use super::setup::Setup;
 use crate::{Answer, Bus, Delivery, Output, Puller, Reply, WorkMessage};
 
 pub async fn replies_reach_the_gateway_and_request_they_are_for(setup: &Setup) {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use super::Setup;
 use super::fixtures::{LARGE, unique, within};
+use super::setup::Setup;
 use crate::{Bucket, BusError, Change, Entry, escape_token};
 
 fn bytes(text: &str) -> Bytes {

@@ -143,7 +143,11 @@ impl Bus for InProcess {
 
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {
         let inbox = Inbox::new(gateway);
-        inbox.keep_deadlines(self.clone());
+        let bus = self.clone();
+        inbox.keep_deadlines(move |request_id| {
+            let bus = bus.clone();
+            async move { (&bus as &dyn Bus).cancel(&request_id).await }
+        });
         self.0.inboxes.lock().insert(gateway.to_owned(), Arc::downgrade(&inbox));
         Ok(inbox)
     }

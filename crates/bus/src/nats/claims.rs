@@ -17,10 +17,11 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::sync::Semaphore;
 
+use super::connection::Nats;
 use super::errors::{chain, failure, is_full, is_no_stream, says_no_responders};
 use super::streams::Needed;
-use super::{Nats, buckets, subjects};
-use crate::{Bucket, BusError, WorkMessage};
+use super::{buckets, subjects};
+use crate::{Bucket, BusError, WorkMessage, escape_token};
 
 /// The largest body that travels by claim.
 pub const MAX_CLAIM_BYTES: usize = 128 << 20;
@@ -274,7 +275,7 @@ fn not_laid_down(claim: &Claim, error: &PublishError) -> BusError {
 
 /// The name of the claim of a work message. A message that is made again has another name.
 pub fn name(message: &WorkMessage) -> String {
-    subjects::escape_token(&format!("{}/{}", message.message_id(), message.sent_at))
+    escape_token(&format!("{}/{}", message.message_id(), message.sent_at))
 }
 
 /// Bytes that headers take on the wire.

@@ -11,8 +11,9 @@ use bytes::Bytes;
 use serde::Deserialize;
 use trireme_inference::UnixMicros;
 
-use super::connect::taken;
-use super::{Nats, buckets};
+use super::buckets;
+use super::connection::Nats;
+use super::limits::taken;
 use crate::{Bucket, BusError};
 
 /// How often the clocks are compared.

@@ -8,17 +8,13 @@ use async_nats::jetstream::context::AccountErrorKind;
 use async_nats::{ConnectErrorKind, ConnectOptions, jetstream};
 use tokio::sync::{Semaphore, watch};
 
-use super::Nats;
-use super::ack::Deliveries;
+use super::buckets;
+use super::connection::Nats;
+use super::deliveries::Deliveries;
 use super::errors::{chain, failure, is_not_found};
+use super::limits::REQUEST_TIMEOUT;
 use super::streams::Needed;
-use crate::{Bucket, Bus, BusError, Change, Connection, QueueOptions};
-
-/// How long closing may wait until buffered messages are sent.
-pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// How long a request to the broker may take, and how long the client may take to accept something to send.
-pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+use crate::{Bucket, Bus, BusError, Change, Connection, QueueOptions, escape_token};
 
 /// The longest pause between attempts to reconnect. Requests wait meanwhile.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
@@ -34,6 +30,9 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Messages of one subscription that may wait to be read; the client drops any more and reports that. For replies the
 /// number is above the requests that a gateway has in flight, unless answers come in many parts.
 const SUBSCRIPTION_CAPACITY: usize = 16_384;
+
+/// Messages on topics that may wait to be sent.
+const SAYING: usize = 1024;
 
 /// How to reach NATS.
 #[derive(Clone, Debug)]
@@ -119,7 +118,7 @@ impl Nats {
         let (refused, refusals) = watch::channel(String::new());
         let mut connect = ConnectOptions::new()
             .name(&options.name)
-            .custom_inbox_prefix(format!("_INBOX.{}", super::escape_token(&options.service)))
+            .custom_inbox_prefix(format!("_INBOX.{}", escape_token(&options.service)))
             .ping_interval(PING_INTERVAL)
             .subscription_capacity(SUBSCRIPTION_CAPACITY)
             .reconnect_delay_callback(|attempts| RECONNECT_PAUSE.min(Duration::from_millis(1 << attempts.min(16))))
@@ -173,7 +172,7 @@ impl Nats {
             refusals,
             unheard,
             makes_streams: options.deployment.is_some(),
-            saying: Arc::new(Semaphore::new(super::SAYING)),
+            saying: Arc::new(Semaphore::new(SAYING)),
             queues: Arc::default(),
             settings: Arc::default(),
             out_of_reach: Arc::default(),
@@ -197,7 +196,7 @@ impl Nats {
         let replicas = wanted.replicas.unwrap_or(if is_cluster { 3 } else { 1 });
         let wanted = QueueOptions { replicas, ..wanted.queue.clone() };
         let bus = self as &dyn Bus;
-        let found = match self.jetstream.get_stream(super::buckets::stream(Bucket::Settings)).await {
+        let found = match self.jetstream.get_stream(buckets::stream(Bucket::Settings)).await {
             Ok(_) => bus.find_settings().await?,
             Err(error) if is_not_found(&error) => None,
             // Without the settings, the number of copies of the streams is unknown.
@@ -347,25 +346,6 @@ fn unfit(what: &'static str, path: &Path, reason: impl std::fmt::Display) -> Bus
         action: "connecting",
         reason: format!("{what} in '{}' cannot be used: {reason}", path.display()),
     }
-}
-
-/// Waits until the client has accepted something to send, within a limit. While the connection is down the client
-/// accepts as much as its channel holds, and then nothing until the connection is back.
-pub async fn taken<T, E: std::fmt::Display>(sending: impl Future<Output = Result<T, E>>) -> Result<T, BusError> {
-    match tokio::time::timeout(REQUEST_TIMEOUT, sending).await {
-        Ok(Ok(sent)) => Ok(sent),
-        Ok(Err(error)) => Err(BusError::Unreachable(error.to_string())),
-        Err(_) => Err(overdue()),
-    }
-}
-
-/// Like [`taken`], for calls that ask the broker several times.
-pub async fn limited<T>(limit: Duration, asking: impl Future<Output = Result<T, BusError>>) -> Result<T, BusError> {
-    tokio::time::timeout(limit, asking).await.unwrap_or_else(|_| Err(overdue()))
-}
-
-fn overdue() -> BusError {
-    BusError::Unreachable("nothing can be sent right now".to_owned())
 }
 
 fn on_event(state: &watch::Sender<Connection>, refused: &watch::Sender<String>, event: &async_nats::Event) {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use trireme_inference::{InferError, ModelKey, UnixMicros};
 
-use super::Nats;
 use super::ack::NatsAck;
 use super::claims::{Claim, Place, RedeemError};
+use super::connection::Nats;
 use crate::{AckHandle, Acker, Answer, Bus, Delivery, Reply, ReplyHeaders, WorkHeaders, WorkMessage, envelope};
 
 /// Pause before a failed fetch is repeated.

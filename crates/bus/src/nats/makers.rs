@@ -20,10 +20,12 @@ use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use trireme_inference::ModelKey;
 
-use super::connect::{limited, taken};
+use super::connection::Nats;
 use super::errors::chain;
+use super::limits::LONGEST;
+use super::limits::{limited, taken};
 use super::streams::Needed;
-use super::{LONGEST, Nats, subjects};
+use super::subjects;
 use crate::envelope::MAX_NAME;
 use crate::{Bucket, BusError, QueueOptions};
 

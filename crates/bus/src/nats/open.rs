@@ -8,8 +8,9 @@ use trireme_inference::{Callers, DataType, InferError, Ledger, ModelKey, Route, 
 
 use super::ack::NatsAck;
 use super::claims::Claim;
+use super::connection::Nats;
 use super::fetch::{Fetch, decode};
-use super::{Nats, headers};
+use super::headers;
 use crate::{Acker, Answer, Bus, DeadLetter, Delivery, EnvelopeError, WorkHeaders, WorkMessage};
 
 /// How long the broker waits before it delivers a message again that could not be set aside.

@@ -11,10 +11,11 @@ use futures_util::future::select_all;
 use tokio::task::JoinSet;
 use trireme_inference::{ModelKey, UnixMicros};
 
-use super::connect::{CLOSE_TIMEOUT, taken};
+use super::connection::Nats;
+use super::limits::{CLOSE_TIMEOUT, taken};
 use super::open::{Opened, open};
 use super::source::Source;
-use super::{Nats, headers, subjects};
+use super::{headers, subjects};
 use crate::{Attempts, Bus, BusError, Delivery, MessageName, Puller, QueueOptions};
 
 /// How often a worker with room asks all levels again while no message arrives. This finds messages that it was not

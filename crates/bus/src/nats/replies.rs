@@ -18,11 +18,12 @@ use tokio::task::JoinSet;
 
 use super::ack::acknowledge;
 use super::claims::{self, Claim, Place, RedeemError};
-use super::connect::taken;
+use super::connection::Nats;
 use super::fetch::FETCH_PAUSE;
+use super::limits::taken;
 use super::subjects::Ended;
-use super::{Nats, headers, subjects};
-use crate::{Acker, Bus, BusError, Inbox, Reply, envelope};
+use super::{headers, subjects};
+use crate::{Acker, Bus, BusError, Inbox, Reply, envelope, escape_token};
 
 /// How long the body of a reply is kept for its gateway, which fetches it at once.
 const LAPSE: Duration = Duration::from_secs(60);
@@ -37,7 +38,11 @@ impl Nats {
     /// Receives the replies to `gateway` until the inbox is dropped.
     pub(super) async fn receive_replies(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {
         let inbox = Inbox::new(gateway);
-        inbox.keep_deadlines(self.clone());
+        let bus = self.clone();
+        inbox.keep_deadlines(move |request_id| {
+            let bus = bus.clone();
+            async move { (&bus as &dyn Bus).cancel(&request_id).await }
+        });
         let mut replies = self.subscribe_at_once(subjects::replies_to(gateway)).await?;
         let receiver = Arc::downgrade(&inbox);
         let nats = self.clone();
@@ -89,7 +94,7 @@ impl Nats {
         if claims::wire_size(&headers) + body.len() > self.max_payload() {
             // A reply made in another run of the step has another name, so parts of the two do not mix.
             let name = format!("{}/reply/{}/{}", reply.request_id, reply.sequence, reply.sent_at);
-            let claim = self.lay_down(Place::Claims, subjects::escape_token(&name), &body, Some(LAPSE)).await?;
+            let claim = self.lay_down(Place::Claims, escape_token(&name), &body, Some(LAPSE)).await?;
             headers::write_claim(&mut headers, claim.claim());
             claim.keep();
             body = Bytes::new();

@@ -15,10 +15,11 @@ use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 use trireme_inference::{ModelKey, UnixMicros};
 
-use super::connect::taken;
+use super::connection::Nats;
 use super::errors::failure;
+use super::limits::taken;
 use super::pulls::{LONGEST_EXPIRES, LONGEST_EXPIRES_IN_CLUSTER, PULL_EXPIRES, Pulls};
-use super::{Nats, subjects};
+use super::subjects;
 use crate::{BusError, Connection};
 
 /// Pause after a pull request that the broker refused, which limits the rate of retries.

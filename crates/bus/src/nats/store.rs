@@ -18,10 +18,11 @@ use tokio::sync::mpsc;
 use trireme_inference::UnixMicros;
 
 use super::claims::{Place, wire_size};
+use super::connection::Nats;
 use super::errors::{self, failure};
 use super::streams::Needed;
 use super::work::LONGEST_LAPSE;
-use super::{Nats, buckets, headers};
+use super::{buckets, headers};
 use crate::{Bucket, BusError, Change, Connection, Entry};
 
 /// How long a deletion is kept for watchers.

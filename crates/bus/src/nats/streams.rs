@@ -2,19 +2,18 @@
 //!
 //! Not here: requests from stages (`makers`), and the configurations of the streams of stores and claims (`buckets`).
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream;
 use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind};
 use async_nats::jetstream::{consumer, stream};
 use futures_util::StreamExt;
-use parking_lot::Mutex;
 use trireme_inference::{ModelKey, UnixMicros};
 
-use super::connect::REQUEST_TIMEOUT;
+use super::connection::Nats;
 use super::errors::{failure, is_not_found};
-use super::{Nats, buckets, subjects};
+use super::limits::REQUEST_TIMEOUT;
+use super::{buckets, subjects};
 use crate::{Bucket, BusError, QueueOptions};
 
 /// How long the broker remembers message ids. It is longer than a few redeliveries; the memory it takes is rate times
@@ -24,9 +23,6 @@ const DEDUP_WINDOW: Duration = Duration::from_secs(15);
 /// A stream in memory that has been out of reach for this long is created again: its brokers will not come back with
 /// it, or cannot agree on it.
 const GONE_AFTER: Duration = Duration::from_secs(15);
-
-/// Failures to reach a stream that are further apart than this count as different outages.
-const LOOK_WITHIN: Duration = Duration::from_secs(15);
 
 /// Idle workers that may wait for work of one queue, each with a pull request or two.
 const MAX_WAITING: i64 = 65_536;
@@ -44,38 +40,6 @@ pub enum Needed<'a> {
     Claims,
     /// Work for a model version: a stream for each level, and the consumer that its workers share.
     Queue(&'a ModelKey, &'a QueueOptions),
-}
-
-/// Streams that are out of reach, by name.
-#[derive(Default)]
-pub struct OutOfReach(Mutex<HashMap<String, Outage>>);
-
-/// A period in which every attempt to reach a stream failed.
-#[derive(Clone, Copy)]
-struct Outage {
-    first: Instant,
-    last: Instant,
-}
-
-// === impl OutOfReach ===
-
-impl OutOfReach {
-    /// Counts a failure to reach a stream; returns how long every attempt has failed.
-    fn note(&self, name: &str, now: Instant) -> Duration {
-        let mut outages = self.0.lock();
-        let outage = outages.entry(name.to_owned()).or_insert(Outage { first: now, last: now });
-        if now.duration_since(outage.last) > LOOK_WITHIN {
-            // There were no attempts for a while, so this may be another outage.
-            outage.first = now;
-        }
-        outage.last = now;
-        now.duration_since(outage.first)
-    }
-
-    /// Counts a success, or that the stream does not exist.
-    fn end(&self, name: &str) {
-        self.0.lock().remove(name);
-    }
 }
 
 // === impl Needed ===
@@ -345,21 +309,5 @@ fn stream_failure(action: &'static str, name: &str, error: &CreateStreamError) -
             error => error,
         },
         _ => failure(action, error),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_stream_that_is_out_of_reach_at_every_look_is_gone() {
-        let (outages, start) = (OutOfReach::default(), Instant::now());
-        let after = |seconds| outages.note("s", start + Duration::from_secs(seconds)).as_secs();
-        assert_eq!([after(0), after(10), after(20), after(31)], [0, 10, 20, 31]);
-        assert_eq!([after(60), after(70)], [0, 10], "nobody looked meanwhile");
-        assert_eq!(outages.note("t", start).as_secs(), 0, "another stream");
-        outages.end("s");
-        assert_eq!(after(71), 0);
     }
 }

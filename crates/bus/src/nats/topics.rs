@@ -13,9 +13,10 @@ use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
 use super::claims::Place;
-use super::connect::taken;
-use super::{Nats, headers, subjects};
-use crate::{AnswerHandle, BusError, Question};
+use super::connection::Nats;
+use super::limits::taken;
+use super::{headers, subjects};
+use crate::{AnswerHandle, BusError, Question, escape_token};
 
 /// How long a claim can be read. It is longer than a listener can take for the questions before it.
 const LAPSE: Duration = Duration::from_secs(60);
@@ -137,7 +138,7 @@ async fn pack(nats: &Nats, body: Bytes) -> Result<(HeaderMap, Bytes), BusError> 
     if super::claims::wire_size(&headers) + body.len() <= nats.max_payload().min(INLINE_BYTES) {
         return Ok((headers, body));
     }
-    let name = subjects::escape_token(&nats.client.new_inbox());
+    let name = escape_token(&nats.client.new_inbox());
     let claim = nats.lay_down(Place::Claims, name, &body, Some(LAPSE)).await?;
     headers::write_claim(&mut headers, claim.claim());
     claim.keep();

@@ -11,8 +11,9 @@ use futures_util::{StreamExt, TryStreamExt};
 use trireme_inference::{ModelKey, UnixMicros};
 
 use super::claims::{self, Place};
+use super::connection::Nats;
 use super::errors::{chain, failure, is_full, is_no_stream, is_not_found, is_overloaded, is_passing, is_unconfirmed};
-use super::{Nats, headers, subjects};
+use super::{headers, subjects};
 use crate::{BusError, Kept, QueueStatus, Queued, WorkMessage, envelope};
 
 /// How long the broker may take to confirm a message before it is published again.

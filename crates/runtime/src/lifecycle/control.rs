@@ -27,14 +27,11 @@ use tokio::sync::{Mutex, mpsc};
 use trireme_bus::{Bucket, Bus, BusError, Change as Stored, Question};
 use trireme_engine::TaskSet;
 
-use message::{Answer, Command};
+use message::{Answer, Command, TOPIC};
 
 pub use gather::{Answers, command};
 pub use memory::{Memory, settle};
 pub use message::{Change, Outcome, Override};
-
-/// The topic of commands. Only gateways may publish on it if the broker has user permissions.
-const TOPIC: &str = "models";
 
 /// Time between two progress answers of a participant that carries out a command.
 const PROGRESS: Duration = Duration::from_secs(2);

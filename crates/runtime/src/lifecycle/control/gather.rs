@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 use trireme_bus::{Bus, BusError};
 
-use super::message::{self, Answer, Command};
-use super::{Memory, Outcome, Override, TOPIC};
+use super::memory::Memory;
+use super::message::{self, Answer, Command, Outcome, Override, TOPIC};
 
 /// How long to wait for the first answer of workers that the registry does not name.
 const MUSTER: Duration = Duration::from_millis(300);

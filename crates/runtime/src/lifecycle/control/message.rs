@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use trireme_bus::{Entry, WorkerEntry, escape_token};
 use trireme_inference::UnixMicros;
 
+/// The topic of commands. Only gateways may publish on it if the broker has user permissions.
+pub const TOPIC: &str = "models";
+
 /// Deepest nesting of arrays and maps, as in every body: deeper nesting could overflow the stack.
 const MAX_DEPTH: usize = 32;
 

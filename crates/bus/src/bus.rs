@@ -1,0 +1,178 @@
+//! The traits that a bus implements.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::{mpsc, watch};
+use trireme_inference::ModelKey;
+
+use crate::delivery::{Acker, Delivery};
+use crate::error::BusError;
+use crate::inbox::Inbox;
+use crate::message::{Reply, WorkMessage};
+use crate::options::QueueOptions;
+use crate::store::{Bucket, Change, Entry};
+use crate::topic::Question;
+
+/// The place where the broker keeps a message. `None` in process, where messages are found by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queued(pub(crate) Option<Kept>);
+
+/// A message's place on a broker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    pub stream: String,
+    pub sequence: u64,
+    /// The claim under which its body was stored, if there is one.
+    pub claim: Option<String>,
+}
+
+/// How full a queue is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueStatus {
+    /// Messages that wait for a worker, those that wait to be delivered again included.
+    pub waiting: u64,
+    /// Messages that workers hold.
+    pub delivered: u64,
+    /// Age of the oldest unsettled message; zero if the queue is empty.
+    pub oldest: Duration,
+}
+
+// === impl QueueStatus ===
+
+impl QueueStatus {
+    /// Adds up two parts of a queue.
+    pub(crate) fn and(self, other: QueueStatus) -> QueueStatus {
+        QueueStatus {
+            waiting: self.waiting + other.waiting,
+            delivered: self.delivered + other.delivered,
+            oldest: self.oldest.max(other.oldest),
+        }
+    }
+}
+
+/// Whether the bus can be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Connection {
+    /// It can be reached. The number counts connections: a change from one number to the next means that the connection
+    /// was lost and is back.
+    Up(u64),
+    /// It cannot be reached right now; the bus keeps trying.
+    Down,
+}
+
+/// The connection between stages: four primitives. The modules of this crate build on them.
+#[async_trait]
+pub trait Bus: Send + Sync + 'static {
+    // === Work queues ===
+
+    /// Makes sure that the queue of `model` exists and has these `options`. Any number of workers may call this at the
+    /// same time.
+    async fn declare_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError>;
+
+    /// Publishes a message into the queue of its route's current step. Once this returns, the queue has the message,
+    /// and [`Bus::take_back`] can remove it by the returned value.
+    async fn publish(&self, message: &WorkMessage) -> Result<Queued, BusError>;
+
+    /// Removes a message from its queue because no client waits for its answer. It is no error if the message is gone
+    /// already.
+    async fn take_back(&self, queued: &Queued) -> Result<(), BusError>;
+
+    /// Opens a puller on the queue of `model`, with the options of the last [`Bus::declare_queue`] in this process.
+    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError>;
+
+    /// How full the queue of `model` is, its `levels` together.
+    async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError>;
+
+    /// The ids of the requests of `gateway` that are in the queue of `model`, waiting or delivered, and not settled.
+    async fn unsettled(&self, model: &ModelKey, levels: &[u32], gateway: &str) -> Result<HashSet<String>, BusError>;
+
+    /// The model versions that have a queue, whether or not a worker serves them.
+    async fn queues(&self) -> Result<Vec<ModelKey>, BusError>;
+
+    /// Removes the queue of `model` if it is empty. Returns whether it did.
+    async fn remove_queue(&self, model: &ModelKey) -> Result<bool, BusError>;
+
+    /// How many bytes of tensors a message may have to travel without a claim.
+    fn message_bytes(&self) -> usize;
+
+    // === Inboxes ===
+
+    /// Opens the inbox for replies to `gateway`. Once per gateway name.
+    async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError>;
+
+    /// Sends a reply to the inbox of its gateway. If the reply ends a delivery, the delivery is entrusted to the
+    /// gateway, which acknowledges it when it has the reply. If the bus reports that no such gateway listens, this
+    /// process acknowledges it. After an error the caller still has the delivery.
+    async fn reply(&self, reply: Reply, delivery: Option<&mut Acker>) -> Result<(), BusError>;
+
+    // === Last-value stores ===
+
+    /// Writes the value of a key; returns its revision. With `expect` it writes only if the key has that revision,
+    /// where 0 means that the key has no value; otherwise it returns [`BusError::Conflict`]. The value lapses after
+    /// `lapse`.
+    async fn put(
+        &self,
+        bucket: Bucket,
+        key: &str,
+        value: Bytes,
+        expect: Option<u64>,
+        lapse: Option<Duration>,
+    ) -> Result<u64, BusError>;
+
+    /// The value of a key.
+    async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError>;
+
+    /// The value with the lowest revision above `revision`.
+    async fn next(&self, bucket: Bucket, revision: u64) -> Result<Option<Entry>, BusError>;
+
+    /// Deletes the value of a key, with `expect` as in [`Bus::put`]. Returns whether there was a value.
+    async fn delete(&self, bucket: Bucket, key: &str, expect: Option<u64>) -> Result<bool, BusError>;
+
+    /// Follows a bucket: all its values, [`Change::Complete`], then every change, until the receiver is dropped.
+    async fn watch(&self, bucket: Bucket) -> Result<mpsc::Receiver<Change>, BusError>;
+
+    // === Topics ===
+
+    /// Sends a message to every process that listens on `topic`, which is one word. Best effort, without answers.
+    async fn say(&self, topic: &str, body: Bytes) -> Result<(), BusError>;
+
+    /// Asks every process that listens on `topic`. Answers arrive until the receiver is dropped; if no process listens,
+    /// the receiver ends without answers. Best effort: the asker sets a time limit.
+    async fn ask(&self, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError>;
+
+    /// The messages and questions on `topic` that are sent from now on.
+    async fn listen(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError>;
+
+    /// Like [`Bus::listen`], but shares the messages with all other processes that listen in turn on `topic`: each message
+    /// goes to one of them.
+    async fn listen_in_turn(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError>;
+
+    // === The connection ===
+
+    /// Whether the bus can be reached: the present state and its changes.
+    fn connection(&self) -> watch::Receiver<Connection>;
+
+    /// Sends buffered messages and closes the connection. No call works afterwards.
+    async fn close(&self);
+}
+
+/// A worker's subscription to a queue.
+#[async_trait]
+pub trait Puller: Send {
+    /// Waits for at least one delivery and returns at most `room`. It never asks the queue for more than the caller has
+    /// room for, so that idle workers get the rest. With a room of 0 it asks for nothing and returns only deliveries
+    /// that it had asked for before. Cancel safe.
+    async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError>;
+
+    /// Takes messages that have waited longer than their level allows ([`WaitTimeout::Reject`](crate::WaitTimeout::Reject)) while this worker had
+    /// no room. It returns some of them, for the caller to refuse without executing, or none.
+    async fn overdue(&mut self) -> Result<Vec<Delivery>, BusError>;
+
+    /// Asks for no more work. Deliveries that it had asked for may still be on their way: each call returns those that
+    /// came, and `None` when no more will come, after a few seconds at most. Call it until then. Cancel safe.
+    async fn stop(&mut self) -> Option<Vec<Delivery>>;
+}

@@ -1,0 +1,87 @@
+//! Why a call of the bus fails, and the error code of a request that fails because of it.
+
+use trireme_inference::{ErrorCode, ModelKey};
+
+use crate::envelope::EnvelopeError;
+
+/// The error message for a full queue, in Triton's words.
+pub const QUEUE_FULL: &str = "Exceeds maximum queue size";
+
+/// Why a bus call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum BusError {
+    /// The queue is full.
+    #[error("{QUEUE_FULL}")]
+    Full {
+        /// The queue's model.
+        model: ModelKey,
+    },
+    /// There is no such queue: no worker has ever served the model here, or the broker lost the queue.
+    #[error("no worker serves '{model}' on this bus")]
+    NoQueue {
+        /// The queue's model.
+        model: ModelKey,
+    },
+    /// The message is larger than the bus accepts, even by claim.
+    #[error("message of {size} bytes exceeds the {limit} bytes that {taker} takes")]
+    TooLarge {
+        /// The message's size in bytes.
+        size: usize,
+        /// The limit in bytes.
+        limit: usize,
+        /// The part of the system with the limit, and the flag that changes it.
+        taker: &'static str,
+    },
+    /// The broker has no room for a message that has to travel by claim.
+    #[error("stream trireme_claims is full, there is no room for a message of {size} bytes: {QUEUE_FULL}")]
+    ClaimsFull {
+        /// The message's size in bytes.
+        size: usize,
+    },
+    /// The key has another value than the caller expected.
+    #[error("the value of '{key}' was changed by another process")]
+    Conflict {
+        /// The key.
+        key: String,
+    },
+    /// The store has no room for the value.
+    #[error("the store of {store} is full, there is no room for a value of {size} bytes")]
+    StoreFull {
+        /// The store's name.
+        store: &'static str,
+        /// The value's size in bytes.
+        size: usize,
+    },
+    /// The broker cannot be reached, or did not confirm in time.
+    #[error("message bus is unreachable: {0}")]
+    Unreachable(String),
+    /// The broker answered with an error.
+    #[error("message bus refused {action}: {reason}")]
+    Refused {
+        /// The action that the broker refused.
+        action: &'static str,
+        /// The broker's error message.
+        reason: String,
+    },
+    /// The message cannot be encoded.
+    #[error(transparent)]
+    Envelope(#[from] EnvelopeError),
+}
+
+// === impl BusError ===
+
+impl BusError {
+    /// The error code for a request that fails because of this error.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            BusError::Full { .. }
+            | BusError::NoQueue { .. }
+            | BusError::ClaimsFull { .. }
+            | BusError::StoreFull { .. }
+            | BusError::Unreachable(_) => ErrorCode::Unavailable,
+            BusError::TooLarge { .. }
+            | BusError::Envelope(EnvelopeError::TooMany(_) | EnvelopeError::TensorName(_)) => ErrorCode::InvalidArg,
+            BusError::Conflict { .. } | BusError::Refused { .. } | BusError::Envelope(_) => ErrorCode::Internal,
+        }
+    }
+}

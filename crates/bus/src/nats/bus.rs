@@ -1,0 +1,133 @@
+//! The bus of this crate's traits, each call by its part.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::{mpsc, watch};
+use trireme_inference::ModelKey;
+
+use super::connection::Nats;
+use super::limits::{CLOSE_TIMEOUT, LONGEST, REQUEST_TIMEOUT, limited};
+use super::streams::Needed;
+use super::{puller, topics, work};
+use crate::{
+    Acker, Bucket, Bus, BusError, Change, Connection, Entry, Inbox, Puller, Question, QueueOptions, QueueStatus,
+    Queued, Reply, WorkMessage,
+};
+
+/// Approximate bytes of headers, route, parameters and ledger. If they take more, the body travels by claim.
+const BODY_EXTRA: usize = 64 << 10;
+
+// === impl Nats ===
+
+#[async_trait]
+impl Bus for Nats {
+    async fn declare_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
+        self.queues.lock().insert(model.clone(), options.clone());
+        self.deliveries.set_ack_wait(options.ack_wait);
+        limited(LONGEST, self.need(Needed::Queue(model, options))).await
+    }
+
+    async fn publish(&self, message: &WorkMessage) -> Result<Queued, BusError> {
+        self.publish_work(message).await
+    }
+
+    async fn take_back(&self, queued: &Queued) -> Result<(), BusError> {
+        limited(REQUEST_TIMEOUT, work::take_back(self, queued)).await
+    }
+
+    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
+        let options = self.queues.lock().get(model).cloned().unwrap_or_default();
+        Ok(Box::new(puller::NatsPuller::open(self, model, &options).await?))
+    }
+
+    async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
+        limited(LONGEST, work::queue_status(self, model, levels)).await
+    }
+
+    async fn unsettled(&self, model: &ModelKey, levels: &[u32], gateway: &str) -> Result<HashSet<String>, BusError> {
+        limited(REQUEST_TIMEOUT, work::unsettled(self, model, levels, gateway)).await
+    }
+
+    async fn queues(&self) -> Result<Vec<ModelKey>, BusError> {
+        limited(LONGEST, self.queue_names()).await
+    }
+
+    async fn remove_queue(&self, model: &ModelKey) -> Result<bool, BusError> {
+        limited(LONGEST, self.remove_empty_queue(model)).await
+    }
+
+    fn message_bytes(&self) -> usize {
+        self.max_payload().saturating_sub(BODY_EXTRA)
+    }
+
+    async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {
+        self.receive_replies(gateway).await
+    }
+
+    async fn reply(&self, reply: Reply, delivery: Option<&mut Acker>) -> Result<(), BusError> {
+        self.send_reply(&reply, delivery).await
+    }
+
+    async fn put(
+        &self,
+        bucket: Bucket,
+        key: &str,
+        value: Bytes,
+        expect: Option<u64>,
+        lapse: Option<Duration>,
+    ) -> Result<u64, BusError> {
+        limited(LONGEST, self.put_value(bucket, key, value, expect, lapse)).await
+    }
+
+    async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
+        limited(LONGEST, self.get_value(bucket, key)).await
+    }
+
+    async fn next(&self, bucket: Bucket, revision: u64) -> Result<Option<Entry>, BusError> {
+        limited(LONGEST, self.next_value(bucket, revision)).await
+    }
+
+    async fn delete(&self, bucket: Bucket, key: &str, expect: Option<u64>) -> Result<bool, BusError> {
+        limited(LONGEST, self.delete_value(bucket, key, expect)).await
+    }
+
+    async fn watch(&self, bucket: Bucket) -> Result<mpsc::Receiver<Change>, BusError> {
+        Ok(self.watch_bucket(bucket))
+    }
+
+    async fn say(&self, topic: &str, body: Bytes) -> Result<(), BusError> {
+        topics::say(self, topic, body).await
+    }
+
+    async fn ask(&self, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
+        topics::ask(self, topic, body).await
+    }
+
+    async fn listen(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
+        topics::listen(self, topic, false).await
+    }
+
+    async fn listen_in_turn(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
+        topics::listen(self, topic, true).await
+    }
+
+    fn connection(&self) -> watch::Receiver<Connection> {
+        self.connection.clone()
+    }
+
+    async fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        // Sends buffered messages. The wait has a limit, because a broker that is gone cannot take them.
+        let until = tokio::time::Instant::now() + CLOSE_TIMEOUT;
+        let flushed = tokio::time::timeout_at(until, self.client.flush()).await;
+        if !matches!(flushed, Ok(Ok(()))) {
+            tracing::warn!("the message bus was closed before everything was sent");
+        }
+        let _ = tokio::time::timeout_at(until, self.client.drain()).await;
+    }
+}

@@ -1,0 +1,86 @@
+//! The connection that all parts of this bus share.
+//!
+//! Not here: making it (`connect`).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_nats::jetstream;
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, watch};
+use trireme_inference::ModelKey;
+
+use super::deliveries::Deliveries;
+use super::limits::taken;
+use super::reach::OutOfReach;
+use crate::{BusError, Connection, QueueOptions};
+
+/// A connection to NATS. Clones share it.
+#[derive(Clone)]
+pub struct Nats {
+    pub(super) client: async_nats::Client,
+    pub(super) jetstream: jetstream::Context,
+    pub(super) connection: watch::Receiver<Connection>,
+    /// The text of the last action that the broker did not permit. The broker sends it apart from the answers to
+    /// requests.
+    pub(super) refusals: watch::Receiver<String>,
+    /// The deliveries in this process.
+    pub(super) deliveries: Deliveries,
+    /// The inbox to which the broker reports replies that no gateway listened to.
+    pub(super) unheard: String,
+    /// Whether this process creates streams itself, or asks a gateway.
+    pub(super) makes_streams: bool,
+    /// Room for messages on topics that are being sent.
+    pub(super) saying: Arc<Semaphore>,
+    /// The queues that this process declared.
+    pub(super) queues: Arc<Mutex<HashMap<ModelKey, QueueOptions>>>,
+    /// The deployment's settings, if this process creates streams.
+    pub(super) settings: Arc<Mutex<Option<QueueOptions>>>,
+    pub(super) out_of_reach: Arc<OutOfReach>,
+    pub(super) closed: Arc<AtomicBool>,
+}
+
+// === impl Nats ===
+
+impl Nats {
+    pub(super) async fn subscribe(&self, subject: String) -> Result<async_nats::Subscriber, BusError> {
+        taken(self.client.subscribe(subject)).await
+    }
+
+    /// Subscribes and waits until the broker has read the subscription, so that no later message is missed.
+    pub(super) async fn subscribe_at_once(&self, subject: String) -> Result<async_nats::Subscriber, BusError> {
+        let subscriber = self.subscribe(subject).await?;
+        self.until_subscribed(subscriber).await
+    }
+
+    /// Waits until the broker has read a subscription.
+    pub(super) async fn until_subscribed(
+        &self,
+        subscriber: async_nats::Subscriber,
+    ) -> Result<async_nats::Subscriber, BusError> {
+        // The broker reads a connection's messages in order, so its answer shows that it has read the subscription.
+        match self.jetstream.query_account().await {
+            Ok(_) => Ok(subscriber),
+            Err(error) => Err(BusError::Unreachable(format!("subscribing: {error}"))),
+        }
+    }
+
+    /// Copies that the broker keeps of each stream.
+    pub(super) fn replicas(&self) -> usize {
+        self.settings.lock().as_ref().map_or(1, |settings| settings.replicas)
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Whether the connection is lost right now.
+    pub(super) fn is_down(&self) -> bool {
+        *self.connection.borrow() == Connection::Down
+    }
+
+    pub(super) fn max_payload(&self) -> usize {
+        self.client.server_info().max_payload
+    }
+}
