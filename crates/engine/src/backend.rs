@@ -322,3 +322,14 @@ pub fn one_response() -> InferError {
 pub(crate) fn panicked() -> InferError {
     InferError::internal("model instance panicked while executing")
 }
+
+/// Shortens the library's messages, which may have several lines and quote whole tensors.
+pub fn one_line(message: &str) -> String {
+    const LONGEST: usize = 600;
+    let mut line = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    if let Some((end, _)) = line.char_indices().nth(LONGEST) {
+        line.truncate(end);
+        line.push('…');
+    }
+    line
+}

@@ -17,9 +17,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use trireme_model_repository::DynamicBatching;
+use trireme_model_repository::{DynamicBatching, ModelConfig};
 
-use crate::batching::{BatchPolicy, Candidate, Decision};
+use crate::batching::{BatchPolicy, Candidate, Decision, OneAtATime};
 
 /// Chooses batches by `dynamic_batching` of config.pbtxt.
 #[derive(Clone, Debug)]
@@ -148,6 +148,15 @@ impl Group {
 
     fn total(&self) -> u32 {
         self.rows.last().copied().unwrap_or(0)
+    }
+}
+
+/// The policy for requests of equal shapes in a configuration: the dynamic batcher if there is a `dynamic_batching`
+/// block and a batch dimension, otherwise each request alone.
+pub fn policy(config: &ModelConfig) -> Box<dyn BatchPolicy> {
+    match &config.dynamic_batching {
+        Some(settings) if config.max_batch_size > 0 => Box::new(DynamicBatcher::new(settings, config.max_batch_size)),
+        _ => Box::new(OneAtATime),
     }
 }
 

@@ -28,19 +28,20 @@ mod runs;
 mod statistics;
 mod stepwise;
 mod task_set;
+pub mod warmup;
 mod watch;
 mod watchdog;
 
 pub use backend::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
-    ModelSource, Outage, Progress, SequenceSupport, StepwiseInstance, Stop, Ticket, one_response,
+    ModelSource, Outage, Progress, SequenceSupport, StepwiseInstance, Stop, Ticket, one_line, one_response,
 };
 pub use batching::{Appetite, BatchPolicy, Candidate, Decision, Description, OneAtATime};
 pub use calls::{Answered, Caller, Calls, Nested, NestedResponse, Origin};
 pub use canary::Canary;
 pub use cancel::{CancelFlag, cancelled_by_client, expired, refused, unwanted};
 pub use completion::{Completion, SendParts};
-pub use dynamic_batching::DynamicBatcher;
+pub use dynamic_batching::{DynamicBatcher, policy};
 pub use intake::{Intake, Room, RunId};
 pub use load::{backend_of, load_version, stage};
 pub use model::{Model, Work};

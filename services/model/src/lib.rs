@@ -11,7 +11,6 @@ mod args;
 pub mod backends;
 pub mod batcher;
 mod cpus;
-mod warmup;
 
 pub use args::OnnxRuntimeArgs;
 pub use backends::{OnnxRuntimeOptions, backends};

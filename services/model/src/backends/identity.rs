@@ -18,7 +18,7 @@ use trireme_model_repository::{ModelConfig, ModelInput, ModelOutput};
 
 use super::abort::AbortOn;
 use crate::batcher::{self, merge};
-use crate::warmup;
+use trireme_engine::warmup;
 
 /// The most bytes that are made up for an absent input.
 const MAX_ZEROS: usize = 1 << 28;

@@ -11,7 +11,8 @@ use trireme_engine::{Backend, ExecuteRequest, Instance, LoadedModel, ModelSource
 use trireme_inference::{ErrorCode, InferError, ParameterValue, Parameters, Tensor};
 use trireme_model_repository::ModelConfig;
 
-use super::request::{EMITTED, FINAL, GENERATED, SCORES};
+use trireme_generation::{EMITTED, FINAL, GENERATED, SCORES};
+
 use super::*;
 use crate::backends::conformance;
 
@@ -86,7 +87,7 @@ fn load_config(version_path: &Path, text: &str) -> Result<LoadedModel, String> {
         auto_complete: true,
         uploaded: None,
     };
-    Generation::new(OnnxRuntimeOptions::default()).load(&source).map_err(|error| error.to_string())
+    generation(OnnxRuntimeOptions::default()).load(&source).map_err(|error| error.to_string())
 }
 
 fn instance(architecture: &str, parameters: &[(&str, &str)]) -> Box<dyn StepwiseInstance> {

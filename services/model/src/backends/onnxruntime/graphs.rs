@@ -7,9 +7,10 @@ use ort::session::Session;
 use trireme_engine::LoadError;
 use trireme_model_repository::ModelConfig;
 
+use super::library;
+use super::options::OnnxRuntimeOptions;
 use super::sessions::Sessions;
 use super::settings::Settings;
-use super::{OnnxRuntimeOptions, library};
 use crate::cpus;
 
 /// Makes the sessions of one model's graphs.

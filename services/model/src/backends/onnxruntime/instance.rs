@@ -296,7 +296,7 @@ fn in_model(model: &str, error: InferError) -> InferError {
 /// Converts ONNX Runtime's error to the request's. Inputs that do not fit the model are the sender's fault. Operators
 /// report them as invalid arguments, or as failures whose text mentions shapes.
 fn run_error(model: &str, error: &ort::Error) -> InferError {
-    let message = super::one_line(error.message());
+    let message = trireme_engine::one_line(error.message());
     let lower = message.to_lowercase();
     let about_shapes = ["shape", "dimension", "broadcast"].iter().any(|word| lower.contains(word));
     let code = match error.code() {

@@ -7,11 +7,13 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ort::device::Device;
 use ort::environment::Environment;
 use ort::logging::LogLevel;
 use parking_lot::Mutex;
 
-use super::providers;
+/// The library's own CPU provider.
+pub const CPU: &str = "CPUExecutionProvider";
 
 /// The library's path after the setup script, relative to the checkout.
 const SETUP_PATH: &str = ".tools/onnxruntime/libonnxruntime.so";
@@ -140,7 +142,7 @@ fn load(path: &Path) -> Result<Environment, LibraryError> {
         .build()
         .map_err(|error| LibraryError::Unusable { reason: error.to_string() })?;
     // Sessions get this device and no other. Without it the library would choose a device itself.
-    if !environment.devices().any(|device| providers::is_plain_cpu(&device)) {
+    if !environment.devices().any(|device| is_plain_cpu(&device)) {
         return Err(LibraryError::Unusable { reason: format!("{} offers no CPU device", path.display()) });
     }
     // With a logger of our own, the environment's default level is the most verbose one, which formats several lines
@@ -159,6 +161,11 @@ fn log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str
 
 fn list(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether this is the library's own CPU provider.
+pub fn is_plain_cpu(device: &Device<'_>) -> bool {
+    device.ep().is_ok_and(|provider| provider == CPU)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod instance;
 mod layouts;
 mod library;
 mod measure;
+mod options;
 mod precision;
 mod probe;
 mod providers;
@@ -28,7 +29,9 @@ mod weights;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use trireme_engine::{Backend, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource, SequenceSupport};
+use trireme_engine::{
+    Backend, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource, SequenceSupport, warmup,
+};
 
 use self::cost_cache::Entry;
 use self::instance::{OnnxInstance, Wide};
@@ -36,52 +39,19 @@ use self::schema::Schema;
 use self::sessions::Sessions;
 use self::settings::Settings;
 use crate::batcher::{self, Declaration, LengthBatcher, Padding};
-use crate::{cpus, warmup};
+use crate::cpus;
 
 pub use self::cost_cache::default_directory as default_cost_model_cache;
 pub use self::graphs::GraphSessions;
+pub use self::options::OnnxRuntimeOptions;
 
 /// Default file name of a model, also inside a directory named in the configuration.
 const MODEL_FILE: &str = "model.onnx";
-
-/// Options of the process for all its ONNX models.
-#[derive(Clone, Debug)]
-pub struct OnnxRuntimeOptions {
-    /// The ONNX Runtime library. `None`: `ORT_DYLIB_PATH`, then the setup script's path, then the system's library.
-    pub library: Option<PathBuf>,
-    /// The plugin with OpenVINO's execution provider. `None`: the setup script's path.
-    pub openvino_library: Option<PathBuf>,
-    /// Directory for optimised models. `None`: models are optimised at each load.
-    pub model_cache: Option<PathBuf>,
-    /// Threads within an operator, for models without a setting. `None`: the CPUs of the process divided by the model's
-    /// instances.
-    pub intra_threads: Option<usize>,
-    /// Threads between operators, for models without a setting. `None`: as many as within an operator.
-    pub inter_threads: Option<usize>,
-    /// Directory for measured costs. `None`: models are measured at each load.
-    pub cost_model_cache: Option<PathBuf>,
-    /// Largest batch, in rows, of models that can batch and whose configuration does not set it; 0 turns that off.
-    pub default_max_batch_size: u32,
-}
 
 /// The ONNX Runtime backend.
 #[derive(Clone, Debug)]
 pub struct OnnxRuntime {
     options: OnnxRuntimeOptions,
-}
-
-impl Default for OnnxRuntimeOptions {
-    fn default() -> Self {
-        OnnxRuntimeOptions {
-            library: None,
-            openvino_library: None,
-            model_cache: None,
-            intra_threads: None,
-            inter_threads: None,
-            cost_model_cache: None,
-            default_max_batch_size: 4,
-        }
-    }
 }
 
 // === impl OnnxRuntime ===
@@ -214,23 +184,6 @@ fn there(version_path: &Path) -> String {
     };
     let more = if found.len() > SHOWN { ", …" } else { "" };
     format!("; the version folder holds {}{more}{advice}", found[..found.len().min(SHOWN)].join(", "))
-}
-
-/// Shortens the library's messages, which may have several lines and quote whole tensors.
-pub(super) fn one_line(message: &str) -> String {
-    const LONGEST: usize = 600;
-    let mut line = message.split_whitespace().collect::<Vec<_>>().join(" ");
-    if let Some((end, _)) = line.char_indices().nth(LONGEST) {
-        line.truncate(end);
-        line.push('…');
-    }
-    line
-}
-
-/// Loads the library for tests that make values without a session.
-#[cfg(test)]
-pub(super) fn for_tests() {
-    library::environment(None).unwrap();
 }
 
 #[cfg(test)]

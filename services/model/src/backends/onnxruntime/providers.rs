@@ -18,10 +18,7 @@ use ort::session::builder::SessionBuilder;
 use parking_lot::Mutex;
 
 use super::accelerators::{Accelerator, AcceleratorKind, Place};
-use super::library;
-
-/// The library's own CPU provider.
-const CPU: &str = "CPUExecutionProvider";
+use super::library::{self, CPU, is_plain_cpu};
 
 /// The OpenVINO plugin's path after the setup script, relative to the checkout.
 const OPENVINO_SETUP_PATH: &str = ".tools/openvino/libonnxruntime_providers_openvino_plugin.so";
@@ -33,11 +30,6 @@ static OPENVINO: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 /// The number of graph nodes by provider.
 pub type Assignment = BTreeMap<String, usize>;
-
-/// Whether this is the library's own CPU provider.
-pub fn is_plain_cpu(device: &Device<'_>) -> bool {
-    device.ep().is_ok_and(|provider| provider == CPU)
-}
 
 fn is_openvino_on_cpu(device: &Device<'_>) -> bool {
     device.ep().is_ok_and(|provider| provider == AcceleratorKind::OpenVino.provider())
@@ -55,7 +47,7 @@ pub fn apply(
     arena: bool,
     openvino_library: Option<&Path>,
 ) -> Result<SessionBuilder, String> {
-    let message = |error: ort::Error<SessionBuilder>| super::one_line(error.message());
+    let message = |error: ort::Error<SessionBuilder>| trireme_engine::one_line(error.message());
     let cpu = || ep::CPU::default().with_arena_allocator(arena).build().error_on_failure();
     let mut dispatches: Vec<(AcceleratorKind, ExecutionProviderDispatch)> = Vec::new();
     let mut plugin_options: Option<Vec<(String, String)>> = None;
@@ -122,7 +114,7 @@ fn register(
 ) -> Result<SessionBuilder, String> {
     dispatches.into_iter().try_fold(builder, |builder, (kind, dispatch)| {
         let registered = builder.with_execution_providers([dispatch.error_on_failure()]);
-        registered.map_err(|error| unusable(kind, &super::one_line(error.message())))
+        registered.map_err(|error| unusable(kind, &trireme_engine::one_line(error.message())))
     })
 }
 
@@ -184,7 +176,7 @@ fn openvino_plugin(environment: &Environment, explicit: Option<&Path>) -> Result
     // The loader uses a path with a slash as it is, and finds the plugin's neighbours from there.
     let path = std::path::absolute(&path).unwrap_or(path);
     environment.register_ep_library(AcceleratorKind::OpenVino.provider(), &path).map_err(|error| {
-        format!("cannot load the OpenVINO plugin {}: {}", path.display(), super::one_line(error.message()))
+        format!("cannot load the OpenVINO plugin {}: {}", path.display(), trireme_engine::one_line(error.message()))
     })?;
     tracing::info!(path = %path.display(), "registered the OpenVINO plugin");
     *registered = Some(path);

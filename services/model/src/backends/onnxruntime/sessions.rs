@@ -11,9 +11,10 @@ use tempfile::TempDir;
 use super::accelerators::{Accelerator, AcceleratorKind, Place};
 use super::cost_cache::processor;
 use super::graph_cache::Entry;
+use super::options::OnnxRuntimeOptions;
+use super::providers;
 use super::settings::Settings;
 use super::weights::SharedWeights;
-use super::{OnnxRuntimeOptions, providers};
 
 /// Makes the sessions of a model.
 pub struct Sessions<'a> {
@@ -156,5 +157,5 @@ impl<'a> Sessions<'a> {
 }
 
 fn message<T>(error: ort::Error<T>) -> String {
-    super::one_line(error.message())
+    trireme_engine::one_line(error.message())
 }

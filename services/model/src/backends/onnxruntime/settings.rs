@@ -9,8 +9,8 @@ use trireme_engine::LoadError;
 use trireme_inference::nearest;
 use trireme_model_repository::ModelConfig;
 
-use super::OnnxRuntimeOptions;
 use super::accelerators::{self, Accelerators, Place};
+use super::options::OnnxRuntimeOptions;
 use super::providers::RECORD_ASSIGNMENT;
 use crate::cpus;
 

@@ -58,7 +58,7 @@ impl SharedWeights {
         let large = |tensor: &TensorProto| tensor.raw_data.len() >= SMALLEST;
         let mut initializers = Vec::new();
         for tensor in model.graph.unwrap_or_default().initializer.into_iter().filter(large) {
-            if let Some(value) = tensor.value().map_err(|error| super::one_line(error.message()))? {
+            if let Some(value) = tensor.value().map_err(|error| trireme_engine::one_line(error.message()))? {
                 initializers.push((tensor.name, Arc::new(value)));
             }
         }

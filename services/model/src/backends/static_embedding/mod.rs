@@ -27,8 +27,8 @@ use trireme_inference::{DataType, InferError, ParameterValue, Parameters, Shape,
 use trireme_model_repository::{AutoComplete, ModelConfig};
 
 use self::table::Table;
-use crate::warmup;
 use trireme_engine::DynamicBatcher;
+use trireme_engine::warmup;
 
 const INPUT_IDS: &str = "input_ids";
 const ATTENTION_MASK: &str = "attention_mask";

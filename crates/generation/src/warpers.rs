@@ -68,7 +68,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
-    use crate::backends::generation::options;
+    use crate::options;
 
     #[derive(Deserialize)]
     struct Case {

@@ -10,17 +10,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use trireme_inference::{ParameterValue, Parameters};
 
-use super::settings::{EarlyStopping, Settings};
-
-/// An invalid option.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("parameter '{option}' {reason}")]
-pub struct OptionError {
-    /// The option's name.
-    pub option: String,
-    /// The expected values, and the value that was found.
-    pub reason: String,
-}
+use super::settings::{EarlyStopping, OptionError, Settings};
 
 /// One option.
 pub struct GenerationOption {
@@ -100,15 +90,6 @@ const NOT_OFFERED: &[(&str, &[&str])] = &[
     ("typical_p", &["1.0", "1"]),
     ("watermarking_config", &[]),
 ];
-
-// === impl OptionError ===
-
-impl OptionError {
-    /// An error about `option`.
-    pub fn new(option: &str, reason: impl Into<String>) -> OptionError {
-        OptionError { option: option.to_owned(), reason: reason.into() }
-    }
-}
 
 /// Sets one option; `false` if there is no such option.
 fn set(settings: &mut Settings, name: &str, value: &Value) -> Result<bool, OptionError> {
@@ -232,8 +213,8 @@ fn list_or_null<T>(value: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<
 mod tests {
     use serde_json::json;
 
-    use super::super::settings::Limits;
     use super::*;
+    use crate::settings::Limits;
 
     const LIMITS: Limits = Limits { vocabulary: 100, longest: 50, rows: 8 };
 

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::beams::Beams;
+use super::beams::{Beams, Found};
 use super::processors::{log_softmax, process};
 use super::random::Random;
 use super::settings::Settings;
@@ -18,15 +18,6 @@ pub enum Search {
     Rows(Rows),
     /// Beam search.
     Beams(Beams),
-}
-
-/// A sequence found by a search.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Found {
-    /// The ids, the start included.
-    pub ids: Vec<i64>,
-    /// Beam search: the sum of the log-probabilities divided by the length penalty; otherwise the sum.
-    pub score: f32,
 }
 
 /// Greedy search and sampling.

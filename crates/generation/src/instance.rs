@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use trireme_engine::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Progress, StepwiseInstance, Ticket};
+use trireme_engine::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Progress, StepwiseInstance, Ticket, one_line};
 use trireme_inference::{ErrorCode, InferError};
 
+use super::beams::Found;
 use super::graphs::{Graphs, State, last_logits};
 use super::request::{Format, Text};
 use super::scheduler;
-use super::search::Found;
 
 /// An instance of an encoder-decoder model.
 pub struct Generator {
@@ -227,7 +227,7 @@ impl Generator {
 
     /// Ends the requests of `members` with an error.
     fn fail(&mut self, members: Vec<Member>, error: &ort::Error, results: &mut Results) {
-        let reason = crate::backends::onnxruntime::one_line(error.message());
+        let reason = one_line(error.message());
         for member in members {
             if self.jobs.remove(&member.ticket).is_some() {
                 let message = format!("model '{}': onnxruntime: {reason}", self.format.model);

@@ -119,7 +119,6 @@ mod tests {
 
     #[test]
     fn rows_are_gathered_joined_padded_and_cut() {
-        crate::backends::onnxruntime::for_tests();
         let (a, b) = (tensor(&[2, 1, 2, 2], 0.0), tensor(&[1, 1, 3, 2], 100.0));
         let of = |of, rows| Rows { of, rows };
         let twice = assemble(&[of(&a, &[1, 1, 0])], None).unwrap();
@@ -133,7 +132,6 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_an_error() {
-        crate::backends::onnxruntime::for_tests();
         let (a, b) = (tensor(&[2, 2], 0.0), tensor(&[1, 3], 0.0));
         assert!(assemble(&[Rows { of: &a, rows: &[0] }, Rows { of: &b, rows: &[0] }], None).is_err());
         assert!(assemble(&[Rows { of: &a, rows: &[2] }], None).is_err());

@@ -4,8 +4,6 @@
 //! `config.json`, if that is missing), `parameters` of config.pbtxt, the request's parameters.
 //! [`options`](super::options) reads them.
 
-use super::options::OptionError;
-
 /// When beam search may stop before the maximal length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EarlyStopping {
@@ -15,6 +13,16 @@ pub enum EarlyStopping {
     No,
     /// When no running beam could ever be better.
     Never,
+}
+
+/// An invalid option.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("parameter '{option}' {reason}")]
+pub struct OptionError {
+    /// The option's name.
+    pub option: String,
+    /// The expected values, and the value that was found.
+    pub reason: String,
 }
 
 /// The settings of a request. The fields are the options of the same names: see [`super::options::OPTIONS`].
@@ -80,6 +88,15 @@ impl Default for Settings {
             eos_token_id: Vec::new(),
             decoder_start_token_id: None,
         }
+    }
+}
+
+// === impl OptionError ===
+
+impl OptionError {
+    /// An error about `option`.
+    pub fn new(option: &str, reason: impl Into<String>) -> OptionError {
+        OptionError { option: option.to_owned(), reason: reason.into() }
     }
 }
 

@@ -6,17 +6,22 @@ use trireme_engine::{ExecuteRequest, LoadError};
 use trireme_inference::{DataType, InferError, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
 
+use super::beams::Found;
 use super::options;
 use super::random::seed_of;
-use super::search::{Found, Search};
+use super::search::Search;
 use super::settings::{Limits, Settings};
 
 pub const INPUT_IDS: &str = "input_ids";
 pub const ATTENTION_MASK: &str = "attention_mask";
 pub const FORCED_BOS: &str = "forced_bos_token_id";
+/// The output with the ids of all sequences.
 pub const GENERATED: &str = "generated_indices";
+/// The output that counts the ids which were sent in earlier parts.
 pub const EMITTED: &str = "emitted";
+/// The output that says whether a part is the last one.
 pub const FINAL: &str = "final";
+/// The output with the scores of the sequences.
 pub const SCORES: &str = "scores";
 
 /// The common format of a model's requests.

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use half::f16;
 use ort::session::{Session, SessionInputValue};
@@ -13,7 +14,9 @@ use ort::value::{DynValue, Outlet, Tensor, TensorElementType};
 
 use super::files::{Files, Layout};
 use super::values::{Rows, assemble};
-use crate::backends::onnxruntime::GraphSessions;
+
+/// Makes the session of a model's graph in a file.
+pub type OpenGraph = Box<dyn Fn(&Path) -> Result<Session, LoadError>>;
 use trireme_engine::LoadError;
 
 /// The dimension with the text's length: in the encoder's states and the mask, and in the cache made from them.
@@ -72,13 +75,13 @@ pub struct State {
 
 impl Graphs {
     /// Opens the graphs in `files`.
-    pub fn open(model: &str, files: &Files, sessions: &GraphSessions) -> Result<Graphs, LoadError> {
+    pub fn open(model: &str, files: &Files, open: &OpenGraph) -> Result<Graphs, LoadError> {
         let refused = |reason: String| LoadError::Config(format!("model '{model}': {reason}"));
-        let encoder = sessions.open(&files.encoder)?;
+        let encoder = open(&files.encoder)?;
         check_encoder(&encoder).map_err(|reason| refused(format!("{}: {reason}", files.encoder.display())))?;
         let mut decoders = Vec::new();
         for file in &files.decoders {
-            let decoder = Decoder::new(sessions.open(file)?);
+            let decoder = Decoder::new(open(file)?);
             decoders.push(decoder.map_err(|reason| refused(format!("{}: {reason}", file.display())))?);
         }
         let mut decoders = decoders.into_iter();

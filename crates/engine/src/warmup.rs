@@ -4,9 +4,10 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use trireme_engine::{ExecuteRequest, LoadError, ModelInstance, Progress, StepwiseInstance};
 use trireme_inference::{DataType, InferError, Shape, Tensor};
 use trireme_model_repository::{ModelConfig, ModelWarmup, WarmupData, WarmupInput};
+
+use crate::backend::{ExecuteRequest, LoadError, ModelInstance, Progress, StepwiseInstance};
 
 /// The most bytes of one made-up input.
 const MAX_INPUT_BYTES: u64 = 1 << 30;

@@ -23,35 +23,41 @@ mod warpers;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use trireme_engine::{Backend, Instance, LoadError, LoadedModel, ModelSource, StepwiseInstance};
+use trireme_engine::{Backend, Instance, LoadError, LoadedModel, ModelSource, StepwiseInstance, policy, warmup};
 use trireme_model_repository::{AutoComplete, ModelConfig};
 
-use self::files::Files;
-use self::graphs::Graphs;
-use self::instance::Generator;
-use self::options::OptionError;
-use self::request::Format;
-use self::settings::{Limits, Settings};
-use super::onnxruntime::{GraphSessions, OnnxRuntimeOptions};
-use crate::{batcher, warmup};
+use files::Files;
+use graphs::Graphs;
+use instance::Generator;
+use request::Format;
+use settings::{Limits, OptionError, Settings};
+
+pub use graphs::OpenGraph;
+pub use request::{EMITTED, FINAL, GENERATED, SCORES};
 
 /// Rows of the decoder's batch without `max_rows`: each beam and each sample takes one.
 const MAX_ROWS: usize = 32;
 /// The longest text and sequence of models that do not set a limit (T5's positions are relative).
 const LONGEST: usize = 4096;
 
+/// Makes the sessions of models' graphs, by ONNX Runtime's library and its settings. The service that has these implements it.
+pub trait Sessions: Send + Sync {
+    /// Reads the session settings in `config`; the result opens the graphs of this model. Settings that are impossible for
+    /// its graphs are refused.
+    fn of(&self, config: &ModelConfig) -> Result<OpenGraph, LoadError>;
+}
+
 /// The generation backend.
-#[derive(Clone, Debug)]
 pub struct Generation {
-    options: OnnxRuntimeOptions,
+    sessions: Box<dyn Sessions>,
 }
 
 // === impl Generation ===
 
 impl Generation {
     /// The backend; loads nothing yet.
-    pub fn new(options: OnnxRuntimeOptions) -> Generation {
-        Generation { options }
+    pub fn new(sessions: impl Sessions + 'static) -> Generation {
+        Generation { sessions: Box::new(sessions) }
     }
 }
 
@@ -73,17 +79,17 @@ impl Backend for Generation {
         let files = Files::find(&config, source.version_path)?;
         let model_config = files::read_json(&config.name, &files.config)?;
         let defaults = defaults(&config, &files, &model_config)?;
-        let sessions = GraphSessions::new(&config, &self.options)?;
+        let open = self.sessions.of(&config)?;
 
         let mut loaded: Vec<Instance> = Vec::new();
         for _ in 0..instances {
-            let graphs = Graphs::open(&config.name, &files, &sessions)?;
+            let graphs = Graphs::open(&config.name, &files, &open)?;
             let format = format(&config, &model_config, graphs.vocabulary, defaults.clone())?;
             let mut generator: Box<dyn StepwiseInstance> = Box::new(Generator::new(graphs, format));
             warmup::run_stepwise(&config, source.model_path, generator.as_mut())?;
             loaded.push(Instance::from(generator));
         }
-        let policy = batcher::policy(&config);
+        let policy = policy(&config);
         let canary = warmup::first(&config, source.model_path)?;
         Ok(LoadedModel { config: Arc::new(config), instances: loaded, policy, canary })
     }
@@ -143,6 +149,3 @@ fn format(
     defaults.check(&limits).map_err(|error| LoadError::Config(format!("model '{model}': {error}")))?;
     Ok(Format { model: model.clone(), defaults, limits, longest_text: positions, batches: config.max_batch_size > 0 })
 }
-
-#[cfg(test)]
-mod tests;

@@ -5,9 +5,17 @@ use std::sync::Arc;
 
 use super::processors::{log_softmax, process};
 use super::random::Random;
-use super::search::Found;
 use super::settings::{EarlyStopping, Settings};
 use super::warpers::{softmax, warp};
+
+/// A sequence found by a search.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// The ids, the start included.
+    pub ids: Vec<i64>,
+    /// Beam search: the sum of the log-probabilities divided by the length penalty; otherwise the sum.
+    pub score: f32,
+}
 
 /// A score that makes a candidate the last choice, but is still a number.
 const LAST_CHOICE: f32 = -1.0e9;
