@@ -81,12 +81,13 @@ bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (M
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
 
 .PHONY: lint
-lint: ## Formatting, clippy, shell scripts, dependencies between crates; advisories and licences where cargo-deny is installed
+lint: ## Formatting, clippy, shell scripts, dependencies between crates and modules; advisories and licences where cargo-deny is installed
 	@echo "==> lint"
 	cargo fmt --all --check
 	@for script in scripts/*.sh deploy/*.sh deploy/kubernetes/*.sh .ci/run; do bash -n "$$script"; done
 	@if command -v shellcheck >/dev/null; then shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh deploy/*.sh deploy/kubernetes/*.sh .ci/run; fi
 	@scripts/check-dependencies.py
+	@scripts/check-modules.py
 	@if command -v cargo-deny >/dev/null; then cargo deny check; fi
 	cargo clippy --workspace --all-targets -- -D warnings
 

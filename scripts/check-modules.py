@@ -13,19 +13,51 @@ The rule, for each crate:
 Tests (`#[cfg(test)]`, files and folders called `tests`) are left out. What the rule does not see: calls of a type's methods
 whose `impl` blocks lie in several files.
 
-ALLOWED lists the circles that are left from before the rule. It only shrinks: an entry that is not needed is a fault.
+ALLOWED lists the circles that are left from before the rule. It only shrinks: an entry that no circle needs is a fault.
 """
 
 import json
 import re
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Crate -> the circles that are left, each as the modules in it, sorted, from the crate's root.
-ALLOWED = {}
+# Crate -> the circles that are left, each as the modules in it, from the crate's root; `folder::*` is any module of a folder.
+ALLOWED = {
+    "trireme": [("crate", "infer", "init", "status", "tap", "validate", "verify")],
+    "trireme-e2e": [
+        ("chaos", "chaos::*"),
+        ("scale", "scale::crowd", "scale::idle", "scale::joining", "scale::restart"),
+        ("siege", "siege::attacks", "siege::honest"),
+    ],
+    "trireme-gateway": [
+        ("handlers", "http", "metrics", "models", "registry", "statistics"),
+        ("dispatch", "dispatch::join", "dispatch::sequence"),
+        ("grpc::service", "grpc::settings"),
+        ("handlers", "handlers::infer", "handlers::shared_memory", "handlers::statistics", "handlers::status", "handlers::trace"),
+        ("http", "http::args", "http::connections", "http::dialects", "http::openapi", "http::routes"),
+        ("http::dialects", "http::dialects::*"),
+        ("http::openapi", "http::openapi::v2"),
+        ("http::routes", "http::routes::*"),
+        ("traces", "traces::writer"),
+    ],
+    "trireme-model-repository": [
+        ("config", "ensemble", "error", "sequence", "validate", "view"),
+        ("folder::chain", "folder::describe"),
+    ],
+    "trireme-model-source": [("http", "hub", "source", "store", "web")],
+    "trireme-postprocess": [("inputs", "ops"), ("ops", "ops::*")],
+    "trireme-protocol": [
+        ("infer", "shared_memory"),
+        ("infer::data", "infer::decode", "infer::parameters"),
+        ("json::error", "json::scan", "json::value"),
+    ],
+    "trireme-telemetry": [("crate", "trace")],
+    "trireme-text": [("config", "core", "error", "files", "options", "row", "slow", "tokenizer", "truncate")],
+}
 
 # Comments, texts and characters; lifetimes are not among them.
 TOKEN = re.compile(
@@ -217,6 +249,11 @@ def components(graph):
     return found
 
 
+def is_allowed(circle, entry):
+    """Whether each module of the circle is one of the entry's."""
+    return all(any(fnmatch(module, pattern) for pattern in entry) for module in circle)
+
+
 def roots():
     command = ["cargo", "metadata", "--format-version", "1", "--offline", "--no-deps"]
     metadata = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
@@ -231,10 +268,15 @@ def main():
     faults, crates = [], 0
     for name, root in sorted(roots()):
         crates += 1
-        found = [tuple(circle) for circle in Crate(root).circles()]
-        allowed = {tuple(circle) for circle in ALLOWED.get(name, ())}
-        faults += [f"{name}: a circle of {len(circle)}: {', '.join(circle)}" for circle in found if circle not in allowed]
-        faults += [f"{name}: no such circle is left, remove it from ALLOWED: {', '.join(c)}" for c in allowed - set(found)]
+        needed = set()
+        for circle in Crate(root).circles():
+            entry = next((entry for entry in ALLOWED.get(name, ()) if is_allowed(circle, entry)), None)
+            if entry is None:
+                faults.append(f"{name}: a circle of {len(circle)}: {', '.join(circle)}")
+            needed.add(entry)
+        for entry in ALLOWED.get(name, ()):
+            if entry not in needed:
+                faults.append(f"{name}: no such circle is left, remove it from ALLOWED: {', '.join(entry)}")
     if "--arrows" in sys.argv:
         for name, root in roots():
             if name == sys.argv[-1]:

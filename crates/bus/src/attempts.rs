@@ -1,7 +1,7 @@
 //! Notes of how many times a worker began a message, kept beside the queues. The broker counts deliveries, but does not
 //! know whether a worker began the message or what happened to it. A note lapses with its request.
 //!
-//! Not here: which workers read and write the notes (`runtime::suspects`). For a first delivery, they do neither.
+//! Not here: which workers read and write the notes (`runtime::intake::attempts`). For a first delivery, they do neither.
 
 use serde::{Deserialize, Serialize};
 use trireme_inference::{ModelKey, UnixMicros};

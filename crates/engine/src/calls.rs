@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio_util::sync::DropGuard;
 use trireme_inference::{Action, Callers, InferError, ModelKey, Parameters, Tensor, UnixMicros};
 
-/// A request's way to other models. The default has none, and refuses.
+/// A request's way to other models. The default leads nowhere, and refuses every request.
 #[derive(Clone, Default)]
 pub struct Calls(Option<(Arc<dyn Caller>, Origin)>);
 
@@ -32,13 +32,13 @@ pub struct Origin {
 /// A request to another model.
 #[derive(Clone, Debug, Default)]
 pub struct Nested {
-    /// What it asks for.
+    /// The wanted action.
     pub action: Action,
     /// The model or ensemble.
     pub model: String,
     /// Its version; `None` is the latest ready one.
     pub version: Option<i64>,
-    /// What the model's code calls the request; may be empty.
+    /// The id that the model's code gave the request; may be empty.
     pub id: String,
     /// The inputs.
     pub inputs: Vec<Tensor>,

@@ -1,4 +1,4 @@
-//! One model version in the engine: its queue, its instances' threads, and what they share.
+//! One model version in the engine: its queue, and the state that its instances' threads share.
 //!
 //! A request enters through [`Model::queue`]. An instance's thread takes it with its batch and executes it (`execute`,
 //! `stepwise`); its result goes to its [`Completion`].
@@ -48,7 +48,7 @@ pub struct Model<C: Completion> {
 
 /// A request that waits in a model's queue.
 pub struct Work<C> {
-    /// What is executed.
+    /// The request to execute.
     pub request: ExecuteRequest,
     /// Where its result goes.
     pub pending: C,

@@ -35,7 +35,7 @@ pub(crate) struct Stepper<C: Completion> {
 /// A request within the instance.
 struct InHand<C: Completion> {
     exit: Exit<C>,
-    /// The handle that can release the request; the canary request has none.
+    /// The handle that can release the request; nothing can release the canary request.
     held: Option<C::Held>,
     joined: Instant,
     cancelled: CancelFlag,

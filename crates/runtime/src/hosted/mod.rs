@@ -1,10 +1,11 @@
-//! What a worker has in hand: its model versions, the requests within them, and the deliveries that brought these.
+//! The values that all parts of a worker share: its model versions, the requests within them, and the deliveries that brought
+//! these requests.
 //!
 //! The path of a request through the worker: `intake` checks it and puts it into its model's queue. The engine executes it
 //! with its batch. `settle` sends the result to the next step in this process, to the bus, or back to the gateway. Only then
 //! is the delivery acknowledged.
 //!
-//! Not here: any of these steps; this module has the values that all of them use.
+//! Not here: any of these steps.
 
 pub mod cancellations;
 pub mod held;

@@ -1,4 +1,4 @@
-//! What a person sees of a process: its statistics and metrics, its admin listener, taps.
+//! The views of a process: its statistics and metrics, its admin listener, taps.
 
 pub(crate) mod admin;
 pub(crate) mod admin_args;
