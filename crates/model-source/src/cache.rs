@@ -9,7 +9,8 @@ use crate::FetchError;
 use crate::folder_cache::FolderCache;
 use crate::hub_cache::HubCache;
 use crate::progress::Progress;
-use crate::source::{RemoteFile, Source};
+use crate::remote::RemoteFile;
+use crate::source::Source;
 use crate::transfer::download;
 
 /// Where files go.

@@ -11,8 +11,9 @@ use crate::folder_cache::{FolderCache, state};
 use crate::hub::{Hub, MAIN};
 use crate::hub_cache::HubCache;
 use crate::lock::Lock;
+use crate::remote::RemoteFile;
 use crate::settings::Settings;
-use crate::source::{RemoteFile, Source};
+use crate::source::Source;
 use crate::store::Store;
 use crate::web::Web;
 

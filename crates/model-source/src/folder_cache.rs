@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use ring::digest::{SHA256, digest};
 
 use crate::FetchError;
-use crate::source::RemoteFile;
+use crate::remote::RemoteFile;
 use crate::transfer::hex;
 
 /// Digits of a digest in names.

@@ -8,7 +8,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Client, Method, Response, StatusCode};
 
 use crate::FetchError;
-use crate::source::Body;
+use crate::remote::Body;
 
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);

@@ -6,8 +6,8 @@ use serde::Deserialize;
 
 use crate::FetchError;
 use crate::http::Http;
+use crate::remote::{Body, RemoteFile, is_safe};
 use crate::settings::Settings;
-use crate::source::{Body, RemoteFile, is_safe};
 
 /// The characters that need no percent-encoding in a part of a path.
 const PART: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');

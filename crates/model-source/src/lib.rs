@@ -17,6 +17,7 @@ mod hub;
 mod hub_cache;
 mod lock;
 mod progress;
+mod remote;
 mod settings;
 mod source;
 mod store;

@@ -12,7 +12,7 @@ use url::Url;
 
 use crate::FetchError;
 use crate::http::install_ring;
-use crate::source::{Body, RemoteFile, is_safe};
+use crate::remote::{Body, RemoteFile, is_safe};
 
 /// How long one request is tried again; a download that still fails is tried again by its own rules.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(20);

@@ -10,7 +10,8 @@ use ring::digest::{Context, SHA256};
 
 use crate::FetchError;
 use crate::progress::Progress;
-use crate::source::{RemoteFile, Source};
+use crate::remote::RemoteFile;
+use crate::source::Source;
 
 /// Failures in a row, without a byte between them, that end a download.
 const ATTEMPTS: u32 = 5;

@@ -9,7 +9,7 @@ use url::Url;
 
 use crate::FetchError;
 use crate::http::Http;
-use crate::source::{Body, RemoteFile, is_safe};
+use crate::remote::{Body, RemoteFile, is_safe};
 
 /// The target of a link, in one of three kinds of quotes.
 #[allow(clippy::expect_used, reason = "the pattern is a constant")]

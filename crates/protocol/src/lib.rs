@@ -19,6 +19,7 @@ pub mod infer;
 pub mod json;
 pub mod logging;
 pub mod metadata;
+mod refusal;
 pub mod repository;
 pub mod shared_memory;
 pub mod statistics;

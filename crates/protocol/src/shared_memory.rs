@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use trireme_inference::{InferError, SharedMemoryPart};
 
-use crate::infer::decode::unable_to_parse;
 use crate::json::{self, Value, Writer};
+use crate::refusal::unable_to_parse;
 
 /// A client's description of a region of system memory to register.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use tracing_subscriber::filter::FilterFn;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, filter};
 
-use crate::TelemetryArgs;
+use crate::args::TelemetryArgs;
 
 const TRACEPARENT: &str = "traceparent";
 

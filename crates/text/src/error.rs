@@ -86,7 +86,7 @@ pub enum TextError {
     /// The padded rows would take more memory than one request may use.
     #[error(
         "{rows} texts padded to {length} tokens exceed the maximum of {} tokens per request",
-        crate::MAX_PADDED_TOKENS
+        crate::limits::MAX_PADDED_TOKENS
     )]
     TooManyTokens { rows: usize, length: usize },
     /// The tokenizer failed on a text.

@@ -25,6 +25,7 @@ mod error;
 mod family;
 mod files;
 mod joiner;
+mod limits;
 mod listing;
 mod options;
 mod row;
@@ -35,5 +36,6 @@ mod tokens;
 mod truncate;
 
 pub use error::TextError;
+pub use limits::MAX_PADDED_TOKENS;
 pub use options::{Padding, RequestOptions, Side, TokenizeOptions, Truncation};
-pub use tokenizer::{Encoded, Extras, MAX_PADDED_TOKENS, TextTokenizer, texts_of};
+pub use tokenizer::{Encoded, Extras, TextTokenizer, texts_of};

@@ -8,12 +8,9 @@ use trireme_inference::Tensor;
 
 use crate::core::Core;
 use crate::files::{Files, Translation};
+use crate::limits::MAX_PADDED_TOKENS;
 use crate::row::{Around, Row};
 use crate::{Padding, RequestOptions, Side, TextError, TokenizeOptions, Truncation};
-
-/// The most tokens, padding included, of one call of [`TextTokenizer::encode`]: 128 MiB for each output. Without it,
-/// one long text among many short ones could fill the memory with padding.
-pub const MAX_PADDED_TOKENS: usize = 1 << 24;
 
 /// A tokenizer with its options. Encoding and decoding need `&self` only.
 #[derive(Debug)]

@@ -10,6 +10,7 @@ use trireme_engine::{
 use trireme_inference::{DataType, InferError, nearest};
 use trireme_model_repository::{ModelConfig, ModelInput};
 
+use crate::chain::used_inputs;
 use crate::inputs::SideInputs;
 use crate::ops::Resources;
 use crate::options::RequestOptions;
@@ -75,7 +76,7 @@ impl PostprocessModel {
             return Err(refused(config, "it declares no inputs, expected the data as the first"));
         };
         let ops = config.parameters.get("ops").map_or("", String::as_str);
-        let side = SideInputs::of(others, ops).map_err(|reason| refused(config, reason))?;
+        let side = SideInputs::of(others, &used_inputs(ops)).map_err(|reason| refused(config, reason))?;
         let resources = Resources { version_path: source.version_path, labels: &labels, inputs: &side };
         let chain_fault = |error| refused(config, format_args!("parameter 'ops' is '{ops}': {error}"));
         let chain = Chain::parse(ops, &resources).map_err(chain_fault)?;

@@ -2,8 +2,9 @@
 
 use trireme_inference::InferError;
 
+use crate::inputs::Side;
 use crate::ops::slice::first;
-use crate::ops::{OPS, Op, OpEntry, Resources, Side};
+use crate::ops::{OPS, Op, OpEntry, Resources};
 use crate::options::RequestOptions;
 use crate::{Form, Signature, Value};
 
@@ -104,6 +105,13 @@ fn cut_at<'a>(index: usize, cut: Option<(usize, usize)>, value: Value<'a>) -> Re
         }),
         _ => Ok(value),
     }
+}
+
+/// The inputs besides the data that the ops of a chain use.
+pub(crate) fn used_inputs(ops: &str) -> Vec<&'static str> {
+    let names = ops.split(',').map(|op| op.split(':').next().unwrap_or_default().trim());
+    let entries = names.filter_map(|name| OPS.iter().find(|entry| entry.name == name));
+    entries.flat_map(|entry| entry.inputs).copied().collect()
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 use trireme_inference::{DataType, Tensor};
 use trireme_model_repository::ModelInput;
 
-use crate::ops::{OPS, Side};
 use crate::options::RequestOptions;
 
 /// Names of the inputs that ops use besides the data.
@@ -27,6 +26,30 @@ pub struct SideInputs {
     pub texts: Option<String>,
 }
 
+/// The request's tensors besides the data, as far as the model has inputs for them and the request brought them; and the
+/// request's options.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Side<'a> {
+    /// The mask of the tokens that count `[rows, length]`, INT64 or INT32: `pooling_mask`, or else the attention mask.
+    pub mask: Option<&'a Tensor>,
+    /// The attention mask, likewise: where texts begin and end.
+    pub attention: Option<&'a Tensor>,
+    /// How much of the data has been decoded before: see [`crate::ops::decode`].
+    pub emitted: Option<&'a Tensor>,
+    /// Whether this is the last part: see [`crate::ops::decode`].
+    pub last: Option<&'a Tensor>,
+    /// The ids of tokens `[rows, length]`.
+    pub input_ids: Option<&'a Tensor>,
+    /// The characters where tokens begin and end `[rows, length, 2]`.
+    pub offsets: Option<&'a Tensor>,
+    /// 1 for tokens that stand for no text `[rows, length]`.
+    pub special_tokens_mask: Option<&'a Tensor>,
+    /// The texts, one for each row.
+    pub texts: Option<&'a Tensor>,
+    /// The request's parameters.
+    pub options: RequestOptions,
+}
+
 /// The datatypes by which an input is found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -38,12 +61,9 @@ enum Kind {
 // === impl SideInputs ===
 
 impl SideInputs {
-    /// Finds the names among the inputs after the first: those that the ops of the chain `ops` know. The texts are the TYPE_STRING
-    /// input of any name. One of the other integer inputs may be the attention mask.
-    pub(crate) fn of(others: &[ModelInput], ops: &str) -> Result<SideInputs, String> {
-        let names = ops.split(',').map(|op| op.split(':').next().unwrap_or_default().trim());
-        let entries = names.filter_map(|name| OPS.iter().find(|entry| entry.name == name));
-        let used: Vec<&str> = entries.flat_map(|entry| entry.inputs).copied().collect();
+    /// Finds the names among the inputs after the first: those in `used`, which the ops of the chain know. The texts are the
+    /// TYPE_STRING input of any name. One of the other integer inputs may be the attention mask.
+    pub(crate) fn of(others: &[ModelInput], used: &[&str]) -> Result<SideInputs, String> {
         let mut side = SideInputs::default();
         let mut left: Vec<&ModelInput> = Vec::new();
         for input in others {

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use trireme_inference::{DataType, InferError, MAX_ELEMENTS, Shape, Tensor};
 
-use super::decode::unable_to_parse;
 use crate::json::{JsonError, Value, Writer};
+use crate::refusal::unable_to_parse;
 
 // --- from JSON ---
 

@@ -13,6 +13,7 @@ use trireme_inference::{
 
 use super::{HttpInferRequest, OutputFormat, RequestContext, TensorFormat, data, parameters, raw, request_prefix};
 use crate::json::{self, JsonError, Value};
+use crate::refusal::unable_to_parse;
 use crate::shared_memory;
 
 /// Decodes the body of an infer request. `header_length` is the value of [`super::HEADER_LENGTH`]. Without it the whole
@@ -264,9 +265,4 @@ fn required<'a>(value: Option<Value<'a>>, name: &'static str) -> Result<Value<'a
 
 fn text(value: &Value<'_>, name: &str) -> Result<String, InferError> {
     value.as_text().map(|text| text.into_owned()).map_err(unable_to_parse(name))
-}
-
-/// Adds the name of the field to an error.
-pub(crate) fn unable_to_parse(name: &str) -> impl FnOnce(JsonError) -> InferError {
-    move |error| error.context(format_args!("Unable to parse '{name}'"))
 }

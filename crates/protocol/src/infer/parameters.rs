@@ -5,8 +5,8 @@ use std::time::Duration;
 use trireme_inference::{InferError, InferRequest, ParameterValue};
 
 use super::TensorFormat;
-use super::decode::unable_to_parse;
 use crate::json::{Number, Value};
+use crate::refusal::unable_to_parse;
 
 /// Decodes the parameters into `request`; returns the format of unlisted outputs.
 pub(super) fn decode(parameters: &Value<'_>, request: &mut InferRequest) -> Result<TensorFormat, InferError> {

@@ -4,7 +4,8 @@ use std::fmt;
 
 use trireme_inference::{ErrorCode, InferError};
 
-use super::MAX_NESTING;
+/// The limit of nested arrays in tensor data, which is Triton's: there may be one less than this.
+pub const MAX_NESTING: usize = 100;
 
 /// Why JSON could not be read. The messages are Triton's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -13,6 +13,6 @@ mod scan;
 mod value;
 mod write;
 
-pub use error::{JsonError, SyntaxFault};
-pub use value::{Array, MAX_NESTING, Number, Object, Value, parse};
+pub use error::{JsonError, MAX_NESTING, SyntaxFault};
+pub use value::{Array, Number, Object, Value, parse};
 pub use write::Writer;

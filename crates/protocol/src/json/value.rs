@@ -3,11 +3,8 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use super::error::JsonError;
+use super::error::{JsonError, MAX_NESTING};
 use super::scan::{RawString, Scanner, to_f64};
-
-/// The limit of nested arrays in tensor data, which is Triton's: there may be one less than this.
-pub const MAX_NESTING: usize = 100;
 
 /// A JSON value that borrows its text.
 #[derive(Clone, Debug)]

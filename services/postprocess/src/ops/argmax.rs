@@ -3,7 +3,8 @@
 use ndarray::{ArrayD, Axis};
 use trireme_inference::InferError;
 
-use super::{Op, Resources, Side, compare_scores, no_argument};
+use super::op::{Op, Resources, compare_scores, no_argument};
+use crate::inputs::Side;
 use crate::{Form, Signature, Value};
 
 struct ArgMax;

@@ -16,7 +16,8 @@ use ndarray::{Array1, Ix2};
 use trireme_inference::{DataType, InferError, Tensor};
 use trireme_text::{Padding, TextTokenizer, TokenizeOptions};
 
-use super::{Op, Resources, Side};
+use super::op::{Op, Resources};
+use crate::inputs::Side;
 use crate::{Form, Signature, Value};
 
 struct Decode {

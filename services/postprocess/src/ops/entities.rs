@@ -15,7 +15,8 @@ use serde::Serialize;
 use trireme_inference::{InferError, Tensor};
 use trireme_text::{Extras, Padding, TextTokenizer, TokenizeOptions, texts_of};
 
-use super::{Op, Resources, Side, compare_scores};
+use super::op::{Op, Resources, compare_scores};
+use crate::inputs::Side;
 use crate::options::Aggregation;
 use crate::{Form, Labels, Signature, Value};
 

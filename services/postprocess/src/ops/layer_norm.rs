@@ -5,7 +5,8 @@ use ndarray::{Array1, Axis};
 use serde::Deserialize;
 use trireme_inference::InferError;
 
-use super::{Op, Resources, Side};
+use super::op::{Op, Resources};
+use crate::inputs::Side;
 use crate::weights::ModuleFolder;
 use crate::{Form, Signature, Value};
 

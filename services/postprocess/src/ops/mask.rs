@@ -4,8 +4,9 @@
 use ndarray::{CowArray, Ix3};
 use trireme_inference::InferError;
 
+use super::op::{Op, Resources, no_argument};
 use super::pool::read_mask;
-use super::{Op, Resources, Side, no_argument};
+use crate::inputs::Side;
 use crate::{Form, Signature, Value};
 
 struct Mask;

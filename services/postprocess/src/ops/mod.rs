@@ -7,6 +7,7 @@ pub mod entities;
 pub mod layer_norm;
 pub mod mask;
 pub mod normalize;
+mod op;
 pub mod pool;
 pub mod sigmoid;
 pub mod slice;
@@ -15,86 +16,7 @@ pub mod sparse;
 pub mod splade;
 pub mod top_k;
 
-use std::cmp::Ordering;
-use std::path::Path;
-
-use ndarray::ArrayD;
-use trireme_inference::{InferError, Tensor};
-
-use crate::options::RequestOptions;
-use crate::{Form, Labels, SideInputs, Signature, Value};
-
-/// A step of a chain. Pure: the same value gives the same result.
-pub trait Op: Send + Sync {
-    /// The signature of the result for an input of this signature; the error names the signature that the op takes instead.
-    fn signature(&self, input: &Signature) -> Result<Signature, String>;
-
-    /// The op itself. `value` has the signature that was accepted; dimensions left open there may be anything, zero
-    /// included.
-    fn apply<'a>(&self, value: Value<'a>, side: &Side<'_>) -> Result<Value<'a>, InferError>;
-}
-
-/// The request's tensors besides the data, as far as the model has inputs for them and the request brought them; and the
-/// request's options.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Side<'a> {
-    /// The mask of the tokens that count `[rows, length]`, INT64 or INT32: `pooling_mask`, or else the attention mask.
-    pub mask: Option<&'a Tensor>,
-    /// The attention mask, likewise: where texts begin and end.
-    pub attention: Option<&'a Tensor>,
-    /// How much of the data has been decoded before: see [`decode`].
-    pub emitted: Option<&'a Tensor>,
-    /// Whether this is the last part: see [`decode`].
-    pub last: Option<&'a Tensor>,
-    /// The ids of tokens `[rows, length]`.
-    pub input_ids: Option<&'a Tensor>,
-    /// The characters where tokens begin and end `[rows, length, 2]`.
-    pub offsets: Option<&'a Tensor>,
-    /// 1 for tokens that stand for no text `[rows, length]`.
-    pub special_tokens_mask: Option<&'a Tensor>,
-    /// The texts, one for each row.
-    pub texts: Option<&'a Tensor>,
-    /// The request's parameters.
-    pub options: RequestOptions,
-}
-
-/// The model's parts that an op may be built from, besides its argument.
-#[derive(Clone, Copy, Debug)]
-pub struct Resources<'a> {
-    /// The version directory of the model.
-    pub version_path: &'a Path,
-    /// The model's labels.
-    pub labels: &'a Labels,
-    /// The model's inputs besides the data.
-    pub inputs: &'a SideInputs,
-}
-
-#[cfg(test)]
-impl Default for Resources<'_> {
-    fn default() -> Self {
-        static NONE: std::sync::LazyLock<(Labels, SideInputs)> = std::sync::LazyLock::new(Default::default);
-        Resources { version_path: Path::new(""), labels: &NONE.0, inputs: &NONE.1 }
-    }
-}
-
-/// Builds an op from its argument; the error names the expected argument.
-pub type BuildOp = fn(Option<&str>, &Resources<'_>) -> Result<Box<dyn Op>, String>;
-
-/// An op that chains may name.
-pub struct OpEntry {
-    /// Its name in a chain.
-    pub name: &'static str,
-    /// Its usage, with its argument.
-    pub usage: &'static str,
-    /// A description for people.
-    pub doc: &'static str,
-    /// The inputs that it uses besides the data and the attention mask; `TEXT` is the TYPE_STRING input of any name.
-    pub inputs: &'static [&'static str],
-    /// Whether its result is an embedding, which a request may cut by `dimensions`.
-    pub embeds: bool,
-    /// Builds the op.
-    pub build: BuildOp,
-}
+pub use op::{BuildOp, Op, OpEntry, Resources};
 
 /// Every op.
 pub static OPS: &[OpEntry] = &[
@@ -212,49 +134,15 @@ pub static OPS: &[OpEntry] = &[
     },
 ];
 
-/// An op that takes floats of any shape and changes them in place.
-struct InPlace(fn(&mut ArrayD<f32>));
-
-/// For ops without argument.
-fn no_argument(argument: Option<&str>) -> Result<(), String> {
-    argument.map_or(Ok(()), |argument| Err(format!("argument is '{argument}', expected none")))
-}
-
-/// For ops whose argument is a number from 1.
-fn number_argument(argument: Option<&str>) -> Result<usize, String> {
-    let number = argument.and_then(|a| a.parse().ok()).filter(|&number: &usize| number > 0);
-    number.ok_or_else(|| match argument {
-        Some(argument) => format!("argument is '{argument}', expected a whole number from 1"),
-        None => "argument is missing, expected a whole number from 1".to_owned(),
-    })
-}
-
-/// A total order of scores. As in NumPy and PyTorch, 0 equals -0 and NaN is higher than any number: it shows, where an
-/// arbitrary label would not.
-fn compare_scores(a: f32, b: f32) -> Ordering {
-    a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
-}
-
-// === impl InPlace ===
-
-impl Op for InPlace {
-    fn signature(&self, input: &Signature) -> Result<Signature, String> {
-        input.expect(Form::Floats, 1..=usize::MAX).cloned()
-    }
-
-    fn apply<'a>(&self, value: Value<'a>, _: &Side<'_>) -> Result<Value<'a>, InferError> {
-        let mut array = value.into_floats()?.into_owned();
-        (self.0)(&mut array);
-        Ok(Value::Floats(array.into()))
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use ndarray::{CowArray, IxDyn};
+    use ndarray::{ArrayD, CowArray, IxDyn};
+    use trireme_inference::Tensor;
 
     use super::*;
+    use crate::inputs::{Side, SideInputs};
     use crate::weights::tests::write;
+    use crate::{Form, Labels, Signature, Value};
 
     /// A use of each op, with an input that it takes.
     fn sample(name: &str) -> (Option<&'static str>, Signature) {

@@ -2,7 +2,7 @@
 
 use ndarray::{ArrayD, Axis};
 
-use super::{InPlace, Op, Resources, no_argument};
+use super::op::{InPlace, Op, Resources, no_argument};
 
 /// The smallest length that is divided by, as in PyTorch's `normalize`: zeros stay zeros.
 const SMALLEST_LENGTH: f32 = 1e-12;

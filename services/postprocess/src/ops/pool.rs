@@ -3,7 +3,8 @@
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, CowArray, Ix2, Ix3, s};
 use trireme_inference::{InferError, Shape, Tensor};
 
-use super::{Op, Resources, Side};
+use super::op::{Op, Resources};
+use crate::inputs::Side;
 use crate::{Form, Signature, Value};
 
 /// The lower limit for the number of tokens that a sum is divided by, as in sentence-transformers.
@@ -163,7 +164,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::SideInputs;
+    use crate::inputs::SideInputs;
 
     fn pool(pool: Pool, hidden: Array3<f32>, mask: Option<Vec<i64>>) -> Result<Array2<f32>, InferError> {
         let (rows, length, _) = hidden.dim();

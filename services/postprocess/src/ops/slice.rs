@@ -3,7 +3,8 @@
 use ndarray::{Axis, Slice};
 use trireme_inference::InferError;
 
-use super::{Op, Resources, Side, number_argument};
+use super::op::{Op, Resources, number_argument};
+use crate::inputs::Side;
 use crate::{Form, Signature, Value};
 
 struct First(usize);

@@ -2,7 +2,7 @@
 
 use ndarray::{ArrayD, Axis};
 
-use super::{InPlace, Op, Resources, no_argument};
+use super::op::{InPlace, Op, Resources, no_argument};
 
 /// Makes the op.
 pub fn build(argument: Option<&str>, _: &Resources<'_>) -> Result<Box<dyn Op>, String> {

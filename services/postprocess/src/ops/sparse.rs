@@ -7,7 +7,8 @@
 use ndarray::{Array2, Axis, Ix2};
 use trireme_inference::InferError;
 
-use super::{Op, Resources, Side, no_argument};
+use super::op::{Op, Resources, no_argument};
+use crate::inputs::Side;
 use crate::{Form, Signature, Value};
 
 /// The filler for the indices of rows with fewer components.

@@ -8,8 +8,9 @@
 use ndarray::{Array1, Array2, Axis, CowArray, Ix3};
 use trireme_inference::InferError;
 
+use super::op::{Op, Resources};
 use super::pool::read_mask;
-use super::{Op, Resources, Side};
+use crate::inputs::Side;
 use crate::{Form, Signature, Value};
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -92,7 +93,7 @@ mod tests {
     use trireme_inference::Tensor;
 
     use super::*;
-    use crate::SideInputs;
+    use crate::inputs::SideInputs;
 
     fn splade(argument: Option<&str>) -> Vec<f32> {
         let inputs = SideInputs { attention: Some("m".to_owned()), ..SideInputs::default() };

@@ -12,7 +12,8 @@
 use ndarray::{ArrayD, Axis, Zip};
 use trireme_inference::InferError;
 
-use super::{Op, Resources, Side, compare_scores, number_argument};
+use super::op::{Op, Resources, compare_scores, number_argument};
+use crate::inputs::Side;
 use crate::{Form, Signature, Value};
 
 struct TopK(usize);

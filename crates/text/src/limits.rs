@@ -1,0 +1,5 @@
+//! Limits of what is encoded.
+
+/// The most tokens, padding included, of one call of [`TextTokenizer::encode`]: 128 MiB for each output. Without it,
+/// one long text among many short ones could fill the memory with padding.
+pub const MAX_PADDED_TOKENS: usize = 1 << 24;

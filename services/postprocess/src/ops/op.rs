@@ -1,0 +1,95 @@
+//! The trait of ops, the entry of an op in the table, and helpers of several ops.
+
+use std::cmp::Ordering;
+use std::path::Path;
+
+use ndarray::ArrayD;
+use trireme_inference::InferError;
+
+use crate::inputs::{Side, SideInputs};
+use crate::{Form, Labels, Signature, Value};
+
+/// A step of a chain. Pure: the same value gives the same result.
+pub trait Op: Send + Sync {
+    /// The signature of the result for an input of this signature; the error names the signature that the op takes instead.
+    fn signature(&self, input: &Signature) -> Result<Signature, String>;
+
+    /// The op itself. `value` has the signature that was accepted; dimensions left open there may be anything, zero
+    /// included.
+    fn apply<'a>(&self, value: Value<'a>, side: &Side<'_>) -> Result<Value<'a>, InferError>;
+}
+
+/// The model's parts that an op may be built from, besides its argument.
+#[derive(Clone, Copy, Debug)]
+pub struct Resources<'a> {
+    /// The version directory of the model.
+    pub version_path: &'a Path,
+    /// The model's labels.
+    pub labels: &'a Labels,
+    /// The model's inputs besides the data.
+    pub inputs: &'a SideInputs,
+}
+
+#[cfg(test)]
+impl Default for Resources<'_> {
+    fn default() -> Self {
+        static NONE: std::sync::LazyLock<(Labels, SideInputs)> = std::sync::LazyLock::new(Default::default);
+        Resources { version_path: Path::new(""), labels: &NONE.0, inputs: &NONE.1 }
+    }
+}
+
+/// Builds an op from its argument; the error names the expected argument.
+pub type BuildOp = fn(Option<&str>, &Resources<'_>) -> Result<Box<dyn Op>, String>;
+
+/// An op that chains may name.
+pub struct OpEntry {
+    /// Its name in a chain.
+    pub name: &'static str,
+    /// Its usage, with its argument.
+    pub usage: &'static str,
+    /// A description for people.
+    pub doc: &'static str,
+    /// The inputs that it uses besides the data and the attention mask; `TEXT` is the TYPE_STRING input of any name.
+    pub inputs: &'static [&'static str],
+    /// Whether its result is an embedding, which a request may cut by `dimensions`.
+    pub embeds: bool,
+    /// Builds the op.
+    pub build: BuildOp,
+}
+
+/// An op that takes floats of any shape and changes them in place.
+pub(crate) struct InPlace(pub fn(&mut ArrayD<f32>));
+
+/// For ops without argument.
+pub(crate) fn no_argument(argument: Option<&str>) -> Result<(), String> {
+    argument.map_or(Ok(()), |argument| Err(format!("argument is '{argument}', expected none")))
+}
+
+/// For ops whose argument is a number from 1.
+pub(crate) fn number_argument(argument: Option<&str>) -> Result<usize, String> {
+    let number = argument.and_then(|a| a.parse().ok()).filter(|&number: &usize| number > 0);
+    number.ok_or_else(|| match argument {
+        Some(argument) => format!("argument is '{argument}', expected a whole number from 1"),
+        None => "argument is missing, expected a whole number from 1".to_owned(),
+    })
+}
+
+/// A total order of scores. As in NumPy and PyTorch, 0 equals -0 and NaN is higher than any number: it shows, where an
+/// arbitrary label would not.
+pub(crate) fn compare_scores(a: f32, b: f32) -> Ordering {
+    a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+}
+
+// === impl InPlace ===
+
+impl Op for InPlace {
+    fn signature(&self, input: &Signature) -> Result<Signature, String> {
+        input.expect(Form::Floats, 1..=usize::MAX).cloned()
+    }
+
+    fn apply<'a>(&self, value: Value<'a>, _: &Side<'_>) -> Result<Value<'a>, InferError> {
+        let mut array = value.into_floats()?.into_owned();
+        (self.0)(&mut array);
+        Ok(Value::Floats(array.into()))
+    }
+}
