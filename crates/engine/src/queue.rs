@@ -101,10 +101,10 @@ impl<T> WorkQueue<T> {
         })
     }
 
-    /// The queue of a model with these instances. With `in_order`, the requests that wait here are out of the order of a
-    /// queue policy, so it holds few.
-    pub fn of(policy: Box<dyn BatchPolicy>, instances: &[Instance], in_order: bool) -> Arc<WorkQueue<T>> {
-        let capacity = intake::most_in_hand(policy.as_ref(), instances, in_order);
+    /// The queue of a model with these instances. With a queue policy it holds few requests, because those that wait here
+    /// are out of the policy's order.
+    pub fn of(policy: Box<dyn BatchPolicy>, instances: &[Instance], queue_policy: bool) -> Arc<WorkQueue<T>> {
+        let capacity = intake::most_in_hand(policy.as_ref(), instances, queue_policy);
         let intake = intake::of(policy.as_ref(), instances);
         WorkQueue::new(policy, capacity, intake)
     }

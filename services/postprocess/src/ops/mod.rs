@@ -136,9 +136,12 @@ pub static OPS: &[OpEntry] = &[
 
 #[cfg(test)]
 mod tests {
+    use std::cmp::Ordering;
+
     use ndarray::{ArrayD, CowArray, IxDyn};
     use trireme_inference::Tensor;
 
+    use super::op::compare_scores;
     use super::*;
     use crate::inputs::{Side, SideInputs};
     use crate::weights::tests::write;

@@ -323,6 +323,6 @@ fn tritons_session_options_are_taken() {
 
 #[test]
 fn long_messages_become_one_short_line() {
-    assert_eq!(one_line(" a\n  b\t c \n"), "a b c");
-    assert_eq!(one_line(&"é".repeat(1000)).chars().count(), 601);
+    assert_eq!(trireme_engine::one_line(" a\n  b\t c \n"), "a b c");
+    assert_eq!(trireme_engine::one_line(&"é".repeat(1000)).chars().count(), 601);
 }
