@@ -73,6 +73,8 @@ impl dyn Bus + '_ {
 
 #[cfg(test)]
 mod tests {
+    use trireme_inference::Tensor;
+
     use super::*;
     use crate::{InProcess, QueueOptions};
 
