@@ -35,7 +35,7 @@ struct Caller {
 struct PartsCaller(SyncSender<Got>);
 
 fn values(response: &ExecuteResponse) -> Vec<i64> {
-    response.outputs.first().map(|output| output.values::<i64>().unwrap().to_vec()).unwrap_or_default()
+    response.outputs.first().map(|output| output.values::<i64>().expect("numbers").to_vec()).unwrap_or_default()
 }
 
 impl Completion for Caller {
@@ -132,7 +132,7 @@ impl StepwiseInstance for Countdown {
 }
 
 fn tensor(number: i64) -> Tensor {
-    Tensor::from_values("NUMBER", [1, 1], vec![number]).unwrap()
+    Tensor::from_values("NUMBER", [1, 1], vec![number]).expect("one element")
 }
 
 /// A model of one instance in the engine, and its tasks.
