@@ -17,6 +17,9 @@ const KIND: &str = "file";
 /// The prefix of ids.
 const PREFIX: &str = "file-";
 
+/// The purpose of the record of an upload that is not complete.
+const UPLOAD: &str = "upload";
+
 /// A file that arrives.
 pub struct Upload<'a> {
     jobs: &'a Jobs,
@@ -56,17 +59,13 @@ impl Jobs {
         }))
     }
 
-    /// Joins files to a new one, in this order. The files are gone afterwards.
-    pub async fn join_files(
-        &self,
-        name: &str,
-        purpose: &str,
-        ids: &[String],
-        lapse: Option<Duration>,
-    ) -> Result<(String, File), JobError> {
-        let mut objects = Vec::new();
+    /// Joins files to a new one, in this order, which expires with the first of them. The files are gone afterwards.
+    async fn join_files(&self, name: &str, purpose: &str, ids: &[String]) -> Result<(String, File), JobError> {
+        let (mut objects, mut expires) = (Vec::new(), None);
         for id in ids {
-            objects.extend(self.file(id).await?.objects);
+            let part = self.file(id).await?;
+            expires = expires.into_iter().chain(part.expires).min();
+            objects.extend(part.objects);
         }
         let bytes = objects.iter().map(|object| object.bytes).sum();
         let file = File {
@@ -74,10 +73,11 @@ impl Jobs {
             purpose: purpose.to_owned(),
             bytes,
             created: now(),
-            expires: lapse.map(|lapse| now() + lapse.as_secs()),
+            expires,
             objects,
         };
         let id = new_id(PREFIX);
+        let lapse = expires.map(|at| Duration::from_secs(at.saturating_sub(now())));
         self.write(&id, &Record::File(file.clone()), 0, lapse).await?;
         for id in ids {
             self.forget(id).await?;
@@ -85,10 +85,46 @@ impl Jobs {
         Ok((id, file))
     }
 
-    /// All files, the oldest first.
+    /// Begins an upload of `bytes` bytes in parts; returns its id and record. The parts are files of their own until then.
+    pub async fn begin_upload(&self, name: &str, bytes: u64, time: Duration) -> Result<(String, File), JobError> {
+        let file = File {
+            name: name.to_owned(),
+            purpose: UPLOAD.to_owned(),
+            bytes,
+            created: now(),
+            expires: Some(now() + time.as_secs()),
+            objects: Vec::new(),
+        };
+        let id = new_id("upload_");
+        self.write(&id, &Record::File(file.clone()), 0, Some(time)).await?;
+        Ok((id, file))
+    }
+
+    /// Ends an upload: its parts, in this order, become a file.
+    pub async fn complete_upload(&self, id: &str, parts: &[String]) -> Result<(String, File), JobError> {
+        let upload = self.file(id).await?;
+        if upload.purpose != UPLOAD {
+            return Err(JobError::Invalid(format!("'{id}' is a file and no upload")));
+        }
+        let mut bytes = 0;
+        for part in parts {
+            bytes += self.file(part).await?.bytes;
+        }
+        if bytes != upload.bytes {
+            let announced = upload.bytes;
+            return Err(JobError::Invalid(format!("the parts have {bytes} bytes, but the upload announced {announced}")));
+        }
+        let joined = self.join_files(&upload.name, "batch", parts).await?;
+        self.forget(id).await?;
+        Ok(joined)
+    }
+
+    /// All files, the oldest first, without uploads that are not complete.
     pub async fn files(&self) -> Result<Vec<(String, File)>, JobError> {
         let records = self.records().await?;
-        Ok(records.into_iter().filter_map(|(id, record)| Some((id, record.into_file()?))).collect())
+        Ok(records.into_iter().filter_map(|(id, record)| Some((id, record.into_file()?)))
+            .filter(|(_, file)| file.purpose != UPLOAD)
+            .collect())
     }
 
     /// Deletes a file and its bytes.

@@ -72,11 +72,6 @@ impl Share {
         let state = self.0.0.lock();
         (state.limit as usize / state.jobs.max(1)).max(1)
     }
-
-    /// The pace of which this is a part.
-    pub fn pace(&self) -> &Pace {
-        &self.0
-    }
 }
 
 impl Drop for Share {
