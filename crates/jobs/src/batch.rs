@@ -24,7 +24,7 @@ use crate::{Answer, Batch, BatchState, Call, JobError, Jobs};
 const CHUNK_LINES: usize = 1024;
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// Chunks that may be in hand: the one whose last lines run, and those whose lines run meanwhile.
+/// Most chunks whose lines have not all ended. While the last lines of one chunk run, lines of the next ones begin.
 const CHUNKS: usize = 3;
 
 type Parts = Pin<Box<dyn Stream<Item = Result<Bytes, BusError>> + Send>>;

@@ -22,7 +22,7 @@ pub struct NewBatch {
     pub endpoint: String,
     /// How long it may take.
     pub window: Duration,
-    /// What the client notes about it.
+    /// Words of the client about the batch.
     pub metadata: BTreeMap<String, String>,
 }
 

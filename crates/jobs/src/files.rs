@@ -156,7 +156,7 @@ impl Jobs {
         Ok(())
     }
 
-    /// Makes a file of an object that a batch has written. It may exist already, from before a crash.
+    /// Writes the record of a file whose bytes are `object`. A batch that crashed may have written the record before.
     pub(crate) async fn publish(
         &self,
         id: &str,

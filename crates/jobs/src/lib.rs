@@ -2,8 +2,8 @@
 //!
 //! A job is a record in the store [`Bucket::Jobs`] and its bytes in [`Bucket::Objects`]. Records are replaced by compare
 //! and swap only, so that two gateways cannot both change a job. A record names the gateway that owns the job: the owner
-//! runs it, and when the owner's heartbeats have stopped another gateway takes the job over. What a job computes goes
-//! through [`Execute`], as if a client had sent it.
+//! runs the job, and when the owner's heartbeats have stopped another gateway takes the job over. The calls of a job go
+//! through [`Execute`], as if a client had sent them.
 //!
 //! Invariants:
 //! - A job that was accepted is in the store, and stays there until it has ended and its time to live is over.

@@ -1,4 +1,4 @@
-//! The lines of a batch's file: read one after the other, and what a line asks for.
+//! The lines of a batch's file: read one after the other, and the request in each.
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, StreamExt};
@@ -32,7 +32,7 @@ pub enum Line {
     TooLong,
 }
 
-/// What a line asks for.
+/// The request in a line.
 #[derive(Debug, PartialEq)]
 pub struct Asked {
     /// The client's name for the line, as JSON.
@@ -97,7 +97,7 @@ impl Line {
         matches!(self, Line::Whole(bytes) if bytes.trim_ascii().is_empty())
     }
 
-    /// What the line asks for, in a batch whose lines go to `endpoint`.
+    /// The request in this line, in a batch whose lines go to `endpoint`.
     pub fn asked(&self, endpoint: &str) -> Asked {
         let none = |why: String| Asked { custom_id: Value::Null, call: Err(why) };
         let bytes = match self {

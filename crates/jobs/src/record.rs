@@ -98,7 +98,7 @@ pub struct Batch {
     pub endpoint: String,
     /// The id of the file with the lines.
     pub input: String,
-    /// What the client notes about it.
+    /// Words of the client about the batch.
     pub metadata: BTreeMap<String, String>,
     /// Where it is.
     pub state: BatchState,

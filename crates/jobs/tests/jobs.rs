@@ -279,6 +279,7 @@ async fn a_batch_goes_on_from_its_checkpoint_when_its_process_is_killed() {
             kills += 1;
         }
     }
+    assert!(kills > 0, "the batch ended before the first kill");
     let batch = gateway.jobs.batch(&id).await.unwrap();
     assert_eq!((batch.counts.total, batch.counts.completed, batch.counts.failed), (20_000, 20_000, 0));
     let output = gateway.lines_of(&batch.output.unwrap()).await;

@@ -67,7 +67,7 @@ impl Disk {
         let last = {
             write.open_table(VALUES).map_err(failed)?;
             write.open_table(LAPSES).map_err(failed)?;
-            // No watcher needs deletions from before this process.
+            // Watches of this process send no deletion that another process has written.
             write.open_table(REVISIONS).map_err(failed)?.retain(|_, (_, is_deletion)| !is_deletion).map_err(failed)?;
             let last = write.open_table(LAST).map_err(failed)?;
             last.get(()).map_err(failed)?.map_or(0, |last| last.value())
@@ -158,7 +158,7 @@ impl Disk {
                         return;
                     }
                 };
-                // Deletions from before the watch are of no use.
+                // A watch begins with the values that exist.
                 let is_old = !is_complete && matches!(change, Change::Deleted { .. });
                 if !is_old && changes.send(change).await.is_err() {
                     return;

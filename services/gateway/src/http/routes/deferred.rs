@@ -1,4 +1,4 @@
-//! `Prefer: respond-async` (RFC 7240) on every route that executes a model, and `/v1/requests/{id}` for what comes of it.
+//! `Prefer: respond-async` (RFC 7240): a request for a model is stored and answered later, under `/v1/requests/{id}`.
 
 use std::time::Duration;
 
@@ -149,7 +149,7 @@ fn replay(answer: Answer) -> Response {
     (status, headers, answer.body).into_response()
 }
 
-/// The jobs of this gateway, or the reason why it has none.
+/// The jobs of this gateway. The refusal names the flags, if the gateway keeps no jobs.
 pub(super) fn jobs(http: &HttpState) -> Result<&Jobs, Response> {
     http.jobs.as_ref().ok_or_else(|| response::error(StatusCode::NOT_IMPLEMENTED, NO_JOBS))
 }

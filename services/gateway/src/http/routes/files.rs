@@ -249,7 +249,7 @@ pub async fn read_json<T: serde::de::DeserializeOwned>(http: &HttpState, request
     serde_json::from_slice(&body).map_err(|error| Refused::invalid(&format!("the body cannot be read: {error}")))
 }
 
-/// The jobs of this gateway, or the reason why it has none.
+/// The jobs of this gateway. The refusal names the flags, if the gateway keeps no jobs.
 pub fn jobs(http: &HttpState) -> Result<&Jobs, Refused> {
     http.jobs.as_ref().ok_or_else(|| Refused(StatusCode::NOT_IMPLEMENTED, deferred::NO_JOBS.to_owned()))
 }
