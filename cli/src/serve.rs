@@ -99,8 +99,9 @@ impl Server {
             ModelOptions { model_repository: options.model_repository.clone(), control: options.control.clone() };
         let settings = args.queue.deployment().queue;
         let bus: Arc<dyn Bus> = Arc::new(match &args.data_dir {
-            Some(directory) => InProcess::open(&settings, directory)
-                .with_context(|| format!("--data-dir {}", directory.display()))?,
+            Some(directory) => {
+                InProcess::open(&settings, directory).with_context(|| format!("--data-dir {}", directory.display()))?
+            }
             None => InProcess::new(&settings),
         });
         let exit_timeout = args.worker.exit_timeout();

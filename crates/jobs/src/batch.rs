@@ -339,7 +339,8 @@ fn outcome(batch: &str, task: &Task, answer: Option<Answer>) -> Outcome {
     };
     let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(&answer.body).is_ok();
     if !is_json || answer.body.contains(&b'\n') {
-        let message = format!("the answer to line {} is no JSON in one line; use a route with JSON answers", task.number);
+        let message =
+            format!("the answer to line {} is no JSON in one line; use a route with JSON answers", task.number);
         return refusal(batch, task.number, &task.custom_id, "invalid_answer", &message);
     }
     let id = line_id(batch, task.number);

@@ -52,7 +52,8 @@ impl Jobs {
     /// The bytes of a file.
     pub fn content(&self, file: &File) -> Content {
         let (jobs, objects) = (self.clone(), file.objects.clone());
-        let parts = objects.into_iter().flat_map(|object| (0..object.parts).map(move |part| (object.name.clone(), part)));
+        let parts =
+            objects.into_iter().flat_map(|object| (0..object.parts).map(move |part| (object.name.clone(), part)));
         Box::pin(futures_util::stream::unfold((jobs, parts), |(jobs, mut parts)| async move {
             let (object, part) = parts.next()?;
             Some((objects::read_part(jobs.0.bus.as_ref(), &object, part).await, (jobs, parts)))
@@ -68,14 +69,7 @@ impl Jobs {
             objects.extend(part.objects);
         }
         let bytes = objects.iter().map(|object| object.bytes).sum();
-        let file = File {
-            name: name.to_owned(),
-            purpose: purpose.to_owned(),
-            bytes,
-            created: now(),
-            expires,
-            objects,
-        };
+        let file = File { name: name.to_owned(), purpose: purpose.to_owned(), bytes, created: now(), expires, objects };
         let id = new_id(PREFIX);
         let lapse = expires.map(|at| Duration::from_secs(at.saturating_sub(now())));
         self.write(&id, &Record::File(file.clone()), 0, lapse).await?;
@@ -112,7 +106,9 @@ impl Jobs {
         }
         if bytes != upload.bytes {
             let announced = upload.bytes;
-            return Err(JobError::Invalid(format!("the parts have {bytes} bytes, but the upload announced {announced}")));
+            return Err(JobError::Invalid(format!(
+                "the parts have {bytes} bytes, but the upload announced {announced}"
+            )));
         }
         let joined = self.join_files(&upload.name, "batch", parts).await?;
         self.forget(id).await?;
@@ -122,7 +118,9 @@ impl Jobs {
     /// All files, the oldest first, without uploads that are not complete.
     pub async fn files(&self) -> Result<Vec<(String, File)>, JobError> {
         let records = self.records().await?;
-        Ok(records.into_iter().filter_map(|(id, record)| Some((id, record.into_file()?)))
+        Ok(records
+            .into_iter()
+            .filter_map(|(id, record)| Some((id, record.into_file()?)))
             .filter(|(_, file)| file.purpose != UPLOAD)
             .collect())
     }

@@ -54,9 +54,7 @@ impl Jobs {
     /// The record of `id`, which may be missing.
     pub(crate) async fn read_now(&self, id: &str) -> Result<Option<Kept>, JobError> {
         let entry = self.0.bus.get(Bucket::Jobs, &escape_token(id)).await?;
-        let kept = |entry: trireme_bus::Entry| {
-            Ok(Kept { record: decode(&entry.value)?, revision: entry.revision })
-        };
+        let kept = |entry: trireme_bus::Entry| Ok(Kept { record: decode(&entry.value)?, revision: entry.revision });
         entry.map(kept).transpose()
     }
 

@@ -122,11 +122,8 @@ async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
 async fn ended(gateway: &Gateway, batch: &str) -> trireme_jobs::Batch {
     until("the end of the batch", async || {
         let batch = gateway.jobs.batch(batch).await.unwrap();
-        matches!(
-            batch.state,
-            BatchState::Completed | BatchState::Cancelled | BatchState::Failed | BatchState::Expired
-        )
-        .then_some(batch)
+        matches!(batch.state, BatchState::Completed | BatchState::Cancelled | BatchState::Failed | BatchState::Expired)
+            .then_some(batch)
     })
     .await
 }

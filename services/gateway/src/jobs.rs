@@ -11,8 +11,8 @@ use axum::http::{HeaderName, HeaderValue, Request, StatusCode};
 use bytes::Bytes;
 use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{ArgAction, Args};
-use hyper_util::service::TowerToHyperService;
 use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
 use trireme_jobs::{Answer, Call, Execute, Options};
 
 use crate::registry::Registry;

@@ -245,8 +245,7 @@ impl Gateway {
             tracing::info!(address = %listener.address, "HTTP listener");
             let (shared, raised) = (handlers.clone(), stop.clone());
             let keeps = args.jobs.allow_jobs && bus.keeps_jobs();
-            let keeper =
-                keeps.then(|| Keeper { bus: bus.clone(), own: name.to_owned(), options: args.jobs.options() });
+            let keeper = keeps.then(|| Keeper { bus: bus.clone(), own: name.to_owned(), options: args.jobs.options() });
             serving.spawn("http", async move { listener.serve(shared, keeper, limits, raised, exit_timeout).await });
         }
         if let Some(listener) = grpc {

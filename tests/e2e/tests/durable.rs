@@ -70,7 +70,8 @@ fn a_request_is_accepted_and_answered_later(mode: Mode) {
     assert!(wrong.error().contains("unknown model: 'none'"), "{}", wrong.error());
 
     // The same key is the same request.
-    let keyed = |text: &str| send(address, &embed(text).header("Prefer", "respond-async").header("Idempotency-Key", "k"));
+    let keyed =
+        |text: &str| send(address, &embed(text).header("Prefer", "respond-async").header("Idempotency-Key", "k"));
     let (first, second, other) = (keyed("a"), keyed("a"), keyed("b"));
     assert_eq!(first.header("location"), second.header("location"));
     assert_eq!(other.status, 422);
@@ -129,7 +130,8 @@ fn a_batch_of_embeddings_is_a_file_in_and_a_file_out(mode: Mode) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let sandbox = setup(mode, folder.path()).start();
     let address = sandbox.address;
-    let bad = r#"{"custom_id": "bad", "method": "POST", "url": "/v1/embeddings", "body": {"model": "none", "input": "a"}}"#;
+    let bad =
+        r#"{"custom_id": "bad", "method": "POST", "url": "/v1/embeddings", "body": {"model": "none", "input": "a"}}"#;
     let batch = ended(address, &begin(address, &upload(address, &(lines(300) + bad + "\nrubbish\n"))));
     assert_eq!(batch["status"], "completed", "{batch}");
     assert_eq!(batch["request_counts"], json!({"total": 302, "completed": 300, "failed": 2}));
@@ -209,7 +211,9 @@ fn second_gateway(sandbox: &Sandbox, folder: &Path) -> (Process, SocketAddr) {
 #[test]
 fn without_a_place_to_keep_them_jobs_are_refused() {
     let sandbox = Setup::new(Mode::AllInOne).repository(&workspace().join("tests/repositories/texts")).start();
-    for request in [embed("a").header("Prefer", "respond-async"), Request::get("/v1/files"), Request::get("/v1/batches")] {
+    for request in
+        [embed("a").header("Prefer", "respond-async"), Request::get("/v1/files"), Request::get("/v1/batches")]
+    {
         let refused = sandbox.send(&request);
         assert_eq!(refused.status, 501);
         assert!(refused.text().contains("--data-dir"), "{}", refused.text());

@@ -251,8 +251,7 @@ impl Shared {
         let values = read.open_table(VALUES).map_err(failed)?;
         let Some(found) = values.get((bucket.name(), key)).map_err(failed)? else { return Ok(None) };
         let (revision, at, until, value) = found.value();
-        let entry =
-            Entry { key: key.to_owned(), value: Bytes::copy_from_slice(value), revision, at: UnixMicros(at) };
+        let entry = Entry { key: key.to_owned(), value: Bytes::copy_from_slice(value), revision, at: UnixMicros(at) };
         Ok((until > UnixMicros::now().0).then_some(entry))
     }
 

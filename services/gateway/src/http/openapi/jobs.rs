@@ -32,7 +32,13 @@ pub fn entries() -> Vec<Entry> {
 
 fn request() -> Schema {
     object_with(
-        [("id", text()), ("status", text()), ("created_at", integer()), ("expires_at", integer()), ("response", text())],
+        [
+            ("id", text()),
+            ("status", text()),
+            ("created_at", integer()),
+            ("expires_at", integer()),
+            ("response", text()),
+        ],
         [("ended_at", nullable(integer()))],
     )
 }

@@ -61,9 +61,8 @@ async fn begin(State(http): State<HttpState>, request: Request) -> Result<Respon
         ))
     })?;
     let metadata = asked.metadata.unwrap_or_default();
-    let (id, batch) = jobs
-        .begin_batch(NewBatch { input: asked.input_file_id, endpoint: asked.endpoint, window, metadata })
-        .await?;
+    let (id, batch) =
+        jobs.begin_batch(NewBatch { input: asked.input_file_id, endpoint: asked.endpoint, window, metadata }).await?;
     Ok(found(&as_batch(&id, &batch)))
 }
 

@@ -180,11 +180,7 @@ async fn begin(State(http): State<HttpState>, request: Request) -> Result<Respon
     Ok(found(&as_upload(&file.0, &file.1, "pending", None)))
 }
 
-async fn part(
-    State(http): State<HttpState>,
-    Path(id): Path<String>,
-    request: Request,
-) -> Result<Response, Refused> {
+async fn part(State(http): State<HttpState>, Path(id): Path<String>, request: Request) -> Result<Response, Refused> {
     let jobs = jobs(&http)?;
     jobs.file(&id).await?;
     let form = read_form(&http, jobs, request, "data", Some(UPLOAD_TIME)).await?;
