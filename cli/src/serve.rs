@@ -1,10 +1,12 @@
 //! `trireme serve`: gateway and all stages in one process, on the in-process bus.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use trireme_bus::{Bus, InProcess};
 use trireme_gateway::{Gateway, GatewayArgs, ModelOptions, TritonFlags};
@@ -28,6 +30,11 @@ pub struct ServeArgs {
     gateway: GatewayArgs,
     #[command(flatten)]
     queue: QueueArgs,
+
+    /// Directory for durable work: requests that are answered later, files and batches. Without it there is none
+    #[arg(long, env = "TRIREME_DATA_DIR", value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+
     #[command(flatten)]
     pub onnxruntime: OnnxRuntimeArgs,
     #[command(flatten)]
@@ -90,7 +97,13 @@ impl Server {
         let exit_on_error = options.control.exit_on_error;
         let models =
             ModelOptions { model_repository: options.model_repository.clone(), control: options.control.clone() };
-        let bus: Arc<dyn Bus> = Arc::new(InProcess::new(&args.queue.deployment().queue));
+        let settings = args.queue.deployment().queue;
+        let bus: Arc<dyn Bus> = Arc::new(match &args.data_dir {
+            Some(directory) => {
+                InProcess::open(&settings, directory).with_context(|| format!("--data-dir {}", directory.display()))?
+            }
+            None => InProcess::new(&settings),
+        });
         let exit_timeout = args.worker.exit_timeout();
         let gateway =
             Gateway::start(bus.clone(), options.statistics.clone(), models, &args.gateway, exit_timeout).await?;

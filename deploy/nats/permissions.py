@@ -20,8 +20,8 @@ import re
 STAGES = ("tokenizer", "model", "postprocess", "python")
 INBOX = "_INBOX.{}.>"
 
-# Streams on the broker's disk: settings, models loaded by request, dead letters.
-ON_DISK = ["KV_trireme_settings", "KV_trireme_models", "trireme_dead"]
+# Streams on the broker's disk: settings, models loaded by request, dead letters, durable work and its bytes.
+ON_DISK = ["KV_trireme_settings", "KV_trireme_models", "trireme_dead", "trireme_jobs", "trireme_objects"]
 # Streams in its memory: registry, attempts, states of sequences, and bodies too large for a message.
 IN_MEMORY = ["KV_trireme_registry", "trireme_attempts", "trireme_sequences", "trireme_claims"]
 
@@ -33,6 +33,10 @@ CLAIMS = ["trireme.claim.>", "$JS.API.DIRECT.GET.trireme_claims.>", "$JS.API.STR
 ATTEMPTS = ["trireme.attempts.*", "$JS.API.DIRECT.GET.trireme_attempts.trireme.attempts.*"]
 # The states of sequences: gateways write and read them, and remove the parts of large ones.
 SEQUENCES = ["trireme.sequences.>", "$JS.API.DIRECT.GET.trireme_sequences.>", "$JS.API.STREAM.PURGE.trireme_sequences"]
+# Durable work: gateways follow and list the records, write and read the bytes.
+JOBS = ["trireme.jobs.>", "$JS.API.DIRECT.GET.trireme_jobs.>", "$JS.API.STREAM.MSG.GET.trireme_jobs", "$JS.API.STREAM.PURGE.trireme_jobs"]
+JOBS += ["$JS.API.CONSUMER.CREATE.trireme_jobs", "$JS.FC.trireme_jobs.>"]
+JOBS += ["trireme.objects.>", "$JS.API.DIRECT.GET.trireme_objects.>", "$JS.API.STREAM.PURGE.trireme_objects"]
 # The deployment's settings.
 SETTINGS = ["$JS.API.DIRECT.GET.KV_trireme_settings.$KV.trireme_settings.*"]
 
@@ -204,7 +208,7 @@ def gateway(stages):
     ours += [INBOX.format(stage) for stage in CALLERS]
     denied = [f"$JS.API.STREAM.MSG.DELETE.{name}" for name in kept] + [f"$JS.API.STREAM.DELETE.{name}" for name in ON_DISK]
     return (
-        [*ours, *made, *stores, *CLAIMS, *SEQUENCES, *queues],
+        [*ours, *made, *stores, *CLAIMS, *SEQUENCES, *JOBS, *queues],
         ["trireme.reply.>", "trireme.control.>", "trireme.streams.>"],
         denied if names == ["*"] else [],
     )

@@ -135,6 +135,11 @@ pub trait Bus: Send + Sync + 'static {
     /// Follows a bucket: all its values, [`Change::Complete`], then every change, until the receiver is dropped.
     async fn watch(&self, bucket: Bucket) -> Result<mpsc::Receiver<Change>, BusError>;
 
+    /// Whether the stores of jobs outlive this process. Over NATS they do.
+    fn keeps_jobs(&self) -> bool {
+        true
+    }
+
     // === Topics ===
 
     /// Sends a message to every process that listens on `topic`, which is one word. Best effort, without answers.

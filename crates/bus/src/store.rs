@@ -26,6 +26,10 @@ pub enum Bucket {
     Dead,
     /// The states of sequences: `<model>.<version>.<correlation id>`.
     Sequences,
+    /// Durable requests, batches and files: `<id>`.
+    Jobs,
+    /// The bytes of durable requests, batches and files: `<object>.<part>`.
+    Objects,
 }
 
 /// A value in a store.
@@ -62,8 +66,16 @@ pub enum Change {
 
 impl Bucket {
     /// All buckets.
-    pub const ALL: [Bucket; 6] =
-        [Bucket::Settings, Bucket::Registry, Bucket::Models, Bucket::Attempts, Bucket::Dead, Bucket::Sequences];
+    pub const ALL: [Bucket; 8] = [
+        Bucket::Settings,
+        Bucket::Registry,
+        Bucket::Models,
+        Bucket::Attempts,
+        Bucket::Dead,
+        Bucket::Sequences,
+        Bucket::Jobs,
+        Bucket::Objects,
+    ];
 
     /// The bucket's name.
     pub fn name(self) -> &'static str {
@@ -74,13 +86,16 @@ impl Bucket {
             Bucket::Attempts => "attempts",
             Bucket::Dead => "dead",
             Bucket::Sequences => "sequences",
+            Bucket::Jobs => "jobs",
+            Bucket::Objects => "objects",
         }
     }
 
     /// The number of tokens in its keys.
     pub fn tokens(self) -> usize {
         match self {
-            Bucket::Settings | Bucket::Models | Bucket::Attempts => 1,
+            Bucket::Settings | Bucket::Models | Bucket::Attempts | Bucket::Jobs => 1,
+            Bucket::Objects => 2,
             Bucket::Registry | Bucket::Dead | Bucket::Sequences => 3,
         }
     }

@@ -19,6 +19,7 @@ mod grpc;
 mod handlers;
 mod http;
 mod inflate;
+mod jobs;
 mod metrics;
 mod models;
 mod pace;
@@ -51,7 +52,7 @@ use budget::Budget;
 use dispatch::Dispatcher;
 use grpc::GrpcListener;
 use handlers::{Access, Handlers, Tracing};
-use http::HttpListener;
+use http::{HttpListener, Keeper};
 use metrics::MetricsListener;
 use models::ModelControl;
 use registry::Registry;
@@ -62,6 +63,7 @@ pub use crowd::ConnectionArgs;
 pub use grpc::{CompressionLevel, GrpcArgs};
 pub use handlers::{AccessArgs, ControlAccess, Restriction, Secret};
 pub use http::{HttpArgs, TokenInput};
+pub use jobs::JobArgs;
 pub use metrics::MetricsArgs;
 pub use models::ModelOptions;
 pub use traces::TraceArgs;
@@ -83,6 +85,8 @@ pub struct GatewayArgs {
     pub connections: ConnectionArgs,
     #[command(flatten)]
     pub traces: TraceArgs,
+    #[command(flatten)]
+    pub jobs: JobArgs,
 
     /// Name of this server in its metadata; clients tell a Triton by it
     #[arg(long, env = "TRIREME_ID", value_name = "NAME", default_value = "triton")]
@@ -240,7 +244,9 @@ impl Gateway {
         if let Some(listener) = http {
             tracing::info!(address = %listener.address, "HTTP listener");
             let (shared, raised) = (handlers.clone(), stop.clone());
-            serving.spawn("http", async move { listener.serve(shared, limits, raised, exit_timeout).await });
+            let keeps = args.jobs.allow_jobs && bus.keeps_jobs();
+            let keeper = keeps.then(|| Keeper { bus: bus.clone(), own: name.to_owned(), options: args.jobs.options() });
+            serving.spawn("http", async move { listener.serve(shared, keeper, limits, raised, exit_timeout).await });
         }
         if let Some(listener) = grpc {
             tracing::info!(address = %listener.address, "gRPC listener");

@@ -150,18 +150,21 @@ impl Response {
         let invalid = |what: &str| Error::new(ErrorKind::InvalidData, what.to_owned());
         let head = std::str::from_utf8(&received[..end]).map_err(|_| invalid("the head of the answer is not text"))?;
         let mut lines = head.split("\r\n");
-        let status = lines.next().and_then(|line| line.split(' ').nth(1)).and_then(|status| status.parse().ok());
+        let status: Option<u16> =
+            lines.next().and_then(|line| line.split(' ').nth(1)).and_then(|status| status.parse().ok());
         let headers: Vec<(String, String)> = lines
             .filter_map(|line| line.split_once(':'))
             .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
             .collect();
         let header = |wanted: &str| headers.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str());
+        let status = status.ok_or_else(|| invalid("the answer has no status"))?;
         let body = match (header("transfer-encoding"), header("content-length").and_then(|n| n.parse().ok())) {
             (Some("chunked"), _) => join_chunks(&received[end + 4..]),
             (_, Some(length)) => received[end + 4..].split_at_checked(length).map(|(body, rest)| (body.to_vec(), rest)),
+            // 204 No Content.
+            _ if status == 204 => Some((Vec::new(), &received[end + 4..])),
             _ => return Err(invalid("the answer has no Content-Length")),
         };
-        let status = status.ok_or_else(|| invalid("the answer has no status"))?;
         Ok(body.map(|(body, rest)| Response { status, headers, body, rest: rest.to_vec() }))
     }
 

@@ -4,10 +4,12 @@
 //! queue counts messages until they are settled, and a second message with the same name is not delivered beside the
 //! first.
 
+mod disk;
 mod queue;
 mod store;
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -18,6 +20,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use trireme_inference::ModelKey;
 
+use self::disk::Disk;
 use self::queue::Queue;
 use self::store::Stores;
 use crate::cancel::CANCEL;
@@ -37,6 +40,8 @@ struct Shared {
     queues: Mutex<HashMap<ModelKey, Arc<Queue>>>,
     inboxes: Mutex<HashMap<String, Weak<Inbox>>>,
     stores: Mutex<Stores>,
+    /// The stores of jobs, if they have a place on disk.
+    disk: Option<Disk>,
     listeners: Mutex<HashMap<String, Vec<mpsc::Sender<Question>>>>,
     /// Those that listen in turn; the first one gets the next message.
     in_turn: Mutex<HashMap<String, VecDeque<mpsc::Sender<Question>>>>,
@@ -55,7 +60,18 @@ impl Default for InProcess {
 impl InProcess {
     /// A bus with these settings. No other process has to write them.
     pub fn new(settings: &QueueOptions) -> InProcess {
+        InProcess::with(settings, None)
+    }
+
+    /// The same with the stores of jobs in a file in `directory`, so that they outlive the process. No other process may
+    /// use the directory at the same time.
+    pub fn open(settings: &QueueOptions, directory: &Path) -> Result<InProcess, BusError> {
+        Ok(InProcess::with(settings, Some(Disk::open(directory)?)))
+    }
+
+    fn with(settings: &QueueOptions, disk: Option<Disk>) -> InProcess {
         let bus = InProcess(Arc::new(Shared {
+            disk,
             queues: Mutex::default(),
             inboxes: Mutex::default(),
             stores: Mutex::default(),
@@ -70,6 +86,11 @@ impl InProcess {
 
     fn queue(&self, model: &ModelKey) -> Result<Arc<Queue>, BusError> {
         self.0.queues.lock().get(model).cloned().ok_or_else(|| BusError::NoQueue { model: model.clone() })
+    }
+
+    /// The disk, for buckets that are there.
+    fn disk(&self, bucket: Bucket) -> Option<&Disk> {
+        self.0.disk.as_ref().filter(|_| matches!(bucket, Bucket::Jobs | Bucket::Objects))
     }
 
     fn tell(&self, topic: &str, question: impl Fn() -> Question) {
@@ -172,23 +193,38 @@ impl Bus for InProcess {
         expect: Option<u64>,
         lapse: Option<Duration>,
     ) -> Result<u64, BusError> {
-        self.0.stores.lock().put(bucket, key, value, expect, lapse)
+        match self.disk(bucket) {
+            Some(disk) => disk.put(bucket, key, value, expect, lapse).await,
+            None => self.0.stores.lock().put(bucket, key, value, expect, lapse),
+        }
     }
 
     async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
-        Ok(self.0.stores.lock().get(bucket, key))
+        match self.disk(bucket) {
+            Some(disk) => disk.get(bucket, key).await,
+            None => Ok(self.0.stores.lock().get(bucket, key)),
+        }
     }
 
     async fn next(&self, bucket: Bucket, revision: u64) -> Result<Option<Entry>, BusError> {
-        Ok(self.0.stores.lock().next(bucket, revision))
+        match self.disk(bucket) {
+            Some(disk) => disk.next(bucket, revision).await,
+            None => Ok(self.0.stores.lock().next(bucket, revision)),
+        }
     }
 
     async fn delete(&self, bucket: Bucket, key: &str, expect: Option<u64>) -> Result<bool, BusError> {
-        self.0.stores.lock().delete(bucket, key, expect)
+        match self.disk(bucket) {
+            Some(disk) => disk.delete(bucket, key, expect).await,
+            None => self.0.stores.lock().delete(bucket, key, expect),
+        }
     }
 
     async fn watch(&self, bucket: Bucket) -> Result<mpsc::Receiver<Change>, BusError> {
-        Ok(self.0.stores.lock().watch(bucket))
+        match self.disk(bucket) {
+            Some(disk) => Ok(disk.watch(bucket)),
+            None => Ok(self.0.stores.lock().watch(bucket)),
+        }
     }
 
     async fn say(&self, topic: &str, body: Bytes) -> Result<(), BusError> {
@@ -219,6 +255,10 @@ impl Bus for InProcess {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         self.0.in_turn.lock().entry(topic.to_owned()).or_default().push_back(sender);
         Ok(receiver)
+    }
+
+    fn keeps_jobs(&self) -> bool {
+        self.0.disk.is_some()
     }
 
     fn connection(&self) -> watch::Receiver<Connection> {

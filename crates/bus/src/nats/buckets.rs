@@ -36,6 +36,8 @@ pub fn stream(bucket: Bucket) -> &'static str {
         Bucket::Attempts => "trireme_attempts",
         Bucket::Dead => "trireme_dead",
         Bucket::Sequences => "trireme_sequences",
+        Bucket::Jobs => "trireme_jobs",
+        Bucket::Objects => "trireme_objects",
     }
 }
 
@@ -48,6 +50,8 @@ pub fn prefix(bucket: Bucket) -> &'static str {
         Bucket::Attempts => "trireme.attempts.",
         Bucket::Dead => "trireme.dead.",
         Bucket::Sequences => "trireme.sequences.",
+        Bucket::Jobs => "trireme.jobs.",
+        Bucket::Objects => "trireme.objects.",
     }
 }
 
@@ -113,6 +117,17 @@ pub fn config(bucket: Bucket) -> Config {
             // A sequence that goes on must not lose its states to others.
             discard: DiscardPolicy::New,
             storage: StorageType::Memory,
+            ..last_value
+        },
+        // What was accepted is kept until its time is over: a full disk refuses new jobs.
+        Bucket::Jobs => Config {
+            description: description("durable requests, batches and files"),
+            discard: DiscardPolicy::New,
+            ..last_value
+        },
+        Bucket::Objects => Config {
+            description: description("the bytes of durable requests, batches and files"),
+            discard: DiscardPolicy::New,
             ..last_value
         },
     }

@@ -53,6 +53,8 @@ impl Needed<'_> {
             Needed::Bucket(Bucket::Attempts) => "making the store of attempts",
             Needed::Bucket(Bucket::Dead) => "making the store of dead letters",
             Needed::Bucket(Bucket::Sequences) => "making the store of sequences",
+            Needed::Bucket(Bucket::Jobs) => "making the store of jobs",
+            Needed::Bucket(Bucket::Objects) => "making the store of objects",
             Needed::Claims => "making the stream of claims",
             Needed::Queue(..) => "making a work queue",
         }

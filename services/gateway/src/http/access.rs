@@ -6,7 +6,7 @@ use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 
-use super::response;
+use super::{response, routes};
 use crate::crowd::Peer;
 use crate::handlers::{Category, Credentials, Denied, SharedHandlers};
 
@@ -16,6 +16,9 @@ pub async fn admit(
     request: Request,
     next: Next,
 ) -> Response {
+    if routes::is_admitted(request.extensions()) {
+        return next.run(request).await;
+    }
     let headers = request.headers();
     match handlers.access.check(category, |name| headers.get(name).map(HeaderValue::as_bytes)) {
         Ok(()) if changes_the_server(category, &request) => {

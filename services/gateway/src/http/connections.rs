@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use trireme_runtime::TaskSet;
 
 use super::patience::Patient;
-use super::{body, dialects, response};
+use super::{body, dialects, response, routes};
 use crate::backlog;
 use crate::budget::{self, Budget};
 use crate::crowd::{Busy, Crowd, Place};
@@ -192,9 +192,11 @@ impl Connections {
             return Ok(answer);
         }
         let infers = WORK.iter().any(|end| path.ends_with(end)) || dialects::is_work(request.method(), path);
+        let is_upload = routes::is_upload(path);
         let hold = if infers { self.budget.hold() } else { self.budget.hold_of_control() };
         let (mut parts, body) = body::guard(request, self.idle_timeout, &self.tasks).into_parts();
-        let announced = body::announced(&parts.headers).unwrap_or_default();
+        // An upload is written as it comes, and needs no room for the whole of it.
+        let announced = body::announced(&parts.headers).filter(|_| !is_upload).unwrap_or_default();
         let body = budget::count(body, announced, &hold, |refusal| refusal.into());
         parts.extensions.insert(hold.clone());
         parts.extensions.insert(place.peer);

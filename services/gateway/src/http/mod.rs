@@ -21,11 +21,14 @@ use axum::extract::Request;
 use bytes::Bytes;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use trireme_bus::Bus;
 use trireme_inference::InferError;
+use trireme_jobs::Jobs;
 use trireme_runtime::TaskSet;
 
 use crate::crowd::{Crowd, Limits};
 use crate::handlers::SharedHandlers;
+use crate::jobs::Runner;
 pub use connections::Connections;
 
 pub use args::HttpArgs;
@@ -37,6 +40,18 @@ pub use dialects::TokenInput;
 struct HttpState {
     handlers: SharedHandlers,
     options: Arc<HttpOptions>,
+    /// Durable work, if this gateway keeps jobs.
+    jobs: Option<Jobs>,
+}
+
+/// Where durable work is kept.
+pub struct Keeper {
+    /// The bus with the stores.
+    pub bus: Arc<dyn Bus>,
+    /// The name of this gateway.
+    pub own: String,
+    /// The limits.
+    pub options: trireme_jobs::Options,
 }
 
 /// A bound HTTP listener, not yet serving.
@@ -77,14 +92,30 @@ impl HttpListener {
     pub async fn serve(
         self,
         handlers: SharedHandlers,
+        keeper: Option<Keeper>,
         limits: Limits,
         stop: CancellationToken,
         exit_timeout: Duration,
     ) {
         let (idle_timeout, tls) = (self.options.idle_timeout, self.options.tls.clone());
         let budget = handlers.budget.clone();
-        let router = routes::router(HttpState { handlers, options: Arc::new(self.options) });
         let (crowd, tasks) = (Crowd::new(limits), TaskSet::new());
+        let registry = handlers.registry.clone();
+        let mut state = HttpState { handlers, options: Arc::new(self.options), jobs: None };
+        if let Some(keeper) = keeper {
+            let runner = Runner { routes: routes::work(state.clone()), registry };
+            let (jobs, run) = Jobs::open(keeper.bus, &keeper.own, Arc::new(runner), keeper.options);
+            let stopped = stop.clone();
+            // Another gateway goes on with the jobs of this one.
+            tasks.spawn("jobs", async move {
+                tokio::select! {
+                    () = run => {}
+                    () = stopped.cancelled() => {}
+                }
+            });
+            state.jobs = Some(jobs);
+        }
+        let router = routes::router(state);
         let connections = Connections { router, idle_timeout, budget, tls, crowd, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }

@@ -178,6 +178,14 @@ impl Registry {
         self.0.state.lock().processes.there(Instant::now())
     }
 
+    /// Whether a process is alive, as far as its heartbeats tell.
+    pub fn lives(&self, process: &str) -> bool {
+        let now = Instant::now();
+        let state = self.0.state.lock();
+        // Without its own heartbeats this process hears no others either.
+        !state.processes.hears_itself(now) || !state.processes.is_silent(process, now)
+    }
+
     /// The sum of workers' capacities for each model version that has entries. `None` until all entries were read.
     pub fn capacities(&self) -> Option<BTreeMap<ModelKey, u64>> {
         let state = self.0.state.lock();

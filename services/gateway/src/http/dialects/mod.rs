@@ -87,6 +87,7 @@ struct Route {
 pub enum Verb {
     Get,
     Post,
+    Delete,
 }
 
 /// Answers a request in a dialect.
@@ -185,6 +186,7 @@ fn add(router: Router<HttpState>, path: &str, claims: Vec<Claim>) -> Router<Http
             // Triton has nothing at its root.
             Verb::Post if path == "/" => on_post(handler).fallback(routes::not_found),
             Verb::Post => on_post(handler),
+            Verb::Delete => axum::routing::delete(handler),
         },
     )
 }
@@ -196,10 +198,12 @@ async fn answer(http: &HttpState, claims: &[Claim], mut path: BTreeMap<String, S
     let category = match route.verb {
         Verb::Get if route.path == "/health" => Category::Health,
         Verb::Get => Category::Metadata,
-        Verb::Post => Category::Inference,
+        Verb::Delete | Verb::Post => Category::Inference,
     };
     let (parts, body) = request.into_parts();
-    if let Err(denied) = http.handlers.access.check(category, |name| parts.headers.get(name).map(HeaderValue::as_bytes))
+    let header = |name: &str| parts.headers.get(name).map(HeaderValue::as_bytes);
+    if !routes::is_admitted(&parts.extensions)
+        && let Err(denied) = http.handlers.access.check(category, header)
     {
         return refused(dialect, &denied.into());
     }

@@ -5,6 +5,7 @@
 //!
 //! Not here: keys, which each route asks for by its own category.
 
+mod jobs;
 pub mod schema;
 mod v2;
 
@@ -75,7 +76,7 @@ async fn openapi() -> Response {
 
 /// All routes.
 fn entries() -> Vec<Entry> {
-    v2::entries().into_iter().chain(dialects::entries()).collect()
+    v2::entries().into_iter().chain(jobs::entries()).chain(dialects::entries()).collect()
 }
 
 /// The document.
@@ -88,6 +89,7 @@ fn document() -> OpenApi {
         let method = match entry.verb {
             Verb::Get => HttpMethod::Get,
             Verb::Post => HttpMethod::Post,
+            Verb::Delete => HttpMethod::Delete,
         };
         paths = paths.path(entry.path.clone(), PathItem::new(method, entry.operation()));
     }
@@ -118,6 +120,7 @@ impl Entry {
         let verb = match self.verb {
             Verb::Get => "get",
             Verb::Post => "post",
+            Verb::Delete => "delete",
         };
         let words = self.path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
         let end = self.path.ends_with('/').then_some("index");

@@ -6,32 +6,36 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 
 /// A route without its path's variants.
-struct Line {
+pub(super) struct Line {
     verb: Verb,
-    path: &'static str,
+    pub(super) path: &'static str,
     summary: &'static str,
     body: Option<fn() -> Schema>,
     answer: Option<fn() -> Schema>,
 }
 
-const fn get(path: &'static str, summary: &'static str) -> Line {
+pub(super) const fn get(path: &'static str, summary: &'static str) -> Line {
     Line { verb: Verb::Get, path, summary, body: None, answer: None }
 }
 
-const fn post(path: &'static str, summary: &'static str) -> Line {
+pub(super) const fn post(path: &'static str, summary: &'static str) -> Line {
     Line { verb: Verb::Post, path, summary, body: None, answer: None }
 }
 
+pub(super) const fn delete(path: &'static str, summary: &'static str) -> Line {
+    Line { verb: Verb::Delete, path, summary, body: None, answer: None }
+}
+
 impl Line {
-    const fn takes(self, body: fn() -> Schema) -> Line {
+    pub(super) const fn takes(self, body: fn() -> Schema) -> Line {
         Line { body: Some(body), ..self }
     }
 
-    const fn gives(self, answer: fn() -> Schema) -> Line {
+    pub(super) const fn gives(self, answer: fn() -> Schema) -> Line {
         Line { answer: Some(answer), ..self }
     }
 
-    fn entry(&self, group: &'static str, path: String) -> Entry {
+    pub(super) fn entry(&self, group: &'static str, path: String) -> Entry {
         Entry {
             verb: self.verb,
             path,
@@ -122,7 +126,7 @@ pub fn entries() -> Vec<Entry> {
 }
 
 /// An object of any members.
-fn plain() -> Schema {
+pub(super) fn plain() -> Schema {
     object([])
 }
 

@@ -1,6 +1,9 @@
 //! The table of HTTP routes: one file per resource, merged here.
 
+mod batches;
 mod config;
+mod deferred;
+mod files;
 mod generate;
 mod health;
 mod infer;
@@ -28,12 +31,15 @@ use crate::handlers::Category;
 /// All routes, each with the category that access rules know it by.
 pub fn router(state: HttpState) -> Router {
     // What is refused there has the dialect's own shape.
-    let dialects = dialects::routes();
+    let later = || middleware::from_fn_with_state(state.clone(), deferred::defer);
+    let dialects = dialects::routes().route_layer(later());
     // The pages themselves say nothing; what they show they ask for like any client.
     let open = if state.options.ui { ui::routes().merge(openapi::page()) } else { Router::new() };
     let open = open.merge(openapi::routes());
     let routes = table().into_iter().fold(open, |all, (category, routes)| {
         let rules = (category, state.handlers.clone());
+        // What is deferred is checked when it is accepted, and not again.
+        let routes = if category == Category::Inference { routes.route_layer(later()) } else { routes };
         all.merge(routes.route_layer(middleware::from_fn_with_state(rules, access::admit)))
     });
     let full_queue_is_429 = state.options.full_queue_is_429;
@@ -45,6 +51,21 @@ pub fn router(state: HttpState) -> Router {
     }
 }
 
+/// The routes that execute models, for calls that were admitted before.
+pub fn work(state: HttpState) -> Router {
+    infer::routes().merge(generate::routes()).merge(dialects::routes()).fallback(not_found).with_state(state)
+}
+
+/// Whether a body to this path is written to the store as it comes.
+pub fn is_upload(path: &str) -> bool {
+    files::is_upload(path)
+}
+
+/// Whether a request is a call of durable work, which was checked when it was accepted.
+pub fn is_admitted(request: &axum::http::Extensions) -> bool {
+    deferred::is_admitted(request)
+}
+
 /// Every route, without the rules of who may ask.
 #[cfg(test)]
 pub(super) fn all() -> Router<HttpState> {
@@ -53,7 +74,7 @@ pub(super) fn all() -> Router<HttpState> {
 }
 
 /// The routes of v2 and of control.
-fn table() -> [(Category, Router<HttpState>); 11] {
+fn table() -> [(Category, Router<HttpState>); 14] {
     [
         (Category::Health, health::routes()),
         (Category::Metadata, metadata::routes()),
@@ -66,6 +87,9 @@ fn table() -> [(Category, Router<HttpState>); 11] {
         (Category::Logging, logging::routes()),
         (Category::Trace, trace::routes()),
         (Category::SharedMemory, shared_memory::routes()),
+        (Category::Inference, deferred::routes()),
+        (Category::Inference, files::routes()),
+        (Category::Inference, batches::routes()),
     ]
 }
 

@@ -1,0 +1,361 @@
+//! Last-value stores on the disk of one process: what a job keeps outlives the process.
+//!
+//! Every value is written with a new revision, and on the disk when the call returns. A watch reads the changes from the
+//! disk by their revisions, so a slow watcher costs no memory.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use tokio::sync::{mpsc, watch};
+use trireme_inference::UnixMicros;
+
+use crate::{Bucket, BusError, Change, Entry};
+
+/// The name of the file in its directory.
+const FILE: &str = "jobs.redb";
+
+/// Memory for pages of the file, in bytes.
+const CACHE: usize = 64 << 20;
+
+/// Changes that may wait for a watcher to read them.
+const WATCH_BACKLOG: usize = 256;
+
+/// How often values that have lapsed are removed.
+const SWEEP: Duration = Duration::from_secs(60);
+
+/// By bucket and key: revision, time of writing, time of lapsing, value.
+const VALUES: TableDefinition<'_, (&str, &str), (u64, u64, u64, &[u8])> = TableDefinition::new("values");
+
+/// By bucket and revision: the key, and whether the change is a deletion.
+const REVISIONS: TableDefinition<'_, (&str, u64), (&str, bool)> = TableDefinition::new("revisions");
+
+/// Time of lapsing, bucket and key of the values that lapse.
+const LAPSES: TableDefinition<'_, (u64, &str, &str), ()> = TableDefinition::new("lapses");
+
+/// Under one key: the last revision.
+const LAST: TableDefinition<'_, (), u64> = TableDefinition::new("last");
+
+/// The stores in a file. Clones are the same.
+#[derive(Clone)]
+pub struct Disk(Arc<Shared>);
+
+struct Shared {
+    database: Database,
+    /// The last revision, for watchers.
+    last: watch::Sender<u64>,
+}
+
+fn failed(error: impl std::fmt::Display) -> BusError {
+    BusError::Refused { action: "keeping jobs on disk", reason: error.to_string() }
+}
+
+// === impl Disk ===
+
+impl Disk {
+    /// Opens the file in `directory`, which is created if it is missing. Another process must not have it open.
+    pub fn open(directory: &Path) -> Result<Disk, BusError> {
+        std::fs::create_dir_all(directory).map_err(failed)?;
+        let path = directory.join(FILE);
+        let database = Database::builder()
+            .set_cache_size(CACHE)
+            .create(&path)
+            .map_err(|error| failed(format!("{}: {error}", path.display())))?;
+        let write = database.begin_write().map_err(failed)?;
+        let last = {
+            write.open_table(VALUES).map_err(failed)?;
+            write.open_table(LAPSES).map_err(failed)?;
+            // Watches of this process send no deletion that another process has written.
+            write.open_table(REVISIONS).map_err(failed)?.retain(|_, (_, is_deletion)| !is_deletion).map_err(failed)?;
+            let last = write.open_table(LAST).map_err(failed)?;
+            last.get(()).map_err(failed)?.map_or(0, |last| last.value())
+        };
+        write.commit().map_err(failed)?;
+        let disk = Disk(Arc::new(Shared { database, last: watch::channel(last).0 }));
+        disk.clone().sweep_now_and_then();
+        Ok(disk)
+    }
+
+    /// Runs `work` where it may block.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Shared) -> Result<T, BusError> + Send + 'static,
+    ) -> Result<T, BusError> {
+        let disk = self.clone();
+        tokio::task::spawn_blocking(move || work(&disk.0)).await.map_err(failed)?
+    }
+
+    pub async fn put(
+        &self,
+        bucket: Bucket,
+        key: &str,
+        value: Bytes,
+        expect: Option<u64>,
+        lapse: Option<Duration>,
+    ) -> Result<u64, BusError> {
+        let key = key.to_owned();
+        self.blocking(move |shared| {
+            let now = UnixMicros::now();
+            let until = lapse.map_or(UnixMicros::NEVER, |lapse| now.after(lapse));
+            shared.replace(bucket, &key, expect, Some((now, until, &value)))
+        })
+        .await
+        .map(|revision| revision.unwrap_or_default())
+    }
+
+    pub async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
+        let key = key.to_owned();
+        self.blocking(move |shared| shared.read(bucket, &key)).await
+    }
+
+    pub async fn next(&self, bucket: Bucket, revision: u64) -> Result<Option<Entry>, BusError> {
+        self.blocking(move |shared| {
+            let mut revision = revision;
+            loop {
+                match shared.change_after(bucket, revision)? {
+                    Some((_, Change::Put(entry))) => return Ok(Some(entry)),
+                    Some((at, _)) => revision = at,
+                    None => return Ok(None),
+                }
+            }
+        })
+        .await
+    }
+
+    pub async fn delete(&self, bucket: Bucket, key: &str, expect: Option<u64>) -> Result<bool, BusError> {
+        let key = key.to_owned();
+        self.blocking(move |shared| shared.replace(bucket, &key, expect, None)).await.map(|revision| revision.is_some())
+    }
+
+    pub fn watch(&self, bucket: Bucket) -> mpsc::Receiver<Change> {
+        let (changes, receiver) = mpsc::channel(WATCH_BACKLOG);
+        let (disk, mut last) = (self.clone(), self.0.last.subscribe());
+        crate::spawn("disk watch", async move {
+            let (mut revision, mut is_complete) = (0, false);
+            loop {
+                last.mark_unchanged();
+                let change = disk.blocking(move |shared| shared.change_after(bucket, revision)).await;
+                let change = match change {
+                    Ok(Some((at, change))) => {
+                        revision = at;
+                        change
+                    }
+                    Ok(None) if !is_complete => {
+                        is_complete = true;
+                        Change::Complete
+                    }
+                    Ok(None) => tokio::select! {
+                        changed = last.changed() => match changed {
+                            Ok(()) => continue,
+                            Err(_) => return,
+                        },
+                        () = changes.closed() => return,
+                    },
+                    Err(error) => {
+                        tracing::error!(bucket = bucket.name(), %error, "a watch broke");
+                        return;
+                    }
+                };
+                // A watch begins with the values that exist.
+                let is_old = !is_complete && matches!(change, Change::Deleted { .. });
+                if !is_old && changes.send(change).await.is_err() {
+                    return;
+                }
+            }
+        });
+        receiver
+    }
+
+    /// Removes values that have lapsed, as long as the stores are open.
+    fn sweep_now_and_then(self) {
+        // The task must not keep the file open.
+        let weak = Arc::downgrade(&self.0);
+        drop(self);
+        crate::spawn("disk sweep", async move {
+            loop {
+                tokio::time::sleep(SWEEP).await;
+                let Some(shared) = weak.upgrade() else { return };
+                match tokio::task::spawn_blocking(move || shared.sweep(UnixMicros::now())).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::warn!(%error, "lapsed values could not be removed"),
+                    Err(_) => return,
+                }
+            }
+        });
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Writes a value, or deletes it. Returns the revision of the change, or `None` if there was nothing to delete.
+    fn replace(
+        &self,
+        bucket: Bucket,
+        key: &str,
+        expect: Option<u64>,
+        value: Option<(UnixMicros, UnixMicros, &[u8])>,
+    ) -> Result<Option<u64>, BusError> {
+        let write = self.database.begin_write().map_err(failed)?;
+        let revision = {
+            let mut values = write.open_table(VALUES).map_err(failed)?;
+            let mut revisions = write.open_table(REVISIONS).map_err(failed)?;
+            let mut lapses = write.open_table(LAPSES).map_err(failed)?;
+            let mut last = write.open_table(LAST).map_err(failed)?;
+            let now = UnixMicros::now().0;
+            let there = values.get((bucket.name(), key)).map_err(failed)?.map(|there| {
+                let (revision, _, until, _) = there.value();
+                (revision, until)
+            });
+            let current = there.filter(|(_, until)| *until > now).map_or(0, |(revision, _)| revision);
+            if expect.is_some_and(|expected| expected != current) {
+                return Err(BusError::Conflict { key: key.to_owned() });
+            }
+            if value.is_none() && there.is_none() {
+                return Ok(None);
+            }
+            if let Some((revision, until)) = there {
+                revisions.remove((bucket.name(), revision)).map_err(failed)?;
+                lapses.remove((until, bucket.name(), key)).map_err(failed)?;
+            }
+            let revision = last.get(()).map_err(failed)?.map_or(0, |last| last.value()) + 1;
+            last.insert((), revision).map_err(failed)?;
+            revisions.insert((bucket.name(), revision), (key, value.is_none())).map_err(failed)?;
+            match value {
+                Some((at, until, bytes)) => {
+                    if until < UnixMicros::NEVER {
+                        lapses.insert((until.0, bucket.name(), key), ()).map_err(failed)?;
+                    }
+                    values.insert((bucket.name(), key), (revision, at.0, until.0, bytes)).map_err(failed)?;
+                }
+                None => drop(values.remove((bucket.name(), key)).map_err(failed)?),
+            }
+            // A value that had lapsed was not there.
+            (value.is_some() || current != 0).then_some(revision)
+        };
+        write.commit().map_err(failed)?;
+        if let Some(revision) = revision {
+            self.last.send_if_modified(|last| {
+                let is_later = revision > *last;
+                *last = revision.max(*last);
+                is_later
+            });
+        }
+        Ok(revision)
+    }
+
+    fn read(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
+        let read = self.database.begin_read().map_err(failed)?;
+        let values = read.open_table(VALUES).map_err(failed)?;
+        let Some(found) = values.get((bucket.name(), key)).map_err(failed)? else { return Ok(None) };
+        let (revision, at, until, value) = found.value();
+        let entry = Entry { key: key.to_owned(), value: Bytes::copy_from_slice(value), revision, at: UnixMicros(at) };
+        Ok((until > UnixMicros::now().0).then_some(entry))
+    }
+
+    /// The first change after a revision, with its own.
+    fn change_after(&self, bucket: Bucket, revision: u64) -> Result<Option<(u64, Change)>, BusError> {
+        let read = self.database.begin_read().map_err(failed)?;
+        let revisions = read.open_table(REVISIONS).map_err(failed)?;
+        let values = read.open_table(VALUES).map_err(failed)?;
+        let range = (bucket.name(), revision.saturating_add(1))..=(bucket.name(), u64::MAX);
+        let Some(next) = revisions.range(range).map_err(failed)?.next() else { return Ok(None) };
+        let (at, changed) = next.map_err(failed)?;
+        let ((_, revision), (key, is_deletion)) = (at.value(), changed.value());
+        let key = key.to_owned();
+        if is_deletion {
+            return Ok(Some((revision, Change::Deleted { key, revision })));
+        }
+        let found = values.get((bucket.name(), key.as_str())).map_err(failed)?;
+        let found = found.as_ref().map(|found| found.value());
+        let change = match found {
+            Some((own, at, until, value)) if own == revision && until > UnixMicros::now().0 => {
+                let value = Bytes::copy_from_slice(value);
+                Change::Put(Entry { key, value, revision, at: UnixMicros(at) })
+            }
+            _ => Change::Deleted { key, revision },
+        };
+        Ok(Some((revision, change)))
+    }
+
+    /// Removes values that have lapsed.
+    fn sweep(&self, now: UnixMicros) -> Result<(), BusError> {
+        let lapsed: Vec<(String, String)> = {
+            let read = self.database.begin_read().map_err(failed)?;
+            let lapses = read.open_table(LAPSES).map_err(failed)?;
+            let lapsed = lapses.range(..=(now.0, "", "")).map_err(failed)?.map(|found| {
+                let (key, _) = found.map_err(failed)?;
+                let (_, bucket, key) = key.value();
+                Ok((bucket.to_owned(), key.to_owned()))
+            });
+            lapsed.collect::<Result<_, BusError>>()?
+        };
+        for bucket in Bucket::ALL {
+            for (_, key) in lapsed.iter().filter(|(name, _)| name == bucket.name()) {
+                self.replace(bucket, key, None, None)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: Bytes = Bytes::from_static(b"text");
+
+    #[tokio::test]
+    async fn values_outlive_the_process_and_revisions_go_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = Disk::open(directory.path()).unwrap();
+        let first = disk.put(Bucket::Jobs, "a", TEXT, Some(0), None).await.unwrap();
+        let gone = disk.put(Bucket::Jobs, "b", TEXT, None, None).await.unwrap();
+        assert!(disk.delete(Bucket::Jobs, "b", Some(gone)).await.unwrap());
+        drop(disk);
+        let disk = Disk::open(directory.path()).unwrap();
+        assert_eq!(disk.get(Bucket::Jobs, "a").await.unwrap().unwrap().revision, first);
+        assert_eq!(disk.get(Bucket::Jobs, "b").await.unwrap(), None);
+        assert!(disk.put(Bucket::Jobs, "a", TEXT, Some(first), None).await.unwrap() > gone + 1);
+        let again = disk.put(Bucket::Jobs, "a", TEXT, Some(first), None).await;
+        assert!(matches!(again, Err(BusError::Conflict { .. })), "{again:?}");
+    }
+
+    #[tokio::test]
+    async fn a_watch_reads_values_and_changes_in_order() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = Disk::open(directory.path()).unwrap();
+        for number in 0..5 {
+            disk.put(Bucket::Jobs, &format!("{number}"), TEXT, None, None).await.unwrap();
+        }
+        disk.delete(Bucket::Jobs, "2", None).await.unwrap();
+        disk.put(Bucket::Objects, "other.0", TEXT, None, None).await.unwrap();
+        let mut watch = disk.watch(Bucket::Jobs);
+        let mut next = async || match watch.recv().await.unwrap() {
+            Change::Put(entry) => format!("put {}", entry.key),
+            Change::Deleted { key, .. } => format!("deleted {key}"),
+            Change::Complete => "complete".to_owned(),
+        };
+        for expected in ["put 0", "put 1", "put 3", "put 4", "complete"] {
+            assert_eq!(next().await, expected);
+        }
+        disk.put(Bucket::Jobs, "0", TEXT, None, None).await.unwrap();
+        disk.delete(Bucket::Jobs, "1", None).await.unwrap();
+        assert_eq!((next().await.as_str(), next().await.as_str()), ("put 0", "deleted 1"));
+    }
+
+    #[tokio::test]
+    async fn a_value_lapses_and_is_swept() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = Disk::open(directory.path()).unwrap();
+        disk.put(Bucket::Objects, "a.0", TEXT, None, Some(Duration::from_millis(1))).await.unwrap();
+        disk.put(Bucket::Objects, "a.1", TEXT, None, Some(Duration::from_secs(60))).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert_eq!(disk.get(Bucket::Objects, "a.0").await.unwrap(), None);
+        disk.0.sweep(UnixMicros::now()).unwrap();
+        assert!(!disk.delete(Bucket::Objects, "a.0", None).await.unwrap());
+        assert!(disk.delete(Bucket::Objects, "a.1", None).await.unwrap());
+    }
+}

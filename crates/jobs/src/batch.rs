@@ -1,0 +1,371 @@
+//! Runs a batch: reads lines ahead, begins those of similar length together, and writes the answers in the order of the
+//! lines.
+//!
+//! Lines are read in chunks. The lines of a chunk begin sorted by length, so that a model's batches have little padding.
+//! When all lines of the first chunk have ended, their answers are written and the checkpoint moves.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use trireme_bus::BusError;
+
+use crate::call::{Answer, Call};
+use crate::error::JobError;
+use crate::jobs::Jobs;
+use crate::lines::{Asked, Lines};
+use crate::objects::{self, Writer};
+use crate::record::{Batch, BatchState};
+use crate::record::{Checkpoint, File, Object, Record};
+use crate::store::{Kept, now};
+
+/// A chunk ends after so many lines or bytes.
+const CHUNK_LINES: usize = 1024;
+const CHUNK_BYTES: usize = 8 << 20;
+
+/// Most chunks whose lines have not all ended. While the last lines of one chunk run, lines of the next ones begin.
+const CHUNKS: usize = 3;
+
+type Parts = Pin<Box<dyn Stream<Item = Result<Bytes, BusError>> + Send>>;
+
+/// Lines that were read together.
+struct Chunk {
+    /// By the order of the file.
+    outcomes: Vec<Option<Outcome>>,
+    /// Lines that have not ended.
+    left: usize,
+    /// The input's bytes and lines before the next chunk.
+    end: (u64, u64),
+}
+
+/// The end of a line: a line of the output, or of the errors.
+struct Outcome {
+    text: Vec<u8>,
+    is_error: bool,
+}
+
+/// A line that waits for its turn.
+struct Task {
+    chunk: u64,
+    index: usize,
+    number: u64,
+    custom_id: Value,
+    call: Call,
+}
+
+struct Run<'a> {
+    jobs: &'a Jobs,
+    id: &'a str,
+    batch: Batch,
+    revision: u64,
+    lines: Lines<Parts>,
+    /// The number of the next line.
+    number: u64,
+    chunks: VecDeque<Chunk>,
+    /// The number of the first chunk.
+    first: u64,
+    waiting: VecDeque<Task>,
+    ended: bool,
+}
+
+/// Runs a batch of this gateway from its checkpoint to its end. `stop` says that it was cancelled.
+pub async fn run(jobs: &Jobs, id: &str, stop: watch::Receiver<bool>) -> Result<(), JobError> {
+    let Some(Kept { record: Record::Batch(batch), revision }) = jobs.read(id).await? else { return Ok(()) };
+    if batch.state.is_end() || batch.owner != jobs.0.own {
+        return Ok(());
+    }
+    let file = match jobs.file(&batch.input).await {
+        Ok(file) => file,
+        Err(error @ JobError::Unknown { .. }) => return fail(jobs, id, batch, revision, &error.to_string()).await,
+        Err(error) => return Err(error),
+    };
+    let (lines, number) = (lines_from(jobs, &file, batch.checkpoint.offset), batch.checkpoint.lines);
+    let (chunks, waiting) = (VecDeque::new(), VecDeque::new());
+    let mut run = Run { jobs, id, batch, revision, lines, number, chunks, first: 0, waiting, ended: false };
+    if run.batch.state == BatchState::Validating {
+        let total = count(lines_from(jobs, &file, 0)).await?;
+        if total == 0 {
+            let why = format!("file '{}' has no lines, expected one JSON object in each line", run.batch.input);
+            return fail(jobs, id, run.batch, run.revision, &why).await;
+        }
+        run.batch.counts.total = total;
+        run.batch.state = BatchState::InProgress;
+        run.batch.begun = Some(now());
+        if !run.save(None).await? {
+            return Ok(());
+        }
+    }
+    run.work(stop).await
+}
+
+/// The lines of a file from `offset` on.
+fn lines_from(jobs: &Jobs, file: &File, offset: u64) -> Lines<Parts> {
+    let (jobs, objects) = (jobs.clone(), file.objects.clone());
+    let parts = async_parts(jobs, objects, offset);
+    Lines::new(Box::pin(parts), offset)
+}
+
+/// The parts of `objects` without the first `offset` bytes.
+fn async_parts(
+    jobs: Jobs,
+    objects: Vec<Object>,
+    offset: u64,
+) -> impl Stream<Item = Result<Bytes, BusError>> + Send + 'static {
+    // Whole objects before the offset are not read. The parts of one object but its last have one size.
+    let mut skip = offset;
+    let mut places = VecDeque::new();
+    for object in objects {
+        if skip >= object.bytes {
+            skip -= object.bytes;
+            continue;
+        }
+        let whole = skip / objects::PART as u64;
+        skip -= whole * objects::PART as u64;
+        places.extend((whole..object.parts).map(|part| (object.name.clone(), part, std::mem::take(&mut skip))));
+    }
+    futures_util::stream::unfold((jobs, places), |(jobs, mut places)| async move {
+        let (object, part, skip) = places.pop_front()?;
+        let read = objects::read_part(jobs.0.bus.as_ref(), &object, part).await;
+        let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+        Some((read.map(|bytes| bytes.slice(skip.min(bytes.len())..)), (jobs, places)))
+    })
+}
+
+/// Lines that are not empty.
+async fn count(mut lines: Lines<Parts>) -> Result<u64, BusError> {
+    let mut count = 0;
+    while let Some(line) = lines.next().await? {
+        count += u64::from(!line.is_empty());
+    }
+    Ok(count)
+}
+
+async fn fail(jobs: &Jobs, id: &str, mut batch: Batch, revision: u64, why: &str) -> Result<(), JobError> {
+    batch.state = BatchState::Failed;
+    batch.failure = Some(why.to_owned());
+    batch.ended = Some(now());
+    match jobs.write(id, &Record::Batch(batch), revision, Some(jobs.0.options.time_to_live)).await {
+        Ok(_) | Err(BusError::Conflict { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+// === impl Run ===
+
+impl Run<'_> {
+    async fn work(mut self, mut stop: watch::Receiver<bool>) -> Result<(), JobError> {
+        let share = self.jobs.0.pace.share();
+        let mut running: JoinSet<(u64, usize, Outcome)> = JoinSet::new();
+        if self.batch.state == BatchState::Cancelling {
+            return self.finish(BatchState::Cancelled).await;
+        }
+        loop {
+            while !self.ended && self.chunks.len() < CHUNKS && self.waiting.len() < CHUNK_LINES {
+                self.read_chunk().await?;
+            }
+            while running.len() < share.most()
+                && let Some(task) = self.waiting.pop_front()
+            {
+                let (jobs, expires, batch) = (self.jobs.clone(), self.batch.expires, self.id.to_owned());
+                running.spawn(async move {
+                    let answer = jobs.execute(&task.call, expires).await;
+                    (task.chunk, task.index, outcome(&batch, &task, answer))
+                });
+            }
+            if self.chunks.front().is_some_and(|chunk| chunk.left == 0) {
+                if !self.write_first().await? {
+                    return Ok(());
+                }
+                continue;
+            }
+            if self.ended && self.chunks.is_empty() {
+                return self.finish(BatchState::Completed).await;
+            }
+            if now() >= self.batch.expires {
+                running.shutdown().await;
+                return self.finish(BatchState::Expired).await;
+            }
+            tokio::select! {
+                Some(ended) = running.join_next() => {
+                    let (chunk, index, outcome) = ended.map_err(|error| {
+                        JobError::Bus(BusError::Unreachable(format!("a line died: {error}")))
+                    })?;
+                    self.take(chunk, index, outcome);
+                }
+                Ok(()) = stop.changed() => {
+                    running.shutdown().await;
+                    return self.finish(BatchState::Cancelled).await;
+                }
+            }
+        }
+    }
+
+    /// Reads the next chunk, if the file has more lines.
+    async fn read_chunk(&mut self) -> Result<(), JobError> {
+        let (mut outcomes, mut tasks, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let chunk = self.first + self.chunks.len() as u64;
+        while outcomes.len() < CHUNK_LINES && bytes < CHUNK_BYTES {
+            let Some(line) = self.lines.next().await? else {
+                self.ended = true;
+                break;
+            };
+            self.number += 1;
+            if line.is_empty() {
+                continue;
+            }
+            let Asked { custom_id, call } = line.asked(&self.batch.endpoint);
+            match call {
+                Ok(call) => {
+                    bytes += call.body.len();
+                    tasks.push(Task { chunk, index: outcomes.len(), number: self.number, custom_id, call });
+                    outcomes.push(None);
+                }
+                Err(why) => {
+                    let message = format!("line {} of file '{}': {why}", self.number, self.batch.input);
+                    outcomes.push(Some(refusal(self.id, self.number, &custom_id, "invalid_line", &message)));
+                }
+            }
+        }
+        if outcomes.is_empty() {
+            return Ok(());
+        }
+        tasks.sort_by_key(|task| task.call.body.len());
+        let left = tasks.len();
+        self.waiting.extend(tasks);
+        self.chunks.push_back(Chunk { outcomes, left, end: (self.lines.offset, self.number) });
+        Ok(())
+    }
+
+    fn take(&mut self, chunk: u64, index: usize, outcome: Outcome) {
+        let chunk = usize::try_from(chunk - self.first).ok().and_then(|at| self.chunks.get_mut(at));
+        if let Some(chunk) = chunk
+            && let Some(place) = chunk.outcomes.get_mut(index)
+        {
+            *place = Some(outcome);
+            chunk.left -= 1;
+        }
+    }
+
+    /// Writes the answers of the first chunk and moves the checkpoint. Returns whether the batch goes on here.
+    async fn write_first(&mut self) -> Result<bool, JobError> {
+        let Some(chunk) = self.chunks.pop_front() else { return Ok(true) };
+        self.first += 1;
+        let (output, errors) = self.write(chunk.outcomes.into_iter().flatten()).await?;
+        let (offset, lines) = chunk.end;
+        self.batch.checkpoint = Checkpoint { offset, lines, output, errors };
+        self.save(None).await
+    }
+
+    /// Writes outcomes behind the checkpoint's parts. Returns the objects with them.
+    async fn write(&mut self, outcomes: impl Iterator<Item = Outcome>) -> Result<(Object, Object), JobError> {
+        let bus = self.jobs.0.bus.as_ref();
+        let mut output = Writer::append(bus, self.batch.checkpoint.output.clone(), None);
+        let mut errors = Writer::append(bus, self.batch.checkpoint.errors.clone(), None);
+        let mut counts = self.batch.counts;
+        for outcome in outcomes {
+            let (writer, count) = match outcome.is_error {
+                true => (&mut errors, &mut counts.failed),
+                false => (&mut output, &mut counts.completed),
+            };
+            writer.write(&outcome.text).await?;
+            *count += 1;
+        }
+        self.batch.counts = counts;
+        Ok((output.finish().await?, errors.finish().await?))
+    }
+
+    /// Ends the batch: writes the lines that have ended, and makes files of output and errors.
+    async fn finish(mut self, mut state: BatchState) -> Result<(), JobError> {
+        let ended: Vec<Outcome> =
+            std::mem::take(&mut self.chunks).into_iter().flat_map(|chunk| chunk.outcomes).flatten().collect();
+        let (output, errors) = self.write(ended.into_iter()).await?;
+        let live = Some(self.jobs.0.options.time_to_live);
+        let mut publish = Vec::new();
+        for (object, what) in [(&output, "output"), (&errors, "errors")] {
+            let id = format!("file-{}-{what}", self.id);
+            publish.push((object.bytes > 0).then_some(id));
+            if let Some(Some(id)) = publish.last() {
+                self.jobs.publish(id, format!("{}_{what}.jsonl", self.id), object, live).await?;
+            }
+        }
+        self.batch.errors = publish.pop().flatten();
+        self.batch.output = publish.pop().flatten();
+        self.batch.checkpoint.output = output;
+        self.batch.checkpoint.errors = errors;
+        if self.batch.cancelling.is_some() {
+            state = BatchState::Cancelled;
+        }
+        self.batch.state = state;
+        self.batch.ended = Some(now());
+        self.save(live).await?;
+        Ok(())
+    }
+
+    /// Writes the record. Returns whether the batch is still this gateway's and goes on.
+    async fn save(&mut self, lapse: Option<std::time::Duration>) -> Result<bool, JobError> {
+        loop {
+            match self.jobs.write(self.id, &Record::Batch(self.batch.clone()), self.revision, lapse).await {
+                Ok(revision) => {
+                    self.revision = revision;
+                    return Ok(true);
+                }
+                Err(BusError::Conflict { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+            // A client has cancelled it, another gateway has taken it over, or a broker has not the last revision yet.
+            let Some(Kept { record, revision }) = self.jobs.read(self.id).await? else { return Ok(false) };
+            let Some(there) = record.into_batch() else { return Ok(false) };
+            if there.owner != self.batch.owner || there.state.is_end() {
+                return Ok(false);
+            }
+            if revision == self.revision {
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+            self.revision = revision;
+            if there.state == BatchState::Cancelling && !self.batch.state.is_end() {
+                self.batch.state = BatchState::Cancelling;
+                self.batch.cancelling = there.cancelling;
+            }
+        }
+    }
+}
+
+/// The outcome of a line that ran. `None` is a line that had no answer in time.
+fn outcome(batch: &str, task: &Task, answer: Option<Answer>) -> Outcome {
+    let Some(answer) = answer else {
+        let message = format!("line {} had no answer before the batch expired", task.number);
+        return refusal(batch, task.number, &task.custom_id, "batch_expired", &message);
+    };
+    let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(&answer.body).is_ok();
+    if !is_json || answer.body.contains(&b'\n') {
+        let message =
+            format!("the answer to line {} is no JSON in one line; use a route with JSON answers", task.number);
+        return refusal(batch, task.number, &task.custom_id, "invalid_answer", &message);
+    }
+    let id = line_id(batch, task.number);
+    let mut text = format!(
+        r#"{{"id":"{id}","custom_id":{},"response":{{"status_code":{},"request_id":"{id}","body":"#,
+        task.custom_id, answer.status
+    )
+    .into_bytes();
+    text.extend_from_slice(&answer.body);
+    text.extend_from_slice(b"},\"error\":null}\n");
+    Outcome { text, is_error: answer.status >= 400 }
+}
+
+/// The outcome of a line that has no answer.
+fn refusal(batch: &str, number: u64, custom_id: &Value, code: &str, message: &str) -> Outcome {
+    let error = json!({"code": code, "message": message});
+    let id = line_id(batch, number);
+    let line = json!({"id": id, "custom_id": custom_id, "response": null, "error": error});
+    Outcome { text: format!("{line}\n").into_bytes(), is_error: true }
+}
+
+/// The id of a line's request.
+fn line_id(batch: &str, number: u64) -> String {
+    format!("{}-{number}", batch.replace("batch_", "batch_req_"))
+}

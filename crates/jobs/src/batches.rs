@@ -1,0 +1,91 @@
+//! Batches: accepted, looked at, listed, cancelled.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::error::JobError;
+use crate::jobs::Jobs;
+use crate::record::{Batch, BatchState, Counts};
+use crate::record::{Checkpoint, Object, Record};
+use crate::store::{new_id, now};
+
+/// The kind of job in errors.
+const KIND: &str = "batch";
+
+/// The prefix of ids.
+const PREFIX: &str = "batch_";
+
+/// A batch that a client asks for.
+#[derive(Clone, Debug)]
+pub struct NewBatch {
+    /// The id of the file with the lines.
+    pub input: String,
+    /// The route of every line.
+    pub endpoint: String,
+    /// How long it may take.
+    pub window: Duration,
+    /// Words of the client about the batch.
+    pub metadata: BTreeMap<String, String>,
+}
+
+// === impl Jobs ===
+
+impl Jobs {
+    /// Accepts a batch: it is in the store when this returns.
+    pub async fn begin_batch(&self, new: NewBatch) -> Result<(String, Batch), JobError> {
+        self.file(&new.input).await?;
+        let id = new_id(PREFIX);
+        let object = |what: &str| Object { name: format!("{id}-{what}"), ..Object::default() };
+        let batch = Batch {
+            owner: self.0.own.clone(),
+            endpoint: new.endpoint,
+            input: new.input,
+            metadata: new.metadata,
+            state: BatchState::Validating,
+            counts: Counts::default(),
+            failure: None,
+            output: None,
+            errors: None,
+            created: now(),
+            expires: now() + new.window.as_secs(),
+            begun: None,
+            cancelling: None,
+            ended: None,
+            checkpoint: Checkpoint { output: object("output"), errors: object("errors"), ..Checkpoint::default() },
+        };
+        self.write(&id, &Record::Batch(batch.clone()), 0, None).await?;
+        Ok((id, batch))
+    }
+
+    /// The record of a batch.
+    pub async fn batch(&self, id: &str) -> Result<Batch, JobError> {
+        let batch = self.read(id).await?.and_then(|kept| kept.record.into_batch());
+        batch.ok_or_else(|| unknown(id))
+    }
+
+    /// All batches, the one that was accepted last at the beginning.
+    pub async fn batches(&self) -> Result<Vec<(String, Batch)>, JobError> {
+        let records = self.records().await?;
+        let mut batches: Vec<_> =
+            records.into_iter().filter_map(|(id, record)| Some((id, record.into_batch()?))).collect();
+        batches.sort_by(|(one, a), (other, b)| (b.created, other).cmp(&(a.created, one)));
+        Ok(batches)
+    }
+
+    /// Cancels a batch. Lines that have ended stay in its output.
+    pub async fn cancel_batch(&self, id: &str) -> Result<Batch, JobError> {
+        let record = self.change(id, |record| {
+            let Record::Batch(batch) = record else { return None };
+            matches!(batch.state, BatchState::Validating | BatchState::InProgress).then(|| {
+                batch.state = BatchState::Cancelling;
+                batch.cancelling = Some(now());
+                None
+            })
+        });
+        record.await?.and_then(Record::into_batch).ok_or_else(|| unknown(id))
+    }
+}
+
+fn unknown(id: &str) -> JobError {
+    JobError::Unknown { kind: KIND, id: id.to_owned() }
+}

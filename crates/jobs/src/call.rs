@@ -1,0 +1,55 @@
+//! The requests that jobs send, and the system that answers them.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// A request to one of the gateway's routes, without the client's credentials.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// The path, with the query.
+    pub path: String,
+    /// The headers that the route needs, with names in lower case.
+    pub headers: Vec<(String, Bytes)>,
+    /// The body.
+    pub body: Bytes,
+}
+
+/// The answer to a [`Call`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// The HTTP status.
+    pub status: u16,
+    /// The headers that describe the body, with names in lower case.
+    pub headers: Vec<(String, Bytes)>,
+    /// The body.
+    pub body: Bytes,
+}
+
+/// The system that runs calls.
+#[async_trait]
+pub trait Execute: Send + Sync + 'static {
+    /// Runs a call. The caller may drop the future, which cancels the call.
+    async fn execute(&self, call: Call) -> Answer;
+
+    /// Whether the gateway of this name is alive, as far as its heartbeats tell.
+    fn lives(&self, gateway: &str) -> bool;
+}
+
+// === impl Call ===
+
+impl Call {
+    /// The value of a header.
+    pub fn header(&self, name: &str) -> Option<&[u8]> {
+        self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_ref())
+    }
+}
+
+// === impl Answer ===
+
+impl Answer {
+    /// Whether the same call may get another answer later: the queue was full, no worker was there, or time ran out.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self.status, 408 | 429 | 503 | 504)
+    }
+}

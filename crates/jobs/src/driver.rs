@@ -1,0 +1,247 @@
+//! Follows the store of jobs: runs what this gateway owns, and takes over the jobs of gateways that are gone.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use tokio::task::{AbortHandle, JoinSet};
+use trireme_bus::{Bucket, Bus, Change, Entry};
+
+use crate::call::Execute;
+use crate::jobs::{Jobs, Options, Shared};
+use crate::pace::{Pace, Share};
+use crate::record::{BatchState, Record};
+use crate::{batch, store};
+
+/// How often the owners of other jobs are looked at.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Pause before the store is followed again, or a job is run again whose run failed because the store was out of reach.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Most jobs that are taken over in one tick, and at the same time.
+const TAKEN_OVER: usize = 2048;
+const AT_A_TIME: usize = 64;
+
+/// A job that has not ended.
+enum Open {
+    /// A request of this gateway that waits for its turn.
+    Waits,
+    /// This gateway runs it. A batch hears on `stop` that it was cancelled.
+    Runs { task: AbortHandle, stop: Option<tokio::sync::watch::Sender<bool>> },
+    /// Another gateway owns it.
+    Others(String),
+}
+
+struct Driver {
+    jobs: Jobs,
+    open: HashMap<String, Open>,
+    /// Requests of this gateway, oldest first. Some may have ended since.
+    waiting: VecDeque<String>,
+    /// Ends with the id of the job, and whether it has to be run again.
+    running: JoinSet<(String, bool)>,
+    /// The tasks of requests; those of batches are not counted.
+    requests: HashSet<tokio::task::Id>,
+    /// The requests' part of the pace, while there are any.
+    share: Option<Share>,
+}
+
+// === impl Jobs ===
+
+impl Jobs {
+    /// Opens the store of jobs and runs what belongs to this gateway until the returned future is dropped.
+    pub fn open(
+        bus: Arc<dyn Bus>,
+        own: &str,
+        execute: Arc<dyn Execute>,
+        options: Options,
+    ) -> (Jobs, impl Future<Output = ()> + Send + 'static) {
+        let pace = Pace::new(options.max_in_flight);
+        let (ended, _) = tokio::sync::broadcast::channel(1024);
+        let jobs = Jobs(Arc::new(Shared { bus, own: own.to_owned(), execute, options, pace, ended }));
+        (jobs.clone(), run(jobs))
+    }
+}
+
+/// Runs jobs until it is dropped.
+async fn run(jobs: Jobs) {
+    let mut driver = Driver {
+        jobs,
+        open: HashMap::new(),
+        waiting: VecDeque::new(),
+        running: JoinSet::new(),
+        requests: HashSet::new(),
+        share: None,
+    };
+    let mut tick = tokio::time::interval(TICK);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let watch = driver.jobs.0.bus.watch(Bucket::Jobs).await;
+        let mut changes = match watch {
+            Ok(changes) => changes,
+            Err(error) => {
+                tracing::warn!(%error, "the store of jobs cannot be followed; trying again");
+                tokio::time::sleep(AGAIN).await;
+                continue;
+            }
+        };
+        loop {
+            driver.begin();
+            tokio::select! {
+                change = changes.recv() => match change {
+                    Some(Change::Put(entry)) => driver.put(&entry),
+                    Some(Change::Deleted { key, .. }) => driver.close(&key),
+                    Some(Change::Complete) => {}
+                    None => break,
+                },
+                Some(ended) = driver.running.join_next_with_id() => driver.ended(ended),
+                _ = tick.tick() => driver.take_over().await,
+            }
+        }
+    }
+}
+
+// === impl Driver ===
+
+impl Driver {
+    fn put(&mut self, entry: &Entry) {
+        let record = match store::decode(&entry.value) {
+            Ok(record) => record,
+            Err(error) => return tracing::warn!(job = entry.key, %error, "a job that cannot be read is left alone"),
+        };
+        // Ids have no characters that keys escape.
+        let id = entry.key.clone();
+        let Some(owner) = record.open_for() else { return self.close(&id) };
+        if owner != self.jobs.0.own {
+            self.close(&id);
+            self.open.insert(id, Open::Others(owner.to_owned()));
+            return;
+        }
+        match (self.open.get(&id), &record) {
+            (Some(Open::Runs { stop: Some(stop), .. }), Record::Batch(batch)) => {
+                stop.send_if_modified(|stop| {
+                    let cancelled = batch.state == BatchState::Cancelling && !*stop;
+                    *stop |= cancelled;
+                    cancelled
+                });
+            }
+            (Some(Open::Runs { .. } | Open::Waits), _) => {}
+            (Some(Open::Others(_)) | None, Record::Request(_)) => {
+                self.open.insert(id.clone(), Open::Waits);
+                self.waiting.push_back(id);
+            }
+            (Some(Open::Others(_)) | None, _) => self.run_batch(id),
+        }
+    }
+
+    /// Forgets a job that has ended or belongs to another gateway; stops running it.
+    fn close(&mut self, id: &str) {
+        if let Some(Open::Runs { task, .. }) = self.open.remove(id) {
+            task.abort();
+        }
+        // An error says that nobody waits for it.
+        let _ = self.jobs.0.ended.send(id.to_owned());
+    }
+
+    /// Begins as many waiting requests as the pace allows.
+    fn begin(&mut self) {
+        while !self.waiting.is_empty() {
+            let share = self.share.get_or_insert_with(|| self.jobs.0.pace.share());
+            if self.requests.len() >= share.most() {
+                return;
+            }
+            let Some(id) = self.waiting.pop_front() else { return };
+            if !matches!(self.open.get(&id), Some(Open::Waits)) {
+                continue;
+            }
+            let (jobs, own) = (self.jobs.clone(), id.clone());
+            let task = self.running.spawn(async move {
+                let again = jobs.run_request(&own).await.inspect_err(|error| {
+                    tracing::warn!(request = own, %error, "a durable request could not be run; trying again");
+                });
+                let again = again.is_err();
+                if again {
+                    tokio::time::sleep(AGAIN).await;
+                }
+                (own, again)
+            });
+            self.requests.insert(task.id());
+            self.open.insert(id, Open::Runs { task, stop: None });
+        }
+    }
+
+    fn run_batch(&mut self, id: String) {
+        let (stop, stopped) = tokio::sync::watch::channel(false);
+        let (jobs, own) = (self.jobs.clone(), id.clone());
+        let task = self.running.spawn(async move {
+            let again = batch::run(&jobs, &own, stopped).await.inspect_err(|error| {
+                tracing::warn!(batch = own, %error, "a batch could not go on; trying again from its checkpoint");
+            });
+            let again = again.is_err();
+            if again {
+                tokio::time::sleep(AGAIN).await;
+            }
+            (own, again)
+        });
+        self.open.insert(id, Open::Runs { task, stop: Some(stop) });
+    }
+
+    fn ended(&mut self, ended: Result<(tokio::task::Id, (String, bool)), tokio::task::JoinError>) {
+        let task = match &ended {
+            Ok((task, _)) => *task,
+            Err(error) => error.id(),
+        };
+        self.requests.remove(&task);
+        if self.requests.is_empty() && self.waiting.is_empty() {
+            self.share = None;
+        }
+        let (id, again) = match ended {
+            Ok((_, ended)) => ended,
+            Err(error) if error.is_panic() => return tracing::error!(%error, "a job died"),
+            Err(_) => return,
+        };
+        match self.open.get(&id) {
+            Some(Open::Runs { task: own, .. }) if own.id() != task => {}
+            Some(Open::Runs { stop, .. }) if again => match stop.is_some() {
+                true => self.run_batch(id),
+                false => {
+                    self.open.insert(id.clone(), Open::Waits);
+                    self.waiting.push_back(id);
+                }
+            },
+            Some(Open::Runs { .. }) => drop(self.open.remove(&id)),
+            Some(Open::Waits | Open::Others(_)) | None => {}
+        }
+    }
+
+    /// Takes over the jobs of gateways that are gone.
+    async fn take_over(&mut self) {
+        let execute = &self.jobs.0.execute;
+        let gone = self.open.iter().filter_map(|(id, open)| match open {
+            Open::Others(owner) if !execute.lives(owner) => Some((id.clone(), owner.clone())),
+            _ => None,
+        });
+        // Several gateways may try: a random order lets each of them succeed.
+        let mut gone: Vec<_> = gone.take(TAKEN_OVER).collect();
+        fastrand::shuffle(&mut gone);
+        if !gone.is_empty() {
+            tracing::info!(jobs = gone.len(), "taking over jobs of gateways that are gone");
+        }
+        let jobs = &self.jobs;
+        futures_util::stream::iter(gone)
+            .for_each_concurrent(AT_A_TIME, |(id, owner)| async move {
+                // The change comes back on the watch.
+                let taken = jobs.change(&id, |record| {
+                    (record.open_for() == Some(&owner)).then(|| {
+                        record.set_owner(&jobs.0.own);
+                        None
+                    })
+                });
+                if let Err(error) = taken.await {
+                    tracing::warn!(job = id, %error, "a job could not be taken over yet");
+                }
+            })
+            .await;
+    }
+}

@@ -1,0 +1,33 @@
+//! The handle on durable work.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use trireme_bus::Bus;
+
+use crate::call::Execute;
+use crate::pace::Pace;
+
+/// Limits of durable work.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Most calls of durable work that this gateway has in flight.
+    pub max_in_flight: usize,
+    /// How long a request that has not ended may stay, and how long one that has ended is kept.
+    pub time_to_live: Duration,
+}
+
+/// Durable work on one bus. Clones are the same.
+#[derive(Clone)]
+pub struct Jobs(pub(crate) Arc<Shared>);
+
+pub(crate) struct Shared {
+    pub bus: Arc<dyn Bus>,
+    /// The name of this gateway.
+    pub own: String,
+    pub execute: Arc<dyn Execute>,
+    pub options: Options,
+    pub pace: Pace,
+    /// Wakes those that wait for the end of a job.
+    pub ended: tokio::sync::broadcast::Sender<String>,
+}

@@ -1,0 +1,40 @@
+//! Durable work: requests that are answered later, files, and batches over files.
+//!
+//! A job is a record in the store [`Bucket::Jobs`] and its bytes in [`Bucket::Objects`]. Records are replaced by compare
+//! and swap only, so that two gateways cannot both change a job. A record names the gateway that owns the job: the owner
+//! runs the job, and when the owner's heartbeats have stopped another gateway takes the job over. The calls of a job go
+//! through [`Execute`], as if a client had sent them.
+//!
+//! Invariants:
+//! - A job that was accepted is in the store, and stays there until it has ended and its time to live is over.
+//! - A job ends once: the record of its end is written over the record that its owner has read.
+//! - A batch writes its output in parts before it moves its checkpoint. After a crash it begins again at the checkpoint and
+//!   writes the same parts again, so no line is missing and none is there twice.
+//!
+//! Not here: HTTP (`gateway`), the stores (`bus`).
+//!
+//! [`Bucket::Jobs`]: trireme_bus::Bucket::Jobs
+//! [`Bucket::Objects`]: trireme_bus::Bucket::Objects
+
+mod batch;
+mod batches;
+mod call;
+mod driver;
+mod error;
+mod files;
+mod jobs;
+mod lines;
+mod objects;
+mod pace;
+mod record;
+mod requests;
+mod store;
+
+pub use batches::NewBatch;
+pub use call::{Answer, Call, Execute};
+pub use error::JobError;
+pub use files::{Content, Upload};
+pub use jobs::{Jobs, Options};
+pub use pace::Pace;
+pub use record::{Batch, BatchState, Counts, File, Request, RequestState};
+pub use requests::Accepted;

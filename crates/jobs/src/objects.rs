@@ -1,0 +1,97 @@
+//! Bytes of any size in the store of objects, in parts.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use trireme_bus::{Bucket, Bus, BusError, escape_token};
+
+use crate::record::Object;
+
+/// Bytes in a part: below the largest message of a broker with its default settings.
+pub const PART: usize = 512 << 10;
+
+/// How many times a part is read again that a broker of a cluster may not have yet, and the pause in between.
+const LOOKS: u32 = 20;
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
+
+/// Writes an object, part after part.
+pub struct Writer<'a> {
+    bus: &'a dyn Bus,
+    object: Object,
+    rest: BytesMut,
+    lapse: Option<Duration>,
+}
+
+fn key(object: &str, part: u64) -> String {
+    format!("{}.{part}", escape_token(object))
+}
+
+// === impl Writer ===
+
+impl<'a> Writer<'a> {
+    /// Goes on behind the parts of `object`. Parts that an earlier writer has written there are replaced.
+    pub fn append(bus: &'a dyn Bus, object: Object, lapse: Option<Duration>) -> Writer<'a> {
+        Writer { bus, object, rest: BytesMut::new(), lapse }
+    }
+
+    /// Adds bytes.
+    pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), BusError> {
+        while self.rest.len() + bytes.len() >= PART {
+            let (now, later) = bytes.split_at(PART - self.rest.len());
+            self.rest.extend_from_slice(now);
+            bytes = later;
+            self.flush().await?;
+        }
+        self.rest.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Writes the last part. Returns the object with all its parts.
+    pub async fn finish(mut self) -> Result<Object, BusError> {
+        self.flush().await?;
+        Ok(self.object)
+    }
+
+    async fn flush(&mut self) -> Result<(), BusError> {
+        if self.rest.is_empty() {
+            return Ok(());
+        }
+        let part = self.rest.split().freeze();
+        let size = part.len() as u64;
+        self.bus.put(Bucket::Objects, &key(&self.object.name, self.object.parts), part, None, self.lapse).await?;
+        self.object.parts += 1;
+        self.object.bytes += size;
+        Ok(())
+    }
+}
+
+/// A part of an object.
+pub async fn read_part(bus: &dyn Bus, object: &str, part: u64) -> Result<Bytes, BusError> {
+    for look in 0..LOOKS {
+        if look > 0 {
+            tokio::time::sleep(LOOK_PAUSE).await;
+        }
+        if let Some(entry) = bus.get(Bucket::Objects, &key(object, part)).await? {
+            return Ok(entry.value);
+        }
+    }
+    let reason = format!("part {part} of '{object}' is missing: it was deleted, or the broker lost it");
+    Err(BusError::Refused { action: "reading an object", reason })
+}
+
+/// The whole object.
+pub async fn read_whole(bus: &dyn Bus, object: &Object) -> Result<Bytes, BusError> {
+    let mut whole = BytesMut::with_capacity(usize::try_from(object.bytes).unwrap_or_default());
+    for part in 0..object.parts {
+        whole.extend_from_slice(&read_part(bus, &object.name, part).await?);
+    }
+    Ok(whole.freeze())
+}
+
+/// Deletes the parts of an object.
+pub async fn delete(bus: &dyn Bus, object: &Object) -> Result<(), BusError> {
+    for part in 0..object.parts {
+        bus.delete(Bucket::Objects, &key(&object.name, part), None).await?;
+    }
+    Ok(())
+}

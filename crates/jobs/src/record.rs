@@ -1,0 +1,216 @@
+//! The records of jobs and files, as the store has them.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::call::{Answer, Call};
+
+/// The value of a key in the store of jobs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Record {
+    /// A durable request.
+    Request(Request),
+    /// A batch over a file.
+    Batch(Batch),
+    /// A file.
+    File(File),
+}
+
+/// A request that is answered later. Times are seconds since 1970.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// The gateway that runs it.
+    pub owner: String,
+    /// When it was accepted.
+    pub created: u64,
+    /// When it expires if it has not ended.
+    pub expires: u64,
+    /// When it ended.
+    pub ended: Option<u64>,
+    /// Where it is.
+    pub state: RequestState,
+    /// A digest of its path, headers and body.
+    pub(crate) digest: Bytes,
+    /// Path and headers; the body is in `body`.
+    pub(crate) call: Call,
+    pub(crate) body: Body,
+    /// Status and headers of the answer; the body is in `answer_body`.
+    pub(crate) answer: Option<Answer>,
+    pub(crate) answer_body: Body,
+}
+
+/// Where a durable request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RequestState {
+    /// It waits, or runs.
+    Queued,
+    /// It has an answer, which may be an error.
+    Completed,
+    /// The client cancelled it.
+    Cancelled,
+    /// It had no answer in time.
+    Expired,
+}
+
+/// The bytes of a body.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Body {
+    /// In the record.
+    Here(Bytes),
+    /// In an object.
+    Stored(Object),
+}
+
+/// Bytes in the store of objects: parts with numbers from 0.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Object {
+    pub name: String,
+    pub parts: u64,
+    pub bytes: u64,
+}
+
+/// A file that a client uploaded or a batch wrote. Times are seconds since 1970.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct File {
+    /// Its name.
+    pub name: String,
+    /// Its purpose, as the client named it: `batch`, `batch_output`.
+    pub purpose: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// When it was written.
+    pub created: u64,
+    /// When it is deleted.
+    pub expires: Option<u64>,
+    /// Its bytes, in this order.
+    pub(crate) objects: Vec<Object>,
+}
+
+/// A batch: every line of a file is a request. Times are seconds since 1970.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Batch {
+    /// The gateway that runs it.
+    pub owner: String,
+    /// The route of every line.
+    pub endpoint: String,
+    /// The id of the file with the lines.
+    pub input: String,
+    /// Words of the client about the batch.
+    pub metadata: BTreeMap<String, String>,
+    /// Where it is.
+    pub state: BatchState,
+    /// Lines.
+    pub counts: Counts,
+    /// Why it failed.
+    pub failure: Option<String>,
+    /// The id of the file with the answers.
+    pub output: Option<String>,
+    /// The id of the file with the errors.
+    pub errors: Option<String>,
+    /// When it was accepted.
+    pub created: u64,
+    /// When it expires if it has not ended.
+    pub expires: u64,
+    /// When its first line was begun.
+    pub begun: Option<u64>,
+    /// When it was cancelled.
+    pub cancelling: Option<u64>,
+    /// When it ended.
+    pub ended: Option<u64>,
+    pub(crate) checkpoint: Checkpoint,
+}
+
+/// Where a batch is. The words are those of OpenAI's Batch API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BatchState {
+    /// The lines are counted.
+    Validating,
+    /// The file has no line that can run.
+    Failed,
+    /// Lines run.
+    InProgress,
+    /// All lines have ended.
+    Completed,
+    /// Its time ended first; the output has the lines that ended.
+    Expired,
+    /// It was cancelled, and lines still run.
+    Cancelling,
+    /// It was cancelled; the output has the lines that ended.
+    Cancelled,
+}
+
+/// How many lines a batch has, and how many have ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Lines of the file that are not empty.
+    pub total: u64,
+    /// Lines in the output.
+    pub completed: u64,
+    /// Lines in the errors.
+    pub failed: u64,
+}
+
+/// How far a batch is: everything before this place is in the parts that it names.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Checkpoint {
+    /// Bytes of the input before the next line.
+    pub offset: u64,
+    /// Lines before the next one, empty lines included.
+    pub lines: u64,
+    pub output: Object,
+    pub errors: Object,
+}
+
+// === impl BatchState ===
+
+impl BatchState {
+    /// Whether nothing more happens.
+    pub fn is_end(self) -> bool {
+        match self {
+            BatchState::Failed | BatchState::Completed | BatchState::Expired | BatchState::Cancelled => true,
+            BatchState::Validating | BatchState::InProgress | BatchState::Cancelling => false,
+        }
+    }
+}
+
+// === impl Record ===
+
+impl Record {
+    /// The gateway that owns the job, if the job has not ended.
+    pub fn open_for(&self) -> Option<&str> {
+        match self {
+            Record::Request(request) if request.state == RequestState::Queued => Some(&request.owner),
+            Record::Batch(batch) if !batch.state.is_end() => Some(&batch.owner),
+            Record::Request(_) | Record::Batch(_) | Record::File(_) => None,
+        }
+    }
+
+    /// Gives the job to another gateway.
+    pub fn set_owner(&mut self, owner: &str) {
+        match self {
+            Record::Request(request) => owner.clone_into(&mut request.owner),
+            Record::Batch(batch) => owner.clone_into(&mut batch.owner),
+            Record::File(_) => {}
+        }
+    }
+
+    /// The batch, if it is one.
+    pub fn into_batch(self) -> Option<Batch> {
+        match self {
+            Record::Batch(batch) => Some(batch),
+            Record::Request(_) | Record::File(_) => None,
+        }
+    }
+
+    /// The file, if it is one.
+    pub fn into_file(self) -> Option<File> {
+        match self {
+            Record::File(file) => Some(file),
+            Record::Request(_) | Record::Batch(_) => None,
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Durable requests: accepted, looked at, cancelled, and run by their owner.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use ring::digest::{Context, SHA256};
+use trireme_bus::BusError;
+
+use crate::call::{Answer, Call};
+use crate::error::JobError;
+use crate::jobs::Jobs;
+use crate::record::{Body, Record};
+use crate::record::{Request, RequestState};
+use crate::store::{Kept, new_id, now};
+
+/// The kind of job in errors.
+const KIND: &str = "request";
+
+/// The prefix of ids.
+const PREFIX: &str = "req_";
+
+/// Objects live for this much longer than the records that name them.
+const SLACK: Duration = Duration::from_secs(3600);
+
+/// The pause before a refused call is sent again: the first, which then doubles, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A request that is in the store.
+#[derive(Clone, Debug)]
+pub struct Accepted {
+    /// Its id.
+    pub id: String,
+    /// Its record.
+    pub request: Request,
+    /// Whether it was there before, under the client's key.
+    pub was_there: bool,
+}
+
+// === impl Jobs ===
+
+impl Jobs {
+    /// Accepts a request: it is in the store when this returns. With `key` a second request with the same key is the first
+    /// one; [`JobError::OtherRequest`] if it has another path, header or body.
+    pub async fn accept(&self, call: Call, key: Option<&str>) -> Result<Accepted, JobError> {
+        let digest = digest(&call);
+        let id = match key {
+            Some(key) => format!("{PREFIX}{}", hex(&sha256(&[key.as_bytes()]), 16)),
+            None => new_id(PREFIX),
+        };
+        if key.is_some()
+            && let Some(there) = self.accepted_before(&id, &digest).await?
+        {
+            return Ok(there);
+        }
+        let (created, live) = (now(), self.0.options.time_to_live);
+        let name = format!("{id}-{}", hex(&digest, 8));
+        let body = self.keep(name, &call.body, Some(live + SLACK)).await?;
+        let request = Request {
+            owner: self.0.own.clone(),
+            created,
+            expires: created + live.as_secs(),
+            ended: None,
+            state: RequestState::Queued,
+            digest: digest.clone(),
+            call: Call { body: Bytes::new(), ..call },
+            body,
+            answer: None,
+            answer_body: Body::Here(Bytes::new()),
+        };
+        let record = Record::Request(request.clone());
+        match self.write(&id, &record, 0, None).await {
+            Ok(_) => Ok(Accepted { id, request, was_there: false }),
+            Err(BusError::Conflict { .. }) => {
+                let there = self.accepted_before(&id, &digest).await?;
+                there.ok_or_else(|| BusError::Conflict { key: id }.into())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn accepted_before(&self, id: &str, digest: &Bytes) -> Result<Option<Accepted>, JobError> {
+        match self.read_now(id).await?.map(|kept| kept.record) {
+            Some(Record::Request(request)) if request.digest == digest => {
+                Ok(Some(Accepted { id: id.to_owned(), request, was_there: true }))
+            }
+            Some(_) => Err(JobError::OtherRequest),
+            None => Ok(None),
+        }
+    }
+
+    /// The record of a request.
+    pub async fn request(&self, id: &str) -> Result<Request, JobError> {
+        match self.read(id).await?.map(|kept| kept.record) {
+            Some(Record::Request(request)) => Ok(request),
+            _ => Err(unknown(id)),
+        }
+    }
+
+    /// The answer to a request that is [`RequestState::Completed`].
+    pub async fn answer(&self, request: &Request) -> Result<Option<Answer>, JobError> {
+        let Some(answer) = &request.answer else { return Ok(None) };
+        Ok(Some(Answer { body: self.body(&request.answer_body).await?, ..answer.clone() }))
+    }
+
+    /// Waits until a request has ended, for `patience` at most. Returns its record.
+    pub async fn wait(&self, id: &str, patience: Duration) -> Result<Request, JobError> {
+        /// A look at the store, in case that this gateway missed the change.
+        const LOOK: Duration = Duration::from_secs(1);
+        let until = Instant::now() + patience;
+        let mut ended = self.0.ended.subscribe();
+        loop {
+            let request = self.request(id).await?;
+            let left = until.saturating_duration_since(Instant::now());
+            if request.state != RequestState::Queued || left.is_zero() {
+                return Ok(request);
+            }
+            let look = tokio::time::sleep(left.min(LOOK));
+            tokio::pin!(look);
+            loop {
+                tokio::select! {
+                    heard = ended.recv() => if heard.map_or(true, |heard| heard == id) { break },
+                    () = &mut look => break,
+                }
+            }
+        }
+    }
+
+    /// Cancels a request that has not ended, and deletes one that has. Returns its record before.
+    pub async fn cancel_request(&self, id: &str) -> Result<Request, JobError> {
+        let mut before = None;
+        let live = self.0.options.time_to_live;
+        self.change(id, |record| {
+            let Record::Request(request) = record else { return None };
+            before = Some(request.clone());
+            (request.state == RequestState::Queued).then(|| {
+                request.state = RequestState::Cancelled;
+                request.ended = Some(now());
+                Some(live)
+            })
+        })
+        .await?;
+        let before = before.ok_or_else(|| unknown(id))?;
+        self.discard(&before.body).await;
+        if before.state != RequestState::Queued {
+            self.discard(&before.answer_body).await;
+            self.forget(id).await?;
+        }
+        Ok(before)
+    }
+
+    /// Runs a request of this gateway to its end.
+    pub(crate) async fn run_request(&self, id: &str) -> Result<(), JobError> {
+        let Some(Kept { record: Record::Request(mut request), revision }) = self.read(id).await? else { return Ok(()) };
+        if request.state != RequestState::Queued || request.owner != self.0.own {
+            return Ok(());
+        }
+        let live = self.0.options.time_to_live;
+        let call = Call { body: self.body(&request.body).await?, ..request.call.clone() };
+        let answer = self.execute(&call, request.expires).await;
+        request.ended = Some(now());
+        match answer {
+            Some(answer) => {
+                let name = format!("{id}-answer-{:08x}", fastrand::u32(..));
+                request.answer_body = self.keep(name, &answer.body, Some(live + SLACK)).await?;
+                request.answer = Some(Answer { body: Bytes::new(), ..answer });
+                request.state = RequestState::Completed;
+            }
+            None => request.state = RequestState::Expired,
+        }
+        let sent = std::mem::replace(&mut request.body, Body::Here(Bytes::new()));
+        let answered = request.answer_body.clone();
+        match self.write(id, &Record::Request(request), revision, Some(live)).await {
+            Ok(_) => {
+                self.discard(&sent).await;
+                Ok(())
+            }
+            // It was cancelled, or another gateway took it over.
+            Err(BusError::Conflict { .. }) => {
+                self.discard(&answered).await;
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Runs a call until it has an answer that is not temporary. `None` if there is none at `expires`.
+    pub(crate) async fn execute(&self, call: &Call, expires: u64) -> Option<Answer> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let left = Duration::from_secs(expires.saturating_sub(now()));
+            let answer = tokio::time::timeout(left, self.0.execute.execute(call.clone())).await.ok()?;
+            if !answer.is_temporary() {
+                self.0.pace.answered();
+                return Some(answer);
+            }
+            self.0.pace.refused(Instant::now());
+            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64()).min(left)).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+fn unknown(id: &str) -> JobError {
+    JobError::Unknown { kind: KIND, id: id.to_owned() }
+}
+
+fn digest(call: &Call) -> Bytes {
+    let mut parts = vec![call.path.as_bytes()];
+    for (name, value) in &call.headers {
+        parts.extend([name.as_bytes(), value.as_ref()]);
+    }
+    parts.push(&call.body);
+    Bytes::copy_from_slice(&sha256(&parts))
+}
+
+/// SHA-256 of parts and their lengths.
+fn sha256(parts: &[&[u8]]) -> Vec<u8> {
+    let mut context = Context::new(&SHA256);
+    for part in parts {
+        context.update(&(part.len() as u64).to_le_bytes());
+        context.update(part);
+    }
+    context.finish().as_ref().to_vec()
+}
+
+/// The first `bytes` bytes in hexadecimal digits.
+fn hex(digest: &[u8], bytes: usize) -> String {
+    digest.iter().take(bytes).map(|byte| format!("{byte:02x}")).collect()
+}

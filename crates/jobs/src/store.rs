@@ -1,0 +1,127 @@
+//! Records in the store of jobs: read, created, replaced by compare and swap, watched.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use trireme_bus::{Bucket, BusError, escape_token};
+
+use crate::error::JobError;
+use crate::jobs::Jobs;
+use crate::objects::{self, Writer};
+use crate::record::{Body, Object, Record};
+
+/// Larger bodies are objects of their own. So a gateway that follows the store of jobs does not read them.
+const BODY_IN_RECORD: usize = 2 << 10;
+
+/// How many times a record is read again that a broker of a cluster may not have yet, and the pause in between.
+const LOOKS: u32 = 5;
+const LOOK_PAUSE: Duration = Duration::from_millis(40);
+
+/// How many times a change is tried again because another gateway changed the record meanwhile.
+const CHANGES: u32 = 20;
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// A new id: `prefix` and 128 random bits.
+pub fn new_id(prefix: &str) -> String {
+    format!("{prefix}{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..))
+}
+
+/// A record and its revision.
+pub struct Kept {
+    pub record: Record,
+    pub revision: u64,
+}
+
+// === impl Jobs ===
+
+impl Jobs {
+    /// The record of `id`.
+    pub(crate) async fn read(&self, id: &str) -> Result<Option<Kept>, JobError> {
+        for look in 0..LOOKS {
+            if look > 0 {
+                tokio::time::sleep(LOOK_PAUSE).await;
+            }
+            if let Some(kept) = self.read_now(id).await? {
+                return Ok(Some(kept));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The record of `id`, which may be missing.
+    pub(crate) async fn read_now(&self, id: &str) -> Result<Option<Kept>, JobError> {
+        let entry = self.0.bus.get(Bucket::Jobs, &escape_token(id)).await?;
+        let kept = |entry: trireme_bus::Entry| Ok(Kept { record: decode(&entry.value)?, revision: entry.revision });
+        entry.map(kept).transpose()
+    }
+
+    /// Writes a record, over the one of revision `expect` (0: there is none).
+    pub(crate) async fn write(
+        &self,
+        id: &str,
+        record: &Record,
+        expect: u64,
+        lapse: Option<Duration>,
+    ) -> Result<u64, BusError> {
+        let value = rmp_serde::to_vec_named(record).map_err(|error| refused("writing a record", &error))?;
+        self.0.bus.put(Bucket::Jobs, &escape_token(id), value.into(), Some(expect), lapse).await
+    }
+
+    /// Changes a record: `change` gets the present one and returns the lapse of the changed one, or `None` to leave it.
+    /// Returns the record that is then in the store.
+    pub(crate) async fn change(
+        &self,
+        id: &str,
+        mut change: impl FnMut(&mut Record) -> Option<Option<Duration>>,
+    ) -> Result<Option<Record>, JobError> {
+        for _ in 0..CHANGES {
+            let Some(Kept { mut record, revision }) = self.read(id).await? else { return Ok(None) };
+            let Some(lapse) = change(&mut record) else { return Ok(Some(record)) };
+            match self.write(id, &record, revision, lapse).await {
+                Ok(_) => return Ok(Some(record)),
+                Err(BusError::Conflict { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(BusError::Conflict { key: id.to_owned() }.into())
+    }
+
+    /// Keeps a body: in the record that names it, or as the object `name`.
+    pub(crate) async fn keep(&self, name: String, body: &Bytes, lapse: Option<Duration>) -> Result<Body, JobError> {
+        if body.len() <= BODY_IN_RECORD {
+            return Ok(Body::Here(body.clone()));
+        }
+        let mut writer = Writer::append(self.0.bus.as_ref(), Object { name, ..Object::default() }, lapse);
+        writer.write(body).await?;
+        Ok(Body::Stored(writer.finish().await?))
+    }
+
+    /// The bytes of a body.
+    pub(crate) async fn body(&self, body: &Body) -> Result<Bytes, JobError> {
+        match body {
+            Body::Here(bytes) => Ok(bytes.clone()),
+            Body::Stored(object) => Ok(objects::read_whole(self.0.bus.as_ref(), object).await?),
+        }
+    }
+
+    /// Deletes a body. An error leaves bytes in the store that nothing names, so it is only logged.
+    pub(crate) async fn discard(&self, body: &Body) {
+        let Body::Stored(object) = body else { return };
+        if let Err(error) = objects::delete(self.0.bus.as_ref(), object).await {
+            tracing::warn!(object = object.name, %error, "an object that no job needs any more could not be deleted");
+        }
+    }
+}
+
+/// Reads a record.
+pub fn decode(value: &[u8]) -> Result<Record, BusError> {
+    rmp_serde::from_slice(value).map_err(|error| refused("reading a record", &error))
+}
+
+fn refused(action: &'static str, error: &dyn std::error::Error) -> BusError {
+    BusError::Refused { action, reason: error.to_string() }
+}

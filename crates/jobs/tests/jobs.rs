@@ -1,0 +1,321 @@
+//! Durable work on the stores of one process: what is accepted is answered once, whatever stops.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use trireme_bus::{Bus, InProcess, QueueOptions};
+use trireme_jobs::{Answer, BatchState, Call, Execute, JobError, Jobs, NewBatch, Options, RequestState};
+
+/// A system that answers with the body it got, in upper case.
+#[derive(Default)]
+struct Upper {
+    /// Calls by their body.
+    calls: Mutex<HashMap<Bytes, usize>>,
+    in_flight: AtomicUsize,
+    most: AtomicUsize,
+    /// Refuses everything while set.
+    full: AtomicBool,
+    /// Answers nothing while set.
+    stuck: AtomicBool,
+    gone: Mutex<Vec<String>>,
+}
+
+#[async_trait]
+impl Execute for Upper {
+    async fn execute(&self, call: Call) -> Answer {
+        let answer = |status, body: String| Answer { status, headers: Vec::new(), body: body.into() };
+        if self.full.load(Ordering::Relaxed) {
+            return answer(503, String::new());
+        }
+        while self.stuck.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        *self.calls.lock().entry(call.body.clone()).or_default() += 1;
+        let now = self.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
+        self.most.fetch_max(now, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_micros(fastrand::u64(..2000))).await;
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        let text = String::from_utf8_lossy(&call.body).to_uppercase();
+        let status = if text.contains("WRONG") { 400 } else { 200 };
+        answer(status, text)
+    }
+
+    fn lives(&self, gateway: &str) -> bool {
+        !self.gone.lock().iter().any(|gone| gone == gateway)
+    }
+}
+
+/// A gateway on a directory. Dropped, it is killed.
+struct Gateway {
+    jobs: Jobs,
+    system: Arc<Upper>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Gateway {
+    fn on(bus: &InProcess, name: &str) -> Gateway {
+        let options = Options { max_in_flight: 64, time_to_live: Duration::from_secs(600) };
+        let (bus, system): (Arc<dyn Bus>, _) = (Arc::new(bus.clone()), Arc::new(Upper::default()));
+        let (jobs, run) = Jobs::open(bus, name, system.clone(), options);
+        Gateway { jobs, system, task: tokio::spawn(run) }
+    }
+
+    async fn file(&self, lines: &str) -> String {
+        let mut upload = self.jobs.upload(None);
+        upload.write(lines.as_bytes()).await.unwrap();
+        upload.finish("lines.jsonl", "batch").await.unwrap().0
+    }
+
+    async fn batch(&self, input: String) -> String {
+        let window = Duration::from_secs(600);
+        let new = NewBatch { input, endpoint: "/run".to_owned(), window, metadata: BTreeMap::new() };
+        self.jobs.begin_batch(new).await.unwrap().0
+    }
+
+    async fn lines_of(&self, file: &str) -> Vec<Value> {
+        let file = self.jobs.file(file).await.unwrap();
+        let parts: Vec<Bytes> = self.jobs.content(&file).try_collect().await.unwrap();
+        let text = parts.concat();
+        text.split(|&byte| byte == b'\n')
+            .filter(|line| !line.is_empty())
+            .map(|line| serde_json::from_slice(line).unwrap())
+            .collect()
+    }
+}
+
+fn open(directory: &Path) -> InProcess {
+    InProcess::open(&QueueOptions::default(), directory).unwrap()
+}
+
+fn call(body: &str) -> Call {
+    let headers = vec![("content-type".to_owned(), Bytes::from_static(b"text/plain"))];
+    Call { path: "/run".to_owned(), headers, body: Bytes::copy_from_slice(body.as_bytes()) }
+}
+
+async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    for _ in 0..1500 {
+        if let Some(found) = look().await {
+            return found;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("{what} did not happen within 30 s");
+}
+
+async fn ended(gateway: &Gateway, batch: &str) -> trireme_jobs::Batch {
+    until("the end of the batch", async || {
+        let batch = gateway.jobs.batch(batch).await.unwrap();
+        matches!(batch.state, BatchState::Completed | BatchState::Cancelled | BatchState::Failed | BatchState::Expired)
+            .then_some(batch)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_is_answered_once_and_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = Gateway::on(&open(directory.path()), "g");
+    let large = "x".repeat(2 << 20);
+    for body in ["small", &large] {
+        let accepted = gateway.jobs.accept(call(body), None).await.unwrap();
+        let request = gateway.jobs.wait(&accepted.id, Duration::from_secs(30)).await.unwrap();
+        assert_eq!(request.state, RequestState::Completed);
+        let answer = gateway.jobs.answer(&request).await.unwrap().unwrap();
+        assert_eq!((answer.status, answer.body.as_ref()), (200, body.to_uppercase().as_bytes()));
+        let deleted = gateway.jobs.cancel_request(&accepted.id).await.unwrap();
+        assert_eq!(deleted.state, RequestState::Completed);
+        let gone = gateway.jobs.request(&accepted.id).await.unwrap_err();
+        assert!(matches!(gone, JobError::Unknown { kind: "request", .. }), "{gone}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_request_with_the_same_key_is_the_first_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = Gateway::on(&open(directory.path()), "g");
+    let (one, two) =
+        tokio::join!(gateway.jobs.accept(call("a"), Some("key")), gateway.jobs.accept(call("a"), Some("key")));
+    let (one, two) = (one.unwrap(), two.unwrap());
+    assert_eq!(one.id, two.id);
+    assert_eq!([one.was_there, two.was_there].iter().filter(|there| **there).count(), 1);
+    let request = gateway.jobs.wait(&one.id, Duration::from_secs(30)).await.unwrap();
+    assert_eq!(request.state, RequestState::Completed);
+    assert!(gateway.jobs.accept(call("a"), Some("key")).await.unwrap().was_there);
+    assert_eq!(gateway.system.calls.lock()["a".as_bytes()], 1);
+    let other = gateway.jobs.accept(call("b"), Some("key")).await.unwrap_err();
+    assert!(matches!(other, JobError::OtherRequest), "{other}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_waits_for_room_and_can_be_cancelled_meanwhile() {
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = Gateway::on(&open(directory.path()), "g");
+    gateway.system.full.store(true, Ordering::Relaxed);
+    let waits = gateway.jobs.accept(call("waits"), None).await.unwrap();
+    let cancelled = gateway.jobs.accept(call("cancelled"), None).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(gateway.jobs.request(&waits.id).await.unwrap().state, RequestState::Queued);
+    assert_eq!(gateway.jobs.cancel_request(&cancelled.id).await.unwrap().state, RequestState::Queued);
+    gateway.system.full.store(false, Ordering::Relaxed);
+    let request = gateway.jobs.wait(&waits.id, Duration::from_secs(30)).await.unwrap();
+    assert_eq!(request.state, RequestState::Completed);
+    assert_eq!(gateway.jobs.request(&cancelled.id).await.unwrap().state, RequestState::Cancelled);
+    assert!(!gateway.system.calls.lock().contains_key("cancelled".as_bytes()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_outlive_their_process() {
+    let directory = tempfile::tempdir().unwrap();
+    let bus = open(directory.path());
+    let gateway = Gateway::on(&bus, "g");
+    gateway.system.stuck.store(true, Ordering::Relaxed);
+    let mut ids = Vec::new();
+    for number in 0..50 {
+        ids.push(gateway.jobs.accept(call(&format!("n{number}")), None).await.unwrap().id);
+    }
+    drop((gateway, bus));
+    let bus = reopened(directory.path()).await;
+    let gateway = Gateway::on(&bus, "g");
+    for (number, id) in ids.iter().enumerate() {
+        let request = gateway.jobs.wait(id, Duration::from_secs(30)).await.unwrap();
+        let answer = gateway.jobs.answer(&request).await.unwrap().expect("an answer");
+        assert_eq!(answer.body, format!("N{number}"));
+    }
+}
+
+/// The bus on a directory whose last user has just been killed.
+async fn reopened(directory: &Path) -> InProcess {
+    until("the file is free", async || InProcess::open(&QueueOptions::default(), directory).ok()).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_gateway_takes_over_the_jobs_of_one_that_is_gone() {
+    let directory = tempfile::tempdir().unwrap();
+    let bus = open(directory.path());
+    let (first, second) = (Gateway::on(&bus, "first"), Gateway::on(&bus, "second"));
+    first.system.stuck.store(true, Ordering::Relaxed);
+    let id = first.jobs.accept(call("a"), None).await.unwrap().id;
+    let batch = first.batch(first.file(&lines(10)).await).await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(second.jobs.request(&id).await.unwrap().owner, "first", "it lives");
+    second.system.gone.lock().push("first".to_owned());
+    let request = second.jobs.wait(&id, Duration::from_secs(30)).await.unwrap();
+    assert_eq!((request.state, request.owner.as_str()), (RequestState::Completed, "second"));
+    assert_eq!(ended(&second, &batch).await.counts.completed, 10);
+    // The first gateway was only halted: it goes on, and changes nothing.
+    first.system.stuck.store(false, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(second.jobs.request(&id).await.unwrap(), request);
+}
+
+/// Lines of a batch.
+fn lines(count: usize) -> String {
+    let line = |number: usize| {
+        let body = json!({"text": format!("{number} {}", "long ".repeat(number % 7))});
+        json!({"custom_id": format!("c{number}"), "method": "POST", "url": "/run", "body": body}).to_string() + "\n"
+    };
+    (0..count).map(line).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_answers_every_line_in_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = Gateway::on(&open(directory.path()), "g");
+    let mut text = lines(3000);
+    text.push_str("\n{\"custom_id\": \"bad\"\n");
+    text.push_str(r#"{"custom_id": "wrong", "method": "POST", "url": "/run", "body": {"text": "wrong"}}"#);
+    let id = gateway.batch(gateway.file(&text).await).await;
+    let batch = ended(&gateway, &id).await;
+    assert_eq!(batch.state, BatchState::Completed);
+    assert_eq!((batch.counts.total, batch.counts.completed, batch.counts.failed), (3002, 3000, 2));
+    let output = gateway.lines_of(&batch.output.unwrap()).await;
+    assert_eq!(output.len(), 3000);
+    for (number, line) in output.iter().enumerate() {
+        assert_eq!(line["custom_id"], format!("c{number}"));
+        assert!(line["response"]["body"]["TEXT"].as_str().unwrap().starts_with(&format!("{number} ")), "{line}");
+        assert_eq!(line["response"]["status_code"], 200);
+    }
+    let errors = gateway.lines_of(&batch.errors.unwrap()).await;
+    assert_eq!(errors[0]["error"]["code"], "invalid_line");
+    assert!(errors[0]["error"]["message"].as_str().unwrap().starts_with("line 3002 of file"), "{}", errors[0]);
+    assert_eq!((&errors[1]["custom_id"], &errors[1]["response"]["status_code"]), (&json!("wrong"), &json!(400)));
+    assert!(gateway.system.most.load(Ordering::Relaxed) <= 64);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_goes_on_from_its_checkpoint_when_its_process_is_killed() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut bus = open(directory.path());
+    let mut gateway = Gateway::on(&bus, "g");
+    let id = gateway.batch(gateway.file(&lines(20_000)).await).await;
+    let mut kills = 0;
+    while !matches!(gateway.jobs.batch(&id).await.unwrap().state, BatchState::Completed) {
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(200..900))).await;
+        if kills < 4 {
+            drop(gateway);
+            drop(bus);
+            bus = reopened(directory.path()).await;
+            gateway = Gateway::on(&bus, "g");
+            kills += 1;
+        }
+    }
+    assert!(kills > 0, "the batch ended before the first kill");
+    let batch = gateway.jobs.batch(&id).await.unwrap();
+    assert_eq!((batch.counts.total, batch.counts.completed, batch.counts.failed), (20_000, 20_000, 0));
+    let output = gateway.lines_of(&batch.output.unwrap()).await;
+    let ids: Vec<&str> = output.iter().map(|line| line["custom_id"].as_str().unwrap()).collect();
+    let expected: Vec<String> = (0..20_000).map(|number| format!("c{number}")).collect();
+    assert_eq!(ids, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_small_batch_does_not_wait_for_a_large_one_and_a_cancelled_one_keeps_what_it_has() {
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = Gateway::on(&open(directory.path()), "g");
+    let large = gateway.batch(gateway.file(&lines(200_000)).await).await;
+    until("the large one runs", async || {
+        (gateway.jobs.batch(&large).await.unwrap().counts.completed > 0).then_some(())
+    })
+    .await;
+    let small = gateway.batch(gateway.file(&lines(10)).await).await;
+    assert_eq!(ended(&gateway, &small).await.counts.completed, 10);
+    assert_eq!(gateway.jobs.batch(&large).await.unwrap().state, BatchState::InProgress);
+    gateway.jobs.cancel_batch(&large).await.unwrap();
+    let batch = ended(&gateway, &large).await;
+    assert_eq!(batch.state, BatchState::Cancelled);
+    let output = gateway.lines_of(&batch.output.unwrap()).await;
+    assert_eq!(output.len() as u64, batch.counts.completed);
+    assert!(output.len() < 200_000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_without_lines_or_file_fails_with_the_reason() {
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = Gateway::on(&open(directory.path()), "g");
+    let empty = gateway.batch(gateway.file("\n\n").await).await;
+    let batch = ended(&gateway, &empty).await;
+    assert_eq!(batch.state, BatchState::Failed);
+    assert!(batch.failure.unwrap().contains("has no lines"));
+    let input = "file-none".to_owned();
+    let window = Duration::from_secs(60);
+    let new = NewBatch { input, endpoint: "/run".to_owned(), window, metadata: BTreeMap::new() };
+    let missing = gateway.jobs.begin_batch(new).await.unwrap_err();
+    assert!(missing.to_string().starts_with("no file with id 'file-none'"), "{missing}");
+}

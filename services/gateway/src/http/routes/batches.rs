@@ -1,0 +1,192 @@
+//! `/v1/batches`, as OpenAI's clients send them: every line of a file is a request to one route.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, RawQuery, Request, State};
+use axum::http::Method;
+use axum::response::Response;
+use axum::routing::{get as on_get, post as on_post};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use trireme_jobs::{Batch, BatchState, NewBatch};
+
+use super::files::{Refused, found, jobs, read_json};
+use crate::http::{HttpState, dialects};
+
+/// Most batches in one page of a list, and their number if the client names none.
+const LONGEST_PAGE: usize = 100;
+const PAGE: usize = 20;
+
+/// The body of `POST /v1/batches`.
+#[derive(Deserialize)]
+struct Asked {
+    input_file_id: String,
+    endpoint: String,
+    completion_window: String,
+    #[serde(default)]
+    metadata: Option<BTreeMap<String, String>>,
+}
+
+/// The query of `GET /v1/batches`.
+#[derive(Default)]
+struct Page {
+    /// The page begins behind this batch.
+    after: Option<String>,
+    limit: Option<usize>,
+}
+
+pub fn routes() -> Router<HttpState> {
+    Router::new()
+        .route("/v1/batches", on_get(list).post(begin))
+        .route("/v1/batches/{id}", on_get(show))
+        .route("/v1/batches/{id}/cancel", on_post(cancel))
+}
+
+async fn begin(State(http): State<HttpState>, request: Request) -> Result<Response, Refused> {
+    let jobs = jobs(&http)?;
+    let asked: Asked = read_json(&http, request).await?;
+    if !executes(&asked.endpoint) {
+        return Err(Refused::invalid(&format!(
+            "'endpoint' is '{}', expected the path of a route that executes a model, such as /v1/embeddings or \
+             /v2/models/NAME/infer",
+            asked.endpoint
+        )));
+    }
+    let window = window(&asked.completion_window).ok_or_else(|| {
+        Refused::invalid(&format!(
+            "'completion_window' is '{}', expected hours or days, such as 24h or 7d",
+            asked.completion_window
+        ))
+    })?;
+    let metadata = asked.metadata.unwrap_or_default();
+    let (id, batch) =
+        jobs.begin_batch(NewBatch { input: asked.input_file_id, endpoint: asked.endpoint, window, metadata }).await?;
+    Ok(found(&as_batch(&id, &batch)))
+}
+
+async fn list(State(http): State<HttpState>, RawQuery(query): RawQuery) -> Result<Response, Refused> {
+    let page = Page::of(query.as_deref().unwrap_or_default())?;
+    let batches = jobs(&http)?.batches().await?;
+    let first = match &page.after {
+        Some(after) => batches.iter().position(|(id, _)| id == after).map_or(batches.len(), |at| at + 1),
+        None => 0,
+    };
+    let rest = &batches[first..];
+    let shown = &rest[..page.limit.unwrap_or(PAGE).clamp(1, LONGEST_PAGE).min(rest.len())];
+    let data: Vec<Value> = shown.iter().map(|(id, batch)| as_batch(id, batch)).collect();
+    Ok(found(&json!({
+        "object": "list",
+        "data": data,
+        "first_id": shown.first().map(|(id, _)| id),
+        "last_id": shown.last().map(|(id, _)| id),
+        "has_more": shown.len() < rest.len(),
+    })))
+}
+
+async fn show(State(http): State<HttpState>, Path(id): Path<String>) -> Result<Response, Refused> {
+    let batch = jobs(&http)?.batch(&id).await?;
+    Ok(found(&as_batch(&id, &batch)))
+}
+
+async fn cancel(State(http): State<HttpState>, Path(id): Path<String>) -> Result<Response, Refused> {
+    let batch = jobs(&http)?.cancel_batch(&id).await?;
+    Ok(found(&as_batch(&id, &batch)))
+}
+
+/// Whether a path is that of a route that executes a model and answers in one piece.
+fn executes(path: &str) -> bool {
+    path.starts_with('/')
+        && (path.starts_with("/v2/models/") && (path.ends_with("/infer") || path.ends_with("/generate"))
+            || dialects::is_work(&Method::POST, path))
+}
+
+/// A time such as `24h` or `7d`.
+fn window(text: &str) -> Option<Duration> {
+    const HOUR: u64 = 3600;
+    let unit = match text.chars().last()? {
+        'h' => HOUR,
+        'd' => 24 * HOUR,
+        _ => return None,
+    };
+    let count: u64 = text[..text.len() - 1].parse().ok().filter(|count| (1..=365 * 24).contains(count))?;
+    Some(Duration::from_secs(count * unit))
+}
+
+fn as_batch(id: &str, batch: &Batch) -> Value {
+    let ended = |state| (batch.state == state).then_some(batch.ended).flatten();
+    let error = |message: &String| json!({"code": "invalid_file", "message": message, "param": null, "line": null});
+    let errors = batch.failure.as_ref().map(|message| json!({"object": "list", "data": [error(message)]}));
+    json!({
+        "id": id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": errors,
+        "input_file_id": batch.input,
+        "completion_window": format!("{}h", (batch.expires - batch.created) / 3600),
+        "status": batch.state,
+        "output_file_id": batch.output,
+        "error_file_id": batch.errors,
+        "created_at": batch.created,
+        "in_progress_at": batch.begun,
+        "expires_at": batch.expires,
+        "finalizing_at": batch.ended.filter(|_| batch.state == BatchState::Completed),
+        "completed_at": ended(BatchState::Completed),
+        "failed_at": ended(BatchState::Failed),
+        "expired_at": ended(BatchState::Expired),
+        "cancelling_at": batch.cancelling,
+        "cancelled_at": ended(BatchState::Cancelled),
+        "request_counts": {
+            "total": batch.counts.total,
+            "completed": batch.counts.completed,
+            "failed": batch.counts.failed,
+        },
+        "metadata": batch.metadata,
+    })
+}
+
+// === impl Page ===
+
+impl Page {
+    fn of(query: &str) -> Result<Page, Refused> {
+        let mut page = Page::default();
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            match name.as_ref() {
+                "after" => page.after = Some(value.into_owned()),
+                "limit" => {
+                    let limit = value.parse().map_err(|_| {
+                        Refused::invalid(&format!("'limit' is '{value}', expected a number up to {LONGEST_PAGE}"))
+                    })?;
+                    page.limit = Some(limit);
+                }
+                _ => {}
+            }
+        }
+        Ok(page)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_hours_or_days() {
+        assert_eq!(window("24h"), Some(Duration::from_secs(24 * 3600)));
+        assert_eq!(window("7d"), Some(Duration::from_secs(7 * 24 * 3600)));
+        for text in ["", "h", "24", "0h", "-1h", "24é", "99999999999999999999h"] {
+            assert_eq!(window(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_batch_goes_to_routes_that_execute_models() {
+        for path in ["/v1/embeddings", "/v2/models/m/infer", "/tei/embed", "/v2/models/m/versions/1/generate"] {
+            assert!(executes(path), "{path}");
+        }
+        for path in ["", "v1/embeddings", "/v1/batches", "/v1/files", "/v2/repository/index", "/v2/models/m/load"] {
+            assert!(!executes(path), "{path}");
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! `Prefer: respond-async` (RFC 7240): a request for a model is stored and answered later, under `/v1/requests/{id}`.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, Request, State};
+use axum::http::header::{LOCATION, RETRY_AFTER};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::delete as on_delete;
+use serde_json::{Value, json};
+use trireme_jobs::{Answer, Call, JobError, Jobs, RequestState};
+
+use super::get;
+use crate::handlers::Category;
+use crate::http::HttpState;
+use crate::http::body::{self, text};
+use crate::http::response::{self, HttpError};
+use crate::jobs::{Admitted, KEPT_HEADERS};
+
+const PREFER: HeaderName = HeaderName::from_static("prefer");
+const APPLIED: HeaderName = HeaderName::from_static("preference-applied");
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
+/// The longest wait for an answer that a client may prefer.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// Longest key of a client, in bytes.
+const LONGEST_KEY: usize = 255;
+
+/// How a client wants to be answered.
+struct Preference {
+    /// How long it waits for the answer itself.
+    wait: Duration,
+}
+
+pub fn routes() -> Router<HttpState> {
+    Router::new()
+        .route("/v1/requests/{id}", get(show).merge(on_delete(cancel)))
+        .route("/v1/requests/{id}/response", get(answer))
+}
+
+/// Accepts a request that prefers to be answered later; lets others pass.
+pub async fn defer(State(http): State<HttpState>, request: Request, next: Next) -> Response {
+    let preference = Preference::of(request.headers());
+    let Some(preference) = preference.filter(|_| request.method() == Method::POST) else {
+        return next.run(request).await;
+    };
+    match accept(&http, request, &preference).await {
+        Ok(response) | Err(response) => response,
+    }
+}
+
+async fn accept(http: &HttpState, request: Request, preference: &Preference) -> Result<Response, Response> {
+    let (parts, body) = request.into_parts();
+    let header = |name: &str| parts.headers.get(name).map(HeaderValue::as_bytes);
+    if http.handlers.access.check(Category::Inference, header).is_err() {
+        let message = "a valid API key is required, as 'Authorization: Bearer <key>' or 'X-API-Key: <key>'";
+        return Err(response::error(StatusCode::UNAUTHORIZED, message));
+    }
+    let jobs = jobs(http)?;
+    let key = text(&parts.headers, IDEMPOTENCY_KEY).filter(|key| !key.is_empty());
+    if key.is_some_and(|key| key.len() > LONGEST_KEY) {
+        let message = format!("Idempotency-Key has more than {LONGEST_KEY} bytes");
+        return Err(response::error(StatusCode::BAD_REQUEST, &message));
+    }
+    let limit = body::Limit::binary(http.options.max_input_size);
+    let body = body::read(&parts.headers, body, limit).await.map_err(|error| HttpError::from(error).into_response())?;
+    let headers = KEPT_HEADERS.iter().filter_map(|&name| Some((name.to_owned(), header(name)?.to_vec().into())));
+    let call = Call { path: parts.uri.path().to_owned(), headers: headers.collect(), body };
+    let accepted = jobs.accept(call, key).await.map_err(|error| refused(&error))?;
+    if !preference.wait.is_zero() {
+        let request = jobs.wait(&accepted.id, preference.wait).await.map_err(|error| refused(&error))?;
+        if let Some(answer) = jobs.answer(&request).await.map_err(|error| refused(&error))? {
+            return Ok(replay(answer));
+        }
+    }
+    let request = jobs.request(&accepted.id).await.unwrap_or(accepted.request);
+    let mut response = response::json(state(&accepted.id, &request).to_string().into());
+    *response.status_mut() = StatusCode::ACCEPTED;
+    let headers = response.headers_mut();
+    if let Ok(location) = HeaderValue::from_str(&format!("/v1/requests/{}", accepted.id)) {
+        headers.insert(LOCATION, location);
+    }
+    headers.insert(APPLIED, HeaderValue::from_static("respond-async"));
+    headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    Ok(response)
+}
+
+async fn show(State(http): State<HttpState>, Path(id): Path<String>) -> Result<Response, Response> {
+    let request = jobs(&http)?.request(&id).await.map_err(|error| refused(&error))?;
+    Ok(response::json(state(&id, &request).to_string().into()))
+}
+
+/// The answer as the route gave it; 202 while there is none.
+async fn answer(State(http): State<HttpState>, Path(id): Path<String>) -> Result<Response, Response> {
+    let jobs = jobs(&http)?;
+    let request = jobs.request(&id).await.map_err(|error| refused(&error))?;
+    if let Some(answer) = jobs.answer(&request).await.map_err(|error| refused(&error))? {
+        return Ok(replay(answer));
+    }
+    match request.state {
+        RequestState::Queued => {
+            let mut response = response::json(state(&id, &request).to_string().into());
+            *response.status_mut() = StatusCode::ACCEPTED;
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            Ok(response)
+        }
+        _ => {
+            let message = format!("request '{id}' was cancelled or has expired, so it has no answer");
+            Err(response::error(StatusCode::GONE, &message))
+        }
+    }
+}
+
+/// Cancels a request that waits or runs; deletes one that has ended.
+async fn cancel(State(http): State<HttpState>, Path(id): Path<String>) -> Result<Response, Response> {
+    let jobs = jobs(&http)?;
+    let before = jobs.cancel_request(&id).await.map_err(|error| refused(&error))?;
+    if before.state != RequestState::Queued {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
+    let request = jobs.request(&id).await.map_err(|error| refused(&error))?;
+    Ok(response::json(state(&id, &request).to_string().into()))
+}
+
+fn state(id: &str, request: &trireme_jobs::Request) -> Value {
+    json!({
+        "id": id,
+        "object": "request",
+        "status": request.state,
+        "created_at": request.created,
+        "expires_at": request.expires,
+        "ended_at": request.ended,
+        "response": format!("/v1/requests/{id}/response"),
+    })
+}
+
+/// An answer, as it was given.
+fn replay(answer: Answer) -> Response {
+    let mut headers = HeaderMap::new();
+    for (name, value) in &answer.headers {
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::from_bytes(value)) {
+            headers.append(name, value);
+        }
+    }
+    let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    (status, headers, answer.body).into_response()
+}
+
+/// The jobs of this gateway. The refusal names the flags, if the gateway keeps no jobs.
+pub(super) fn jobs(http: &HttpState) -> Result<&Jobs, Response> {
+    http.jobs.as_ref().ok_or_else(|| response::error(StatusCode::NOT_IMPLEMENTED, NO_JOBS))
+}
+
+pub(super) const NO_JOBS: &str = "this server keeps no jobs: start it with --data-dir DIR (one process) or with a broker, and \
+                       without --allow-jobs=false";
+
+fn refused(error: &JobError) -> Response {
+    response::error(status(error), &error.to_string())
+}
+
+/// The status of an error.
+pub(super) fn status(error: &JobError) -> StatusCode {
+    match error {
+        JobError::Unknown { .. } => StatusCode::NOT_FOUND,
+        JobError::OtherRequest => StatusCode::UNPROCESSABLE_ENTITY,
+        JobError::Invalid(_) => StatusCode::BAD_REQUEST,
+        JobError::Bus(_) => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+// === impl Preference ===
+
+impl Preference {
+    /// The preference of a request that wants to be answered later. RFC 7240: `Prefer: respond-async, wait=10`.
+    fn of(headers: &HeaderMap) -> Option<Preference> {
+        let values = headers.get_all(PREFER).iter().filter_map(|value| value.to_str().ok());
+        let (mut is_async, mut wait) = (false, Duration::ZERO);
+        for preference in values.flat_map(|value| value.split([',', ';'])) {
+            let (name, value) = preference.split_once('=').unwrap_or((preference, ""));
+            match name.trim() {
+                name if name.eq_ignore_ascii_case("respond-async") => is_async = true,
+                name if name.eq_ignore_ascii_case("wait") => {
+                    wait = Duration::from_secs(value.trim().trim_matches('"').parse().unwrap_or(0)).min(LONGEST_WAIT);
+                }
+                _ => {}
+            }
+        }
+        is_async.then_some(Preference { wait })
+    }
+}
+
+/// Whether a request is a call of durable work.
+pub fn is_admitted(request: &axum::http::Extensions) -> bool {
+    request.get::<Admitted>().is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn preference(values: &[&'static str]) -> Option<Duration> {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(PREFER, HeaderValue::from_static(value));
+        }
+        Preference::of(&headers).map(|preference| preference.wait)
+    }
+
+    #[test]
+    fn a_preference_is_read_as_rfc_7240_writes_it() {
+        assert_eq!(preference(&[]), None);
+        assert_eq!(preference(&["return=minimal"]), None);
+        assert_eq!(preference(&["respond-async"]), Some(Duration::ZERO));
+        assert_eq!(preference(&["Respond-Async, wait=10"]), Some(Duration::from_secs(10)));
+        assert_eq!(preference(&["wait=\"5\"", "respond-async"]), Some(Duration::from_secs(5)));
+        assert_eq!(preference(&["respond-async; wait=100000"]), Some(LONGEST_WAIT));
+        assert_eq!(preference(&["respond-async, wait=soon"]), Some(Duration::ZERO));
+    }
+}

@@ -1,0 +1,107 @@
+//! Durable work: the flags, and the way in which jobs run calls on this gateway's own routes.
+//!
+//! Not here: what a job is and who runs it (`trireme-jobs`), the routes of jobs (`http::routes`).
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderName, HeaderValue, Request, StatusCode};
+use bytes::Bytes;
+use clap::builder::{BoolishValueParser, RangedU64ValueParser};
+use clap::{ArgAction, Args};
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+use trireme_jobs::{Answer, Call, Execute, Options};
+
+use crate::registry::Registry;
+
+/// Flags of durable work.
+#[derive(Args, Clone, Debug)]
+pub struct JobArgs {
+    /// Whether clients may have requests that are answered later (Prefer: respond-async), files and batches
+    #[arg(long, env = "TRIREME_ALLOW_JOBS", value_name = "BOOL", default_value = "true")]
+    #[arg(value_parser = BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
+    #[arg(action = ArgAction::Set)]
+    pub allow_jobs: bool,
+
+    /// Most requests of durable work that this gateway has in flight
+    #[arg(long, env = "TRIREME_JOBS_IN_FLIGHT", value_name = "COUNT", default_value_t = 256)]
+    #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    pub jobs_in_flight: usize,
+
+    /// Hours that a durable request may wait, and that its answer and the files of a batch are kept
+    #[arg(long, env = "TRIREME_JOBS_TIME_TO_LIVE_HOURS", value_name = "HOURS", default_value_t = 24)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=24 * 365))]
+    pub jobs_time_to_live_hours: u64,
+}
+
+/// A call of durable work, which was checked when it was accepted. Only this process can put the mark on a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Admitted;
+
+/// Runs calls on the routes of this gateway.
+pub struct Runner {
+    /// The routes that execute models.
+    pub routes: Router,
+    /// Knows which gateways are alive.
+    pub registry: Registry,
+}
+
+/// The header names that a durable request keeps. Others are about the connection, or secrets.
+pub const KEPT_HEADERS: [&str; 4] =
+    ["content-type", "content-encoding", "inference-header-content-length", "traceparent"];
+
+// === impl JobArgs ===
+
+impl JobArgs {
+    /// The limits that the flags describe.
+    pub fn options(&self) -> Options {
+        Options {
+            max_in_flight: self.jobs_in_flight,
+            time_to_live: Duration::from_secs(self.jobs_time_to_live_hours * 3600),
+        }
+    }
+}
+
+// === impl Runner ===
+
+#[async_trait]
+impl Execute for Runner {
+    async fn execute(&self, call: Call) -> Answer {
+        let request = match request(call) {
+            Ok(request) => request,
+            Err(error) => return refusal(StatusCode::BAD_REQUEST, &error.to_string()),
+        };
+        let Ok(response) = TowerToHyperService::new(self.routes.clone()).call(request).await;
+        let (parts, body) = response.into_parts();
+        let kept = |(name, value): (&HeaderName, &HeaderValue)| {
+            let is_kept = KEPT_HEADERS.contains(&name.as_str()) || name.as_str().starts_with("x-trireme-");
+            is_kept.then(|| (name.as_str().to_owned(), Bytes::copy_from_slice(value.as_bytes())))
+        };
+        let headers = parts.headers.iter().filter_map(kept).collect();
+        match axum::body::to_bytes(body, usize::MAX).await {
+            Ok(body) => Answer { status: parts.status.as_u16(), headers, body },
+            Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &format!("the answer broke off: {error}")),
+        }
+    }
+
+    fn lives(&self, gateway: &str) -> bool {
+        self.registry.lives(gateway)
+    }
+}
+
+fn request(call: Call) -> Result<Request<Body>, axum::http::Error> {
+    let mut request = Request::post(&call.path).extension(Admitted);
+    for (name, value) in &call.headers {
+        request = request.header(name, value.as_ref());
+    }
+    request.body(Body::from(call.body))
+}
+
+fn refusal(status: StatusCode, message: &str) -> Answer {
+    let body = serde_json::json!({ "error": message }).to_string();
+    let json = ("content-type".to_owned(), Bytes::from_static(b"application/json"));
+    Answer { status: status.as_u16(), headers: vec![json], body: body.into() }
+}

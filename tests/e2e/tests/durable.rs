@@ -1,0 +1,221 @@
+//! Durable requests, files and batches: what was accepted is answered, whatever dies.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use trireme_e2e::{
+    Mode, Process, Request, Response, Sandbox, Setup, Stage, in_every_mode, product, wait_until, workspace,
+};
+
+in_every_mode!(
+    a_request_is_accepted_and_answered_later,
+    a_batch_of_embeddings_is_a_file_in_and_a_file_out,
+    a_queue_without_workers_holds_what_was_accepted,
+);
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn setup(mode: Mode, folder: &Path) -> Setup {
+    let setup = Setup::new(mode).repository(&workspace().join("tests/repositories/texts"));
+    match mode {
+        Mode::Services => setup,
+        _ => setup.gateway_arguments(&["--data-dir", folder.to_str().expect("UTF-8")]),
+    }
+}
+
+fn embed(text: &str) -> Request {
+    let body = json!({"model": "embedding", "input": text}).to_string();
+    Request::post("/v1/embeddings", body).header("Content-Type", "application/json")
+}
+
+fn vector(answer: &Value) -> Vec<f64> {
+    let values = answer["data"][0]["embedding"].as_array().unwrap_or_else(|| panic!("no vector in {answer}"));
+    values.iter().filter_map(Value::as_f64).collect()
+}
+
+fn send(address: SocketAddr, request: &Request) -> Response {
+    request.send(address).expect("the gateway answers")
+}
+
+/// The answer to a durable request, once there is one.
+fn answer(address: SocketAddr, location: &str) -> Response {
+    wait_until(&format!("the answer of {location}"), LIMIT, || {
+        let answer = Request::get(&format!("{location}/response")).send(address).ok()?;
+        (answer.status != 202).then_some(answer)
+    })
+}
+
+fn a_request_is_accepted_and_answered_later(mode: Mode) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let sandbox = setup(mode, folder.path()).start();
+    let address = sandbox.address;
+    let live = send(address, &embed("what cause covid"));
+    let accepted = send(address, &embed("what cause covid").header("Prefer", "respond-async"));
+    assert_eq!(accepted.status, 202, "{}", accepted.text());
+    assert_eq!(accepted.header("preference-applied"), Some("respond-async"));
+    let location = accepted.header("location").expect("a location").to_owned();
+    assert_eq!(vector(&answer(address, &location).json()), vector(&live.json()));
+    assert_eq!(send(address, &Request::get(&location)).json()["status"], "completed");
+
+    // The client may wait for the answer itself.
+    let waited = send(address, &embed("what cause covid").header("Prefer", "respond-async, wait=30"));
+    assert_eq!((waited.status, vector(&waited.json())), (200, vector(&live.json())));
+
+    // An error is an answer, too.
+    let wrong = send(address, &Request::post("/v2/models/none/infer", "{}").header("Prefer", "respond-async"));
+    let wrong = answer(address, wrong.header("location").expect("a location"));
+    assert_eq!(wrong.status, 404);
+    assert!(wrong.error().contains("unknown model: 'none'"), "{}", wrong.error());
+
+    // The same key is the same request.
+    let keyed =
+        |text: &str| send(address, &embed(text).header("Prefer", "respond-async").header("Idempotency-Key", "k"));
+    let (first, second, other) = (keyed("a"), keyed("a"), keyed("b"));
+    assert_eq!(first.header("location"), second.header("location"));
+    assert_eq!(other.status, 422);
+
+    let deleted = send(address, &Request::new("DELETE", &location));
+    assert_eq!(deleted.status, 204);
+    assert_eq!(send(address, &Request::get(&location)).status, 404);
+}
+
+/// Uploads lines; returns the id of the file.
+fn upload(address: SocketAddr, lines: &str) -> String {
+    let form = format!(
+        "--edge\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--edge\r\nContent-Disposition: \
+         form-data; name=\"file\"; filename=\"lines.jsonl\"\r\nContent-Type: application/jsonl\r\n\r\n{lines}\r\n--edge--\r\n"
+    );
+    let request = Request::post("/v1/files", form).header("Content-Type", "multipart/form-data; boundary=edge");
+    let file = send(address, &request);
+    assert_eq!(file.status, 200, "{}", file.text());
+    assert_eq!(file.json()["bytes"], lines.len());
+    file.json()["id"].as_str().expect("an id").to_owned()
+}
+
+fn lines(count: usize) -> String {
+    let line = |number: usize| {
+        let body = json!({"model": "embedding", "input": format!("text {number} {}", "again ".repeat(number % 9))});
+        let line = json!({"custom_id": format!("{number}"), "method": "POST", "url": "/v1/embeddings", "body": body});
+        format!("{line}\n")
+    };
+    (0..count).map(line).collect()
+}
+
+fn begin(address: SocketAddr, file: &str) -> String {
+    let body = json!({"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"});
+    let batch = send(address, &Request::post("/v1/batches", body.to_string()));
+    assert_eq!(batch.status, 200, "{}", batch.text());
+    batch.json()["id"].as_str().expect("an id").to_owned()
+}
+
+/// The batch, once it has ended.
+fn ended(address: SocketAddr, batch: &str) -> Value {
+    wait_until("the end of the batch", Duration::from_secs(180), || {
+        let batch = Request::get(&format!("/v1/batches/{batch}")).send(address).ok()?.json();
+        let state = batch["status"].as_str().unwrap_or_default().to_owned();
+        ["completed", "failed", "expired", "cancelled"].contains(&state.as_str()).then_some(batch)
+    })
+}
+
+fn content(address: SocketAddr, file: &Value) -> Vec<Value> {
+    let file = file.as_str().expect("a file");
+    let content = send(address, &Request::get(&format!("/v1/files/{file}/content")));
+    assert_eq!(content.status, 200, "{}", content.text());
+    content.text().lines().map(|line| serde_json::from_str(line).expect("JSON in each line")).collect()
+}
+
+fn a_batch_of_embeddings_is_a_file_in_and_a_file_out(mode: Mode) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let sandbox = setup(mode, folder.path()).start();
+    let address = sandbox.address;
+    let bad =
+        r#"{"custom_id": "bad", "method": "POST", "url": "/v1/embeddings", "body": {"model": "none", "input": "a"}}"#;
+    let batch = ended(address, &begin(address, &upload(address, &(lines(300) + bad + "\nrubbish\n"))));
+    assert_eq!(batch["status"], "completed", "{batch}");
+    assert_eq!(batch["request_counts"], json!({"total": 302, "completed": 300, "failed": 2}));
+    let output = content(address, &batch["output_file_id"]);
+    assert_eq!(output.len(), 300);
+    for (number, line) in output.iter().enumerate() {
+        assert_eq!(line["custom_id"], number.to_string());
+        assert_eq!(vector(&line["response"]["body"]).len(), vector(&output[0]["response"]["body"]).len());
+    }
+    let live = send(address, &embed("text 8 again again again again again again again again "));
+    let (found, expected) = (vector(&output[8]["response"]["body"]), vector(&live.json()));
+    assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?} {expected:?}");
+    let errors = content(address, &batch["error_file_id"]);
+    assert_eq!((&errors[0]["custom_id"], &errors[0]["response"]["status_code"]), (&json!("bad"), &json!(404)));
+    assert_eq!(errors[1]["error"]["code"], "invalid_line");
+
+    let listed = send(address, &Request::get("/v1/batches?limit=1")).json();
+    assert_eq!(listed["data"][0]["id"], batch["id"]);
+    let file = batch["output_file_id"].as_str().expect("a file");
+    assert_eq!(send(address, &Request::new("DELETE", &format!("/v1/files/{file}"))).json()["deleted"], true);
+    assert_eq!(send(address, &Request::get(&format!("/v1/files/{file}/content"))).status, 404);
+    let wrong = json!({"input_file_id": "none", "endpoint": "/v2/repository/index", "completion_window": "24h"});
+    let wrong = send(address, &Request::post("/v1/batches", wrong.to_string()));
+    assert_eq!(wrong.status, 400);
+    assert!(wrong.json()["error"]["message"].as_str().is_some_and(|text| text.contains("'endpoint' is '/v2/repo")));
+}
+
+/// A request for a model whose worker is not there yet waits; all processes and the broker are killed meanwhile.
+fn a_queue_without_workers_holds_what_was_accepted(mode: Mode) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    if mode != Mode::Services {
+        let sandbox = setup(mode, folder.path()).start();
+        let file = upload(sandbox.address, &lines(2000));
+        let batch = begin(sandbox.address, &file);
+        let request = send(sandbox.address, &embed("a").header("Prefer", "respond-async"));
+        let location = request.header("location").expect("a location").to_owned();
+        // Killed, as every process of a sandbox is at its end.
+        drop(sandbox);
+        let sandbox = setup(mode, folder.path()).start();
+        assert_eq!(answer(sandbox.address, &location).status, 200);
+        check_whole(sandbox.address, &batch, 2000);
+        return;
+    }
+    let mut sandbox = setup(mode, folder.path()).start();
+    sandbox.worker(Stage::Model, 0).kill();
+    let (mut other, address) = second_gateway(&sandbox, folder.path());
+    let batch = begin(address, &upload(address, &lines(500)));
+    let request = send(address, &embed("a").header("Prefer", "respond-async"));
+    let location = request.header("location").expect("a location").to_owned();
+    other.kill();
+    sandbox.start_worker(Stage::Model);
+    assert_eq!(answer(sandbox.address, &location).status, 200, "the first gateway has taken it over");
+    check_whole(sandbox.address, &batch, 500);
+}
+
+fn check_whole(address: SocketAddr, batch: &str, count: usize) {
+    let batch = ended(address, batch);
+    assert_eq!(batch["request_counts"], json!({"total": count, "completed": count, "failed": 0}), "{batch}");
+    let output = content(address, &batch["output_file_id"]);
+    let ids: Vec<String> = output.iter().filter_map(|line| line["custom_id"].as_str().map(str::to_owned)).collect();
+    assert_eq!(ids, (0..count).map(|number| number.to_string()).collect::<Vec<_>>());
+}
+
+/// Another gateway of the same system, and where it listens.
+fn second_gateway(sandbox: &Sandbox, folder: &Path) -> (Process, SocketAddr) {
+    let nats = sandbox.nats.as_ref().expect("services have a broker").url();
+    let mut command = product("trireme-gateway");
+    command.args(["--nats-url", &nats, "--model-repository"]).arg(workspace().join("tests/repositories/texts"));
+    let gateway = Process::start("second-gateway", &mut command, folder);
+    let address = wait_until("the second gateway listens", LIMIT, || {
+        let listener = gateway.events().into_iter().find(|event| event["message"] == "HTTP listener")?;
+        listener["address"].as_str()?.parse().ok()
+    });
+    (gateway, address)
+}
+
+#[test]
+fn without_a_place_to_keep_them_jobs_are_refused() {
+    let sandbox = Setup::new(Mode::AllInOne).repository(&workspace().join("tests/repositories/texts")).start();
+    for request in
+        [embed("a").header("Prefer", "respond-async"), Request::get("/v1/files"), Request::get("/v1/batches")]
+    {
+        let refused = sandbox.send(&request);
+        assert_eq!(refused.status, 501);
+        assert!(refused.text().contains("--data-dir"), "{}", refused.text());
+    }
+}
