@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -106,6 +106,12 @@ fn other_hosts_do_not_change_the_server(mode: Mode) {
     for path in paths {
         let foreign = Request::post(path, "{}").header("Sec-Fetch-Site", "cross-site");
         assert_eq!(sandbox.send(&foreign).status, 403, "{path}");
+        // Such a page whose name leads to this host now.
+        let rebound = ["Host: evil.example", "Origin: http://evil.example", "Sec-Fetch-Site: same-origin"];
+        let request = format!("POST {path} HTTP/1.1\r\n{}\r\nContent-Length: 2\r\n\r\n{{}}", rebound.join("\r\n"));
+        let mut stream = TcpStream::connect(sandbox.address).expect("it listens");
+        stream.write_all(request.as_bytes()).expect("it reads");
+        assert_eq!(Response::read(&mut stream).expect("it answers").status, 403, "{path}");
     }
     let Some(address) = address_for_others() else { return eprintln!("this host has no address but loopback") };
     let of = |sandbox: &Sandbox| SocketAddr::new(address, sandbox.address.port());

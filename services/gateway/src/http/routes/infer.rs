@@ -61,11 +61,13 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
         })?),
         None => None,
     };
-    let mut decoded = infer::decode_infer_request(&context, &body, header_length)?;
-    // Numbers take more room than their digits do.
-    let tensors = decoded.request.inputs.iter().map(|input| input.data.len()).sum::<usize>();
-    hold.cover(tensors as u64).map_err(InferError::from)?;
+    let mut room = |bytes| hold.take(bytes).map_err(InferError::from);
+    let mut decoded = infer::decode_infer_request(&context, &body, header_length, &mut room)?;
     drop(body);
+    // Tensors behind the JSON share the memory of the body. Of other bodies only the tensors are left.
+    if header_length.is_none() {
+        hold.shrink(decoded.request.inputs.iter().map(|input| input.data.len() as u64).sum());
+    }
     decoded.request.version = path.version;
     let own = |name: &str| http.handlers.access.is_secret(name);
     forward::headers(headers, http.options.header_forward.as_ref(), own, &mut decoded.request.parameters)?;
