@@ -216,5 +216,17 @@ fn code_that_comes_with_a_request_to_load_it_does_not_run() {
     let replaced = json!({"parameters": {"config": config.to_string()}});
     let response = sandbox.send(&Request::post("/v2/repository/models/gated/load", replaced.to_string()));
     assert!(response.status == 400 && response.text().contains("--allow-python=uploads"), "{}", response.text());
+    // A program anywhere on this host.
+    let mark = models.path().join("ran");
+    let mut program = config.clone();
+    program["backend"] = json!("process");
+    program["parameters"] = json!({"command": {"string_value": format!("touch {}", mark.display())}});
+    for name in ["gated", "program"] {
+        let load = json!({"parameters": {"config": program.to_string(), "file:1/x": "AAAA"}});
+        let path = format!("/v2/repository/models/{name}/load");
+        let response = sandbox.send(&Request::post(&path, load.to_string()));
+        assert!(response.status == 400 && response.text().contains("--allow-python=uploads"), "{}", response.text());
+    }
+    assert!(!mark.exists());
     assert_eq!(sandbox.infer("gated", &echo(3)).output("OUT")["data"], json!([3]), "what was served is served on");
 }
