@@ -3,13 +3,17 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_e2e::{Mode, ModelFolder, Request, Response, Sandbox, Setup, in_every_mode, wait_until};
 
-in_every_mode!(a_load_request_reaches_no_file_outside_its_model, other_hosts_do_not_change_the_server);
+in_every_mode!(
+    a_load_request_reaches_no_file_outside_its_model,
+    a_load_request_downloads_nothing,
+    other_hosts_do_not_change_the_server,
+);
 
 const EXPLICIT: [&str; 2] = ["--model-control-mode=explicit", "--load-model=*"];
 
@@ -77,6 +81,30 @@ fn a_load_request_reaches_no_file_outside_its_model(mode: Mode) {
     assert_eq!(fs::read_dir(outside.path()).expect("it is there").count(), 1, "nothing was written beside it");
     let allowed = load(&sandbox, "autocomplete", &configured(&parameter("session.set_denormal_as_zero", "1")));
     assert_eq!(allowed.status, 200, "{}", allowed.text());
+}
+
+/// Neither the name nor the configuration of a model makes the server open a connection.
+fn a_load_request_downloads_nothing(mode: Mode) {
+    let elsewhere = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    elsewhere.set_nonblocking(true).expect("it can be asked without waiting");
+    let url = format!("http://{}/model", elsewhere.local_addr().expect("it is bound"));
+    let models = ModelFolder::basic(&["autocomplete"]);
+    let setup = Setup::new(mode).repository(models.path()).gateway_arguments(&EXPLICIT);
+    let setup = if setup.is_services() { setup.worker_arguments(&EXPLICIT) } else { setup };
+    let sandbox = setup.start();
+    for name in [url.replace('/', "%2F"), "hf:%2F%2Forg%2Fname".to_owned(), "s3:%2F%2Fbucket%2Fmodel".to_owned()] {
+        let answer = load(&sandbox, &name, &json!({}));
+        assert_eq!(answer.status, 400, "{name}: {}", answer.text());
+    }
+    for more in [
+        json!({ "default_model_filename": url }),
+        json!({ "parameters": { "model": { "string_value": url }, "EXECUTION_ENV_PATH": { "string_value": url } } }),
+        json!({ "backend": "python", "parameters": { "EXECUTION_ENV_PATH": { "string_value": url } } }),
+    ] {
+        // Whether it loads does not matter here.
+        let _ = load(&sandbox, "autocomplete", &configured(&more));
+    }
+    assert!(elsewhere.accept().is_err(), "nobody connects");
 }
 
 /// This host's address for other hosts; finding it sends no packet.

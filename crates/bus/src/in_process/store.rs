@@ -35,7 +35,7 @@ struct Store {
     /// By revision, so that the oldest is first.
     entries: BTreeMap<u64, (Entry, UnixMicros)>,
     revisions: HashMap<String, u64>,
-    /// When entries lapse, with their revisions. Those that never do are not in it.
+    /// The times at which entries lapse, with their revisions; without the entries that never do.
     lapses: BTreeSet<(UnixMicros, u64)>,
     bytes: usize,
     watchers: Vec<mpsc::Sender<Change>>,

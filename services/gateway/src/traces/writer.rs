@@ -42,9 +42,9 @@ pub struct Writer {
 #[derive(Debug, Default)]
 struct Room {
     bytes: AtomicU64,
-    /// Those for which there was no room.
+    /// The number of traces for which there was no room.
     dropped: AtomicU64,
-    /// Those that could not be written.
+    /// The number of traces that could not be written.
     failed: AtomicU64,
 }
 
