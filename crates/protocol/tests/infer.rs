@@ -63,7 +63,8 @@ fn echo(outputs: Vec<Tensor>, format: &OutputFormat) -> Vec<Tensor> {
     let renamed = [&encoded.json[..at], inputs, &encoded.json[at + outputs.len()..]].concat();
     let header_length = encoded.header_length.map(|_| renamed.len().to_string());
     let body = Bytes::from([renamed, encoded.binary.concat()].concat());
-    let decoded = decode_infer_request(&CONTEXT, &body, header_length.as_deref(), &mut |_| Ok(())).expect("what the test made is valid");
+    let decoded = decode_infer_request(&CONTEXT, &body, header_length.as_deref(), &mut |_| Ok(()))
+        .expect("what the test made is valid");
     assert_eq!(decoded.request.id, "r");
     decoded.request.inputs.into_iter().map(|input| input.check().expect("what the test made is valid")).collect()
 }

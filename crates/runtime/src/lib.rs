@@ -67,11 +67,11 @@ pub use dynamic_batching::DynamicBatcher;
 pub use intake::{Intake, Room, RunId};
 pub use load::{backend_of, load_version};
 pub use model_args::{ModelArgs, local_folder};
-pub use trireme_model_source::is_remote;
 pub use parts::one_response;
 pub use queue_policy::levels as queue_levels;
 pub use statistics::{ModelSnapshot, ModelStatistics, QueueLoad, Snapshot, Statistics};
 pub use task_set::TaskSet;
+pub use trireme_model_source::is_remote;
 pub use worker::{StartError, Worker, WorkerOptions};
 
 /// This host's name, or `unknown-host`.

@@ -163,11 +163,13 @@ fn every_claim_about_security_has_its_test() {
             wrong("it names no test".to_owned());
         }
         let (paths, names): (Vec<_>, Vec<_>) = proofs.into_iter().partition(|code| code.contains('/'));
-        let sources: Vec<String> = paths
+        let sources: Vec<String> =
+            paths.iter().map(|path| fs::read_to_string(workspace().join(path)).unwrap_or_default()).collect();
+        paths
             .iter()
-            .map(|path| fs::read_to_string(workspace().join(path)).unwrap_or_default())
-            .collect();
-        paths.iter().zip(&sources).filter(|(_, source)| source.is_empty()).for_each(|(path, _)| wrong(format!("no file {path}")));
+            .zip(&sources)
+            .filter(|(_, source)| source.is_empty())
+            .for_each(|(path, _)| wrong(format!("no file {path}")));
         for name in names {
             let found = match name.strip_prefix("make ") {
                 Some(target) => makefile.contains(&format!("\n{target}:")),

@@ -9,9 +9,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use trireme_e2e::{
-    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, product, python, wait_until, workspace,
-};
+use trireme_e2e::{Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, product, python, wait_until, workspace};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -244,7 +242,9 @@ impl WebServer {
         command.args(["-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory"]).arg(folder);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("python runs");
         let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("it says where it listens");
+        BufReader::new(child.stdout.take().expect("it is piped"))
+            .read_line(&mut line)
+            .expect("it says where it listens");
         let port = line.split_whitespace().skip_while(|word| *word != "port").nth(1).expect("it names the port");
         WebServer(child, format!("http://127.0.0.1:{port}/"))
     }

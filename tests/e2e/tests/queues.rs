@@ -129,7 +129,8 @@ fn a_batch_goes_when_a_request_comes_that_cannot_join_it(mode: Mode) {
     );
     let sandbox = setup(mode, &models).start();
     let ask = |rows: usize, columns: usize| {
-        let input = json!({"name": "INPUT0", "datatype": "FP32", "shape": [rows, columns], "data": vec![1; rows * columns]});
+        let input =
+            json!({"name": "INPUT0", "datatype": "FP32", "shape": [rows, columns], "data": vec![1; rows * columns]});
         let (address, request) = (sandbox.address, Request::infer("queue", &json!({"inputs": [input]})));
         std::thread::spawn(move || request.send(address).expect("it is answered"))
     };

@@ -182,7 +182,10 @@ mod tests {
         put("a", SEQUENCE_BYTES - 2 * beside - 1).unwrap();
         put("b", 1).unwrap();
         let full = put("c", 1).unwrap_err();
-        assert!(full.to_string().starts_with("the store of sequences is full, there is no room for a value of"), "{full}");
+        assert!(
+            full.to_string().starts_with("the store of sequences is full, there is no room for a value of"),
+            "{full}"
+        );
         put("a", SEQUENCE_BYTES - 3 * beside - 2).expect("a smaller value in place of the one before");
         put("c", 1).unwrap();
     }

@@ -121,10 +121,7 @@ impl<'a, I: Iterator<Item = Result<Value<'a>, JsonError>>> Numbers<I> {
     }
 }
 
-fn strings<'a>(
-    data: impl Iterator<Item = Result<Value<'a>, JsonError>>,
-    text_len: usize,
-) -> Result<Bytes, InferError> {
+fn strings<'a>(data: impl Iterator<Item = Result<Value<'a>, JsonError>>, text_len: usize) -> Result<Bytes, InferError> {
     let mut bytes = Buffer::with_capacity(text_len).map_err(no_memory)?;
     for element in data {
         let element = element?;

@@ -11,7 +11,9 @@ use trireme_inference::{
     DataType, InferError, InferRequest, RequestedOutput, Shape, SharedMemoryPart, UncheckedTensor,
 };
 
-use super::{HttpInferRequest, OutputFormat, RequestContext, Room, TensorFormat, data, parameters, raw, request_prefix};
+use super::{
+    HttpInferRequest, OutputFormat, RequestContext, Room, TensorFormat, data, parameters, raw, request_prefix,
+};
 use crate::json::{self, JsonError, Value};
 use crate::shared_memory;
 

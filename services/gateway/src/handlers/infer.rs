@@ -432,7 +432,8 @@ fn set_error(span: &tracing::Span, error: &InferError) {
 }
 
 /// The beginnings of errors about sequences, which Triton gives without the request's id.
-const WITHOUT_ID: [&str; 3] = ["inference request for sequence ", "inference request to model ", "string correlation ID "];
+const WITHOUT_ID: [&str; 3] =
+    ["inference request for sequence ", "inference request to model ", "string correlation ID "];
 
 /// Errors of the core carry the request's id, as Triton's do.
 fn with_id(mut error: InferError, id: &str) -> InferError {

@@ -65,7 +65,8 @@ fn is_foreign(request: &Request) -> bool {
     if header("sec-fetch-site").is_some_and(|site| site != b"same-origin" && site != b"none") {
         return true;
     }
-    let host = request.uri().authority().map(|authority| authority.as_str().as_bytes()).or_else(|| header(HOST.as_str()));
+    let host =
+        request.uri().authority().map(|authority| authority.as_str().as_bytes()).or_else(|| header(HOST.as_str()));
     // A page may let its own name lead to this host, and is of the same origin then (DNS rebinding).
     if host.is_some_and(|host| !is_of_this_host(host)) {
         return true;
@@ -116,7 +117,11 @@ mod tests {
         assert!(!foreign(&[]), "HTTP/1.0 has no Host");
         // Its name leads to this host now.
         for host in ["evil.example:8000", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8000", ""] {
-            assert!(foreign(&[("host", host), ("origin", &format!("http://{host}")), ("sec-fetch-site", "same-origin")]));
+            assert!(foreign(&[
+                ("host", host),
+                ("origin", &format!("http://{host}")),
+                ("sec-fetch-site", "same-origin")
+            ]));
             assert!(foreign(&[("host", host)]), "{host}");
         }
     }

@@ -174,8 +174,7 @@ impl Felt {
 
 impl Phase {
     /// The headings of its lines' columns. `growth` is that of the server's memory since the quiet, as a part of the budget.
-    pub const HEAD: &str =
-        "attack    attempts   client               answers    lost   p99 quiet         p99   ratio      memory   growth/budget";
+    pub const HEAD: &str = "attack    attempts   client               answers    lost   p99 quiet         p99   ratio      memory   growth/budget";
 
     /// A line for each kind of client.
     pub fn lines(&self, quiet: &Phase) -> String {
@@ -183,7 +182,8 @@ impl Phase {
         let grown = self.memory.saturating_sub(quiet.memory) as f64 / BUDGET as f64;
         for (client, felt) in &self.felt {
             let (answers, lost) = (felt.times.len(), felt.lost.len());
-            let before = quiet.felt.iter().find(|(other, _)| other == client).map_or(Duration::ZERO, |(_, felt)| felt.p99());
+            let before =
+                quiet.felt.iter().find(|(other, _)| other == client).map_or(Duration::ZERO, |(_, felt)| felt.p99());
             let [before, most] = [before, felt.p99()].map(|time| time.as_secs_f64() * 1e3);
             let ratio = most / before.max(1e-3);
             let (name, attempts, memory) = (self.name, self.attempts, self.memory >> 20);
