@@ -90,7 +90,8 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
     let body = body::read(headers, body, body::Limit::json(http.options.max_input_size)).await?;
     let hold = parts.extensions.get::<Hold>().cloned().unwrap_or_else(|| http.handlers.budget.hold());
     let mut room = |bytes| hold.take(bytes).map_err(InferError::from);
-    let mut request = decode_generate_request(&path.model, &served.inputs, &body, &mut room)?;
+    let decode = || decode_generate_request(&path.model, &served.inputs, &body, &mut room);
+    let mut request = body::convert(body.len(), decode)?;
     request.version = path.version;
     let own = |name: &str| http.handlers.access.is_secret(name);
     forward::headers(headers, http.options.header_forward.as_ref(), own, &mut request.parameters)?;

@@ -62,7 +62,8 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
         None => None,
     };
     let mut room = |bytes| hold.take(bytes).map_err(InferError::from);
-    let mut decoded = infer::decode_infer_request(&context, &body, header_length, &mut room)?;
+    let decode = || infer::decode_infer_request(&context, &body, header_length, &mut room);
+    let mut decoded = body::convert(body.len(), decode)?;
     drop(body);
     // Tensors behind the JSON share the memory of the body. Of other bodies only the tensors are left.
     if header_length.is_none() {
@@ -82,7 +83,8 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
         callers: Default::default(),
     };
     let response = http.handlers.infer(traced).await?;
-    let encoded = infer::encode_infer_response(&response, &decoded.output_format)?;
+    let size = response.outputs.iter().map(|output| output.data().len()).sum();
+    let encoded = body::convert(size, || infer::encode_infer_response(&response, &decoded.output_format))?;
     Ok(response::infer(encoded, &response.ledger, Coding::of_response(headers)).await?)
 }
 
