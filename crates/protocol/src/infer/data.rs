@@ -129,7 +129,7 @@ fn strings<'a>(data: impl Iterator<Item = Result<Value<'a>, JsonError>>, text_le
         let length =
             u32::try_from(text.len()).map_err(|_| InferError::internal("Tensor size is too large to be processed"))?;
         bytes.put(&length.to_le_bytes()).map_err(no_memory)?;
-        bytes.put(&text).map_err(no_memory)?;
+        bytes.put(text).map_err(no_memory)?;
     }
     bytes.freeze().map_err(no_memory)
 }
