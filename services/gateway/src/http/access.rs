@@ -72,7 +72,7 @@ fn is_foreign(request: &Request) -> bool {
         return true;
     }
     // Browsers that do not send `Sec-Fetch-Site` send this.
-    let origin = header(ORIGIN.as_str()).map(|origin| after_scheme(origin));
+    let origin = header(ORIGIN.as_str()).map(after_scheme);
     origin.is_some_and(|origin| Some(origin) != host)
 }
 
