@@ -180,9 +180,9 @@ fuzz-http: ## N changed HTTP requests and gRPC calls (10000 of each) for a gatew
 	@$(TRIREME_PYTHON) scripts/fuzz-server.py --http $(or $(HTTP),127.0.0.1:8000) --grpc $(or $(GRPC),127.0.0.1:8001) --count $(or $(N),10000) $(addprefix --pid ,$(PID)) $(addprefix --log ,$(LOG))
 
 .PHONY: siege
-siege: setup ## Silent, slow, huge and many hostile clients over HTTP and gRPC, and their effect on honest clients (SECONDS=10 ATTACK=slow SERVICES=1)
-	cargo build --release --workspace
-	cargo run --release -p trireme-e2e --bin siege -- --seconds $(or $(SECONDS),10) $(if $(ATTACK),--attack $(ATTACK)) $(if $(SERVICES),--services)
+siege: setup ## Silent, slow, huge and many hostile clients over HTTP and gRPC, and their effect on honest clients (SECONDS=10 ATTACK=slow SERVICES=1; PROFILE=dev: the debug build)
+	cargo build --workspace --profile $(or $(PROFILE),release)
+	target/$(if $(filter dev,$(PROFILE)),debug,$(or $(PROFILE),release))/siege --seconds $(or $(SECONDS),10) $(if $(ATTACK),--attack $(ATTACK)) $(if $(SERVICES),--services)
 
 .PHONY: clean
 clean: ## Removes built and fetched files

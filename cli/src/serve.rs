@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use trireme_bus::{Bus, InProcess};
 use trireme_gateway::{Gateway, GatewayArgs, ModelOptions, TritonFlags};
 use trireme_model::OnnxRuntimeArgs;
-use trireme_python::{AllowPython, PythonArgs};
+use trireme_python::PythonArgs;
 use trireme_runtime::service::{self, AdminArgs, QueueArgs, WorkerArgs};
 use trireme_runtime::{Worker, WorkerOptions, faults};
 use trireme_telemetry::TelemetryArgs;
@@ -89,7 +89,9 @@ impl Server {
         let stages = StageOptions {
             onnxruntime: (&args.onnxruntime).into(),
             // The user of `trireme serve` chooses the repository, so its code may run.
-            python: args.python.options(AllowPython::Local, args.worker.execution_limit()),
+            python: args
+                .python
+                .options(PythonArgs::default_for(args.worker.models.is_remote()), args.worker.execution_limit()),
         };
         let backends = backends(Stage::value_variants(), &stages);
         let cache = args.gateway.cache.cache_config;

@@ -11,8 +11,8 @@ use serde_json::json;
 use trireme_inference::ErrorCode;
 use trireme_model::OnnxRuntimeArgs;
 use trireme_model_repository::{EnsembleError, ModelConfig, ModelSources, Repository, compile_ensemble};
-use trireme_python::{AllowPython, PythonArgs};
-use trireme_runtime::{Backend, LoadError, backend_of, load_version, local_folder, service};
+use trireme_python::PythonArgs;
+use trireme_runtime::{Backend, LoadError, backend_of, is_remote, load_version, local_folder, service};
 use trireme_telemetry::TelemetryArgs;
 
 use crate::stages::{Stage, StageOptions, backends};
@@ -109,9 +109,10 @@ async fn check(args: &ValidateArgs) -> (Repository, Vec<Fault>) {
     let mut faults: Vec<_> =
         broken.map(|(name, broken)| Fault::of(name, broken.fault.code(), broken.fault.to_string())).collect();
     if !args.no_load {
+        let downloads = args.models.iter().filter_map(|model| model.to_str()).any(is_remote);
         let stages = StageOptions {
             onnxruntime: (&args.onnxruntime).into(),
-            python: args.python.options(AllowPython::Local, None),
+            python: args.python.options(PythonArgs::default_for(downloads), None),
         };
         let backends = backends(Stage::value_variants(), &stages);
         let configs = load(&repository, &backends, !args.disable_auto_complete_config, &mut faults).await;

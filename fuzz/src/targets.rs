@@ -99,7 +99,7 @@ fn admit(request: InferRequest) -> String {
 fn infer_http(body: &[u8], header_length: Option<&str>) -> String {
     let inputs = MODEL.input_specs();
     let context = RequestContext { model: "m", inputs: &inputs, max_batch_size: 8, max_json_size: 1 << 20 };
-    match infer::decode_infer_request(&context, &Bytes::copy_from_slice(body), header_length) {
+    match infer::decode_infer_request(&context, &Bytes::copy_from_slice(body), header_length, &mut |_| Ok(())) {
         Ok(decoded) => admit(decoded.request),
         Err(error) => error.to_string(),
     }
@@ -117,7 +117,7 @@ fn infer_binary(input: &[u8]) -> String {
 }
 
 fn generate(body: &[u8]) -> String {
-    match generate::decode_generate_request("m", &MODEL.input_specs(), body) {
+    match generate::decode_generate_request("m", &MODEL.input_specs(), body, &mut |_| Ok(())) {
         Ok(request) => admit(request),
         Err(error) => error.to_string(),
     }

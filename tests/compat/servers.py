@@ -11,6 +11,7 @@ SERVERS = {
     # Regions can be registered: in the recorded release always, in Trireme and in newer releases with
     # --allow-client-shm.
     "shared memory": ("repository", []),
+    "sequences": ("sequences", []),
     "explicit": ("control", ["--model-control-mode=explicit", "--load-model=c"]),
 }
 

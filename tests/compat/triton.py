@@ -18,6 +18,8 @@ from pathlib import Path
 from servers import SERVERS
 
 MODELS = Path(__file__).resolve().parent / "models"
+# The twins of models whose names are not those of their files in `models/triton`.
+TWINS = dict.fromkeys(("direct", "oldest", "texts", "hasty"), "controls")
 BACKEND = re.compile(r'^backend: "(\w+)"$', re.MULTILINE)
 START_LIMIT_S = 120
 # How long a crashing Triton may take to exit.
@@ -32,7 +34,7 @@ def assemble_repository(source, target):
         shutil.copytree(model, target / model.name, ignore=shutil.ignore_patterns("*.onnx", ".gitkeep"))
         if backend is None:
             continue
-        twin = "identity" if backend[1] == "identity" else model.name
+        twin = "identity" if backend[1] == "identity" else TWINS.get(model.name, model.name)
         if not (MODELS / "triton" / f"{twin}.py").exists():
             continue
         (target / model.name / "config.pbtxt").write_text(BACKEND.sub('backend: "python"', config))

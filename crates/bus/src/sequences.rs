@@ -65,9 +65,14 @@ impl dyn Bus + '_ {
         self.put(Bucket::Sequences, &name.key(), value, expect, Some(lapse)).await
     }
 
-    /// Removes the states of a sequence that has ended, with `expect` as in [`keep_sequence`](Self::keep_sequence).
-    pub async fn end_sequence(&self, name: &SequenceName, expect: Option<u64>) -> Result<bool, BusError> {
-        self.delete(Bucket::Sequences, &name.key(), expect).await
+    /// Removes the states of a sequence that has ended, with `expect` as in [`keep_sequence`](Self::keep_sequence): if another request
+    /// has ended the sequence meanwhile, that is [`BusError::Conflict`], too.
+    pub async fn end_sequence(&self, name: &SequenceName, expect: Option<u64>) -> Result<(), BusError> {
+        let key = name.key();
+        match self.delete(Bucket::Sequences, &key, expect).await? {
+            false if expect.is_some() => Err(BusError::Conflict { key }),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -104,8 +109,11 @@ mod tests {
             let kept = bus.sequence(name).await.unwrap().unwrap();
             assert_eq!((kept.states.request.as_str(), &*kept.states.steps), ("r", &[index.to_string()][..]));
             assert_eq!(*kept.states.tensors[0].values::<i64>().unwrap(), [index as i64]);
-            assert!(bus.end_sequence(name, Some(kept.revision)).await.unwrap());
+            bus.end_sequence(name, Some(kept.revision)).await.unwrap();
             assert_eq!(bus.sequence(name).await.unwrap(), None);
+            let second = bus.end_sequence(name, Some(kept.revision)).await;
+            assert!(matches!(second, Err(BusError::Conflict { .. })), "{second:?}");
+            bus.end_sequence(name, None).await.unwrap();
         }
     }
 }

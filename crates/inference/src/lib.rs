@@ -1,5 +1,5 @@
 //! Domain types that all other crates use: tensors and their datatypes, infer requests and responses, routes, errors,
-//! the ledger of time spent, and counters.
+//! the ledger of time spent, counters, and memory for bytes.
 //!
 //! Invariants:
 //! - A [`Tensor`] is always consistent: its bytes have the length that its datatype and shape require, and the length
@@ -10,6 +10,7 @@
 //! Not here: I/O, clocks that block, wire formats (`protocol`, `bus`), configuration files (`model-repository`).
 
 mod action;
+mod buffer;
 mod callers;
 mod datatype;
 mod error;
@@ -28,6 +29,7 @@ mod tensor;
 mod time;
 
 pub use action::Action;
+pub use buffer::Buffer;
 pub use callers::{Callers, MAX_CALLERS};
 pub use datatype::DataType;
 pub use error::{ErrorCode, InferError};

@@ -38,10 +38,10 @@ impl Membership {
             Some(&ParameterValue::Int64(id)) if id != 0 => CorrelationId::Number(id as u64),
             Some(&ParameterValue::Uint64(id)) if id != 0 => CorrelationId::Number(id),
             Some(ParameterValue::String(id)) if id.len() > Membership::LONGEST_ID => {
-                let (found, longest) = (id.len(), Membership::LONGEST_ID);
-                return Err(InferError::invalid_arg(format!(
-                    "parameter 'sequence_id' has {found} bytes, expected {longest} at most"
-                )));
+                // Triton's words and code.
+                let longest = Membership::LONGEST_ID;
+                let text = format!("string correlation ID cannot be longer than {longest} characters");
+                return Err(InferError::unsupported(text));
             }
             Some(ParameterValue::String(id)) if !id.is_empty() => CorrelationId::Text(id.clone()),
             _ => return Ok(None),
@@ -87,6 +87,6 @@ mod tests {
     fn a_long_text_is_refused() {
         assert!(of("x".repeat(128).as_str().into()).unwrap().is_some());
         let error = of("x".repeat(129).as_str().into()).unwrap_err();
-        assert_eq!(error.message, "parameter 'sequence_id' has 129 bytes, expected 128 at most");
+        assert_eq!(error.message, "string correlation ID cannot be longer than 128 characters");
     }
 }

@@ -8,12 +8,17 @@
 use bytes::Bytes;
 use trireme_inference::{InferError, InferRequest, InferResponse, Shape, TensorSpec, UncheckedTensor};
 
-use crate::infer::{data, parameters};
+use crate::infer::{Room, data, parameters};
 use crate::json::{self, JsonError, Value, Writer};
 
-/// Decodes the body of a generate request for `model` with these `inputs`, batch dimension included. Other keys, and
+/// Decodes the body of a generate request for `model` with these `inputs`, batch dimension included, if there is `room`. Other keys, and
 /// those within `parameters`, are request parameters; `id` is the request's id.
-pub fn decode_generate_request(model: &str, inputs: &[TensorSpec], body: &[u8]) -> Result<InferRequest, InferError> {
+pub fn decode_generate_request(
+    model: &str,
+    inputs: &[TensorSpec],
+    body: &[u8],
+    room: Room<'_>,
+) -> Result<InferRequest, InferError> {
     let document = json::parse(body)?;
     let mut request = InferRequest { model: model.to_owned(), ..InferRequest::default() };
     for (key, value) in document.members()? {
@@ -35,20 +40,26 @@ pub fn decode_generate_request(model: &str, inputs: &[TensorSpec], body: &[u8]) 
                     return Err(error.context("Expected JSON object for keyword: 'parameters'"));
                 }
                 for (key, value) in value.members()? {
-                    put(&mut request, inputs, &String::from_utf8_lossy(&key), &value).map_err(|mut error| {
+                    put(&mut request, inputs, &String::from_utf8_lossy(&key), &value, room).map_err(|mut error| {
                         error.message = format!("Converting keyword: 'parameters': {}", error.message);
                         error
                     })?;
                 }
             }
-            _ => put(&mut request, inputs, &key, &value)?,
+            _ => put(&mut request, inputs, &key, &value, room)?,
         }
     }
     Ok(request)
 }
 
 /// Puts a value into the input with its key's name, or among the parameters.
-fn put(request: &mut InferRequest, inputs: &[TensorSpec], key: &str, value: &Value<'_>) -> Result<(), InferError> {
+fn put(
+    request: &mut InferRequest,
+    inputs: &[TensorSpec],
+    key: &str,
+    value: &Value<'_>,
+    room: Room<'_>,
+) -> Result<(), InferError> {
     let Some(spec) = inputs.iter().find(|input| input.name == key) else {
         return parameters::set(request, key, value);
     };
@@ -64,8 +75,8 @@ fn put(request: &mut InferRequest, inputs: &[TensorSpec], key: &str, value: &Val
     })?;
     let data = match value {
         // Its elements may be arrays themselves, so the count of the outer array is not enough.
-        Value::Array(array) => data::from_elements(key, spec.datatype, count, array.flatten(), array.text_len())?,
-        scalar => data::from_elements(key, spec.datatype, 1, std::iter::once(Ok(scalar.clone())), 1)?,
+        Value::Array(array) => data::from_elements(key, spec.datatype, count, array.flatten(), array.text_len(), room)?,
+        scalar => data::from_elements(key, spec.datatype, 1, std::iter::once(Ok(scalar.clone())), 1, room)?,
     };
     request.inputs.push(UncheckedTensor { name: key.to_owned(), datatype: spec.datatype, shape, data });
     Ok(())
@@ -134,7 +145,7 @@ mod tests {
     }
 
     fn decode(body: &str) -> Result<InferRequest, InferError> {
-        decode_generate_request("m", &inputs(), body.as_bytes())
+        decode_generate_request("m", &inputs(), body.as_bytes(), &mut |_| Ok(()))
     }
 
     #[test]

@@ -63,7 +63,8 @@ fn echo(outputs: Vec<Tensor>, format: &OutputFormat) -> Vec<Tensor> {
     let renamed = [&encoded.json[..at], inputs, &encoded.json[at + outputs.len()..]].concat();
     let header_length = encoded.header_length.map(|_| renamed.len().to_string());
     let body = Bytes::from([renamed, encoded.binary.concat()].concat());
-    let decoded = decode_infer_request(&CONTEXT, &body, header_length.as_deref()).expect("what the test made is valid");
+    let decoded = decode_infer_request(&CONTEXT, &body, header_length.as_deref(), &mut |_| Ok(()))
+        .expect("what the test made is valid");
     assert_eq!(decoded.request.id, "r");
     decoded.request.inputs.into_iter().map(|input| input.check().expect("what the test made is valid")).collect()
 }
@@ -89,7 +90,7 @@ proptest! {
         body in prop::collection::vec(any::<u8>(), 0..128),
         header_length in prop::option::of("[ +-]?[0-9]{0,3}[a-z]?"),
     ) {
-        let _decoded = decode_infer_request(&CONTEXT, &body.into(), header_length.as_deref());
+        let _decoded = decode_infer_request(&CONTEXT, &body.into(), header_length.as_deref(), &mut |_| Ok(()));
     }
 
     /// Requests of the right form with arbitrary values.
@@ -103,7 +104,7 @@ proptest! {
     ) {
         let source = if binary { format!(r#""parameters":{{"binary_data_size":{size}}}"#) } else { format!(r#""data":{data}"#) };
         let body = format!(r#"{{"inputs":[{{{source},"name":"x","datatype":"{datatype}","shape":{shape}}}]}}"#);
-        if let Ok(decoded) = decode_infer_request(&CONTEXT, &body.into(), None) {
+        if let Ok(decoded) = decode_infer_request(&CONTEXT, &body.into(), None, &mut |_| Ok(())) {
             let _tensor = decoded.request.inputs[0].clone().check();
         }
     }
@@ -117,7 +118,7 @@ proptest! {
     ) {
         let spec = TensorSpec { name: "x".to_owned(), datatype, shape: shape.into(), optional: false };
         let context = RequestContext { model: "m", inputs: &[spec], max_batch_size, max_json_size: 64 << 20 };
-        if let Ok(decoded) = decode_infer_request(&context, &body.into(), Some("0")) {
+        if let Ok(decoded) = decode_infer_request(&context, &body.into(), Some("0"), &mut |_| Ok(())) {
             let _tensor = decoded.request.inputs[0].clone().check();
         }
     }

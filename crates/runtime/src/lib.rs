@@ -37,3 +37,4 @@ pub use trireme_engine::{
     ModelSource, ModelStatistics, Nested, OneAtATime, Outage, Progress, QueueLoad, SequenceSupport, StepwiseInstance,
     Stop, TaskSet, Ticket, backend_of, load_version, one_response,
 };
+pub use trireme_model_source::is_remote;

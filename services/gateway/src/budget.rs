@@ -189,6 +189,11 @@ impl Hold {
         self.0.budget.0.used.fetch_sub(held.min(bytes), Ordering::Relaxed);
     }
 
+    /// Gives all but so many bytes back.
+    pub fn shrink(&self, bytes: u64) {
+        self.give_back(self.bytes().saturating_sub(bytes));
+    }
+
     /// When the request came and its answer goes.
     pub fn passage(&self) -> Arc<Passage> {
         self.0.passage.clone()
@@ -388,6 +393,10 @@ mod tests {
         assert_eq!(budget.used(), 20);
         stream.give_back(5);
         assert_eq!(budget.used(), 15);
+        stream.shrink(20);
+        assert_eq!(budget.used(), 15);
+        stream.shrink(10);
+        assert_eq!(budget.used(), 10);
         drop(stream);
         assert_eq!(budget.used(), 0);
     }

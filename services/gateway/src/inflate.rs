@@ -5,11 +5,12 @@
 //!
 //! Invariant: the inflated bytes are counted in the budget before they are allocated, and are no more than their limit.
 
-use std::io::Read;
+use std::io::{Error, Read};
 
 use bytes::Bytes;
 use flate2::read::MultiGzDecoder;
 use flate2::{Decompress, FlushDecompress, Status};
+use trireme_inference::Buffer;
 
 use crate::budget::{Hold, NoRoom};
 
@@ -27,6 +28,8 @@ pub enum InflateError {
     Malformed(String),
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
+    #[error("no memory to decompress it: {0}")]
+    NoMemory(Error),
     #[error("decompression did not finish: {0}")]
     Unfinished(#[from] tokio::task::JoinError),
 }
@@ -41,10 +44,10 @@ pub async fn inflate(coded: Bytes, limit: usize, hold: &Hold) -> Result<Bytes, I
         true => inflate_gzip(&coded, limit, &hold),
         false => inflate_zlib(&coded, limit, &hold),
     });
-    made.await?.map(Bytes::from)
+    made.await?
 }
 
-fn inflate_gzip(coded: &[u8], limit: usize, hold: &Hold) -> Result<Vec<u8>, InflateError> {
+fn inflate_gzip(coded: &[u8], limit: usize, hold: &Hold) -> Result<Bytes, InflateError> {
     make(limit, hold, |sink| {
         let (mut decoder, mut step) = (MultiGzDecoder::new(coded), vec![0; STEP]);
         loop {
@@ -57,7 +60,7 @@ fn inflate_gzip(coded: &[u8], limit: usize, hold: &Hold) -> Result<Vec<u8>, Infl
 }
 
 /// Does not use flate2's reader, which takes a stream that was cut short for a whole one.
-fn inflate_zlib(coded: &[u8], limit: usize, hold: &Hold) -> Result<Vec<u8>, InflateError> {
+fn inflate_zlib(coded: &[u8], limit: usize, hold: &Hold) -> Result<Bytes, InflateError> {
     make(limit, hold, |sink| {
         let (mut inflate, mut step) = (Decompress::new(true), vec![0; STEP]);
         loop {
@@ -80,7 +83,7 @@ fn make(
     limit: usize,
     hold: &Hold,
     inflate: impl Fn(Sink<'_>) -> Result<(), InflateError>,
-) -> Result<Vec<u8>, InflateError> {
+) -> Result<Bytes, InflateError> {
     let mut size = 0usize;
     inflate(&mut |piece| {
         size += piece.len();
@@ -88,12 +91,9 @@ fn make(
         if size > limit { Err(InflateError::TooLarge(limit)) } else { Ok(()) }
     })?;
     hold.take(size as u64)?;
-    let mut made = Vec::with_capacity(size);
-    let filled = inflate(&mut |piece| {
-        made.extend_from_slice(piece);
-        Ok(())
-    });
-    filled.map(|()| made)
+    let mut made = Buffer::with_capacity(size).map_err(InflateError::NoMemory)?;
+    inflate(&mut |piece| made.put(piece).map_err(InflateError::NoMemory))?;
+    made.freeze().map_err(InflateError::NoMemory)
 }
 
 fn malformed(reason: impl std::fmt::Display) -> InflateError {
@@ -141,7 +141,7 @@ mod tests {
         let text: Vec<u8> =
             (0..400_000u32).flat_map(|number| (number.wrapping_mul(2_654_435_761) >> 20).to_le_bytes()).collect();
         for (coded, decode) in [
-            (zlib(&[&text]), inflate_zlib as fn(&[u8], usize, &Hold) -> Result<Vec<u8>, InflateError>),
+            (zlib(&[&text]), inflate_zlib as fn(&[u8], usize, &Hold) -> Result<Bytes, InflateError>),
             (gzip(&[&text]), inflate_gzip),
         ] {
             assert!(coded.len() > 200_000, "{}", coded.len());

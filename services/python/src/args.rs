@@ -11,7 +11,7 @@ pub enum AllowPython {
     /// No model's code may run.
     #[default]
     Never,
-    /// The code of models in a folder of the model repository may run.
+    /// The code of models in the model repositories may run, downloaded ones included.
     Local,
     /// The code of models whose files or configuration came with a request to load them may run, too.
     Uploads,
@@ -21,7 +21,7 @@ pub enum AllowPython {
 #[derive(Args, Clone, Debug)]
 pub struct PythonArgs {
     /// Run the model.py files of the model repository, which are code with the worker's rights; `uploads` allows also what
-    /// comes with a request to load a model. By default `never`, in `trireme serve` `local`
+    /// comes with a request to load a model. By default `never`; in `trireme serve` `local`, unless a model is downloaded
     #[arg(long, env = "TRIREME_ALLOW_PYTHON", value_name = "WHICH", value_enum)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "local")]
     pub allow_python: Option<AllowPython>,
@@ -65,6 +65,12 @@ pub struct PythonOptions {
 // === impl PythonArgs ===
 
 impl PythonArgs {
+    /// The models whose code may run without the flag where the user chooses them: those of folders. Somebody else has written what is
+    /// downloaded.
+    pub fn default_for(downloads: bool) -> AllowPython {
+        if downloads { AllowPython::Never } else { AllowPython::Local }
+    }
+
     /// The options that the flags describe. `default` applies if `--allow-python` is not given.
     pub fn options(&self, default: AllowPython, execution_limit: Option<Duration>) -> PythonOptions {
         PythonOptions {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the ONNX models of tests/compat/models/repository. Run it after a change here and commit the written files.
+"""Writes the ONNX models of tests/compat/models/repository and sequences. Run it after a change here and commit the written files.
 
 Set up as for tests/models/generate.py:
 
@@ -17,17 +17,18 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 REPOSITORY = Path(__file__).resolve().parent / "repository"
+SEQUENCES = REPOSITORY.parent / "sequences"
 OPSET, IR_VERSION = 17, 8
 
 
-def write(name, inputs, outputs, nodes, constants=()):
+def write(name, inputs, outputs, nodes, constants=(), folder=REPOSITORY):
     """Writes the model; inputs and outputs are (name, type, shape). Returns a function that runs it."""
     values = [[helper.make_tensor_value_info(*value) for value in side] for side in (inputs, outputs)]
     graph = helper.make_graph(nodes, name, *values, list(constants))
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="trireme")
     model.ir_version = IR_VERSION
     onnx.checker.check_model(model, full_check=True)
-    path = REPOSITORY / name / "1/model.onnx"
+    path = folder / name / "1/model.onnx"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(model.SerializeToString(deterministic=True))
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -80,7 +81,47 @@ def failing():
     assert (run(INPUT0=np.int64([2, 0]))[0] == [30, 10]).all()
 
 
+def controls(name, flags, id, example):
+    """Shows its input and its controls."""
+    kinds = {"INPUT": TensorProto.INT32, **dict.fromkeys(("START", "END", "READY"), flags), "CORRID": id}
+    run = write(
+        name,
+        [(tensor, kind, ["batch", 1]) for tensor, kind in kinds.items()],
+        [(f"{tensor}_SEEN", kind, ["batch", 1]) for tensor, kind in kinds.items()],
+        [helper.make_node("Identity", [tensor], [f"{tensor}_SEEN"]) for tensor in kinds],
+        folder=SEQUENCES,
+    )
+    flag = helper.tensor_dtype_to_np_dtype(flags)
+    values = {tensor: np.array([[1]], flag) for tensor in ("START", "END", "READY")}
+    values |= {"INPUT": np.int32([[7]]), "CORRID": example}
+    assert all((got == values[tensor]).all() for tensor, got in zip(kinds, run(**values)))
+
+
+def sequences():
+    """The models whose inputs are the controls of sequences."""
+    controls("direct", TensorProto.INT32, TensorProto.UINT64, np.uint64([[5]]))
+    controls("hasty", TensorProto.INT32, TensorProto.UINT64, np.uint64([[5]]))
+    controls("oldest", TensorProto.BOOL, TensorProto.UINT32, np.uint32([[5]]))
+    controls("texts", TensorProto.FLOAT, TensorProto.STRING, np.array([["five"]], object))
+
+
+def state():
+    """Adds its input to its state."""
+    column = lambda name: (name, TensorProto.INT32, ["batch", 1])
+    run = write(
+        "state",
+        [column("INPUT"), column("SUM_IN")],
+        [column("OUTPUT"), column("SUM_OUT")],
+        [
+            helper.make_node("Add", ["INPUT", "SUM_IN"], ["SUM_OUT"]),
+            helper.make_node("Identity", ["SUM_OUT"], ["OUTPUT"]),
+        ],
+        folder=SEQUENCES,
+    )
+    assert run(INPUT=np.int32([[3]]), SUM_IN=np.int32([[4]]))[0] == [[7]]
+
+
 if __name__ == "__main__":
-    for model in (simple, reshape, failing):
+    for model in (simple, reshape, failing, sequences, state):
         model()
         print(model.__name__)

@@ -9,6 +9,7 @@ in_every_mode!(
     every_scenario_is_answered_as_expected,
     models_are_controlled_as_expected,
     shared_memory_is_used_as_expected,
+    sequences_are_run_as_expected,
 );
 
 /// Runs `tests/compat/run.py`, which prints its findings.
@@ -48,6 +49,13 @@ fn shared_memory_is_used_as_expected(mode: Mode) {
     let mut sandbox = setup.gateway_arguments(&["--allow-client-shm"]).start();
     let (http, grpc) = (format!("http://{}", sandbox.address), sandbox.grpc_address().to_string());
     run(&["--url", &http, "--grpc", &grpc, "--server", "shared memory"]);
+}
+
+fn sequences_are_run_as_expected(mode: Mode) {
+    let setup = Setup::new(mode).repository(&compat().join("models/sequences"));
+    let mut sandbox = setup.replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0).start();
+    let (http, grpc) = (format!("http://{}", sandbox.address), sandbox.grpc_address().to_string());
+    run(&["--url", &http, "--grpc", &grpc, "--server", "sequences"]);
 }
 
 /// Recordings, expectations, divergences and docs/compatibility.md are consistent.

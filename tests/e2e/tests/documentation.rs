@@ -144,6 +144,45 @@ fn what_the_architecture_says_is_in_a_file_is_defined_there() {
     assert!(places > 10, "found only {places} places");
 }
 
+/// Each row of the tables in SECURITY.md names its proof: tests that exist in the files that it names, and commands of make.
+#[test]
+fn every_claim_about_security_has_its_test() {
+    let text = fs::read_to_string(workspace().join("SECURITY.md")).expect("it is there");
+    let makefile = fs::read_to_string(workspace().join("Makefile")).expect("it is there");
+    let rows: Vec<(&str, &str)> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.rsplit_once(" | "))
+        .filter(|(claim, _)| *claim != "claim" && !claim.starts_with("---"))
+        .collect();
+    assert!(rows.len() > 20, "{} claims", rows.len());
+    let mut missing = Vec::new();
+    for (claim, proof) in rows {
+        let proofs: Vec<&str> = codes(proof).collect();
+        let mut wrong = |what: String| missing.push(format!("{claim}: {what}"));
+        if proofs.is_empty() {
+            wrong("it names no test".to_owned());
+        }
+        let (paths, names): (Vec<_>, Vec<_>) = proofs.into_iter().partition(|code| code.contains('/'));
+        let sources: Vec<String> =
+            paths.iter().map(|path| fs::read_to_string(workspace().join(path)).unwrap_or_default()).collect();
+        paths
+            .iter()
+            .zip(&sources)
+            .filter(|(_, source)| source.is_empty())
+            .for_each(|(path, _)| wrong(format!("no file {path}")));
+        for name in names {
+            let found = match name.strip_prefix("make ") {
+                Some(target) => makefile.contains(&format!("\n{target}:")),
+                None => sources.iter().any(|source| source.contains(&format!("fn {name}("))),
+            };
+            if !found {
+                wrong(format!("no test {name} in {paths:?}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
 #[test]
 fn help_is_understood() {
     let help = "\

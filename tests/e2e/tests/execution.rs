@@ -8,7 +8,11 @@ use trireme_e2e::{
 };
 use trireme_testkit::assert_close;
 
-in_every_mode!(answers_are_kept_and_identical_requests_computed_once, without_a_cache_everything_is_computed,);
+in_every_mode!(
+    answers_are_kept_and_identical_requests_computed_once,
+    without_a_cache_everything_is_computed,
+    a_request_that_is_taken_early_does_not_close_its_batch,
+);
 
 const DELAY_MS: u64 = 1500;
 
@@ -70,4 +74,35 @@ fn model_and_postprocess_share_a_process() {
         assert_eq!(hops, ["tiny_tokenizer", "tiny_encoder", "tiny_pool"], "{timing}");
     }
     assert!(worker.log().contains("ready"));
+}
+
+/// A worker takes requests while its instance is busy. All that come until it is free run together.
+fn a_request_that_is_taken_early_does_not_close_its_batch(mode: Mode) {
+    const RUN: Duration = Duration::from_secs(2);
+    let models = ModelFolder::new().model(
+        "queue",
+        &format!(
+            "backend: 'identity' max_batch_size: 8 dynamic_batching {{}} instance_group [{{ count: 1 kind: KIND_CPU }}]
+             input [{{ name: 'INPUT0' data_type: TYPE_FP32 dims: [1] }}]
+             output [{{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [1] }}]
+             parameters {{ key: 'execute_delay_ms' value {{ string_value: '{}' }} }}",
+            RUN.as_millis()
+        ),
+    );
+    let sandbox = start(mode, &models, &[]);
+    let body = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]});
+    // From then on the worker knows how long a run takes, and asks for requests shortly before its end.
+    assert_eq!(sandbox.infer("queue", &body).status, 200);
+    std::thread::scope(|scope| {
+        let ask = || scope.spawn(|| assert_eq!(sandbox.infer("queue", &body).status, 200));
+        let mut asked = vec![ask()];
+        std::thread::sleep(RUN / 6);
+        // Alone for a while.
+        asked.push(ask());
+        std::thread::sleep(RUN / 6);
+        asked.extend((0..6).map(|_| ask()));
+        asked.into_iter().for_each(|asked| asked.join().expect("it is answered"));
+    });
+    let statistics = sandbox.get("/v2/models/queue/stats").json()["model_stats"][0].clone();
+    assert_eq!((statistics["inference_count"].as_u64(), statistics["execution_count"].as_u64()), (Some(9), Some(3)));
 }

@@ -1,13 +1,15 @@
 //! Models in the form of a model.py, with real interpreters: in one process, and as a service over NATS.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, python, wait_until, workspace};
+use trireme_e2e::{Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, product, python, wait_until, workspace};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -216,5 +218,59 @@ fn code_that_comes_with_a_request_to_load_it_does_not_run() {
     let replaced = json!({"parameters": {"config": config.to_string()}});
     let response = sandbox.send(&Request::post("/v2/repository/models/gated/load", replaced.to_string()));
     assert!(response.status == 400 && response.text().contains("--allow-python=uploads"), "{}", response.text());
+    // A program anywhere on this host.
+    let mark = models.path().join("ran");
+    let mut program = config.clone();
+    program["backend"] = json!("process");
+    program["parameters"] = json!({"command": {"string_value": format!("touch {}", mark.display())}});
+    for name in ["gated", "program"] {
+        let load = json!({"parameters": {"config": program.to_string(), "file:1/x": "AAAA"}});
+        let path = format!("/v2/repository/models/{name}/load");
+        let response = sandbox.send(&Request::post(&path, load.to_string()));
+        assert!(response.status == 400 && response.text().contains("--allow-python=uploads"), "{}", response.text());
+    }
+    assert!(!mark.exists());
     assert_eq!(sandbox.infer("gated", &echo(3)).output("OUT")["data"], json!([3]), "what was served is served on");
+}
+
+/// A web server that lists a folder, until the value is dropped.
+struct WebServer(std::process::Child, String);
+
+impl WebServer {
+    fn start(folder: &Path) -> WebServer {
+        let mut command = Command::new(python());
+        command.args(["-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory"]).arg(folder);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("python runs");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("it is piped"))
+            .read_line(&mut line)
+            .expect("it says where it listens");
+        let port = line.split_whitespace().skip_while(|word| *word != "port").nth(1).expect("it names the port");
+        WebServer(child, format!("http://127.0.0.1:{port}/"))
+    }
+}
+
+impl Drop for WebServer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn downloaded_code_does_not_run_by_default() {
+    let models = ModelFolder::new().model("gated", ECHO).file("gated/1/model.py", GATED).file("gated/open", "");
+    let (web, cache) = (WebServer::start(models.path()), tempfile::tempdir().expect("a temporary folder"));
+    let serve = |name: &str, more: &[&str]| {
+        let mut command = product("trireme");
+        command.args(["serve", "--model-repository", &web.1, "--python"]).arg(python()).args(more);
+        command.env("TRIREME_DOWNLOAD_CACHE", cache.path());
+        Process::start(name, &mut command, cache.path())
+    };
+    let mut refused = serve("refused", &[]);
+    assert!(!refused.wait_exit(LIMIT).success());
+    let words = refused.last_words().join(" ");
+    assert!(words.contains("'gated'") && words.contains("--allow-python allows it"), "{words}");
+    let allowed = serve("allowed", &["--allow-python"]);
+    wait_until("the model is served", LIMIT, || (allowed.count("ready") > 0).then_some(()));
 }

@@ -9,6 +9,7 @@ use trireme_e2e::{Mode, ModelFolder, Request, Response, Sandbox, Setup, Stage, i
 
 in_every_mode!(
     as_many_wait_as_the_policy_says,
+    a_batch_goes_when_a_request_comes_that_cannot_join_it,
     a_full_queue_is_429_where_that_is_asked_for,
     what_waits_too_long_is_refused_in_time,
     higher_priorities_go_first,
@@ -115,6 +116,34 @@ fn as_many_wait_as_the_policy_says(mode: Mode) {
     }
     assert_eq!(running.join().expect("no panic").0.numbers("OUTPUT0"), [0.0], "what was taken is answered");
     assert_eq!(sandbox.infer("queue", &number(7, json!({}))).status, 200, "there is room again");
+}
+
+/// The batch may wait for company for longer than anybody here does.
+fn a_batch_goes_when_a_request_comes_that_cannot_join_it(mode: Mode) {
+    const SOON: Duration = Duration::from_secs(20);
+    let models = ModelFolder::new().model(
+        "queue",
+        "backend: 'identity' max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 120000000 }
+         input [{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }]
+         output [{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }]",
+    );
+    let sandbox = setup(mode, &models).start();
+    let ask = |rows: usize, columns: usize| {
+        let input =
+            json!({"name": "INPUT0", "datatype": "FP32", "shape": [rows, columns], "data": vec![1; rows * columns]});
+        let (address, request) = (sandbox.address, Request::infer("queue", &json!({"inputs": [input]})));
+        std::thread::spawn(move || request.send(address).expect("it is answered"))
+    };
+    let begun = Instant::now();
+    let first = ask(1, 1);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(!first.is_finished(), "it waits for company");
+    let second = ask(1, 2);
+    assert_eq!(first.join().expect("it does not panic").status, 200);
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert_eq!(ask(4, 3).join().expect("it does not panic").status, 200, "a full batch");
+    assert_eq!(second.join().expect("it does not panic").status, 200);
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
 }
 
 fn a_full_queue_is_429_where_that_is_asked_for(mode: Mode) {

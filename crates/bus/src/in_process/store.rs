@@ -1,6 +1,6 @@
 //! Last-value stores within one process.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,6 +20,9 @@ const DEAD_BYTES: usize = 64 << 20;
 /// Bytes of states of sequences that are kept. A value for which there is no room is refused.
 const SEQUENCE_BYTES: usize = 256 << 20;
 
+/// Bytes of an entry beside its value and its key: its places in the maps, about.
+const ENTRY_BYTES: usize = 256;
+
 /// All buckets.
 #[derive(Default)]
 pub(super) struct Stores {
@@ -32,6 +35,8 @@ struct Store {
     /// By revision, so that the oldest is first.
     entries: BTreeMap<u64, (Entry, UnixMicros)>,
     revisions: HashMap<String, u64>,
+    /// The times at which entries lapse, with their revisions; without the entries that never do.
+    lapses: BTreeSet<(UnixMicros, u64)>,
     bytes: usize,
     watchers: Vec<mpsc::Sender<Change>>,
 }
@@ -52,15 +57,13 @@ impl Stores {
         store.forget_lapsed(now);
         store.check(key, expect)?;
         if bucket == Bucket::Sequences {
-            store.check_room(key, value.len(), SEQUENCE_BYTES)?;
+            store.check_room(key, footprint(key, &value), SEQUENCE_BYTES)?;
         }
         self.revision += 1;
         let entry = Entry { key: key.to_owned(), value, revision: self.revision, at: now };
         store.remove(key);
         store.tell(&Change::Put(entry.clone()));
-        store.bytes += entry.value.len();
-        store.revisions.insert(key.to_owned(), self.revision);
-        store.entries.insert(self.revision, (entry, lapse.map_or(UnixMicros::NEVER, |lapse| now.after(lapse))));
+        store.insert(entry, lapse.map_or(UnixMicros::NEVER, |lapse| now.after(lapse)));
         if bucket == Bucket::Dead {
             store.bound(DEAD_LETTERS, DEAD_BYTES);
         }
@@ -117,16 +120,26 @@ impl Store {
     /// Whether a value of `size` bytes for `key` leaves the store within `most` bytes.
     fn check_room(&self, key: &str, size: usize, most: usize) -> Result<(), BusError> {
         let replaced = self.revisions.get(key).and_then(|revision| self.entries.get(revision));
-        let others = self.bytes - replaced.map_or(0, |(entry, _)| entry.value.len());
+        let others = self.bytes - replaced.map_or(0, |(entry, _)| footprint(key, &entry.value));
         match others.saturating_add(size) <= most {
             true => Ok(()),
             false => Err(BusError::StoreFull { store: Bucket::Sequences.name(), size }),
         }
     }
 
+    fn insert(&mut self, entry: Entry, until: UnixMicros) {
+        self.bytes += footprint(&entry.key, &entry.value);
+        self.revisions.insert(entry.key.clone(), entry.revision);
+        if until != UnixMicros::NEVER {
+            self.lapses.insert((until, entry.revision));
+        }
+        self.entries.insert(entry.revision, (entry, until));
+    }
+
     fn remove(&mut self, key: &str) -> Option<Entry> {
-        let (entry, _) = self.entries.remove(&self.revisions.remove(key)?)?;
-        self.bytes -= entry.value.len();
+        let (entry, until) = self.entries.remove(&self.revisions.remove(key)?)?;
+        self.bytes -= footprint(key, &entry.value);
+        self.lapses.remove(&(until, entry.revision));
         Some(entry)
     }
 
@@ -136,9 +149,11 @@ impl Store {
     }
 
     fn forget_lapsed(&mut self, now: UnixMicros) {
-        let lapsed = self.entries.values().filter(|(_, until)| *until <= now);
-        let lapsed: Vec<String> = lapsed.map(|(entry, _)| entry.key.clone()).collect();
-        lapsed.iter().for_each(|key| drop(self.remove(key)));
+        while let Some((_, revision)) = self.lapses.first().copied().filter(|(until, _)| *until <= now) {
+            self.lapses.pop_first();
+            let key = self.entries.get(&revision).map(|(entry, _)| entry.key.clone());
+            key.iter().for_each(|key| drop(self.remove(key)));
+        }
     }
 
     /// Removes the oldest values until at most `most` values and `bytes` bytes are left. The last value always stays.
@@ -150,6 +165,11 @@ impl Store {
     }
 }
 
+/// The bytes that an entry counts for. The key is in two maps.
+fn footprint(key: &str, value: &[u8]) -> usize {
+    value.len() + 2 * key.len() + ENTRY_BYTES
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,12 +177,33 @@ mod tests {
     #[test]
     fn states_of_sequences_are_refused_when_there_is_no_room() {
         let mut stores = Stores::default();
+        let beside = footprint("a", &[]);
         let mut put = |key: &str, size: usize| stores.put(Bucket::Sequences, key, vec![0; size].into(), None, None);
-        put("a", SEQUENCE_BYTES - 1).unwrap();
+        put("a", SEQUENCE_BYTES - 2 * beside - 1).unwrap();
         put("b", 1).unwrap();
         let full = put("c", 1).unwrap_err();
-        assert_eq!(full.to_string(), "the store of sequences is full, there is no room for a value of 1 bytes");
-        put("a", SEQUENCE_BYTES - 2).expect("a smaller value in place of the one before");
+        assert!(
+            full.to_string().starts_with("the store of sequences is full, there is no room for a value of"),
+            "{full}"
+        );
+        put("a", SEQUENCE_BYTES - 3 * beside - 2).expect("a smaller value in place of the one before");
         put("c", 1).unwrap();
+    }
+
+    /// A client that begins many sequences and goes on with none of them.
+    #[test]
+    fn many_small_states_are_bounded_and_do_not_slow_down_the_others() {
+        const MANY: usize = 200_000;
+        let (mut stores, lapse) = (Stores::default(), Some(Duration::from_secs(600)));
+        let begun = std::time::Instant::now();
+        let state = Bytes::from_static(&[0; 2000]);
+        let mut put = |key: String, lapse| stores.put(Bucket::Sequences, &key, state.clone(), None, lapse);
+        let kept = (0..MANY).take_while(|number| put(format!("m.1.{number}"), lapse).is_ok()).count();
+        assert!(kept > 100_000 && kept < SEQUENCE_BYTES / (2000 + ENTRY_BYTES), "{kept} are kept");
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?} for {kept} states", begun.elapsed());
+        put("m.1.0".to_owned(), Some(Duration::ZERO)).expect("in place of the one before");
+        assert_eq!(stores.get(Bucket::Sequences, "m.1.0"), None, "it has lapsed");
+        assert!(stores.get(Bucket::Sequences, "m.1.1").is_some());
+        assert_eq!(stores.buckets[&Bucket::Sequences].lapses.len(), kept - 1);
     }
 }

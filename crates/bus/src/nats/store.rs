@@ -31,6 +31,10 @@ const MARKER: Duration = Duration::from_secs(60);
 /// The header of a deletion, the same as in key-value buckets.
 const OPERATION: &str = "KV-Operation";
 
+/// The header of a deletion that no other deletion has the value of: of several processes that delete a value, each knows whether the
+/// deletion is its own.
+const DELETION: &str = "Trireme-Deletion";
+
 /// Changes that may wait for a watcher to read them. Beyond that the bus waits for the watcher.
 const WATCH_BACKLOG: usize = 4096;
 
@@ -114,10 +118,17 @@ impl Nats {
         let mut headers = HeaderMap::new();
         headers.insert(OPERATION, "DEL");
         headers.insert(header::NATS_MESSAGE_TTL, MARKER.as_secs().to_string());
-        match self.write(bucket, key, headers, Bytes::new(), expect).await {
-            // A first attempt may have arrived while only its confirmation got lost.
-            Err(BusError::Conflict { .. }) if self.get_raw(bucket, key).await?.is_none() => {}
-            written => drop(written?),
+        let deletion = nuid::next().to_string();
+        headers.insert(DELETION, deletion.as_str());
+        if let Err(error) = self.write(bucket, key, headers, Bytes::new(), expect).await {
+            let BusError::Conflict { .. } = error else { return Err(error) };
+            match self.read_last(bucket, key).await? {
+                // A first attempt arrived, and only its confirmation got lost.
+                Some(last) if last.headers.get(DELETION).is_some_and(|id| id.as_str() == deletion) => {}
+                Some(last) if !is_deletion(&last) => return Err(error),
+                // Somebody else has deleted the value meanwhile.
+                _ => return Ok(false),
+            }
         }
         if let Some(claim) = headers::claim_name(&message.headers) {
             self.discard(Place::Bucket(bucket), claim);

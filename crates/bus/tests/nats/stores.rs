@@ -54,6 +54,21 @@ async fn a_key_can_be_written_for_the_first_time_again_after_it_was_deleted() {
     assert_eq!(written.into_iter().filter(|written| *written).count(), 1);
 }
 
+/// Each of them reads the value before any of them has deleted it, most of the time.
+#[tokio::test]
+async fn of_many_that_delete_a_value_one_has_done_it() {
+    let server = NatsServer::start();
+    let buses = futures_util::future::join_all((0..4).map(|_| connect(&server))).await;
+    for round in 0..20 {
+        let key = format!("k{round}");
+        let revision = put(&*buses[0], &key, "1").await;
+        let deletions = buses.iter().map(|bus| bus.delete(Bucket::Models, &key, Some(revision)));
+        let deleted = futures_util::future::join_all(deletions).await;
+        let mine = deleted.iter().filter(|deleted| matches!(deleted, Ok(true))).count();
+        assert_eq!(mine, 1, "{deleted:?}");
+    }
+}
+
 #[tokio::test]
 async fn deletions_are_passed_over_by_who_reads_in_order() {
     let server = NatsServer::start();

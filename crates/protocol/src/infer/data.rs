@@ -1,10 +1,14 @@
 //! Converts tensor elements between JSON text and tensor bytes.
 
 use bytes::Bytes;
-use trireme_inference::{DataType, InferError, MAX_ELEMENTS, Shape, Tensor};
+use trireme_inference::{Buffer, DataType, InferError, MAX_ELEMENTS, Shape, Tensor};
 
+use super::Room;
 use crate::json::{JsonError, Value, Writer};
 use crate::refusal::unable_to_parse;
+
+/// Bytes of the length before each element of BYTES.
+const LENGTH_PREFIX: usize = 4;
 
 // --- from JSON ---
 
@@ -15,6 +19,7 @@ pub(super) fn from_json(
     datatype: DataType,
     shape: &Shape,
     data: Option<Value<'_>>,
+    room: Room<'_>,
 ) -> Result<Bytes, InferError> {
     let count = count_elements(name, datatype, shape)?;
     if count == 0 {
@@ -22,7 +27,7 @@ pub(super) fn from_json(
     }
     let data = data.ok_or(JsonError::MissingMember("data")).and_then(|data| data.as_array());
     let data = data.map_err(unable_to_parse("data"))?;
-    from_elements(name, datatype, count, data.flatten(), data.text_len())
+    from_elements(name, datatype, count, data.flatten(), data.text_len(), room)
 }
 
 /// The bytes of the input `name` from its elements. There must be `count` of them, unless they are strings. `text_len`
@@ -33,11 +38,16 @@ pub(crate) fn from_elements<'a>(
     count: u64,
     data: impl Iterator<Item = Result<Value<'a>, JsonError>>,
     text_len: usize,
+    room: Room<'_>,
 ) -> Result<Bytes, InferError> {
     // The count is only a claim. The length of the text limits it: each element has at least one byte and a comma.
     let limit = (text_len as u64).div_ceil(2).min(count) as usize;
+    room(match datatype.element_size() {
+        Some(size) => limit * size,
+        None => text_len + limit * LENGTH_PREFIX,
+    } as u64)?;
     let numbers = Numbers { data, count, limit };
-    let bytes = match datatype {
+    match datatype {
         DataType::Bool => numbers.read(|v| v.as_bool().map(|b| [u8::from(b)])),
         DataType::Uint8 => numbers.read(|v| v.as_u64().map(|n| (n as u8).to_le_bytes())),
         DataType::Uint16 => numbers.read(|v| v.as_u64().map(|n| (n as u16).to_le_bytes())),
@@ -53,8 +63,12 @@ pub(crate) fn from_elements<'a>(
         DataType::Fp16 | DataType::Bf16 => Err(InferError::invalid_arg(format!(
             "receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
         ))),
-    };
-    bytes.map(Bytes::from)
+    }
+}
+
+/// The error for bytes that the system has no memory for.
+fn no_memory(error: std::io::Error) -> InferError {
+    InferError::unavailable(format!("no memory for the tensors of the request: {error}"))
 }
 
 fn count_elements(name: &str, datatype: DataType, shape: &Shape) -> Result<u64, InferError> {
@@ -87,8 +101,8 @@ impl<'a, I: Iterator<Item = Result<Value<'a>, JsonError>>> Numbers<I> {
     fn read<const SIZE: usize>(
         self,
         convert: impl Fn(&Value<'_>) -> Result<[u8; SIZE], JsonError>,
-    ) -> Result<Vec<u8>, InferError> {
-        let mut bytes = Vec::with_capacity(self.limit * SIZE);
+    ) -> Result<Bytes, InferError> {
+        let mut bytes = Buffer::with_capacity(self.limit * SIZE).map_err(no_memory)?;
         let mut left = self.count;
         for element in self.data {
             let element = element.map_err(unable_to_parse("data"))?;
@@ -97,30 +111,27 @@ impl<'a, I: Iterator<Item = Result<Value<'a>, JsonError>>> Numbers<I> {
                     "Unable to parse 'data': Shape does not match true shape of 'data' field",
                 ));
             }
-            bytes.extend_from_slice(&convert(&element).map_err(unable_to_parse("data"))?);
+            bytes.put(&convert(&element).map_err(unable_to_parse("data"))?).map_err(no_memory)?;
             left -= 1;
         }
         match left {
-            0 => Ok(bytes),
+            0 => bytes.freeze().map_err(no_memory),
             _ => Err(InferError::internal("Failed to parse 'data' field: shape does not match true shape")),
         }
     }
 }
 
-fn strings<'a>(
-    data: impl Iterator<Item = Result<Value<'a>, JsonError>>,
-    text_len: usize,
-) -> Result<Vec<u8>, InferError> {
-    let mut bytes = Vec::with_capacity(text_len);
+fn strings<'a>(data: impl Iterator<Item = Result<Value<'a>, JsonError>>, text_len: usize) -> Result<Bytes, InferError> {
+    let mut bytes = Buffer::with_capacity(text_len).map_err(no_memory)?;
     for element in data {
         let element = element?;
         let text = element.as_bytes().map_err(|error| error.context("Unable to parse JSON bytes array"))?;
         let length =
             u32::try_from(text.len()).map_err(|_| InferError::internal("Tensor size is too large to be processed"))?;
-        bytes.extend_from_slice(&length.to_le_bytes());
-        bytes.extend_from_slice(text);
+        bytes.put(&length.to_le_bytes()).map_err(no_memory)?;
+        bytes.put(text).map_err(no_memory)?;
     }
-    Ok(bytes)
+    bytes.freeze().map_err(no_memory)
 }
 
 // --- to JSON ---

@@ -11,12 +11,14 @@ use trireme_inference::{
     DataType, InferError, InferRequest, RequestedOutput, Shape, SharedMemoryPart, UncheckedTensor,
 };
 
-use super::{HttpInferRequest, OutputFormat, RequestContext, TensorFormat, data, parameters, raw, request_prefix};
+use super::{
+    HttpInferRequest, OutputFormat, RequestContext, Room, TensorFormat, data, parameters, raw, request_prefix,
+};
 use crate::json::{self, JsonError, Value};
 use crate::refusal::unable_to_parse;
 use crate::shared_memory;
 
-/// Decodes the body of an infer request. `header_length` is the value of [`super::HEADER_LENGTH`]. Without it the whole
+/// Decodes the body of an infer request, if there is `room`. `header_length` is the value of [`super::HEADER_LENGTH`]. Without it the whole
 /// body is JSON. With 0, or with an empty body, the body is the bytes of the only input. Binary inputs share `body`'s
 /// memory, unless it is mostly JSON.
 ///
@@ -25,6 +27,7 @@ pub fn decode_infer_request(
     context: &RequestContext<'_>,
     body: &Bytes,
     header_length: Option<&str>,
+    room: Room<'_>,
 ) -> Result<HttpInferRequest, InferError> {
     let header_length = match header_length {
         Some(value) => parse_header_length(value, body.len())?,
@@ -58,6 +61,7 @@ pub fn decode_infer_request(
         names: HashSet::new(),
         shared: Vec::new(),
         binary: binary_part(body, header_length),
+        room,
     };
     let inputs = decoder.inputs(inputs)?;
     request.shared.inputs = decoder.shared;
@@ -111,6 +115,7 @@ struct InputDecoder<'a> {
     shared: Vec<(usize, SharedMemoryPart)>,
     /// The bytes after the JSON that no input has taken yet.
     binary: Bytes,
+    room: Room<'a>,
 }
 
 impl InputDecoder<'_> {
@@ -148,7 +153,7 @@ impl InputDecoder<'_> {
             Bytes::new()
         } else {
             self.check_claim(&name, datatype, &shape)?;
-            data::from_json(&name, datatype, &shape, data)?
+            data::from_json(&name, datatype, &shape, data, self.room)?
         };
         Ok(UncheckedTensor { name, datatype, shape, data })
     }

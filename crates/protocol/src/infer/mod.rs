@@ -13,13 +13,17 @@ mod raw;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use trireme_inference::{InferRequest, TensorSpec};
+use trireme_inference::{InferError, InferRequest, TensorSpec};
 
 pub use decode::decode_infer_request;
 pub use encode::encode_infer_response;
 
 /// The HTTP header of requests and responses with the length in bytes of the JSON before binary tensors.
 pub const HEADER_LENGTH: &str = "inference-header-content-length";
+
+/// Asked for each tensor before it is converted from JSON: whether there is room for so many bytes. They are the most that the tensor
+/// may have; numbers take up to four times the room of their digits. Its error is the request's.
+pub type Room<'a> = &'a mut dyn FnMut(u64) -> Result<(), InferError>;
 
 /// The properties of the requested model that decoding needs.
 #[derive(Clone, Copy, Debug)]

@@ -44,6 +44,12 @@ impl ModelArgs {
         self.models.is_empty() && self.named.is_empty() && self.model_repository.is_empty()
     }
 
+    /// Whether a model comes from elsewhere, so that somebody else may have written its files.
+    pub fn is_remote(&self) -> bool {
+        let words = self.models.iter().chain(self.named.iter().map(|(_, model)| model)).map(String::as_str);
+        words.chain(self.model_repository.iter().filter_map(|path| path.to_str())).any(is_remote)
+    }
+
     /// The model repositories, and one that is derived from the model folders; the derived values are logged. Models that lie
     /// elsewhere are downloaded first. The result has to be kept as long as models are loaded.
     pub async fn open(&self) -> anyhow::Result<ModelSources> {
@@ -125,6 +131,10 @@ mod tests {
         assert_eq!(models.named, [("x".to_owned(), "c".to_owned()), ("y".to_owned(), "d=e".to_owned())]);
         assert_eq!(models.model_repository, [PathBuf::from("r"), PathBuf::from("s")]);
         assert!(parse(&["--model", "c"]).unwrap_err().contains("expected NAME=MODEL, found 'c'"));
+        assert!(!models.is_remote());
+        for remote in [&["hf://a/b"][..], &["a", "--model", "x=s3://b/m"], &["--model-repository", "r,https://h/r"]] {
+            assert!(parse(remote).unwrap().is_remote(), "{remote:?}");
+        }
     }
 
     #[tokio::test]

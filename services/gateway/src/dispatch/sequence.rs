@@ -150,7 +150,7 @@ impl Turn {
     /// Leaves the states for the next request, if they are still those that this request took.
     async fn leave(&self, bus: &dyn Bus, states: SequenceStates, expect: Option<u64>) -> Result<(), InferError> {
         let left = match self.end {
-            true => bus.end_sequence(&self.name, expect).await.map(drop),
+            true => bus.end_sequence(&self.name, expect).await,
             false => bus.keep_sequence(&self.name, &states, expect, self.lapse).await.map(drop),
         };
         left.map_err(|error| self.fault("kept", &error))
@@ -237,6 +237,8 @@ mod tests {
         assert_eq!(kept.states, states(2));
         super::tests::turn(true).leave(bus, states(3), Some(kept.revision)).await.unwrap();
         assert!(turn.find(bus, now()).await.is_err(), "it has ended");
+        let second = super::tests::turn(true).leave(bus, states(4), Some(kept.revision)).await.unwrap_err();
+        assert!(second.message.starts_with("another request has changed sequence 5"), "{second}");
     }
 
     #[test]

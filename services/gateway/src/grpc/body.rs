@@ -111,6 +111,7 @@ fn too_late(overdue: Overdue) -> Status {
 fn not_inflated(error: InflateError) -> Status {
     status(&match error {
         InflateError::NoRoom(refusal) => refusal.into(),
+        InflateError::NoMemory(_) => InferError::unavailable(error.to_string()),
         InflateError::Unfinished(_) => InferError::internal(error.to_string()),
         error => InferError::invalid_arg(format!("request could not be decompressed: {error}")),
     })

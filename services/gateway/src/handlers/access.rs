@@ -104,10 +104,10 @@ pub enum Denied {
 /// Why a request may not change the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlRefused {
-    /// It comes from another host, and proves nothing.
+    /// It comes from another host, or from a browser's page of another site, and proves nothing.
     #[error(
-        "models, log and trace settings and shared memory are changed from the server's own host only; start the server with \
-         --api-key and send the key, or with --control-access=any"
+        "models, log and trace settings and shared memory are changed from the server's own host only, by its address or as \
+         localhost; start the server with --api-key and send the key, or with --control-access=any"
     )]
     Remote,
     /// The server is not to be changed.

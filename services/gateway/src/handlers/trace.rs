@@ -109,6 +109,14 @@ impl Tracing {
         Some(trace)
     }
 
+    /// How many traces of requests were not written, since the start.
+    pub fn dropped(&self) -> u64 {
+        match &self.target {
+            Target::Files { writer: Some(writer), .. } => writer.dropped(),
+            Target::Files { writer: None, .. } | Target::Spans => 0,
+        }
+    }
+
     /// Writes all traces that have ended. Blocks until that is done.
     pub fn finish(&self) {
         if let Target::Files { writer: Some(writer), .. } = &self.target {

@@ -1,7 +1,9 @@
 //! Access rules that are checked before a route runs.
 
 use axum::extract::{Request, State};
-use axum::http::header::WWW_AUTHENTICATE;
+use std::net::IpAddr;
+
+use axum::http::header::{HOST, ORIGIN, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -60,8 +62,70 @@ fn changes_the_server(category: Category, request: &Request) -> bool {
     }
 }
 
-/// Whether a browser sends the request for a page of another site: that page's author is not on this host, though the browser is.
+/// Whether a browser may have sent the request for a page of another site: that page's author is not on this host, though the browser is.
 fn is_foreign(request: &Request) -> bool {
-    let site = request.headers().get("sec-fetch-site").map(HeaderValue::as_bytes);
-    site.is_some_and(|site| site != b"same-origin" && site != b"none")
+    let header = |name: &str| request.headers().get(name).map(HeaderValue::as_bytes);
+    if header("sec-fetch-site").is_some_and(|site| site != b"same-origin" && site != b"none") {
+        return true;
+    }
+    let host =
+        request.uri().authority().map(|authority| authority.as_str().as_bytes()).or_else(|| header(HOST.as_str()));
+    // A page may let its own name lead to this host, and is of the same origin then (DNS rebinding).
+    if host.is_some_and(|host| !is_of_this_host(host)) {
+        return true;
+    }
+    // Browsers that do not send `Sec-Fetch-Site` send this.
+    let origin = header(ORIGIN.as_str()).map(after_scheme);
+    origin.is_some_and(|origin| Some(origin) != host)
+}
+
+fn after_scheme(origin: &[u8]) -> &[u8] {
+    let scheme = origin.windows(3).position(|window| window == b"://");
+    scheme.map_or(origin, |at| &origin[at + 3..])
+}
+
+/// Whether no other site can have the name of an authority, which may have a port: it is an address, or a name that every host has for
+/// itself.
+fn is_of_this_host(authority: &[u8]) -> bool {
+    let Ok(authority) = std::str::from_utf8(authority) else { return false };
+    let bracketed = authority.strip_prefix('[').and_then(|rest| rest.split_once(']'));
+    let name = bracketed.map_or_else(|| authority.split(':').next().unwrap_or_default(), |(address, _)| address);
+    let name = name.trim_end_matches('.').to_ascii_lowercase();
+    name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+
+    use super::*;
+
+    fn foreign(headers: &[(&str, &str)]) -> bool {
+        let mut request = Request::post("/v2/logging");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        is_foreign(&request.body(Body::empty()).unwrap())
+    }
+
+    #[test]
+    fn pages_of_other_sites_are_told_from_programs_of_this_host() {
+        for host in ["127.0.0.1:8000", "localhost:8000", "LOCALHOST", "[::1]:8000", "ui.localhost:80", "10.1.2.3"] {
+            assert!(!foreign(&[("host", host)]), "{host}");
+            assert!(!foreign(&[("host", host), ("origin", &format!("http://{host}"))]), "the console at {host}");
+            assert!(foreign(&[("host", host), ("origin", "https://evil.example")]), "{host}");
+            assert!(foreign(&[("host", host), ("origin", "null")]), "{host}");
+            assert!(foreign(&[("host", host), ("sec-fetch-site", "cross-site")]), "{host}");
+        }
+        assert!(!foreign(&[]), "HTTP/1.0 has no Host");
+        // Its name leads to this host now.
+        for host in ["evil.example:8000", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8000", ""] {
+            assert!(foreign(&[
+                ("host", host),
+                ("origin", &format!("http://{host}")),
+                ("sec-fetch-site", "same-origin")
+            ]));
+            assert!(foreign(&[("host", host)]), "{host}");
+        }
+    }
 }

@@ -13,9 +13,10 @@ use axum::http::header::{CONTENT_LENGTH, EXPECT};
 use axum::http::{HeaderMap, Request};
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
-use http_body_util::{BodyExt, LengthLimitError};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use trireme_inference::InferError;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use trireme_inference::{Buffer, InferError};
 use trireme_runtime::TaskSet;
 
 use crate::budget::NoRoom;
@@ -80,19 +81,41 @@ pub async fn read(headers: &HeaderMap, body: Body, limit: Limit) -> Result<Bytes
     if let Some(announced) = announced(headers).filter(|&length| length > limit.bytes as u64) {
         return Err(limit.exceeded(&format!("{announced}")));
     }
-    axum::body::to_bytes(body, limit.bytes).await.map_err(|error| {
-        let mut source: Option<&dyn std::error::Error> = Some(&error);
-        while let Some(cause) = source {
-            if cause.is::<LengthLimitError>() {
-                return limit.exceeded(&format!("more than {}", limit.bytes));
-            }
-            if let Some(&refusal) = cause.downcast_ref::<NoRoom>() {
-                return refusal.into();
-            }
-            source = cause.source();
+    let no_memory = |error| InferError::unavailable(format!("no memory for the request's body: {error}"));
+    let (mut body, mut size, mut buffer) = (body, 0, Buffer::expecting(announced(headers)));
+    while let Some(frame) = body.frame().await {
+        // Trailers say nothing here.
+        let Ok(data) = frame.map_err(|error| unreadable(&error))?.into_data() else { continue };
+        size += data.len();
+        if size > limit.bytes {
+            return Err(limit.exceeded(&format!("more than {}", limit.bytes)));
         }
-        InferError::invalid_arg(format!("request body could not be read: {error}"))
-    })
+        buffer.put(&data).map_err(no_memory)?;
+    }
+    buffer.freeze().map_err(no_memory)
+}
+
+/// The reason why a body could not be read.
+fn unreadable(error: &axum::Error) -> InferError {
+    let mut source: Option<&dyn std::error::Error> = Some(error);
+    while let Some(cause) = source {
+        if let Some(&refusal) = cause.downcast_ref::<NoRoom>() {
+            return refusal.into();
+        }
+        source = cause.source();
+    }
+    InferError::invalid_arg(format!("request body could not be read: {error}"))
+}
+
+/// Bodies of at least so many bytes take a thread for longer than other requests should wait.
+const LONG: usize = 64 << 10;
+
+/// Reads or writes JSON of about so many bytes. If they are many, the other tasks of this thread go on elsewhere meanwhile.
+pub fn convert<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+    match Handle::current().runtime_flavor() {
+        RuntimeFlavor::MultiThread if bytes >= LONG => tokio::task::block_in_place(work),
+        _ => work(),
+    }
 }
 
 /// The announced length of a body.

@@ -81,7 +81,10 @@ impl Coding {
         if self == Coding::Identity {
             return Ok(body);
         }
-        inflate(body, limit, hold).await.map_err(|error| match error {
+        let coded = body.len() as u64;
+        let inflated = inflate(body, limit, hold).await;
+        hold.give_back(coded);
+        inflated.map_err(|error| match error {
             InflateError::TooLarge(limit) => InferError::invalid_arg(format!(
                 "Decompressed data size exceeds the maximum allowed value of {limit} bytes. Use --http-max-input-size to \
                  increase the limit."
@@ -90,6 +93,7 @@ impl Coding {
                 InferError::invalid_arg(format!("request body could not be decompressed: {reason}"))
             }
             InflateError::NoRoom(refusal) => refusal.into(),
+            InflateError::NoMemory(_) => InferError::unavailable(error.to_string()),
             InflateError::Unfinished(_) => InferError::internal(error.to_string()),
         })
     }

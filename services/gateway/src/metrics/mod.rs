@@ -159,6 +159,7 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
         }
     });
     out.family(Metric::GatewayInFlight, |samples| samples.value(&[], handlers.in_flight() as f64));
+    out.family(Metric::TracesDropped, |samples| samples.value(&[], handlers.tracing.dropped() as f64));
     let queue = |samples: &mut Samples<'_>, read: fn(&QueueStatus) -> f64| {
         queues.iter().for_each(|(key, status)| with_labels(key, |labels| samples.value(labels, read(status))));
     };

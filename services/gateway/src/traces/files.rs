@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Result, Seek, SeekFrom, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The files with one path.
 #[derive(Debug)]
@@ -22,13 +22,25 @@ impl Files {
         Files { path, growing: None, next: 0 }
     }
 
-    /// Adds records to the file that grows.
+    /// The path of the file that grows.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Adds records to the file that grows. If that fails, the file is as it was before.
     pub fn append(&mut self, records: &[u8]) -> Result<()> {
         match &mut self.growing {
             Some(file) => {
                 // The new records take the place of the closing bracket.
-                file.seek(SeekFrom::End(-1))?;
-                file.write_all(&[b",", records, b"]"].concat())
+                let end = file.seek(SeekFrom::End(-1))?;
+                let written = file.write_all(&[b",", records, b"]"].concat());
+                if written.is_err() {
+                    // A full disk has room for the one byte that was there.
+                    file.set_len(end + 1)?;
+                    file.seek(SeekFrom::Start(end))?;
+                    file.write_all(b"]")?;
+                }
+                written
             }
             None => {
                 let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&self.path)?;
@@ -44,7 +56,12 @@ impl Files {
         let mut path = self.path.clone().into_os_string();
         path.push(format!(".{}", self.next));
         self.next += 1;
-        std::fs::write(path, [b"[", records, b"]"].concat())
+        let written = std::fs::write(&path, [b"[", records, b"]"].concat());
+        if written.is_err() {
+            // A part of a file is of no use. Where there is no file, there is nothing to remove.
+            let _ = std::fs::remove_file(&path);
+        }
+        written
     }
 }
 

@@ -38,11 +38,14 @@ pub struct Writer {
     streams: AtomicU64,
 }
 
-/// The bytes that wait, and the number of dropped traces.
+/// The bytes that wait, and the numbers of traces that are in no file.
 #[derive(Debug, Default)]
 struct Room {
     bytes: AtomicU64,
+    /// The number of traces for which there was no room.
     dropped: AtomicU64,
+    /// The number of traces that could not be written.
+    failed: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -138,6 +141,11 @@ impl Writer {
         }
     }
 
+    /// How many traces were not written: there was no room, or writing failed.
+    pub fn dropped(&self) -> u64 {
+        self.room.dropped.load(Ordering::Relaxed) + self.room.failed.load(Ordering::Relaxed)
+    }
+
     /// Writes everything that waits and ends the thread. Blocks until that is done.
     pub fn finish(&self) {
         let Some(thread) = self.thread.lock().take() else { return };
@@ -215,8 +223,8 @@ impl Thread {
         kept.traces += 1;
         let is_full = kept.log_frequency > 0 && kept.traces >= kept.log_frequency;
         if is_full || stream.is_complete() {
-            let records = std::mem::take(kept).records;
-            self.write(&records, Files::number);
+            let full = std::mem::take(kept);
+            self.write(&full, Files::number);
         } else if !(stream.limited || kept.log_frequency > 0) || kept.records.len() > MAX_KEPT {
             self.close(stream.number);
         }
@@ -225,15 +233,19 @@ impl Thread {
     /// Writes the rest of a stream.
     fn close(&mut self, number: u64) {
         let Some(kept) = self.kept.remove(&number).filter(|kept| kept.traces > 0) else { return };
-        self.write(&kept.records, if kept.log_frequency > 0 { Files::number } else { Files::append });
+        self.write(&kept, if kept.log_frequency > 0 { Files::number } else { Files::append });
     }
 
-    fn write(&mut self, records: &[u8], write: fn(&mut Files, &[u8]) -> std::io::Result<()>) {
-        let written = write(&mut self.files, records);
+    fn write(&mut self, kept: &Kept, write: fn(&mut Files, &[u8]) -> std::io::Result<()>) {
+        let written = write(&mut self.files, &kept.records);
+        let file = self.files.path().display();
         match &written {
-            Err(error) if !self.failing => tracing::error!(%error, "traces cannot be written"),
-            Ok(()) if self.failing => tracing::info!("traces are written again"),
+            Err(error) if !self.failing => tracing::error!(%file, %error, "traces cannot be written; they are dropped"),
+            Ok(()) if self.failing => tracing::info!(%file, "traces are written again"),
             _ => {}
+        }
+        if written.is_err() {
+            self.room.failed.fetch_add(u64::from(kept.traces), Ordering::Relaxed);
         }
         self.failing = written.is_err();
     }
@@ -312,6 +324,18 @@ mod tests {
         (0..3).for_each(|_| drop(trace(&writer, &stream, false)));
         assert_eq!(writer.room.dropped.load(Ordering::Relaxed), 2);
         assert_eq!(stream.ended.load(Ordering::Relaxed), 2, "the one that waits has not ended");
+        assert_eq!(writer.dropped(), 2);
         drop(receiver);
+    }
+
+    #[test]
+    fn traces_that_cannot_be_written_are_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let writer = Arc::new(Writer::start(folder.path().join("no-folder/t")).unwrap());
+        let (endless, pairs) = (writer.stream(0, false), writer.stream(2, false));
+        (0..3).for_each(|_| drop(trace(&writer, &endless, false)));
+        (0..2).for_each(|_| drop(trace(&writer, &pairs, false)));
+        writer.finish();
+        assert_eq!(writer.dropped(), 5);
     }
 }

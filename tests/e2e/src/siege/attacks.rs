@@ -1,6 +1,6 @@
 //! The attacks. Each is bounded in connections, in attempts, and in time.
 
-use std::io::{Result, Write};
+use std::io::{Read, Result, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -33,6 +33,12 @@ const HUGE: usize = 64 << 20;
 /// How long an attacker waits for a server that takes nothing.
 const PATIENCE: Duration = Duration::from_millis(200);
 
+/// Bombs that are under way at the same time. Together they stay within the server's budget: a full budget refuses everybody.
+const BOMBERS: usize = 4;
+
+/// How long the sender of a bomb waits for its answer.
+const ANSWERED: Duration = Duration::from_secs(5);
+
 /// The number of this host's addresses that attackers use: 127.0.0.2 and the following ones.
 const ADDRESSES: usize = 8;
 
@@ -52,6 +58,7 @@ pub const ATTACKS: &[Attack] = &[
     Attack { name: "silent", run: silent },
     Attack { name: "slow", run: slow },
     Attack { name: "huge", run: huge },
+    Attack { name: "bombs", run: bombs },
     Attack { name: "many", run: many },
     Attack { name: "unread", run: unread },
 ];
@@ -146,6 +153,50 @@ fn huge(target: Target, until: Instant) -> usize {
         std::thread::sleep(HUGE_PAUSE);
     }
     sent
+}
+
+/// Bodies of some kB that expand to many MiB, of which all but the last bytes are read as tensors; several at a time.
+fn bombs(target: Target, until: Instant) -> usize {
+    let head = |length: usize| {
+        format!(
+            "POST /v2/models/simple/infer HTTP/1.1\r\nHost: siege\r\nConnection: close\r\nContent-Encoding: gzip\r\n\
+             Content-Length: {length}\r\n\r\n"
+        )
+    };
+    let [blanks, numbers] = [bomb(), many_numbers()].map(|body| [head(body.len()).into_bytes(), body].concat());
+    std::thread::scope(|scope| {
+        let bombers: Vec<_> = (0..BOMBERS)
+            .map(|number| {
+                let (blanks, numbers) = (&blanks, &numbers);
+                scope.spawn(move || {
+                    let mut sent = 0;
+                    while Instant::now() < until {
+                        if let Ok(mut stream) = open(target.http, number) {
+                            let body = if (number + sent) % 2 == 0 { blanks } else { numbers };
+                            let _ = stream.set_read_timeout(Some(ANSWERED));
+                            // The next one is sent when this one is answered, so that the number of those under way is bounded.
+                            let _ = stream.write_all(body).and_then(|()| stream.read_to_end(&mut Vec::new()));
+                        }
+                        sent += 1;
+                    }
+                    sent
+                })
+            })
+            .collect();
+        bombers.into_iter().map(|bomber| bomber.join().unwrap_or_default()).sum()
+    })
+}
+
+/// An input with so many numbers that they take 40 MiB as a tensor, in some kB.
+fn many_numbers() -> Vec<u8> {
+    let count = 10 << 20;
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    let begin = format!(r#"{{"inputs":[{{"name":"INPUT0","datatype":"INT32","shape":[{count}],"data":["#);
+    let ones = b"1,".repeat(1 << 20);
+    encoder.write_all(begin.as_bytes()).expect("it is memory");
+    (0..10).for_each(|_| encoder.write_all(&ones).expect("it is memory"));
+    encoder.write_all(b"1]}]}").expect("it is memory");
+    encoder.finish().expect("it is memory")
 }
 
 /// 60 MiB of blanks in some kB.

@@ -2,7 +2,8 @@
 //!
 //! Attackers connect from addresses of their own on this host (127.0.0.2 to .9) and are bounded in count and time. Honest clients
 //! wait for each answer and check it; some keep their connection, others open one for each request. No answer may be missing,
-//! and the 99th percentile of the answers' times may be no more than [`FACTOR`] times that of the quiet phase.
+//! the 99th percentile of the answers' times may be no more than [`FACTOR`] times that of the quiet phase, and the server's memory may
+//! grow by no more than its byte budget and a tenth of that.
 //!
 //! Not here: single hostile requests (the tests `attackers`), and changed inputs (`make fuzz`).
 
@@ -10,7 +11,7 @@ mod attacks;
 mod frames;
 mod honest;
 
-use std::fmt;
+use std::fmt::Write;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -28,6 +29,9 @@ const FLOOR: Duration = Duration::from_millis(10);
 
 /// Connections of a port: fewer than attackers open, so that limits are met.
 const MAX_CONNECTIONS: &str = "512";
+
+/// The byte budget of the server.
+pub const BUDGET: u64 = 512 << 20;
 
 /// Where clients find the server.
 #[derive(Clone, Copy, Debug)]
@@ -60,20 +64,21 @@ pub struct Phase {
     pub memory: u64,
 }
 
-/// Lays siege for `time` with each attack whose name has `only` in it; `show` is given each phase when it is over, the quiet first.
-pub fn siege(mode: Mode, time: Duration, only: &str, mut show: impl FnMut(&Phase)) -> Vec<Phase> {
+/// Lays siege for `time` with each attack whose name has `only` in it; `show` is given the quiet phase and each phase when it is over,
+/// the quiet first.
+pub fn siege(mode: Mode, time: Duration, only: &str, mut show: impl FnMut(&Phase, &Phase)) -> Vec<Phase> {
     let models = ModelFolder::basic(&["simple", "identity_fp32"]);
-    let flags = ["--max-connections", MAX_CONNECTIONS];
+    let flags = ["--max-connections", MAX_CONNECTIONS, "--max-bytes-in-flight", &BUDGET.to_string()];
     let mut sandbox = Setup::new(mode).repository(models.path()).gateway_arguments(&flags).start();
     let target = Target { http: sandbox.address, grpc: sandbox.grpc_address() };
     assert!(target.http.ip().is_loopback() && target.grpc.ip().is_loopback(), "a siege is for this host only");
     // Whatever is made at first use is made before anything is measured.
     phase(&sandbox, target, "first", time / 4, |_| 0);
     let mut phases = vec![phase(&sandbox, target, "quiet", time, |_| 0)];
-    phases.iter().for_each(&mut show);
+    show(&phases[0], &phases[0]);
     for attack in ATTACKS.iter().filter(|attack| attack.name.contains(only)) {
         let besieged = phase(&sandbox, target, attack.name, time, |until| (attack.run)(target, until));
-        show(&besieged);
+        show(&phases[0], &besieged);
         phases.push(besieged);
     }
     sandbox.check_running();
@@ -124,6 +129,17 @@ pub fn shortfalls(phases: &[Phase]) -> Vec<String> {
             }
         }
     }
+    for phase in attacks {
+        let grown = phase.memory.saturating_sub(quiet.memory);
+        if grown > BUDGET + BUDGET / 10 {
+            found.push(format!(
+                "{}: memory grew by {} MiB, expected no more than the budget of {} MiB and a tenth",
+                phase.name,
+                grown >> 20,
+                BUDGET >> 20
+            ));
+        }
+    }
     for (phase, client, felt) in attacks.iter().flat_map(|phase| phase.felt.iter().map(move |(c, f)| (phase, c, f))) {
         let before =
             quiet.felt.iter().find(|(other, _)| other == client).map_or(Duration::ZERO, |(_, felt)| felt.p99());
@@ -157,23 +173,29 @@ impl Felt {
 // === impl Phase ===
 
 impl Phase {
-    /// The headings of its lines' columns.
-    pub const HEAD: &str = "attack    attempts   client               answers    lost       p50       p99    memory";
-}
+    /// The headings of its lines' columns. `growth` is that of the server's memory since the quiet, as a part of the budget.
+    pub const HEAD: &str = "attack    attempts   client               answers    lost   p99 quiet         p99   ratio      memory   growth/budget";
 
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// A line for each kind of client.
+    pub fn lines(&self, quiet: &Phase) -> String {
+        let mut lines = String::new();
+        let grown = self.memory.saturating_sub(quiet.memory) as f64 / BUDGET as f64;
         for (client, felt) in &self.felt {
             let (answers, lost) = (felt.times.len(), felt.lost.len());
-            let (half, most) = (felt.percentile(50).as_secs_f64() * 1e3, felt.p99().as_secs_f64() * 1e3);
+            let before =
+                quiet.felt.iter().find(|(other, _)| other == client).map_or(Duration::ZERO, |(_, felt)| felt.p99());
+            let [before, most] = [before, felt.p99()].map(|time| time.as_secs_f64() * 1e3);
+            let ratio = most / before.max(1e-3);
             let (name, attempts, memory) = (self.name, self.attempts, self.memory >> 20);
             let client = client.to_string();
-            writeln!(
-                f,
-                "{name:<8}{attempts:>10}   {client:<20}{answers:>8}{lost:>8}{half:>7.1} ms{most:>7.1} ms{memory:>6} MiB"
-            )?;
+            // Writing to a text does not fail.
+            let _ = writeln!(
+                lines,
+                "{name:<8}{attempts:>10}   {client:<20}{answers:>8}{lost:>8}{before:>9.1} ms{most:>9.1} ms{ratio:>8.1}\
+                 {memory:>8} MiB{grown:>16.2}"
+            );
         }
-        Ok(())
+        lines
     }
 }
 
@@ -197,6 +219,11 @@ mod tests {
         assert!(lost.len() == 1 && lost[0].ends_with("were lost, the first: connection closed"), "{lost:?}");
         let mute = Phase { felt: vec![(Client::Health, Felt::default())], ..phase("silent", 0, 0) };
         assert!(shortfalls(&[phase("quiet", 20, 0), mute])[0].contains("no request"));
+        let large = Phase { memory: BUDGET + BUDGET / 5, ..phase("bombs", 20, 0) };
+        let grown = shortfalls(&[phase("quiet", 20, 0), large.clone()]);
+        assert!(grown.len() == 1 && grown[0].contains("memory grew by 614 MiB"), "{grown:?}");
+        let lines = large.lines(&phase("quiet", 10, 0));
+        assert!(lines.contains("10.0 ms     20.0 ms     2.0") && lines.contains("1.20"), "{lines}");
     }
 
     #[test]

@@ -88,12 +88,14 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
         return Err(InferError::invalid_arg("Unsupported content-encoding, only 'identity' is supported.").into());
     }
     let body = body::read(headers, body, body::Limit::json(http.options.max_input_size)).await?;
-    let mut request = decode_generate_request(&path.model, &served.inputs, &body)?;
+    let hold = parts.extensions.get::<Hold>().cloned().unwrap_or_else(|| http.handlers.budget.hold());
+    let mut room = |bytes| hold.take(bytes).map_err(InferError::from);
+    let decode = || decode_generate_request(&path.model, &served.inputs, &body, &mut room);
+    let mut request = body::convert(body.len(), decode)?;
     request.version = path.version;
     let own = |name: &str| http.handlers.access.is_secret(name);
     forward::headers(headers, http.options.header_forward.as_ref(), own, &mut request.parameters)?;
     let traceparent = body::text(headers, "traceparent").map(str::to_owned);
-    let hold = parts.extensions.get::<Hold>().cloned().unwrap_or_else(|| http.handlers.budget.hold());
     Ok(Traced {
         request,
         traceparent,

@@ -61,11 +61,14 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
         })?),
         None => None,
     };
-    let mut decoded = infer::decode_infer_request(&context, &body, header_length)?;
-    // Numbers take more room than their digits do.
-    let tensors = decoded.request.inputs.iter().map(|input| input.data.len()).sum::<usize>();
-    hold.cover(tensors as u64).map_err(InferError::from)?;
+    let mut room = |bytes| hold.take(bytes).map_err(InferError::from);
+    let decode = || infer::decode_infer_request(&context, &body, header_length, &mut room);
+    let mut decoded = body::convert(body.len(), decode)?;
     drop(body);
+    // Tensors behind the JSON share the memory of the body. Of other bodies only the tensors are left.
+    if header_length.is_none() {
+        hold.shrink(decoded.request.inputs.iter().map(|input| input.data.len() as u64).sum());
+    }
     decoded.request.version = path.version;
     let own = |name: &str| http.handlers.access.is_secret(name);
     forward::headers(headers, http.options.header_forward.as_ref(), own, &mut decoded.request.parameters)?;
@@ -80,7 +83,8 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
         callers: Default::default(),
     };
     let response = http.handlers.infer(traced).await?;
-    let encoded = infer::encode_infer_response(&response, &decoded.output_format)?;
+    let size = response.outputs.iter().map(|output| output.data().len()).sum();
+    let encoded = body::convert(size, || infer::encode_infer_response(&response, &decoded.output_format))?;
     Ok(response::infer(encoded, &response.ledger, Coding::of_response(headers)).await?)
 }
 

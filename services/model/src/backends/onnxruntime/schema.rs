@@ -132,3 +132,27 @@ impl Declared<'_> {
         )))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(declared: &[i64], of_the_model: &[i64], more: &str) -> Result<(), String> {
+        let config = ModelConfig::parse(&format!("backend: 'onnxruntime' {more}"), "m").unwrap();
+        let dims = Shape::from(declared.to_vec());
+        let declared = Declared { name: "x", datatype: DataType::Fp32, dims: &dims };
+        declared.check_shape(&config, &Shape::from(of_the_model.to_vec())).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_tensor_without_a_shape_has_one_element_however_many_dims_say_so() {
+        for dims in [&[1][..], &[1, 1], &[1, 1, 1], &[-1]] {
+            assert_eq!(check(dims, &[], ""), Ok(()), "{dims:?}");
+        }
+        for dims in [&[2][..], &[1, 2], &[-1, 1]] {
+            assert!(check(dims, &[], "").unwrap_err().contains("the model expects 1 dimensions"), "{dims:?}");
+        }
+        assert!(check(&[1, 1], &[], "max_batch_size: 4").unwrap_err().contains("to support batching"));
+        assert!(check(&[1, 1], &[1], "").is_err(), "a shape that is there counts");
+    }
+}
