@@ -43,8 +43,7 @@ impl Offer {
         let Some(tasks) = text("task") else {
             let mut tasks = if others { BTreeMap::new() } else { inferred(&texts, outputs) };
             tasks.retain(|task, _| !task.is_tokenizers() || config.backend == TOKENIZER);
-            let served_names = listed(text("served_names")).map(str::to_owned).collect();
-            return Ok(Offer { tasks, inputs: texts, served_names, ..Offer::default() });
+            return Ok(Offer { tasks, inputs: texts, served_names: served_names(config), ..Offer::default() });
         };
         let fault = |what: String| format!("model '{}': parameter {what}", config.name);
         let mut offer = Offer { inputs: texts, ..Offer::default() };
@@ -66,7 +65,7 @@ impl Offer {
             }
             offer.tasks.insert(task, result);
         }
-        offer.served_names = listed(text("served_names")).map(str::to_owned).collect();
+        offer.served_names = served_names(config);
         offer.query_prompt = text("query_prompt").map(str::to_owned);
         offer.document_prompt = text("document_prompt").map(str::to_owned);
         if let Some(labels) = text("labels") {
@@ -80,6 +79,11 @@ impl Offer {
         }
         Ok(offer)
     }
+}
+
+/// The names besides its own that a model's configuration gives it.
+pub(super) fn served_names(config: &ModelConfig) -> Vec<String> {
+    listed(config.parameters.get("served_names").map(|names| names.as_str())).map(str::to_owned).collect()
 }
 
 /// Whether an input holds one text a row.

@@ -92,8 +92,15 @@ impl Handlers {
                 }
             };
         };
-        let found = self.text_models().into_iter().find(|model| model.name == name);
-        found.ok_or_else(|| InferError::not_found(format!("model '{name}' does not exist; there are {}", names())))
+        let missing = || InferError::not_found(format!("model '{name}' does not exist; there are {}", names()));
+        let own = catalog.own_name(name).ok_or_else(missing)?;
+        let (_, served) = catalog.find(own, None)?;
+        let offer = served.offer.as_ref().map_err(|fault| InferError::internal(fault.clone()))?;
+        if offer.tasks.keys().all(|task| task.is_tokenizers()) {
+            let message = format!("model '{name}' does nothing with texts; models that do: {}", names());
+            return Err(InferError::invalid_arg(message));
+        }
+        Ok(TextModel::of(name, offer))
     }
 
     /// The model that does `task` for this request.
@@ -137,10 +144,9 @@ impl Handlers {
         let (traceparent, hold) = (ask.traceparent.clone(), ask.hold.clone());
         let traced =
             Traced { request, traceparent, via: ask.via, rows: Rows::Independent, hold, callers: Default::default() };
-        let response = self.infer(traced).await?;
-        let ledger = response.ledger.clone();
+        let InferResponse { outputs: mut tensors, ledger, .. } = self.infer(traced).await?;
         let tensors =
-            outputs.iter().map(|name| found.output(&response, name, texts.len())).collect::<Result<_, _>>()?;
+            outputs.iter().map(|name| found.output(&mut tensors, name, texts.len())).collect::<Result<_, _>>()?;
         Ok((tensors, ledger))
     }
 }
@@ -198,12 +204,13 @@ impl Found {
         })
     }
 
-    /// An output of a response, if it has a row for each text.
-    fn output(&self, response: &InferResponse, name: &str, texts: usize) -> Result<Tensor, InferError> {
-        let tensor = response.outputs.iter().find(|tensor| tensor.name() == name);
-        let tensor = tensor.ok_or_else(|| self.fault(format!("gave no output '{name}'")))?;
+    /// Takes an output of a response, if it has a row for each text.
+    fn output(&self, outputs: &mut Vec<Tensor>, name: &str, texts: usize) -> Result<Tensor, InferError> {
+        let place = outputs.iter().position(|tensor| tensor.name() == name);
+        let place = place.ok_or_else(|| self.fault(format!("gave no output '{name}'")))?;
+        let tensor = outputs.swap_remove(place);
         match tensor.shape().first() {
-            Some(&rows) if rows == texts as i64 => Ok(tensor.clone()),
+            Some(&rows) if rows == texts as i64 => Ok(tensor),
             _ => Err(self.fault(format!(
                 "gave output '{name}' of shape {} for {texts} texts, expected a row for each",
                 tensor.shape()

@@ -50,6 +50,8 @@ struct Embeddings {
     input: Input,
     model: Option<String>,
     encoding_format: Option<EncodingFormat>,
+    /// LiteLLM names it `output_dimension`.
+    #[serde(alias = "output_dimension")]
     dimensions: Option<u64>,
     modality: Option<String>,
 }
