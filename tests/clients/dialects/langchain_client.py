@@ -1,8 +1,9 @@
 """LangChain's OpenAIEmbeddings. With its own settings it sends token ids, which it makes with a vocabulary that it downloads: a
 stand-in for that vocabulary, which knows two texts, is put in its place."""
 
+import openai
 import tiktoken
-from checks import TEXTS, VECTORS, expect_close, expect_equal, run
+from checks import TEXTS, TOO_LARGE, VECTORS, expect_close, expect_equal, expect_raised, expect_status, run
 from langchain_openai import OpenAIEmbeddings
 
 #: The ids of texts in cl100k_base.
@@ -20,8 +21,12 @@ class Vocabulary:
         return next(text for text, known in IDS.items() if known == list(ids))
 
 
-def embeddings(url, key, **options):
-    return OpenAIEmbeddings(model="embedding", base_url=f"{url}/v1", api_key=key, max_retries=0, **options)
+def embeddings(url, key, model="embedding", **options):
+    return OpenAIEmbeddings(model=model, base_url=f"{url}/v1", api_key=key, max_retries=0, **options)
+
+
+def embed(url, key, text="a", model="embedding"):
+    return embeddings(url, key, model, check_embedding_ctx_length=False).embed_query(text)
 
 
 def texts_give_the_models_vectors(url, key):
@@ -39,4 +44,24 @@ def token_ids_give_the_same_vectors_as_texts(url, key):
     expect_equal("how many", len(by_ids), len(texts))
 
 
-run({"serving": [texts_give_the_models_vectors, token_ids_give_the_same_vectors_as_texts], "full": []})
+def errors_are_the_librarys(url, key):
+    expect_raised("an empty text", openai.BadRequestError, lambda: embed(url, key, ""), "empty")
+    expect_raised("a wrong key", openai.AuthenticationError, lambda: embed(url, "wrong"))
+    expect_raised("an unknown model", openai.NotFoundError, lambda: embed(url, key, model="nobody"))
+    large = lambda: embed(url, key, TOO_LARGE)  # noqa: E731
+    expect_status("a body that is too large", 413, openai.APIStatusError, large)
+
+
+def a_full_queue_is_a_rate_limit(url, key):
+    expect_raised("a full queue", openai.RateLimitError, lambda: embed(url, key))
+
+
+def a_model_that_is_not_ready_is_503(url, key):
+    expect_status("no model", 503, openai.InternalServerError, lambda: embed(url, key))
+
+
+run(
+    serving=[texts_give_the_models_vectors, token_ids_give_the_same_vectors_as_texts, errors_are_the_librarys],
+    full=[a_full_queue_is_a_rate_limit],
+    unready=[a_model_that_is_not_ready_is_503],
+)

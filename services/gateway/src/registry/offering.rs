@@ -21,7 +21,7 @@ impl Catalog {
             let mut able = able();
             return match (able.next(), able.next()) {
                 (Some((name, served, _)), None) => Ok((name.to_owned(), served.clone())),
-                (None, _) => Err(InferError::not_found(names())),
+                (None, _) => Err(self.nobody_does(task)),
                 _ => Err(InferError::invalid_arg(format!("the request names no model; {}", names()))),
             };
         };
@@ -51,7 +51,7 @@ impl Catalog {
         let name = match name {
             Some(name) => name.to_owned(),
             None => match self.models.iter().filter_map(latest).collect::<Vec<_>>().as_slice() {
-                [] => return Err(InferError::not_found(format!("no model here does '{task}'"))),
+                [] => return Err(self.nobody_does(task)),
                 [one] => return Ok(one.clone()),
                 able => only(&able.iter().map(|(name, _)| format!("'{name}'")).collect::<Vec<_>>().join(", "))?,
             },
@@ -74,6 +74,14 @@ impl Catalog {
             None => format!("it has no step of backend '{TOKENIZER}'"),
         };
         Err(InferError::unsupported(format!("model '{name}' does not do '{task}': {expected}")))
+    }
+
+    /// The error of a request that names no model, where no ready one does the operation: a model that is not ready may do it.
+    fn nobody_does(&self, task: Task) -> InferError {
+        match self.unready().as_slice() {
+            [] => InferError::not_found(format!("no model here does '{task}'")),
+            [first, ..] => InferError::unavailable(format!("no model that is ready does '{task}': {first}")),
+        }
     }
 
     /// The steps of a model that tokenize.

@@ -86,7 +86,12 @@ impl Handlers {
             let mut offers = catalog.offers();
             return match (offers.next(), offers.next()) {
                 (Some((own, _, offer)), None) => Ok(TextModel::of(own, offer)),
-                (None, _) => Err(InferError::not_found("no model here does anything with texts")),
+                (None, _) => match catalog.unready().as_slice() {
+                    [] => Err(InferError::not_found("no model here does anything with texts")),
+                    [first, ..] => Err(InferError::unavailable(format!(
+                        "no model that is ready does anything with texts: {first}"
+                    ))),
+                },
                 (Some(_), Some(_)) => {
                     Err(InferError::invalid_arg(format!("the request names no model; there are {}", names())))
                 }
