@@ -109,11 +109,8 @@ impl Target<'_> {
 
     /// A request with these headers, lines that end.
     fn post(&self, path: &str, headers: &str, body: &[u8]) -> Bytes {
-        let head = format!(
-            "POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Length: {}\r\n{headers}\r\n",
-            self.server,
-            body.len()
-        );
+        let head =
+            format!("POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Length: {}\r\n{headers}\r\n", self.server, body.len());
         Bytes::from([head.as_bytes(), body].concat())
     }
 

@@ -122,11 +122,12 @@ impl Handlers {
         pairs: Option<&[impl AsRef<[u8]>]>,
         ask: &Ask,
     ) -> Result<(Vec<Tensor>, Ledger), InferError> {
-        if ask.options.token_ids && self.registry.catalog().tokenizers(&found.served).next().is_none() {
-            return Err(InferError::unsupported(format!(
-                "model '{}' has no step of backend 'tokenizer', which takes token ids: send texts",
-                found.model
-            )));
+        let mut parameters = ask.options.parameters(found.offer()?)?;
+        if !parameters.is_empty() {
+            let catalog = self.registry.catalog();
+            let steps = found.served.plan.steps.iter().filter_map(|step| catalog.find(&step.model, None).ok());
+            let backends: Vec<&str> = steps.map(|(_, step)| step.config.backend.as_str()).collect();
+            options::check_read(&found.model, &parameters, &backends)?;
         }
         // A query goes along with each of its documents.
         ask.hold.take(size_of(texts) + pairs.map_or(0, size_of)).map_err(InferError::from)?;
@@ -137,7 +138,6 @@ impl Handlers {
             inputs.push(found.input(specs.get(1).map(|spec| (&spec.name, &spec.shape)), pairs)?);
         }
         let outputs = found.outputs()?;
-        let mut parameters = ask.options.parameters(found.offer()?)?;
         parameters.extend(ask.parameters.clone());
         let request = InferRequest {
             model: found.model.clone(),
