@@ -1,24 +1,10 @@
-"""LangChain's OpenAIEmbeddings. With its own settings it sends token ids, which it makes with a vocabulary that it downloads: a
-stand-in for that vocabulary, which knows two texts, is put in its place."""
+"""LangChain's OpenAIEmbeddings. With its own settings it sends token ids, which tiktoken makes with the vocabulary cl100k_base: a
+file of the folder TIKTOKEN_CACHE_DIR, as tiktoken would leave it there after its download."""
 
 import openai
 import tiktoken
-from checks import TEXTS, TOO_LARGE, VECTORS, expect_close, expect_equal, expect_raised, expect_status, run
+from checks import TEXTS, TOO_LARGE, VECTORS, expect, expect_close, expect_equal, expect_raised, expect_status, run
 from langchain_openai import OpenAIEmbeddings
-
-#: The ids of texts in cl100k_base.
-IDS = {"hello world": [15339, 1917], "a": [64]}
-
-
-class Vocabulary:
-    def encode(self, text, **_):
-        return IDS[text]
-
-    def encode_ordinary(self, text):
-        return IDS[text]
-
-    def decode(self, ids):
-        return next(text for text, known in IDS.items() if known == list(ids))
 
 
 def embeddings(url, key, model="embedding", **options):
@@ -36,12 +22,17 @@ def texts_give_the_models_vectors(url, key):
 
 
 def token_ids_give_the_same_vectors_as_texts(url, key):
-    tiktoken.encoding_for_model = tiktoken.get_encoding = lambda _: Vocabulary()
-    texts = list(IDS)
-    by_ids = embeddings(url, key).embed_documents(texts)
+    # Long enough for several tokens, and with characters of several tokens each.
+    texts = [*TEXTS, "  spaces, 🚣🏽 and\nlines\t", "naïve Σίσυφος"]
+    expect_equal("the vocabulary", tiktoken.get_encoding("cl100k_base").encode("hello world"), [15339, 1917])
+    by_ids, sent = embeddings(url, key), []
+    create = by_ids.client.create
+    by_ids.client.create = lambda **request: (sent.append(request["input"]), create(**request))[1]
+    by_ids = by_ids.embed_documents(texts)
+    expect(all(isinstance(row, list) for rows in sent for row in rows), f"not token ids: {sent}")
     by_text = embeddings(url, key, check_embedding_ctx_length=False).embed_documents(texts)
     expect_close("documents", by_ids, by_text)
-    expect_equal("how many", len(by_ids), len(texts))
+    expect_close("the model's vectors", by_ids[: len(TEXTS)], VECTORS)
 
 
 def errors_are_the_librarys(url, key):

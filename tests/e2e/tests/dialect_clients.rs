@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use tempfile::TempDir;
 use trireme_e2e::{KEY, Mode, TextsServer, TextsState, in_every_mode, workspace};
 
 /// Clients of the newest versions. The variable names their Python, if `scripts/setup-clients.sh` did not make it.
@@ -89,12 +90,31 @@ fn run_at(python: &Path, script: &str, server: &TextsServer, state: &str) {
     let mut command = Command::new(python);
     let url = server.sandbox.address.to_string();
     command.arg(path).args(["--url", &url, "--key", KEY, "--state", state]);
+    let vocabularies = vocabularies();
+    command.env("TIKTOKEN_CACHE_DIR", vocabularies.path());
     // The clients do not ask the Hugging Face hub.
     let output = command.env("HF_HUB_DISABLE_TELEMETRY", "1").env("HAYSTACK_TELEMETRY_ENABLED", "False").output();
     let output = output.unwrap_or_else(|error| panic!("{} does not run: {error}", python.display()));
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     println!("{script}, {state}:\n{said}");
     assert!(output.status.success(), "{script}, {state}:\n{said}{errors}");
+}
+
+/// A folder with the vocabulary cl100k_base under the name by which tiktoken keeps it, which otherwise downloads it. The file is that
+/// of the crate `tiktoken-rs`, which the gateway is built with.
+fn vocabularies() -> TempDir {
+    const NAME: &str = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4";
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cargo"))).expect("cargo has a home");
+    let folders = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    let crates = folders(&home.join("registry/src")).flat_map(|registry| folders(&registry).collect::<Vec<_>>());
+    let files =
+        crates.filter(|path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"tiktoken-rs-")));
+    let file = files.map(|path| path.join("assets/cl100k_base.tiktoken")).find(|path| path.is_file());
+    let file = file.unwrap_or_else(|| panic!("no source of tiktoken-rs in {}", home.display()));
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    std::fs::copy(file, folder.path().join(NAME)).expect("the temporary folder can be written");
+    folder
 }
 
 // === impl Environment ===

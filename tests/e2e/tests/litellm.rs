@@ -7,7 +7,7 @@ use trireme_testkit::assert_close;
 
 in_every_mode!(embeddings_of_every_provider, ranks_of_every_provider, triton_reads_any_output_of_vectors);
 
-/// What `litellm.rerank` sends without being told: all documents come back.
+/// The value that `litellm.rerank` sends by default: all documents come back.
 const RETURN_DOCUMENTS: bool = true;
 
 fn start(mode: Mode) -> Sandbox {

@@ -1,4 +1,4 @@
-//! What a model does with texts: the operations that its configuration says it does, or that its inputs and outputs make plain.
+//! The operations of a model on texts: those that its configuration names, or that its inputs and outputs make plain.
 //!
 //! A configuration says it by `parameters`: `task` (operations, comma separated), `served_names`, `labels`,
 //! `prompts`, `query_prompt` and `document_prompt`. Not here: carrying an operation out (`handlers::operations`).
@@ -13,10 +13,10 @@ pub use trireme_model_repository::Task;
 /// The backend of tokenizers.
 pub(super) const TOKENIZER: &str = "tokenizer";
 
-/// What a model offers.
+/// The offer of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Offer {
-    /// What it does, each with the outputs that hold the result.
+    /// The operations, each with the outputs that hold its result.
     pub tasks: BTreeMap<Task, Vec<String>>,
     /// Its inputs of texts: the texts, and where it has one the second texts of pairs.
     pub inputs: Vec<TensorSpec>,
@@ -35,7 +35,7 @@ pub struct Offer {
 // === impl Offer ===
 
 impl Offer {
-    /// What a model with these inputs and outputs offers. The error says what its parameters say wrongly.
+    /// The offer of a model with these inputs and outputs. The error names the faulty parameter.
     pub fn of(config: &ModelConfig, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Result<Offer, String> {
         let texts: Vec<_> = inputs.iter().filter(|input| is_texts(input)).cloned().collect();
         let others = inputs.iter().any(|input| !input.optional && !is_texts(input));

@@ -39,7 +39,7 @@ pub struct Ask {
     pub model: Option<String>,
     /// How the texts are treated.
     pub options: TextOptions,
-    /// What the request holds of the memory for requests.
+    /// The request's part of the memory for requests.
     pub hold: Hold,
     /// Headers that models get as parameters.
     pub parameters: Parameters,
@@ -61,7 +61,7 @@ struct Found {
 pub struct TextModel {
     /// The name.
     pub name: String,
-    /// What it does.
+    /// Its operations.
     pub tasks: Vec<Task>,
     /// Its classes.
     pub labels: Vec<String>,

@@ -1,10 +1,10 @@
-//! What a request for an operation may say of how its texts are treated, and the parameters that tell the stages.
+//! The options of a request for an operation on texts, and the request parameters by which stages read them.
 
 use trireme_inference::{InferError, ParameterValue, Parameters};
 
 use crate::registry::Offer;
 
-/// How texts are treated. What is `None` is as the model's configuration has it.
+/// Options of the treatment of texts. The model's configuration decides where an option is `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TextOptions {
     /// The prompt that is put before each text.
@@ -31,10 +31,13 @@ pub struct TextOptions {
     pub token_ids: bool,
 }
 
-/// The request parameters that steps of one backend read: the name, the backend, and whether a value asks for more than models do
-/// by themselves. Others are the gateway's own business, too (`normalize`, `dimensions`), or true of scores that no step changes
-/// (`raw_scores`).
-const READERS: [(&str, &str, fn(&ParameterValue) -> bool); 7] = [
+/// A request parameter that steps of one backend read: its name, the backend, and whether a value asks for more than models do by
+/// themselves.
+type Reader = (&'static str, &'static str, fn(&ParameterValue) -> bool);
+
+/// The request parameters that have to be read. Others are the gateway's own business, too (`normalize`, `dimensions`), or true of
+/// scores that no step changes (`raw_scores`).
+const READERS: [Reader; 7] = [
     ("prompt_name", "tokenizer", |_| true),
     ("truncate", "tokenizer", |value| *value == ParameterValue::Bool(false)),
     ("truncation_side", "tokenizer", |value| value.as_str() == Some("left")),
@@ -53,9 +56,8 @@ pub fn check_read(model: &str, parameters: &Parameters, backends: &[&str]) -> Re
     if backends.iter().any(|backend| !KNOWN.contains(backend)) {
         return Ok(());
     }
-    let unread = |(name, reader, matters): &&(&str, &str, fn(&ParameterValue) -> bool)| {
-        parameters.get(*name).is_some_and(matters) && !backends.contains(reader)
-    };
+    let unread =
+        |(name, reader, matters): &&Reader| parameters.get(*name).is_some_and(matters) && !backends.contains(reader);
     match READERS.iter().find(unread) {
         None => Ok(()),
         Some((name, reader, _)) => Err(InferError::unsupported(format!(

@@ -1,4 +1,4 @@
-//! What answers of dialects have in common: JSON bodies with numbers in their shortest form, headers, ids, usage.
+//! Common parts of dialects' answers: JSON bodies with numbers in their shortest form, headers, ids, usage.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -220,7 +220,7 @@ async fn rerank(call: Call, version: Version) -> Result<Response, Refusal> {
     }))
 }
 
-/// The member `meta`, with what was billed there.
+/// The member `meta`, with the billed units.
 fn meta(out: &mut Writer, version: Version, ledger: &Ledger, unit: &str, billed: u64) {
     out.name("meta").object(|out| {
         out.name("api_version").object(|out| {
@@ -231,7 +231,7 @@ fn meta(out: &mut Writer, version: Version, ledger: &Ledger, unit: &str, billed:
     });
 }
 
-/// The table of errors. What the SDK raises goes by the status.
+/// The table of errors. The SDK chooses its exception by the status.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
     let status = match refusal.kind {
         Kind::Malformed | Kind::Empty | Kind::Invalid | Kind::Unsupported => 400,

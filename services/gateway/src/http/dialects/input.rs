@@ -1,4 +1,4 @@
-//! What bodies of dialects hold: JSON of a dialect's own shape, and texts in the forms that several dialects allow.
+//! The bodies of dialects: JSON of a dialect's own shape, and texts in the forms that several dialects allow.
 
 mod document;
 
@@ -165,7 +165,7 @@ impl Input {
         }
     }
 
-    /// The texts, or JSON arrays of the model's token ids; whether it is one of them, outside of a list; whether they are ids.
+    /// The texts, or JSON arrays of the model's token ids; whether a single one came outside of a list; whether they are ids.
     pub fn texts_or_ids(self, field: &str) -> Result<(Vec<String>, bool, bool), Refusal> {
         match self {
             Input::Tokens { rows, one } => Ok((rows.iter().map(|row| operations::ids(row)).collect(), one, true)),

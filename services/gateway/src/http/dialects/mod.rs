@@ -70,7 +70,7 @@ struct Route {
     path: &'static str,
     /// Fields of a body that other dialects with this path do not have.
     marks: &'static [&'static str],
-    /// In a sentence, what it does.
+    /// A sentence about the route for the document.
     summary: &'static str,
     /// The shape of its bodies.
     takes: Option<fn() -> Described>,
@@ -100,13 +100,13 @@ struct Call {
     model: Option<String>,
     /// Its body, without its coding.
     body: Bytes,
-    /// What it holds of the memory for requests.
+    /// The request's part of the memory for requests.
     hold: Hold,
-    /// What models get of the headers.
+    /// The parameters that models get of the headers.
     parameters: Parameters,
     traceparent: Option<String>,
     route: &'static str,
-    /// What token ids in place of texts are.
+    /// The meaning of token ids in place of texts.
     token_input: TokenInput,
 }
 
@@ -265,7 +265,7 @@ fn refused(dialect: &Dialect, refusal: &Refusal) -> Response {
     *response.status_mut() = status.try_into().unwrap_or_default();
     let headers = response.headers_mut();
     match refusal.kind {
-        // Queues are emptied within a second, or it is for the client's own waiting to grow.
+        // A queue usually has room within a second. Clients double their waits themselves.
         Kind::Overloaded | Kind::Unavailable => drop(headers.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
         Kind::Key => drop(headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
         _ => {}

@@ -70,7 +70,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     model_in_path: true,
 };
 
-/// What most bodies may say of how texts are treated.
+/// The options of the treatment of texts that most bodies may have.
 #[derive(Default, Deserialize, ToSchema)]
 #[schema(as = TeiTreatment)]
 struct Treatment {
@@ -227,7 +227,7 @@ async fn health(call: Call) -> Result<Response, Refusal> {
     }
 }
 
-/// An answer with the headers that say what it took.
+/// An answer with headers that say how long each part took.
 fn timed(
     ledger: &Ledger,
     started: Instant,

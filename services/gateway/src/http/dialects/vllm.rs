@@ -82,7 +82,7 @@ const RERANK_MARKS: &[&str] = &[
     "request_id",
 ];
 
-/// What all bodies may say of how texts are treated.
+/// The options of the treatment of texts that all bodies may have.
 #[derive(Default, Deserialize, ToSchema)]
 #[schema(as = VllmTreatment)]
 struct Treatment {

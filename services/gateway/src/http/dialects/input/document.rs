@@ -35,7 +35,7 @@ impl PartialSchema for Document {
 }
 
 impl Document {
-    /// Its text: itself, or these fields of it, a line each. `None` where it has none of them.
+    /// The document's text: the text itself, or the texts of these fields, a line each. `None` for an object without these fields.
     pub fn text(self, fields: &[impl AsRef<str>]) -> Option<String> {
         match self {
             Document::Text(text) => Some(text),

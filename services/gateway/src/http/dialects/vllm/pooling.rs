@@ -66,7 +66,7 @@ pub(super) async fn pooling(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-/// What a model gives for texts, whatever it does.
+/// The vectors or scores of a model for texts.
 struct Pooled {
     model: String,
     rows: Vec<Vec<f32>>,
