@@ -135,7 +135,7 @@ def the_code_works(browser, server):
     browser.open(f"{server.url}/ui")
     python = ROOT / ".cache/clients-python/bin/python"
     ran = {"curl": 0, "python": 0}
-    for model, least in (("embedding", 6), ("reranker", 5), ("classifier", 3), ("token_vectors", 3)):
+    for model, least in (("embedding", 7), ("reranker", 6), ("classifier", 4), ("token_vectors", 4)):
         browser.wait(f"the model {model}", has("models", f"{model}:1"))
         choose(browser, "model", f"{model}:1")
         browser.wait("its dialects", f"document.getElementById('dialect').options.length >= {least}")

@@ -55,7 +55,7 @@ impl Handlers {
 
     fn respond(&self, request: &Running, reply: Reply) -> Result<Next, InferError> {
         let mut output = reply.outcome.map_err(|error| with_id(error, &request.id))?;
-        // One that only says that nothing follows has nothing in it.
+        // A reply that only says that nothing follows has no tensors.
         let last = reply.last;
         let empty = last && output.tensors.is_empty();
         if !empty {

@@ -77,7 +77,7 @@ impl Refusal {
         Refusal { kind: Kind::Field, message: format!("'{field}' {expected}"), field: Some(field.to_owned()) }
     }
 
-    /// A field that asks for what is not offered.
+    /// A field that asks for a function that is not offered.
     pub fn unsupported(field: &str, why: impl std::fmt::Display) -> Refusal {
         Refusal { kind: Kind::Unsupported, ..Refusal::field(field, why) }
     }
