@@ -7,6 +7,9 @@ use trireme_testkit::assert_close;
 
 in_every_mode!(embeddings_of_every_provider, ranks_of_every_provider, triton_reads_any_output_of_vectors);
 
+/// A request to rerank: the provider, the path, the body, and how the document of an index comes back.
+type Ask<'a> = (&'a str, &'a str, Value, &'a dyn Fn(u64) -> Value);
+
 /// The value that `litellm.rerank` sends by default: all documents come back.
 const RETURN_DOCUMENTS: bool = true;
 
@@ -109,7 +112,7 @@ fn ranks_of_every_provider(mode: Mode) {
     // By provider: how `document` comes. LiteLLM fails on a text where it expects an object, and the other way round.
     let text = |index: u64| json!(documents[index as usize]);
     let object = |index: u64| json!({"text": documents[index as usize]});
-    let requests: [(&str, &str, Value, &dyn Fn(u64) -> Value); 9] = [
+    let requests: [Ask<'_>; 9] = [
         ("cohere", "/v1/rerank", with(json!({})), &object),
         ("cohere", "/v1/rerank", with(json!({"rank_fields": ["text"], "max_chunks_per_doc": 1})), &object),
         ("cohere", "/v2/rerank", with(json!({"max_tokens_per_doc": 100})), &object),
