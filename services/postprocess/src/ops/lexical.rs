@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// What FlagEmbedding computes of the same ids and weights for BGE-M3, whose unused ids are 0 to 3.
+    /// The expected values are those of the rule by which FlagEmbedding makes BGE-M3's weights, worked out by hand; its unused ids are 0 to 3.
     #[test]
     fn each_token_has_the_highest_of_its_weights() {
         let expected = (arr2(&[[5i64, 7], [-1, -1]]).into_dyn(), arr2(&[[0.25, 0.75], [0.0, 0.0]]).into_dyn());
