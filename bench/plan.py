@@ -12,10 +12,11 @@ from servers import BenchError, Deployment, Process, load
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "sentence_embedding"
-PARTS = ["texts", "lone", "identity", "simulated"]
+PARTS = ["texts", "lone", "openai", "identity", "simulated"]
 CONCURRENCY = [1, 16, 64]
 LONE_TURNS = 4
 LONE_TEXTS = 40
+OPENAI_TURNS = 4
 BUDGETS = [512, 1024, 2048, 4096]
 WORKERS = [1, 2, 4, 8, 16, 32]
 DELAY_SECONDS = 0.05  # as bench/repositories/simulated says
@@ -79,9 +80,10 @@ class Bench:
 
     def start(self):
         """Starts the deployments that the wanted parts need."""
-        if {"texts", "lone"} & self.parts:
+        if {"texts", "lone", "openai"} & self.parts:
             fp32 = self.repository("plain")
-            self.start_raw("raw", [])
+            if {"texts", "lone"} & self.parts:
+                self.start_raw("raw", [])
             self.all_in_one("all in one", fp32, MODEL)
             self.services("services", fp32, MODEL, [
                 ("tokenizer", ["trireme-tokenizer"]),
@@ -140,6 +142,8 @@ class Bench:
             self.texts()
         if "lone" in self.parts:
             self.lone_turns()
+        if "openai" in self.parts:
+            self.openai_turns()
         if "identity" in self.parts:
             for name in ("identity", "identity services"):
                 deployment, seconds = self.deployments[name], self.options.seconds
@@ -177,6 +181,32 @@ class Bench:
                 turn[name] = measured["p50_ms"]
             for name in ("all in one", "services"):
                 self.keep(f"{name} / lone, less raw", {"p50_ms": turn[name] - turn["raw"]})
+
+    def openai_turns(self):
+        """OpenAI's /v1/embeddings beside the v2 protocol, in turns: the CPU time of one text as JSON, and the rate of many texts in
+        the densest form that each has."""
+        texts, many = self.options.texts, self.options.batch_texts
+        for _ in range(OPENAI_TURNS):
+            for name in ("all in one", "services"):
+                turn = {}
+                for form in ("json", "openai"):
+                    measured = self.load(name, form, texts)
+                    turn[form] = measured["cpu_us"]
+                    self.keep(f"{name} / one text, {form}", measured)
+                total = {form: sum(cpu.values()) for form, cpu in turn.items()}
+                ratios = {"cpu": total["openai"] / max(total["json"], 1)}
+                if "gateway" in turn["json"]:
+                    ratios["gateway_cpu"] = turn["openai"]["gateway"] / max(turn["json"]["gateway"], 1)
+                for form in ("binary", "openai-base64"):
+                    measured = self.load(name, form, texts, many)
+                    turn[form] = measured["requests_per_second"]
+                    self.keep(f"{name} / {form}, 1 request of {many}", measured)
+                ratios["rate"] = turn["openai-base64"] / turn["binary"]
+                self.keep(f"{name} / openai by v2", ratios)
+
+    def load(self, name, form, texts, many=1):
+        seconds = self.options.seconds / OPENAI_TURNS * (1 if many == 1 else 2)
+        return load(self.binaries / "trireme", self.deployments[name], MODEL, seconds, 1, texts, many, form)
 
     def simulated(self):
         """Throughput of a model that only waits, with a growing number of workers on one queue."""

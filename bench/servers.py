@@ -110,10 +110,10 @@ class Deployment:
         self.processes = []
 
 
-def load(trireme, deployment, model, seconds, concurrency, texts=None, dimension=1):
+def load(trireme, deployment, model, seconds, concurrency, texts=None, dimension=1, form="binary"):
     """One measurement with `trireme bench`, including the CPU time of each process."""
     argv = [trireme, "bench", deployment.address, "--model", model, "--json", "--seconds", seconds]
-    argv += ["--concurrency", concurrency, "--warmup-seconds", min(1, seconds / 4), "--dimension", dimension]
+    argv += ["--concurrency", concurrency, "--warmup-seconds", min(1, seconds / 4), "--dimension", dimension, "--form", form]
     argv += ["--texts", texts] if texts else []
     before, threads = deployment.cpu(), deployment.processes[0].cpu_by_thread()
     done = subprocess.run([str(word) for word in argv], capture_output=True, text=True)

@@ -57,6 +57,7 @@ DIALECTS = {
     "/v2/embed": b'{"model":"tiny_embedding","texts":["a"],"input_type":"search_query","embedding_types":["float","int8"],"truncate":"END"}',
     "/v1/embed": b'{"texts":["a"]}',
     "/v2/rerank": b'{"model":"reranker","query":"q","documents":["a","b"],"top_n":1}',
+    "/vllm/v2/rerank": b'{"query":"q","documents":["a"],"max_tokens_per_doc":8,"truncate_prompt_tokens":16,"truncation_side":"left"}',
     "/cohere/v1/rerank": b'{"query":"q","documents":[{"title":"a"}],"rank_fields":["title"]}',
     "/embed": b'{"inputs":["a","b"],"normalize":true,"truncate":true,"truncation_direction":"Right"}',
     "/embed_all": b'{"inputs":"a"}',

@@ -1,30 +1,30 @@
 #!/usr/bin/env bash
-# Makes .cache/clients-python, the Python environment with the clients of other servers that `make clients-test` runs.
+# Makes the two Python environments with the clients of other servers that `make clients-test` runs: .cache/clients-python of
+# tests/clients/dialects/requirements.txt, and .cache/integrations-python of integrations.txt, which needs older versions of the same
+# packages.
 #
-# With --lock: writes tests/clients/dialects/requirements.txt again, from the versions that requirements.in names.
+# With --lock: writes both files again, from the versions that requirements.in and integrations.in name.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-TARGET=$ROOT/.cache/clients-python
-PYTHON=$TARGET/bin/python
 FOLDER=$ROOT/tests/clients/dialects
-REQUIREMENTS=$FOLDER/requirements.txt
-STAMP=$TARGET/requirements.txt
 
 make_environment() {
-    rm -rf "$TARGET"
-    mkdir -p "$(dirname "$TARGET")"
-    python3 -m venv "$TARGET" >/dev/null || {
-        rm -rf "$TARGET"
+    rm -rf "$1"
+    mkdir -p "$(dirname "$1")"
+    python3 -m venv "$1" >/dev/null || {
+        rm -rf "$1"
         fail "python3 cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"
     }
 }
 
-if [[ ${1:-} == --lock ]]; then
-    [[ -x $PYTHON ]] || make_environment
+# lock ENVIRONMENT NAME: writes NAME.txt, with the hashes of all packages that the versions in NAME.in need.
+lock() {
+    local python=$1/bin/python requirements=$FOLDER/$2.txt
+    [[ -x $python ]] || make_environment "$1"
     scratch
-    "$PYTHON" -m pip install --quiet --dry-run --ignore-installed --only-binary :all: \
-        --report "$SCRATCH/report.json" --requirement "$FOLDER/requirements.in"
-    "$PYTHON" - "$SCRATCH/report.json" >"$REQUIREMENTS" <<'PYTHON'
+    "$python" -m pip install --quiet --dry-run --ignore-installed --only-binary :all: \
+        --report "$SCRATCH/report.json" --requirement "$FOLDER/$2.in"
+    "$python" - "$SCRATCH/report.json" >"$requirements" <<'PYTHON'
 import json
 import sys
 
@@ -33,27 +33,31 @@ for package in sorted(json.load(open(sys.argv[1]))["install"], key=lambda packag
     metadata, hashes = package["metadata"], package["download_info"]["archive_info"]["hashes"]
     print(f"{metadata['name'].lower()}=={metadata['version']} --hash=sha256:{hashes['sha256']}")
 PYTHON
-    say "written: ${REQUIREMENTS#"$ROOT"/}"
-    exit 0
-fi
+    say "written: ${requirements#"$ROOT"/}"
+}
 
-if cmp --silent "$REQUIREMENTS" "$STAMP"; then
-    say "the clients are there: ${TARGET#"$ROOT"/}"
-    exit 0
-fi
+# make_ready ENVIRONMENT NAME: installs the packages of NAME.txt, unless they are there.
+make_ready() {
+    local python=$1/bin/python requirements=$FOLDER/$2.txt hashes=--require-hashes
+    if cmp --silent "$requirements" "$1/requirements.txt"; then
+        say "the clients are there: ${1#"$ROOT"/}"
+        return
+    fi
+    make_environment "$1"
+    say "fetching the clients of ${requirements#"$ROOT"/} (about 120 MB)"
+    # Hashes are those of wheels for one Python on one machine; others get the same versions.
+    if [[ $("$python" -c 'import platform, sys; print(sys.version_info[:2] == (3, 11) and platform.machine())') != x86_64 ]]; then
+        scratch
+        sed 's/ --hash=.*//' "$requirements" >"$SCRATCH/requirements.txt"
+        requirements=$SCRATCH/requirements.txt hashes=
+    fi
+    "$python" -m pip install --quiet --disable-pip-version-check $hashes --requirement "$requirements" ||
+        fail "the clients could not be installed: check the network, or name a mirror with PIP_INDEX_URL"
+    cp "$FOLDER/$2.txt" "$1/requirements.txt"
+    say "the clients: ${1#"$ROOT"/}"
+}
 
-make_environment
-say "fetching the clients (about 120 MB)"
-hashes=--require-hashes
-locked=$REQUIREMENTS
-# Hashes are those of wheels for one Python on one machine; others get the same versions.
-if [[ $("$PYTHON" -c 'import platform, sys; print(sys.version_info[:2] == (3, 11) and platform.machine())') != x86_64 ]]; then
-    scratch
-    locked=$SCRATCH/requirements.txt
-    sed 's/ --hash=.*//' "$REQUIREMENTS" >"$locked"
-    hashes=
-fi
-"$PYTHON" -m pip install --quiet --disable-pip-version-check $hashes --requirement "$locked" ||
-    fail "the clients could not be installed: check the network, or name a mirror with PIP_INDEX_URL"
-cp "$REQUIREMENTS" "$STAMP"
-say "the clients: ${TARGET#"$ROOT"/}"
+step=make_ready
+[[ ${1:-} == --lock ]] && step=lock
+"$step" "$ROOT/.cache/clients-python" requirements
+"$step" "$ROOT/.cache/integrations-python" integrations

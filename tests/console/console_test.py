@@ -130,6 +130,31 @@ def it_writes_code_for_clients(browser, server):
     check("has v2 alone", browser.evaluate(has("code", "/v2/models/simple/infer")))
 
 
+def the_code_works(browser, server):
+    """Runs the curl line of each dialect for each model of texts, and the Python where its libraries are installed."""
+    browser.open(f"{server.url}/ui")
+    python = ROOT / ".cache/clients-python/bin/python"
+    ran = {"curl": 0, "python": 0}
+    for model, least in (("embedding", 7), ("reranker", 6), ("classifier", 4), ("token_vectors", 4)):
+        browser.wait(f"the model {model}", has("models", f"{model}:1"))
+        choose(browser, "model", f"{model}:1")
+        browser.wait("its dialects", f"document.getElementById('dialect').options.length >= {least}")
+        for dialect in browser.evaluate("[...document.getElementById('dialect').options].map((option) => option.value)"):
+            choose(browser, "dialect", dialect)
+            curl, code = browser.evaluate(text_of("code")).split("\n\n", 1)
+            if shutil.which("curl"):
+                answer = subprocess.run(["bash", "-c", f"{curl} --silent --show-error --fail-with-body"], capture_output=True, text=True)
+                if answer.returncode != 0:
+                    raise SystemExit(f"FAILED  {model} in {dialect}: {curl}: {answer.stdout}{answer.stderr}")
+                ran["curl"] += 1
+            if python.exists() and dialect != "v2":
+                answer = subprocess.run([python, "-c", code], capture_output=True, text=True)
+                if answer.returncode != 0 or not answer.stdout.strip():
+                    raise SystemExit(f"FAILED  {model} in {dialect}:\n{code}\n{answer.stdout}{answer.stderr}")
+                ran["python"] += 1
+    check(f"the code for clients works: {ran['curl']} curl lines, {ran['python']} Python programs", True)
+
+
 def the_routes_are_shown(browser, server):
     browser.open(f"{server.url}/docs")
     browser.wait("the routes", "document.querySelectorAll('details').length > 100")
@@ -235,6 +260,8 @@ def main():
             stop.set()
             thread.join()
             the_routes_are_shown(browser, server)
+        with Server(args.binary, [ROOT / "tests/repositories/texts"]) as server:
+            the_code_works(browser, server)
         if args.screenshot:
             for model in ("tiny_tokenizer", "tiny_encoder", "tiny_pool", "tiny_embedding"):
                 shutil.copytree(basic / model, folder / "few" / model)

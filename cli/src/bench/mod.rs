@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use connection::Connection;
 
@@ -48,9 +48,26 @@ pub struct BenchArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     dimension: i64,
 
+    /// Form of requests and answers
+    #[arg(long, value_enum, default_value_t = Form::Binary)]
+    form: Form,
+
     /// Print a JSON object a line instead of a table
     #[arg(long)]
     json: bool,
+}
+
+/// In which form requests are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Form {
+    /// The v2 protocol, tensors in binary
+    Binary,
+    /// The v2 protocol, tensors as JSON
+    Json,
+    /// OpenAI's /v1/embeddings, vectors as JSON numbers
+    Openai,
+    /// OpenAI's /v1/embeddings, vectors in base64, as OpenAI's own client asks for them
+    OpenaiBase64,
 }
 
 /// The measurements at one concurrency.
@@ -85,7 +102,8 @@ async fn measure_all(args: &BenchArgs) -> anyhow::Result<usize> {
     let metadata =
         connection.get(&path).await.with_context(|| format!("asking for the metadata of '{}'", args.model))?;
     let texts = requests::read_texts(args.texts.as_deref())?;
-    let requests = Arc::new(requests::build(&args.server, &args.model, &metadata, &texts, args.dimension)?);
+    let target = requests::Target { server: &args.server, model: &args.model, dimension: args.dimension };
+    let requests = Arc::new(target.requests(args.form, &metadata, &texts)?);
     let mut errors = 0;
     if !args.json {
         println!("{} on {}, {} different requests, {} s each", args.model, args.server, requests.len(), args.seconds);

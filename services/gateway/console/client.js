@@ -43,6 +43,18 @@ const DIALECTS = {
       return { curl: post(`${url}/v2/${task}`, body), python: [...head, call, task === "rerank" ? "print(answer.results)" : "print(answer.embeddings.float_)"] };
     },
   },
+  jina: {
+    name: "Jina",
+    does: ["embed", "rerank", "multi_vector"],
+    code: (model, url, task) => {
+      const [path, body] = {
+        embed: ["/jina/v1/embeddings", { model: model.name, input: TEXTS, task: "retrieval.passage" }],
+        rerank: ["/jina/v1/rerank", { model: model.name, query: QUERY, documents: TEXTS }],
+        multi_vector: ["/jina/v1/multi-vector", { model: model.name, input: TEXTS, input_type: "document" }],
+      }[task];
+      return { curl: post(url + path, body), python: requests(url + path, body) };
+    },
+  },
   tei: {
     name: "Text Embeddings Inference",
     does: ["embed", "classify", "rerank", "sparse", "multi_vector", "token_classify"],

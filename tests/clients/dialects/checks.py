@@ -18,6 +18,12 @@ VECTORS = np.array([golden["tiny_embedding"] for golden in GOLDEN], np.float32)
 
 QUERY = "what cause covid"
 
+#: A text that makes a body larger than the servers of the tests take.
+TOO_LARGE = "a " * 40_000
+
+#: The states in which servers are, with the status that a good request gets in each.
+STATES = {"serving": 200, "full": 429, "unready": 503}
+
 
 class Failure(Exception):
     """A check that does not hold; the text names the expected and the found value."""
@@ -51,14 +57,26 @@ def expect_raised(what, error, call, *texts):
     raise Failure(f"{what}: expected {error}, found the answer {found!r}")
 
 
-def run(checks):
-    """Runs `checks`, functions of the server's URL and its API key, and ends the process with 0 or 1."""
+def expect_status(what, status, error, call):
+    """`call` raises `error`, which carries this status; gives the error."""
+    raised = expect_raised(what, error, call)
+    response = getattr(raised, "response", None)
+    expect_equal(f"{what}: its status", getattr(raised, "status_code", None) or response.status_code, status)
+    return raised
+
+
+def expect_retry_after(what, headers):
+    expect_equal(f"{what}: seconds to wait", {name.lower(): headers[name] for name in headers}.get("retry-after"), "1")
+
+
+def run(**checks):
+    """Runs the checks of the server's state, functions of its URL and its API key, and ends the process with 0 or 1."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", required=True, metavar="HOST:PORT", help="the server's HTTP address")
     parser.add_argument("--key", default="none", help="an API key of the server")
-    parser.add_argument("--full", action="store_true", help="the server takes no request: it is full")
+    parser.add_argument("--state", choices=STATES, default="serving", help="the state of the server")
     arguments = parser.parse_args()
-    for check in checks["full"] if arguments.full else checks["serving"]:
+    for check in checks[arguments.state]:
         try:
             check(f"http://{arguments.url}", arguments.key)
         except Failure as failure:

@@ -1,7 +1,22 @@
 """Cohere's Python library, both versions of its API."""
 
 import cohere
-from checks import QUERY, TEXTS, VECTORS, expect, expect_close, expect_equal, expect_raised, run
+from checks import (
+    QUERY,
+    TEXTS,
+    TOO_LARGE,
+    VECTORS,
+    expect,
+    expect_close,
+    expect_equal,
+    expect_raised,
+    expect_retry_after,
+    expect_status,
+    run,
+)
+from cohere.core.api_error import ApiError
+
+ONCE = {"request_options": {"max_retries": 0}}
 
 
 def client(url, key):
@@ -36,8 +51,7 @@ def documents_are_ranked(url, key):
 def errors_are_the_librarys(url, key):
     ask = client(url, key)
     wrong = client(url, "wrong")
-    options = {"request_options": {"max_retries": 0}}
-    embed = {"texts": ["a"], "input_type": "search_query", "embedding_types": ["float"], **options}
+    embed = {"texts": ["a"], "input_type": "search_query", "embedding_types": ["float"], **ONCE}
     expect_raised("an unknown model", cohere.NotFoundError, lambda: ask.embed(model="nobody", **embed))
     expect_raised("a wrong key", cohere.UnauthorizedError, lambda: wrong.embed(model="embedding", **embed))
     empty = {**embed, "texts": []}
@@ -49,20 +63,31 @@ def errors_are_the_librarys(url, key):
         lambda: ask.embed(model="embedding", **unknown),
         "unknown field",
     )
+    # The library has no class of its own for 413.
+    large = {**embed, "texts": [TOO_LARGE]}
+    expect_status("a body that is too large", 413, ApiError, lambda: ask.embed(model="embedding", **large))
 
 
-def a_full_server_is_too_many_requests(url, key):
-    rerank = client(url, key).rerank
-    expect_raised(
-        "a full server",
-        cohere.TooManyRequestsError,
-        lambda: rerank(model="reranker", query="q", documents=["d"], request_options={"max_retries": 0}),
-    )
+def refused(url, key, status, error):
+    """Both operations of both versions raise `error`."""
+    for ask in (client(url, key), cohere.Client(api_key=key, base_url=url)):
+        embed = lambda: ask.embed(model="embedding", texts=["a"], input_type="search_query", **ONCE)  # noqa: E731, B023
+        rerank = lambda: ask.rerank(model="reranker", query="q", documents=["d"], **ONCE)  # noqa: E731, B023
+        for call in (embed, rerank):
+            raised = expect_status(type(ask).__name__, status, error, call)
+            expect_retry_after(type(ask).__name__, raised.headers)
+
+
+def a_full_queue_is_too_many_requests(url, key):
+    refused(url, key, 429, cohere.TooManyRequestsError)
+
+
+def a_model_that_is_not_ready_is_unavailable(url, key):
+    refused(url, key, 503, cohere.ServiceUnavailableError)
 
 
 run(
-    {
-        "serving": [embeddings_are_the_models, documents_are_ranked, errors_are_the_librarys],
-        "full": [a_full_server_is_too_many_requests],
-    }
+    serving=[embeddings_are_the_models, documents_are_ranked, errors_are_the_librarys],
+    full=[a_full_queue_is_too_many_requests],
+    unready=[a_model_that_is_not_ready_is_unavailable],
 )

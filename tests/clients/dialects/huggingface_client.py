@@ -1,7 +1,7 @@
 """huggingface_hub's InferenceClient, which posts to the URL that it is given."""
 
-from checks import TEXTS, VECTORS, expect, expect_close, expect_equal, expect_raised, run
-from huggingface_hub import InferenceClient, InferenceTimeoutError
+from checks import TEXTS, TOO_LARGE, VECTORS, expect, expect_close, expect_equal, expect_retry_after, expect_status, run
+from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
 
@@ -29,26 +29,37 @@ def texts_are_classified(url, key):
 
 
 def errors_are_the_librarys(url, key):
-    empty = lambda: client(url, key, "embedding").feature_extraction([])  # noqa: E731
-    error = expect_raised("no texts", HfHubHTTPError, empty)
-    expect_equal("its status", error.response.status_code, 400)
-    unknown = expect_raised("an unknown model", HfHubHTTPError, lambda: client(url, key, "x").feature_extraction("a"))
-    expect_equal("its status", unknown.response.status_code, 404)
-    wrong = lambda: client(url, "wrong", "embedding").feature_extraction("a")  # noqa: E731
-    expect_equal("a wrong key", expect_raised("a wrong key", HfHubHTTPError, wrong).response.status_code, 401)
+    def expect_refused(what, status, text="a", key=key, model="embedding", **options):
+        ask = client(url, key, model).feature_extraction
+        expect_status(what, status, HfHubHTTPError, lambda: ask(text, **options))
+
+    expect_refused("no texts", 400, [])
+    expect_refused("a wrong key", 401, key="wrong")
+    expect_refused("an unknown model", 404, model="x")
+    expect_refused("a body that is too large", 413, TOO_LARGE)
+    expect_refused("an unknown prompt", 422, prompt_name="nobody")
 
 
-def a_full_server_is_429(url, key):
-    error = expect_raised(
-        "a full server", HfHubHTTPError, lambda: client(url, key, "embedding").feature_extraction("a")
-    )
-    expect(not isinstance(error, InferenceTimeoutError), "a full server is taken for one that starts")
-    expect_equal("its status", error.response.status_code, 429)
+def refused(url, key, status):
+    calls = {
+        "a vector": lambda: client(url, key, "embedding").feature_extraction("a"),
+        "cosines": lambda: client(url, key, "embedding").sentence_similarity("a", other_sentences=["b"]),
+        "classes": lambda: client(url, key, "classifier").text_classification("a"),
+    }
+    for what, call in calls.items():
+        expect_retry_after(what, expect_status(what, status, HfHubHTTPError, call).response.headers)
+
+
+def a_full_queue_is_429(url, key):
+    refused(url, key, 429)
+
+
+def a_model_that_is_not_ready_is_503(url, key):
+    refused(url, key, 503)
 
 
 run(
-    {
-        "serving": [features_are_the_models, sentences_are_compared, texts_are_classified, errors_are_the_librarys],
-        "full": [a_full_server_is_429],
-    }
+    serving=[features_are_the_models, sentences_are_compared, texts_are_classified, errors_are_the_librarys],
+    full=[a_full_queue_is_429],
+    unready=[a_model_that_is_not_ready_is_503],
 )

@@ -1,8 +1,20 @@
 """Infinity's own client. It raises nothing for a status: what it returns says it."""
 
-from checks import QUERY, TEXTS, VECTORS, expect, expect_close, expect_equal, run
+from checks import (
+    QUERY,
+    TEXTS,
+    TOO_LARGE,
+    VECTORS,
+    expect,
+    expect_close,
+    expect_equal,
+    expect_retry_after,
+    expect_status,
+    run,
+)
 from infinity_client import AuthenticatedClient
 from infinity_client.api.default import classify, embeddings, models, rerank
+from infinity_client.errors import UnexpectedStatus
 from infinity_client.models import (
     ClassifyInput,
     EmbeddingEncodingFormat,
@@ -57,22 +69,42 @@ def errors_are_statuses(url, key):
     expect_equal("no texts", status(key, texts([])), 422)
     expect_equal("a wrong key", status("wrong", texts(["a"])), 401)
     expect_equal("an unknown model", status(key, texts(["a"], "nobody")), 404)
+    expect_equal("a model that does not embed", status(key, texts(["a"], "reranker")), 400)
+    expect_equal("a body that is too large", status(key, texts([TOO_LARGE])), 413)
 
 
-def a_full_server_is_429(url, key):
-    found = embeddings.sync_detailed(client=client(url, key), body=texts(["a"]))
-    expect_equal("a full server", int(found.status_code), 429)
+def refused(url, key, status):
+    """Each operation is answered with the status, and raises an error where the client is made to."""
+    calls = {
+        embeddings: texts(["a"]),
+        rerank: RerankInput(query="q", documents=["d"]),
+        classify: ClassifyInput(input_=["a"]),
+    }
+    strict = AuthenticatedClient(base_url=url, token=key, raise_on_unexpected_status=True)
+    for operation, body in calls.items():
+        found = operation.sync_detailed(client=client(url, key), body=body)
+        expect_equal(operation.__name__, int(found.status_code), status)
+        expect_retry_after(operation.__name__, found.headers)
+        call = lambda: operation.sync(client=strict, body=body)  # noqa: E731, B023
+        expect_status(operation.__name__, status, UnexpectedStatus, call)
+
+
+def a_full_queue_is_429(url, key):
+    refused(url, key, 429)
+
+
+def a_model_that_is_not_ready_is_503(url, key):
+    refused(url, key, 503)
 
 
 run(
-    {
-        "serving": [
-            embeddings_are_the_models,
-            documents_are_ranked,
-            texts_are_classified,
-            models_are_listed,
-            errors_are_statuses,
-        ],
-        "full": [a_full_server_is_429],
-    }
+    serving=[
+        embeddings_are_the_models,
+        documents_are_ranked,
+        texts_are_classified,
+        models_are_listed,
+        errors_are_statuses,
+    ],
+    full=[a_full_queue_is_429],
+    unready=[a_model_that_is_not_ready_is_503],
 )

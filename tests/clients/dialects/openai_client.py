@@ -1,11 +1,24 @@
 """OpenAI's Python library."""
 
+import time
+
 import openai
-from checks import TEXTS, VECTORS, expect, expect_close, expect_equal, expect_raised, run
+from checks import (
+    TEXTS,
+    TOO_LARGE,
+    VECTORS,
+    expect,
+    expect_close,
+    expect_equal,
+    expect_raised,
+    expect_retry_after,
+    expect_status,
+    run,
+)
 
 
-def client(url, key, **options):
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, **options)
+def client(url, key, max_retries=0):
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=max_retries)
 
 
 def embeddings_are_the_models(url, key):
@@ -45,17 +58,30 @@ def errors_are_the_librarys(url, key):
     expect_equal("its code", error.code, "model_not_found")
     wrong = client(url, "wrong").embeddings.create
     expect_raised("a wrong key", openai.AuthenticationError, lambda: wrong(model="embedding", input="a"))
+    # The library has no class of its own for 413.
+    large = lambda: embed(model="embedding", input=TOO_LARGE)  # noqa: E731
+    expect_status("a body that is too large", 413, openai.APIStatusError, large)
 
 
-def a_full_server_is_a_rate_limit(url, key):
+def a_full_queue_is_a_rate_limit(url, key):
     embed = client(url, key).embeddings.create
-    error = expect_raised("a full server", openai.RateLimitError, lambda: embed(model="embedding", input="a"))
-    expect_equal("when to come again", error.response.headers["retry-after"], "1")
+    error = expect_raised("a full queue", openai.RateLimitError, lambda: embed(model="embedding", input="a"))
+    expect_retry_after("a full queue", error.response.headers)
+    started = time.monotonic()
+    again = client(url, key, max_retries=1).embeddings.create
+    expect_raised("a full queue twice", openai.RateLimitError, lambda: again(model="embedding", input="a"))
+    expect(time.monotonic() - started >= 1, "the library did not wait as Retry-After says")
+
+
+def a_model_that_is_not_ready_is_503(url, key):
+    for name in ("embedding", "trireme/tiny-embedding"):
+        embed = lambda: client(url, key).embeddings.create(model=name, input="a")  # noqa: E731, B023
+        error = expect_status(name, 503, openai.InternalServerError, embed)
+        expect_retry_after(name, error.response.headers)
 
 
 run(
-    {
-        "serving": [embeddings_are_the_models, token_ids_are_openais, models_are_listed, errors_are_the_librarys],
-        "full": [a_full_server_is_a_rate_limit],
-    }
+    serving=[embeddings_are_the_models, token_ids_are_openais, models_are_listed, errors_are_the_librarys],
+    full=[a_full_queue_is_a_rate_limit],
+    unready=[a_model_that_is_not_ready_is_503],
 )

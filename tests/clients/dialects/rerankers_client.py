@@ -1,6 +1,6 @@
 """rerankers, in Cohere's, Jina's and TEI's words. It looks at no status: an error is an answer that it cannot read."""
 
-from checks import QUERY, TEXTS, expect_equal, expect_raised, run
+from checks import QUERY, TEXTS, TOO_LARGE, expect_equal, expect_raised, run
 from rerankers.models.api_rankers import APIRanker
 
 PATHS = {"cohere": "/v1/rerank", "jina": "/jina/v1/rerank", "text-embeddings-inference": "/tei/reranker/rerank"}
@@ -21,9 +21,19 @@ def documents_are_ranked(url, key):
     expect_equal("their order in every dialect", orders, [orders[0]] * len(orders))
 
 
-def errors_are_not_taken_for_answers(url, key):
+def refused(url, key, query="q", documents=("d",)):
     for provider in PATHS:
-        expect_raised(provider, (KeyError, TypeError), lambda p=provider: ranker(url, "wrong", p).rank("q", ["d"]))
+        rank = lambda: ranker(url, key, provider).rank(query, list(documents))  # noqa: E731, B023
+        expect_raised(provider, (KeyError, TypeError), rank)
 
 
-run({"serving": [documents_are_ranked, errors_are_not_taken_for_answers], "full": []})
+def errors_are_not_taken_for_answers(url, key):
+    refused(url, "wrong")
+    refused(url, key, documents=[TOO_LARGE])
+
+
+run(
+    serving=[documents_are_ranked, errors_are_not_taken_for_answers],
+    full=[refused],
+    unready=[refused],
+)

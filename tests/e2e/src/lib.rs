@@ -22,6 +22,7 @@ mod repository;
 mod sandbox;
 pub mod scale;
 pub mod siege;
+mod texts;
 mod tools;
 mod wire;
 
@@ -31,6 +32,7 @@ pub use overload::{Bound, Demands, Level, Scene, Summary, Times, overload};
 pub use process::Process;
 pub use repository::{Golden, ModelFolder, basic_repository, golden, seed_repository};
 pub use sandbox::{Mode, Sandbox, Setup, Stage};
+pub use texts::{KEY, MAX_BODY, TextsServer, TextsState, texts_repository};
 pub use tools::{demo_repository, onnxruntime_library, product, python, wait_until, workspace};
 pub use wire::{Wire, WireMessage};
 

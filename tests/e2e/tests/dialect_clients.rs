@@ -1,80 +1,136 @@
 //! Unmodified clients of other servers from PyPI, against Trireme: `tests/clients/dialects/*.py`. `make clients-test` installs
-//! them and runs this.
+//! them and runs this. Each runs against a server that serves, one whose queue is full, and one whose models are not ready.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use trireme_e2e::{Mode, Sandbox, Setup, in_every_mode, workspace};
+use tempfile::TempDir;
+use trireme_e2e::{KEY, Mode, TextsServer, TextsState, in_every_mode, workspace};
 
-/// Names the Python that has the clients, if `scripts/setup-clients.sh` did not make it.
-const PYTHON: &str = "TRIREME_CLIENTS_PYTHON";
+/// Clients of the newest versions. The variable names their Python, if `scripts/setup-clients.sh` did not make it.
+const CLIENTS: Environment = Environment { folder: ".cache/clients-python", variable: "TRIREME_CLIENTS_PYTHON" };
 
-const KEY: &str = "a-key-of-this-test";
+/// Clients that need older versions of the same packages.
+const INTEGRATIONS: Environment =
+    Environment { folder: ".cache/integrations-python", variable: "TRIREME_INTEGRATIONS_PYTHON" };
 
-in_every_mode!(openai, langchain, cohere, huggingface_hub, llama_index, haystack, infinity, rerankers);
-
-/// The Python that has the clients; prints a note and returns `None` if it is missing.
-fn python() -> Option<PathBuf> {
-    let made = workspace().join(".cache/clients-python/bin/python");
-    let path = std::env::var_os(PYTHON).map_or(made, PathBuf::from);
-    if !path.is_file() {
-        println!("left out: the clients are not there: run `make clients-test`, or name their Python with {PYTHON}");
-        return None;
-    }
-    Some(path)
+/// A Python environment with clients.
+struct Environment {
+    folder: &'static str,
+    variable: &'static str,
 }
 
+in_every_mode!(
+    openai,
+    langchain,
+    cohere,
+    huggingface_hub,
+    llama_index,
+    haystack,
+    infinity,
+    rerankers,
+    langchain_integrations,
+    haystack_cohere,
+);
+
 fn openai(mode: Mode) {
-    run("openai_client.py", mode);
+    run(&CLIENTS, "openai_client.py", mode);
 }
 
 fn langchain(mode: Mode) {
-    run("langchain_client.py", mode);
+    run(&CLIENTS, "langchain_client.py", mode);
 }
 
 fn cohere(mode: Mode) {
-    run("cohere_client.py", mode);
+    run(&CLIENTS, "cohere_client.py", mode);
 }
 
 fn huggingface_hub(mode: Mode) {
-    run("huggingface_client.py", mode);
+    run(&CLIENTS, "huggingface_client.py", mode);
 }
 
 fn llama_index(mode: Mode) {
-    run("llama_index_client.py", mode);
+    run(&CLIENTS, "llama_index_client.py", mode);
 }
 
 fn haystack(mode: Mode) {
-    run("haystack_client.py", mode);
+    run(&CLIENTS, "haystack_client.py", mode);
 }
 
 fn infinity(mode: Mode) {
-    run("infinity_checks.py", mode);
+    run(&CLIENTS, "infinity_checks.py", mode);
 }
 
 fn rerankers(mode: Mode) {
-    run("rerankers_client.py", mode);
+    run(&CLIENTS, "rerankers_client.py", mode);
 }
 
-/// Runs a script against a server that serves, and against one that is full.
-fn run(script: &str, mode: Mode) {
-    let Some(python) = python() else { return };
-    let setup = Setup::new(mode).repository(&workspace().join("tests/repositories/texts"));
-    let serving = setup.clone().gateway_arguments(&["--api-key", KEY]).start();
-    run_at(&python, script, &serving, &[]);
-    let full = setup.gateway_arguments(&["--api-key", KEY, "--max-in-flight", "0"]).start();
-    run_at(&python, script, &full, &["--full"]);
+fn langchain_integrations(mode: Mode) {
+    run(&INTEGRATIONS, "langchain_integrations.py", mode);
+}
+
+fn haystack_cohere(mode: Mode) {
+    run(&INTEGRATIONS, "haystack_cohere.py", mode);
+}
+
+/// Runs a script against a server in each state.
+fn run(environment: &Environment, script: &str, mode: Mode) {
+    let Some(python) = environment.python() else { return };
+    for (state, name) in
+        [(TextsState::Serving, "serving"), (TextsState::Full, "full"), (TextsState::Unready, "unready")]
+    {
+        let server = TextsServer::start(mode, state);
+        run_at(&python, script, &server, name);
+    }
 }
 
 #[track_caller]
-fn run_at(python: &PathBuf, script: &str, sandbox: &Sandbox, arguments: &[&str]) {
+fn run_at(python: &Path, script: &str, server: &TextsServer, state: &str) {
     let path = workspace().join("tests/clients/dialects").join(script);
     let mut command = Command::new(python);
-    command.arg(path).args(["--url", &sandbox.address.to_string(), "--key", KEY]).args(arguments);
+    let url = server.sandbox.address.to_string();
+    command.arg(path).args(["--url", &url, "--key", KEY, "--state", state]);
+    let vocabularies = vocabularies();
+    command.env("TIKTOKEN_CACHE_DIR", vocabularies.path());
     // The clients do not ask the Hugging Face hub.
     let output = command.env("HF_HUB_DISABLE_TELEMETRY", "1").env("HAYSTACK_TELEMETRY_ENABLED", "False").output();
     let output = output.unwrap_or_else(|error| panic!("{} does not run: {error}", python.display()));
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    println!("{said}");
-    assert!(output.status.success(), "{script} found:\n{said}{errors}");
+    println!("{script}, {state}:\n{said}");
+    assert!(output.status.success(), "{script}, {state}:\n{said}{errors}");
+}
+
+/// A folder with the vocabulary cl100k_base under the name by which tiktoken keeps it, which otherwise downloads it. The file is that
+/// of the crate `tiktoken-rs`, which the gateway is built with.
+fn vocabularies() -> TempDir {
+    const NAME: &str = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4";
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cargo"))).expect("cargo has a home");
+    let folders = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    let crates = folders(&home.join("registry/src")).flat_map(|registry| folders(&registry).collect::<Vec<_>>());
+    let files =
+        crates.filter(|path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"tiktoken-rs-")));
+    let file = files.map(|path| path.join("assets/cl100k_base.tiktoken")).find(|path| path.is_file());
+    let file = file.unwrap_or_else(|| panic!("no source of tiktoken-rs in {}", home.display()));
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    std::fs::copy(file, folder.path().join(NAME)).expect("the temporary folder can be written");
+    folder
+}
+
+// === impl Environment ===
+
+impl Environment {
+    /// Its Python; prints a note and returns `None` if it is missing.
+    fn python(&self) -> Option<PathBuf> {
+        let made = workspace().join(self.folder).join("bin/python");
+        let path = std::env::var_os(self.variable).map_or(made, PathBuf::from);
+        if !path.is_file() {
+            let variable = self.variable;
+            println!(
+                "left out: the clients are not there: run `make clients-test`, or name their Python with {variable}"
+            );
+            return None;
+        }
+        Some(path)
+    }
 }

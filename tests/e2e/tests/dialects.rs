@@ -1,7 +1,7 @@
 //! Requests of other servers' clients, sent to Trireme: OpenAI, Cohere, Jina, TEI, Infinity and vLLM, each in its own words.
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, golden, in_every_mode, workspace};
+use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, golden, in_every_mode, texts_repository};
 use trireme_testkit::assert_close;
 
 in_every_mode!(
@@ -15,10 +15,6 @@ in_every_mode!(
     keys_are_asked_for_in_every_dialect,
     every_path_of_the_document_answers,
 );
-
-fn texts_repository() -> std::path::PathBuf {
-    workspace().join("tests/repositories/texts")
-}
 
 fn start(mode: Mode) -> Sandbox {
     Setup::new(mode).repository(&texts_repository()).start()
@@ -422,19 +418,4 @@ fn keys_are_asked_for_in_every_dialect(mode: Mode) {
     assert_eq!(sandbox.get("/v1/models").status, 401);
     let large = Request::post("/embed", json!({"inputs": "a".repeat(3000)}).to_string());
     assert_eq!(sandbox.send(&large.header("Authorization", "Bearer secret")).status, 413);
-}
-
-#[test]
-fn full_queues_are_429_with_a_time_to_come_again() {
-    let arguments = ["--max-in-flight", "0"];
-    let sandbox = Setup::new(Mode::AllInOne).repository(&texts_repository()).gateway_arguments(&arguments).start();
-    for (path, body) in [
-        ("/v1/embeddings", json!({"model": "embedding", "input": "a"})),
-        ("/v2/rerank", json!({"model": "reranker", "query": "q", "documents": ["d"]})),
-        ("/embed", json!({"inputs": "a"})),
-        ("/pooling", json!({"input": "a"})),
-    ] {
-        let response = ask(&sandbox, path, &body);
-        assert_eq!((response.status, response.header("retry-after")), (429, Some("1")), "{path}: {}", response.text());
-    }
 }

@@ -55,6 +55,14 @@ impl Writer {
         self.out.push(b'"');
     }
 
+    /// Writes a string of ASCII characters that need no escape: those that `fill` appends to the bytes written so far.
+    pub fn unescaped(&mut self, fill: impl FnOnce(&mut Vec<u8>)) {
+        self.separate();
+        self.out.push(b'"');
+        fill(&mut self.out);
+        self.out.push(b'"');
+    }
+
     fn escape(&mut self, byte: u8) {
         let short = match byte {
             b'"' | b'\\' => byte,

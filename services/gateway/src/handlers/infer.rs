@@ -1,17 +1,17 @@
 //! Inference: from a decoded request to its response.
 
-use std::collections::BTreeSet;
+mod responses;
+
 use std::sync::Arc;
 
 use tracing::Instrument;
-use trireme_bus::{Answer, Reply, WorkMessage};
+use trireme_bus::{Answer, WorkMessage};
 use trireme_inference::{
     Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, Tensor, UnixMicros,
 };
 use trireme_runtime::response_cache::Key;
 
 use super::sequences::{self, Asked, InSequence};
-use super::shared_memory::OutputParts;
 use super::{Handlers, Labels};
 use crate::budget::Hold;
 use crate::dispatch::{Exchange, Place, Turn, no_answer};
@@ -19,6 +19,7 @@ use crate::registry::ServedModel;
 use crate::rows;
 use crate::statistics::CountedRequest;
 use crate::traces::OpenTrace;
+pub use responses::{Next, Responses};
 
 /// A request with what its transport said about tracing.
 #[derive(Debug)]
@@ -58,25 +59,6 @@ pub enum Via {
     Grpc(&'static str),
     /// From a model.
     Model,
-}
-
-/// The responses to one request.
-pub struct Responses {
-    handlers: Arc<Handlers>,
-    request: Running,
-    exchange: Exchange,
-    outputs: OutputParts,
-}
-
-/// A response of several.
-#[derive(Debug)]
-pub struct Next {
-    /// The response.
-    pub response: InferResponse,
-    /// No other one follows.
-    pub last: bool,
-    /// It has no outputs: all it says is that nothing follows.
-    pub empty: bool,
 }
 
 /// What is needed of a request for its responses.
@@ -322,51 +304,6 @@ impl Handlers {
         let next = self.next(request, &mut exchange).await;
         next.unwrap_or_else(|| Err(no_answer())).map(|next| next.response)
     }
-
-    /// The next response of a request in the pipeline.
-    async fn next(&self, request: &mut Running, exchange: &mut Exchange) -> Option<Result<Next, InferError>> {
-        let reply = exchange.next().await?;
-        match &reply {
-            Ok(reply) => request.counted.reply(reply),
-            Err(error) => request.counted.failed(error),
-        }
-        let reply = reply.map_err(|error| with_id(error, &request.id));
-        let span = reply_span(request, &reply);
-        let response = span.in_scope(|| reply.and_then(|reply| self.respond(request, reply)));
-        request.ended();
-        if let Err(error) = &response {
-            set_error(&request.span, error);
-        }
-        Some(response)
-    }
-
-    fn respond(&self, request: &Running, reply: Reply) -> Result<Next, InferError> {
-        let mut output = reply.outcome.map_err(|error| with_id(error, &request.id))?;
-        // One that only says that nothing follows has nothing in it.
-        let last = reply.last;
-        let empty = last && output.tensors.is_empty();
-        if !empty {
-            if let Some(ensemble) = &request.ensemble {
-                let shaped =
-                    |output| ensemble.plan.reshape_output(output).map(|output| ensemble.config.fit_output(output));
-                let tensors = std::mem::take(&mut output.tensors).into_iter().map(shaped);
-                output.tensors = tensors.collect::<Result<_, _>>()?;
-            }
-            if let Some(trace) = &request.trace {
-                trace.responded(&reply.ledger, &output.tensors);
-            }
-            request.labels.classify(&request.model.name, request.batched, &request.outputs, &mut output.tensors)?;
-        }
-        let response = InferResponse {
-            id: request.id.clone(),
-            model: request.model.clone(),
-            parameters: output.parameters,
-            outputs: output.tensors,
-            shared: BTreeSet::new(),
-            ledger: reply.ledger,
-        };
-        Ok(Next { response, last, empty })
-    }
 }
 
 /// The batch dimension of a request.
@@ -399,31 +336,6 @@ impl Running {
         if let Some(trace) = &self.trace {
             trace.ended();
         }
-    }
-}
-
-// === impl Responses ===
-
-impl Responses {
-    /// The next response, or why there is none; `None` after the last one.
-    pub async fn next(&mut self) -> Option<Result<Next, InferError>> {
-        let span = self.request.span.clone();
-        let next = self.handlers.next(&mut self.request, &mut self.exchange).instrument(span).await?;
-        Some(next.and_then(|mut next| {
-            self.outputs.write(&mut next.response)?;
-            Ok(next)
-        }))
-    }
-}
-
-/// The span of a reply that has come in, until it is the client's response.
-fn reply_span(request: &Running, reply: &Result<Reply, InferError>) -> tracing::Span {
-    match reply {
-        // Without a request's span it would begin a trace of its own.
-        Ok(reply) if !request.span.is_disabled() => {
-            tracing::info_span!(parent: &request.span, "reply", sequence = reply.sequence, last = reply.last)
-        }
-        _ => tracing::Span::none(),
     }
 }
 

@@ -128,13 +128,16 @@ pub fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// Whether an error of [`read`] says that the body is larger than allowed.
+/// Whether an error of [`read`], or of `Coding::decode`, says that the body is larger than allowed.
 pub fn is_too_large(error: &InferError) -> bool {
-    error.message.contains(TOO_LARGE)
+    [TOO_LARGE, INFLATED_TOO_LARGE].iter().any(|words| error.message.contains(words))
 }
 
 /// The middle of a refusal of a body that is too large.
 const TOO_LARGE: &str = " bytes exceeds the maximum allowed input size of ";
+
+/// The beginning of a refusal of a compressed body that is too large when it is decompressed; Triton's words.
+pub const INFLATED_TOO_LARGE: &str = "Decompressed data size exceeds the maximum allowed value of ";
 
 // === impl Limit ===
 

@@ -12,6 +12,7 @@ use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use trireme_inference::InferError;
 
+use super::body::INFLATED_TOO_LARGE;
 use crate::budget::Hold;
 use crate::inflate::{InflateError, inflate};
 
@@ -86,8 +87,7 @@ impl Coding {
         hold.give_back(coded);
         inflated.map_err(|error| match error {
             InflateError::TooLarge(limit) => InferError::invalid_arg(format!(
-                "Decompressed data size exceeds the maximum allowed value of {limit} bytes. Use --http-max-input-size to \
-                 increase the limit."
+                "{INFLATED_TOO_LARGE}{limit} bytes. Use --http-max-input-size to increase the limit."
             )),
             InflateError::Malformed(reason) => {
                 InferError::invalid_arg(format!("request body could not be decompressed: {reason}"))

@@ -9,13 +9,13 @@ use trireme_model_repository::{
 };
 use trireme_protocol::repository::{IndexEntry, IndexState, IndexVersion};
 
-use super::offer::{Offer, TOKENIZER, Task};
+use super::offer::{self, Offer};
 use crate::handlers::Labels;
 
 /// The models that are served at one time.
 #[derive(Debug, Default)]
 pub struct Catalog {
-    models: BTreeMap<String, Model>,
+    pub(super) models: BTreeMap<String, Model>,
     labels: Arc<Labels>,
     /// Why model repositories could not be read.
     unreadable: Vec<String>,
@@ -23,9 +23,9 @@ pub struct Catalog {
 
 /// A model by name.
 #[derive(Debug, Default)]
-struct Model {
+pub(super) struct Model {
     /// The versions that are ready.
-    versions: BTreeMap<i64, Arc<ServedModel>>,
+    pub(super) versions: BTreeMap<i64, Arc<ServedModel>>,
     /// Every version that exists or has existed, with the state of those that are not ready.
     known: BTreeMap<i64, Unready>,
     /// Versions that are served but cannot execute now, each with the reason.
@@ -38,6 +38,8 @@ struct Model {
     reason: Option<String>,
     /// Whether that is only that models it is made of have not come yet.
     waits: bool,
+    /// Further names of it, also while it is not ready.
+    pub(super) served_names: Vec<String>,
 }
 
 /// Models that are no longer ready are named in one line from this many on: a worker that leaves may have had hundreds.
@@ -108,6 +110,11 @@ impl Catalog {
             });
             let (wanted, required) = (wanted(&name), required(&name));
             catalog.models.insert(name, Model { known, wanted, required, reason: failed, ..Model::default() });
+        }
+        for model in repository.models() {
+            if let Some(known) = catalog.models.get_mut(&model.name) {
+                known.served_names = offer::served_names(&model.config);
+            }
         }
         for (&name, versions) in &served {
             let Some(model) = catalog.models.get_mut(name) else { continue };
@@ -181,105 +188,6 @@ impl Catalog {
                 Err(InferError::unavailable(text))
             }
         }
-    }
-
-    /// The model for a request for an operation, by its own name or a served name; without a name the only model that offers the
-    /// operation. Errors name the models that do.
-    pub fn offering(&self, task: Task, name: Option<&str>) -> Result<(String, Arc<ServedModel>), InferError> {
-        let able: Vec<(&str, &Arc<ServedModel>)> =
-            self.offers().filter(|(_, _, o)| o.tasks.contains_key(&task)).map(|(n, s, _)| (n, s)).collect();
-        let names = || match able.as_slice() {
-            [] => format!("no model here does '{task}'"),
-            able => {
-                let names: Vec<_> = able.iter().map(|(name, _)| format!("'{name}'")).collect();
-                format!("models that do '{task}': {}", names.join(", "))
-            }
-        };
-        let Some(name) = name else {
-            return match able.as_slice() {
-                &[(name, served)] => Ok((name.to_owned(), served.clone())),
-                [] => Err(InferError::not_found(names())),
-                _ => Err(InferError::invalid_arg(format!("the request names no model; {}", names()))),
-            };
-        };
-        let own = match self.served_as(name) {
-            Some(own) => own,
-            None if self.models.contains_key(name) => name,
-            None => return Err(InferError::not_found(format!("model '{name}' does not exist; {}", names()))),
-        };
-        let (_, served) = self.find(own, None)?;
-        match &served.offer {
-            Ok(offer) if offer.tasks.contains_key(&task) => Ok((own.to_owned(), served.clone())),
-            Ok(_) => Err(InferError::invalid_arg(format!("model '{name}' does not do '{task}'; {}", names()))),
-            Err(fault) => Err(InferError::internal(fault.clone())),
-        }
-    }
-
-    /// The tokenizer for a request to tokenize or decode: the model of this name, or the step of it that tokenizes; without a
-    /// name that of the only model that does something with texts, or the only tokenizer.
-    pub fn tokenizing(&self, task: Task, name: Option<&str>) -> Result<(String, Arc<ServedModel>), InferError> {
-        let does = |served: &ServedModel| served.offer.as_ref().is_ok_and(|offer| offer.tasks.contains_key(&task));
-        let latest = |(name, model): (&String, &Model)| {
-            let (_, served) = model.versions.last_key_value()?;
-            does(served).then(|| (name.clone(), served.clone()))
-        };
-        let only = |name: &str| match self.offers().map(|(name, ..)| name).collect::<Vec<_>>().as_slice() {
-            [one] => Ok((*one).to_owned()),
-            _ => Err(InferError::invalid_arg(format!("the request names no model; models that do '{task}': {name}"))),
-        };
-        let name = match name {
-            Some(name) => name.to_owned(),
-            None => match self.models.iter().filter_map(latest).collect::<Vec<_>>().as_slice() {
-                [] => return Err(InferError::not_found(format!("no model here does '{task}'"))),
-                [one] => return Ok(one.clone()),
-                able => only(&able.iter().map(|(name, _)| format!("'{name}'")).collect::<Vec<_>>().join(", "))?,
-            },
-        };
-        let own = match self.served_as(&name) {
-            Some(own) => own,
-            None if self.models.contains_key(&name) => &name,
-            None => return Err(InferError::not_found(format!("model '{name}' does not exist"))),
-        };
-        let (_, served) = self.find(own, None)?;
-        if does(served) {
-            return Ok((own.to_owned(), served.clone()));
-        }
-        for step in self.tokenizers(served) {
-            let (_, tokenizer) = self.find(step, None)?;
-            if does(tokenizer) {
-                return Ok((step.to_owned(), tokenizer.clone()));
-            }
-        }
-        let expected = match self.tokenizers(served).next() {
-            Some(tokenizer) => format!("its tokenizer '{tokenizer}' declares none of the outputs for it"),
-            None => format!("it has no step of backend '{TOKENIZER}'"),
-        };
-        Err(InferError::unsupported(format!("model '{name}' does not do '{task}': {expected}")))
-    }
-
-    /// The steps of a model that tokenize.
-    pub fn tokenizers<'a>(&'a self, served: &'a ServedModel) -> impl Iterator<Item = &'a str> {
-        let tokenizes = |model: &&str| self.find(model, None).is_ok_and(|(_, step)| step.config.backend == TOKENIZER);
-        served.plan.steps.iter().map(|step| step.model.as_str()).filter(tokenizes)
-    }
-
-    /// The ready models that do something with texts besides tokenizing, by name.
-    pub fn offers(&self) -> impl Iterator<Item = (&str, &Arc<ServedModel>, &Offer)> {
-        self.models.iter().filter_map(|(name, model)| {
-            let (_, served) = model.versions.last_key_value()?;
-            let offer =
-                served.offer.as_ref().ok().filter(|offer| offer.tasks.keys().any(|task| !task.is_tokenizers()))?;
-            Some((name.as_str(), served, offer))
-        })
-    }
-
-    /// The own name of the model that is served under this one.
-    fn served_as(&self, name: &str) -> Option<&str> {
-        if self.models.get(name).is_some_and(|model| !model.versions.is_empty()) {
-            return None;
-        }
-        let served = |offer: &Offer| offer.served_names.iter().any(|served| served == name);
-        self.offers().find(|(_, _, offer)| served(offer)).map(|(own, _, _)| own)
     }
 
     /// Whether the model exists or has existed, with that version if one is given. A model that was never loaded

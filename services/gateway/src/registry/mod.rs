@@ -10,6 +10,7 @@
 
 mod catalog;
 mod offer;
+mod offering;
 mod processes;
 mod state;
 

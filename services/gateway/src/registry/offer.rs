@@ -1,4 +1,4 @@
-//! What a model does with texts: the operations that its configuration says it does, or that its inputs and outputs make plain.
+//! The operations of a model on texts: those that its configuration names, or that its inputs and outputs make plain.
 //!
 //! A configuration says it by `parameters`: `task` (operations, comma separated), `served_names`, `labels`,
 //! `prompts`, `query_prompt` and `document_prompt`. Not here: carrying an operation out (`handlers::operations`).
@@ -13,10 +13,10 @@ pub use trireme_model_repository::Task;
 /// The backend of tokenizers.
 pub(super) const TOKENIZER: &str = "tokenizer";
 
-/// What a model offers.
+/// The offer of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Offer {
-    /// What it does, each with the outputs that hold the result.
+    /// The operations, each with the outputs that hold its result.
     pub tasks: BTreeMap<Task, Vec<String>>,
     /// Its inputs of texts: the texts, and where it has one the second texts of pairs.
     pub inputs: Vec<TensorSpec>,
@@ -35,7 +35,7 @@ pub struct Offer {
 // === impl Offer ===
 
 impl Offer {
-    /// What a model with these inputs and outputs offers. The error says what its parameters say wrongly.
+    /// The offer of a model with these inputs and outputs. The error names the faulty parameter.
     pub fn of(config: &ModelConfig, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Result<Offer, String> {
         let texts: Vec<_> = inputs.iter().filter(|input| is_texts(input)).cloned().collect();
         let others = inputs.iter().any(|input| !input.optional && !is_texts(input));
@@ -43,8 +43,7 @@ impl Offer {
         let Some(tasks) = text("task") else {
             let mut tasks = if others { BTreeMap::new() } else { inferred(&texts, outputs) };
             tasks.retain(|task, _| !task.is_tokenizers() || config.backend == TOKENIZER);
-            let served_names = listed(text("served_names")).map(str::to_owned).collect();
-            return Ok(Offer { tasks, inputs: texts, served_names, ..Offer::default() });
+            return Ok(Offer { tasks, inputs: texts, served_names: served_names(config), ..Offer::default() });
         };
         let fault = |what: String| format!("model '{}': parameter {what}", config.name);
         let mut offer = Offer { inputs: texts, ..Offer::default() };
@@ -66,7 +65,7 @@ impl Offer {
             }
             offer.tasks.insert(task, result);
         }
-        offer.served_names = listed(text("served_names")).map(str::to_owned).collect();
+        offer.served_names = served_names(config);
         offer.query_prompt = text("query_prompt").map(str::to_owned);
         offer.document_prompt = text("document_prompt").map(str::to_owned);
         if let Some(labels) = text("labels") {
@@ -80,6 +79,11 @@ impl Offer {
         }
         Ok(offer)
     }
+}
+
+/// The names besides its own that a model's configuration gives it.
+pub(super) fn served_names(config: &ModelConfig) -> Vec<String> {
+    listed(config.parameters.get("served_names").map(|names| names.as_str())).map(str::to_owned).collect()
 }
 
 /// Whether an input holds one text a row.

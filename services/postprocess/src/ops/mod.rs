@@ -5,6 +5,7 @@ pub mod decode;
 pub mod dense;
 pub mod entities;
 pub mod layer_norm;
+pub mod lexical;
 pub mod mask;
 pub mod normalize;
 mod op;
@@ -117,6 +118,14 @@ pub static OPS: &[OpEntry] = &[
         build: sparse::build,
     },
     OpEntry {
+        name: "lexical",
+        usage: "lexical[:ID+ID…]",
+        doc: "the highest weight of each different token, as in sparse: [rows, length, 1]; last in a chain",
+        inputs: &["input_ids", "special_tokens_mask", "pooling_mask"],
+        embeds: false,
+        build: lexical::build,
+    },
+    OpEntry {
         name: "entities",
         usage: "entities:none|simple|first|average|max",
         doc: "named entities of texts, as JSON: [rows, length, labels] to [rows]; last in a chain",
@@ -157,6 +166,7 @@ mod tests {
             "dense" => (Some("dense"), Signature::new(Form::Floats, [2, 4])),
             "layer_norm" => (Some("layer_norm"), Signature::new(Form::Floats, [2, 4])),
             "mask" | "splade" => (None, Signature::new(Form::Floats, [2, 3, 4])),
+            "lexical" => (None, Signature::new(Form::Floats, [2, 3, 1])),
             "entities" => (Some("simple"), Signature::new(Form::Floats, [2, 3, 2])),
             _ => (None, Signature::new(Form::Floats, [2, 4])),
         }

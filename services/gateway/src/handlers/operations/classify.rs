@@ -14,7 +14,7 @@ pub struct Classified {
     pub labels: Vec<String>,
     /// By text, a score for each class.
     pub rows: Vec<Vec<f32>>,
-    /// What it took.
+    /// The steps of the request and their times.
     pub ledger: Ledger,
 }
 

@@ -16,7 +16,7 @@ pub struct Vectors {
     /// Numbers of each vector.
     pub width: usize,
     tensor: Tensor,
-    /// What it took.
+    /// The steps of the request and their times.
     pub ledger: Ledger,
 }
 
@@ -25,7 +25,7 @@ pub struct Vectors {
 pub struct SparseVectors {
     /// By text.
     pub rows: Vec<Vec<(u64, f32)>>,
-    /// What it took.
+    /// The steps of the request and their times.
     pub ledger: Ledger,
 }
 
@@ -38,7 +38,7 @@ pub struct TokenVectors {
     pub width: usize,
     /// By text, the numbers of all its tokens' vectors, one after the other.
     pub rows: Vec<Vec<f32>>,
-    /// What it took.
+    /// The steps of the request and their times.
     pub ledger: Ledger,
 }
 
@@ -77,7 +77,7 @@ impl Handlers {
         let row = |row: usize| {
             let range = row * width..(row + 1) * width;
             let entries = places[range.clone()].iter().zip(&numbers[range]);
-            // What a row is filled up with has index -1.
+            // Index -1 fills up a row.
             entries.filter_map(|(&index, &value)| Some((u64::try_from(index).ok()?, value))).collect()
         };
         let rows = (0..texts.len()).map(row).collect();
@@ -156,7 +156,7 @@ fn normalized(tensor: Tensor, width: usize) -> Result<Tensor, InferError> {
     Ok(Tensor::from_values(tensor.name(), tensor.shape().clone(), scaled)?)
 }
 
-/// The cosine of the angle between two vectors; 0 where one of them has no length.
+/// The cosine of the angle between two vectors; 0 for a vector without length.
 pub fn cosine(one: &[f32], two: &[f32]) -> f32 {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
     let lengths = (dot(one, one) * dot(two, two)).sqrt();

@@ -39,7 +39,7 @@ pub struct Ask {
     pub model: Option<String>,
     /// How the texts are treated.
     pub options: TextOptions,
-    /// What the request holds of the memory for requests.
+    /// The request's part of the memory for requests.
     pub hold: Hold,
     /// Headers that models get as parameters.
     pub parameters: Parameters,
@@ -61,7 +61,7 @@ struct Found {
 pub struct TextModel {
     /// The name.
     pub name: String,
-    /// What it does.
+    /// Its operations.
     pub tasks: Vec<Task>,
     /// Its classes.
     pub labels: Vec<String>,
@@ -86,14 +86,26 @@ impl Handlers {
             let mut offers = catalog.offers();
             return match (offers.next(), offers.next()) {
                 (Some((own, _, offer)), None) => Ok(TextModel::of(own, offer)),
-                (None, _) => Err(InferError::not_found("no model here does anything with texts")),
+                (None, _) => match catalog.unready().as_slice() {
+                    [] => Err(InferError::not_found("no model here does anything with texts")),
+                    [first, ..] => Err(InferError::unavailable(format!(
+                        "no model that is ready does anything with texts: {first}"
+                    ))),
+                },
                 (Some(_), Some(_)) => {
                     Err(InferError::invalid_arg(format!("the request names no model; there are {}", names())))
                 }
             };
         };
-        let found = self.text_models().into_iter().find(|model| model.name == name);
-        found.ok_or_else(|| InferError::not_found(format!("model '{name}' does not exist; there are {}", names())))
+        let missing = || InferError::not_found(format!("model '{name}' does not exist; there are {}", names()));
+        let own = catalog.own_name(name).ok_or_else(missing)?;
+        let (_, served) = catalog.find(own, None)?;
+        let offer = served.offer.as_ref().map_err(|fault| InferError::internal(fault.clone()))?;
+        if offer.tasks.keys().all(|task| task.is_tokenizers()) {
+            let message = format!("model '{name}' does nothing with texts; models that do: {}", names());
+            return Err(InferError::invalid_arg(message));
+        }
+        Ok(TextModel::of(name, offer))
     }
 
     /// The model that does `task` for this request.
@@ -110,11 +122,12 @@ impl Handlers {
         pairs: Option<&[impl AsRef<[u8]>]>,
         ask: &Ask,
     ) -> Result<(Vec<Tensor>, Ledger), InferError> {
-        if ask.options.token_ids && self.registry.catalog().tokenizers(&found.served).next().is_none() {
-            return Err(InferError::unsupported(format!(
-                "model '{}' has no step of backend 'tokenizer', which takes token ids: send texts",
-                found.model
-            )));
+        let mut parameters = ask.options.parameters(found.offer()?)?;
+        if !parameters.is_empty() {
+            let catalog = self.registry.catalog();
+            let steps = found.served.plan.steps.iter().filter_map(|step| catalog.find(&step.model, None).ok());
+            let backends: Vec<&str> = steps.map(|(_, step)| step.config.backend.as_str()).collect();
+            options::check_read(&found.model, &parameters, &backends)?;
         }
         // A query goes along with each of its documents.
         ask.hold.take(size_of(texts) + pairs.map_or(0, size_of)).map_err(InferError::from)?;
@@ -125,7 +138,6 @@ impl Handlers {
             inputs.push(found.input(specs.get(1).map(|spec| (&spec.name, &spec.shape)), pairs)?);
         }
         let outputs = found.outputs()?;
-        let mut parameters = ask.options.parameters(found.offer()?)?;
         parameters.extend(ask.parameters.clone());
         let request = InferRequest {
             model: found.model.clone(),
@@ -137,10 +149,9 @@ impl Handlers {
         let (traceparent, hold) = (ask.traceparent.clone(), ask.hold.clone());
         let traced =
             Traced { request, traceparent, via: ask.via, rows: Rows::Independent, hold, callers: Default::default() };
-        let response = self.infer(traced).await?;
-        let ledger = response.ledger.clone();
+        let InferResponse { outputs: mut tensors, ledger, .. } = self.infer(traced).await?;
         let tensors =
-            outputs.iter().map(|name| found.output(&response, name, texts.len())).collect::<Result<_, _>>()?;
+            outputs.iter().map(|name| found.output(&mut tensors, name, texts.len())).collect::<Result<_, _>>()?;
         Ok((tensors, ledger))
     }
 }
@@ -198,12 +209,13 @@ impl Found {
         })
     }
 
-    /// An output of a response, if it has a row for each text.
-    fn output(&self, response: &InferResponse, name: &str, texts: usize) -> Result<Tensor, InferError> {
-        let tensor = response.outputs.iter().find(|tensor| tensor.name() == name);
-        let tensor = tensor.ok_or_else(|| self.fault(format!("gave no output '{name}'")))?;
+    /// Takes an output of a response, if it has a row for each text.
+    fn output(&self, outputs: &mut Vec<Tensor>, name: &str, texts: usize) -> Result<Tensor, InferError> {
+        let place = outputs.iter().position(|tensor| tensor.name() == name);
+        let place = place.ok_or_else(|| self.fault(format!("gave no output '{name}'")))?;
+        let tensor = outputs.swap_remove(place);
         match tensor.shape().first() {
-            Some(&rows) if rows == texts as i64 => Ok(tensor.clone()),
+            Some(&rows) if rows == texts as i64 => Ok(tensor),
             _ => Err(self.fault(format!(
                 "gave output '{name}' of shape {} for {texts} texts, expected a row for each",
                 tensor.shape()

@@ -1,10 +1,10 @@
-//! What a request for an operation may say of how its texts are treated, and the parameters that tell the stages.
+//! The options of a request for an operation on texts, and the request parameters by which stages read them.
 
 use trireme_inference::{InferError, ParameterValue, Parameters};
 
 use crate::registry::Offer;
 
-/// How texts are treated. What is `None` is as the model's configuration has it.
+/// Options of the treatment of texts. The model's configuration decides where an option is `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TextOptions {
     /// The prompt that is put before each text.
@@ -29,6 +29,41 @@ pub struct TextOptions {
     pub skip_special_tokens: Option<bool>,
     /// Whether token ids of the model, as JSON arrays, come in place of texts.
     pub token_ids: bool,
+}
+
+/// A request parameter that steps of one backend read: its name, the backend, and whether a value asks for more than models do by
+/// themselves.
+type Reader = (&'static str, &'static str, fn(&ParameterValue) -> bool);
+
+/// The request parameters that have to be read. Others are the gateway's own business, too (`normalize`, `dimensions`), or true of
+/// scores that no step changes (`raw_scores`).
+const READERS: [Reader; 7] = [
+    ("prompt_name", "tokenizer", |_| true),
+    ("truncate", "tokenizer", |value| *value == ParameterValue::Bool(false)),
+    ("truncation_side", "tokenizer", |value| value.as_str() == Some("left")),
+    ("max_tokens", "tokenizer", |_| true),
+    ("add_special_tokens", "tokenizer", |value| *value == ParameterValue::Bool(false)),
+    ("token_ids", "tokenizer", |_| true),
+    ("aggregation_strategy", "postprocess", |_| true),
+];
+
+/// The backends whose request parameters are known. A step of any other one may read any parameter.
+const KNOWN: [&str; 4] = ["tokenizer", "onnxruntime", "static", "postprocess"];
+
+/// Whether each parameter of an operation is read by a step of the model, given the backends of its steps: a parameter that no
+/// step reads would change nothing.
+pub fn check_read(model: &str, parameters: &Parameters, backends: &[&str]) -> Result<(), InferError> {
+    if backends.iter().any(|backend| !KNOWN.contains(backend)) {
+        return Ok(());
+    }
+    let unread =
+        |(name, reader, matters): &&Reader| parameters.get(*name).is_some_and(matters) && !backends.contains(reader);
+    match READERS.iter().find(unread) {
+        None => Ok(()),
+        Some((name, reader, _)) => Err(InferError::unsupported(format!(
+            "model '{model}' has no step of backend '{reader}', which reads parameter '{name}': leave the parameter out"
+        ))),
+    }
 }
 
 /// Which prompt is put before texts.
@@ -132,5 +167,32 @@ mod tests {
         assert!(document.parameters(&offer).unwrap().is_empty());
         let none = TextOptions { dimensions: Some(0), ..TextOptions::default() };
         assert!(none.parameters(&offer).unwrap_err().message.contains("'dimensions' is 0"));
+    }
+
+    #[test]
+    fn options_that_no_step_reads_are_refused() {
+        let check = |options: TextOptions, backends: &[&str]| {
+            let parameters = options.parameters(&Offer::default()).unwrap();
+            check_read("m", &parameters, backends).map_err(|error| error.message)
+        };
+        let named = || TextOptions { prompt: Prompt::Named("query".to_owned()), ..TextOptions::default() };
+        assert_eq!(check(named(), &["tokenizer", "onnxruntime", "postprocess"]), Ok(()));
+        assert_eq!(
+            check(named(), &["onnxruntime", "postprocess"]).unwrap_err(),
+            "model 'm' has no step of backend 'tokenizer', which reads parameter 'prompt_name': leave the parameter out"
+        );
+        // A program may read any parameter.
+        assert_eq!(check(named(), &["python"]), Ok(()));
+        let strategy = TextOptions { aggregation_strategy: Some("max".to_owned()), ..TextOptions::default() };
+        assert!(check(strategy, &["tokenizer", "onnxruntime"]).unwrap_err().contains("'aggregation_strategy'"));
+        // Cohere's clients say what models do in any case.
+        let cut = |truncate, side| TextOptions {
+            truncate: Some(truncate),
+            truncation_side: Some(side),
+            ..TextOptions::default()
+        };
+        assert_eq!(check(cut(true, Side::Right), &["onnxruntime"]), Ok(()));
+        assert!(check(cut(false, Side::Right), &["onnxruntime"]).unwrap_err().contains("'truncate'"));
+        assert!(check(cut(true, Side::Left), &["onnxruntime"]).unwrap_err().contains("'truncation_side'"));
     }
 }

@@ -12,7 +12,7 @@ pub struct Scores {
     pub model: String,
     /// The scores, in the order of the pairs.
     pub scores: Vec<f32>,
-    /// What it took.
+    /// The steps of the request and their times.
     pub ledger: Ledger,
 }
 

@@ -32,7 +32,7 @@ impl Handlers {
         let found = self.find_tokenizer(Task::Tokenize, ask)?;
         let (rows, ledger) = self.run_tokenizer(&found, texts, ask).await?;
         let max_length = found.served.config.parameters.get("max_length").and_then(|length| length.trim().parse().ok());
-        // Written into an answer as they are, so they have to be what they are taken for.
+        // The rows are written into an answer as they are, so each has to be a JSON array.
         match rows.iter().position(|row| serde_json::from_str::<Vec<Token>>(row).is_err()) {
             None => Ok(TokenLists { rows, max_length, ledger }),
             Some(row) => Err(found.fault(format!("gave tokens of text {row} that are no JSON array of tokens"))),

@@ -10,7 +10,7 @@ use crate::registry::Task;
 pub struct Entities {
     /// By text, a JSON array of its entities.
     pub rows: Vec<String>,
-    /// What it took.
+    /// The steps of the request and their times.
     pub ledger: Ledger,
 }
 
@@ -22,7 +22,7 @@ impl Handlers {
         let tensor = tensors.first().ok_or_else(|| found.fault("gave no entities".to_owned()))?;
         let rows = tensor.bytes_elements().map_err(|error| found.fault(format!("gave a result that {error}")))?;
         let array = |row: &[u8]| {
-            // Written into an answer as it is, so it has to be what it is taken for.
+            // The row is written into an answer as it is, so it has to be a JSON array.
             let is_array = matches!(serde_json::from_slice(row), Ok(serde_json::Value::Array(_)));
             let text = String::from_utf8(row.to_vec()).ok().filter(|_| is_array);
             text.ok_or_else(|| found.fault("gave entities that are no JSON array".to_owned()))

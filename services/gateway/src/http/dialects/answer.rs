@@ -1,4 +1,4 @@
-//! What answers of dialects have in common: JSON bodies with numbers in their shortest form, headers, ids, usage.
+//! Common parts of dialects' answers: JSON bodies with numbers in their shortest form, headers, ids, usage.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -58,10 +58,15 @@ pub fn vector(out: &mut Writer, format: EncodingFormat, numbers: &[f32]) {
     }
 }
 
-/// The FP32 numbers, little-endian, in base64.
+/// The FP32 numbers, little-endian as tensors have them, in base64. Their bytes are encoded where the answer is written.
 pub fn base64(out: &mut Writer, numbers: &[f32]) {
-    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    out.string(STANDARD.encode(bytes));
+    let bytes: &[u8] = bytemuck::cast_slice(numbers);
+    out.unescaped(|out| {
+        let (start, length) = (out.len(), base64::encoded_len(bytes.len(), true).unwrap_or_default());
+        out.resize(start + length, 0);
+        let written = STANDARD.encode_slice(bytes, &mut out[start..]).unwrap_or_default();
+        out.truncate(start + written);
+    });
 }
 
 /// Bytes that vectors of so many numbers take in JSON, about.

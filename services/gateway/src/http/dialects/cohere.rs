@@ -28,11 +28,11 @@ pub(super) static DIALECT: Dialect = Dialect {
         Route::post("/v1/embed", "Embeds texts", |call| Box::pin(embed(call, Version::V1)))
             .takes::<Embed>()
             .gives(embed_answer),
-        Route::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank_v2(call)))
-            .takes::<RerankV2>()
+        Route::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V2)))
+            .takes::<Rerank>()
             .gives(rerank_answer),
-        Route::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank_v1(call)))
-            .takes::<RerankV1>()
+        Route::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V1)))
+            .takes::<Rerank>()
             .gives(rerank_answer)
             .marked(&["rank_fields", "max_chunks_per_doc"]),
     ],
@@ -86,31 +86,22 @@ struct Embed {
     _priority: Option<u32>,
 }
 
+/// A body of both versions: clients of the second one send fields of the first (LiteLLM `return_documents`).
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = CohereRerankV2)]
-struct RerankV2 {
-    model: String,
-    query: String,
-    documents: Vec<String>,
-    top_n: Option<u64>,
-    max_tokens_per_doc: Option<u64>,
-    #[serde(rename = "priority")]
-    _priority: Option<u32>,
-}
-
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = CohereRerankV1)]
-struct RerankV1 {
+#[schema(as = CohereRerank)]
+struct Rerank {
     model: Option<String>,
     query: String,
     documents: Vec<Document>,
     top_n: Option<u64>,
     rank_fields: Option<Vec<String>>,
-    return_documents: Option<bool>,
+    #[serde(default)]
+    return_documents: bool,
     max_chunks_per_doc: Option<u64>,
     max_tokens_per_doc: Option<u64>,
+    #[serde(rename = "priority")]
+    _priority: Option<u32>,
 }
 
 async fn embed(call: Call, version: Version) -> Result<Response, Refusal> {
@@ -190,83 +181,46 @@ async fn embed(call: Call, version: Version) -> Result<Response, Refusal> {
     }))
 }
 
-async fn rerank_v2(call: Call) -> Result<Response, Refusal> {
-    let body: RerankV2 = input::read(&call.body)?;
-    let ranking = Ranking {
-        version: Version::V2,
-        model: Some(body.model),
-        query: body.query,
-        documents: body.documents,
-        top_n: body.top_n,
-        max_tokens: body.max_tokens_per_doc,
-        return_documents: false,
-    };
-    ranking.answer(call).await
-}
-
-async fn rerank_v1(call: Call) -> Result<Response, Refusal> {
-    let body: RerankV1 = input::read(&call.body)?;
+async fn rerank(call: Call, version: Version) -> Result<Response, Refusal> {
+    let body: Rerank = input::read(&call.body)?;
+    if version == Version::V2 && body.model.is_none() {
+        return Err(Refusal::field("model", "is missing"));
+    }
     if body.max_chunks_per_doc.is_some_and(|chunks| chunks > 1) {
         return Err(Refusal::unsupported("max_chunks_per_doc", "is more than 1: a document is scored as a whole"));
     }
+    if body.documents.is_empty() {
+        return Err(Refusal::empty("documents"));
+    }
+    if body.top_n == Some(0) {
+        return Err(Refusal::field("top_n", "is 0, expected at least 1"));
+    }
     let fields = body.rank_fields.unwrap_or_else(|| vec!["text".to_owned()]);
     let documents = Document::texts(body.documents, "documents", &fields)?;
-    let ranking = Ranking {
-        version: Version::V1,
-        model: body.model,
-        query: body.query,
-        documents,
-        top_n: body.top_n,
-        max_tokens: body.max_tokens_per_doc,
-        return_documents: body.return_documents.unwrap_or(false),
-    };
-    ranking.answer(call).await
-}
-
-/// A request to rerank, of either version.
-struct Ranking {
-    version: Version,
-    model: Option<String>,
-    query: String,
-    documents: Vec<String>,
-    top_n: Option<u64>,
-    max_tokens: Option<u64>,
-    return_documents: bool,
-}
-
-impl Ranking {
-    async fn answer(self, call: Call) -> Result<Response, Refusal> {
-        if self.documents.is_empty() {
-            return Err(Refusal::empty("documents"));
-        }
-        if self.top_n == Some(0) {
-            return Err(Refusal::field("top_n", "is 0, expected at least 1"));
-        }
-        let options = TextOptions { max_tokens: self.max_tokens, ..TextOptions::default() };
-        let ask = call.ask(self.model.as_deref(), options);
-        let scores = call.handlers.rerank(&self.query, &self.documents, &ask).await?;
-        let most = self.top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
-        Ok(answer::told(&scores.ledger, 512 + 64 * self.documents.len(), |out| {
-            out.object(|out| {
-                out.name("id").string(answer::id());
-                out.name("results").array(|out| {
-                    for (index, score) in scores.ranked(most) {
-                        out.object(|out| {
-                            out.name("index").integer(index);
-                            out.name("relevance_score").float(score);
-                            if self.return_documents {
-                                out.name("document").object(|out| out.name("text").string(&self.documents[index]));
-                            }
-                        });
-                    }
-                });
-                meta(out, self.version, &scores.ledger, "search_units", 1);
+    let options = TextOptions { max_tokens: body.max_tokens_per_doc, ..TextOptions::default() };
+    let ask = call.ask(body.model.as_deref(), options);
+    let scores = call.handlers.rerank(&body.query, &documents, &ask).await?;
+    let most = body.top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    Ok(answer::told(&scores.ledger, 512 + 64 * documents.len(), |out| {
+        out.object(|out| {
+            out.name("id").string(answer::id());
+            out.name("results").array(|out| {
+                for (index, score) in scores.ranked(most) {
+                    out.object(|out| {
+                        out.name("index").integer(index);
+                        out.name("relevance_score").float(score);
+                        if body.return_documents {
+                            out.name("document").object(|out| out.name("text").string(&documents[index]));
+                        }
+                    });
+                }
             });
-        }))
-    }
+            meta(out, version, &scores.ledger, "search_units", 1);
+        });
+    }))
 }
 
-/// The member `meta`, with what was billed there.
+/// The member `meta`, with the billed units.
 fn meta(out: &mut Writer, version: Version, ledger: &Ledger, unit: &str, billed: u64) {
     out.name("meta").object(|out| {
         out.name("api_version").object(|out| {
@@ -277,7 +231,7 @@ fn meta(out: &mut Writer, version: Version, ledger: &Ledger, unit: &str, billed:
     });
 }
 
-/// The table of errors. What the SDK raises goes by the status.
+/// The table of errors. The SDK chooses its exception by the status.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
     let status = match refusal.kind {
         Kind::Malformed | Kind::Empty | Kind::Invalid | Kind::Unsupported => 400,
@@ -337,7 +291,7 @@ mod tests {
 
     #[test]
     fn unknown_fields_are_422_and_named() {
-        let refusal = input::read::<RerankV2>(br#"{"model": "m", "query": "q", "documents": [], "topn": 3}"#).err();
+        let refusal = input::read::<Rerank>(br#"{"model": "m", "query": "q", "documents": [], "topn": 3}"#).err();
         let refusal = refusal.expect("a refusal");
         assert_eq!(refusal.field.as_deref(), Some("topn"));
         let (status, body) = refuse(&refusal);

@@ -41,7 +41,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     model_in_path: false,
 };
 
-/// What clients send as the model's name where they have none.
+/// The model's name in requests of clients that have none.
 const UNNAMED: &str = "default/not-specified";
 
 #[derive(Deserialize, ToSchema)]
@@ -50,6 +50,8 @@ struct Embeddings {
     input: Input,
     model: Option<String>,
     encoding_format: Option<EncodingFormat>,
+    /// LiteLLM names it `output_dimension`.
+    #[serde(alias = "output_dimension")]
     dimensions: Option<u64>,
     modality: Option<String>,
 }

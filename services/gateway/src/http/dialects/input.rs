@@ -1,11 +1,14 @@
-//! What bodies of dialects hold: JSON of a dialect's own shape, and texts in the forms that several dialects allow.
+//! The bodies of dialects: JSON of a dialect's own shape, and texts in the forms that several dialects allow.
 
-use std::collections::BTreeMap;
+mod document;
+
+use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
+use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, StrDeserializer};
-use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
@@ -13,6 +16,7 @@ use utoipa::{PartialSchema, ToSchema};
 use super::refusal::{Kind, Refusal};
 use crate::handlers::operations;
 use crate::http::openapi::schema;
+pub use document::Document;
 
 /// Bytes that a body takes in memory while it is read, at most: itself, its texts as they are read, and the tensor of them. A text
 /// of no characters is three bytes in JSON, an empty list is two.
@@ -25,6 +29,18 @@ pub fn memory(body: &[u8]) -> u64 {
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
     Ok(serde_json::from_slice(body)?)
 }
+
+/// The names of the fields of a body; none where it is no JSON object. Values are passed over.
+pub fn fields(body: &[u8]) -> Vec<Cow<'_, str>> {
+    serde_json::from_slice(body).map_or_else(|_| Vec::new(), |Fields(names)| names)
+}
+
+/// The names of the fields of a JSON object.
+struct Fields<'a>(Vec<Cow<'a, str>>);
+
+/// A name that is borrowed from the body, unless it has escapes.
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// One text or several, or token ids in their place.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,17 +74,29 @@ pub enum OneOrMany<T> {
     Many(Vec<T>),
 }
 
-/// A document: a text, or an object with texts among its fields.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Document {
-    /// A text.
-    Text(String),
-    /// The fields of an object that are texts.
-    Fields(BTreeMap<String, String>),
-}
+// === impl Fields ===
 
-/// A field's text; `None` where it is something else.
-struct FieldText(Option<String>);
+impl<'de> Deserialize<'de> for Fields<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Fields<'de>, D::Error> {
+        struct Names;
+        impl<'de> Visitor<'de> for Names {
+            type Value = Fields<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+                let mut names = Vec::new();
+                while let Some((Name(name), IgnoredAny)) = map.next_entry()? {
+                    names.push(name);
+                }
+                Ok(Fields(names))
+            }
+        }
+        deserializer.deserialize_map(Names)
+    }
+}
 
 // === impl OneOrMany ===
 
@@ -114,114 +142,6 @@ pub fn one_or_many<T: PartialSchema>() -> Schema {
     schema::any_of_refs([T::schema(), RefOr::T(Schema::Array(many))])
 }
 
-// === impl Document ===
-
-impl ToSchema for Document {}
-
-impl PartialSchema for Document {
-    fn schema() -> RefOr<Schema> {
-        RefOr::T(schema::any_of([schema::text(), schema::object([])]))
-    }
-}
-
-impl Document {
-    /// Its text: itself, or these fields of it, a line each. `None` where it has none of them.
-    pub fn text(self, fields: &[impl AsRef<str>]) -> Option<String> {
-        match self {
-            Document::Text(text) => Some(text),
-            Document::Fields(map) => {
-                let texts: Vec<&str> =
-                    fields.iter().filter_map(|name| Some(map.get(name.as_ref())?.as_str())).collect();
-                (!texts.is_empty()).then(|| texts.join("\n"))
-            }
-        }
-    }
-
-    /// The texts of a list of documents of `field`, each of these fields.
-    pub fn texts(documents: Vec<Document>, field: &str, fields: &[impl AsRef<str>]) -> Result<Vec<String>, Refusal> {
-        let text = |(index, document): (usize, Document)| {
-            let names: Vec<_> = fields.iter().map(|name| format!("'{}'", name.as_ref())).collect();
-            let missing = || Refusal::field(field, format!("holds no text in {} at {index}", names.join(", ")));
-            document.text(fields).ok_or_else(missing)
-        };
-        documents.into_iter().enumerate().map(text).collect()
-    }
-}
-
-impl<'de> Deserialize<'de> for Document {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Document, D::Error> {
-        struct Forms;
-        impl<'de> Visitor<'de> for Forms {
-            type Value = Document;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text, or an object with texts")
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<Document, E> {
-                Ok(Document::Text(text.to_owned()))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Document, A::Error> {
-                let mut fields = BTreeMap::new();
-                while let Some((name, FieldText(text))) = map.next_entry::<String, FieldText>()? {
-                    fields.extend(text.map(|text| (name, text)));
-                }
-                Ok(Document::Fields(fields))
-            }
-        }
-        deserializer.deserialize_any(Forms)
-    }
-}
-
-impl<'de> Deserialize<'de> for FieldText {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FieldText, D::Error> {
-        struct Forms;
-        impl<'de> Visitor<'de> for Forms {
-            type Value = FieldText;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("anything")
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<FieldText, E> {
-                Ok(FieldText(Some(text.to_owned())))
-            }
-
-            fn visit_bool<E>(self, _: bool) -> Result<FieldText, E> {
-                Ok(FieldText(None))
-            }
-
-            fn visit_i64<E>(self, _: i64) -> Result<FieldText, E> {
-                Ok(FieldText(None))
-            }
-
-            fn visit_u64<E>(self, _: u64) -> Result<FieldText, E> {
-                Ok(FieldText(None))
-            }
-
-            fn visit_f64<E>(self, _: f64) -> Result<FieldText, E> {
-                Ok(FieldText(None))
-            }
-
-            fn visit_unit<E>(self) -> Result<FieldText, E> {
-                Ok(FieldText(None))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FieldText, A::Error> {
-                while list.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(FieldText(None))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<FieldText, A::Error> {
-                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(FieldText(None))
-            }
-        }
-        deserializer.deserialize_any(Forms)
-    }
-}
-
 // === impl Input ===
 
 impl ToSchema for Input {}
@@ -245,7 +165,7 @@ impl Input {
         }
     }
 
-    /// The texts, or JSON arrays of the model's token ids; whether it is one of them, outside of a list; whether they are ids.
+    /// The texts, or JSON arrays of the model's token ids; whether a single one came outside of a list; whether they are ids.
     pub fn texts_or_ids(self, field: &str) -> Result<(Vec<String>, bool, bool), Refusal> {
         match self {
             Input::Tokens { rows, one } => Ok((rows.iter().map(|row| operations::ids(row)).collect(), one, true)),
@@ -369,21 +289,6 @@ mod tests {
         assert_eq!(input("[[1], []]"), Ok(Input::Tokens { rows: vec![vec![1], vec![]], one: false }));
         let refusal = input("[1]").unwrap().texts("input", "send texts").unwrap_err();
         assert_eq!(refusal.message, "'input' holds token ids: send texts");
-    }
-
-    #[test]
-    fn documents_may_be_objects() {
-        let read = |text: &str| serde_json::from_str::<OneOrMany<Document>>(text).map_err(|error| error.to_string());
-        let documents =
-            read(r#"["a", {"title": "c", "text": "d", "year": 3, "tags": [1], "more": {"a": null}}]"#).unwrap();
-        let texts = Document::texts(documents.into_list(), "documents", &["title", "text"]);
-        assert_eq!(texts.unwrap(), ["a", "c\nd"]);
-        let one = read(r#"{"text": "a"}"#).unwrap();
-        assert_eq!(Document::texts(one.into_list(), "input", &["text"]).unwrap(), ["a"]);
-        let none = read(r#"["a", {"title": "b"}]"#).unwrap();
-        let refusal = Document::texts(none.into_list(), "documents", &["text"]).unwrap_err();
-        assert_eq!(refusal.message, "'documents' holds no text in 'text' at 1");
-        assert!(read("[1]").unwrap_err().contains("expected a text, or an object with texts"));
     }
 
     #[test]

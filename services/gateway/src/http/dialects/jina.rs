@@ -73,7 +73,7 @@ struct Rerank {
 }
 
 impl Embeddings {
-    /// The texts, and what is to be done with them.
+    /// The texts, the form of their vectors, the model and the options.
     fn read(body: &[u8]) -> Result<(Vec<String>, Vec<EmbeddingType>, String, TextOptions), Refusal> {
         let body: Embeddings = input::read(body)?;
         if body.late_chunking == Some(true) {

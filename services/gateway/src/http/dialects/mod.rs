@@ -19,7 +19,7 @@ mod refusal;
 mod tei;
 mod vllm;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Router;
@@ -31,7 +31,6 @@ use axum::routing::{get as on_get, post as on_post};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use trireme_inference::{InferError, Parameters};
-use trireme_protocol::json;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
@@ -71,7 +70,7 @@ struct Route {
     path: &'static str,
     /// Fields of a body that other dialects with this path do not have.
     marks: &'static [&'static str],
-    /// In a sentence, what it does.
+    /// A sentence about the route for the document.
     summary: &'static str,
     /// The shape of its bodies.
     takes: Option<fn() -> Described>,
@@ -102,13 +101,13 @@ struct Call {
     model: Option<String>,
     /// Its body, without its coding.
     body: Bytes,
-    /// What it holds of the memory for requests.
+    /// The request's part of the memory for requests.
     hold: Hold,
-    /// What models get of the headers.
+    /// The parameters that models get of the headers.
     parameters: Parameters,
     traceparent: Option<String>,
     route: &'static str,
-    /// What token ids in place of texts are.
+    /// The meaning of token ids in place of texts.
     token_input: TokenInput,
 }
 
@@ -241,13 +240,13 @@ async fn read(http: &HttpState, headers: &HeaderMap, body: axum::body::Body, hol
         let message = format!("Content-Encoding is not supported, expected one of {}", Coding::SUPPORTED);
         return Err(Refusal::new(Kind::Unsupported, message));
     };
-    let body = body::read(headers, body, body::Limit::json(limit)).await.map_err(|error| {
-        match body::is_too_large(&error) {
-            true => Refusal::new(Kind::TooLarge, error.message),
-            false => error.into(),
-        }
-    })?;
-    let body = coding.decode(body, limit, hold).await?;
+    let too_large = |error: InferError| match body::is_too_large(&error) {
+        true => Refusal::new(Kind::TooLarge, error.message),
+        false => error.into(),
+    };
+    let limited = body::Limit::json(limit).within(http.handlers.budget.limit());
+    let body = body::read(headers, body, limited).await.map_err(too_large)?;
+    let body = coding.decode(body, limit, hold).await.map_err(too_large)?;
     hold.cover(input::memory(&body)).map_err(InferError::from)?;
     Ok(body)
 }
@@ -257,10 +256,9 @@ fn choose(claims: &[Claim], body: &[u8]) -> Claim {
     if let [only] = claims {
         return *only;
     }
-    let parsed = json::parse(body);
-    let members = parsed.as_ref().ok().and_then(|value| value.members().ok());
-    let fields: HashSet<Vec<u8>> = members.into_iter().flatten().map(|(name, _)| name.into_owned()).collect();
-    let marks = |(_, route): &Claim| route.marks.iter().filter(|mark| fields.contains(mark.as_bytes())).count();
+    let fields = input::fields(body);
+    let marks =
+        |(_, route): &Claim| route.marks.iter().filter(|&mark| fields.iter().any(|field| field == mark)).count();
     // The last of the greatest is the first of the table.
     *claims.iter().rev().max_by_key(|claim| marks(claim)).unwrap_or(&claims[0])
 }
@@ -271,7 +269,7 @@ fn refused(dialect: &Dialect, refusal: &Refusal) -> Response {
     *response.status_mut() = status.try_into().unwrap_or_default();
     let headers = response.headers_mut();
     match refusal.kind {
-        // Queues are emptied within a second, or it is for the client's own waiting to grow.
+        // A queue usually has room within a second. Clients double their waits themselves.
         Kind::Overloaded | Kind::Unavailable => drop(headers.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
         Kind::Key => drop(headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
         _ => {}

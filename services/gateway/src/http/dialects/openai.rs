@@ -40,7 +40,7 @@ struct Embeddings {
     model: String,
     encoding_format: Option<EncodingFormat>,
     dimensions: Option<u64>,
-    /// Who the texts are from; nothing depends on it.
+    /// The name of the texts' author; nothing depends on it.
     #[serde(rename = "user")]
     _user: Option<String>,
     prompt_name: Option<String>,
@@ -107,7 +107,7 @@ fn entry(out: &mut Writer, name: &str) {
     });
 }
 
-/// The table of errors. What the SDK raises goes by the status.
+/// The table of errors. The SDK chooses its exception by the status.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
     let (status, kind, code) = match refusal.kind {
         Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::Unsupported => {

@@ -10,7 +10,7 @@ use trireme_inference::InferError;
 
 use super::refusal::{Kind, Refusal};
 
-/// What token ids in place of texts are.
+/// The meaning of token ids in place of texts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum TokenInput {
     /// Ids of OpenAI's vocabulary cl100k_base, which are turned back into texts

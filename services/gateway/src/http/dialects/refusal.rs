@@ -3,12 +3,12 @@
 use trireme_bus::QUEUE_FULL;
 use trireme_inference::{ErrorCode, InferError};
 
-/// What kind of a refusal it is. Each dialect's table says which status that is.
+/// The kind of a refusal. Each dialect's table has a status for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The body is no JSON.
     Malformed,
-    /// A field is unknown, missing, or does not hold what it should.
+    /// A field is unknown, missing, or of a wrong type or value.
     Field,
     /// There is nothing to do: no texts.
     Empty,
@@ -37,7 +37,7 @@ pub enum Kind {
 pub struct Refusal {
     /// Of which kind.
     pub kind: Kind,
-    /// For the client: what was found, and what was expected.
+    /// The message for the client: the found and the expected value.
     pub message: String,
     /// The field of the body that it is about.
     pub field: Option<String>,
@@ -72,12 +72,12 @@ impl Refusal {
         Refusal { kind, message: message.into(), field: None }
     }
 
-    /// A field that does not hold what it should.
+    /// A field of a wrong type or value.
     pub fn field(field: &str, expected: impl std::fmt::Display) -> Refusal {
         Refusal { kind: Kind::Field, message: format!("'{field}' {expected}"), field: Some(field.to_owned()) }
     }
 
-    /// A field that asks for what is not offered.
+    /// A field that asks for a function that is not offered.
     pub fn unsupported(field: &str, why: impl std::fmt::Display) -> Refusal {
         Refusal { kind: Kind::Unsupported, ..Refusal::field(field, why) }
     }
@@ -104,7 +104,7 @@ impl From<InferError> for Refusal {
     }
 }
 
-/// What a body that was read as JSON of a certain shape does not have.
+/// The fault of a body that was read as JSON of a certain shape.
 impl From<serde_json::Error> for Refusal {
     fn from(error: serde_json::Error) -> Refusal {
         if !error.is_data() {

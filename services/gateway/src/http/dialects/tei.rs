@@ -6,6 +6,8 @@
 //! it. As in the original, fields that are not known are passed over, and token ids are the model's.
 
 mod answers;
+mod classify;
+mod embed;
 mod inputs;
 mod tokens;
 
@@ -21,32 +23,32 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
-use super::input::{self, Input};
+use super::input;
 use super::refusal::{Kind, Refusal};
 use super::{Call, Dialect, Route};
-use crate::handlers::operations::{Prompt, ScoredLabel, Side, TextOptions};
+use crate::handlers::operations::{Prompt, Side, TextOptions};
 use crate::http::openapi::schema;
 use crate::registry::Task;
-use inputs::{Direction, Pair, PredictInput};
+use inputs::Direction;
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "tei",
     routes: &[
-        Route::post("/embed", "Embeds texts", |call| Box::pin(embed(call)))
-            .takes_both::<Embed, Treatment>()
+        Route::post("/embed", "Embeds texts", |call| Box::pin(embed::embed(call)))
+            .takes_both::<embed::Embed, Treatment>()
             .gives(answers::vectors),
-        Route::post("/embed_all", "Embeds each token of texts", |call| Box::pin(embed_all(call)))
-            .takes_both::<Embed, Treatment>()
+        Route::post("/embed_all", "Embeds each token of texts", |call| Box::pin(embed::embed_all(call)))
+            .takes_both::<embed::Embed, Treatment>()
             .gives(answers::token_vectors),
-        Route::post("/embed_sparse", "Embeds texts in sparse vectors", |call| Box::pin(embed_sparse(call)))
-            .takes_both::<Embed, Treatment>()
+        Route::post("/embed_sparse", "Embeds texts in sparse vectors", |call| Box::pin(embed::embed_sparse(call)))
+            .takes_both::<embed::Embed, Treatment>()
             .gives(answers::sparse_vectors),
         Route::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes_both::<Rerank, Treatment>()
             .gives(answers::ranks)
             .marked(&["texts", "return_text"]),
-        Route::post("/predict", "Classifies texts", |call| Box::pin(predict(call)))
-            .takes_both::<Predict, Treatment>()
+        Route::post("/predict", "Classifies texts", |call| Box::pin(classify::predict(call)))
+            .takes_both::<classify::Predict, Treatment>()
             .gives(answers::predictions),
         Route::post("/similarity", "Compares a text with others", |call| Box::pin(similarity(call)))
             .takes::<Similarity>()
@@ -68,7 +70,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     model_in_path: true,
 };
 
-/// What most bodies may say of how texts are treated.
+/// The options of the treatment of texts that most bodies may have.
 #[derive(Default, Deserialize, ToSchema)]
 #[schema(as = TeiTreatment)]
 struct Treatment {
@@ -79,36 +81,14 @@ struct Treatment {
 }
 
 #[derive(Deserialize, ToSchema)]
-#[schema(as = TeiEmbed)]
-struct Embed {
-    inputs: Input,
-    normalize: Option<bool>,
-    dimensions: Option<u64>,
-}
-
-#[derive(Deserialize, ToSchema)]
 #[schema(as = TeiRerank)]
 struct Rerank {
     query: String,
     texts: Vec<String>,
     raw_scores: Option<bool>,
     return_text: Option<bool>,
-}
-
-#[derive(Deserialize, ToSchema)]
-#[schema(as = TeiPredict)]
-struct Predict {
-    inputs: PredictInput,
-    raw_scores: Option<bool>,
-    /// Of huggingface_hub's clients.
-    parameters: Option<PredictParameters>,
-}
-
-#[derive(Default, Deserialize, ToSchema)]
-#[schema(as = TeiPredictParameters)]
-struct PredictParameters {
-    top_k: Option<usize>,
-    function_to_apply: Option<String>,
+    /// Of LiteLLM.
+    top_n: Option<usize>,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -124,19 +104,6 @@ struct Similarity {
 struct SimilarityInputs {
     source_sentence: String,
     sentences: Vec<String>,
-}
-
-#[derive(Deserialize, ToSchema)]
-#[schema(as = TeiTokenClassify)]
-struct TokenClassify {
-    inputs: Input,
-    parameters: Option<TokenClassifyParameters>,
-}
-
-#[derive(Default, Deserialize, ToSchema)]
-#[schema(as = TeiTokenClassifyParameters)]
-struct TokenClassifyParameters {
-    aggregation_strategy: Option<String>,
 }
 
 impl Treatment {
@@ -163,69 +130,6 @@ struct Root {
     model: Option<String>,
 }
 
-async fn embed(call: Call) -> Result<Response, Refusal> {
-    let started = Instant::now();
-    let body: Embed = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
-    let (texts, _, token_ids) = body.inputs.texts_or_ids("inputs")?;
-    let options = TextOptions {
-        normalize: Some(body.normalize.unwrap_or(true)),
-        dimensions: body.dimensions,
-        token_ids,
-        ..treatment.options()
-    };
-    let vectors = call.handlers.embed(&texts, &call.ask(treatment.model.as_deref(), options)).await?;
-    let numbers = vectors.numbers();
-    Ok(timed(&vectors.ledger, started, &texts, 64 + numbers.len() * 13, |out| {
-        out.array(|out| numbers.chunks_exact(vectors.width.max(1)).for_each(|row| answer::floats(out, row)));
-    }))
-}
-
-async fn embed_all(call: Call) -> Result<Response, Refusal> {
-    let started = Instant::now();
-    let body: Embed = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
-    let (texts, _, token_ids) = body.inputs.texts_or_ids("inputs")?;
-    let options = TextOptions { token_ids, ..treatment.options() };
-    let ask = call.ask(treatment.model.as_deref(), options);
-    let vectors = call.handlers.multi_vector(&texts, &ask).await?;
-    let numbers: usize = vectors.rows.iter().map(Vec::len).sum();
-    Ok(timed(&vectors.ledger, started, &texts, 64 + numbers * 13, |out| {
-        out.array(|out| {
-            for row in &vectors.rows {
-                out.array(|out| {
-                    row.chunks_exact(vectors.width.max(1)).for_each(|token| answer::floats(out, token));
-                });
-            }
-        });
-    }))
-}
-
-async fn embed_sparse(call: Call) -> Result<Response, Refusal> {
-    let started = Instant::now();
-    let body: Embed = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
-    let (texts, _, token_ids) = body.inputs.texts_or_ids("inputs")?;
-    let options = TextOptions { token_ids, ..treatment.options() };
-    let ask = call.ask(treatment.model.as_deref(), options);
-    let vectors = call.handlers.sparse(&texts, &ask).await?;
-    let entries: usize = vectors.rows.iter().map(Vec::len).sum();
-    Ok(timed(&vectors.ledger, started, &texts, 64 + entries * 32, |out| {
-        out.array(|out| {
-            for row in &vectors.rows {
-                out.array(|out| {
-                    for &(index, value) in row {
-                        out.object(|out| {
-                            out.name("index").integer(index);
-                            out.name("value").float(value);
-                        });
-                    }
-                });
-            }
-        });
-    }))
-}
-
 async fn rerank(call: Call) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Rerank = input::read(&call.body)?;
@@ -238,7 +142,7 @@ async fn rerank(call: Call) -> Result<Response, Refusal> {
     let scores = call.handlers.rerank(&body.query, &body.texts, &ask).await?;
     Ok(timed(&scores.ledger, started, &body.texts, 64 * body.texts.len(), |out| {
         out.array(|out| {
-            for (index, score) in scores.ranked(None) {
+            for (index, score) in scores.ranked(body.top_n) {
                 out.object(|out| {
                     out.name("index").integer(index);
                     if body.return_text == Some(true) {
@@ -249,48 +153,6 @@ async fn rerank(call: Call) -> Result<Response, Refusal> {
             }
         });
     }))
-}
-
-async fn predict(call: Call) -> Result<Response, Refusal> {
-    let started = Instant::now();
-    let body: Predict = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
-    let (inputs, one) = match body.inputs {
-        PredictInput::One(pair) => (vec![pair], true),
-        PredictInput::Many(pairs) if pairs.is_empty() => return Err(Refusal::empty("inputs")),
-        PredictInput::Many(pairs) => (pairs, false),
-    };
-    let has_pairs = inputs.iter().filter(|pair| pair.second.is_some()).count();
-    if has_pairs != 0 && has_pairs != inputs.len() {
-        return Err(Refusal::field("inputs", "holds both texts and pairs of texts, expected one kind"));
-    }
-    let (texts, seconds): (Vec<String>, Vec<Option<String>>) =
-        inputs.into_iter().map(|Pair { first, second }| (first, second)).unzip();
-    let pairs: Option<Vec<String>> = seconds.into_iter().collect();
-    // huggingface_hub, which sends it always, reads a list of lists.
-    let flat = one && body.parameters.is_none();
-    let parameters = body.parameters.unwrap_or_default();
-    let raw = body.raw_scores.or((parameters.function_to_apply.as_deref() == Some("none")).then_some(true));
-    let options = TextOptions { raw_scores: raw, ..treatment.options() };
-    let ask = call.ask(treatment.model.as_deref(), options);
-    let classified = call.handlers.classify(&texts, pairs.as_deref(), &ask).await?;
-    let most = parameters.top_k.unwrap_or(usize::MAX);
-    Ok(timed(&classified.ledger, started, &texts, 64 * classified.labels.len() * texts.len(), |out| {
-        let write = |out: &mut Writer, row: &Vec<f32>| {
-            out.array(|out| classified.best_first(row).iter().take(most).for_each(|scored| label(out, scored)));
-        };
-        match classified.rows.as_slice() {
-            [row] if flat => write(out, row),
-            rows => out.array(|out| rows.iter().for_each(|row| write(out, row))),
-        }
-    }))
-}
-
-fn label(out: &mut Writer, scored: &ScoredLabel<'_>) {
-    out.object(|out| {
-        out.name("score").float(scored.score);
-        out.name("label").string(scored.label);
-    });
 }
 
 async fn similarity(call: Call) -> Result<Response, Refusal> {
@@ -304,22 +166,6 @@ async fn similarity(call: Call) -> Result<Response, Refusal> {
     let ask = call.ask(treatment.model.as_deref().or(body.model.as_deref()), treatment.options());
     let (cosines, ledger) = call.handlers.similarity(&source_sentence, &sentences, &ask).await?;
     Ok(timed(&ledger, started, &sentences, 16 * cosines.len(), |out| answer::floats(out, &cosines)))
-}
-
-async fn token_classify(call: Call) -> Result<Response, Refusal> {
-    let started = Instant::now();
-    let body: TokenClassify = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
-    let (texts, one) = body.inputs.texts("inputs", "send texts")?;
-    let aggregation_strategy = body.parameters.unwrap_or_default().aggregation_strategy;
-    let options = TextOptions { aggregation_strategy, ..treatment.options() };
-    let ask = call.ask(treatment.model.as_deref(), options);
-    let entities = call.handlers.token_classify(&texts, &ask).await?;
-    let size = entities.rows.iter().map(|row| row.len() + 1).sum();
-    Ok(timed(&entities.ledger, started, &texts, size, |out| match entities.rows.as_slice() {
-        [row] if one => out.raw(row),
-        rows => out.array(|out| rows.iter().for_each(|row| out.raw(row))),
-    }))
 }
 
 /// `POST /`: what the model does; a body that only one route could have is for that one.
@@ -338,12 +184,12 @@ async fn root(call: Call) -> Result<Response, Refusal> {
     }
     let task = call.handlers.text_model(call.model.as_deref().or(named.as_deref()))?.tasks.first().copied();
     match task {
-        Some(Task::Classify) => predict(call).await,
-        Some(Task::TokenClassify) => token_classify(call).await,
-        Some(Task::Sparse) => embed_sparse(call).await,
-        Some(Task::MultiVector) => embed_all(call).await,
+        Some(Task::Classify) => classify::predict(call).await,
+        Some(Task::TokenClassify) => classify::token_classify(call).await,
+        Some(Task::Sparse) => embed::embed_sparse(call).await,
+        Some(Task::MultiVector) => embed::embed_all(call).await,
         Some(Task::Rerank) => rerank(call).await,
-        Some(Task::Embed | Task::Generate | Task::Tokenize | Task::Decode) | None => embed(call).await,
+        Some(Task::Embed | Task::Generate | Task::Tokenize | Task::Decode) | None => embed::embed(call).await,
     }
 }
 
@@ -381,7 +227,7 @@ async fn health(call: Call) -> Result<Response, Refusal> {
     }
 }
 
-/// An answer with the headers that say what it took.
+/// An answer with headers that say how long each part took.
 fn timed(
     ledger: &Ledger,
     started: Instant,

@@ -1,10 +1,12 @@
-//! vLLM's routes for pooling models: `/score` (and `/v1/score`), `/rerank`, `/classify`, `/pooling`, `/tokenize`, `/detokenize`.
+//! vLLM's routes for pooling models: `/score` (and `/v1/score`), `/rerank` (and `/v1/rerank`, `/v2/rerank`), `/classify`,
+//! `/pooling`, `/tokenize`, `/detokenize`.
 //!
 //! A model that is not named is the only one that does it. As in the original, fields that are not known are passed over;
 //! `encoding_format: bytes` and number formats other than FP32 are refused. `/score` of a model that embeds is the cosine of
 //! the two vectors.
 
 mod answers;
+mod pooling;
 mod tokens;
 
 use axum::response::Response;
@@ -15,7 +17,7 @@ use trireme_protocol::json::Writer;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
-use super::answer::{self, EncodingFormat};
+use super::answer;
 use super::input::{self, Input, OneOrMany};
 use super::openai::nested;
 use super::refusal::{Kind, Refusal};
@@ -36,14 +38,22 @@ pub(super) static DIALECT: Dialect = Dialect {
             .takes_both::<Rerank, Treatment>()
             .gives(answers::rerank)
             .marked(RERANK_MARKS),
+        Route::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+            .takes_both::<Rerank, Treatment>()
+            .gives(answers::rerank)
+            .marked(TRUNCATION_MARKS),
+        Route::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+            .takes_both::<Rerank, Treatment>()
+            .gives(answers::rerank)
+            .marked(TRUNCATION_MARKS),
         Route::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
             .takes_both::<Classify, Treatment>()
             .gives(answers::classify)
             .marked(MARKS),
         Route::post("/pooling", "Runs a model on texts: vectors, token vectors or scores", |call| {
-            Box::pin(pooling(call))
+            Box::pin(pooling::pooling(call))
         })
-        .takes_both::<Pooling, Treatment>()
+        .takes_both::<pooling::Pooling, Treatment>()
         .gives(answers::pooling),
         Route::post("/tokenize", "The tokens of a text", |call| Box::pin(tokens::tokenize(call)))
             .takes::<tokens::Tokenize>()
@@ -61,6 +71,7 @@ pub(super) static DIALECT: Dialect = Dialect {
 /// Fields that no other dialect has.
 const MARKS: &[&str] =
     &["truncate_prompt_tokens", "truncation_side", "use_activation", "activation", "priority", "request_id"];
+const TRUNCATION_MARKS: &[&str] = &["truncate_prompt_tokens", "truncation_side"];
 const RERANK_MARKS: &[&str] = &[
     "documents",
     "truncate_prompt_tokens",
@@ -71,7 +82,7 @@ const RERANK_MARKS: &[&str] = &[
     "request_id",
 ];
 
-/// What all bodies may say of how texts are treated.
+/// The options of the treatment of texts that all bodies may have.
 #[derive(Default, Deserialize, ToSchema)]
 #[schema(as = VllmTreatment)]
 struct Treatment {
@@ -108,22 +119,13 @@ struct Rerank {
     documents: Vec<String>,
     #[serde(default)]
     top_n: u64,
+    max_tokens_per_doc: Option<u64>,
 }
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = VllmClassify)]
 struct Classify {
     input: Input,
-}
-
-#[derive(Deserialize, ToSchema)]
-#[schema(as = VllmPooling)]
-struct Pooling {
-    input: Input,
-    encoding_format: Option<String>,
-    embed_dtype: Option<String>,
-    endianness: Option<String>,
-    dimensions: Option<u64>,
 }
 
 impl Treatment {
@@ -199,7 +201,10 @@ async fn rerank(call: Call) -> Result<Response, Refusal> {
     if body.documents.is_empty() {
         return Err(Refusal::empty("documents"));
     }
-    let ask = call.ask(treatment.model.as_deref(), treatment.options()?);
+    let mut options = treatment.options()?;
+    // 0 is how the original says that the model's own limit holds.
+    options.max_tokens = options.max_tokens.or(body.max_tokens_per_doc.filter(|&tokens| tokens > 0));
+    let ask = call.ask(treatment.model.as_deref(), options);
     let scores = call.handlers.rerank(&body.query, &body.documents, &ask).await?;
     let most = Some(body.top_n).filter(|&most| most > 0).map(|most| usize::try_from(most).unwrap_or(usize::MAX));
     Ok(answer::told(&scores.ledger, 512 + 64 * body.documents.len(), |out| {
@@ -243,84 +248,6 @@ async fn classify(call: Call) -> Result<Response, Refusal> {
             usage(out, &classified.ledger);
         });
     }))
-}
-
-async fn pooling(call: Call) -> Result<Response, Refusal> {
-    let body: Pooling = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
-    let format = match body.encoding_format.as_deref() {
-        None | Some("float") => EncodingFormat::Float,
-        Some("base64") => EncodingFormat::Base64,
-        Some(other) => {
-            return Err(Refusal::unsupported("encoding_format", format!("is '{other}', expected 'float' or 'base64'")));
-        }
-    };
-    if let Some(other) = body.embed_dtype.as_deref().filter(|dtype| *dtype != "float32") {
-        return Err(Refusal::unsupported("embed_dtype", format!("is '{other}', expected 'float32'")));
-    }
-    if let Some(other) = body.endianness.as_deref().filter(|order| !matches!(*order, "native" | "little")) {
-        return Err(Refusal::unsupported("endianness", format!("is '{other}', expected 'little'")));
-    }
-    let texts = body.input.texts("input", "send texts")?.0;
-    let options = TextOptions { dimensions: body.dimensions, ..treatment.options()? };
-    let ask = call.ask(treatment.model.as_deref(), options);
-    let pooled = Pooled::of(&call, &texts, &ask).await?;
-    let numbers: usize = pooled.rows.iter().map(Vec::len).sum();
-    Ok(answer::told(&pooled.ledger, answer::capacity(format, numbers), |out| {
-        out.object(|out| {
-            head(out, "pool", treatment.model.as_deref().unwrap_or(&pooled.model));
-            out.name("data").array(|out| {
-                for (index, row) in pooled.rows.iter().enumerate() {
-                    out.object(|out| {
-                        out.name("index").integer(index);
-                        out.name("object").string("pooling");
-                        let out = out.name("data");
-                        match (pooled.width, format) {
-                            (Some(width), EncodingFormat::Float) => out.array(|out| {
-                                row.chunks_exact(width.max(1)).for_each(|token| answer::floats(out, token));
-                            }),
-                            _ => answer::vector(out, format, row),
-                        }
-                    });
-                }
-            });
-            usage(out, &pooled.ledger);
-        });
-    }))
-}
-
-/// What a model gives for texts, whatever it does.
-struct Pooled {
-    model: String,
-    rows: Vec<Vec<f32>>,
-    /// The width of the vectors that each row consists of; `None`: a row is one vector.
-    width: Option<usize>,
-    ledger: Ledger,
-}
-
-impl Pooled {
-    async fn of(call: &Call, texts: &[String], ask: &crate::handlers::operations::Ask) -> Result<Pooled, Refusal> {
-        let task = match ask.model.as_deref() {
-            Some(name) => call.handlers.text_model(Some(name))?.tasks.first().copied(),
-            None => Some(Task::Embed),
-        };
-        match task {
-            Some(Task::Classify) => {
-                let classified = call.handlers.classify(texts, None, ask).await?;
-                Ok(Pooled { model: classified.model, rows: classified.rows, width: None, ledger: classified.ledger })
-            }
-            Some(Task::MultiVector) => {
-                let vectors = call.handlers.multi_vector(texts, ask).await?;
-                let width = Some(vectors.width);
-                Ok(Pooled { model: vectors.model, rows: vectors.rows, width, ledger: vectors.ledger })
-            }
-            _ => {
-                let vectors = call.handlers.embed(texts, ask).await?;
-                let rows = vectors.numbers().chunks_exact(vectors.width.max(1)).map(<[f32]>::to_vec).collect();
-                Ok(Pooled { rows, model: vectors.model, width: None, ledger: vectors.ledger })
-            }
-        }
-    }
 }
 
 /// The members that most answers begin with.

@@ -1,0 +1,108 @@
+//! The responses to a request in the pipeline, made of the replies of its last stage.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tracing::Instrument;
+use trireme_bus::Reply;
+use trireme_inference::{InferError, InferResponse};
+
+use super::{Running, set_error, with_id};
+use crate::dispatch::Exchange;
+use crate::handlers::Handlers;
+use crate::handlers::shared_memory::OutputParts;
+
+/// The responses to one request.
+pub struct Responses {
+    pub(super) handlers: Arc<Handlers>,
+    pub(super) request: Running,
+    pub(super) exchange: Exchange,
+    pub(super) outputs: OutputParts,
+}
+
+/// A response of several.
+#[derive(Debug)]
+pub struct Next {
+    /// The response.
+    pub response: InferResponse,
+    /// No other one follows.
+    pub last: bool,
+    /// It has no outputs: all it says is that nothing follows.
+    pub empty: bool,
+}
+
+impl Handlers {
+    /// The next response of a request in the pipeline.
+    pub(super) async fn next(
+        &self,
+        request: &mut Running,
+        exchange: &mut Exchange,
+    ) -> Option<Result<Next, InferError>> {
+        let reply = exchange.next().await?;
+        match &reply {
+            Ok(reply) => request.counted.reply(reply),
+            Err(error) => request.counted.failed(error),
+        }
+        let reply = reply.map_err(|error| with_id(error, &request.id));
+        let span = reply_span(request, &reply);
+        let response = span.in_scope(|| reply.and_then(|reply| self.respond(request, reply)));
+        request.ended();
+        if let Err(error) = &response {
+            set_error(&request.span, error);
+        }
+        Some(response)
+    }
+
+    fn respond(&self, request: &Running, reply: Reply) -> Result<Next, InferError> {
+        let mut output = reply.outcome.map_err(|error| with_id(error, &request.id))?;
+        // A reply that only says that nothing follows has no tensors.
+        let last = reply.last;
+        let empty = last && output.tensors.is_empty();
+        if !empty {
+            if let Some(ensemble) = &request.ensemble {
+                let shaped =
+                    |output| ensemble.plan.reshape_output(output).map(|output| ensemble.config.fit_output(output));
+                let tensors = std::mem::take(&mut output.tensors).into_iter().map(shaped);
+                output.tensors = tensors.collect::<Result<_, _>>()?;
+            }
+            if let Some(trace) = &request.trace {
+                trace.responded(&reply.ledger, &output.tensors);
+            }
+            request.labels.classify(&request.model.name, request.batched, &request.outputs, &mut output.tensors)?;
+        }
+        let response = InferResponse {
+            id: request.id.clone(),
+            model: request.model.clone(),
+            parameters: output.parameters,
+            outputs: output.tensors,
+            shared: BTreeSet::new(),
+            ledger: reply.ledger,
+        };
+        Ok(Next { response, last, empty })
+    }
+}
+
+// === impl Responses ===
+
+impl Responses {
+    /// The next response, or why there is none; `None` after the last one.
+    pub async fn next(&mut self) -> Option<Result<Next, InferError>> {
+        let span = self.request.span.clone();
+        let next = self.handlers.next(&mut self.request, &mut self.exchange).instrument(span).await?;
+        Some(next.and_then(|mut next| {
+            self.outputs.write(&mut next.response)?;
+            Ok(next)
+        }))
+    }
+}
+
+/// The span of a reply that has come in, until it is the client's response.
+fn reply_span(request: &Running, reply: &Result<Reply, InferError>) -> tracing::Span {
+    match reply {
+        // Without a request's span it would begin a trace of its own.
+        Ok(reply) if !request.span.is_disabled() => {
+            tracing::info_span!(parent: &request.span, "reply", sequence = reply.sequence, last = reply.last)
+        }
+        _ => tracing::Span::none(),
+    }
+}

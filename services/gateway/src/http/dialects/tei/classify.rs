@@ -1,0 +1,101 @@
+//! `/predict`, and the entities that `POST /` gives for a model that finds them.
+
+use std::time::Instant;
+
+use axum::response::Response;
+use serde::Deserialize;
+use trireme_protocol::json::Writer;
+use utoipa::ToSchema;
+
+use super::super::input::{self, Input};
+use super::super::refusal::Refusal;
+use super::inputs::{Pair, PredictInput};
+use super::{Call, Treatment, timed};
+use crate::handlers::operations::{ScoredLabel, TextOptions};
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = TeiPredict)]
+pub(super) struct Predict {
+    inputs: PredictInput,
+    raw_scores: Option<bool>,
+    /// Of huggingface_hub's clients.
+    parameters: Option<PredictParameters>,
+}
+
+#[derive(Default, Deserialize, ToSchema)]
+#[schema(as = TeiPredictParameters)]
+struct PredictParameters {
+    top_k: Option<usize>,
+    function_to_apply: Option<String>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = TeiTokenClassify)]
+pub(super) struct TokenClassify {
+    inputs: Input,
+    parameters: Option<TokenClassifyParameters>,
+}
+
+#[derive(Default, Deserialize, ToSchema)]
+#[schema(as = TeiTokenClassifyParameters)]
+struct TokenClassifyParameters {
+    aggregation_strategy: Option<String>,
+}
+
+pub(super) async fn predict(call: Call) -> Result<Response, Refusal> {
+    let started = Instant::now();
+    let body: Predict = input::read(&call.body)?;
+    let treatment: Treatment = input::read(&call.body)?;
+    let (inputs, one) = match body.inputs {
+        PredictInput::One(pair) => (vec![pair], true),
+        PredictInput::Many(pairs) if pairs.is_empty() => return Err(Refusal::empty("inputs")),
+        PredictInput::Many(pairs) => (pairs, false),
+    };
+    let has_pairs = inputs.iter().filter(|pair| pair.second.is_some()).count();
+    if has_pairs != 0 && has_pairs != inputs.len() {
+        return Err(Refusal::field("inputs", "holds both texts and pairs of texts, expected one kind"));
+    }
+    let (texts, seconds): (Vec<String>, Vec<Option<String>>) =
+        inputs.into_iter().map(|Pair { first, second }| (first, second)).unzip();
+    let pairs: Option<Vec<String>> = seconds.into_iter().collect();
+    // huggingface_hub, which sends it always, reads a list of lists.
+    let flat = one && body.parameters.is_none();
+    let parameters = body.parameters.unwrap_or_default();
+    let raw = body.raw_scores.or((parameters.function_to_apply.as_deref() == Some("none")).then_some(true));
+    let options = TextOptions { raw_scores: raw, ..treatment.options() };
+    let ask = call.ask(treatment.model.as_deref(), options);
+    let classified = call.handlers.classify(&texts, pairs.as_deref(), &ask).await?;
+    let most = parameters.top_k.unwrap_or(usize::MAX);
+    Ok(timed(&classified.ledger, started, &texts, 64 * classified.labels.len() * texts.len(), |out| {
+        let write = |out: &mut Writer, row: &Vec<f32>| {
+            out.array(|out| classified.best_first(row).iter().take(most).for_each(|scored| label(out, scored)));
+        };
+        match classified.rows.as_slice() {
+            [row] if flat => write(out, row),
+            rows => out.array(|out| rows.iter().for_each(|row| write(out, row))),
+        }
+    }))
+}
+
+fn label(out: &mut Writer, scored: &ScoredLabel<'_>) {
+    out.object(|out| {
+        out.name("score").float(scored.score);
+        out.name("label").string(scored.label);
+    });
+}
+
+pub(super) async fn token_classify(call: Call) -> Result<Response, Refusal> {
+    let started = Instant::now();
+    let body: TokenClassify = input::read(&call.body)?;
+    let treatment: Treatment = input::read(&call.body)?;
+    let (texts, one) = body.inputs.texts("inputs", "send texts")?;
+    let aggregation_strategy = body.parameters.unwrap_or_default().aggregation_strategy;
+    let options = TextOptions { aggregation_strategy, ..treatment.options() };
+    let ask = call.ask(treatment.model.as_deref(), options);
+    let entities = call.handlers.token_classify(&texts, &ask).await?;
+    let size = entities.rows.iter().map(|row| row.len() + 1).sum();
+    Ok(timed(&entities.ledger, started, &texts, size, |out| match entities.rows.as_slice() {
+        [row] if one => out.raw(row),
+        rows => out.array(|out| rows.iter().for_each(|row| out.raw(row))),
+    }))
+}

@@ -1,0 +1,84 @@
+//! `/embed`, `/embed_all` and `/embed_sparse`.
+
+use std::time::Instant;
+
+use axum::response::Response;
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::super::answer;
+use super::super::input::{self, Input};
+use super::super::refusal::Refusal;
+use super::{Call, Treatment, timed};
+use crate::handlers::operations::TextOptions;
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = TeiEmbed)]
+pub(super) struct Embed {
+    inputs: Input,
+    normalize: Option<bool>,
+    dimensions: Option<u64>,
+}
+
+pub(super) async fn embed(call: Call) -> Result<Response, Refusal> {
+    let started = Instant::now();
+    let body: Embed = input::read(&call.body)?;
+    let treatment: Treatment = input::read(&call.body)?;
+    let (texts, _, token_ids) = body.inputs.texts_or_ids("inputs")?;
+    let options = TextOptions {
+        normalize: Some(body.normalize.unwrap_or(true)),
+        dimensions: body.dimensions,
+        token_ids,
+        ..treatment.options()
+    };
+    let vectors = call.handlers.embed(&texts, &call.ask(treatment.model.as_deref(), options)).await?;
+    let numbers = vectors.numbers();
+    Ok(timed(&vectors.ledger, started, &texts, 64 + numbers.len() * 13, |out| {
+        out.array(|out| numbers.chunks_exact(vectors.width.max(1)).for_each(|row| answer::floats(out, row)));
+    }))
+}
+
+pub(super) async fn embed_all(call: Call) -> Result<Response, Refusal> {
+    let started = Instant::now();
+    let body: Embed = input::read(&call.body)?;
+    let treatment: Treatment = input::read(&call.body)?;
+    let (texts, _, token_ids) = body.inputs.texts_or_ids("inputs")?;
+    let options = TextOptions { token_ids, ..treatment.options() };
+    let ask = call.ask(treatment.model.as_deref(), options);
+    let vectors = call.handlers.multi_vector(&texts, &ask).await?;
+    let numbers: usize = vectors.rows.iter().map(Vec::len).sum();
+    Ok(timed(&vectors.ledger, started, &texts, 64 + numbers * 13, |out| {
+        out.array(|out| {
+            for row in &vectors.rows {
+                out.array(|out| {
+                    row.chunks_exact(vectors.width.max(1)).for_each(|token| answer::floats(out, token));
+                });
+            }
+        });
+    }))
+}
+
+pub(super) async fn embed_sparse(call: Call) -> Result<Response, Refusal> {
+    let started = Instant::now();
+    let body: Embed = input::read(&call.body)?;
+    let treatment: Treatment = input::read(&call.body)?;
+    let (texts, _, token_ids) = body.inputs.texts_or_ids("inputs")?;
+    let options = TextOptions { token_ids, ..treatment.options() };
+    let ask = call.ask(treatment.model.as_deref(), options);
+    let vectors = call.handlers.sparse(&texts, &ask).await?;
+    let entries: usize = vectors.rows.iter().map(Vec::len).sum();
+    Ok(timed(&vectors.ledger, started, &texts, 64 + entries * 32, |out| {
+        out.array(|out| {
+            for row in &vectors.rows {
+                out.array(|out| {
+                    for &(index, value) in row {
+                        out.object(|out| {
+                            out.name("index").integer(index);
+                            out.name("value").float(value);
+                        });
+                    }
+                });
+            }
+        });
+    }))
+}

@@ -1,0 +1,114 @@
+//! Which model answers a request that names an operation on texts: by its own name, by a served name, or because no other model
+//! offers the operation.
+
+use std::sync::Arc;
+
+use trireme_inference::InferError;
+
+use super::catalog::{Catalog, Model, ServedModel};
+use super::offer::{Offer, TOKENIZER, Task};
+
+impl Catalog {
+    /// The model for a request for an operation, by its own name or a served name; without a name the only model that offers the
+    /// operation. Errors name the models that do; a model that is known and not ready is [`trireme_inference::ErrorCode::Unavailable`].
+    pub fn offering(&self, task: Task, name: Option<&str>) -> Result<(String, Arc<ServedModel>), InferError> {
+        let able = || self.offers().filter(|(_, _, offer)| offer.tasks.contains_key(&task));
+        let names = || match able().map(|(name, ..)| format!("'{name}'")).collect::<Vec<_>>().as_slice() {
+            [] => format!("no model here does '{task}'"),
+            names => format!("models that do '{task}': {}", names.join(", ")),
+        };
+        let Some(name) = name else {
+            let mut able = able();
+            return match (able.next(), able.next()) {
+                (Some((name, served, _)), None) => Ok((name.to_owned(), served.clone())),
+                (None, _) => Err(self.nobody_does(task)),
+                _ => Err(InferError::invalid_arg(format!("the request names no model; {}", names()))),
+            };
+        };
+        let Some(own) = self.own_name(name) else {
+            return Err(InferError::not_found(format!("model '{name}' does not exist; {}", names())));
+        };
+        let (_, served) = self.find(own, None)?;
+        match &served.offer {
+            Ok(offer) if offer.tasks.contains_key(&task) => Ok((own.to_owned(), served.clone())),
+            Ok(_) => Err(InferError::invalid_arg(format!("model '{name}' does not do '{task}'; {}", names()))),
+            Err(fault) => Err(InferError::internal(fault.clone())),
+        }
+    }
+
+    /// The tokenizer for a request to tokenize or decode: the model of this name, or the step of it that tokenizes; without a
+    /// name that of the only model that does something with texts, or the only tokenizer.
+    pub fn tokenizing(&self, task: Task, name: Option<&str>) -> Result<(String, Arc<ServedModel>), InferError> {
+        let does = |served: &ServedModel| served.offer.as_ref().is_ok_and(|offer| offer.tasks.contains_key(&task));
+        let latest = |(name, model): (&String, &Model)| {
+            let (_, served) = model.versions.last_key_value()?;
+            does(served).then(|| (name.clone(), served.clone()))
+        };
+        let only = |name: &str| match self.offers().map(|(name, ..)| name).collect::<Vec<_>>().as_slice() {
+            [one] => Ok((*one).to_owned()),
+            _ => Err(InferError::invalid_arg(format!("the request names no model; models that do '{task}': {name}"))),
+        };
+        let name = match name {
+            Some(name) => name.to_owned(),
+            None => match self.models.iter().filter_map(latest).collect::<Vec<_>>().as_slice() {
+                [] => return Err(self.nobody_does(task)),
+                [one] => return Ok(one.clone()),
+                able => only(&able.iter().map(|(name, _)| format!("'{name}'")).collect::<Vec<_>>().join(", "))?,
+            },
+        };
+        let Some(own) = self.own_name(&name) else {
+            return Err(InferError::not_found(format!("model '{name}' does not exist")));
+        };
+        let (_, served) = self.find(own, None)?;
+        if does(served) {
+            return Ok((own.to_owned(), served.clone()));
+        }
+        for step in self.tokenizers(served) {
+            let (_, tokenizer) = self.find(step, None)?;
+            if does(tokenizer) {
+                return Ok((step.to_owned(), tokenizer.clone()));
+            }
+        }
+        let expected = match self.tokenizers(served).next() {
+            Some(tokenizer) => format!("its tokenizer '{tokenizer}' declares none of the outputs for it"),
+            None => format!("it has no step of backend '{TOKENIZER}'"),
+        };
+        Err(InferError::unsupported(format!("model '{name}' does not do '{task}': {expected}")))
+    }
+
+    /// The error of a request that names no model, where no ready one does the operation: a model that is not ready may do it.
+    fn nobody_does(&self, task: Task) -> InferError {
+        match self.unready().as_slice() {
+            [] => InferError::not_found(format!("no model here does '{task}'")),
+            [first, ..] => InferError::unavailable(format!("no model that is ready does '{task}': {first}")),
+        }
+    }
+
+    /// The steps of a model that tokenize.
+    pub fn tokenizers<'a>(&'a self, served: &'a ServedModel) -> impl Iterator<Item = &'a str> {
+        let tokenizes = |model: &&str| self.find(model, None).is_ok_and(|(_, step)| step.config.backend == TOKENIZER);
+        served.plan.steps.iter().map(|step| step.model.as_str()).filter(tokenizes)
+    }
+
+    /// The ready models that do something with texts besides tokenizing, by name.
+    pub fn offers(&self) -> impl Iterator<Item = (&str, &Arc<ServedModel>, &Offer)> {
+        self.models.iter().filter_map(|(name, model)| {
+            let (_, served) = model.versions.last_key_value()?;
+            let offer =
+                served.offer.as_ref().ok().filter(|offer| offer.tasks.keys().any(|task| !task.is_tokenizers()))?;
+            Some((name.as_str(), served, offer))
+        })
+    }
+
+    /// The own name of the model that is known by this one; a model that is ready comes before one that is not.
+    pub fn own_name<'a>(&'a self, name: &'a str) -> Option<&'a str> {
+        if self.models.get(name).is_some_and(|model| !model.versions.is_empty()) {
+            return Some(name);
+        }
+        let has = |names: &[String]| names.iter().any(|served| served == name);
+        let ready = self.offers().find(|(_, _, offer)| has(&offer.served_names)).map(|(own, ..)| own);
+        let known = || self.models.contains_key(name).then_some(name);
+        let unready = || self.models.iter().find(|(_, model)| has(&model.served_names)).map(|(own, _)| own.as_str());
+        ready.or_else(known).or_else(unready)
+    }
+}
