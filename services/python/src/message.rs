@@ -37,6 +37,8 @@ pub enum ToChild<'a> {
     },
     /// A response to a request of the model.
     Answer(AnswerHeader<'a>),
+    /// Whether the model is ready, in its own opinion; only where the child has said that it has one.
+    Ready,
     /// Clean up and end.
     Finalize,
 }
@@ -97,6 +99,14 @@ pub enum FromChild {
         /// The configuration, where that was asked for.
         #[serde(default)]
         config: Option<serde_json::Value>,
+        /// Whether the model wants to be asked whether it is ready.
+        #[serde(default)]
+        asks_ready: bool,
+    },
+    /// The answer to [`ToChild::Ready`].
+    Ready {
+        /// Whether the model is ready.
+        ready: bool,
     },
     /// The model could not be loaded.
     Failed {
@@ -224,6 +234,9 @@ pub struct ResponseHeader {
     /// Its outputs; without outputs and error it only says that it is the last.
     #[serde(default)]
     pub outputs: Option<Vec<TensorHeader<'static>>>,
+    /// The response's parameters.
+    #[serde(default)]
+    pub parameters: Parameters,
     /// Why there are none.
     #[serde(default)]
     pub error: Option<ErrorHeader>,

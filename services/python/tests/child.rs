@@ -160,11 +160,43 @@ class TritonPythonModel:
 }
 
 #[test]
+fn a_model_says_whether_it_is_ready() {
+    let code = "
+import os
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', r.inputs()[0].as_numpy())]) for r in requests]
+    async def is_ready(self):
+        folder = os.path.dirname(__file__)
+        if os.path.exists(os.path.join(folder, 'broken')):
+            raise RuntimeError('nothing works')
+        return not os.path.exists(os.path.join(folder, 'closed'))
+";
+    let model = Model::texts("", code);
+    let mut instance = model.instance();
+    let outage = instance.as_batch().unwrap().outage().unwrap();
+    assert!(outage.borrow().is_none());
+    for reason in ["closed", "broken"] {
+        let file = model.path().join(reason);
+        std::fs::write(&file, "").unwrap();
+        let until = Instant::now() + LIMIT;
+        while outage.borrow().is_none() {
+            assert!(Instant::now() < until, "it is noticed");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(outage.borrow().as_deref(), Some("its is_ready says that it is not ready"));
+        std::fs::remove_file(&file).unwrap();
+        wait_back(&mut instance);
+        assert_eq!(answer(&mut instance, &["x"]).unwrap(), ["x"]);
+    }
+}
+
+#[test]
 fn what_is_wrong_with_a_model_is_said_when_it_is_loaded() {
     let fault = |code: &str| Model::texts("", code).fault();
     let missing = fault("import nothing_of_this_name");
-    assert!(missing.contains("ModuleNotFoundError: No module named 'nothing_of_this_name' (at "), "{missing}");
-    assert!(missing.contains("m/1/model.py:3"), "{missing}");
+    assert!(missing.contains("ModuleNotFoundError: No module named 'nothing_of_this_name' \n\nAt:\n"), "{missing}");
+    assert!(missing.contains("m/1/model.py(3): <module>"), "{missing}");
     assert!(fault("x = 1").contains("defines no class TritonPythonModel"));
     let raising = "class TritonPythonModel:\n    def initialize(self, args):\n        raise pb_utils.TritonModelException('not today')\n";
     assert!(fault(raising).contains("TritonModelException: not today"));

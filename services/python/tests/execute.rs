@@ -259,7 +259,7 @@ class TritonPythonModel:
         loop {
             for (_, progress) in instance.step() {
                 match progress {
-                    Progress::Part(outputs) => seen.push(texts(&outputs[0]).concat()),
+                    Progress::Part(outputs, _) => seen.push(texts(&outputs[0]).concat()),
                     Progress::Done(Ok(last)) => {
                         seen.extend(last.outputs.first().map(|output| texts(output).concat()));
                         return Ok(seen);

@@ -55,9 +55,7 @@ class InferenceResponse:
         self._error, self._parameters = error, parse_parameters(parameters)
 
     def output_tensors(self):
-        """The outputs; raises the error where there is one."""
-        if self._error is not None:
-            raise TritonModelException(self._error.message())
+        """The outputs; those beside an error do not count."""
         return self._outputs
 
     def has_error(self):
@@ -76,7 +74,10 @@ class InferenceResponse:
         """The response as a frame's header has it."""
         if self._error is not None:
             return {"error": self._error.describe()}
-        return {"outputs": [output.describe(layout) for output in self._outputs]}
+        described = {"outputs": [output.describe(layout) for output in self._outputs]}
+        if self._parameters:
+            described["parameters"] = self._parameters
+        return described
 
 
 class InferenceRequest:
@@ -213,7 +214,7 @@ class ResponseSender:
             header.update(response.describe(layout))
         with self._lock:
             if self._closed:
-                raise TritonModelException("Unable to send response. Response sender has been closed")
+                raise TritonModelException("Unable to send response. Response sender has been closed.")
             if response is not None and self._sent and not self._host.decoupled:
                 raise TritonModelException(
                     "a model without the decoupled transaction policy sends one response for each request"
