@@ -110,6 +110,13 @@ verify-test: setup-demo ## Model folders of every kind, made by sentence-transfo
 	cargo build --workspace
 	"$(or $(VERIFY_PYTHON),$(TOOLS)/verify-python/bin/python)" tests/verify/verify_test.py $(if $(ONLY),--only $(ONLY))
 
+.PHONY: record
+record: setup ## Records the answers of tests/compat from a real Triton, which is fetched as a wheel (SERVER=python, ONLY=python_bls)
+	@scripts/setup-triton.sh
+	"$(TRIREME_PYTHON)" -B tests/compat/record.py --tritonserver $(TOOLS)/triton/tritonserver/bin/tritonserver \
+		--backends $(TOOLS)/triton/tritonserver/backends --libraries $(TOOLS)/triton/libraries --python $(TOOLS)/triton/bin/python \
+		$(if $(SERVER),--server $(SERVER)) $(if $(ONLY),--only $(ONLY))
+
 .PHONY: perf-analyzer
 perf-analyzer: setup ## NVIDIA's perf_analyzer measures an ensemble over HTTP, gRPC and streams, in one process and as services
 	@scripts/setup-perf-analyzer.sh

@@ -9,10 +9,8 @@ or to one that is started for it:
 
     record.py --tritonserver PATH [--backends DIR] [--libraries DIR] [--python PATH]
 
-The wheel nvidia-pytriton holds a tritonserver with the python backend that runs without a GPU: unpack it, link the stub
-for your Python (python_backend_stubs/3.x/triton_python_backend_stub) into its backends/python, and name
-pytriton/tritonserver/bin/tritonserver, pytriton/tritonserver/backends, nvidia_pytriton.libs and the python of an
-environment with numpy below 2. After recording, `run.py --check` says where expectations have to be looked at again.
+The wheel nvidia-pytriton holds a tritonserver with the python backend that runs without a GPU: `make record` fetches it
+(scripts/setup-triton.sh) and records from it. After recording, `run.py --check` says where expectations have to be looked at again.
 """
 
 import argparse

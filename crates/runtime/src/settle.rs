@@ -186,7 +186,13 @@ impl HostedModel {
             self.count_failure(&message, failure);
             return self.answer(&message, delivery, error).await;
         }
-        let settled = match disposition(error.code, attempt, max_deliver, remaining) {
+        // A model may say of itself that a request was cancelled, for which a client waits.
+        let waits = remaining.is_some() && !self.worker.cancellations.is_cancelled(&message.request_id);
+        let disposition = match disposition(error.code, attempt, max_deliver, remaining) {
+            Disposition::Drop if error.of_model && waits => Disposition::Answer,
+            disposition => disposition,
+        };
+        let settled = match disposition {
             Disposition::Answer => {
                 self.count_failure(&message, failure);
                 return self.answer(&message, delivery, error).await;

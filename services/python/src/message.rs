@@ -253,7 +253,7 @@ pub struct ErrorHeader {
 
 impl From<ErrorHeader> for InferError {
     fn from(error: ErrorHeader) -> Self {
-        InferError::new(error.code, error.message)
+        InferError { of_model: true, ..InferError::new(error.code, error.message) }
     }
 }
 

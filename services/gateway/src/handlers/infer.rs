@@ -431,9 +431,9 @@ fn set_error(span: &tracing::Span, error: &InferError) {
     trireme_telemetry::set_error(span, format!("{:?}", error.code), &error.message);
 }
 
-/// Errors of the core carry the request's id, as Triton's do.
+/// Errors of the core carry the request's id, as Triton's do; those that a model's code makes do not.
 fn with_id(mut error: InferError, id: &str) -> InferError {
-    if !error.message.starts_with("[request id: ") {
+    if !error.of_model && !error.message.starts_with("[request id: ") {
         let id = if id.is_empty() { "<id_unknown>" } else { id };
         error.message = format!("[request id: {id}] {}", error.message);
     }

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import traceback
+from concurrent.futures import wait
 
 from trireme_python import metrics
 from trireme_python.channel import Channel, Closed, Layout, Mailbox
@@ -165,6 +166,10 @@ class Host:
         """Runs an `async` execute: that of a decoupled model goes on while others begin."""
         future = self.in_loop(coroutine)
         if not self.decoupled:
+            wait([future])
+            if future.exception() is not None:
+                # Not by way of `result`, whose own place would be among those of the traceback.
+                raise future.exception()
             return future.result()
 
         def ended(future):

@@ -207,7 +207,7 @@ class ResponseSender:
                 "Inference Response object must be provided when the response flags is set to zero"
             )
         if response is not None and not isinstance(response, InferenceResponse):
-            raise TritonModelException(f"send() takes an InferenceResponse, found a {type(response).__name__}")
+            raise TypeError(f"send() takes an InferenceResponse, found a {type(response).__name__}")
         final = flags == RESPONSE_COMPLETE_FINAL
         layout, header = Layout(), {"id": self._request._ticket, "final": final}
         if response is not None:

@@ -8,7 +8,11 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     async def execute(self, requests):
-        return [await getattr(self, request.inputs()[0].as_numpy()[0].decode())() for request in requests]
+        (request,) = requests
+        text = request.inputs()[0].as_numpy()[0].decode()
+        if text == "raises":
+            raise pb_utils.TritonModelException("it was raised")
+        return [await getattr(self, text)()]
 
     async def sleeps(self):
         await asyncio.sleep(0.01)
@@ -24,10 +28,6 @@ class TritonPythonModel:
 
     async def fails(self):
         return texts(said(await ask("nobody", "a").async_exec()))
-
-    async def raises(self):
-        await asyncio.sleep(0)
-        raise pb_utils.TritonModelException("it was raised")
 
 
 def ask(model, text):
