@@ -117,6 +117,17 @@ record: setup ## Records the answers of tests/compat from a real Triton, which i
 		--backends $(TOOLS)/triton/tritonserver/backends --libraries $(TOOLS)/triton/libraries --python $(TOOLS)/triton/bin/python \
 		$(if $(SERVER),--server $(SERVER)) $(if $(ONLY),--only $(ONLY))
 
+.PHONY: stage-test
+stage-test: ## Whether a program speaks docs/stage-protocol.md: make stage-test COMMAND="my-program --flag" (DATATYPE=FP32 INPUT=IN OUTPUT=OUT)
+	@[[ -n "$(COMMAND)" ]] || { echo "which program? make stage-test COMMAND=target/debug/reverse"; exit 2; }
+	python3 -B tests/stages/conformance.py $(if $(DATATYPE),--datatype $(DATATYPE)) $(if $(INPUT),--input $(INPUT)) $(if $(OUTPUT),--output $(OUTPUT)) -- $(COMMAND)
+
+.PHONY: seeds-test
+seeds-test: ## The model.py files and clients of five published posts, byte for byte (their texts in $$TRIREME_REFERENCE_DIR/seeds; SEEDS_PYTHON=a Python with tests/seeds/requirements.txt)
+	@if [[ -z "$(SEEDS_PYTHON)" && -d "$(TRIREME_REFERENCE_DIR)/seeds" ]]; then scripts/setup-seeds.sh; fi
+	cargo build --workspace
+	"$(or $(SEEDS_PYTHON),$(wildcard $(TOOLS)/seeds-python/bin/python),python3)" -B tests/seeds/seeds_test.py target/debug/trireme $(if $(ONLY),--only $(ONLY))
+
 .PHONY: perf-analyzer
 perf-analyzer: setup ## NVIDIA's perf_analyzer measures an ensemble over HTTP, gRPC and streams, in one process and as services
 	@scripts/setup-perf-analyzer.sh

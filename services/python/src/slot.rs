@@ -315,6 +315,8 @@ impl Shared {
         }
         // The process is not reaped while another thread might kill it by its number.
         self.until_ended(pid, asks_ready);
+        // Processes that the model has started end with it.
+        kill_group(pid);
         let mut state = self.state.lock();
         let was_used = state.link.take().is_some();
         state.pid = None;
