@@ -88,6 +88,8 @@ class Program:
             if body:
                 raise AssertionError("a frame has a memory file and a body, expected one of them")
             with open(memory, "rb") as file:
+                # The program may have left its position anywhere.
+                file.seek(0)
                 body = file.read()
         return json.loads(header), body, memory is not None
 
