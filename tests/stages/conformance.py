@@ -17,7 +17,7 @@ from link import Ended, Program, lay_out
 WIDTHS = {"BOOL": 1, "INT8": 1, "UINT8": 1, "INT16": 2, "UINT16": 2, "FP16": 2, "BF16": 2, "INT32": 4, "UINT32": 4, "FP32": 4}
 WIDTHS |= {"INT64": 8, "UINT64": 8, "FP64": 8}
 CODES = "UNKNOWN INTERNAL NOT_FOUND INVALID_ARG UNAVAILABLE UNSUPPORTED ALREADY_EXISTS CANCELLED".split()
-# What a process may say at any time.
+# Messages that a process may send at any time.
 ASIDE = {"log", "metrics"}
 ARGS = {
     "model_config": '{"name": "conformance"}', "model_name": "conformance", "model_version": "1", "model_repository": "/nowhere",
