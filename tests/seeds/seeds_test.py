@@ -207,7 +207,7 @@ def main():
     parser.add_argument("trireme", type=Path, help="the program")
     parser.add_argument("--only", choices=POSTS, help="one post")
     chosen = parser.parse_args()
-    reference = Path(os.environ.get("TRIREME_REFERENCE_DIR", "/nowhere"))
+    reference, trireme = Path(os.environ.get("TRIREME_REFERENCE_DIR", "/nowhere")).resolve(), chosen.trireme.resolve()
     if not (reference / "seeds").is_dir():
         print(f"skipped: the posts are not here: TRIREME_REFERENCE_DIR names no folder with `seeds`, found '{reference}'")
         print("0 passed, 0 failed, 1 skipped")
@@ -217,7 +217,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="trireme-seeds-") as work:
         os.chdir(work)
         os.environ["HF_HUB_OFFLINE"] = "1"
-        seeds = Seeds(reference.resolve(), chosen.trireme.resolve(), Path(work))
+        seeds = Seeds(reference, trireme, Path(work))
         for name in names:
             try:
                 POSTS[name](seeds)

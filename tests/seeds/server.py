@@ -18,7 +18,7 @@ class Serve:
     def __init__(self, trireme, repository, folder):
         self.log = folder / f"{repository.name}.log"
         self.command = [trireme, "serve", "--model-repository", repository, "--python", sys.executable]
-        self.command += ["--http-port", "8000", "--grpc-port", "8001", "--metrics-port", "8002"]
+        self.command += ["--http-port", "8000", "--grpc-port", "8001", "--metrics-port", "8002", "--log-format", "json"]
         self.folder = folder
 
     def __enter__(self):

@@ -96,7 +96,7 @@ class TritonPythonModel:
     for (names, expected) in [
         (
             &["a", "raise"][..],
-            "Failed to process the request(s) for model instance 'm', message: ValueError: nothing goes (at ",
+            "Failed to process the request(s) for model 'm_0_0', message: ValueError: nothing goes\n\nAt:\n",
         ),
         (&["a", "few"], "InferenceRequest(s) size is:2, and InferenceResponse(s) size is:1"),
     ] {
