@@ -221,7 +221,7 @@ def main():
         for name in names:
             try:
                 POSTS[name](seeds)
-                print(f"post {name}: {POSTS[name].__doc__.split('.')[0].split(chr(10))[0]}", flush=True)
+                print(f"post {name}: {' '.join(POSTS[name].__doc__.split())}", flush=True)
             except Exception as error:
                 failed.append(name)
                 print(f"FAILED post {name}: {type(error).__name__}: {error}", flush=True)

@@ -422,7 +422,8 @@ mod tests {
 
     #[test]
     fn an_output_with_the_name_of_an_input_takes_its_place() {
-        let plan = RoutePlan::single("m", [("x".to_owned(), false), ("y".to_owned(), true)], vec!["y".into(), "x".into()]);
+        let plan =
+            RoutePlan::single("m", [("x".to_owned(), false), ("y".to_owned(), true)], vec!["y".into(), "x".into()]);
         let mut route = plan.route(1, &[], &["x", "y"], |_, _| Ok(1)).unwrap();
         let mut live = vec![tensor("x"), tensor("y")];
         route.advance(&mut live, vec![tensor("x")]);

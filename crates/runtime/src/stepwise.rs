@@ -156,7 +156,9 @@ impl Stepper {
                     let timing = request.timing(ExecuteTiming::default());
                     let sent = match &request.exit {
                         Exit::Canary => true,
-                        Exit::InParts(parts) => parts.send(ExecuteResponse { outputs, timing, texts: None, parameters }),
+                        Exit::InParts(parts) => {
+                            parts.send(ExecuteResponse { outputs, timing, texts: None, parameters })
+                        }
                         // The client takes one answer, but the model gives it in parts.
                         Exit::Whole(_) => {
                             self.call(|instance| instance.leave(ticket));

@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use trireme_bus::{Answer, Bus, InProcess, Inbox, PendingReplies, WorkMessage};
 use trireme_inference::{
-    Parameters,
-    Callers, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
+    Callers, InferError, Ledger, ModelKey, Parameters, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
 use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, Instance, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime,

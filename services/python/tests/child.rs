@@ -246,7 +246,8 @@ fn what_is_wrong_with_a_model_is_said_when_it_is_loaded() {
     let mut slow = Model::texts("", "import time\ntime.sleep(3600)\n");
     slow.options.start_limit = Duration::from_millis(300);
     assert!(slow.fault().contains("was not loaded within 0.3 s"), "{}", slow.fault());
-    let mut endless = Model::texts("", "class TritonPythonModel:\n    def initialize(self, args):\n        while True: pass\n");
+    let mut endless =
+        Model::texts("", "class TritonPythonModel:\n    def initialize(self, args):\n        while True: pass\n");
     endless.options.start_limit = Duration::from_millis(300);
     assert!(endless.fault().contains("was not loaded within 0.3 s"), "{}", endless.fault());
     let mut nowhere = Model::texts("", OBEDIENT);

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, children, python, wait_until, workspace};
+use trireme_e2e::{
+    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, children, python, wait_until, workspace,
+};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
