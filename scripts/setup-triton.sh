@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .tools/triton: NVIDIA's tritonserver with its python backend, from the wheel nvidia-pytriton, and a Python for its models.
-# What `make record` records from, and what `make bench` compares Python models with.
+# `make record` records from it, and `make bench` compares Python models with it.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 version=0.7.0 target=$TOOLS/triton

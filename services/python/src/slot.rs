@@ -271,7 +271,7 @@ impl Shared {
                 tracing::error!(model, instance, reason, "the model's process is ended");
                 return self.down(&mut self.state.lock(), &reason);
             }
-            // The thread of the instance notices what is wrong, or the process has ended.
+            // The process has ended, or the thread of the instance notices the fault.
             Err(_) => return,
         };
         let state = self.state.lock();
