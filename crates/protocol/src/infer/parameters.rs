@@ -39,6 +39,9 @@ pub(crate) fn set(request: &mut InferRequest, name: &str, value: &Value<'_>) -> 
             let microseconds = value.as_u64().map_err(unable())?;
             // 0 means no timeout, as in Triton.
             request.timeout = (microseconds > 0).then(|| Duration::from_micros(microseconds));
+            if microseconds == 0 {
+                return Ok(());
+            }
             // A model may ask for it.
             unsigned(microseconds)
         }
