@@ -75,8 +75,9 @@ bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (M
 	@scripts/fetch-openvino.sh
 	@scripts/fetch-nats-server.sh
 	@scripts/setup-bench.sh
+	@scripts/setup-triton.sh || echo "==> Triton is left out of the comparison: see the message above"
 	@echo "==> building release binaries (the first build takes some minutes)"
-	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model
+	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model -p trireme-python
 	@$(TOOLS)/bench-python/bin/python bench/run.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
 
@@ -110,6 +111,24 @@ verify-test: setup-demo ## Model folders of every kind, made by sentence-transfo
 	@if [[ -z "$(VERIFY_PYTHON)" ]]; then scripts/setup-verify.sh; fi
 	cargo build --workspace
 	"$(or $(VERIFY_PYTHON),$(TOOLS)/verify-python/bin/python)" tests/verify/verify_test.py $(if $(ONLY),--only $(ONLY))
+
+.PHONY: record
+record: setup ## Records the answers of tests/compat from a real Triton, which is fetched as a wheel (SERVER=python, ONLY=python_bls)
+	@scripts/setup-triton.sh
+	"$(TRIREME_PYTHON)" -B tests/compat/record.py --tritonserver $(TOOLS)/triton/tritonserver/bin/tritonserver \
+		--backends $(TOOLS)/triton/tritonserver/backends --libraries $(TOOLS)/triton/libraries --python $(TOOLS)/triton/bin/python \
+		$(if $(SERVER),--server $(SERVER)) $(if $(ONLY),--only $(ONLY))
+
+.PHONY: stage-test
+stage-test: ## Whether a program speaks docs/stage-protocol.md: make stage-test COMMAND="my-program --flag" (DATATYPE=FP32 INPUT=IN OUTPUT=OUT)
+	@[[ -n "$(COMMAND)" ]] || { echo "which program? make stage-test COMMAND=target/debug/reverse"; exit 2; }
+	python3 -B tests/stages/conformance.py $(if $(DATATYPE),--datatype $(DATATYPE)) $(if $(INPUT),--input $(INPUT)) $(if $(OUTPUT),--output $(OUTPUT)) -- $(COMMAND)
+
+.PHONY: seeds-test
+seeds-test: ## The model.py files and clients of five published posts, byte for byte (their texts in $$TRIREME_REFERENCE_DIR/seeds; SEEDS_PYTHON=a Python with tests/seeds/requirements.txt)
+	@if [[ -z "$(SEEDS_PYTHON)" && -d "$(TRIREME_REFERENCE_DIR)/seeds" ]]; then scripts/setup-seeds.sh; fi
+	cargo build --workspace
+	"$(or $(SEEDS_PYTHON),$(wildcard $(TOOLS)/seeds-python/bin/python),python3)" -B tests/seeds/seeds_test.py target/debug/trireme $(if $(ONLY),--only $(ONLY))
 
 .PHONY: perf-analyzer
 perf-analyzer: setup ## NVIDIA's perf_analyzer measures an ensemble over HTTP, gRPC and streams, in one process and as services

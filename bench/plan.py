@@ -8,17 +8,19 @@ import sys
 from pathlib import Path
 
 from raw import read_texts
-from servers import BenchError, Deployment, Process, load
+from servers import DIRECT, BenchError, Deployment, Process, load
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "sentence_embedding"
-PARTS = ["texts", "lone", "openai", "identity", "simulated"]
+PARTS = ["texts", "lone", "openai", "identity", "python", "simulated"]
 CONCURRENCY = [1, 16, 64]
 LONE_TURNS = 4
 LONE_TEXTS = 40
 OPENAI_TURNS = 4
 BUDGETS = [512, 1024, 2048, 4096]
 WORKERS = [1, 2, 4, 8, 16, 32]
+TRITON = ROOT / ".tools/triton"
+LARGE_ELEMENTS = 4 << 20  # of FP32: 16 MiB
 DELAY_SECONDS = 0.05  # as bench/repositories/simulated says
 NATS_CONFIG = "host: 127.0.0.1\nport: {port}\nmax_payload: 8MB\njetstream {{ store_dir: \"{store}\", max_mem: 2GB }}\n"
 OPENVINO = """
@@ -56,6 +58,22 @@ class Bench:
         self.deployments[name] = deployment
         deployment.wait_ready(model)
 
+    def triton(self, name, repository, model):
+        """A real Triton with the same model.py files."""
+        deployment, server = Deployment(name, self.logs), TRITON / "tritonserver"
+        environment = {
+            "LD_LIBRARY_PATH": str(TRITON / "libraries"),
+            # Its backend finds the Python for its models by PATH.
+            "PATH": f"{TRITON / 'bin'}:{os.environ['PATH']}",
+        }
+        deployment.start("tritonserver", [
+            server / "bin/tritonserver", "--model-repository", repository, "--backend-directory", server / "backends",
+            "--http-address", "127.0.0.1", "--http-port", deployment.port, "--allow-grpc=false", "--allow-metrics=false",
+            "--log-info=false",
+        ], environment)
+        self.deployments[name] = deployment
+        deployment.wait_ready(model)
+
     def services(self, name, repository, model, stages):
         deployment = Deployment(name, self.logs)
         url, store = self.start_nats(deployment)
@@ -89,10 +107,16 @@ class Bench:
                 ("tokenizer", ["trireme-tokenizer"]),
                 ("model", ["trireme", "worker", "--stages", "model,postprocess"]),
             ])
-        if "identity" in self.parts:
+        if {"identity", "python"} & self.parts:
             identity = ROOT / "bench/repositories/identity"
             self.all_in_one("identity", identity, "identity_chain")
             self.services("identity services", identity, "identity_chain", [("model", ["trireme-model"])])
+        if "python" in self.parts:
+            models = ROOT / "bench/repositories/python"
+            self.all_in_one("python", models, "python_chain")
+            self.services("python services", models, "python_chain", [("python", ["trireme-python", "--allow-python"])])
+            if (TRITON / "tritonserver").exists():
+                self.triton("python triton", models, "python_chain")
         if self.options.openvino and "texts" in self.parts:
             properties = {"INFERENCE_PRECISION_HINT": self.options.openvino_precision} if self.options.openvino_precision else {}
             listed = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in properties.items())
@@ -148,7 +172,27 @@ class Bench:
             for name in ("identity", "identity services"):
                 deployment, seconds = self.deployments[name], self.options.seconds
                 self.keep(f"{name} / 64", load(self.binaries / "trireme", deployment, "identity_chain", seconds, 64))
+        if "python" in self.parts:
+            self.python()
         print(f"    round {number} of {self.options.rounds}", flush=True)
+
+    def python(self):
+        """An ensemble of three steps in Python: many requests at a time, one at a time, and one step with a large tensor."""
+        trireme, seconds = self.binaries / "trireme", self.options.seconds
+        for name in ("python", "python services", "python triton"):
+            if name in self.deployments:
+                self.keep(f"{name} / 64", load(trireme, self.deployments[name], "python_chain", seconds, 64))
+        # In quick turns, because the difference is smaller than a machine's drift.
+        for _ in range(LONE_TURNS):
+            alone = load(trireme, self.deployments["python"], "python_chain", 1, 1)["p50_ms"]
+            identity = load(trireme, self.deployments["identity"], "identity_chain", 1, 1)["p50_ms"]
+            self.keep("python / lone step, less identity", {"p50_ms": (alone - identity) / 3})
+        deployment = self.deployments["python"]
+        before = statistics_of(deployment, "step_a")
+        load(trireme, deployment, "step_a", seconds, 1, dimension=LARGE_ELEMENTS)
+        after = statistics_of(deployment, "step_a")
+        nanoseconds = (after["ns"] - before["ns"]) / max(after["count"] - before["count"], 1)
+        self.keep("python / 16 MiB through a step", {"gb_per_second": 4 * LARGE_ELEMENTS / nanoseconds})
 
     def texts(self):
         """Texts per second: raw offline, and served to 1, some and many clients, and in one large request."""
@@ -231,6 +275,12 @@ class Bench:
         plain, fast = (self.ask(name, what="embed", count=100)["vectors"] for name in ("raw", "raw openvino"))
         dots = [sum(l * r for l, r in zip(left, right)) for left, right in zip(plain, fast)]
         self.results["openvino / lowest cosine"] = [{"cosine": min(dots)}]
+
+
+def statistics_of(deployment, model):
+    """How often a model was executed, and for how long in all, by the server's own statistics."""
+    with DIRECT.open(f"http://{deployment.address}/v2/models/{model}/stats", timeout=10) as answer:
+        return json.load(answer)["model_stats"][0]["inference_stats"]["compute_infer"]
 
 
 def library_of(python):

@@ -62,6 +62,16 @@ class Report:
                 ("identity ensemble at 64, all in one, req/s", rate("identity"), ">=", 15000),
                 ("identity ensemble at 64, services, req/s", rate("identity services"), ">=", 6000),
             ]
+        if "python / 64" in self.results:
+            if "python triton / 64" in self.results:
+                bars += [
+                    ("python ensemble at 64, all in one / Triton", rate("python") / rate("python triton"), ">=", 2.0),
+                    ("python ensemble at 64, services / Triton", rate("python services") / rate("python triton"), ">=", 1.0),
+                ]
+            bars += [
+                ("p50 at 1, a python step - an identity step, ms", self.median("python / lone step, less identity", "p50_ms"), "<=", 0.15),
+                ("16 MiB through a python step, GB/s", self.median("python / 16 MiB through a step", "gb_per_second"), ">=", 2.0),
+            ]
         if most := self.results.get(f"simulated / {WORKERS[-1]} workers"):
             ideal = statistics.median(one["requests_per_second"] / one["ideal"] for one in most)
             bars += [(f"simulated model, {WORKERS[-1]} workers / ideal", ideal, ">=", 0.95)]
@@ -107,6 +117,7 @@ class Report:
             lines.append(f"| {key} | {' | '.join(cells)} |")
         loads = [f"{name} / one text, {form}" for name in ("all in one", "services") for form in ("json", "openai")]
         loads += ["all in one / 64", "services / 64", "identity / 64", "identity services / 64"]
+        loads += ["python / 64", "python services / 64"]
         loads = [key for key in loads if key in self.results]
         if not loads:
             return "\n".join(lines) + "\n"
@@ -119,7 +130,7 @@ class Report:
                 cpu = statistics.median(one[field].get(where, 0) for one in self.results[key])
                 if cpu >= 0.5:
                     lines.append(f"| {key} | {where} | {cpu:,.1f} |")
-        for key in (key for key in loads if key.endswith("/ 64") and not key.startswith("identity")):
+        for key in (key for key in loads if key.endswith("/ 64") and not key.startswith(("identity", "python"))):
             best_cpu = self.median(self.best("raw"), "cpu_us")
             total = statistics.median(sum(one["cpu_us"].values()) for one in self.results[key])
             lines.append(f"| {key} | all, less raw ONNX Runtime's {best_cpu:,.0f} per text | {total - best_cpu:,.1f} |")

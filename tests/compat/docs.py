@@ -70,14 +70,15 @@ packages grpcio and tritonclient, which are in the tests' own Python, `.tools/py
   in flight meanwhile.
 - A gRPC scenario has `grpc`, the call's name, with `message`, or for a stream `messages`, as protobuf's JSON;
   `raw_input_contents` is a list of parts as above. `metadata` is sent along.
-- `tests/compat/record.py` asks a real Triton and writes `tests/compat/recorded/<theme>.json`; its `--help` says how to get
-  one. `compare` says how the recording is compared with an answer: `as` text (the default), json or status, `ignore`
+- `make record` fetches a real Triton (the wheel nvidia-pytriton), asks it and writes `tests/compat/recorded/<theme>.json`;
+  `tests/compat/record.py --help` has more. `compare` says how the recording is compared with an answer: `as` text (the default), json or status, `ignore`
   (members), `outputs` "in any order".
 - `expect` is for answers that cannot be recorded, or not word for word: `status`, and `error`, `json`, `subset`, `text` or
   `pattern`. Where the recorded answer is another, `newer` says why; where there is none, `no_recording` does.
 - `divergences.json` holds the differences on purpose: the reason, and Trireme's answer. `expected-failures.txt` holds scenarios of
   missing features, a reason each: an entry that begins to pass is an error, so the list can only shrink.
-- Trireme serves `models/repository`. Each model has a twin of the same behaviour in `models/triton`, for the recording.
+- Trireme serves `models/repository`. Each model has a twin of the same behaviour in `models/triton`, for the recording. The models
+  in `models/python` are a `model.py` each, which both servers run; what they write to the log is compared, too.
 - `tests/compat/run.py --docs` writes this page; `--check`, which the tests run, says when it is stale.
 """
 
@@ -126,6 +127,8 @@ def body(expect):
         return expect["text"]
     if "json" in expect:
         return json.dumps(expect["json"], ensure_ascii=False, separators=(",", ":"))
+    if "subset" in expect:
+        return f"… {json.dumps(expect['subset'], ensure_ascii=False, separators=(',', ':'))} …"
     return expect.get("pattern", "")
 
 

@@ -7,6 +7,7 @@ the descriptors of the official client; its other code is not used.
 
 import base64
 import json
+import threading
 
 import grpc
 from google.protobuf import json_format, message_factory
@@ -24,20 +25,31 @@ def exchange(address, request):
     ask, answer = (message_factory.GetMessageClass(kind) for kind in (method.input_type, method.output_type))
     codec = {"request_serializer": ask.SerializeToString, "response_deserializer": answer.FromString}
     path = f"/{SERVICE.full_name}/{method.name}"
-    how = {"timeout": TIMEOUT_S, "metadata": list(request.get("metadata", {}).items())}
+    how = {"timeout": request.get("deadline_ms", TIMEOUT_S * 1000) / 1000, "metadata": list(request.get("metadata", {}).items())}
     messages = [to_message(ask, message) for message in request.get("messages", [request.get("message", {})])]
     responses = []
     with grpc.insecure_channel(address, options=UNLIMITED) as channel:
         try:
             if method.server_streaming:
-                for response in channel.stream_stream(path, **codec)(iter(messages), **how):
+                call = channel.stream_stream(path, **codec)(iter(messages), **how)
+                hang_up(call, request)
+                for response in call:
                     responses.append(to_json(response))
                 return Answer(0, {}, text(responses))
-            response = channel.unary_unary(path, **codec)(messages[0], **how)
-            return Answer(0, {}, text(to_json(response)))
+            call = channel.unary_unary(path, **codec).future(messages[0], **how)
+            hang_up(call, request)
+            return Answer(0, {}, text(to_json(call.result())))
+        except grpc.FutureCancelledError:
+            return Answer(grpc.StatusCode.CANCELLED.value[0], {}, text({"error": "the client has cancelled it"}))
         except grpc.RpcError as error:
             failed = {"error": error.details()}
             return Answer(error.code().value[0], {}, text([*responses, failed] if method.server_streaming else failed))
+
+
+def hang_up(call, request):
+    """Cancels a call after the time that its scenario says, if it says one."""
+    if "cancel_after_ms" in request:
+        threading.Timer(request["cancel_after_ms"] / 1000, call.cancel).start()
 
 
 def to_message(kind, message):

@@ -9,10 +9,8 @@ or to one that is started for it:
 
     record.py --tritonserver PATH [--backends DIR] [--libraries DIR] [--python PATH]
 
-The wheel nvidia-pytriton holds a tritonserver with the python backend that runs without a GPU: unpack it, link the stub
-for your Python (python_backend_stubs/3.x/triton_python_backend_stub) into its backends/python, and name
-pytriton/tritonserver/bin/tritonserver, pytriton/tritonserver/backends, nvidia_pytriton.libs and the python of an
-environment with numpy below 2. After recording, `run.py --check` says where expectations have to be looked at again.
+The wheel nvidia-pytriton holds a tritonserver with the python backend that runs without a GPU: `make record` fetches it
+(scripts/setup-triton.sh) and records from it. After recording, `run.py --check` says where expectations have to be looked at again.
 """
 
 import argparse
@@ -39,14 +37,18 @@ def main():
     parser.add_argument("--libraries", type=Path, help="where its shared libraries are")
     parser.add_argument("--python", type=Path, help="the interpreter for the python backend")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="HTTP port; gRPC and metrics take the next two")
+    parser.add_argument("--server", default="", choices=["", *SERVERS], help="only what a server of this setup answers")
     parser.add_argument("--only", default="", metavar="TEXT", help="scenarios whose id contains this")
     arguments = parser.parse_args()
     if arguments.triton_url:
         return record(arguments.triton_url, arguments.grpc, arguments.only, DEFAULT)
     place = (arguments.backends, arguments.libraries, arguments.python, arguments.port)
-    for server in SERVERS:
+    for server in (server for server in SERVERS if arguments.server in ("", server)):
         with Triton(arguments.tritonserver, *place, server) as triton:
             record(triton.url, triton.grpc, arguments.only, server, triton)
+            if server == "python" and not arguments.only:
+                lines = ",\n".join(f"  {json.dumps(line)}" for line in triton.marked_lines())
+                scenarios.LOG.write_text(f"[\n{lines}\n]\n")
 
 
 def ask(servers, scenario, triton):
@@ -71,6 +73,8 @@ def record(url, grpc, only, server, triton=None):
             for scenario in theme.scenarios:
                 chosen = only in scenario.id and scenario.protocol in servers
                 answer = ask(servers, scenario, triton) if chosen else scenario.recorded
+                if answer and triton:
+                    answer.text = scenarios.placed(answer.text, triton.repository)
                 if answer:
                     answers[scenario.id] = answer.to_json()
         lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(answer)}" for name, answer in answers.items())

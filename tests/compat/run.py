@@ -32,6 +32,7 @@ def main():
     parser.add_argument("--grpc", metavar="ADDRESS", help="the server's gRPC address; needs grpcio and tritonclient")
     what.add_argument("--check", action="store_true", help="check the data and the documentation")
     what.add_argument("--docs", action="store_true", help="write the documentation")
+    parser.add_argument("--repository", default="", metavar="FOLDER", help="the folder that it serves, whose path may be in its errors")
     parser.add_argument("--server", default=DEFAULT, choices=SERVERS, help="how the server is set up")
     parser.add_argument("--only", default="", metavar="TEXT", help="scenarios whose id contains this")
     arguments = parser.parse_args()
@@ -45,14 +46,17 @@ def main():
     themes = [theme for theme in themes if theme.server == arguments.server]
     chosen = [s for theme in themes for s in theme.scenarios if arguments.only in s.id and s.protocol in servers]
     with memory.objects(themes):
-        results = [(scenario.id, verdict(servers, scenario)) for scenario in chosen]
+        results = [(scenario.id, verdict(servers, scenario, arguments.repository)) for scenario in chosen]
     return report(results, "passed", {scenario.id for scenario in chosen if scenario.expected_failure})
 
 
-def verdict(servers, scenario):
+def verdict(servers, scenario, repository):
     """The differences, as lines; empty if there are none."""
     try:
-        found = differences(scenario, servers[scenario.protocol](scenario.request))
+        answer = servers[scenario.protocol](scenario.request)
+        if repository:
+            answer.text = scenarios.placed(answer.text, repository)
+        found = differences(scenario, answer)
     except (OSError, http.client.HTTPException) as error:
         found = [f"no answer: {type(error).__name__}: {error}"]
     if scenario.expected_failure is None:

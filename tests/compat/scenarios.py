@@ -15,8 +15,10 @@ from servers import DEFAULT
 ROOT = Path(__file__).resolve().parent
 EXPECTED_FAILURES = ROOT / "expected-failures.txt"
 DIVERGENCES = ROOT / "divergences.json"
+# The lines that models wrote to the log of the recorded server.
+LOG = ROOT / "recorded" / "log" / "python.json"
 REQUEST_FIELDS = {"get", "post", "infer", "method", "path", "headers", "json", "text", "parts", "header_length"}
-REQUEST_FIELDS |= {"compress", "chunked", "during", "grpc", "message", "messages", "metadata"}
+REQUEST_FIELDS |= {"compress", "chunked", "during", "grpc", "message", "messages", "metadata", "cancel_after_ms", "deadline_ms"}
 OTHER_FIELDS = {"id", "why", "expect", "compare", "newer", "no_recording"}
 
 
@@ -117,6 +119,11 @@ def load_scenario(theme, entry, recorded):
         target(request)
     other = {name: value for name, value in entry.items() if name in OTHER_FIELDS}
     return Scenario(theme=theme, request=request, recorded=Answer.from_json(recorded) if recorded else None, **other)
+
+
+def placed(text, repository):
+    """A text in which the path of the model repository is written as `<repository>`."""
+    return text.replace(str(repository), "<repository>")
 
 
 def recorded_path(theme):

@@ -4,6 +4,10 @@ import functools
 
 import exchange
 
+# Models in Python. Both servers run the same files.
+PYTHON_MODELS = "echo types batches asked returns caller at_once counts returning sends chain life witness patient".split()
+PYTHON_MODELS.append("completes")
+
 # The setups of servers, by name: the folder in models/ that they serve, and their flags.
 DEFAULT = "default"
 SERVERS = {
@@ -13,6 +17,8 @@ SERVERS = {
     "shared memory": ("repository", []),
     "sequences": ("sequences", []),
     "explicit": ("control", ["--model-control-mode=explicit", "--load-model=c"]),
+    # All but the models that cannot be loaded.
+    "python": ("python", ["--model-control-mode=explicit", *(f"--load-model={name}" for name in PYTHON_MODELS)]),
 }
 
 

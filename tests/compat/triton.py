@@ -48,15 +48,18 @@ class Triton:
 
     def __init__(self, program, backends, libraries, python, port, server):
         self.source, self.flags = SERVERS[server]
+        # Lines of models are recorded, too.
+        self.log_info = int(server == "python")
         self.program, self.backends, self.libraries, self.python, self.port = program, backends, libraries, python, port
         self.url, self.grpc = f"http://127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
 
     def __enter__(self):
         self.folder = tempfile.TemporaryDirectory(prefix="trireme-compat-")
-        repository = Path(self.folder.name) / "models"
-        repository.mkdir()
-        assemble_repository(self.source, repository)
-        self.start(repository)
+        self.log = Path(self.folder.name) / "log"
+        self.repository = Path(self.folder.name) / "models"
+        self.repository.mkdir()
+        assemble_repository(self.source, self.repository)
+        self.start(self.repository)
         return self
 
     def start(self, repository):
@@ -66,14 +69,15 @@ class Triton:
         if self.python:
             # The backend's stub finds its Python interpreter through PATH.
             environment["PATH"] = f"{Path(self.python).parent}:{environment['PATH']}"
-        command = [self.program, "--model-repository", repository, "--log-info=0"]
+        command = [self.program, "--model-repository", repository, f"--log-info={self.log_info}"]
         command += ["--http-port", self.port, "--grpc-port", self.port + 1, "--metrics-port", self.port + 2]
         for listener in ("http", "grpc", "metrics"):
             command += [f"--{listener}-address", "127.0.0.1"]
         command += self.flags
         if self.backends:
             command += ["--backend-directory", self.backends]
-        self.process = subprocess.Popen([str(part) for part in command], env=environment)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen([str(part) for part in command], env=environment, stdout=log, stderr=log)
         try:
             self.wait_ready()
         except BaseException:
@@ -92,7 +96,7 @@ class Triton:
             self.process.wait(timeout=DYING_S)
         except subprocess.TimeoutExpired:
             return False
-        self.start(Path(self.folder.name) / "models")
+        self.start(self.repository)
         return True
 
     def wait_ready(self):
@@ -103,7 +107,13 @@ class Triton:
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
-        raise SystemExit("tritonserver did not get ready; its own messages are above")
+        raise SystemExit(f"tritonserver did not get ready; it wrote:\n{self.log.read_text(errors='replace')}")
+
+    def marked_lines(self):
+        """The lines that models have marked in its log: each its level's letter and its text."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        found = [re.match(r'([IWEV])\d{4} .*?\] "?(marked: .*?)"?$', line) for line in lines]
+        return [[line[1], line[2]] for line in found if line]
 
     def __exit__(self, *_):
         self.process.terminate()

@@ -237,6 +237,8 @@ pub struct ExecuteResponse {
     pub timing: ExecuteTiming,
     /// The counts for the request's texts, where the model is a tokenizer.
     pub texts: Option<TextFacts>,
+    /// Parameters of the response, which the client gets where this is the last step.
+    pub parameters: Parameters,
 }
 
 /// How long the parts of an execution took.
@@ -302,8 +304,8 @@ pub trait StepwiseInstance: Send {
 /// Outcome of a step for one request.
 #[derive(Clone, Debug)]
 pub enum Progress {
-    /// Part of the answer, for requests that take it in parts ([`ExecuteRequest::in_parts`]); more parts follow.
-    Part(Vec<Tensor>),
+    /// Part of the answer and its parameters, for requests that take it in parts ([`ExecuteRequest::in_parts`]); more parts follow.
+    Part(Vec<Tensor>, Parameters),
     /// The answer, its last part, or the error. The request has left the instance. A last part without outputs only says
     /// that no more parts follow.
     Done(Result<ExecuteResponse, InferError>),

@@ -149,12 +149,14 @@ impl<C: Completion> Stepper<C> {
         for (ticket, progress) in self.call(|instance| instance.step()).unwrap_or_default() {
             match progress {
                 Progress::Done(result) => self.conclude(ticket, result),
-                Progress::Part(outputs) => {
+                Progress::Part(outputs, parameters) => {
                     let Some(request) = self.in_hand.get(&ticket) else { continue };
                     let timing = request.timing(ExecuteTiming::default());
                     let sent = match &request.exit {
                         Exit::Canary => true,
-                        Exit::InParts(parts) => parts.send(ExecuteResponse { outputs, timing, texts: None }),
+                        Exit::InParts(parts) => {
+                            parts.send(ExecuteResponse { outputs, timing, texts: None, parameters })
+                        }
                         // The client takes one answer, but the model gives it in parts.
                         Exit::Whole(_) => {
                             self.call(|instance| instance.leave(ticket));

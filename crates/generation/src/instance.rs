@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use trireme_engine::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Progress, StepwiseInstance, Ticket, one_line};
-use trireme_inference::{ErrorCode, InferError};
+use trireme_inference::{ErrorCode, InferError, Parameters};
 
 use super::beams::Found;
 use super::graphs::{Graphs, State, last_logits};
@@ -208,7 +208,7 @@ impl Generator {
             let part = self.format.write(&job.outputs, &found, 1, job.emitted, false);
             job.emitted = found.first().map_or(0, |found| found.ids.len());
             match part {
-                Ok(outputs) => results.push((member.ticket, Progress::Part(outputs))),
+                Ok(outputs) => results.push((member.ticket, Progress::Part(outputs, Parameters::default()))),
                 Err(error) => {
                     self.jobs.remove(&member.ticket);
                     results.push((member.ticket, Progress::Done(Err(error))));
@@ -222,7 +222,7 @@ impl Generator {
         let found: Vec<Found> = job.found.into_iter().flatten().flatten().collect();
         let outputs = self.format.write(&job.outputs, &found, rows, job.emitted, true)?;
         let timing = ExecuteTiming { batch_size: rows.try_into().unwrap_or(u32::MAX), ..ExecuteTiming::default() };
-        Ok(ExecuteResponse { outputs, timing, texts: None })
+        Ok(ExecuteResponse { outputs, timing, ..ExecuteResponse::default() })
     }
 
     /// Ends the requests of `members` with an error.

@@ -35,6 +35,9 @@ pub struct InferError {
     /// The worker that ran the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
+    /// Whether the model's own code has made the error, so that its message reaches the client as it is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub of_model: bool,
 }
 
 // === impl ErrorCode ===
@@ -67,7 +70,7 @@ macro_rules! constructors {
 impl InferError {
     /// An error without a stage.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> InferError {
-        InferError { code, message: message.into(), stage: None, worker: None }
+        InferError { code, message: message.into(), stage: None, worker: None, of_model: false }
     }
 
     constructors! {

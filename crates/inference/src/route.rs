@@ -296,13 +296,15 @@ impl Route {
     /// step that requires it reports the error.
     pub fn advance(&mut self, live: &mut Vec<Tensor>, produced: Vec<Tensor>) {
         let Some(step) = self.steps.get(self.cursor) else { return };
+        let dies = |name: &str| step.dead.iter().any(|dead| dead == name);
+        // A single model's output may have the name of an input, which must not pass for it.
+        live.retain(|tensor| !dies(tensor.name()) && !step.outputs.iter().any(|output| output.tensor == tensor.name()));
         for tensor in produced {
             // A model's output may become two live tensors: one that the client asked for, and a state of its sequence.
-            for output in step.outputs.iter().filter(|output| output.name == tensor.name()) {
+            for output in step.outputs.iter().filter(|output| output.name == tensor.name() && !dies(&output.tensor)) {
                 live.push(tensor.clone().renamed(output.tensor.as_str()));
             }
         }
-        live.retain(|tensor| !step.dead.iter().any(|dead| dead == tensor.name()));
         self.cursor += 1;
     }
 
@@ -416,6 +418,16 @@ mod tests {
         assert_eq!(names(&route.step_inputs(&live).unwrap()), ["a"]);
         route.advance(&mut live, vec![tensor("x"), tensor("y")]);
         assert_eq!(names(&live), ["y"]);
+    }
+
+    #[test]
+    fn an_output_with_the_name_of_an_input_takes_its_place() {
+        let plan =
+            RoutePlan::single("m", [("x".to_owned(), false), ("y".to_owned(), true)], vec!["y".into(), "x".into()]);
+        let mut route = plan.route(1, &[], &["x", "y"], |_, _| Ok(1)).unwrap();
+        let mut live = vec![tensor("x"), tensor("y")];
+        route.advance(&mut live, vec![tensor("x")]);
+        assert_eq!(names(&live), ["x"], "an output that the model has not made is not the input of its name");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use trireme_bus::{Answer, Bus, InProcess, Inbox, PendingReplies, WorkMessage};
 use trireme_inference::{
-    Callers, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
+    Callers, InferError, Ledger, ModelKey, Parameters, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
 use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, Instance, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime,
@@ -87,7 +87,7 @@ impl StepwiseInstance for Counter {
                 }
                 (true, true) => (ticket, done(vec![])),
                 (true, false) => (ticket, done(number(*count))),
-                (false, true) => (ticket, Progress::Part(number(*count))),
+                (false, true) => (ticket, Progress::Part(number(*count), Parameters::default())),
                 (false, false) => {
                     *count += 1;
                     continue;

@@ -112,7 +112,7 @@ impl PostprocessModel {
             compute_output: ran.elapsed(),
             batch_size: if self.batches { u32::try_from(rows).unwrap_or(u32::MAX) } else { 1 },
         };
-        Ok(ExecuteResponse { outputs, timing, texts: None })
+        Ok(ExecuteResponse { outputs, timing, ..ExecuteResponse::default() })
     }
 }
 

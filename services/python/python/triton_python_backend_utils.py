@@ -27,7 +27,7 @@ from trireme_python.tensors import NAMES as _NAMES, NUMPY as _NUMPY, Tensor
 from trireme_python.tensors import datatype_of as _datatype_of
 from trireme_python.tensors import decode_bytes as deserialize_bytes_tensor
 
-TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU = 0, 2
+TRITONSERVER_MEMORY_GPU, TRITONSERVER_MEMORY_CPU = 0, 1
 
 # By the name in config.pbtxt.
 TRITON_STRING_TO_NUMPY = {f"TYPE_{name}": dtype.type for name, dtype in _NUMPY.items()}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::watch;
-use trireme_inference::{InferError, Tensor};
+use trireme_inference::{InferError, Parameters, Tensor};
 use trireme_runtime::{ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Outage, Stop};
 
 use crate::child::LOOK;
@@ -24,7 +24,7 @@ pub struct BatchInstance {
 /// The results of a batch so far.
 struct Batch {
     /// One result per request; the ticket of the first request is `first`.
-    results: Vec<Option<Result<Vec<Tensor>, InferError>>>,
+    results: Vec<Option<Result<Answer, InferError>>>,
     first: u64,
     executed: bool,
     /// Whether the child knows that nobody waits for the request any more.
@@ -59,8 +59,9 @@ impl BatchInstance {
                     nested.send(*header, &frame, batch.waiting(requests).map(|request| &request.calls))?;
                 }
                 Some(FromChild::HangUp { ids }) => nested.hang_up(&ids),
+                // A late answer, for which nobody waited any more.
+                Some(FromChild::Ready { .. }) | None => {}
                 Some(other) => return Err(LinkError::Garbage(format!("{other:?} while it executed"))),
-                None => {}
             }
         }
         Ok(())
@@ -80,6 +81,7 @@ impl ModelInstance for BatchInstance {
         let started = Instant::now();
         let mut batch = Batch::new(self.next, requests.len());
         self.next += requests.len() as u64;
+        self.slot.set_used(true);
         let ended = match self.slot.link() {
             Some(link) => self.run(&link, requests, &mut batch).map_err(|error| {
                 let reason = error.to_string();
@@ -88,6 +90,7 @@ impl ModelInstance for BatchInstance {
             }),
             None => Err("it is being started again".to_owned()),
         };
+        self.slot.set_used(false);
         let timing = ExecuteTiming {
             compute_infer: started.elapsed(),
             batch_size: self.rows(requests),
@@ -95,7 +98,8 @@ impl ModelInstance for BatchInstance {
         };
         let lost = || process_lost(&self.slot.recipe().model, ended.as_ref().err().map_or("", String::as_str));
         let results = batch.results.into_iter().map(|result| result.unwrap_or_else(|| Err(lost())));
-        results.map(|result| result.map(|outputs| ExecuteResponse { outputs, timing, texts: None })).collect()
+        let response = |(outputs, parameters)| ExecuteResponse { outputs, timing, texts: None, parameters };
+        results.map(|result| result.map(response)).collect()
     }
 
     fn stop(&self) -> Option<Arc<dyn Stop>> {
@@ -134,7 +138,7 @@ impl Batch {
             *place = match outputs(response, frame) {
                 (None, false) => None,
                 // The request was closed without a response.
-                (None, true) => Some(Ok(Vec::new())),
+                (None, true) => Some(Ok(Answer::default())),
                 (outputs, _) => outputs,
             };
         }
@@ -156,16 +160,18 @@ impl Batch {
     }
 }
 
+/// The outputs of a response, and its parameters.
+pub type Answer = (Vec<Tensor>, Parameters);
+
 /// The outputs or the error of a response, `None` if it has neither, and whether it is the last response of its request.
-pub fn outputs(response: ResponseHeader, frame: &Frame) -> (Option<Result<Vec<Tensor>, InferError>>, bool) {
+pub fn outputs(response: ResponseHeader, frame: &Frame) -> (Option<Result<Answer, InferError>>, bool) {
     let outputs = match (response.error, response.outputs) {
         (Some(error), _) => Some(Err(error.into())),
         (None, Some(outputs)) => {
             let tensors = outputs.iter().map(|header| frame.tensor(header)).collect::<Result<_, _>>();
             // A bad tensor from the model is not the client's fault.
-            Some(
-                tensors.map_err(|error| InferError::internal(format!("the model answered with a bad tensor: {error}"))),
-            )
+            let bad = |error| InferError::internal(format!("the model answered with a bad tensor: {error}"));
+            Some(tensors.map(|tensors| (tensors, response.parameters)).map_err(bad))
         }
         (None, None) => None,
     };

@@ -84,6 +84,8 @@ pub struct Child {
     pub link: Link,
     /// The configuration, where it was completed.
     pub config: Option<String>,
+    /// Whether the model has an opinion on whether it is ready.
+    pub asks_ready: bool,
 }
 
 /// The last lines of a child's output.
@@ -103,7 +105,7 @@ impl Recipe {
         })?;
         let printed = printing.1.clone();
         match self.load(&link, place, complete, is_ending) {
-            Ok(config) => Ok(Child { process, link, config }),
+            Ok((config, asks_ready)) => Ok(Child { process, link, config, asks_ready }),
             Err(reason) => {
                 kill(&process);
                 let status = process.wait();
@@ -154,7 +156,7 @@ impl Recipe {
         place: &Place,
         complete: bool,
         is_ending: &dyn Fn() -> bool,
-    ) -> Result<Option<String>, Option<String>> {
+    ) -> Result<(Option<String>, bool), Option<String>> {
         let (mut args, instance) = (self.args.clone(), place.name.as_str());
         args.insert("model_instance_name", place.name.clone());
         args.insert("model_instance_kind", place.kind.to_owned());
@@ -180,7 +182,9 @@ impl Recipe {
                 continue;
             };
             match self.read(&frame, instance).map_err(failed)? {
-                Some(FromChild::Loaded { config }) => return Ok(config.map(|config| config.to_string())),
+                Some(FromChild::Loaded { config, asks_ready }) => {
+                    return Ok((config.map(|config| config.to_string()), asks_ready));
+                }
                 Some(FromChild::Failed { message, traceback }) => {
                     tracing::error!(model = self.model, instance, "loading failed: {}", traceback.trim_end());
                     return Err(Some(message));

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use trireme_inference::{InferError, Tensor};
+use trireme_inference::InferError;
 use trireme_runtime::{
     Calls, ExecuteRequest, ExecuteResponse, Outage, Progress, StepwiseInstance, Ticket, one_response,
 };
 
-use crate::batch::{outputs, process_lost, send_execute};
+use crate::batch::{Answer, outputs, process_lost, send_execute};
 use crate::frame::{Frame, Layout, LinkError};
 use crate::message::{FromChild, ResponseHeader, ToChild};
 use crate::nested::NestedRequests;
@@ -41,7 +41,7 @@ struct InHand {
     in_parts: bool,
     /// The first response of a request that takes one response. It is kept until the request is closed, because a second
     /// response would be an error.
-    only: Option<Vec<Tensor>>,
+    only: Option<Answer>,
 }
 
 // === impl DecoupledInstance ===
@@ -90,8 +90,9 @@ impl DecoupledInstance {
                         process.hang_up(&ids);
                     }
                 }
+                // A late answer, for which nobody waited any more.
+                Some(FromChild::Ready { .. }) | None => {}
                 Some(other) => return Err(LinkError::Garbage(format!("{other:?} while it executed"))),
-                None => {}
             }
             // Once there is progress, only frames that have already arrived are read.
             wait = match progress.is_empty() {
@@ -109,12 +110,14 @@ impl DecoupledInstance {
     fn take(&mut self, response: ResponseHeader, frame: &Frame) -> Option<(Ticket, Progress)> {
         let ticket = response.id;
         let request = self.requests.get_mut(&ticket)?;
-        let done = |outputs| Progress::Done(Ok(ExecuteResponse { outputs, ..ExecuteResponse::default() }));
+        let done = |(outputs, parameters)| {
+            Progress::Done(Ok(ExecuteResponse { outputs, parameters, ..ExecuteResponse::default() }))
+        };
         let progress = match (outputs(response, frame), request.in_parts) {
             ((Some(Err(error)), _), _) => Progress::Done(Err(error)),
             ((Some(Ok(outputs)), true), true) => done(outputs),
-            ((Some(Ok(outputs)), false), true) => Progress::Part(outputs),
-            ((None, true), true) => done(Vec::new()),
+            ((Some(Ok((outputs, parameters))), false), true) => Progress::Part(outputs, parameters),
+            ((None, true), true) => done(Answer::default()),
             ((Some(Ok(outputs)), is_final), false) => match request.only.replace(outputs) {
                 Some(_) => Progress::Done(Err(one_response())),
                 None if is_final => done(request.only.take()?),
@@ -144,6 +147,7 @@ impl StepwiseInstance for DecoupledInstance {
     }
 
     fn join(&mut self, ticket: Ticket, request: ExecuteRequest) -> Result<(), InferError> {
+        self.slot.set_used(true);
         self.requests.insert(ticket, InHand { calls: request.calls.clone(), in_parts: request.in_parts, only: None });
         self.joined.push((ticket, request));
         Ok(())
@@ -175,6 +179,9 @@ impl StepwiseInstance for DecoupledInstance {
             let lost = std::mem::take(&mut self.requests).into_keys();
             let model = &self.slot.recipe().model;
             progress.extend(lost.map(|ticket| (ticket, Progress::Done(Err(process_lost(model, &reason))))));
+        }
+        if self.requests.is_empty() && self.executing.is_none() {
+            self.slot.set_used(false);
         }
         progress
     }

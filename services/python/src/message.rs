@@ -36,6 +36,8 @@ pub enum ToChild<'a> {
     },
     /// A response to a request of the model.
     Answer(AnswerHeader<'a>),
+    /// Whether the model is ready, in its own opinion; only where the child has said that it has one.
+    Ready,
     /// Clean up and end.
     Finalize,
 }
@@ -96,6 +98,14 @@ pub enum FromChild {
         /// The configuration, where that was asked for.
         #[serde(default)]
         config: Option<serde_json::Value>,
+        /// Whether the model wants to be asked whether it is ready.
+        #[serde(default)]
+        asks_ready: bool,
+    },
+    /// The answer to [`ToChild::Ready`].
+    Ready {
+        /// Whether the model is ready.
+        ready: bool,
     },
     /// The model could not be loaded.
     Failed {
@@ -223,6 +233,9 @@ pub struct ResponseHeader {
     /// Its outputs; without outputs and error it only says that it is the last.
     #[serde(default)]
     pub outputs: Option<Vec<TensorHeader<'static>>>,
+    /// The response's parameters.
+    #[serde(default)]
+    pub parameters: Parameters,
     /// Why there are none.
     #[serde(default)]
     pub error: Option<ErrorHeader>,
@@ -239,7 +252,7 @@ pub struct ErrorHeader {
 
 impl From<ErrorHeader> for InferError {
     fn from(error: ErrorHeader) -> Self {
-        InferError::new(error.code, error.message)
+        InferError { of_model: true, ..InferError::new(error.code, error.message) }
     }
 }
 

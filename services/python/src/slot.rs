@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use trireme_runtime::Outage;
 
 use crate::child::{Child, LOOK, Place, Recipe, kill_group, memory_of};
-use crate::frame::{Layout, Link};
+use crate::frame::{Layout, Link, LinkError};
 use crate::message::{FromChild, ToChild};
 
 /// Pause before the second start in a row, and its bounds: twice as long each time.
@@ -25,6 +25,10 @@ const STEADY: Duration = Duration::from_secs(60);
 
 /// How often a process's memory is looked at, where it has a limit.
 const MEMORY_CHECK: Duration = Duration::from_millis(100);
+
+/// How often a model that has an opinion on whether it is ready is asked, and how long it may take to answer.
+const READINESS_CHECK: Duration = Duration::from_millis(250);
+const READINESS_LIMIT: Duration = Duration::from_secs(10);
 
 /// The time limit of `finalize`.
 const FINALIZE_LIMIT: Duration = Duration::from_secs(10);
@@ -41,6 +45,8 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     outage: watch::Sender<Outage>,
+    /// Whether the instance's thread is using the link. Another thread reads from it only while this is false and locked.
+    used: Mutex<bool>,
 }
 
 #[derive(Default)]
@@ -61,7 +67,7 @@ impl Slot {
     pub fn begin(recipe: Arc<Recipe>, place: Place) -> std::io::Result<Slot> {
         let (state, changed) = (Mutex::default(), Condvar::new());
         let outage = watch::Sender::new(Some(Arc::from("its process has not been started yet")));
-        let shared = Arc::new(Shared { recipe, place, state, changed, outage });
+        let shared = Arc::new(Shared { recipe, place, state, changed, outage, used: Mutex::new(false) });
         let watched = shared.clone();
         let thread = std::thread::Builder::new().name("python-process".to_owned());
         let thread = Some(thread.spawn(move || watched.run())?);
@@ -84,7 +90,12 @@ impl Slot {
         self.shared.state.lock().link.clone()
     }
 
-    /// The outages of the slot: times without a process.
+    /// Says whether the instance's thread is using the link, or will. Waits while the model is asked whether it is ready.
+    pub fn set_used(&self, used: bool) {
+        *self.shared.used.lock() = used;
+    }
+
+    /// The outages of the slot: times without a process, or with a model that says that it is not ready.
     pub fn outage(&self) -> watch::Receiver<Outage> {
         self.shared.outage.subscribe()
     }
@@ -221,15 +232,21 @@ impl Shared {
         }
     }
 
-    /// Waits until a process has ended, and ends it when it has too much memory.
-    fn until_ended(&self, pid: Pid) {
+    /// Waits until a process has ended. Ends it when it has too much memory, and asks the model whether it is ready.
+    fn until_ended(&self, pid: Pid, asks_ready: bool) {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        let Some(limit) = self.recipe.memory_limit else {
+        let limit = self.recipe.memory_limit;
+        if limit.is_none() && !asks_ready {
             while matches!(waitid(WaitId::Pid(pid), options), Err(rustix::io::Errno::INTR)) {}
             return;
-        };
+        }
+        let mut asked = Instant::now();
         while let Ok(None) | Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), options | WaitIdOptions::NOHANG) {
-            if let Some(reason) = too_large(pid, limit) {
+            if asks_ready && asked.elapsed() >= READINESS_CHECK {
+                self.ask_ready();
+                asked = Instant::now();
+            }
+            if let Some(reason) = limit.and_then(|limit| too_large(pid, limit)) {
                 let mut state = self.state.lock();
                 if state.link.is_some() {
                     tracing::error!(model = self.recipe.model, instance = self.place.name, "{reason}: it is ended");
@@ -240,8 +257,49 @@ impl Shared {
         }
     }
 
+    /// Asks the model whether it is ready, unless it is executing. While it says no, its instance takes no work.
+    fn ask_ready(&self) {
+        let used = self.used.lock();
+        let link = self.state.lock().link.clone();
+        let Some(link) = link.filter(|_| !*used) else { return };
+        let reason = match self.answer_ready(&link) {
+            Ok(Some(true)) => None,
+            Ok(Some(false)) => Some("its is_ready says that it is not ready".to_owned()),
+            Ok(None) => {
+                let (model, instance) = (&self.recipe.model, &self.place.name);
+                let reason = format!("its is_ready has not returned within {} s", READINESS_LIMIT.as_secs());
+                tracing::error!(model, instance, reason, "the model's process is ended");
+                return self.down(&mut self.state.lock(), &reason);
+            }
+            // The process has ended, or the thread of the instance notices the fault.
+            Err(_) => return,
+        };
+        let state = self.state.lock();
+        let is_current = state.link.as_ref().is_some_and(|current| Arc::ptr_eq(current, &link));
+        if is_current && reason.is_some() != self.outage.borrow().is_some() {
+            let (model, instance) = (&self.recipe.model, &self.place.name);
+            match &reason {
+                Some(reason) => tracing::warn!(model, instance, reason, "the model is not ready"),
+                None => tracing::info!(model, instance, "the model is ready again"),
+            }
+            self.outage.send_replace(reason.map(Arc::from));
+        }
+    }
+
+    /// The model's answer, `None` if there is none in time.
+    fn answer_ready(&self, link: &Link) -> Result<Option<bool>, LinkError> {
+        link.send(&ToChild::Ready, &Layout::default())?;
+        let until = Instant::now() + READINESS_LIMIT;
+        while let Some(frame) = link.receive(until.saturating_duration_since(Instant::now()))? {
+            if let Some(FromChild::Ready { ready }) = self.recipe.read(&frame, &self.place.name)? {
+                return Ok(Some(ready));
+            }
+        }
+        Ok(None)
+    }
+
     /// Offers a process whose model is loaded, until it has ended.
-    fn live(&self, Child { mut process, link, .. }: Child) {
+    fn live(&self, Child { mut process, link, asks_ready, .. }: Child) {
         let Some(pid) = Pid::from_raw(process.id() as i32) else { return };
         {
             let mut state = self.state.lock();
@@ -256,7 +314,9 @@ impl Shared {
             }
         }
         // The process is not reaped while another thread might kill it by its number.
-        self.until_ended(pid);
+        self.until_ended(pid, asks_ready);
+        // Processes that the model has started end with it.
+        kill_group(pid);
         let mut state = self.state.lock();
         let was_used = state.link.take().is_some();
         state.pid = None;

@@ -159,13 +159,86 @@ class TritonPythonModel:
     assert_eq!(answer(&mut instance, &["x"]).unwrap(), ["little"]);
 }
 
+/// Starts a process of its own, prints much, or exits.
+const BUSY: &str = "
+import os, subprocess, sys
+class TritonPythonModel:
+    def execute(self, requests):
+        text = requests[0].inputs()[0].as_numpy()[0].decode()
+        if text == 'start':
+            text = str(subprocess.Popen(['sleep', '3600']).pid)
+        elif text == 'print':
+            for _ in range(64):
+                sys.stdout.write('x' * (1 << 20))
+            print(flush=True)
+        elif text == 'exit':
+            os._exit(0)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array([text], dtype=np.object_))])]
+";
+
+#[test]
+fn processes_that_a_model_has_started_end_with_it() {
+    let model = Model::texts("", BUSY);
+    let mut instance = model.instance();
+    let started = answer(&mut instance, &["start"]).unwrap().remove(0);
+    let lives = || {
+        let state = std::fs::read_to_string(format!("/proc/{started}/stat")).unwrap_or_default();
+        state.rsplit_once(')').is_some_and(|(_, fields)| !fields.trim_start().starts_with('Z'))
+    };
+    assert!(lives());
+    assert_eq!(answer(&mut instance, &["exit"]).unwrap_err().code, ErrorCode::Unavailable);
+    wait_back(&mut instance);
+    assert!(!lives(), "its own process is gone, too");
+}
+
+#[test]
+fn much_output_holds_nothing_up() {
+    let mut instance = Model::texts("", BUSY).instance();
+    assert_eq!(answer(&mut instance, &["print"]).unwrap(), ["print"]);
+    assert_eq!(answer(&mut instance, &["x"]).unwrap(), ["x"]);
+}
+
+#[test]
+fn a_model_says_whether_it_is_ready() {
+    let code = "
+import os
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', r.inputs()[0].as_numpy())]) for r in requests]
+    async def is_ready(self):
+        folder = os.path.dirname(__file__)
+        if os.path.exists(os.path.join(folder, 'broken')):
+            raise RuntimeError('nothing works')
+        return not os.path.exists(os.path.join(folder, 'closed'))
+";
+    let model = Model::texts("", code);
+    let mut instance = model.instance();
+    let outage = instance.as_batch().unwrap().outage().unwrap();
+    assert!(outage.borrow().is_none());
+    for reason in ["closed", "broken"] {
+        let file = model.path().join(reason);
+        std::fs::write(&file, "").unwrap();
+        let until = Instant::now() + LIMIT;
+        while outage.borrow().is_none() {
+            assert!(Instant::now() < until, "it is noticed");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(outage.borrow().as_deref(), Some("its is_ready says that it is not ready"));
+        std::fs::remove_file(&file).unwrap();
+        wait_back(&mut instance);
+        assert_eq!(answer(&mut instance, &["x"]).unwrap(), ["x"]);
+    }
+}
+
 #[test]
 fn what_is_wrong_with_a_model_is_said_when_it_is_loaded() {
     let fault = |code: &str| Model::texts("", code).fault();
     let missing = fault("import nothing_of_this_name");
-    assert!(missing.contains("ModuleNotFoundError: No module named 'nothing_of_this_name' (at "), "{missing}");
-    assert!(missing.contains("m/1/model.py:3"), "{missing}");
+    assert!(missing.contains("ModuleNotFoundError: No module named 'nothing_of_this_name'\n\nAt:\n"), "{missing}");
+    assert!(missing.contains("m/1/model.py(3): <module>"), "{missing}");
     assert!(fault("x = 1").contains("defines no class TritonPythonModel"));
+    let syntax = fault("class TritonPythonModel\n    pass");
+    assert!(syntax.contains("SyntaxError: expected ':' (model.py, line 3)"), "{syntax}");
     let raising = "class TritonPythonModel:\n    def initialize(self, args):\n        raise pb_utils.TritonModelException('not today')\n";
     assert!(fault(raising).contains("TritonModelException: not today"));
     let dying = "import os\nprint('last words', flush=True)\nos._exit(7)\n";
@@ -173,6 +246,10 @@ fn what_is_wrong_with_a_model_is_said_when_it_is_loaded() {
     let mut slow = Model::texts("", "import time\ntime.sleep(3600)\n");
     slow.options.start_limit = Duration::from_millis(300);
     assert!(slow.fault().contains("was not loaded within 0.3 s"), "{}", slow.fault());
+    let mut endless =
+        Model::texts("", "class TritonPythonModel:\n    def initialize(self, args):\n        while True: pass\n");
+    endless.options.start_limit = Duration::from_millis(300);
+    assert!(endless.fault().contains("was not loaded within 0.3 s"), "{}", endless.fault());
     let mut nowhere = Model::texts("", OBEDIENT);
     nowhere.options.python = "/nowhere/python".into();
     assert!(nowhere.fault().contains("cannot start '/nowhere/python'"), "{}", nowhere.fault());

@@ -96,7 +96,7 @@ class TritonPythonModel:
     for (names, expected) in [
         (
             &["a", "raise"][..],
-            "Failed to process the request(s) for model instance 'm', message: ValueError: nothing goes (at ",
+            "Failed to process the request(s) for model 'm_0_0', message: ValueError: nothing goes\n\nAt:\n",
         ),
         (&["a", "few"], "InferenceRequest(s) size is:2, and InferenceResponse(s) size is:1"),
     ] {
@@ -259,7 +259,7 @@ class TritonPythonModel:
         loop {
             for (_, progress) in instance.step() {
                 match progress {
-                    Progress::Part(outputs) => seen.push(texts(&outputs[0]).concat()),
+                    Progress::Part(outputs, _) => seen.push(texts(&outputs[0]).concat()),
                     Progress::Done(Ok(last)) => {
                         seen.extend(last.outputs.first().map(|output| texts(output).concat()));
                         return Ok(seen);
@@ -294,6 +294,66 @@ class TritonPythonModel:
 ";
     let said = answer(&mut Model::texts("", code).instance(), &["x"]).unwrap();
     assert!(said.len() == 2 && said.iter().all(|text| text.ends_with("is not supported by Trireme")), "{said:?}");
+}
+
+/// The names that Triton's module has, and its objects; those of requests' senders and iterators are looked up in the model.
+const SURFACE: [(&str, &str); 9] = [
+    (
+        "pb_utils",
+        "Tensor InferenceRequest InferenceResponse TritonError TritonModelException Logger MetricFamily Metric ModelConfig
+         PreferredMemory InferenceTrace load_model unload_model is_model_ready serialize_byte_tensor deserialize_bytes_tensor
+         get_input_tensor_by_name get_output_tensor_by_name get_input_config_by_name get_output_config_by_name
+         using_decoupled_model_transaction_policy triton_to_numpy_type numpy_to_triton_type triton_string_to_numpy
+         TRITON_STRING_TO_NUMPY shared_memory TRITONSERVER_REQUEST_FLAG_SEQUENCE_START TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
+         TRITONSERVER_RESPONSE_COMPLETE_FINAL TRITONSERVER_REQUEST_RELEASE_ALL TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+         TRITONSERVER_MEMORY_CPU TRITONSERVER_MEMORY_GPU",
+    ),
+    (
+        "pb_utils.Tensor",
+        "name as_numpy triton_dtype shape is_cpu to_dlpack from_dlpack __dlpack__ __dlpack_device__",
+    ),
+    (
+        "made",
+        "inputs request_id correlation_id flags set_flags timeout parameters trace exec async_exec requested_output_names
+         get_response_sender is_cancelled set_release_flags model_name model_version",
+    ),
+    ("pb_utils.InferenceResponse", "output_tensors has_error error parameters"),
+    (
+        "pb_utils.TritonError",
+        "message code UNKNOWN INTERNAL NOT_FOUND INVALID_ARG UNAVAILABLE UNSUPPORTED ALREADY_EXISTS CANCELLED",
+    ),
+    ("pb_utils.Logger", "log log_info log_warn log_error log_verbose INFO WARNING ERROR VERBOSE"),
+    ("pb_utils.MetricFamily", "Metric COUNTER GAUGE HISTOGRAM"),
+    ("pb_utils.Metric", "increment set observe value"),
+    (
+        "pb_utils.ModelConfig",
+        "as_dict set_max_batch_size set_dynamic_batching add_input add_output set_model_transaction_policy",
+    ),
+];
+
+#[test]
+fn every_name_of_triton_s_module_is_there() {
+    let code = "
+class TritonPythonModel:
+    def execute(self, requests):
+        made = pb_utils.InferenceRequest('id', 7, inputs=[], requested_output_names=[], model_name='m', model_version=1,
+            flags=0, timeout=5, preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
+            trace=requests[0].trace(), parameters={'a': 1})
+        places = {'made': made, 'pb_utils': pb_utils, 'sender': requests[0].get_response_sender(),
+            'iterator': made.exec(decoupled=True)}
+        missing = []
+        for line in requests[0].inputs()[0].as_numpy():
+            owner, *names = line.decode().split()
+            place = places.get(owner) or getattr(pb_utils, owner.partition('.')[2])
+            missing += [f'{owner}.{name}' for name in names if not hasattr(place, name)]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array(missing, dtype=np.object_))])]
+";
+    let given = [("sender", "send is_cancelled"), ("iterator", "__iter__ __next__ cancel")];
+    let lines = SURFACE.into_iter().chain(given).map(|(owner, names)| format!("{owner} {names}")).collect::<Vec<_>>();
+    let lines = lines.iter().map(String::as_str).collect::<Vec<_>>();
+    let mut instance = Model::texts("", code).instance();
+    assert_eq!(answer(&mut instance, &lines).unwrap(), [""; 0]);
+    assert_eq!(answer(&mut instance, &["pb_utils nothing"]).unwrap(), ["pb_utils.nothing"], "a missing one is noticed");
 }
 
 #[test]

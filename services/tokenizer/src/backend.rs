@@ -120,7 +120,7 @@ impl TokenizerModel {
             batch_size: if self.batches { encoded.rows as u32 } else { 1 },
         };
         let texts = TextFacts { tokens: encoded.tokens, truncated: encoded.truncated };
-        Ok(ExecuteResponse { outputs, timing, texts: Some(texts) })
+        Ok(ExecuteResponse { outputs, timing, texts: Some(texts), ..ExecuteResponse::default() })
     }
 
     /// The texts of an input, one for each row.

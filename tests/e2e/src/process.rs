@@ -146,3 +146,20 @@ impl Drop for Process {
         self.kill();
     }
 }
+
+/// The processes that a process has started and that have not ended.
+///
+/// # Panics
+/// When there is no `/proc`.
+pub fn children(of: u32) -> Vec<Pid> {
+    let parent = |id: &str| {
+        let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+        let fields = stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        // A zombie does not count.
+        (fields[0] != "Z").then(|| fields[1].parse::<u32>().ok()).flatten()
+    };
+    let entries =
+        fs::read_dir("/proc").expect("it is there").filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let numbers = entries.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+    numbers.filter(|id| parent(id) == Some(of)).filter_map(|id| Pid::from_raw(id.parse().ok()?)).collect()
+}

@@ -46,3 +46,27 @@ fn programs_are_stages_in_one_process() {
 fn programs_are_stages_over_nats() {
     programs_are_stages(Mode::Services);
 }
+
+/// Runs `tests/stages/conformance.py`, which prints its findings.
+#[track_caller]
+fn conforms(datatype: &str, command: &[&str]) {
+    let suite = workspace().join("tests/stages/conformance.py");
+    let mut run = std::process::Command::new(python());
+    run.arg("-B").arg(suite).args(["--datatype", datatype, "--"]).args(command);
+    run.env("PYTHONPATH", workspace().join("services/python/python"));
+    let output = run.output().expect("the tests' Python runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{said}");
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_sample_in_rust_speaks_the_protocol() {
+    conforms("INT64", &[env!("CARGO_BIN_EXE_reverse")]);
+}
+
+#[test]
+fn a_function_in_python_speaks_the_protocol() {
+    let halves = workspace().join("examples/stage/halves.py");
+    conforms("FP32", &[&python().display().to_string(), &halves.display().to_string()]);
+}

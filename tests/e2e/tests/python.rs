@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, product, python, wait_until, workspace};
+use trireme_e2e::{
+    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, children, product, python, wait_until, workspace,
+};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -34,20 +36,6 @@ fn worker(sandbox: &mut Sandbox, mode: Mode) -> &mut Process {
         Mode::AllInOne => &mut sandbox.gateway,
         Mode::Services => sandbox.worker(Stage::Python, 0),
     }
-}
-
-/// The interpreters that a process has started.
-fn children(of: u32) -> Vec<Pid> {
-    let parent = |id: &str| {
-        let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-        let fields = stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        // A zombie does not count.
-        (fields[0] != "Z").then(|| fields[1].parse::<u32>().ok()).flatten()
-    };
-    let entries =
-        fs::read_dir("/proc").expect("it is there").filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let numbers = entries.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
-    numbers.filter(|id| parent(id) == Some(of)).filter_map(|id| Pid::from_raw(id.parse().ok()?)).collect()
 }
 
 fn kill(child: Pid) {

@@ -137,7 +137,13 @@ fn any_reply() -> impl Strategy<Value = Reply> {
     let outcome = prop_oneof![
         (vec(any_tensor(), 0..4), any_parameters())
             .prop_map(|(tensors, parameters)| Ok(Output { tensors, parameters })),
-        error.prop_map(|(code, message, stage, worker)| Err(InferError { code, message, stage, worker })),
+        error.prop_map(|(code, message, stage, worker)| Err(InferError {
+            code,
+            message,
+            stage,
+            worker,
+            of_model: false
+        })),
     ];
     (".{0,8}", ".{0,8}", any::<u32>(), any::<bool>(), outcome, any_ledger(), any::<u64>()).prop_map(
         |(request_id, gateway, sequence, last, outcome, ledger, sent_at)| Reply {

@@ -48,7 +48,9 @@ pub(super) fn decode_request(
                 // 0 means no timeout, as in Triton. -1 means the same in effect.
                 let microseconds = u64::try_from(microseconds).ok().filter(|&microseconds| microseconds > 0);
                 request.timeout = microseconds.map(Duration::from_micros);
-                continue;
+                let Some(microseconds) = microseconds else { continue };
+                // A model may ask for it.
+                ParameterValue::Uint64(microseconds)
             }
             ("timeout", _) => return Err(wrong_type(&name, "int64_param.")),
             (EMPTY_FINAL_RESPONSE, Some(BoolParam(_))) => continue,

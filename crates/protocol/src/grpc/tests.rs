@@ -256,6 +256,7 @@ fn parameters_keep_their_types() {
         ("sequence_end".to_owned(), ParameterValue::Bool(false)),
         ("sequence_id".to_owned(), ParameterValue::Int64(7)),
         ("sequence_start".to_owned(), ParameterValue::Bool(true)),
+        ("timeout".to_owned(), ParameterValue::Uint64(1500)),
     ]);
     assert_eq!(request.parameters, expected);
     assert_eq!((request.priority, request.timeout.unwrap().as_micros()), (u64::MAX, 1500));

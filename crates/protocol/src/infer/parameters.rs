@@ -39,7 +39,11 @@ pub(crate) fn set(request: &mut InferRequest, name: &str, value: &Value<'_>) -> 
             let microseconds = value.as_u64().map_err(unable())?;
             // 0 means no timeout, as in Triton.
             request.timeout = (microseconds > 0).then(|| Duration::from_micros(microseconds));
-            return Ok(());
+            if microseconds == 0 {
+                return Ok(());
+            }
+            // A model may ask for it.
+            unsigned(microseconds)
         }
         "sequence_id" => match value.as_u64() {
             Ok(id) => unsigned(id),

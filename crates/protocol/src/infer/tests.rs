@@ -109,7 +109,7 @@ fn a_whole_request_is_understood_in_any_order_of_keys() {
     let HttpInferRequest { request, output_format } = decoded;
     assert_eq!((request.id.as_str(), request.model.as_str(), request.version), ("r1", "m", None));
     assert_eq!((request.priority, request.timeout), (2, Some(std::time::Duration::from_micros(1500))));
-    assert!(request.parameters.is_empty());
+    assert_eq!(request.parameters, [("timeout".to_owned(), ParameterValue::Int64(1500))].into());
     let tensor = request.inputs[0].clone().check().unwrap();
     assert_eq!(*tensor.values::<i32>().unwrap(), [1, 2, 3, 4]);
     let outputs: Vec<_> = request.outputs.iter().map(|o| (o.name.as_str(), o.classification)).collect();

@@ -46,6 +46,10 @@ impl HostedModel {
         else {
             return;
         };
+        // The cache has no parameters of responses.
+        if !response.parameters.is_empty() {
+            return;
+        }
         let started = Instant::now();
         cache.keep(key, &StepAnswer { outputs: response.outputs.clone(), texts: response.texts });
         self.statistics.record(|counters| counters.cache_miss.record(looked_up + started.elapsed()));

@@ -110,7 +110,7 @@ async fn send(model: &HostedModel, pending: &mut Pending, part: Part, made: Exec
         return model.publish_when_there_is_a_queue(&message).await;
     }
     let tensors = if empty { Vec::new() } else { std::mem::take(&mut message.tensors) };
-    let reply = message.reply(Ok(Output { tensors, parameters: Default::default() }));
+    let reply = message.reply(Ok(Output { tensors, parameters: made.parameters }));
     // If steps are left, every earlier part is a delivery of its own, so this delivery is over only when the last part
     // has been sent.
     let ends = part.last && message.route.current().is_none();

@@ -46,6 +46,7 @@ impl HostedModel {
         let Pending { message: received, mut delivery, stay, .. } = pending;
         let mut message = received.clone();
         advance(&mut message, hop, response.outputs);
+        let parameters = response.parameters;
 
         if message.route.current().is_some() {
             let Some((message, mut delivery)) = self.worker.hand_over(message, delivery) else { return };
@@ -54,7 +55,7 @@ impl HostedModel {
             self.settle(async move { this.publish(received, message, delivery, stay).await });
         } else {
             let was_suspect = delivery.suspect.take().is_some();
-            let output = Output { tensors: std::mem::take(&mut message.tensors), parameters: Default::default() };
+            let output = Output { tensors: std::mem::take(&mut message.tensors), parameters };
             let reply = message.reply(Ok(output));
             let this = self.clone();
             self.settle(async move {
@@ -185,7 +186,13 @@ impl HostedModel {
             self.count_failure(&message, failure);
             return self.answer(&message, delivery, error).await;
         }
-        let settled = match disposition(error.code, attempt, max_deliver, remaining) {
+        // A model may say of itself that a request was cancelled, for which a client waits.
+        let waits = remaining.is_some() && !self.worker.cancellations.is_cancelled(&message.request_id);
+        let disposition = match disposition(error.code, attempt, max_deliver, remaining) {
+            Disposition::Drop if error.of_model && waits => Disposition::Answer,
+            disposition => disposition,
+        };
+        let settled = match disposition {
             Disposition::Answer => {
                 self.count_failure(&message, failure);
                 return self.answer(&message, delivery, error).await;

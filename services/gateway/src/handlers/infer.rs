@@ -347,12 +347,12 @@ fn set_error(span: &tracing::Span, error: &InferError) {
 const WITHOUT_ID: [&str; 3] =
     ["inference request for sequence ", "inference request to model ", "string correlation ID "];
 
-/// Errors of the core carry the request's id, as Triton's do.
+/// Errors of the core carry the request's id, as Triton's do; those that a model's code makes do not.
 fn with_id(mut error: InferError, id: &str) -> InferError {
     // The names of ensembles come first.
     let words = error.message.rsplit("', ").next().unwrap_or_default();
     let is_bare = WITHOUT_ID.iter().any(|beginning| words.starts_with(beginning));
-    if !is_bare && !error.message.starts_with("[request id: ") {
+    if !is_bare && !error.of_model && !error.message.starts_with("[request id: ") {
         let id = if id.is_empty() { "<id_unknown>" } else { id };
         error.message = format!("[request id: {id}] {}", error.message);
     }

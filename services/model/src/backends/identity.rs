@@ -195,7 +195,9 @@ impl ModelInstance for IdentityInstance {
             self.abort_on.abort();
         }
         let timing = ExecuteTiming { compute_infer: started.elapsed(), batch_size, ..ExecuteTiming::default() };
-        let answer = |request| self.answer(request).map(|outputs| ExecuteResponse { outputs, timing, texts: None });
+        let answer = |request| {
+            self.answer(request).map(|outputs| ExecuteResponse { outputs, timing, ..ExecuteResponse::default() })
+        };
         requests.iter().map(answer).collect()
     }
 }

@@ -17,7 +17,7 @@ use trireme_engine::{
     Backend, ExecuteRequest, ExecuteResponse, Instance, LoadError, LoadedModel, ModelSource, OneAtATime, Progress,
     StepwiseInstance, Ticket, one_response,
 };
-use trireme_inference::{InferError, Tensor};
+use trireme_inference::{InferError, Parameters, Tensor};
 use trireme_model_repository::ModelConfig;
 
 use super::abort::AbortOn;
@@ -149,7 +149,7 @@ impl Repetition {
         // The final mark, "no more responses", follows the last response at once.
         self.due = now + self.left.last().map_or(Duration::ZERO, |(pause, _)| *pause);
         match self.in_parts {
-            true => Progress::Part(outputs),
+            true => Progress::Part(outputs, Parameters::default()),
             false => Progress::Done(Ok(ExecuteResponse { outputs, ..ExecuteResponse::default() })),
         }
     }
@@ -223,7 +223,7 @@ mod tests {
         while instance.room() < MAX_REQUESTS {
             for (ticket, progress) in instance.step() {
                 seen.push(match progress {
-                    Progress::Part(outputs) => {
+                    Progress::Part(outputs, _) => {
                         (ticket, outputs[0].values::<i32>().unwrap()[0], Some(outputs[1].values::<u32>().unwrap()[0]))
                     }
                     Progress::Done(last) => (ticket, last.unwrap().outputs.len() as i32, None),

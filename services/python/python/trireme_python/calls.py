@@ -131,6 +131,8 @@ def parameters(request):
         found["sequence_id"] = request._correlation_id
         found["sequence_start"] = bool(request._flags & 1)
         found["sequence_end"] = bool(request._flags & 2)
+    if request._timeout:
+        found["timeout"] = request._timeout
     return found
 
 

@@ -21,6 +21,8 @@ INLINE_BYTES = 64 * 1024
 ALIGNMENT = 64
 
 PREFIX = struct.Struct("<II")
+# Made once: `json.dumps` makes one for each text where it is not to write blanks.
+ENCODER = json.JSONEncoder(separators=(",", ":"))
 DESCRIPTOR = struct.calcsize("i")
 
 
@@ -46,7 +48,7 @@ class Channel:
             memory = None
         else:
             body, memory = b"", fill_memory(size, buffers)
-        text = json.dumps(header, separators=(",", ":")).encode()
+        text = ENCODER.encode(header).encode()
         frame = b"".join((PREFIX.pack(len(text), len(body)), text, body))
         try:
             with self.sending:
@@ -98,7 +100,8 @@ class Channel:
             if count == 0:
                 raise Closed("the worker has closed the socket")
             rest = rest[count:]
-        header = json.loads(frame[:header_size])
+        # As text: of bytes, `loads` would find out the encoding first.
+        header = json.loads(frame[:header_size].decode())
         if memory is None:
             return header, memoryview(frame)[header_size:]
         try:

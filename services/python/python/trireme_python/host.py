@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import traceback
+from concurrent.futures import wait
 
 from trireme_python import metrics
 from trireme_python.channel import Channel, Closed, Layout, Mailbox
@@ -57,7 +58,7 @@ class Host:
         self.mailbox = Mailbox(channel, self.dispatch)
         # The class, where there is no model file; then the model.
         self.model, self.loop = model, None
-        self.model_name, self.model_version, self.decoupled = "", 1, False
+        self.model_name, self.instance_name, self.model_version, self.decoupled = "", "", 1, False
         # Requests that are not answered, by ticket.
         self.requests, self.lock = {}, threading.Lock()
         # Requests of the model to other models, by their ids, and the threads that wait for them.
@@ -87,6 +88,8 @@ class Host:
                 self.load(header)
             elif kind == "execute":
                 self.execute(header["requests"], data)
+            elif kind == "ready":
+                self.channel.send({"type": "ready", "ready": self.is_ready()})
             elif kind == "finalize":
                 self.finalize()
                 return
@@ -110,8 +113,9 @@ class Host:
                 self.model.initialize(args)
             if not hasattr(self.model, "execute"):
                 raise TritonModelException(f"Python model file '{header['file']}' has no `execute` function")
+            self.instance_name = args["model_instance_name"]
             self.send_metrics()
-            self.channel.send({"type": "loaded"})
+            self.channel.send({"type": "loaded", "asks_ready": hasattr(self.model, "is_ready")})
         except Closed:
             raise
         except BaseException as error:
@@ -150,18 +154,22 @@ class Host:
         if responses is None and not self.decoupled:
             responses = [None] * len(requests)
         if self.decoupled and responses:
-            text = f"Python model '{self.model_name}' is using the decoupled mode and the execute function must return None"
-            self.fail(requests, TritonModelException(text))
+            text = f"Python model '{self.instance_name}' is using the decoupled mode and the execute function must return None."
+            self.refuse(requests, text)
+            responses = []
+        elif responses is not None and not isinstance(responses, list):
+            self.refuse(requests, f"Expected a list in the execute return, found type '{type(responses)}'.")
             responses = []
         self.answer(requests, responses or [])
 
     def execute_async(self, coroutine, requests):
         """Runs an `async` execute: that of a decoupled model goes on while others begin."""
-        if self.loop is None:
-            self.loop = asyncio.new_event_loop()
-            threading.Thread(target=self.loop.run_forever, name="trireme-asyncio", daemon=True).start()
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        future = self.in_loop(coroutine)
         if not self.decoupled:
+            wait([future])
+            if future.exception() is not None:
+                # Not by way of `result`, whose own place would be among those of the traceback.
+                raise future.exception()
             return future.result()
 
         def ended(future):
@@ -171,13 +179,20 @@ class Host:
         future.add_done_callback(ended)
         return None
 
+    def in_loop(self, coroutine):
+        """Begins to run a coroutine in the event loop, which has a thread of its own; gives its future."""
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+            threading.Thread(target=self.loop.run_forever, name="trireme-asyncio", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
     def answer(self, requests, responses):
         """Sends what `execute` has returned, and that it has."""
         layout, headers = Layout(), []
-        if responses and len(responses) != len(requests):
-            self.fail(requests, TritonModelException(
+        if len(responses) != len(requests) and not self.decoupled and self.requests:
+            self.refuse(requests, (
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(responses)}"
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(responses)}\n"
             ))
             responses = []
         for request, response in zip(requests, responses):
@@ -186,14 +201,14 @@ class Host:
             if not isinstance(response, InferenceResponse):
                 text = (
                     "Expected an 'InferenceResponse' object in the execute function return list, found type "
-                    f"'{type(response).__name__}'"
+                    f"'{type(response)}'."
                 )
-                response = InferenceResponse(error=TritonError(text))
+                response = InferenceResponse(error=TritonError(self.refusal(text)))
             if request._sender.close():
                 try:
                     described = response.describe(layout)
                 except Exception as error:
-                    described = {"error": TritonError(self.refusal(error)).describe()}
+                    described = {"error": self.error(error).describe()}
                 headers.append({"id": request._ticket, "final": True, **described})
                 self.forget(request)
         self.send_metrics()
@@ -203,19 +218,29 @@ class Host:
         """Answers those requests that are not answered with an error; the traceback goes to the log."""
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         self.log("ERROR", f"execute failed: {trace}")
+        self.close(requests, self.error(error))
+
+    def refuse(self, requests, reason):
+        """Answers those requests that are not answered with an error about what the model has returned."""
+        self.log("ERROR", reason)
+        self.close(requests, TritonError(self.refusal(reason)))
+
+    def close(self, requests, error):
+        """Answers those requests that are not answered with an error."""
         headers = []
         for request in requests:
             if request._sender.close():
-                headers.append({"id": request._ticket, "final": True, "error": self.error(error).describe()})
+                headers.append({"id": request._ticket, "final": True, "error": error.describe()})
                 self.forget(request)
         self.channel.send({"type": "responses", "responses": headers})
 
     def error(self, error):
         """What clients read of an exception."""
-        return TritonError(self.refusal(error))
+        return TritonError(self.refusal(describe(error)))
 
-    def refusal(self, error):
-        return f"Failed to process the request(s) for model instance '{self.model_name}', message: {describe(error)}"
+    def refusal(self, reason):
+        """Triton's words around a reason."""
+        return f"Failed to process the request(s) for model '{self.instance_name}', message: {reason}"
 
     def forget(self, request):
         """A request is answered."""
@@ -223,6 +248,17 @@ class Host:
             self.requests.pop(request._ticket, None)
 
     # === The rest ===
+
+    def is_ready(self):
+        """What the model says of itself. One that raises is not ready."""
+        try:
+            ready = self.model.is_ready()
+            if inspect.iscoroutine(ready):
+                ready = self.in_loop(ready).result()
+            return bool(ready)
+        except Exception:
+            self.log("ERROR", f"is_ready failed: {traceback.format_exc()}")
+            return False
 
     def finalize(self):
         """Lets the model clean up."""
@@ -261,11 +297,12 @@ def complete(model, config):
 
 
 def describe(error):
-    """An exception in a line, with the place in the model's own files where it was raised."""
+    """An exception in Triton's form: its text, then the places in other files than ours, the one that raised it first."""
     text = f"{type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
     package = os.path.dirname(__file__)
-    own = [frame for frame in frames if not frame.filename.startswith((package, "<frozen"))]
+    own = [frame for frame in reversed(frames) if not frame.filename.startswith((package, "<frozen"))]
     if not own:
         return text
-    return f"{text} (at {own[-1].filename}:{own[-1].lineno} in {own[-1].name})"
+    places = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in own)
+    return f"{text}\n\nAt:\n{places}"

@@ -55,9 +55,7 @@ class InferenceResponse:
         self._error, self._parameters = error, parse_parameters(parameters)
 
     def output_tensors(self):
-        """The outputs; raises the error where there is one."""
-        if self._error is not None:
-            raise TritonModelException(self._error.message())
+        """The outputs; those beside an error do not count."""
         return self._outputs
 
     def has_error(self):
@@ -76,7 +74,10 @@ class InferenceResponse:
         """The response as a frame's header has it."""
         if self._error is not None:
             return {"error": self._error.describe()}
-        return {"outputs": [output.describe(layout) for output in self._outputs]}
+        described = {"outputs": [output.describe(layout) for output in self._outputs]}
+        if self._parameters:
+            described["parameters"] = self._parameters
+        return described
 
 
 class InferenceRequest:
@@ -206,14 +207,14 @@ class ResponseSender:
                 "Inference Response object must be provided when the response flags is set to zero"
             )
         if response is not None and not isinstance(response, InferenceResponse):
-            raise TritonModelException(f"send() takes an InferenceResponse, found a {type(response).__name__}")
+            raise TypeError(f"send() takes an InferenceResponse, found a {type(response).__name__}")
         final = flags == RESPONSE_COMPLETE_FINAL
         layout, header = Layout(), {"id": self._request._ticket, "final": final}
         if response is not None:
             header.update(response.describe(layout))
         with self._lock:
             if self._closed:
-                raise TritonModelException("Unable to send response. Response sender has been closed")
+                raise TritonModelException("Unable to send response. Response sender has been closed.")
             if response is not None and self._sent and not self._host.decoupled:
                 raise TritonModelException(
                     "a model without the decoupled transaction policy sends one response for each request"

@@ -14,21 +14,21 @@ use super::disk::SmallDisk;
 use super::member::{Door, DoorState, Doors, Member, Role};
 use super::models::models;
 use super::settings;
-use crate::{ModelFolder, Process, Request, product};
+use crate::{ModelFolder, Process, Request, product, python};
 
 /// How long a process may take to become ready. It usually takes about a second, but test machines can be busy.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
 /// The parts of the system, in order; gateways come first.
-const MEMBERS: [Role; 9] = {
+const MEMBERS: [Role; 11] = {
     use Role::*;
-    [Gateway, Gateway, Tokenizer, Tokenizer, Model, Model, Model, Postprocess, Postprocess]
+    [Gateway, Gateway, Tokenizer, Tokenizer, Model, Model, Model, Postprocess, Postprocess, Python, Python]
 };
 
 /// The same with stages that share a process.
-const MEMBERS_THAT_HAND_OVER: [Role; 9] = {
+const MEMBERS_THAT_HAND_OVER: [Role; 11] = {
     use Role::*;
-    [Gateway, Gateway, Tokenizer, Tokenizer, Model, Both, Both, Both, Postprocess]
+    [Gateway, Gateway, Tokenizer, Tokenizer, Model, Both, Both, Both, Postprocess, Python, Python]
 };
 
 /// The number of processes.
@@ -166,6 +166,9 @@ impl Cluster {
             cable.to(broker).cut();
         }
         let mut command = product(role.binary());
+        if role == Role::Python {
+            command.arg("--python").arg(python());
+        }
         command.args(role.arguments()).args(["--admin-address", "127.0.0.1:0", "--nats-url", &cable.urls()]);
         command.arg("--model-repository").arg(self.models.path());
         command.args(settings::arguments(role, &self.shape));

@@ -10,7 +10,7 @@ use super::nodes::{Aim, NodeFault, Trouble};
 use super::settings::ACK_WAIT;
 
 /// The kinds of faults for every system, with the weight of each.
-const KINDS: [(Kind, usize); 9] = [
+const KINDS: [(Kind, usize); 10] = [
     (Kind::Kill, 12),
     (Kind::Terminate, 6),
     (Kind::Roll, 4),
@@ -20,6 +20,7 @@ const KINDS: [(Kind, usize); 9] = [
     (Kind::Reset, 4),
     (Kind::Unplug, 6),
     (Kind::LongCut, 1),
+    (Kind::Children, 6),
 ];
 
 /// The kinds for a system with a single broker.
@@ -64,6 +65,7 @@ enum Kind {
     LongCut,
     Reset,
     Unplug,
+    Children,
     Broker,
     Halt,
     FullDisk,
@@ -143,6 +145,7 @@ fn of_kind(kind: Kind, random: &mut fastrand::Rng, members: usize) -> Fault {
         Kind::LongCut => Fault::Cut(member, millis(5000, 20_000)),
         Kind::Reset => Fault::Reset(member),
         Kind::Unplug => Fault::Unplug(member, millis(50, 1500)),
+        Kind::Children => Fault::Children,
         Kind::Broker => Fault::Broker(millis(100, 2500)),
         Kind::Halt => Fault::Halt(millis(500, 9000)),
         Kind::FullDisk => Fault::FullDisk(millis(500, 3000)),
@@ -209,7 +212,7 @@ mod tests {
     fn kinds_can_be_left_out() {
         let random = &mut fastrand::Rng::with_seed(1);
         let verbs = draw(random, 100, 9, Middle::Three, Some("kill")).iter().map(Fault::verb).collect::<HashSet<_>>();
-        assert_eq!(verbs, HashSet::from(["kill", "kill node", "kill two nodes"]));
+        assert_eq!(verbs, HashSet::from(["kill", "kill children", "kill node", "kill two nodes"]));
     }
 
     #[test]

@@ -8,8 +8,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::cluster::Cluster;
 use super::data::Harm;
-use super::member::DoorState;
+use super::member::{DoorState, Role};
 use super::nodes::NodeFault;
+use crate::children;
 
 /// How long a process may take to stop. Its own limit is 30 s.
 const EXIT_LIMIT: Duration = Duration::from_secs(35);
@@ -33,6 +34,8 @@ pub enum Fault {
     Reset(usize),
     /// The same, and new connections are refused for a while.
     Unplug(usize, Duration),
+    /// SIGKILL to every process of a model in Python, in all workers that host some; the workers start others.
+    Children,
     /// SIGKILL to the broker, with everything in its memory, and a restart after a while.
     Broker(Duration),
     /// SIGSTOP to the broker, then SIGCONT: no messages pass for a while, and none are lost.
@@ -102,14 +105,19 @@ impl Fault {
             | Fault::Cut(member, _)
             | Fault::Reset(member)
             | Fault::Unplug(member, _) => Some(member),
-            Fault::Broker(_) | Fault::Halt(_) | Fault::FullDisk(_) | Fault::Node(_) | Fault::Data(..) => None,
+            Fault::Children
+            | Fault::Broker(_)
+            | Fault::Halt(_)
+            | Fault::FullDisk(_)
+            | Fault::Node(_)
+            | Fault::Data(..) => None,
         }
     }
 
     /// How long the fault lasts before it is undone.
     pub(super) fn lasts(&self) -> Duration {
         match *self {
-            Fault::Terminate(_) | Fault::Roll(_) | Fault::Reset(_) => Duration::ZERO,
+            Fault::Terminate(_) | Fault::Roll(_) | Fault::Reset(_) | Fault::Children => Duration::ZERO,
             Fault::Kill(_, time)
             | Fault::Pause(_, time)
             | Fault::Slow(_, time)
@@ -134,6 +142,7 @@ impl Fault {
             Fault::Cut(..) => "cut",
             Fault::Reset(_) => "reset",
             Fault::Unplug(..) => "unplug",
+            Fault::Children => "kill children",
             Fault::Broker(_) => "kill broker",
             Fault::Halt(_) => "halt broker",
             Fault::FullDisk(_) => "fill disk",
@@ -189,6 +198,14 @@ impl Fault {
             Fault::Cut(member, _) => cluster.members[member].cable.cut(),
             Fault::Reset(member) => cluster.members[member].cable.reset(),
             Fault::Unplug(member, _) => cluster.members[member].cable.unplug(),
+            Fault::Children => {
+                for member in cluster.members.iter().filter(|member| member.role == Role::Python) {
+                    for child in children(member.process.id()) {
+                        // It may have ended by itself.
+                        let _ = kill_process(child, Signal::KILL);
+                    }
+                }
+            }
             Fault::Broker(_) => cluster.brokers.only().kill(),
             Fault::Halt(_) => cluster.signal_broker(0, Signal::STOP),
             Fault::FullDisk(_) => cluster.shape.disk.as_ref().expect("this fault needs a small disk").fill(),
@@ -221,7 +238,7 @@ impl Fault {
                     Harm::end(&mut cluster.brokers.admin(), &copy);
                 }
             }
-            Fault::Terminate(_) | Fault::Roll(_) | Fault::Slow(..) | Fault::Reset(_) => {}
+            Fault::Terminate(_) | Fault::Roll(_) | Fault::Slow(..) | Fault::Reset(_) | Fault::Children => {}
         }
     }
 

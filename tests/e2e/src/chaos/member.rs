@@ -14,6 +14,8 @@ pub(super) enum Role {
     Tokenizer,
     Model,
     Postprocess,
+    /// Models in Python: each instance a child process.
+    Python,
     /// Model and postprocess in one process: results of one go to the other without the broker.
     Both,
 }
@@ -66,6 +68,7 @@ impl Role {
             Role::Tokenizer => "trireme-tokenizer",
             Role::Model => "trireme-model",
             Role::Postprocess => "trireme-postprocess",
+            Role::Python => "trireme-python",
             Role::Both => "trireme",
         }
     }
@@ -73,6 +76,7 @@ impl Role {
     /// The first arguments of the binary.
     pub fn arguments(self) -> &'static [&'static str] {
         match self {
+            Role::Python => &["--allow-python"],
             Role::Both => &["worker", "--stages", "model,postprocess"],
             _ => &[],
         }
@@ -84,6 +88,7 @@ impl Role {
             Role::Tokenizer => "tokenizer",
             Role::Model => "model",
             Role::Postprocess => "postprocess",
+            Role::Python => "python",
             Role::Both => "model+postprocess",
         }
     }

@@ -16,6 +16,20 @@ const TWO_INPUTS: &str =
 const TWO_OUTPUTS: &str =
     "output [{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }, { name: 'OUTPUT1' data_type: TYPE_FP32 dims: [-1] }]";
 
+const ONE_TENSOR: &str = "input [{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }]
+        output [{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }]";
+
+/// Answers with its input, a little later: its process may be killed meanwhile.
+const SNAKE: &str = "
+import time
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.002)
+        arrays = [request.inputs()[0].as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUTPUT0', array)]) for array in arrays]
+";
+
 /// `slow` has priority levels, and faults change its backlog all the time.
 const LEVELS: &str = "dynamic_batching {
     priority_levels: 2 default_priority_level: 2
@@ -34,6 +48,7 @@ const NUMBERS: &str =
 ///   priority levels.
 /// - `diamond`: two branches, which join.
 /// - `heavy`: two steps, for tensors beyond the broker's limit; the first has a queue policy.
+/// - `snake`: a model in Python, each instance a process of its own.
 /// - `repeat_echo`: an answer in parts, through a step in which they overtake one another.
 pub(super) fn models() -> ModelFolder {
     let rows = format!("parameters {{ key: 'max_rows_per_message' value {{ string_value: '{ROWS_IN_A_PART}' }} }}");
@@ -50,13 +65,15 @@ pub(super) fn models() -> ModelFolder {
         .with_setting("large", LIMIT)
         .slow("large_on", 0)
         .model("heavy", &heavy())
+        .model("snake", &format!("backend: 'python' {ONE_TENSOR} instance_group [{{ count: 2 kind: KIND_CPU }}]"))
+        .file("snake/1/model.py", SNAKE)
         .model("repeat", &repeat())
         .model("echo", &echo())
         .model("repeat_echo", &repeat_echo())
 }
 
 /// Every model that workers execute, with the role that executes it; ensembles are not executed by a worker.
-const EXECUTED: [(Role, &str); 12] = [
+const EXECUTED: [(Role, &str); 13] = [
     (Role::Tokenizer, "tiny_tokenizer"),
     (Role::Model, "tiny_encoder"),
     (Role::Model, "slow"),
@@ -69,6 +86,7 @@ const EXECUTED: [(Role, &str); 12] = [
     (Role::Model, "repeat"),
     (Role::Model, "echo"),
     (Role::Postprocess, "tiny_pool"),
+    (Role::Python, "snake"),
 ];
 
 /// The models that a process of this role executes.
@@ -100,13 +118,11 @@ fn diamond() -> String {
 }
 
 fn heavy() -> String {
-    let tensors = "input [{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }]
-        output [{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }]";
     let steps = [
         step("large", &[("INPUT0", "INPUT0")], &[("OUTPUT0", "between")]),
         step("large_on", &[("INPUT0", "between")], &[("OUTPUT0", "OUTPUT0")]),
     ];
-    ensemble(tensors, &steps)
+    ensemble(ONE_TENSOR, &steps)
 }
 
 fn repeat() -> String {

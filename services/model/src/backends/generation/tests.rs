@@ -158,7 +158,7 @@ fn run(instance: &mut dyn StepwiseInstance, requests: &[ExecuteRequest]) -> (Ans
                     let before = answers.insert(ticket, result.map(|response| response.outputs));
                     assert!(before.is_none(), "one answer for each request");
                 }
-                Progress::Part(_) => panic!("nobody asked for parts"),
+                Progress::Part(..) => panic!("nobody asked for parts"),
             }
         }
     }
@@ -350,7 +350,7 @@ fn answers_come_in_parts_where_somebody_takes_them() {
             for (ticket, progress) in instance.step() {
                 assert_eq!(ticket, 7);
                 match progress {
-                    Progress::Part(outputs) => parts.push(outputs),
+                    Progress::Part(outputs, _) => parts.push(outputs),
                     Progress::Done(result) => {
                         parts.push(result.unwrap().outputs);
                         return parts;

@@ -130,7 +130,7 @@ impl OnnxInstance {
             compute_output: ran.elapsed(),
             batch_size: rows.iter().fold(0, |sum, rows| sum.saturating_add(*rows)),
         };
-        Ok(parts.into_iter().map(|outputs| ExecuteResponse { outputs, timing, texts: None }).collect())
+        Ok(parts.into_iter().map(|outputs| ExecuteResponse { outputs, timing, ..ExecuteResponse::default() }).collect())
     }
 
     fn run(&mut self, requests: &[ExecuteRequest]) -> Result<Batch, InferError> {

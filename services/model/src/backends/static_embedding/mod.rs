@@ -331,7 +331,7 @@ impl ModelInstance for StaticInstance {
         let timing = ExecuteTiming { compute_infer: started.elapsed(), batch_size, ..ExecuteTiming::default() };
         results
             .into_iter()
-            .map(|result| result.map(|outputs| ExecuteResponse { outputs, timing, texts: None }))
+            .map(|result| result.map(|outputs| ExecuteResponse { outputs, timing, ..ExecuteResponse::default() }))
             .collect()
     }
 }
