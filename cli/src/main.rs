@@ -3,8 +3,10 @@
 mod bench;
 mod client;
 mod dead;
+mod export;
 mod infer;
 mod init;
+mod python;
 mod serve;
 mod settings;
 mod stages;
@@ -37,6 +39,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Look at messages that were given up, and send them again
     Dead(dead::DeadArgs),
+    /// Make the ONNX file of a model folder that has none, by optimum-onnx or torch in a Python, and verify it
+    Export(export::ExportArgs),
     /// Ask a model: text in, answer out
     Infer(infer::InferArgs),
     /// Write the model repository that a model folder is served as, to look at and to edit
@@ -64,6 +68,7 @@ fn main() -> ExitCode {
         Command::Worker(command) => worker::run(&command),
         Command::Bench(args) => bench::run(&args),
         Command::Dead(args) => dead::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Infer(args) => infer::run(&args),
         Command::Init(args) => init::run(&args),
         Command::Settings(args) => settings::run(&args),

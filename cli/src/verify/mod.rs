@@ -1,10 +1,10 @@
 //! `trireme verify`: compares a model's answers with those of its own library for the same texts, each text alone and all texts
 //! batched. Exit code 0: all answers are alike; 1: some differ; 2: they could not be compared.
 
-mod answers;
-mod reference;
-mod served;
-mod texts;
+pub mod answers;
+pub mod reference;
+pub mod served;
+pub mod texts;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -96,6 +96,13 @@ struct OwnServer {
     serve: ServeArgs,
 }
 
+/// The arguments of this command, for commands that end with it.
+#[derive(clap::Parser)]
+struct Verify {
+    #[command(flatten)]
+    verify: VerifyArgs,
+}
+
 /// The result of one way of asking: each text alone, or all batched.
 struct Comparison {
     task: Task,
@@ -117,7 +124,8 @@ pub fn run(args: &VerifyArgs) -> ExitCode {
     if ran == ExitCode::SUCCESS { code } else { ExitCode::from(NOT_COMPARED) }
 }
 
-async fn verify(args: &VerifyArgs) -> anyhow::Result<(String, bool)> {
+/// The report, and whether all answers are alike enough.
+pub async fn verify(args: &VerifyArgs) -> anyhow::Result<(String, bool)> {
     if ["http://", "https://"].iter().any(|scheme| args.target.starts_with(scheme)) {
         return compare(Comparing::of(args, None)?, args, args.target.clone()).await;
     }
@@ -166,6 +174,18 @@ struct Comparing {
     min_cosine: f64,
     prompt_name: Option<String>,
     aggregation: String,
+}
+
+// === impl VerifyArgs ===
+
+impl VerifyArgs {
+    /// Verifies the model folder `folder` with its library in `python`.
+    pub fn of_folder(folder: &Path, python: &Path, min_cosine: f64, onnxruntime: &OnnxRuntimeArgs) -> anyhow::Result<VerifyArgs> {
+        let (bar, python) = (min_cosine.to_string(), python.as_os_str());
+        let flags = ["verify".as_ref(), folder.as_os_str(), "--min-cosine".as_ref(), bar.as_ref(), "--python".as_ref(), python];
+        let Verify { verify } = clap::Parser::try_parse_from(flags)?;
+        Ok(VerifyArgs { onnxruntime: onnxruntime.clone(), ..verify })
+    }
 }
 
 // === impl Comparing ===

@@ -66,10 +66,7 @@ pub(super) struct Files {
 pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     let modules = modules::read(reader);
     let own = reader.json("config_sentence_transformers.json");
-    let base = modules.iter().flatten().find_map(|module| match &module.step {
-        Step::Transformer { folder } | Step::Static { folder } => Some(folder.clone()),
-        _ => None,
-    });
+    let base = modules::base(modules.as_deref());
     if modules.is_some() && base.is_none() {
         reader.fault("modules.json lists no Transformer, MLMTransformer or StaticEmbedding, of which it needs one");
     }

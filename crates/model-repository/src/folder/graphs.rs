@@ -69,12 +69,18 @@ pub(crate) fn find(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Grap
     }
 }
 
-fn choose(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Derived<String>> {
+/// The ONNX files of the model in `folder`, by their paths.
+pub(crate) fn listed(reader: &Reader<'_>, folder: &str) -> Vec<String> {
     let mut found = Vec::new();
     for place in [format!("{folder}onnx/"), folder.to_owned()] {
         let names = reader.names(&place).into_iter().filter(|name| name.ends_with(".onnx"));
         found.extend(names.map(|name| format!("{place}{name}")));
     }
+    found
+}
+
+fn choose(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Derived<String>> {
+    let found = listed(reader, folder);
     match preferred(&found) {
         Choice::None => {
             missing(reader, folder, task);
@@ -138,8 +144,9 @@ pub(crate) fn missing(reader: &Reader<'_>, folder: &str, task: Task) {
     };
     reader.fault(format_args!(
         "{place} holds no ONNX file, {there}; make one with: pip install optimum-onnx && optimum-cli export onnx --model {place} \
-         --task {} {place}/onnx{traced}",
-        task.export()
+         --task {} {place}/onnx; or with: trireme export {}, by a Python that has optimum-onnx or torch{traced}",
+        task.export(),
+        reader.root().display()
     ));
 }
 

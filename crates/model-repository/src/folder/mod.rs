@@ -10,6 +10,7 @@
 
 mod chain;
 mod describe;
+mod export;
 mod files;
 mod graphs;
 mod head;
@@ -32,6 +33,7 @@ use trireme_inference::ErrorCode;
 use self::files::Reader;
 
 pub use self::describe::FolderDescription;
+pub use self::export::Export;
 pub use self::needed::{NeededError, needed_files};
 pub use self::origin::Derived;
 pub use self::place::{Placement, place};

@@ -95,6 +95,15 @@ pub(crate) fn read(reader: &Reader<'_>) -> Option<Vec<Module>> {
     Some(modules)
 }
 
+/// The folder of the module that runs or looks up the model: with a slash at its end, or empty for the model's own folder. `None`
+/// where the modules have none.
+pub(crate) fn base(modules: Option<&[Module]>) -> Option<String> {
+    modules.into_iter().flatten().find_map(|module| match &module.step {
+        Step::Transformer { folder } | Step::Static { folder } => Some(folder.clone()),
+        _ => None,
+    })
+}
+
 /// The folders that modules lie in, each with a slash at its end, and whether weights of the module are read there.
 pub(crate) fn folders(reader: &Reader<'_>) -> Vec<(String, bool)> {
     let folder = |value: &Value| {

@@ -7,7 +7,7 @@ use super::MARKS;
 use super::describe::Files;
 use super::files::Reader;
 use super::graphs::{self, Choice};
-use super::modules::{self, Step};
+use super::modules;
 use super::onnx::Graph;
 use super::task::{self, Task};
 use super::tokenizer;
@@ -107,10 +107,7 @@ fn of_folder(local: &Path, listed: &[&str]) -> Result<Vec<String>, NeededError> 
         return Ok(needed);
     }
     let modules = modules::read(&reader);
-    let base = modules.iter().flatten().find_map(|module| match &module.step {
-        Step::Transformer { folder } | Step::Static { folder } => Some(folder.clone()),
-        _ => None,
-    });
+    let base = modules::base(modules.as_deref());
     let folder = base.unwrap_or_default();
     let own = reader.json("config_sentence_transformers.json");
     let files = Files { config: reader.json_or_empty(&format!("{folder}config.json")), own, modules };
