@@ -6,6 +6,7 @@ mod dead;
 mod export;
 mod infer;
 mod init;
+mod optimize;
 mod python;
 mod serve;
 mod settings;
@@ -45,6 +46,8 @@ enum Command {
     Infer(infer::InferArgs),
     /// Write the model repository that a model folder is served as, to look at and to edit
     Init(init::InitArgs),
+    /// Make a variant of a model folder's ONNX file with 8-bit weights, as fast as its fidelity allows, and measure both
+    Optimize(Box<optimize::OptimizeArgs>),
     /// Show how the queues of a deployment are kept, and change it
     Settings(settings::SettingsArgs),
     /// Show the running system: workers, models, queues, rates, latencies
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Export(args) => export::run(&args),
         Command::Infer(args) => infer::run(&args),
         Command::Init(args) => init::run(&args),
+        Command::Optimize(args) => optimize::run(&args),
         Command::Settings(args) => settings::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Tap(args) => tap::run(&args),

@@ -13,8 +13,8 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use trireme_model::OnnxRuntimeArgs;
-use trireme_model_repository::{Task, folder_name, is_model_folder};
-use trireme_runtime::{local_folder, service};
+use trireme_model_repository::{Precision, Task, folder_name, is_model_folder};
+use trireme_runtime::{local_folder, precision_parser, service};
 use trireme_telemetry::TelemetryArgs;
 
 use self::answers::{Answer, expected, lower, measure, task_parser, tasks_of};
@@ -54,6 +54,10 @@ pub struct VerifyArgs {
     /// `token_embeddings`, `scores` or `entities`; `text_pair` where the model takes pairs
     #[arg(long, value_name = "FILE", conflicts_with_all = ["folder", "texts"])]
     vectors: Option<PathBuf>,
+
+    /// Which ONNX file of a model folder to serve
+    #[arg(long, value_name = "PRECISION", default_value = "exact", value_parser = precision_parser())]
+    precision: Precision,
 
     /// Texts to compare, one a line; without it 24 of all lengths
     #[arg(long, value_name = "FILE")]
@@ -129,7 +133,7 @@ pub async fn verify(args: &VerifyArgs) -> anyhow::Result<(String, bool)> {
     if ["http://", "https://"].iter().any(|scheme| args.target.starts_with(scheme)) {
         return compare(Comparing::of(args, None)?, args, args.target.clone()).await;
     }
-    let served = local_folder(Path::new(&args.target)).await?;
+    let served = local_folder(Path::new(&args.target), args.precision).await?;
     let comparing = Comparing::of(args, Some(&served))?;
     let server = Server::open(&own_server(args, &served, &comparing.model)?).await?;
     let outcome = match server.load().await {
@@ -148,7 +152,7 @@ fn own_server(args: &VerifyArgs, served: &Path, model: &str) -> anyhow::Result<S
     let named = format!("{model}={}", served.display());
     let served = served.display().to_string();
     let models: &[&str] = match is_model_folder(Path::new(&served)) {
-        true => &["--model", &named],
+        true => &["--model", &named, "--precision", args.precision.name()],
         false => &["--model-repository", &served, "--model-control-mode=explicit", "--load-model", model],
     };
     let ports = ["--http-address=127.0.0.1", "--http-port=0", "--allow-grpc=false", "--allow-metrics=false"];

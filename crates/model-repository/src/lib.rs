@@ -51,7 +51,7 @@ pub use config::{
 pub use ensemble::{CompiledEnsemble, EnsembleError, compile_ensemble, plan_single};
 pub use error::RepositoryError;
 pub use folder::{
-    Derived, DerivedModel, Export, FolderDescription, FolderError, NeededError, Placement, Row, folder_name,
+    Derived, DerivedModel, Export, FolderDescription, FolderError, NeededError, Placement, Precision, Row, folder_name,
     is_model_folder, needed_files, place,
 };
 pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel, Uploaded};

@@ -11,6 +11,7 @@ use super::head::{self, Activation};
 use super::modules::{self, Module, Step};
 use super::onnx::GraphTensor;
 use super::origin::Derived;
+use super::precision::Precision;
 use super::safetensors;
 use super::task::{self, Purpose, Task};
 use super::tokenizer::{self, Prompts, Tokenizer};
@@ -56,6 +57,18 @@ pub(crate) enum Executor {
     Generation { files: Vec<String>, tells_target: bool },
 }
 
+// === impl FolderDescription ===
+
+impl FolderDescription {
+    /// The path of the ONNX file within the folder; `None` where the model has none, or several that work together.
+    pub fn graph(&self) -> Option<&str> {
+        match &self.executor {
+            Executor::Onnx { file, .. } => Some(&file.file.value),
+            Executor::Static { .. } | Executor::Generation { .. } => None,
+        }
+    }
+}
+
 /// The JSON files that several parts look into.
 pub(super) struct Files {
     pub(super) config: Json,
@@ -77,6 +90,13 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     let tokenizer = tokenizer::read(reader, &folder, &files.config, purpose.is_static);
     let prompts = tokenizer::prompts(reader, files.own.as_ref());
 
+    if reader.precision() != Precision::Exact && (purpose.is_static || purpose.task.value == Task::Generate) {
+        reader.fault(format_args!(
+            "--precision {} chooses among the ONNX files of one graph, which this model does not have; serve it by a process without \
+             this flag",
+            reader.precision().name()
+        ));
+    }
     if purpose.task.value == Task::Generate {
         return generation(reader, purpose.task, tokenizer?, &files.config, prompts);
     }

@@ -86,7 +86,7 @@ const POOLING: (&str, &str) = ("sentence_transformers.models.Pooling", "1_Poolin
 /// The models of a folder, read as a repository reads them.
 #[track_caller]
 fn configs(folder: &TempDir) -> Vec<ModelConfig> {
-    let description = FolderDescription::read(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+    let description = FolderDescription::read(folder.path(), Precision::Exact).unwrap_or_else(|error| panic!("{error}"));
     let models = description.models("m");
     let parse = |model: &DerivedModel| {
         ModelConfig::parse(&model.config, &model.name).unwrap_or_else(|error| panic!("{error}\n{}", model.config))
@@ -96,7 +96,7 @@ fn configs(folder: &TempDir) -> Vec<ModelConfig> {
 
 #[track_caller]
 fn faults(folder: &TempDir) -> Vec<String> {
-    FolderDescription::read(folder.path()).unwrap_err().faults
+    FolderDescription::read(folder.path(), Precision::Exact).unwrap_err().faults
 }
 
 fn output(config: &ModelConfig, name: &str) -> Vec<i64> {
@@ -140,7 +140,7 @@ fn a_sentence_encoder_in_the_older_form() {
 #[test]
 fn each_setting_says_where_it_comes_from() {
     let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
-    let description = FolderDescription::read(folder.path()).unwrap();
+    let description = FolderDescription::read(folder.path(), Precision::Exact).unwrap();
     let origin = |what: &str| description.table().into_iter().find(|row| row.what == what).unwrap().origin;
     assert_eq!(origin("task"), "modules.json: [1].type");
     assert_eq!(origin("max_length"), "config.json: max_position_embeddings");
@@ -200,7 +200,7 @@ fn a_sentence_encoder_in_the_newer_form() {
         (&ensemble.parameters["query_prompt"][..], &ensemble.parameters["document_prompt"][..]),
         ("query", "passage")
     );
-    let files = FolderDescription::read(folder.path()).unwrap().models("m").remove(3).files;
+    let files = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m").remove(3).files;
     assert_eq!(names(files.keys()), ["2_Dense/config.json", "2_Dense/model.safetensors"]);
 }
 
@@ -208,7 +208,7 @@ fn a_sentence_encoder_in_the_newer_form() {
 fn a_folder_of_transformers_alone_is_pooled_as_sentence_transformers_does() {
     let folder = encoder(&[], &[]);
     fs::remove_file(folder.path().join("modules.json")).unwrap();
-    let description = FolderDescription::read(folder.path()).unwrap();
+    let description = FolderDescription::read(folder.path(), Precision::Exact).unwrap();
     let op = description.table().into_iter().find(|row| row.what == "op").unwrap();
     assert_eq!(op.value, "pool:mean");
     assert!(op.origin.starts_with("guessed"), "{}", op.origin);
@@ -306,7 +306,7 @@ fn token_classifiers_and_sparse_encoders() {
     );
     let made = ["input_ids", "attention_mask", "offsets", "special_tokens_mask", "tokens", "decoded_text"];
     assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), made);
-    let models = FolderDescription::read(folder.path()).unwrap().models("m");
+    let models = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m");
     assert_eq!(models[3].texts["labels.txt"], "O\nB-PER, x\n");
     assert!(models[3].files.contains_key("tokenizer.json"));
 
@@ -448,7 +448,7 @@ fn without_onnx_the_export_is_told() {
 #[test]
 fn a_written_repository_is_one() {
     let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
-    let description = FolderDescription::read(folder.path()).unwrap();
+    let description = FolderDescription::read(folder.path(), Precision::Exact).unwrap();
     let repository = tempfile::tempdir().unwrap();
     let write = |placement| place(&description.models("m"), folder.path(), repository.path(), placement);
     write(Placement::Link).unwrap();
