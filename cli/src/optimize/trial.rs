@@ -18,7 +18,7 @@ use crate::verify::texts;
 const IN_HAND: f64 = 0.1;
 
 /// The texts on which matrices are tried alone: those that fare worst.
-const TRIED_ALONE: usize = 24;
+const TRIED_ALONE: usize = 12;
 
 /// Neighbours that are compared.
 const NEAREST: usize = 10;
@@ -68,6 +68,8 @@ pub struct Trial<'a> {
     bar: f64,
     work: PathBuf,
     tried: usize,
+    /// Matrices in the order in which they are left out, once it is known. Kinds of weights differ little in it.
+    order: Vec<String>,
 }
 
 // === impl Measured ===
@@ -126,7 +128,7 @@ impl<'a> Trial<'a> {
         let cases: Vec<Case> = texts.into_iter().enumerate().map(case).collect();
         ensure!(!cases.is_empty(), "there are no texts to compare");
         let expected = stand.answers(EXACT, task, &cases, true)?;
-        Ok(Trial { stand, task, cases, expected, bar, work, tried: 0 })
+        Ok(Trial { stand, task, cases, expected, bar, work, tried: 0, order: Vec::new() })
     }
 
     /// The variants that are worth measuring, each on the server, and the texts.
@@ -156,9 +158,12 @@ impl<'a> Trial<'a> {
         name: &str,
         worst: &[usize],
     ) -> anyhow::Result<Option<Variant>> {
-        let tried: Vec<&Case> = worst.iter().take(TRIED_ALONE).map(|&index| &self.cases[index]).collect();
-        let damage = quantizer.damage(kind, &self.stand.token_rows(&tried)?)?;
-        let order = order(&quantizer.matrices, &damage);
+        if self.order.is_empty() {
+            let tried: Vec<&Case> = worst.iter().take(TRIED_ALONE).map(|&index| &self.cases[index]).collect();
+            let damage = quantizer.damage(kind, &self.stand.token_rows(&tried)?)?;
+            self.order = order(&quantizer.matrices, &damage);
+        }
+        let order = self.order.clone();
         let target = self.bar + (1.0 - self.bar) * IN_HAND;
         let mut best = None;
         // With half of the matrices at full precision nothing is won any more.

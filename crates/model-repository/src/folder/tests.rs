@@ -308,6 +308,10 @@ fn token_classifiers_and_sparse_encoders() {
     assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), made);
     let models = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m");
     assert_eq!(models[3].texts["labels.txt"], "O\nB-PER, x\n");
+    assert!(!models[0].config.contains("labels.txt"), "it lies beside the step that reads it: {}", models[0].config);
+    let repository = tempfile::tempdir().unwrap();
+    place(&models, folder.path(), repository.path(), Placement::Link).unwrap();
+    assert_eq!(Repository::open(&[repository.path().to_owned()]).unwrap().models().count(), 4);
     assert!(models[3].files.contains_key("tokenizer.json"));
 
     let folder = encoder(
