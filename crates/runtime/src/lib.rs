@@ -11,6 +11,7 @@
 //!
 //! Not here: wire forms and queues (`bus`), the backends (`services/*`), clients (`services/gateway`).
 
+mod activity;
 mod admin;
 mod admin_args;
 mod announce;
@@ -65,7 +66,8 @@ pub use control_mode::{ControlArgs, ControlMode, ControlOptions};
 pub use drain::LAST_WORDS;
 pub use dynamic_batching::DynamicBatcher;
 pub use intake::{Intake, Room, RunId};
-pub use load::{backend_of, load_version};
+pub use activity::doing;
+pub use load::{Loaded, backend_of, load_version};
 pub use model_args::{ModelArgs, local_folder, precision_parser};
 pub use parts::one_response;
 pub use queue_policy::levels as queue_levels;

@@ -6,7 +6,14 @@ use std::time::{Duration, Instant};
 use trireme_inference::{ErrorCode, Tensor};
 use trireme_model_repository::{BACKENDS, KnownBackend, ModelConfig, RepositoryModel};
 
+use crate::activity::Activity;
 use crate::backend::{Backend, LoadError, LoadedModel, ModelSource, SequenceSupport};
+
+/// After this time a load takes long: the registry and the log say what it does.
+const ANNOUNCED_AFTER: Duration = Duration::from_secs(1);
+
+/// How often the log says so.
+const SAID_EVERY: Duration = Duration::from_secs(4);
 
 /// The stage of models of this backend: the service that hosts them.
 pub fn stage(backend: &str) -> &'static str {
@@ -77,26 +84,69 @@ fn check_sequences(config: &ModelConfig, support: SequenceSupport) -> Result<(),
     Err(format!("model '{model}' {fault}"))
 }
 
-/// Loads one version on a thread of its own, with the states before the first request of its sequences. Also returns how long
-/// that took.
+/// A loaded version, the states before the first request of its sequences, and how long the load took.
+pub type Loaded = (LoadedModel, Vec<Tensor>, Duration);
+
+/// Loads one version on a thread of its own. While that takes long, the log says every few seconds what it does.
 pub async fn load_version(
     model: &RepositoryModel,
     version: i64,
     backend: Arc<dyn Backend>,
     auto_complete: bool,
-) -> Result<(LoadedModel, Vec<Tensor>, Duration), LoadError> {
+) -> Result<Loaded, LoadError> {
+    load_watched(model, version, backend, auto_complete, async |_| {}).await
+}
+
+/// As [`load_version`]. `announce` is told, once, what a load that takes long does.
+pub(crate) async fn load_watched(
+    model: &RepositoryModel,
+    version: i64,
+    backend: Arc<dyn Backend>,
+    auto_complete: bool,
+    announce: impl AsyncFnOnce(String),
+) -> Result<Loaded, LoadError> {
+    let activity = Activity::new();
+    let loading = load(model, version, backend, auto_complete, activity.clone());
+    tokio::pin!(loading);
+    let started = Instant::now();
+    if let Ok(loaded) = tokio::time::timeout(ANNOUNCED_AFTER, &mut loading).await {
+        return loaded;
+    }
+    // The announcer goes on by itself where the bus does not answer.
+    let _ = tokio::time::timeout(SAID_EVERY, announce(activity.now())).await;
+    let mut said = tokio::time::interval_at(tokio::time::Instant::now() + SAID_EVERY, SAID_EVERY);
+    loop {
+        tokio::select! {
+            biased;
+            loaded = &mut loading => return loaded,
+            _ = said.tick() => {
+                let (seconds, doing) = (started.elapsed().as_secs(), activity.now());
+                tracing::info!(model = model.name, version, seconds, doing, "still loading");
+            }
+        }
+    }
+}
+
+async fn load(
+    model: &RepositoryModel,
+    version: i64,
+    backend: Arc<dyn Backend>,
+    auto_complete: bool,
+    activity: Activity,
+) -> Result<Loaded, LoadError> {
     let (config, model_path, version_path) = (model.config.clone(), model.path.clone(), model.version_path(version));
     let uploaded = model.uploaded.clone();
     let started = Instant::now();
     let loading = tokio::task::spawn_blocking(move || {
-        let mut loaded = backend.load(&ModelSource {
+        let source = ModelSource {
             config: &config,
             version,
             model_path: &model_path,
             version_path: &version_path,
             auto_complete,
             uploaded: uploaded.as_ref(),
-        })?;
+        };
+        let mut loaded = activity.during(|| backend.load(&source))?;
         if loaded.config.sequence_batching.is_some() {
             loaded.config = Arc::new(loaded.config.for_execution());
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use trireme_model_repository::{InstanceKind, ModelConfig};
 use trireme_runtime::statistics::own::OwnMetrics;
-use trireme_runtime::{Backend, Instance, LoadError, LoadedModel, ModelSource, SequenceSupport};
+use trireme_runtime::{Backend, Instance, LoadError, LoadedModel, ModelSource, SequenceSupport, doing};
 
 use crate::args::{AllowPython, PythonOptions};
 use crate::batch::BatchInstance;
@@ -102,6 +102,7 @@ impl Backend for PythonBackend {
         };
         check_complete(&config, &format!(", or define {COMPLETES} in the model file"))?;
         let recipe = self.recipe(source, &config, file)?;
+        doing("waiting for initialize of model.py");
         start(recipe, config, &self.options)
     }
 }
