@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 import urllib.request
 
 from raw import read_texts
@@ -40,6 +41,18 @@ def make(model, folder):
     for path in model.glob("*.json"):
         os.symlink(path.resolve(), folder / path.name)
     return folder
+
+
+def first_answers(bench, folder):
+    """Seconds from the command to the first answer: of the first start on a machine, which measures what runs cost, and of a later
+    one."""
+    for start in ("first start", "later start"):
+        started = time.monotonic()
+        serve(bench, start, folder, "--cost-model-cache", bench.work / "costs")
+        deployment = bench.deployments.pop(start)
+        vectors(deployment, ["The first text."])
+        bench.keep(f"serve FOLDER to its first answer, {start}", {"seconds": time.monotonic() - started})
+        deployment.stop()
 
 
 def serve(bench, name, folder, *flags):

@@ -86,6 +86,7 @@ class Bench:
             self.all_in_one("all in one", ["--model-repository", fp32], MODEL)
         if {"recipe", "int8"} & self.parts:
             recipe = folders.make(Path(self.options.model), self.work / folders.NAME)
+            folders.first_answers(self, recipe)
             folders.serve(self, "recipe", recipe)
         if "int8" in self.parts:
             self.int8 = folders.optimize(self, recipe)

@@ -96,6 +96,8 @@ class Report:
             if key in self.results:
                 lines.append(f"| {key} | | {show(self.values(key, 'p50_ms'), 3)} | | |")
         for key, rounds in self.results.items():
+            if "seconds" in rounds[0]:
+                lines.append(f"| {key} | | {show(self.values(key, 'seconds', 1e3), 0)} | | |")
             if "requests_per_second" not in rounds[0]:
                 continue
             texts = int(key.rsplit(" of ", 1)[1]) if " / 1 request of " in key else 1
