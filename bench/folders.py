@@ -15,7 +15,7 @@ NAME = "recipe"
 CONCURRENCY = [1, 16, 64]
 # Few seconds at a time, so that both sides meet the same drift of the machine.
 TURNS = 4
-# Texts of which the variant's vectors are compared with the original's; none of them is among those that it was made with.
+# The variant's vectors are compared with the original's for this many texts. The variant was made with other texts.
 COMPARED = 200
 VARIANT = "onnx/model_int8.onnx"
 

@@ -16,7 +16,7 @@ pub fn ask(python: &Path, script: &str, question: &Value, needs: &str) -> anyhow
     let mut command = Command::new(python);
     command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| not_started(python))?;
-    // Python reads all of it before it writes anything. One that ended already has its reason on standard error.
+    // The script reads all of the question before it writes anything. A script that ended early says why on standard error.
     if let Some(mut stdin) = child.stdin.take() {
         let _ = stdin.write_all(question.to_string().as_bytes());
     }

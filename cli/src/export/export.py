@@ -118,7 +118,7 @@ def export(ask):
 
 def main():
     ask = json.load(sys.stdin)
-    # Exporters write to standard output; the answer keeps it for itself, and what they write goes to standard error.
+    # Exporters write to standard output, too: their lines go to standard error, and the answer has standard output for itself.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:

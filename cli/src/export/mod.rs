@@ -1,6 +1,6 @@
-//! `trireme export`: makes the ONNX file of a model folder that has none, by optimum-onnx or torch in the user's Python, and compares
-//! what is then served with the model's own library. Exit code 0: the file is there and served right; 1: it is served wrong, or there
-//! is none; 2: it is there, but could not be compared.
+//! `trireme export`: makes a model folder's missing ONNX file with optimum-onnx or torch in the user's Python, and compares the server's
+//! answers with those of the model's own library. Exit code 0: the file exists and its answers are right; 1: its answers are wrong, or
+//! the export failed; 2: the file exists, but the answers could not be compared.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ pub struct ExportArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 0.9999)]
     min_cosine: f64,
 
-    /// Do not compare what is served with the model's library
+    /// Do not compare the answers with those of the model's library
     #[arg(long)]
     skip_verify: bool,
 

@@ -1,4 +1,4 @@
-//! Which matrices a variant leaves out: as few as possible, and those first that cost the most fidelity for what they are worth.
+//! Chooses the matrices that a variant leaves out: as few as possible, and those first that cost the most fidelity for their size.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ pub fn order(weights: &BTreeMap<String, u64>, damage: &BTreeMap<String, f64>) ->
     names
 }
 
-/// The smallest count from 1 to `most` for which `holds` is true, found with few trials: counts that double until one holds, then
-/// the middle of what is left. `None` where none was found.
+/// The smallest count from 1 to `most` for which `holds` is true, found with few trials: the count doubles until one holds, then the
+/// range is halved. `None` where no count holds.
 pub fn smallest<E>(most: usize, mut holds: impl FnMut(usize) -> Result<bool, E>) -> Result<Option<usize>, E> {
     let (mut fails, mut count) = (0, 1);
     loop {

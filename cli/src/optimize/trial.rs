@@ -14,7 +14,7 @@ use crate::verify::answers::{Answer, lower};
 use crate::verify::reference::Case;
 use crate::verify::texts;
 
-/// The part of the way from the bar to 1 that a search keeps in hand, for texts that it has not seen.
+/// A search aims above the bar by this part of the distance from the bar to 1, because other texts may fare worse.
 const IN_HAND: f64 = 0.1;
 
 /// The texts on which matrices are tried alone: those that fare worst.
@@ -53,7 +53,7 @@ pub struct Measured {
     pub variant: Variant,
     /// Texts per second: the median of the rounds.
     pub rate: f64,
-    /// Those of the original.
+    /// The original's texts per second.
     pub original: f64,
     /// The median of the rounds' ratios.
     pub speedup: f64,

@@ -1,4 +1,4 @@
-//! What a load does just now: said by the thread that loads, read by the task that waits for it.
+//! The present step of a load: the thread that loads says it, and the task that waits for the load reads it.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Activity>> = const { RefCell::new(None) };
 }
 
-/// What one load does.
+/// The present step of one load.
 #[derive(Clone)]
 pub(crate) struct Activity(Arc<Mutex<String>>);
 

@@ -9,10 +9,10 @@ use trireme_model_repository::{BACKENDS, KnownBackend, ModelConfig, RepositoryMo
 use crate::activity::Activity;
 use crate::backend::{Backend, LoadError, LoadedModel, ModelSource, SequenceSupport};
 
-/// After this time a load takes long: the registry and the log say what it does.
+/// A load of more than this time is announced in the registry.
 const ANNOUNCED_AFTER: Duration = Duration::from_secs(1);
 
-/// How often the log says so.
+/// The period of the log lines about such a load.
 const SAID_EVERY: Duration = Duration::from_secs(4);
 
 /// The stage of models of this backend: the service that hosts them.
@@ -87,7 +87,7 @@ fn check_sequences(config: &ModelConfig, support: SequenceSupport) -> Result<(),
 /// A loaded version, the states before the first request of its sequences, and how long the load took.
 pub type Loaded = (LoadedModel, Vec<Tensor>, Duration);
 
-/// Loads one version on a thread of its own. While that takes long, the log says every few seconds what it does.
+/// Loads one version on a thread of its own. During a long load the log repeats its present step every few seconds.
 pub async fn load_version(
     model: &RepositoryModel,
     version: i64,
@@ -97,7 +97,7 @@ pub async fn load_version(
     load_watched(model, version, backend, auto_complete, async |_| {}).await
 }
 
-/// As [`load_version`]. `announce` is told, once, what a load that takes long does.
+/// As [`load_version`]. `announce` gets the present step of a long load, once.
 pub(crate) async fn load_watched(
     model: &RepositoryModel,
     version: i64,

@@ -288,7 +288,7 @@ mod tests {
                 own("types", Output::TokenTypeIds)
             ]
         );
-        // Names that are known keep their meaning, and the others take what is left.
+        // Known names keep their meaning, and other names take the outputs that are left.
         assert_eq!(
             taken(&["attention_mask", "ids", "position_ids"]),
             [
