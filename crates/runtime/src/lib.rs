@@ -67,7 +67,7 @@ pub use drain::LAST_WORDS;
 pub use dynamic_batching::DynamicBatcher;
 pub use intake::{Intake, Room, RunId};
 pub use activity::doing;
-pub use load::{Loaded, backend_of, load_version};
+pub use load::{Loaded, backend_of, instead, load_version};
 pub use model_args::{ModelArgs, local_folder, precision_parser};
 pub use parts::one_response;
 pub use queue_policy::levels as queue_levels;

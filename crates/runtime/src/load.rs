@@ -1,5 +1,6 @@
 //! Loads model versions, each with the backend that its configuration names.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -193,14 +194,18 @@ fn unknown_backend(model: &RepositoryModel) -> LoadError {
          configuration. Backends here are {}, and 'ensemble' as platform{}",
         model.name,
         hosted.collect::<Vec<_>>().join(", "),
-        instead(model).map(|advice| format!("; {advice}")).unwrap_or_default()
+        model.versions.last().map_or(String::new(), |version| instead(&model.version_path(*version)))
     ))
 }
 
-/// Advice on another backend, going by the files in the model's version folder.
-fn instead(model: &RepositoryModel) -> Option<String> {
-    let folder = model.version_path(*model.versions.last()?);
-    let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+/// The end of an error about a model's backend or its file: advice on another backend, by the files in the version folder. Empty
+/// where they suggest none.
+pub fn instead(version_path: &Path) -> String {
+    advice(version_path).map(|advice| format!("; {advice}")).unwrap_or_default()
+}
+
+fn advice(version_path: &Path) -> Option<String> {
+    let entries = std::fs::read_dir(version_path).into_iter().flatten().flatten();
     let names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     let with = |ending: &str| names.iter().find(|name| name.ends_with(ending));
     if names.iter().any(|name| name == "tokenizer.json") {
@@ -229,6 +234,21 @@ fn instead(model: &RepositoryModel) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_in_the_version_folder_say_which_backend_is_meant() {
+        let advised = |files: &[&str]| {
+            let folder = tempfile::tempdir().unwrap();
+            files.iter().for_each(|file| std::fs::write(folder.path().join(file), "").unwrap());
+            instead(folder.path())
+        };
+        assert!(advised(&["tokenizer.json", "config.json"]).contains("for which backend: \"tokenizer\" needs no code"));
+        assert!(advised(&["model.onnx"]).starts_with("; model.onnx lies in its version folder"));
+        let traced = advised(&["model.pt"]);
+        assert!(traced.contains("model.pt is TorchScript") && traced.contains("optimum-cli export onnx"), "{traced}");
+        assert!(advised(&["model.plan"]).contains("model.plan is a TensorRT plan"));
+        assert_eq!(advised(&["README.md"]), "");
+    }
 
     #[test]
     fn sequences_that_no_worker_could_keep_are_refused_with_advice() {

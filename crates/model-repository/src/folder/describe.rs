@@ -37,7 +37,12 @@ pub struct FolderDescription {
     pub(crate) labels: Option<Derived<Vec<String>>>,
     pub(crate) problem: Option<Derived<&'static str>>,
     pub(crate) prompts: Prompts,
+    /// Parts of the model that its folder holds in a form that is not read.
+    pub(crate) unserved: Option<Derived<String>>,
 }
+
+/// Heads of BGE-M3 for sparse and multi-vector results. Its library keeps them as pickles beside the graph of the dense one.
+const PICKLED_HEADS: [&str; 2] = ["sparse_linear.pt", "colbert_linear.pt"];
 
 /// The way in which the model is executed.
 #[derive(Clone, Debug, PartialEq)]
@@ -135,7 +140,15 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         labels: head.labels,
         problem: head.problem.map(|problem| problem.map(|(name, _)| name)),
         prompts,
+        unserved: unserved(reader),
     })
+}
+
+/// The heads that lie beside the graph and are not served.
+fn unserved(reader: &Reader<'_>) -> Option<Derived<String>> {
+    let there: Vec<_> = PICKLED_HEADS.into_iter().filter(|file| reader.has(file)).collect();
+    let why = "pickles of torch, which are not read; a graph with outputs of its own for them is served by a repository";
+    (!there.is_empty()).then(|| Derived::from(there.join(", "), why))
 }
 
 /// Fields that only classifiers have.
@@ -289,6 +302,7 @@ fn static_model(
         labels: None,
         problem: None,
         prompts,
+        unserved: unserved(reader),
     })
 }
 
@@ -331,5 +345,6 @@ fn generation(
         labels: None,
         problem: None,
         prompts,
+        unserved: unserved(reader),
     })
 }

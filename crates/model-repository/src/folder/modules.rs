@@ -143,6 +143,14 @@ fn module(reader: &Reader<'_>, index: usize, value: &Value) -> Option<Module> {
         "MultiVectorMask" => mask(reader, &folder)?,
         // Does something in training only.
         "Dropout" => return None,
+        "Router" => {
+            reader.fault(format_args!(
+                "{place}.type is '{name}', which is not supported: queries and documents go through modules of their own. Serve each \
+                 route as a model of its own: a folder whose modules.json lists the modules that router_config.json: structure has \
+                 for 'query', and another one for 'document'"
+            ));
+            return None;
+        }
         _ => {
             reader.fault(format_args!(
                 "{place}.type is '{name}', which is not supported; supported are Transformer, MLMTransformer, Pooling, Dense, \
@@ -293,7 +301,11 @@ fn mask(reader: &Reader<'_>, folder: &str) -> Option<Step> {
     let json = config(reader, folder)?;
     for key in ["skiplist_words", "keep_only_token_ids"] {
         if json.get(key).is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty())) {
-            reader.fault(format_args!("{}: {key} leaves out tokens, which is not supported", json.file));
+            let instead = match key {
+                "skiplist_words" => "write [] to index the vectors of all tokens, punctuation too",
+                _ => "it is for tokens of images; remove it",
+            };
+            reader.fault(format_args!("{}: {key} leaves out tokens, which is not supported; {instead}", json.file));
         }
     }
     Some(Step::Mask)
