@@ -69,7 +69,11 @@ async fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
         folder.display()
     );
     ensure!(folder.is_dir(), "there is no folder '{}'", folder.display());
-    ensure!(is_model_folder(folder), "'{}' is no model folder: it has neither config.json nor modules.json", folder.display());
+    ensure!(
+        is_model_folder(folder),
+        "'{}' is no model folder: it has neither config.json nor modules.json",
+        folder.display()
+    );
     let plan = Export::of(folder)?;
     let (files, by) = make(args, &plan)?;
     for file in &files {

@@ -91,9 +91,16 @@ pub fn run(args: &OptimizeArgs) -> ExitCode {
 async fn optimize(args: &OptimizeArgs) -> anyhow::Result<(String, bool)> {
     let path = &args.folder;
     ensure!(path.is_dir(), "there is no folder '{}'", path.display());
-    ensure!(is_model_folder(path), "'{}' is no model folder: it has neither config.json nor an ONNX file", path.display());
+    ensure!(
+        is_model_folder(path),
+        "'{}' is no model folder: it has neither config.json nor an ONNX file",
+        path.display()
+    );
     let folder = ModelFolder::read(path, None, Precision::Exact)?;
-    let graph = folder.description.graph().context("the model runs without a single ONNX file: there is nothing to optimize")?;
+    let graph = folder
+        .description
+        .graph()
+        .context("the model runs without a single ONNX file: there is nothing to optimize")?;
     let graph = path.join(graph);
     let target = graph.with_file_name(FILE);
     ensure!(target != graph, "{} has 8-bit weights: optimize the folder of the original", graph.display());
@@ -104,7 +111,11 @@ async fn optimize(args: &OptimizeArgs) -> anyhow::Result<(String, bool)> {
     };
     let work = tempfile::Builder::new().prefix("trireme-optimize-").tempdir()?;
     let mut quantizer = Quantizer::open(&args.python, &graph, work.path())?;
-    ensure!(!quantizer.matrices.is_empty(), "{} has no matrices with fixed weights: there is nothing to quantize", graph.display());
+    ensure!(
+        !quantizer.matrices.is_empty(),
+        "{} has no matrices with fixed weights: there is nothing to quantize",
+        graph.display()
+    );
     let (stand, server) = Stand::start(folder, &args.onnxruntime).await?;
     let searching = async {
         let (bar, work) = (args.min_cosine, work.path().to_owned());
@@ -191,7 +202,8 @@ fn put(quantizer: &mut Quantizer, variant: &Variant, graph: &Path, target: &Path
         let name = file.file_name().context("a file has a name")?;
         let arriving = place.join(format!(".{}.part", name.to_string_lossy()));
         std::fs::copy(&file, &arriving).with_context(|| format!("cannot write {}", arriving.display()))?;
-        std::fs::rename(&arriving, place.join(name)).with_context(|| format!("cannot write into {}", place.display()))?;
+        std::fs::rename(&arriving, place.join(name))
+            .with_context(|| format!("cannot write into {}", place.display()))?;
     }
     Ok(())
 }

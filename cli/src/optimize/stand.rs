@@ -50,8 +50,15 @@ impl Stand {
         let path = repository.path().display().to_string();
         let load = format!("--load-model={EXACT}");
         let flags = [
-            "trireme", "--model-repository", &path, "--model-control-mode=explicit", &load, "--http-address=127.0.0.1",
-            "--http-port=0", "--allow-grpc=false", "--allow-metrics=false",
+            "trireme",
+            "--model-repository",
+            &path,
+            "--model-control-mode=explicit",
+            &load,
+            "--http-address=127.0.0.1",
+            "--http-port=0",
+            "--allow-grpc=false",
+            "--allow-metrics=false",
         ];
         let OwnServer { mut serve } = clap::Parser::try_parse_from(flags)?;
         serve.onnxruntime = onnxruntime.clone();
@@ -113,7 +120,8 @@ impl Stand {
         let wanted: Vec<Value> =
             inputs["inputs"].as_array().into_iter().flatten().map(|input| json!({ "name": input["name"] })).collect();
         let row = |case: &&Case| {
-            let text = |name: &str, text: &str| json!({ "name": name, "datatype": "BYTES", "shape": [1], "data": [text] });
+            let text =
+                |name: &str, text: &str| json!({ "name": name, "datatype": "BYTES", "shape": [1], "data": [text] });
             let mut inputs = vec![text("TEXT", &case.text)];
             inputs.extend(case.pair.as_ref().map(|pair| text("TEXT_PAIR", pair)));
             let request = json!({ "inputs": inputs, "outputs": wanted });

@@ -124,7 +124,11 @@ impl<'a> Trial<'a> {
     pub fn new(stand: &'a Stand, texts: Vec<String>, bar: f64, work: PathBuf) -> anyhow::Result<Trial<'a>> {
         let (task, takes_pairs) = stand.task()?;
         let pairs = takes_pairs.then(|| texts::pairs(&texts));
-        let case = |(index, text): (usize, String)| Case { text, pair: pairs.as_ref().map(|pairs| pairs[index].clone()), line: Value::Null };
+        let case = |(index, text): (usize, String)| Case {
+            text,
+            pair: pairs.as_ref().map(|pairs| pairs[index].clone()),
+            line: Value::Null,
+        };
         let cases: Vec<Case> = texts.into_iter().enumerate().map(case).collect();
         ensure!(!cases.is_empty(), "there are no texts to compare");
         let expected = stand.answers(EXACT, task, &cases, true)?;
@@ -181,7 +185,13 @@ impl<'a> Trial<'a> {
     }
 
     /// Makes a variant, serves it, and compares its answers.
-    fn variant(&mut self, quantizer: &mut Quantizer, kind: &str, name: &str, leave_out: &[String]) -> anyhow::Result<Variant> {
+    fn variant(
+        &mut self,
+        quantizer: &mut Quantizer,
+        kind: &str,
+        name: &str,
+        leave_out: &[String],
+    ) -> anyhow::Result<Variant> {
         self.tried += 1;
         let model = format!("variant{}", self.tried);
         let folder = self.work.join(&model);

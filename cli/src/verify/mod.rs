@@ -184,9 +184,15 @@ struct Comparing {
 
 impl VerifyArgs {
     /// Verifies the model folder `folder` with its library in `python`.
-    pub fn of_folder(folder: &Path, python: &Path, min_cosine: f64, onnxruntime: &OnnxRuntimeArgs) -> anyhow::Result<VerifyArgs> {
+    pub fn of_folder(
+        folder: &Path,
+        python: &Path,
+        min_cosine: f64,
+        onnxruntime: &OnnxRuntimeArgs,
+    ) -> anyhow::Result<VerifyArgs> {
         let (bar, python) = (min_cosine.to_string(), python.as_os_str());
-        let flags = ["verify".as_ref(), folder.as_os_str(), "--min-cosine".as_ref(), bar.as_ref(), "--python".as_ref(), python];
+        let flags =
+            ["verify".as_ref(), folder.as_os_str(), "--min-cosine".as_ref(), bar.as_ref(), "--python".as_ref(), python];
         let Verify { verify } = clap::Parser::try_parse_from(flags)?;
         Ok(VerifyArgs { onnxruntime: onnxruntime.clone(), ..verify })
     }

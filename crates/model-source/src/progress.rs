@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// The model, a bar, the bytes, the speed, the time that is left, and the file.
-const BAR: &str = "{prefix} [{bar:30}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec}, {eta} left: {msg}";
+const BAR: &str =
+    "{prefix} [{bar:30}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec}, {eta} left: {msg}";
 
 /// How often a line is written.
 const EVERY: Duration = Duration::from_secs(5);

@@ -54,6 +54,7 @@ mod task_set;
 mod watchdog;
 mod worker;
 
+pub use activity::doing;
 pub use admin::{Admin, Health};
 pub use backend::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
@@ -66,7 +67,6 @@ pub use control_mode::{ControlArgs, ControlMode, ControlOptions};
 pub use drain::LAST_WORDS;
 pub use dynamic_batching::DynamicBatcher;
 pub use intake::{Intake, Room, RunId};
-pub use activity::doing;
 pub use load::{Loaded, backend_of, instead, load_version};
 pub use model_args::{ModelArgs, local_folder, precision_parser};
 pub use parts::one_response;

@@ -75,13 +75,14 @@ impl ModelArgs {
                 Err(fault) => faults.push(fault.to_string()),
             }
         }
-        let mut sources = match ModelSources::open(local.iter().map(|(name, folder)| (*name, folder.as_path())), self.precision) {
-            Ok(sources) if faults.is_empty() => sources,
-            opened => {
-                faults.extend(opened.err().iter().flatten().map(ToString::to_string));
-                anyhow::bail!(faults.join("; "));
-            }
-        };
+        let mut sources =
+            match ModelSources::open(local.iter().map(|(name, folder)| (*name, folder.as_path())), self.precision) {
+                Ok(sources) if faults.is_empty() => sources,
+                opened => {
+                    faults.extend(opened.err().iter().flatten().map(ToString::to_string));
+                    anyhow::bail!(faults.join("; "));
+                }
+            };
         for folder in &sources.folders {
             for line in folder.summary() {
                 tracing::info!(model = folder.name, folder = %folder.path.display(), derived = line, "model folder");

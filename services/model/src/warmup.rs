@@ -50,7 +50,12 @@ fn run_with(
         for run in 1..=sample.count.max(1) {
             let shapes: Vec<String> =
                 request.inputs.iter().map(|input| format!("{} {}", input.name(), input.shape())).collect();
-            doing(format!("warm-up sample '{}', run {run} of {}: {}", sample.name, sample.count.max(1), shapes.join(", ")));
+            doing(format!(
+                "warm-up sample '{}', run {run} of {}: {}",
+                sample.name,
+                sample.count.max(1),
+                shapes.join(", ")
+            ));
             execute(request.clone()).map_err(|error| failed(config, sample, error.message))?;
         }
     }

@@ -55,7 +55,12 @@ impl Backend for TokenizerBackend {
             );
         }
         for Declared { output, name, .. } in schema.outputs.iter().filter(|own| own.name != own.output.name()) {
-            tracing::info!(model, output = name, taken_for = output.name(), "an output of another name, taken by its place or older name");
+            tracing::info!(
+                model,
+                output = name,
+                taken_for = output.name(),
+                "an output of another name, taken by its place or older name"
+            );
         }
         tokenizer.check(schema.extras(|_| true)).map_err(|error| load_error(model, error))?;
 
@@ -112,9 +117,7 @@ impl TokenizerModel {
 
         let encoded_at = Instant::now();
         let wanted = self.schema.outputs.iter().filter(|own| request.outputs.iter().any(|output| *output == own.name));
-        let outputs = wanted
-            .map(|declared| tensor(&mut encoded, declared, self.batches))
-            .collect::<Result<_, _>>()?;
+        let outputs = wanted.map(|declared| tensor(&mut encoded, declared, self.batches)).collect::<Result<_, _>>()?;
         let timing = ExecuteTiming {
             compute_input: read - started,
             compute_infer: encoded_at - read,

@@ -122,9 +122,9 @@ impl Schema {
         }
         let mut outputs = Vec::<Declared>::new();
         let specs = config.output_specs();
-        let mut usual = Output::USUAL.into_iter().filter(|usual| {
-            !specs.iter().any(|output| Output::named(&output.name) == Some(*usual))
-        });
+        let mut usual = Output::USUAL
+            .into_iter()
+            .filter(|usual| !specs.iter().any(|output| Output::named(&output.name) == Some(*usual)));
         for spec in specs.iter() {
             let known = Output::named(&spec.name);
             let fault = match known.is_some_and(Output::is_text) {
@@ -141,7 +141,8 @@ impl Schema {
                     outputs.push(Declared { output, name: spec.name.clone(), datatype: spec.datatype });
                 }
                 None if fault.is_none() => {
-                    let (usual, known) = (Output::USUAL.map(Output::name).join(", "), Output::ALL.map(Output::name).join(", "));
+                    let (usual, known) =
+                        (Output::USUAL.map(Output::name).join(", "), Output::ALL.map(Output::name).join(", "));
                     faults.push(format!(
                         "unexpected inference output '{}': outputs of other names are taken for {usual}, in this order, and none of \
                          these is left; allowed outputs are: {known}",
@@ -307,8 +308,10 @@ mod tests {
         );
         let error = message(&with_outputs(&["a", "b", "c", "d"]));
         assert!(
-            error.contains("unexpected inference output 'd': outputs of other names are taken for input_ids, attention_mask, \
-                            token_type_ids, in this order, and none of these is left"),
+            error.contains(
+                "unexpected inference output 'd': outputs of other names are taken for input_ids, attention_mask, \
+                            token_type_ids, in this order, and none of these is left"
+            ),
             "{error}"
         );
         let error = message(&with_outputs(&["input_mask", "attention_mask"]));

@@ -55,7 +55,9 @@ fn python_with(packages: &str) -> Option<PathBuf> {
     };
     let found = named.into_iter().chain(made).chain([python()]).find(can);
     if found.is_none() {
-        eprintln!("skipped: no Python has {packages}; name one by TRIREME_VERIFY_PYTHON, or make one: scripts/setup-verify.sh");
+        eprintln!(
+            "skipped: no Python has {packages}; name one by TRIREME_VERIFY_PYTHON, or make one: scripts/setup-verify.sh"
+        );
     }
     found
 }
@@ -73,7 +75,11 @@ fn an_export_says_why_it_makes_no_file() {
     assert!(empty.status.code() == Some(1) && said(&empty).contains(words), "{}", said(&empty));
     fs::write(folder.path().join("model.pt"), "").expect("a file can be written");
     let traced = run("export", folder.path(), &python(), &[]);
-    assert!(said(&traced).contains("only model.pt, a TorchScript file, which cannot be converted"), "{}", said(&traced));
+    assert!(
+        said(&traced).contains("only model.pt, a TorchScript file, which cannot be converted"),
+        "{}",
+        said(&traced)
+    );
     assert!(!folder.path().join("onnx").exists(), "nothing is left behind");
     let served = product("trireme").args(["serve", "--http-port=0"]).arg(folder.path()).output().expect("it runs");
     let command = format!("or with: trireme export {}", folder.path().display());
@@ -128,7 +134,8 @@ fn a_variant_is_written_measured_and_served_when_it_is_asked_for() {
     };
     assert!(!init("exact").contains("model_int8.onnx"), "{}", init("exact"));
     let table = init("int8");
-    let places = ["onnx/model_int8.onnx", "--precision int8; made of model.onnx: ", "times the texts/s, by onnxruntime"];
+    let places =
+        ["onnx/model_int8.onnx", "--precision int8; made of model.onnx: ", "times the texts/s, by onnxruntime"];
     assert!(places.iter().all(|place| table.contains(place)), "{table}");
 
     let graph = folder.path().join("onnx/model.onnx");

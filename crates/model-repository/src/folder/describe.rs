@@ -147,7 +147,8 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
 /// The heads that lie beside the graph and are not served.
 fn unserved(reader: &Reader<'_>) -> Option<Derived<String>> {
     let there: Vec<_> = PICKLED_HEADS.into_iter().filter(|file| reader.has(file)).collect();
-    let why = "pickles of torch, which are not read; a graph with outputs of its own for them is served by a repository";
+    let why =
+        "pickles of torch, which are not read; a graph with outputs of its own for them is served by a repository";
     (!there.is_empty()).then(|| Derived::from(there.join(", "), why))
 }
 

@@ -86,7 +86,8 @@ const POOLING: (&str, &str) = ("sentence_transformers.models.Pooling", "1_Poolin
 /// The models of a folder, read as a repository reads them.
 #[track_caller]
 fn configs(folder: &TempDir) -> Vec<ModelConfig> {
-    let description = FolderDescription::read(folder.path(), Precision::Exact).unwrap_or_else(|error| panic!("{error}"));
+    let description =
+        FolderDescription::read(folder.path(), Precision::Exact).unwrap_or_else(|error| panic!("{error}"));
     let models = description.models("m");
     let parse = |model: &DerivedModel| {
         ModelConfig::parse(&model.config, &model.name).unwrap_or_else(|error| panic!("{error}\n{}", model.config))
@@ -481,7 +482,10 @@ fn a_variant_is_served_when_it_is_asked_for() {
 fn an_export_knows_the_task_and_the_place() {
     let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
     let there = Export::of(folder.path()).unwrap_err().to_string();
-    assert!(there.ends_with("onnx/model.onnx is there already: serve the folder as it is, or move the file away first"), "{there}");
+    assert!(
+        there.ends_with("onnx/model.onnx is there already: serve the folder as it is, or move the file away first"),
+        "{there}"
+    );
     fs::remove_dir_all(folder.path().join("onnx")).unwrap();
     let export = Export::of(folder.path()).unwrap();
     assert_eq!((export.export_task, export.made), ("feature-extraction", "model.onnx"));
