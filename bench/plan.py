@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import folders
 from raw import read_texts
 from servers import DIRECT, BenchError, Deployment, Process, load
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "sentence_embedding"
-PARTS = ["texts", "lone", "openai", "identity", "python", "simulated"]
+PARTS = ["texts", "lone", "openai", "recipe", "int8", "identity", "python", "simulated"]
 CONCURRENCY = [1, 16, 64]
 LONE_TURNS = 4
 LONE_TEXTS = 40
@@ -49,10 +50,11 @@ class Bench:
             config.write(extra)
         return target
 
-    def all_in_one(self, name, repository, model, environment=None):
+    def all_in_one(self, name, models, model, environment=None):
+        """`trireme serve` with these words for models."""
         deployment = Deployment(name, self.logs)
         deployment.start("serve", [
-            self.binaries / "trireme", "serve", "--model-repository", repository, "--http-address", "127.0.0.1",
+            self.binaries / "trireme", "serve", *models, "--http-address", "127.0.0.1",
             "--http-port", deployment.port, "--allow-grpc=false", "--allow-metrics=false",
         ], environment)
         self.deployments[name] = deployment
@@ -98,22 +100,34 @@ class Bench:
 
     def start(self):
         """Starts the deployments that the wanted parts need."""
-        if {"texts", "lone", "openai"} & self.parts:
+        if {"texts", "lone", "openai", "recipe"} & self.parts:
             fp32 = self.repository("plain")
+            self.all_in_one("all in one", ["--model-repository", fp32], MODEL)
+        if {"recipe", "int8"} & self.parts:
+            recipe = folders.make(Path(self.options.model), self.work / folders.NAME)
+            folders.first_answers(self, recipe)
+            folders.serve(self, "recipe", recipe)
+        if "int8" in self.parts:
+            self.int8 = folders.optimize(self, recipe)
+            if self.int8 is None:
+                folders.serve(self, "int8", recipe, "--precision", "int8")
+                folders.fidelity(self, "recipe", "int8")
+            else:
+                print(f"    the row of int8 is left out: {self.int8}", flush=True)
+        if {"texts", "lone", "openai"} & self.parts:
             if {"texts", "lone"} & self.parts:
                 self.start_raw("raw", [])
-            self.all_in_one("all in one", fp32, MODEL)
             self.services("services", fp32, MODEL, [
                 ("tokenizer", ["trireme-tokenizer"]),
                 ("model", ["trireme", "worker", "--stages", "model,postprocess"]),
             ])
         if {"identity", "python"} & self.parts:
             identity = ROOT / "bench/repositories/identity"
-            self.all_in_one("identity", identity, "identity_chain")
+            self.all_in_one("identity", ["--model-repository", identity], "identity_chain")
             self.services("identity services", identity, "identity_chain", [("model", ["trireme-model"])])
         if "python" in self.parts:
             models = ROOT / "bench/repositories/python"
-            self.all_in_one("python", models, "python_chain")
+            self.all_in_one("python", ["--model-repository", models], "python_chain")
             self.services("python services", models, "python_chain", [("python", ["trireme-python", "--allow-python"])])
             if (TRITON / "tritonserver").exists():
                 self.triton("python triton", models, "python_chain")
@@ -127,7 +141,7 @@ class Bench:
             else:
                 python, environment = self.options.openvino, {"ORT_DYLIB_PATH": library_of(self.options.openvino)}
             self.start_raw("raw openvino", options, python)
-            self.all_in_one("openvino", accelerated, MODEL, environment)
+            self.all_in_one("openvino", ["--model-repository", accelerated], MODEL, environment)
 
     def stop(self):
         for deployment in self.deployments.values():
@@ -168,6 +182,10 @@ class Bench:
             self.lone_turns()
         if "openai" in self.parts:
             self.openai_turns()
+        if "recipe" in self.parts:
+            folders.turns(self, "recipe / tuned", ("recipe", folders.NAME), ("all in one", MODEL))
+        if "int8" in self.deployments:
+            folders.turns(self, "int8 / original", ("int8", folders.NAME), ("recipe", folders.NAME))
         if "identity" in self.parts:
             for name in ("identity", "identity services"):
                 deployment, seconds = self.deployments[name], self.options.seconds

@@ -42,6 +42,15 @@ class Report:
                 ("texts/s at 64, all in one / raw best", rate("all in one") / best, ">=", 0.93),
                 ("texts/s at 64, services / raw best", rate("services") / best, ">=", 0.85),
             ]
+        for key in (key for key in self.results if key.startswith("recipe / tuned / ")):
+            where = key.removeprefix("recipe / tuned / ")
+            bars.append((f"texts/s of serve FOLDER / tuned repository, {where}", self.median(key, "ratio"), ">=", 0.97))
+        if "int8 / original / 64" in self.results:
+            compared = self.results["int8 / fidelity"][0]
+            bars += [
+                ("texts/s at 64, int8 variant / its original", self.median("int8 / original / 64", "ratio"), ">=", 1.8),
+                ("lowest cosine of the int8 variant, other texts", compared["lowest"], ">=", 0.99),
+            ]
         if "all in one / lone, less raw" in self.results:
             bars += [
                 ("p50 at 1, all in one - raw, ms", lone("all in one"), "<=", 0.15),
@@ -107,6 +116,8 @@ class Report:
             if key in self.results:
                 lines.append(f"| {key} | | {show(self.values(key, 'p50_ms'), 3)} | | |")
         for key, rounds in self.results.items():
+            if "seconds" in rounds[0]:
+                lines.append(f"| {key} | | {show(self.values(key, 'seconds', 1e3), 0)} | | |")
             if "requests_per_second" not in rounds[0]:
                 continue
             texts = int(key.rsplit(" of ", 1)[1]) if "1 request of " in key else 1

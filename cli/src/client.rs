@@ -86,7 +86,8 @@ fn read(mut answer: ureq::http::Response<ureq::Body>) -> anyhow::Result<(Value, 
     let text = answer.body_mut().with_config().limit(u64::MAX).read_to_string().context("reading the answer")?;
     let json: Value = serde_json::from_str(&text).unwrap_or_default();
     if status.is_success() {
-        ensure!(json.is_object(), "the server's answer is no JSON object: {text}");
+        // Requests to load and unload models are answered without a body.
+        ensure!(json.is_object() || text.is_empty(), "the server's answer is no JSON object: {text}");
         return Ok((json, timing));
     }
     bail!("the server answered {}: {}", status.as_u16(), json["error"].as_str().unwrap_or(&text))

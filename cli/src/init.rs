@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use trireme_model_repository::{ModelFolder, Placement, is_model_folder};
-use trireme_runtime::{local_folder, service};
+use trireme_model_repository::{ModelFolder, Placement, Precision, is_model_folder};
+use trireme_runtime::{local_folder, precision_parser, service};
 use trireme_telemetry::TelemetryArgs;
 
 use crate::style::{Style, cell, colours, table};
@@ -25,6 +25,10 @@ pub struct InitArgs {
     /// The name to serve the model under; the folder's by default
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+
+    /// Which ONNX file of the folder to take
+    #[arg(long, value_name = "PRECISION", default_value = "exact", value_parser = precision_parser())]
+    precision: Precision,
 
     /// Copy the model's files instead of linking to them
     #[arg(long)]
@@ -45,14 +49,14 @@ pub fn run(args: &InitArgs) -> ExitCode {
 }
 
 async fn init(args: &InitArgs) -> anyhow::Result<String> {
-    let folder = &local_folder(&args.folder).await?;
+    let folder = &local_folder(&args.folder, args.precision).await?;
     ensure!(folder.is_dir(), "there is no folder '{}'", folder.display());
     ensure!(
         is_model_folder(folder),
         "'{}' is no model folder: it has neither config.json, modules.json or tokenizer.json nor an ONNX file",
         folder.display()
     );
-    let model = ModelFolder::read(folder, args.name.as_deref())?;
+    let model = ModelFolder::read(folder, args.name.as_deref(), args.precision)?;
     let placement = if args.copy { Placement::Copy } else { Placement::Link };
     model.write(&args.directory, placement).context("the repository is not written")?;
 

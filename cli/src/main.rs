@@ -3,8 +3,11 @@
 mod bench;
 mod client;
 mod dead;
+mod export;
 mod infer;
 mod init;
+mod optimize;
+mod python;
 mod serve;
 mod settings;
 mod stages;
@@ -37,10 +40,14 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Look at messages that were given up, and send them again
     Dead(dead::DeadArgs),
+    /// Make the ONNX file of a model folder that has none, by optimum-onnx or torch in a Python, and verify it
+    Export(export::ExportArgs),
     /// Ask a model: text in, answer out
     Infer(infer::InferArgs),
     /// Write the model repository that a model folder is served as, to look at and to edit
     Init(init::InitArgs),
+    /// Make a variant of a model folder's ONNX file with 8-bit weights, as fast as its fidelity allows, and measure both
+    Optimize(Box<optimize::OptimizeArgs>),
     /// Show how the queues of a deployment are kept, and change it
     Settings(settings::SettingsArgs),
     /// Show the running system: workers, models, queues, rates, latencies
@@ -64,8 +71,10 @@ fn main() -> ExitCode {
         Command::Worker(command) => worker::run(&command),
         Command::Bench(args) => bench::run(&args),
         Command::Dead(args) => dead::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Infer(args) => infer::run(&args),
         Command::Init(args) => init::run(&args),
+        Command::Optimize(args) => optimize::run(&args),
         Command::Settings(args) => settings::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Tap(args) => tap::run(&args),

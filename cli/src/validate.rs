@@ -10,9 +10,11 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use trireme_inference::ErrorCode;
 use trireme_model::OnnxRuntimeArgs;
-use trireme_model_repository::{EnsembleError, ModelConfig, ModelSources, Repository, compile_ensemble};
+use trireme_model_repository::{EnsembleError, ModelConfig, ModelSources, Precision, Repository, compile_ensemble};
 use trireme_python::PythonArgs;
-use trireme_runtime::{Backend, LoadError, backend_of, is_remote, load_version, local_folder, service};
+use trireme_runtime::{
+    Backend, LoadError, backend_of, is_remote, load_version, local_folder, precision_parser, service,
+};
 use trireme_telemetry::TelemetryArgs;
 
 use crate::stages::{Stage, StageOptions, backends};
@@ -32,6 +34,10 @@ pub struct ValidateArgs {
     /// Take configurations as they are: do not fill in inputs and outputs from the model file
     #[arg(long)]
     disable_auto_complete_config: bool,
+
+    /// Which ONNX file of model folders to load
+    #[arg(long, value_name = "PRECISION", default_value = "exact", value_parser = precision_parser())]
+    precision: Precision,
 
     /// Print the result as JSON
     #[arg(long)]
@@ -83,7 +89,7 @@ async fn check(args: &ValidateArgs) -> (Repository, Vec<Fault>) {
     let unreadable = |code, message| Fault { model: None, code, message };
     let (mut folders, mut faults) = (Vec::new(), Vec::new());
     for model in &args.models {
-        match local_folder(model).await {
+        match local_folder(model, args.precision).await {
             Ok(folder) => folders.push(folder),
             Err(fault) => faults.push(unreadable(fault.code(), fault.to_string())),
         }
@@ -91,7 +97,7 @@ async fn check(args: &ValidateArgs) -> (Repository, Vec<Fault>) {
     if !faults.is_empty() {
         return (Repository::default(), faults);
     }
-    let sources = match ModelSources::open(folders.iter().map(|folder| (None, folder.as_path()))) {
+    let sources = match ModelSources::open(folders.iter().map(|folder| (None, folder.as_path())), args.precision) {
         Ok(sources) => sources,
         Err(faults) => {
             let faults = faults.iter().map(|fault| unreadable(fault.code(), fault.to_string()));

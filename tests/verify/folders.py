@@ -39,6 +39,8 @@ CORPUS = (Path(__file__).parent.parent.parent / "bench" / "texts.txt").read_text
 LONGEST = 64
 SIZE = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
 FOLDERS = {}
+# Folders that are refused, and what the refusal says.
+REFUSED = {"dense-as-pytorch-bin": ["holds its weights as pytorch_model.bin only", "write them as model.safetensors"]}
 
 
 @dataclass
@@ -57,9 +59,6 @@ class Folder:
     static: dict = None
     prompt_name: str = None
     strategies: list = field(default_factory=lambda: [None])
-    refused: str = None
-    # Served wrong on purpose: the comparison has to notice.
-    wrong: bool = False
     # The lowest likeness that is good enough.
     bar: float = 0.9999
 
@@ -346,7 +345,7 @@ def dense_as_pytorch_bin(path):
     file = path / "2_Dense" / "model.safetensors"
     torch.save(load_file(file), path / "2_Dense" / "pytorch_model.bin")
     file.unlink()
-    return Folder("embed", ops="pool:mean, dense:2_Dense", width=16, modules=["2_Dense"], refused="torch.load(")
+    return Folder("embed", ops="pool:mean, dense:2_Dense", width=16, modules=["2_Dense"])
 
 
 @folder
@@ -584,33 +583,33 @@ def static_embedding(path):
     return Folder("embed", PLAIN, width=24, tokenizer={"add_special_tokens": "false"}, static={"normalize": "true"})
 
 
-# === Served wrong on purpose ===
+# === Served wrong on purpose, by a repository: the comparison has to notice ===
 
 
 @folder
 def wrong_pooling(path):
     sentence(path, bert(wordpiece()), wordpiece(), [pooling("mean"), normalize()])
-    return Folder("embed", ops="pool:max, normalize", wrong=True)
+    return Folder("embed", ops="pool:max, normalize")
 
 
 @folder
 def wrong_length(path):
     sentence(path, bert(wordpiece()), wordpiece(), [pooling("mean"), normalize()])
-    return Folder("embed", ops="pool:mean", wrong=True)
+    return Folder("embed", ops="pool:mean")
 
 
 @folder
 def wrong_prompt(path):
     prompts = {"query": "query: "}
     sentence(path, bert(wordpiece()), wordpiece(), [pooling("mean")], prompts=prompts, default="query")
-    return Folder("embed", ops="pool:mean", wrong=True)
+    return Folder("embed", ops="pool:mean")
 
 
 @folder
 def wrong_activation(path):
     model, tokenizer = classifier(path, ["a", "b", "c"], problem_type="multi_label_classification")
     write(path, model, tokenizer)
-    return Folder("classify", output="logits", ops="softmax", labels=["a", "b", "c"], wrong=True)
+    return Folder("classify", output="logits", ops="softmax", labels=["a", "b", "c"])
 
 
 def make(name, path):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes a model folder of every kind, serves each, and compares the answers with those of the folder's own library.
+"""Makes a model folder of every kind, serves them as they are, and compares the answers with those of the folder's own library:
+in one process and over NATS, each text alone and batched. Folders that contradict themselves have to be refused.
 
     make verify-test [ONLY=dense,splade]
 """
@@ -17,16 +18,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "cli" / "src" / "verify"))
 
+import contradictions
 import folders
 import reference
 import repositories
-
-
+from deployments import OneProcess, OverNats
 
 TEXTS = json.loads((ROOT / "cli" / "src" / "verify" / "texts.json").read_text(encoding="utf-8"))
 TEXTS += [" ".join([TEXTS[-1]] * times) for times in (3, 12, 80)]
 # These are compared by the Python that `trireme verify` starts itself, which takes long to import its libraries each time.
 BY_PYTHON = ["mean-normalized", "rerank-one-score"]
+# One of each task; the graph is taken away and made again by `trireme export`.
+EXPORTED = ["mean-normalized", "roberta", "rerank-one-score", "classify-many-labels", "token-classify-words", "splade-max"]
 
 
 def expect(folder, known, strategy, file):
@@ -39,14 +42,15 @@ def expect(folder, known, strategy, file):
     file.write_text("".join(json.dumps(line) + "\n" for line in reference.lines_of(ask)), encoding="utf-8")
 
 
-def verify(trireme, folder, repository, known, strategy, by_python):
-    """Runs `trireme verify`; its exit code and its output."""
-    command = [trireme, "verify", repository, "m", "--log-level", "warning", "--min-cosine", known.bar]
+def compare(trireme, target, name, known, strategy, work, by_python=None):
+    """Runs `trireme verify` on a server or a folder; its exit code and its output."""
+    command = [trireme, "verify", target, *([name] if name else []), "--log-level", "warning", "--min-cosine", known.bar]
     if by_python:
-        command += ["--folder", folder, "--python", sys.executable]
+        command += ["--python", by_python]
     else:
-        vectors = repository / f"{strategy or 'expected'}.jsonl"
-        expect(folder, known, strategy, vectors)
+        vectors = work / f"{name}-{strategy or 'expected'}.jsonl"
+        if not vectors.exists():
+            expect(work / name, known, strategy, vectors)
         command += ["--vectors", vectors]
     command += ["--prompt-name", known.prompt_name] if known.prompt_name else []
     command += ["--aggregation-strategy", strategy] if strategy else []
@@ -54,55 +58,137 @@ def verify(trireme, folder, repository, known, strategy, by_python):
     return ran.returncode, ran.stdout + ran.stderr
 
 
-def check(trireme, name, work):
-    """The lowest likeness of the folder `name`; an error names the fault."""
-    folder, repository = work / name, work / f"{name}-repository"
-    known = folders.make(name, folder)
-    shutil.rmtree(repository, ignore_errors=True)
-    repositories.of_folder(folder, known, repository)
-    lowest = []
-    for strategy in known.strategies:
-        code, text = verify(trireme, folder, repository, known, strategy, name in BY_PYTHON or known.refused)
-        if known.refused:
-            if code == 2 and known.refused in text:
-                return "refused, as it has to be"
-            raise AssertionError(f"expected to be refused with '{known.refused}', exit code {code}:\n{text}")
-        if known.wrong:
-            if code == 1 and "does not serve what" in text:
-                return "noticed to be wrong, as it has to be"
-            raise AssertionError(f"is served wrong and exit code {code} says nothing of it:\n{text}")
+def lowest_of(text):
+    return min(line.split("lowest")[1].split("over")[0].strip() for line in text.splitlines() if "computes: lowest" in line)
+
+
+class Run:
+    """The folders that were asked for, and the results so far."""
+
+    def __init__(self, binaries, work, out):
+        self.trireme, self.binaries, self.work, self.out = binaries / "trireme", binaries, work, out
+        self.known, self.failed, self.count = {}, [], 0
+
+    def attempt(self, name, check):
+        """Prints what `check` gives. An error names the fault."""
+        started = time.monotonic()
+        try:
+            word = check()
+        except Exception as error:
+            self.failed.append(name)
+            word = f"FAILED: {error}"
+        self.count += 1
+        print(f"{name:44} {time.monotonic() - started:6.1f} s  {word}", file=self.out, flush=True)
+
+    def make(self, name):
+        if name not in self.known:
+            self.known[name] = folders.make(name, self.work / name)
+        return self.work / name
+
+    # === Folders as they are ===
+
+    def served(self, names):
+        """All folders on one deployment, asked alone and batched; first in one process, then over NATS."""
+        models = {}
+        for name in names:
+            self.attempt(f"{name}, made", lambda: f"{len(list(self.make(name).rglob('*')))} files")
+            if name in self.known:
+                models[name] = self.work / name
+        for kind, way in [(OneProcess, "one process"), (OverNats, "over NATS")]:
+            try:
+                with kind(way, self.binaries, self.work, models) as deployment:
+                    for name in models:
+                        self.attempt(f"{name}, {way}", lambda: self.alike(deployment.url, name))
+            except AssertionError as error:
+                self.failed.append(way)
+                print(f"FAILED: {error}", file=self.out, flush=True)
+
+    def alike(self, url, name):
+        known, lowest = self.known[name], []
+        for strategy in known.strategies:
+            code, text = compare(self.trireme, url, name, known, strategy, self.work)
+            if code != 0:
+                raise AssertionError(f"exit code {code}{f', {strategy}' if strategy else ''}:\n{text}")
+            lowest.append(lowest_of(text))
+        return min(lowest)
+
+    def by_python(self, name):
+        """`trireme verify FOLDER --python`: this Python computes the reference itself."""
+        folder = self.make(name)
+        code, text = compare(self.trireme, folder, None, self.known[name], None, self.work, sys.executable)
         if code != 0:
-            raise AssertionError(f"exit code {code}{f', {strategy}' if strategy else ''}:\n{text}")
-        lowest += [line.split("lowest")[1].split("over")[0].strip() for line in text.splitlines() if "computes: lowest" in line]
-    return min(lowest)
+            raise AssertionError(f"exit code {code}:\n{text}")
+        return lowest_of(text)
+
+    # === Folders that must not be served ===
+
+    def refused(self, folder, places):
+        ran = subprocess.run([self.trireme, "serve", folder, "--http-port=0"], capture_output=True, text=True, timeout=120)
+        said = ran.stdout + ran.stderr
+        missing = [place for place in places if place not in said]
+        if ran.returncode != 1 or missing:
+            raise AssertionError(f"exit code {ran.returncode}, and the refusal does not name {missing}:\n{said[-2000:]}")
+        return "refused, as it has to be"
+
+    def noticed(self, name):
+        """A repository that serves the folder wrong: `trireme verify` has to say so."""
+        repository = self.work / f"{name}-repository"
+        folder = self.make(name)
+        shutil.rmtree(repository, ignore_errors=True)
+        repositories.of_folder(folder, self.known[name], repository)
+        vectors = repository / "expected.jsonl"
+        expect(folder, self.known[name], None, vectors)
+        command = [self.trireme, "verify", repository, "m", "--log-level", "warning", "--vectors", vectors]
+        ran = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=600)
+        if ran.returncode != 1 or "does not serve what" not in ran.stdout:
+            raise AssertionError(f"is served wrong and exit code {ran.returncode} says nothing of it:\n{ran.stdout}{ran.stderr}")
+        return "noticed to be wrong, as it has to be"
+
+    # === Folders without a graph ===
+
+    def exported(self, name):
+        """`trireme export` makes the graph that was taken away, and verifies it."""
+        folder = self.work / f"{name}-exported"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.make(name), folder)
+        shutil.rmtree(folder / "onnx")
+        command = [self.trireme, "export", folder, "--python", sys.executable, "--log-level", "warning"]
+        ran = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=600)
+        if ran.returncode != 0 or not (folder / "onnx" / "model.onnx").is_file():
+            raise AssertionError(f"exit code {ran.returncode}:\n{ran.stdout}{ran.stderr}")
+        return f"exported, {lowest_of(ran.stdout)}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trireme", default=ROOT / "target" / "debug" / "trireme")
+    parser.add_argument("--binaries", type=Path, default=ROOT / "target" / "debug")
     parser.add_argument("--only", default="", help="parts of names, comma separated")
     parser.add_argument("--keep", type=Path, help="a folder to leave folders and repositories in")
     args = parser.parse_args()
     wanted = [part for part in args.only.split(",") if part]
-    names = [name for name in folders.FOLDERS if not wanted or any(part in name for part in wanted)]
+    chosen = lambda names: [name for name in names if not wanted or any(part in name for part in wanted)]
     # The exporter writes to standard output itself: that goes where warnings go.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    failed = []
+    wrong = [name for name in folders.FOLDERS if name.startswith("wrong")]
     with tempfile.TemporaryDirectory() as temporary:
-        work = args.keep or Path(temporary)
-        for name in names:
-            started = time.monotonic()
-            try:
-                word = check(args.trireme, name, work)
-            except Exception as error:
-                failed.append(name)
-                word = f"FAILED: {error}"
-            print(f"{name:32} {time.monotonic() - started:6.1f} s  {word}", file=out, flush=True)
-    if failed:
-        print(f"{len(failed)} of {len(names)} folders failed: {', '.join(failed)}", file=out, flush=True)
+        run = Run(args.binaries, args.keep or Path(temporary), out)
+        run.served([name for name in chosen(folders.FOLDERS) if name not in wrong and name not in folders.REFUSED])
+        for name in chosen(BY_PYTHON):
+            run.attempt(f"{name}, by Python", lambda: run.by_python(name))
+        for name in chosen(EXPORTED):
+            run.attempt(f"{name}, without its graph", lambda: run.exported(name))
+        for name in chosen(folders.REFUSED):
+            run.attempt(name, lambda: run.refused(run.make(name), folders.REFUSED[name]))
+        for name in chosen(wrong):
+            run.attempt(name, lambda: run.noticed(name))
+        for name in chosen(contradictions.PLANTED):
+            path = run.work / f"planted-{name}"
+            run.attempt(name, lambda: run.refused(path, contradictions.make(name, path, run.make)))
+    if run.failed:
+        print(f"{len(run.failed)} of {run.count} checks failed: {', '.join(run.failed)}", file=out, flush=True)
         return 1
-    print(f"all {len(names)} folders: the server's answers are those of their libraries", file=out, flush=True)
+    print(f"all {run.count} checks hold, of {len(run.known)} folders: the server's answers are those of their libraries", file=out, flush=True)
     return 0
 
 

@@ -5,7 +5,7 @@
 //! result.
 
 mod connection;
-mod requests;
+pub mod requests;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,6 +16,9 @@ use bytes::Bytes;
 use clap::{Args, ValueEnum};
 
 use connection::Connection;
+
+/// How long a model is under load before its rate is measured.
+const WARM_UP: Duration = Duration::from_millis(500);
 
 /// Flags of `trireme bench`.
 #[derive(Args)]
@@ -111,8 +114,8 @@ async fn measure_all(args: &BenchArgs) -> anyhow::Result<usize> {
     }
     for &concurrency in &args.concurrency {
         anyhow::ensure!(concurrency > 0, "--concurrency must be at least 1");
-        load(args, &requests, concurrency, Duration::from_secs_f64(args.warmup_seconds)).await?;
-        let measured = load(args, &requests, concurrency, Duration::from_secs_f64(args.seconds)).await?;
+        load(&args.server, &requests, concurrency, Duration::from_secs_f64(args.warmup_seconds)).await?;
+        let measured = load(&args.server, &requests, concurrency, Duration::from_secs_f64(args.seconds)).await?;
         measured.print(concurrency, args.json);
         if let Some(error) = &measured.first_error {
             eprintln!("bench: first error at concurrency {concurrency}: {error}");
@@ -122,16 +125,35 @@ async fn measure_all(args: &BenchArgs) -> anyhow::Result<usize> {
     Ok(errors)
 }
 
+/// Texts per second of a model that takes texts, one in each request, from `concurrency` connections for this long. Requests that
+/// fail are an error.
+pub async fn rate(
+    server: &str,
+    model: &str,
+    texts: &[String],
+    concurrency: usize,
+    duration: Duration,
+) -> anyhow::Result<f64> {
+    let metadata = Connection::open(server).await?.get(&format!("/v2/models/{model}")).await?;
+    let requests = Arc::new(requests::build(server, model, &metadata, texts, 1)?);
+    load(server, &requests, concurrency, WARM_UP).await?;
+    let measured = load(server, &requests, concurrency, duration).await?;
+    if let Some(error) = measured.first_error {
+        anyhow::bail!("{} requests to '{model}' failed, the first one with: {error}", measured.errors);
+    }
+    Ok(measured.latencies.len() as f64 / measured.elapsed.as_secs_f64())
+}
+
 /// Loads the server with `concurrency` connections for a while.
 async fn load(
-    args: &BenchArgs,
+    server: &str,
     requests: &Arc<Vec<Bytes>>,
     concurrency: usize,
     duration: Duration,
 ) -> anyhow::Result<Measured> {
     let mut connections = Vec::with_capacity(concurrency);
     for _ in 0..concurrency {
-        connections.push(Connection::open(&args.server).await?);
+        connections.push(Connection::open(server).await?);
     }
     let (started, cpu) = (Instant::now(), cpu_time());
     let until = started + duration;

@@ -1,10 +1,10 @@
 //! `trireme verify`: compares a model's answers with those of its own library for the same texts, each text alone and all texts
 //! batched. Exit code 0: all answers are alike; 1: some differ; 2: they could not be compared.
 
-mod answers;
-mod reference;
-mod served;
-mod texts;
+pub mod answers;
+pub mod reference;
+pub mod served;
+pub mod texts;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,8 +13,8 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use trireme_model::OnnxRuntimeArgs;
-use trireme_model_repository::{Task, folder_name, is_model_folder};
-use trireme_runtime::{local_folder, service};
+use trireme_model_repository::{Precision, Task, folder_name, is_model_folder};
+use trireme_runtime::{local_folder, precision_parser, service};
 use trireme_telemetry::TelemetryArgs;
 
 use self::answers::{Answer, expected, lower, measure, task_parser, tasks_of};
@@ -54,6 +54,10 @@ pub struct VerifyArgs {
     /// `token_embeddings`, `scores` or `entities`; `text_pair` where the model takes pairs
     #[arg(long, value_name = "FILE", conflicts_with_all = ["folder", "texts"])]
     vectors: Option<PathBuf>,
+
+    /// Which ONNX file of a model folder to serve
+    #[arg(long, value_name = "PRECISION", default_value = "exact", value_parser = precision_parser())]
+    precision: Precision,
 
     /// Texts to compare, one a line; without it 24 of all lengths
     #[arg(long, value_name = "FILE")]
@@ -96,6 +100,13 @@ struct OwnServer {
     serve: ServeArgs,
 }
 
+/// The arguments of this command, for commands that end with it.
+#[derive(clap::Parser)]
+struct Verify {
+    #[command(flatten)]
+    verify: VerifyArgs,
+}
+
 /// The result of one way of asking: each text alone, or all batched.
 struct Comparison {
     task: Task,
@@ -117,11 +128,12 @@ pub fn run(args: &VerifyArgs) -> ExitCode {
     if ran == ExitCode::SUCCESS { code } else { ExitCode::from(NOT_COMPARED) }
 }
 
-async fn verify(args: &VerifyArgs) -> anyhow::Result<(String, bool)> {
+/// The report, and whether all answers are alike enough.
+pub async fn verify(args: &VerifyArgs) -> anyhow::Result<(String, bool)> {
     if ["http://", "https://"].iter().any(|scheme| args.target.starts_with(scheme)) {
         return compare(Comparing::of(args, None)?, args, args.target.clone()).await;
     }
-    let served = local_folder(Path::new(&args.target)).await?;
+    let served = local_folder(Path::new(&args.target), args.precision).await?;
     let comparing = Comparing::of(args, Some(&served))?;
     let server = Server::open(&own_server(args, &served, &comparing.model)?).await?;
     let outcome = match server.load().await {
@@ -140,7 +152,7 @@ fn own_server(args: &VerifyArgs, served: &Path, model: &str) -> anyhow::Result<S
     let named = format!("{model}={}", served.display());
     let served = served.display().to_string();
     let models: &[&str] = match is_model_folder(Path::new(&served)) {
-        true => &["--model", &named],
+        true => &["--model", &named, "--precision", args.precision.name()],
         false => &["--model-repository", &served, "--model-control-mode=explicit", "--load-model", model],
     };
     let ports = ["--http-address=127.0.0.1", "--http-port=0", "--allow-grpc=false", "--allow-metrics=false"];
@@ -166,6 +178,24 @@ struct Comparing {
     min_cosine: f64,
     prompt_name: Option<String>,
     aggregation: String,
+}
+
+// === impl VerifyArgs ===
+
+impl VerifyArgs {
+    /// Verifies the model folder `folder` with its library in `python`.
+    pub fn of_folder(
+        folder: &Path,
+        python: &Path,
+        min_cosine: f64,
+        onnxruntime: &OnnxRuntimeArgs,
+    ) -> anyhow::Result<VerifyArgs> {
+        let (bar, python) = (min_cosine.to_string(), python.as_os_str());
+        let flags =
+            ["verify".as_ref(), folder.as_os_str(), "--min-cosine".as_ref(), bar.as_ref(), "--python".as_ref(), python];
+        let Verify { verify } = clap::Parser::try_parse_from(flags)?;
+        Ok(VerifyArgs { onnxruntime: onnxruntime.clone(), ..verify })
+    }
 }
 
 // === impl Comparing ===

@@ -1,8 +1,6 @@
 //! The reference that a model is compared with: its library in the user's Python, or a file.
 
-use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
@@ -11,8 +9,9 @@ use trireme_model_repository::Task;
 /// The script that asks the library.
 const SCRIPT: &str = include_str!("reference.py");
 
-/// The most lines of Python's output that an error shows.
-const SHOWN_LINES: usize = 8;
+/// What an error of Python says beside its own words.
+const NEEDS: &str = "could not compute the reference; it needs sentence-transformers, transformers or model2vec, and the model's weights \
+                     in the folder";
 
 /// Where the expected answers come from.
 pub enum Library {
@@ -69,7 +68,7 @@ impl Library {
                     "folder": folder, "tasks": tasks, "texts": texts, "pairs": pairs, "prompt_name": prompt_name,
                     "aggregation": aggregation,
                 });
-                (python.display().to_string(), run(python, &ask)?)
+                (python.display().to_string(), crate::python::ask(python, SCRIPT, &ask, NEEDS)?)
             }
         };
         let case = |(index, line): (usize, &str)| {
@@ -81,31 +80,6 @@ impl Library {
         };
         lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(case).collect()
     }
-}
-
-/// Runs the script and returns its standard output.
-fn run(python: &PathBuf, ask: &Value) -> anyhow::Result<String> {
-    let mut command = Command::new(python);
-    command.args(["-c", SCRIPT]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let start = || format!("cannot start {}: name a Python by --python", python.display());
-    let mut child = command.spawn().with_context(start)?;
-    // Python reads all of it before it writes anything.
-    if let Some(mut stdin) = child.stdin.take() {
-        stdin.write_all(ask.to_string().as_bytes()).context("writing to Python")?;
-    }
-    let output = child.wait_with_output().context("reading from Python")?;
-    if !output.status.success() {
-        let words = String::from_utf8_lossy(&output.stderr);
-        let lines: Vec<&str> = words.lines().filter(|line| !line.trim().is_empty()).collect();
-        let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n");
-        anyhow::bail!(
-            "{} could not compute the reference ({}); it needs sentence-transformers, transformers or model2vec, and the \
-             model's weights in the folder:\n{last}",
-            python.display(),
-            output.status
-        );
-    }
-    String::from_utf8(output.stdout).context("Python wrote no UTF-8")
 }
 
 #[cfg(test)]

@@ -54,6 +54,8 @@ pub struct WorkerEntry {
 pub enum ModelState {
     /// Takes work.
     Ready,
+    /// Loading the model for the first time, and what it does. Only loads that take long are announced.
+    Loading(String),
     /// Takes none just now, and why, but will again: requests wait.
     Recovering(String),
     /// Draining: takes no more work.

@@ -11,6 +11,7 @@
 //!
 //! Not here: where requests come from and where results go (`runtime`), and the backends (`services/*`).
 
+mod activity;
 mod backend;
 mod batching;
 mod calls;
@@ -32,6 +33,7 @@ pub mod warmup;
 mod watch;
 mod watchdog;
 
+pub use activity::doing;
 pub use backend::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
     ModelSource, Outage, Progress, SequenceSupport, StepwiseInstance, Stop, Ticket, one_line, one_response,
@@ -43,7 +45,7 @@ pub use cancel::{CancelFlag, cancelled_by_client, expired, refused, unwanted};
 pub use completion::{Completion, SendParts};
 pub use dynamic_batching::{DynamicBatcher, policy};
 pub use intake::{Intake, Room, RunId};
-pub use load::{backend_of, load_version, stage};
+pub use load::{Loaded, backend_of, instead, load_version, load_watched, stage};
 pub use model::{Model, Work};
 pub use outage::all_out;
 pub use queue::{Permit, WorkQueue};

@@ -1,12 +1,20 @@
 //! Loads model versions, each with the backend that its configuration names.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use trireme_inference::{ErrorCode, Tensor};
 use trireme_model_repository::{BACKENDS, KnownBackend, ModelConfig, RepositoryModel};
 
+use crate::activity::Activity;
 use crate::backend::{Backend, LoadError, LoadedModel, ModelSource, SequenceSupport};
+
+/// A load of more than this time is announced in the registry.
+const ANNOUNCED_AFTER: Duration = Duration::from_secs(1);
+
+/// The period of the log lines about such a load.
+const SAID_EVERY: Duration = Duration::from_secs(4);
 
 /// The stage of models of this backend: the service that hosts them.
 pub fn stage(backend: &str) -> &'static str {
@@ -77,26 +85,69 @@ fn check_sequences(config: &ModelConfig, support: SequenceSupport) -> Result<(),
     Err(format!("model '{model}' {fault}"))
 }
 
-/// Loads one version on a thread of its own, with the states before the first request of its sequences. Also returns how long
-/// that took.
+/// A loaded version, the states before the first request of its sequences, and how long the load took.
+pub type Loaded = (LoadedModel, Vec<Tensor>, Duration);
+
+/// Loads one version on a thread of its own. During a long load the log repeats its present step every few seconds.
 pub async fn load_version(
     model: &RepositoryModel,
     version: i64,
     backend: Arc<dyn Backend>,
     auto_complete: bool,
-) -> Result<(LoadedModel, Vec<Tensor>, Duration), LoadError> {
+) -> Result<Loaded, LoadError> {
+    load_watched(model, version, backend, auto_complete, async |_| {}).await
+}
+
+/// As [`load_version`]. `announce` gets the present step of a long load, once.
+pub async fn load_watched(
+    model: &RepositoryModel,
+    version: i64,
+    backend: Arc<dyn Backend>,
+    auto_complete: bool,
+    announce: impl AsyncFnOnce(String),
+) -> Result<Loaded, LoadError> {
+    let activity = Activity::new();
+    let loading = load(model, version, backend, auto_complete, activity.clone());
+    tokio::pin!(loading);
+    let started = Instant::now();
+    if let Ok(loaded) = tokio::time::timeout(ANNOUNCED_AFTER, &mut loading).await {
+        return loaded;
+    }
+    // The announcer goes on by itself where the bus does not answer.
+    let _ = tokio::time::timeout(SAID_EVERY, announce(activity.now())).await;
+    let mut said = tokio::time::interval_at(tokio::time::Instant::now() + SAID_EVERY, SAID_EVERY);
+    loop {
+        tokio::select! {
+            biased;
+            loaded = &mut loading => return loaded,
+            _ = said.tick() => {
+                let (seconds, doing) = (started.elapsed().as_secs(), activity.now());
+                tracing::info!(model = model.name, version, seconds, doing, "still loading");
+            }
+        }
+    }
+}
+
+async fn load(
+    model: &RepositoryModel,
+    version: i64,
+    backend: Arc<dyn Backend>,
+    auto_complete: bool,
+    activity: Activity,
+) -> Result<Loaded, LoadError> {
     let (config, model_path, version_path) = (model.config.clone(), model.path.clone(), model.version_path(version));
     let uploaded = model.uploaded.clone();
     let started = Instant::now();
     let loading = tokio::task::spawn_blocking(move || {
-        let mut loaded = backend.load(&ModelSource {
+        let source = ModelSource {
             config: &config,
             version,
             model_path: &model_path,
             version_path: &version_path,
             auto_complete,
             uploaded: uploaded.as_ref(),
-        })?;
+        };
+        let mut loaded = activity.during(|| backend.load(&source))?;
         if loaded.config.sequence_batching.is_some() {
             loaded.config = Arc::new(loaded.config.for_execution());
         }
@@ -143,14 +194,18 @@ fn unknown_backend(model: &RepositoryModel) -> LoadError {
          configuration. Backends here are {}, and 'ensemble' as platform{}",
         model.name,
         hosted.collect::<Vec<_>>().join(", "),
-        instead(model).map(|advice| format!("; {advice}")).unwrap_or_default()
+        model.versions.last().map_or(String::new(), |version| instead(&model.version_path(*version)))
     ))
 }
 
-/// Advice on another backend, going by the files in the model's version folder.
-fn instead(model: &RepositoryModel) -> Option<String> {
-    let folder = model.version_path(*model.versions.last()?);
-    let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+/// The end of an error about a model's backend or its file: advice on another backend, by the files in the version folder. Empty
+/// where they suggest none.
+pub fn instead(version_path: &Path) -> String {
+    advice(version_path).map(|advice| format!("; {advice}")).unwrap_or_default()
+}
+
+fn advice(version_path: &Path) -> Option<String> {
+    let entries = std::fs::read_dir(version_path).into_iter().flatten().flatten();
     let names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     let with = |ending: &str| names.iter().find(|name| name.ends_with(ending));
     if names.iter().any(|name| name == "tokenizer.json") {
@@ -179,6 +234,21 @@ fn instead(model: &RepositoryModel) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_in_the_version_folder_say_which_backend_is_meant() {
+        let advised = |files: &[&str]| {
+            let folder = tempfile::tempdir().unwrap();
+            files.iter().for_each(|file| std::fs::write(folder.path().join(file), "").unwrap());
+            instead(folder.path())
+        };
+        assert!(advised(&["tokenizer.json", "config.json"]).contains("for which backend: \"tokenizer\" needs no code"));
+        assert!(advised(&["model.onnx"]).starts_with("; model.onnx lies in its version folder"));
+        let traced = advised(&["model.pt"]);
+        assert!(traced.contains("model.pt is TorchScript") && traced.contains("optimum-cli export onnx"), "{traced}");
+        assert!(advised(&["model.plan"]).contains("model.plan is a TensorRT plan"));
+        assert_eq!(advised(&["README.md"]), "");
+    }
 
     #[test]
     fn sequences_that_no_worker_could_keep_are_refused_with_advice() {

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use trireme_inference::{DataType, InferError, Shape, Tensor};
 use trireme_model_repository::{ModelConfig, ModelWarmup, WarmupData, WarmupInput};
 
+use crate::activity::doing;
 use crate::backend::{ExecuteRequest, LoadError, ModelInstance, Progress, StepwiseInstance};
 
 /// The most bytes of one made-up input.
@@ -48,7 +49,15 @@ fn run_with(
     mut execute: impl FnMut(ExecuteRequest) -> Result<(), InferError>,
 ) -> Result<(), LoadError> {
     for (sample, request) in samples(config, model_path)? {
-        for _ in 0..sample.count.max(1) {
+        for run in 1..=sample.count.max(1) {
+            let shapes: Vec<String> =
+                request.inputs.iter().map(|input| format!("{} {}", input.name(), input.shape())).collect();
+            doing(format!(
+                "warm-up sample '{}', run {run} of {}: {}",
+                sample.name,
+                sample.count.max(1),
+                shapes.join(", ")
+            ));
             execute(request.clone()).map_err(|error| failed(config, sample, error.message))?;
         }
     }

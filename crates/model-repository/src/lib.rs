@@ -51,8 +51,8 @@ pub use config::{
 pub use ensemble::{CompiledEnsemble, EnsembleError, compile_ensemble, plan_single};
 pub use error::RepositoryError;
 pub use folder::{
-    Derived, DerivedModel, FolderDescription, FolderError, NeededError, Placement, Row, folder_name, is_model_folder,
-    needed_files, place,
+    Derived, DerivedModel, Export, FolderDescription, FolderError, NeededError, Placement, Precision, Row, folder_name,
+    is_model_folder, needed_files, place,
 };
 pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel, Uploaded};
 pub use sequence::{Fact, SequenceBatching, SequenceControl, SequenceState};

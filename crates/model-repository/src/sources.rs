@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use trireme_inference::ErrorCode;
 
 use crate::RepositoryError;
-use crate::folder::{FolderDescription, FolderError, Placement, folder_name, is_model_folder, place};
+use crate::folder::{FolderDescription, FolderError, Placement, Precision, folder_name, is_model_folder, place};
 
 /// Model repositories, those that were derived among them.
 #[derive(Debug)]
@@ -76,14 +76,16 @@ impl SourceError {
 
 impl ModelSources {
     /// Tells repositories and folders apart, and derives a repository of the folders in the system's temporary directory.
-    /// `models` are paths; each may have a name, which only a folder takes. All faults together.
+    /// `models` are paths; each may have a name, which only a folder takes. Of folders the ONNX file of this precision is served.
+    /// All faults together.
     pub fn open<'a>(
         models: impl IntoIterator<Item = (Option<&'a str>, &'a Path)>,
+        precision: Precision,
     ) -> Result<ModelSources, Vec<SourceError>> {
         let mut faults = Vec::new();
         let (mut repositories, mut folders) = (Vec::new(), Vec::<ModelFolder>::new());
         for (name, model) in models {
-            match source(name, model) {
+            match source(name, model, precision) {
                 Ok(Source::Repository(path)) => repositories.push(path),
                 Ok(Source::Folder(folder)) => match folders.iter().find(|other| other.name == folder.name) {
                     Some(other) => faults.push(SourceError::SameName {
@@ -109,13 +111,13 @@ impl ModelSources {
 
 impl ModelFolder {
     /// Reads the model folder at `path`; its ensemble is called `name`, or else by [`folder_name`].
-    pub fn read(path: &Path, name: Option<&str>) -> Result<ModelFolder, SourceError> {
+    pub fn read(path: &Path, name: Option<&str>, precision: Precision) -> Result<ModelFolder, SourceError> {
         let name = match name {
             Some(name) if is_name(name) => name.to_owned(),
             Some(name) => return Err(SourceError::BadName(name.to_owned())),
             None => folder_name(path),
         };
-        Ok(ModelFolder { name, path: path.to_owned(), description: FolderDescription::read(path)? })
+        Ok(ModelFolder { name, path: path.to_owned(), description: FolderDescription::read(path, precision)? })
     }
 
     /// Writes its models into the repository `directory`.
@@ -146,9 +148,9 @@ enum Source {
     Folder(Box<ModelFolder>),
 }
 
-fn source(name: Option<&str>, path: &Path) -> Result<Source, SourceError> {
+fn source(name: Option<&str>, path: &Path, precision: Precision) -> Result<Source, SourceError> {
     if is_model_folder(path) {
-        return ModelFolder::read(path, name).map(|folder| Source::Folder(Box::new(folder)));
+        return ModelFolder::read(path, name, precision).map(|folder| Source::Folder(Box::new(folder)));
     }
     match name {
         _ if !path.is_dir() => Err(SourceError::Missing(path.display().to_string())),

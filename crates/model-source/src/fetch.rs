@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use trireme_model_repository::Precision;
 use url::Url;
 
 use crate::FetchError;
@@ -42,12 +43,12 @@ async fn fetch_hub(word: &str, settings: &Settings, repository: &str, revision: 
     };
     let _lock = Lock::take(cache.lock(), word).await?;
     let snapshot = cache.snapshot(&commit);
-    let snapshot = if snapshot.is_dir() && missing(word, &snapshot, &listed)?.is_empty() {
+    let snapshot = if snapshot.is_dir() && missing(word, &snapshot, &listed, settings.precision)?.is_empty() {
         snapshot
     } else {
         let staging = cache.staging(&commit);
         std::fs::create_dir_all(&staging).map_err(FetchError::io(&staging))?;
-        gather(word, &Source::Hub(hub), &listed, &Place::Hub(&cache), &staging).await?;
+        gather(word, &Source::Hub(hub), &listed, &Place::Hub(&cache), &staging, settings.precision).await?;
         cache.finish(&commit, &staging)?
     };
     cache.set_commit(revision, &commit)?;
@@ -65,13 +66,17 @@ async fn fetch_folder(word: &str, settings: &Settings, address: &Address, url: &
     if listed.is_empty() {
         return Err(FetchError::Empty { url: url.to_string() });
     }
-    let state = state(&listed);
+    // Another precision is another set of files of the same folder.
+    let state = match settings.precision {
+        Precision::Exact => state(&listed),
+        other => format!("{}-{}", state(&listed), other.name()),
+    };
     let _lock = Lock::take(&cache.lock(), word).await?;
     let folder = cache.folder(&state);
     if !folder.is_dir() {
         let staging = cache.staging(&state);
         std::fs::create_dir_all(&staging).map_err(FetchError::io(&staging))?;
-        gather(word, &source, &listed, &Place::Folder(&cache, &state), &staging).await?;
+        gather(word, &source, &listed, &Place::Folder(&cache, &state), &staging, settings.precision).await?;
         add_versions(&staging)?;
         cache.finish(&state)?;
     }

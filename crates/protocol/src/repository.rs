@@ -38,6 +38,8 @@ pub enum IndexState {
     Unavailable,
     /// It takes no new requests and finishes those it has.
     Unloading,
+    /// A worker loads it.
+    Loading,
 }
 
 /// The parts of a load request that replace the contents of the model's directory.
@@ -61,6 +63,7 @@ impl IndexState {
             IndexState::Ready => "READY",
             IndexState::Unavailable => "UNAVAILABLE",
             IndexState::Unloading => "UNLOADING",
+            IndexState::Loading => "LOADING",
         }
     }
 }

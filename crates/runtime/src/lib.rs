@@ -26,7 +26,7 @@ mod settle;
 
 pub use intake::queue_levels;
 pub use lifecycle::control_mode::{ControlArgs, ControlMode, ControlOptions};
-pub use lifecycle::model_args::{ModelArgs, local_folder};
+pub use lifecycle::model_args::{ModelArgs, local_folder, precision_parser};
 pub use lifecycle::{LAST_WORDS, StartError, Worker, WorkerOptions, control};
 pub use observe::admin::{Admin, Health};
 pub use observe::statistics::{Snapshot, Statistics};
@@ -35,6 +35,6 @@ pub use trireme_engine::{
     Appetite, Backend, BatchPolicy, Calls, CancelFlag, Candidate, Decision, Description, DynamicBatcher,
     ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance, ModelSnapshot,
     ModelSource, ModelStatistics, Nested, OneAtATime, Outage, Progress, QueueLoad, SequenceSupport, StepwiseInstance,
-    Stop, TaskSet, Ticket, backend_of, load_version, one_response,
+    Stop, TaskSet, Ticket, backend_of, doing, instead, load_version, one_response,
 };
 pub use trireme_model_source::is_remote;

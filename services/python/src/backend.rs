@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use trireme_model_repository::{InstanceKind, ModelConfig};
 use trireme_runtime::statistics::own::OwnMetrics;
-use trireme_runtime::{Backend, Instance, LoadError, LoadedModel, ModelSource, SequenceSupport};
+use trireme_runtime::{Backend, Instance, LoadError, LoadedModel, ModelSource, SequenceSupport, doing, instead};
 
 use crate::args::{AllowPython, PythonOptions};
 use crate::batch::BatchInstance;
@@ -102,6 +102,7 @@ impl Backend for PythonBackend {
         };
         check_complete(&config, &format!(", or define {COMPLETES} in the model file"))?;
         let recipe = self.recipe(source, &config, file)?;
+        doing("waiting for initialize of model.py");
         start(recipe, config, &self.options)
     }
 }
@@ -168,7 +169,10 @@ fn model_file(source: &ModelSource<'_>) -> Result<PathBuf, LoadError> {
         name => name,
     };
     let path = source.version_path.join(named);
-    path.canonicalize().map_err(|error| LoadError::File { model: source.config.name.clone(), path, source: error })
+    path.canonicalize().map_err(|error| {
+        let error = std::io::Error::new(error.kind(), format!("{error}{}", instead(source.version_path)));
+        LoadError::File { model: source.config.name.clone(), path, source: error }
+    })
 }
 
 /// A model without inputs or outputs cannot be served: clients could not ask for anything.

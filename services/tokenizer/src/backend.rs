@@ -10,7 +10,7 @@ use trireme_engine::{
 use trireme_inference::{DataType, InferError, Shape, Tensor, TextFacts};
 use trireme_text::{Encoded, RequestOptions, TextError, TextTokenizer, TokenizeOptions, texts_of};
 
-use crate::schema::{Output, Schema};
+use crate::schema::{Declared, Output, Schema};
 
 /// The value of `forced_bos_token_id` where no token has to begin the output: the model's own configuration decides.
 const NO_TOKEN: i64 = -1;
@@ -52,6 +52,14 @@ impl Backend for TokenizerBackend {
                 model,
                 "neither parameter max_length nor model_max_length of tokenizer_config.json limits the length of texts: a text that is \
                  longer than the model can take fails there; set parameter max_length"
+            );
+        }
+        for Declared { output, name, .. } in schema.outputs.iter().filter(|own| own.name != own.output.name()) {
+            tracing::info!(
+                model,
+                output = name,
+                taken_for = output.name(),
+                "an output of another name, taken by its place or older name"
             );
         }
         tokenizer.check(schema.extras(|_| true)).map_err(|error| load_error(model, error))?;
@@ -108,11 +116,8 @@ impl TokenizerModel {
         let mut encoded = self.tokenizer.encode_with(&texts, pairs.as_deref(), &options, extras)?;
 
         let encoded_at = Instant::now();
-        let wanted =
-            self.schema.outputs.iter().filter(|(output, _)| request.outputs.iter().any(|o| o == output.name()));
-        let outputs = wanted
-            .map(|&(output, datatype)| tensor(&mut encoded, output, datatype, self.batches))
-            .collect::<Result<_, _>>()?;
+        let wanted = self.schema.outputs.iter().filter(|own| request.outputs.iter().any(|output| *output == own.name));
+        let outputs = wanted.map(|declared| tensor(&mut encoded, declared, self.batches)).collect::<Result<_, _>>()?;
         let timing = ExecuteTiming {
             compute_input: read - started,
             compute_infer: encoded_at - read,
@@ -138,8 +143,11 @@ impl TokenizerModel {
     }
 }
 
-/// An output of `encoded` as a tensor `[rows, length]`, offsets as `[rows, length, 2]`, texts one a row; its memory is taken over where the datatype allows.
-fn tensor(encoded: &mut Encoded, output: Output, datatype: DataType, batches: bool) -> Result<Tensor, InferError> {
+/// An output of `encoded` as a tensor `[rows, length]`, offsets as `[rows, length, 2]`, texts one a row; its memory is taken over where
+/// the datatype allows.
+fn tensor(encoded: &mut Encoded, declared: &Declared, batches: bool) -> Result<Tensor, InferError> {
+    let Declared { output, name, datatype } = declared;
+    let output = *output;
     let (rows, length) = (encoded.rows as i64, encoded.length as i64);
     let texts = match output {
         Output::Tokens => Some(&encoded.token_lists),
@@ -148,7 +156,7 @@ fn tensor(encoded: &mut Encoded, output: Output, datatype: DataType, batches: bo
     };
     if let Some(texts) = texts {
         let shape = if batches { Shape::from([rows, 1]) } else { Shape::from([rows]) };
-        return Ok(Tensor::from_bytes_elements(output.name(), shape, texts)?);
+        return Ok(Tensor::from_bytes_elements(name, shape, texts)?);
     }
     let values = match output {
         Output::InputIds => std::mem::take(&mut encoded.input_ids),
@@ -167,8 +175,8 @@ fn tensor(encoded: &mut Encoded, output: Output, datatype: DataType, batches: bo
         _ => Shape::from([rows, length]),
     };
     let tensor = match datatype {
-        DataType::Int32 => Tensor::from_values(output.name(), shape, values.into_iter().map(|v| v as i32).collect()),
-        _ => Tensor::from_values(output.name(), shape, values),
+        DataType::Int32 => Tensor::from_values(name, shape, values.into_iter().map(|v| v as i32).collect()),
+        _ => Tensor::from_values(name, shape, values),
     };
     Ok(tensor?)
 }

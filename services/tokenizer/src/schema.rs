@@ -27,8 +27,18 @@ pub(crate) struct Schema {
     pub(crate) texts: String,
     /// The input that holds the second texts of pairs.
     pub(crate) pairs: Option<Pairs>,
-    /// The outputs and their datatypes: INT64 or INT32, BYTES where they are texts.
-    pub(crate) outputs: Vec<(Output, DataType)>,
+    /// The outputs, in the order in which they are declared.
+    pub(crate) outputs: Vec<Declared>,
+}
+
+/// An output as it is declared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Declared {
+    pub(crate) output: Output,
+    /// Its name in the configuration.
+    pub(crate) name: String,
+    /// INT64 or INT32; BYTES where it holds texts.
+    pub(crate) datatype: DataType,
 }
 
 /// The input of second texts.
@@ -55,7 +65,7 @@ impl Output {
         Output::DecodedText,
     ];
 
-    /// The outputs of a configuration that declares none.
+    /// The outputs of a configuration that declares none, and those that outputs of unknown names stand for, in this order.
     const USUAL: [Output; 3] = [Output::InputIds, Output::AttentionMask, Output::TokenTypeIds];
 
     /// The name of the output, which is that of the model input it is made for.
@@ -71,6 +81,15 @@ impl Output {
             Output::ForcedBosTokenId => "forced_bos_token_id",
             Output::Tokens => "tokens",
             Output::DecodedText => "decoded_text",
+        }
+    }
+
+    /// The output of this name, or of the name that the first BERT models had for it.
+    fn named(name: &str) -> Option<Output> {
+        match name {
+            "input_mask" => Some(Output::AttentionMask),
+            "segment_ids" => Some(Output::TokenTypeIds),
+            _ => Output::ALL.into_iter().find(|known| known.name() == name),
         }
     }
 
@@ -101,20 +120,38 @@ impl Schema {
                 config.inputs[0].name
             ));
         }
-        let mut outputs = Vec::new();
-        for output in config.output_specs() {
-            let known = Output::ALL.into_iter().find(|known| known.name() == output.name);
-            match known {
-                Some(known) => outputs.push((known, output.datatype)),
-                None => {
-                    let known = Output::ALL.map(Output::name).join(", ");
-                    faults.push(format!("unexpected inference output '{}', allowed outputs are: {known}", output.name));
+        let mut outputs = Vec::<Declared>::new();
+        let specs = config.output_specs();
+        let mut usual = Output::USUAL
+            .into_iter()
+            .filter(|usual| !specs.iter().any(|output| Output::named(&output.name) == Some(*usual)));
+        for spec in specs.iter() {
+            let known = Output::named(&spec.name);
+            let fault = match known.is_some_and(Output::is_text) {
+                true => check_text(config, spec, "output"),
+                false => check_output(config, spec, known),
+            };
+            // A name of the author's own: the tensor's place in the configuration says which it is.
+            let output = known.or_else(|| if fault.is_none() { usual.next() } else { None });
+            match output {
+                Some(output) if outputs.iter().any(|declared| declared.output == output) => {
+                    faults.push(format!("output '{}' is a second {}: remove one of them", spec.name, output.name()));
                 }
+                Some(output) => {
+                    outputs.push(Declared { output, name: spec.name.clone(), datatype: spec.datatype });
+                }
+                None if fault.is_none() => {
+                    let (usual, known) =
+                        (Output::USUAL.map(Output::name).join(", "), Output::ALL.map(Output::name).join(", "));
+                    faults.push(format!(
+                        "unexpected inference output '{}': outputs of other names are taken for {usual}, in this order, and none of \
+                         these is left; allowed outputs are: {known}",
+                        spec.name
+                    ));
+                }
+                None => {}
             }
-            faults.extend(match known.is_some_and(Output::is_text) {
-                true => check_text(config, &output, "output"),
-                false => check_output(config, &output),
-            });
+            faults.extend(fault);
         }
         if config.outputs.is_empty() {
             faults
@@ -131,7 +168,7 @@ impl Schema {
     /// The further outputs that the tokenizer has to make, beside ids and masks: those that are declared and that `wanted`
     /// accepts.
     pub(crate) fn extras(&self, wanted: impl Fn(&str) -> bool) -> Extras {
-        let has = |output: Output| self.outputs.iter().any(|&(own, _)| own == output) && wanted(output.name());
+        let has = |output: Output| self.outputs.iter().any(|own| own.output == output && wanted(&own.name));
         Extras {
             position_ids: has(Output::PositionIds),
             offsets: has(Output::Offsets),
@@ -174,7 +211,8 @@ fn check_text(config: &ModelConfig, tensor: &TensorSpec, side: &str) -> Option<S
     (!fits).then(|| format!("{side} '{name}' has full shape {shape}, expected dims {expected}"))
 }
 
-fn check_output(config: &ModelConfig, output: &TensorSpec) -> Option<String> {
+/// `known` is the output, where its name tells.
+fn check_output(config: &ModelConfig, output: &TensorSpec, known: Option<Output>) -> Option<String> {
     let TensorSpec { name, datatype, shape, .. } = output;
     if !matches!(datatype, DataType::Int64 | DataType::Int32) {
         let found = datatype.config_name();
@@ -182,7 +220,7 @@ fn check_output(config: &ModelConfig, output: &TensorSpec) -> Option<String> {
             "unexpected datatype {found} for inference output '{name}', expecting TYPE_INT64 or TYPE_INT32"
         ));
     }
-    let is_pairs = name == Output::Offsets.name();
+    let is_pairs = known == Some(Output::Offsets);
     let expected = match (config.max_batch_size, is_pairs) {
         (0, false) => "[ -1, -1 ]",
         (_, false) => "[ -1 ]",
@@ -218,23 +256,80 @@ mod tests {
         let expected = Schema {
             texts: "q".to_owned(),
             pairs: Some(Pairs { name: "d".to_owned(), optional: true }),
-            outputs: vec![(Output::AttentionMask, DataType::Int32), (Output::InputIds, DataType::Int64)],
+            outputs: vec![
+                declared(Output::AttentionMask, "attention_mask", DataType::Int32),
+                declared(Output::InputIds, "input_ids", DataType::Int64),
+            ],
         };
         assert_eq!(schema.expect("a valid schema"), expected);
+    }
+
+    fn declared(output: Output, name: &str, datatype: DataType) -> Declared {
+        Declared { output, name: name.to_owned(), datatype }
+    }
+
+    fn with_outputs(names: &[&str]) -> String {
+        let output = |name: &&str| format!("{{ name: '{name}' data_type: TYPE_INT64 dims: [ -1, -1 ] }}");
+        let outputs = names.iter().map(output).collect::<Vec<_>>().join(", ");
+        format!("input {{ name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] }} output [ {outputs} ]")
+    }
+
+    #[test]
+    fn outputs_of_any_name_are_taken_in_declared_order() {
+        let taken = |names: &[&str]| {
+            let schema = Schema::of(&config(&with_outputs(names))).expect("a valid schema");
+            schema.outputs.into_iter().map(|own| (own.name, own.output)).collect::<Vec<_>>()
+        };
+        let own = |name: &str, output| (name.to_owned(), output);
+        assert_eq!(
+            taken(&["tokens_of_text", "mask", "types"]),
+            [
+                own("tokens_of_text", Output::InputIds),
+                own("mask", Output::AttentionMask),
+                own("types", Output::TokenTypeIds)
+            ]
+        );
+        // Known names keep their meaning, and other names take the outputs that are left.
+        assert_eq!(
+            taken(&["attention_mask", "ids", "position_ids"]),
+            [
+                own("attention_mask", Output::AttentionMask),
+                own("ids", Output::InputIds),
+                own("position_ids", Output::PositionIds)
+            ]
+        );
+        assert_eq!(
+            taken(&["segment_ids", "x", "input_mask"]),
+            [
+                own("segment_ids", Output::TokenTypeIds),
+                own("x", Output::InputIds),
+                own("input_mask", Output::AttentionMask)
+            ]
+        );
+        let error = message(&with_outputs(&["a", "b", "c", "d"]));
+        assert!(
+            error.contains(
+                "unexpected inference output 'd': outputs of other names are taken for input_ids, attention_mask, \
+                            token_type_ids, in this order, and none of these is left"
+            ),
+            "{error}"
+        );
+        let error = message(&with_outputs(&["input_mask", "attention_mask"]));
+        assert!(error.ends_with("output 'attention_mask' is a second attention_mask: remove one of them"), "{error}");
     }
 
     #[test]
     fn faults_are_reported_together() {
         let faults = message(
             "input { name: 'x' data_type: TYPE_FP32 dims: [ -1 ] } \
-             output [ { name: 'ids' data_type: TYPE_INT64 dims: [ -1, -1 ] }, \
+             output [ { name: 'ids' data_type: TYPE_INT64 dims: [ -1, -1, 2 ] }, \
              { name: 'input_ids' data_type: TYPE_FP32 dims: [ -1, -1 ] } ]",
         );
         assert_eq!(
             faults,
-            "model 'tok': unexpected datatype TYPE_FP32 for inference input 'x', expecting TYPE_STRING; unexpected \
-             inference output 'ids', allowed outputs are: input_ids, attention_mask, token_type_ids, \
-             position_ids, offsets, special_tokens_mask, pooling_mask, forced_bos_token_id, tokens, decoded_text; unexpected datatype TYPE_FP32 for inference output 'input_ids', expecting TYPE_INT64 or TYPE_INT32"
+            "model 'tok': unexpected datatype TYPE_FP32 for inference input 'x', expecting TYPE_STRING; output 'ids' has full shape \
+             [-1,-1,2], expected dims [ -1, -1 ]; unexpected datatype TYPE_FP32 for inference output 'input_ids', expecting TYPE_INT64 \
+             or TYPE_INT32"
         );
     }
 

@@ -158,6 +158,40 @@ fn a_model_is_not_ready_while_it_recovers_and_its_requests_wait_over_nats() {
     not_ready_while_it_recovers(Mode::Services);
 }
 
+/// A load that takes long: the index says LOADING and what it does, and so does the log every few seconds.
+fn a_long_load_says_what_it_does(mode: Mode) {
+    let models = ModelFolder::new().model("gated", ECHO).file("gated/1/model.py", GATED);
+    let mut sandbox = setup(mode, models.path(), 1).start_gateway();
+    if mode == Mode::Services {
+        sandbox.start_worker(Stage::Python);
+    }
+    sandbox.wait_listening();
+    let state = |sandbox: &Sandbox| {
+        let index = Request::post("/v2/repository/index", "{}").send(sandbox.address).expect("an answer").json();
+        index[0].clone()
+    };
+    wait_until("the index says LOADING", LIMIT, || (state(&sandbox)["state"] == "LOADING").then_some(()));
+    assert_eq!(state(&sandbox)["reason"], "waiting for initialize of model.py");
+    wait_until("the log says it", LIMIT, || (worker(&mut sandbox, mode).count("still loading") > 1).then_some(()));
+    let said = worker(&mut sandbox, mode).events().into_iter().find(|event| event["message"] == "still loading");
+    let said = said.expect("it was counted");
+    assert_eq!((&said["model"], &said["doing"]), (&json!("gated"), &json!("waiting for initialize of model.py")));
+    fs::write(models.path().join("gated/open"), "").expect("it can be written");
+    wait_until("the index says READY", LIMIT, || (state(&sandbox)["state"] == "READY").then_some(()));
+    sandbox.wait_ready();
+    assert_eq!(sandbox.infer("gated", &echo(1)).output("OUT")["data"], json!([1]));
+}
+
+#[test]
+fn a_long_load_says_what_it_does_in_one_process() {
+    a_long_load_says_what_it_does(Mode::AllInOne);
+}
+
+#[test]
+fn a_long_load_says_what_it_does_over_nats() {
+    a_long_load_says_what_it_does(Mode::Services);
+}
+
 #[test]
 fn children_do_not_outlive_a_worker_that_is_killed() {
     let models = ModelFolder::new().model("gated", ECHO).file("gated/1/model.py", GATED).file("gated/open", "");

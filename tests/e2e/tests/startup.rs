@@ -168,8 +168,11 @@ fn a_backend_that_does_not_exist() {
             "'python' (python service)",
             "'tokenizer' (tokenizer service)",
             "'onnxruntime' (model service)",
+            "model.pt is TorchScript, which is not run here",
         ],
     );
+    let models = ModelFolder::new().model("m", "backend: 'python'").file("m/1/tokenizer.json", "{}");
+    ends(serve(models.path()), &["'m'", "m/1/model.py", "for which backend: \"tokenizer\" needs no code"]);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use super::head::{self, Activation};
 use super::modules::{self, Module, Step};
 use super::onnx::GraphTensor;
 use super::origin::Derived;
+use super::precision::Precision;
 use super::safetensors;
 use super::task::{self, Purpose, Task};
 use super::tokenizer::{self, Prompts, Tokenizer};
@@ -36,7 +37,12 @@ pub struct FolderDescription {
     pub(crate) labels: Option<Derived<Vec<String>>>,
     pub(crate) problem: Option<Derived<&'static str>>,
     pub(crate) prompts: Prompts,
+    /// Parts of the model that its folder holds in a form that is not read.
+    pub(crate) unserved: Option<Derived<String>>,
 }
+
+/// Heads of BGE-M3 for sparse and multi-vector results. Its library keeps them as pickles beside the graph of the dense one.
+const PICKLED_HEADS: [&str; 2] = ["sparse_linear.pt", "colbert_linear.pt"];
 
 /// The way in which the model is executed.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,6 +62,18 @@ pub(crate) enum Executor {
     Generation { files: Vec<String>, tells_target: bool },
 }
 
+// === impl FolderDescription ===
+
+impl FolderDescription {
+    /// The path of the ONNX file within the folder; `None` where the model has none, or several that work together.
+    pub fn graph(&self) -> Option<&str> {
+        match &self.executor {
+            Executor::Onnx { file, .. } => Some(&file.file.value),
+            Executor::Static { .. } | Executor::Generation { .. } => None,
+        }
+    }
+}
+
 /// The JSON files that several parts look into.
 pub(super) struct Files {
     pub(super) config: Json,
@@ -66,10 +84,7 @@ pub(super) struct Files {
 pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     let modules = modules::read(reader);
     let own = reader.json("config_sentence_transformers.json");
-    let base = modules.iter().flatten().find_map(|module| match &module.step {
-        Step::Transformer { folder } | Step::Static { folder } => Some(folder.clone()),
-        _ => None,
-    });
+    let base = modules::base(modules.as_deref());
     if modules.is_some() && base.is_none() {
         reader.fault("modules.json lists no Transformer, MLMTransformer or StaticEmbedding, of which it needs one");
     }
@@ -80,6 +95,13 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     let tokenizer = tokenizer::read(reader, &folder, &files.config, purpose.is_static);
     let prompts = tokenizer::prompts(reader, files.own.as_ref());
 
+    if reader.precision() != Precision::Exact && (purpose.is_static || purpose.task.value == Task::Generate) {
+        reader.fault(format_args!(
+            "--precision {} chooses among the ONNX files of one graph, which this model does not have; serve it by a process without \
+             this flag",
+            reader.precision().name()
+        ));
+    }
     if purpose.task.value == Task::Generate {
         return generation(reader, purpose.task, tokenizer?, &files.config, prompts);
     }
@@ -118,7 +140,16 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         labels: head.labels,
         problem: head.problem.map(|problem| problem.map(|(name, _)| name)),
         prompts,
+        unserved: unserved(reader),
     })
+}
+
+/// The heads that lie beside the graph and are not served.
+fn unserved(reader: &Reader<'_>) -> Option<Derived<String>> {
+    let there: Vec<_> = PICKLED_HEADS.into_iter().filter(|file| reader.has(file)).collect();
+    let why =
+        "pickles of torch, which are not read; a graph with outputs of its own for them is served by a repository";
+    (!there.is_empty()).then(|| Derived::from(there.join(", "), why))
 }
 
 /// Fields that only classifiers have.
@@ -272,6 +303,7 @@ fn static_model(
         labels: None,
         problem: None,
         prompts,
+        unserved: unserved(reader),
     })
 }
 
@@ -314,5 +346,6 @@ fn generation(
         labels: None,
         problem: None,
         prompts,
+        unserved: unserved(reader),
     })
 }

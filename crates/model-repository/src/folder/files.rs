@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::origin::Derived;
+use super::precision::Precision;
 
 /// No JSON file of a model is larger than this by intent; vocabularies take some 20 MB.
 const MAX_JSON_BYTES: u64 = 256 << 20;
@@ -16,6 +17,7 @@ const MAX_JSON_BYTES: u64 = 256 << 20;
 /// A model folder while it is read, and its faults so far.
 pub(crate) struct Reader<'a> {
     root: &'a Path,
+    precision: Precision,
     faults: RefCell<Vec<String>>,
 }
 
@@ -30,8 +32,13 @@ pub(crate) struct Json {
 // === impl Reader ===
 
 impl<'a> Reader<'a> {
-    pub(crate) fn new(root: &'a Path) -> Reader<'a> {
-        Reader { root, faults: RefCell::default() }
+    pub(crate) fn new(root: &'a Path, precision: Precision) -> Reader<'a> {
+        Reader { root, precision, faults: RefCell::default() }
+    }
+
+    /// Which of several ONNX files is served.
+    pub(crate) fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// The folder.

@@ -5,26 +5,8 @@ use std::path::Path;
 use super::files::Reader;
 use super::onnx::{Graph, GraphTensor};
 use super::origin::Derived;
+use super::precision::Precision;
 use super::task::Task;
-
-/// Names of ONNX files, those before others that keep more of the model's precision: as optimum, transformers.js, fastembed
-/// and sentence-transformers write them.
-const STEMS: [&str; 14] = [
-    "model",
-    "model_optimized",
-    "model_O1",
-    "model_O2",
-    "model_O3",
-    "model_O4",
-    "model_fp16",
-    "model_quantized",
-    "model_int8",
-    "model_uint8",
-    "model_quint8_avx2",
-    "model_qint8_avx512_vnni",
-    "model_qint8_avx512",
-    "model_qint8_arm64",
-];
 
 /// Weights in other formats, from which an ONNX file can be exported.
 const WEIGHTS: [&str; 5] = ["model.safetensors", "pytorch_model.bin", "model.pt", "tf_model.h5", "flax_model.msgpack"];
@@ -58,8 +40,9 @@ pub(crate) fn find(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Grap
     let file = choose(reader, folder, task)?;
     match Graph::read(&reader.path(&file.value)) {
         Ok(graph) => {
-            let found = GraphFile { file, graph };
+            let mut found = GraphFile { file, graph };
             found.check_external(reader);
+            found.check_variant(reader);
             Some(found)
         }
         Err(error) => {
@@ -69,26 +52,40 @@ pub(crate) fn find(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Grap
     }
 }
 
-fn choose(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Derived<String>> {
+/// The ONNX files of the model in `folder`, by their paths.
+pub(crate) fn listed(reader: &Reader<'_>, folder: &str) -> Vec<String> {
     let mut found = Vec::new();
     for place in [format!("{folder}onnx/"), folder.to_owned()] {
         let names = reader.names(&place).into_iter().filter(|name| name.ends_with(".onnx"));
         found.extend(names.map(|name| format!("{place}{name}")));
     }
-    match preferred(&found) {
+    found
+}
+
+fn choose(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Derived<String>> {
+    let found = listed(reader, folder);
+    match preferred(&found, reader.precision()) {
         Choice::None => {
             missing(reader, folder, task);
             None
         }
         Choice::Only(file) => Some(Derived::from(file.to_owned(), "the only ONNX file")),
         Choice::Best(file) => {
-            Some(Derived::from(file.to_owned(), format!("the most exact of {} ONNX files, by its name", found.len())))
+            let origin = match reader.precision() {
+                Precision::Exact => format!("the most exact of {} ONNX files, by its name", found.len()),
+                asked => format!("--precision {}", asked.name()),
+            };
+            Some(Derived::from(file.to_owned(), origin))
         }
         Choice::Unclear => {
             reader.fault(format_args!(
                 "several ONNX files, none of which is called model.onnx: {}; keep one of them in the folder",
                 found.join(", ")
             ));
+            None
+        }
+        Choice::Lacking(lacking) => {
+            reader.fault(format_args!("{lacking}; make one with: trireme optimize {}", reader.root().display()));
             None
         }
     }
@@ -98,21 +95,31 @@ fn choose(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Derived<Strin
 pub(crate) enum Choice<'a> {
     None,
     Only(&'a str),
-    /// The most exact one, by its name.
+    /// The best one, by its name.
     Best(&'a str),
     Unclear,
+    /// None of the precision that was asked for: what there is instead.
+    Lacking(String),
 }
 
 /// Chooses among ONNX files by their names.
-pub(crate) fn preferred(found: &[String]) -> Choice<'_> {
+pub(crate) fn preferred(found: &[String], precision: Precision) -> Choice<'_> {
     let named = |stem: &&str| {
         found.iter().find(|file| Path::new(file.as_str()).file_stem().is_some_and(|found| found == *stem))
     };
-    match (found, STEMS.iter().find_map(named)) {
-        ([], _) => Choice::None,
-        ([only], _) => Choice::Only(only),
-        (_, Some(best)) => Choice::Best(best),
-        (_, None) => Choice::Unclear,
+    let stems = precision.stems();
+    match (found, stems.iter().find_map(named), precision) {
+        ([], ..) => Choice::None,
+        (_, Some(best), Precision::Fp16 | Precision::Int8) => Choice::Best(best),
+        (_, None, Precision::Fp16 | Precision::Int8) => Choice::Lacking(format!(
+            "--precision {} asks for an ONNX file of the name {}.onnx, found {}",
+            precision.name(),
+            stems.join(".onnx or "),
+            found.join(", ")
+        )),
+        ([only], _, Precision::Exact) => Choice::Only(only),
+        (_, Some(best), Precision::Exact) => Choice::Best(best),
+        (_, None, Precision::Exact) => Choice::Unclear,
     }
 }
 
@@ -138,8 +145,9 @@ pub(crate) fn missing(reader: &Reader<'_>, folder: &str, task: Task) {
     };
     reader.fault(format_args!(
         "{place} holds no ONNX file, {there}; make one with: pip install optimum-onnx && optimum-cli export onnx --model {place} \
-         --task {} {place}/onnx{traced}",
-        task.export()
+         --task {} {place}/onnx; or with: trireme export {}, by a Python that has optimum-onnx or torch{traced}",
+        task.export(),
+        reader.root().display()
     ));
 }
 
@@ -191,6 +199,24 @@ impl GraphFile {
             None => tensor.name.clone(),
         };
         self.graph.outputs.iter().map(output).collect::<Vec<_>>().join(", ")
+    }
+
+    /// A variant that `trireme optimize` made says of which file, and how good it is. Of an older state of that file it is another
+    /// model.
+    fn check_variant(&mut self, reader: &Reader<'_>) {
+        let Some(variant) = &self.graph.variant else { return };
+        let origin = format!("{}{}", self.folder(), variant.origin);
+        if let Ok(found) = std::fs::metadata(reader.path(&origin))
+            && found.len() != variant.origin_bytes
+        {
+            reader.fault(format_args!(
+                "{} was made of {origin} with {} bytes, but {origin} has {} bytes; run trireme optimize again",
+                self.file.value,
+                variant.origin_bytes,
+                found.len()
+            ));
+        }
+        self.file.origin = format!("{}; made of {}: {}", self.file.origin, variant.origin, variant.figures);
     }
 
     fn check_external(&self, reader: &Reader<'_>) {

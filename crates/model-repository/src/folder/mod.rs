@@ -10,6 +10,7 @@
 
 mod chain;
 mod describe;
+mod export;
 mod files;
 mod graphs;
 mod head;
@@ -18,6 +19,7 @@ mod needed;
 mod onnx;
 mod origin;
 mod place;
+mod precision;
 mod repository;
 mod safetensors;
 mod table;
@@ -32,9 +34,11 @@ use trireme_inference::ErrorCode;
 use self::files::Reader;
 
 pub use self::describe::FolderDescription;
+pub use self::export::Export;
 pub use self::needed::{NeededError, needed_files};
 pub use self::origin::Derived;
 pub use self::place::{Placement, place};
+pub use self::precision::Precision;
 pub use self::repository::DerivedModel;
 pub use self::table::Row;
 
@@ -70,9 +74,9 @@ impl FolderError {
 // === impl FolderDescription ===
 
 impl FolderDescription {
-    /// Reads the model folder at `path`. All its faults are reported together.
-    pub fn read(path: &Path) -> Result<FolderDescription, FolderError> {
-        let reader = Reader::new(path);
+    /// Reads the model folder at `path`, of which the ONNX file of this precision is served. All its faults are reported together.
+    pub fn read(path: &Path, precision: Precision) -> Result<FolderDescription, FolderError> {
+        let reader = Reader::new(path, precision);
         let found = describe::describe(&reader);
         match (found, reader.into_faults()) {
             (Some(description), faults) if faults.is_empty() => Ok(description),

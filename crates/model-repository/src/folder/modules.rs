@@ -95,6 +95,15 @@ pub(crate) fn read(reader: &Reader<'_>) -> Option<Vec<Module>> {
     Some(modules)
 }
 
+/// The folder of the module that runs or looks up the model: with a slash at its end, or empty for the model's own folder. `None`
+/// where the modules have none.
+pub(crate) fn base(modules: Option<&[Module]>) -> Option<String> {
+    modules.into_iter().flatten().find_map(|module| match &module.step {
+        Step::Transformer { folder } | Step::Static { folder } => Some(folder.clone()),
+        _ => None,
+    })
+}
+
 /// The folders that modules lie in, each with a slash at its end, and whether weights of the module are read there.
 pub(crate) fn folders(reader: &Reader<'_>) -> Vec<(String, bool)> {
     let folder = |value: &Value| {
@@ -134,6 +143,14 @@ fn module(reader: &Reader<'_>, index: usize, value: &Value) -> Option<Module> {
         "MultiVectorMask" => mask(reader, &folder)?,
         // Does something in training only.
         "Dropout" => return None,
+        "Router" => {
+            reader.fault(format_args!(
+                "{place}.type is '{name}', which is not supported: queries and documents go through modules of their own. Serve each \
+                 route as a model of its own: a folder whose modules.json lists the modules that router_config.json: structure has \
+                 for 'query', and another one for 'document'"
+            ));
+            return None;
+        }
         _ => {
             reader.fault(format_args!(
                 "{place}.type is '{name}', which is not supported; supported are Transformer, MLMTransformer, Pooling, Dense, \
@@ -284,7 +301,11 @@ fn mask(reader: &Reader<'_>, folder: &str) -> Option<Step> {
     let json = config(reader, folder)?;
     for key in ["skiplist_words", "keep_only_token_ids"] {
         if json.get(key).is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty())) {
-            reader.fault(format_args!("{}: {key} leaves out tokens, which is not supported", json.file));
+            let instead = match key {
+                "skiplist_words" => "write [] to index the vectors of all tokens, punctuation too",
+                _ => "it is for tokens of images; remove it",
+            };
+            reader.fault(format_args!("{}: {key} leaves out tokens, which is not supported; {instead}", json.file));
         }
     }
     Some(Step::Mask)

@@ -7,8 +7,9 @@ use super::MARKS;
 use super::describe::Files;
 use super::files::Reader;
 use super::graphs::{self, Choice};
-use super::modules::{self, Step};
+use super::modules;
 use super::onnx::Graph;
+use super::precision::Precision;
 use super::task::{self, Task};
 use super::tokenizer;
 
@@ -28,6 +29,9 @@ pub enum NeededError {
     /// No name says which one to take.
     #[error("there are several ONNX files, none of which is called model.onnx: {0}")]
     SeveralGraphs(String),
+    /// No file has the precision that was asked for.
+    #[error("{0}")]
+    Lacking(String),
     /// The files of one model of a repository.
     #[error("config.pbtxt is at the top: this is a model of a model repository; name the folder above it")]
     OneModel,
@@ -39,12 +43,12 @@ pub enum NeededError {
     NoModel(String),
 }
 
-/// Of the files `listed`, by their paths, those that serving the model needs and that are not in the folder `local` yet. The
+/// Of the files `listed`, by their paths, those that serving the model in this precision needs and that are not in the folder `local` yet. The
 /// answer depends on what is there: ask until it is empty.
-pub fn needed_files(local: &Path, listed: &[&str]) -> Result<Vec<String>, NeededError> {
+pub fn needed_files(local: &Path, listed: &[&str], precision: Precision) -> Result<Vec<String>, NeededError> {
     let mut needed = match kind(listed)? {
         Kind::Repository => listed.iter().filter(|name| !is_hidden(name)).map(|name| (*name).to_owned()).collect(),
-        Kind::Folder => of_folder(local, listed)?,
+        Kind::Folder => of_folder(local, listed, precision)?,
     };
     needed.retain(|name| !local.join(name).is_file());
     Ok(needed)
@@ -90,14 +94,14 @@ fn is_hidden(name: &str) -> bool {
     name.split('/').any(|part| part.starts_with('.'))
 }
 
-fn of_folder(local: &Path, listed: &[&str]) -> Result<Vec<String>, NeededError> {
+fn of_folder(local: &Path, listed: &[&str], precision: Precision) -> Result<Vec<String>, NeededError> {
     let mut needed = small(listed, "");
     // The other files follow from those.
     let is_there = |needed: &[String]| needed.iter().all(|name| local.join(name).is_file());
     if !is_there(&needed) {
         return Ok(needed);
     }
-    let reader = Reader::new(local);
+    let reader = Reader::new(local, precision);
     for (folder, has_weights) in modules::folders(&reader) {
         needed.extend(small(listed, &folder));
         let weights = [WEIGHTS, "pytorch_model.bin"].map(|name| format!("{folder}{name}"));
@@ -107,10 +111,7 @@ fn of_folder(local: &Path, listed: &[&str]) -> Result<Vec<String>, NeededError> 
         return Ok(needed);
     }
     let modules = modules::read(&reader);
-    let base = modules.iter().flatten().find_map(|module| match &module.step {
-        Step::Transformer { folder } | Step::Static { folder } => Some(folder.clone()),
-        _ => None,
-    });
+    let base = modules::base(modules.as_deref());
     let folder = base.unwrap_or_default();
     let own = reader.json("config_sentence_transformers.json");
     let files = Files { config: reader.json_or_empty(&format!("{folder}config.json")), own, modules };
@@ -133,8 +134,9 @@ fn of_folder(local: &Path, listed: &[&str]) -> Result<Vec<String>, NeededError> 
         .flat_map(|place| listed.iter().filter(move |name| is_in(name, place) && name.ends_with(".onnx")))
         .map(|name| (*name).to_owned())
         .collect();
-    let graph = match graphs::preferred(&graphs) {
+    let graph = match graphs::preferred(&graphs, precision) {
         Choice::None => return Err(no_graph(listed, &folder, purpose.task.value)),
+        Choice::Lacking(lacking) => return Err(NeededError::Lacking(lacking)),
         Choice::Unclear => return Err(NeededError::SeveralGraphs(graphs.join(", "))),
         Choice::Only(graph) | Choice::Best(graph) => graph.to_owned(),
     };
@@ -184,7 +186,7 @@ mod tests {
         let local = tempfile::tempdir().unwrap();
         let mut all = Vec::new();
         loop {
-            let needed = needed_files(local.path(), listed)?;
+            let needed = needed_files(local.path(), listed, Precision::Exact)?;
             if needed.is_empty() {
                 all.sort();
                 return Ok(all);

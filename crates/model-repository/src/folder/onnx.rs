@@ -22,6 +22,19 @@ pub(crate) struct Graph {
     pub(crate) vocabulary: Option<i64>,
     /// Files of weights that lie beside the file.
     pub(crate) external: BTreeSet<String>,
+    /// Where the file is a variant of another one.
+    pub(crate) variant: Option<Variant>,
+}
+
+/// The notes that `trireme optimize` leaves in the file's metadata.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Variant {
+    /// The name of the file that the variant was made of, beside it.
+    pub(crate) origin: String,
+    /// The size of that file.
+    pub(crate) origin_bytes: u64,
+    /// How alike the results are, and how fast: for people.
+    pub(crate) figures: String,
 }
 
 /// An input or output.
@@ -65,14 +78,18 @@ impl Graph {
 
     fn parse(reader: impl Read + Seek, length: u64) -> io::Result<Graph> {
         let mut wire = Wire { reader: BufReader::new(reader), position: 0 };
-        let mut graph = None;
+        let (mut graph, mut notes) = (None, BTreeMap::new());
         wire.fields(length, |wire, field, value| {
-            if let (7, Field::Bytes(end)) = (field, value) {
-                graph = Some(wire.graph(end)?);
+            match (field, value) {
+                (7, Field::Bytes(end)) => graph = Some(wire.graph(end)?),
+                (14, Field::Bytes(end)) => notes.extend([wire.entry(end)?]),
+                _ => {}
             }
             Ok(())
         })?;
-        graph.ok_or_else(|| damaged("it holds no graph"))
+        let mut graph: Graph = graph.ok_or_else(|| damaged("it holds no graph"))?;
+        graph.variant = Variant::of(&mut notes);
+        Ok(graph)
     }
 
     pub(crate) fn output(&self, name: &str) -> Option<&GraphTensor> {
@@ -81,6 +98,16 @@ impl Graph {
 
     pub(crate) fn input(&self, name: &str) -> Option<&GraphTensor> {
         self.inputs.iter().find(|input| input.name == name)
+    }
+}
+
+// === impl Variant ===
+
+impl Variant {
+    fn of(notes: &mut BTreeMap<String, String>) -> Option<Variant> {
+        let mut note = |name: &str| notes.remove(&format!("trireme.{name}")).unwrap_or_default();
+        let origin = Some(note("origin")).filter(|origin| !origin.is_empty() && !origin.contains('/'))?;
+        Some(Variant { origin, origin_bytes: note("origin_bytes").parse().ok()?, figures: note("figures") })
     }
 }
 
@@ -159,15 +186,7 @@ impl<R: Read + Seek> Wire<R> {
                 }
                 (8, Field::Bytes(end)) => name = wire.text(end)?,
                 (13, Field::Bytes(end)) => {
-                    let (mut key, mut value) = (String::new(), String::new());
-                    wire.fields(end, |wire, field, found| {
-                        match (field, found) {
-                            (1, Field::Bytes(end)) => key = wire.text(end)?,
-                            (2, Field::Bytes(end)) => value = wire.text(end)?,
-                            _ => {}
-                        }
-                        Ok(())
-                    })?;
+                    let (key, value) = wire.entry(end)?;
                     if key == "location" {
                         external.insert(value);
                     }
@@ -177,6 +196,20 @@ impl<R: Read + Seek> Wire<R> {
             Ok(())
         })?;
         Ok((name, dims))
+    }
+
+    /// StringStringEntryProto: a key and its value.
+    fn entry(&mut self, end: u64) -> io::Result<(String, String)> {
+        let (mut key, mut value) = (String::new(), String::new());
+        self.fields(end, |wire, field, found| {
+            match (field, found) {
+                (1, Field::Bytes(end)) => key = wire.text(end)?,
+                (2, Field::Bytes(end)) => value = wire.text(end)?,
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok((key, value))
     }
 
     /// ValueInfoProto: a name and a TypeProto.

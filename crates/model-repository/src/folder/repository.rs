@@ -74,7 +74,10 @@ impl FolderDescription {
         );
         text.blank();
         text.tensors("input", &wiring.texts);
-        text.tensors("output", &wiring.outputs);
+        // The file of labels lies beside the step that reads it.
+        let outputs: Vec<_> =
+            wiring.outputs.iter().map(|output| Tensor { label_file: None, ..output.clone() }).collect();
+        text.tensors("output", &outputs);
         text.blank();
         text.derived("task", Some(&self.task.clone().map(Task::name)));
         if let Some(labels) = &self.labels {

@@ -40,6 +40,7 @@ impl FolderDescription {
         }
         rows.extend(self.prompts.default.clone().map(|default| Row::new("", "default_prompt", default)));
 
+        rows.extend(self.unserved.clone().map(|files| Row::new("", "not served", files)));
         let none = || Derived::from("none".to_owned(), "texts of any length are encoded");
         let length =
             self.tokenizer.max_length.clone().map_or_else(none, |length| length.map(|length| length.to_string()));

@@ -86,7 +86,8 @@ const POOLING: (&str, &str) = ("sentence_transformers.models.Pooling", "1_Poolin
 /// The models of a folder, read as a repository reads them.
 #[track_caller]
 fn configs(folder: &TempDir) -> Vec<ModelConfig> {
-    let description = FolderDescription::read(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+    let description =
+        FolderDescription::read(folder.path(), Precision::Exact).unwrap_or_else(|error| panic!("{error}"));
     let models = description.models("m");
     let parse = |model: &DerivedModel| {
         ModelConfig::parse(&model.config, &model.name).unwrap_or_else(|error| panic!("{error}\n{}", model.config))
@@ -96,7 +97,7 @@ fn configs(folder: &TempDir) -> Vec<ModelConfig> {
 
 #[track_caller]
 fn faults(folder: &TempDir) -> Vec<String> {
-    FolderDescription::read(folder.path()).unwrap_err().faults
+    FolderDescription::read(folder.path(), Precision::Exact).unwrap_err().faults
 }
 
 fn output(config: &ModelConfig, name: &str) -> Vec<i64> {
@@ -140,7 +141,7 @@ fn a_sentence_encoder_in_the_older_form() {
 #[test]
 fn each_setting_says_where_it_comes_from() {
     let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
-    let description = FolderDescription::read(folder.path()).unwrap();
+    let description = FolderDescription::read(folder.path(), Precision::Exact).unwrap();
     let origin = |what: &str| description.table().into_iter().find(|row| row.what == what).unwrap().origin;
     assert_eq!(origin("task"), "modules.json: [1].type");
     assert_eq!(origin("max_length"), "config.json: max_position_embeddings");
@@ -200,7 +201,7 @@ fn a_sentence_encoder_in_the_newer_form() {
         (&ensemble.parameters["query_prompt"][..], &ensemble.parameters["document_prompt"][..]),
         ("query", "passage")
     );
-    let files = FolderDescription::read(folder.path()).unwrap().models("m").remove(3).files;
+    let files = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m").remove(3).files;
     assert_eq!(names(files.keys()), ["2_Dense/config.json", "2_Dense/model.safetensors"]);
 }
 
@@ -208,7 +209,7 @@ fn a_sentence_encoder_in_the_newer_form() {
 fn a_folder_of_transformers_alone_is_pooled_as_sentence_transformers_does() {
     let folder = encoder(&[], &[]);
     fs::remove_file(folder.path().join("modules.json")).unwrap();
-    let description = FolderDescription::read(folder.path()).unwrap();
+    let description = FolderDescription::read(folder.path(), Precision::Exact).unwrap();
     let op = description.table().into_iter().find(|row| row.what == "op").unwrap();
     assert_eq!(op.value, "pool:mean");
     assert!(op.origin.starts_with("guessed"), "{}", op.origin);
@@ -306,8 +307,12 @@ fn token_classifiers_and_sparse_encoders() {
     );
     let made = ["input_ids", "attention_mask", "offsets", "special_tokens_mask", "tokens", "decoded_text"];
     assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), made);
-    let models = FolderDescription::read(folder.path()).unwrap().models("m");
+    let models = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m");
     assert_eq!(models[3].texts["labels.txt"], "O\nB-PER, x\n");
+    assert!(!models[0].config.contains("labels.txt"), "it lies beside the step that reads it: {}", models[0].config);
+    let repository = tempfile::tempdir().unwrap();
+    place(&models, folder.path(), repository.path(), Placement::Link).unwrap();
+    assert_eq!(Repository::open(&[repository.path().to_owned()]).unwrap().models().count(), 4);
     assert!(models[3].files.contains_key("tokenizer.json"));
 
     let folder = encoder(
@@ -428,7 +433,65 @@ fn what_is_not_supported_is_named_all_together() {
         found[1].starts_with("modules.json: [2].type is 'sentence_transformers.models.LSTM', which is not supported")
     );
     assert!(found[2].starts_with("modules.json: [3].type is 'x.Router'"), "{found:?}");
+    assert!(found[2].contains("lists the modules that router_config.json: structure has for 'query'"), "{found:?}");
     assert!(found.iter().any(|fault| fault.contains("input task_id, which no tokenizer makes")), "{found:?}");
+}
+
+#[test]
+fn heads_in_pickles_are_named() {
+    let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "cls"}))]);
+    write(folder.path(), "sparse_linear.pt", b"");
+    let table = FolderDescription::read(folder.path(), Precision::Exact).unwrap().table();
+    let row = table.iter().find(|row| row.what == "not served").expect("a line of its own");
+    assert!(row.value == "sparse_linear.pt" && row.origin.starts_with("pickles of torch"), "{row:?}");
+}
+
+/// A note in an ONNX file's metadata.
+fn note(key: &str, value: &str) -> Vec<u8> {
+    bytes(14, &[bytes(1, key.as_bytes()), bytes(2, value.as_bytes())].concat())
+}
+
+#[test]
+fn a_variant_is_served_when_it_is_asked_for() {
+    let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
+    let file = |precision| {
+        let description = FolderDescription::read(folder.path(), precision);
+        description.map(|found| found.table().into_iter().find(|row| row.what == "graph").unwrap())
+    };
+    let lacking = file(Precision::Int8).unwrap_err().to_string();
+    assert!(lacking.contains("--precision int8 asks for an ONNX file of the name model_int8.onnx or "), "{lacking}");
+    assert!(lacking.contains("found onnx/model.onnx; make one with: trireme optimize "), "{lacking}");
+
+    let graph = onnx(&IDS, &[("last_hidden_state", &[-1, -1, 8])]);
+    let size = graph.len();
+    let notes = [("origin", "model.onnx"), ("origin_bytes", &size.to_string()), ("figures", "lowest likeness 0.9921")];
+    let notes: Vec<u8> = notes.iter().flat_map(|(key, value)| note(&format!("trireme.{key}"), value)).collect();
+    write(folder.path(), "onnx/model_int8.onnx", &[graph, notes].concat());
+    assert_eq!(file(Precision::Exact).unwrap().value, "onnx/model.onnx");
+    let row = file(Precision::Int8).unwrap();
+    assert_eq!(row.value, "onnx/model_int8.onnx");
+    assert_eq!(row.origin, "--precision int8; made of model.onnx: lowest likeness 0.9921");
+    assert!(file(Precision::Fp16).unwrap_err().to_string().contains("--precision fp16 asks for"));
+
+    write(folder.path(), "onnx/model.onnx", &onnx(&IDS, &[("last_hidden_state", &[-1, 4, 8])]));
+    let stale = file(Precision::Int8).unwrap_err().to_string();
+    assert!(stale.contains(&format!("onnx/model_int8.onnx was made of onnx/model.onnx with {size} bytes")), "{stale}");
+}
+
+#[test]
+fn an_export_knows_the_task_and_the_place() {
+    let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
+    let there = Export::of(folder.path()).unwrap_err().to_string();
+    assert!(
+        there.ends_with("onnx/model.onnx is there already: serve the folder as it is, or move the file away first"),
+        "{there}"
+    );
+    fs::remove_dir_all(folder.path().join("onnx")).unwrap();
+    let export = Export::of(folder.path()).unwrap();
+    assert_eq!((export.export_task, export.made), ("feature-extraction", "model.onnx"));
+    assert_eq!(export.output, folder.path().join("onnx"));
+    write(folder.path(), "modules.json", br#"[{"type": "x.StaticEmbedding", "path": ""}]"#);
+    assert!(Export::of(folder.path()).unwrap_err().to_string().contains("needs no ONNX file"));
 }
 
 #[test]
@@ -448,7 +511,7 @@ fn without_onnx_the_export_is_told() {
 #[test]
 fn a_written_repository_is_one() {
     let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
-    let description = FolderDescription::read(folder.path()).unwrap();
+    let description = FolderDescription::read(folder.path(), Precision::Exact).unwrap();
     let repository = tempfile::tempdir().unwrap();
     let write = |placement| place(&description.models("m"), folder.path(), repository.path(), placement);
     write(Placement::Link).unwrap();

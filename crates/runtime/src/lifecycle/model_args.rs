@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 use clap::Args;
-use trireme_model_repository::ModelSources;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use trireme_model_repository::{ModelSources, Precision};
 use trireme_model_source::{FetchError, Settings, fetch, is_remote};
 
 /// Where models come from: flags of every process that hosts models or links them.
@@ -24,6 +25,17 @@ pub struct ModelArgs {
     /// Model repository in Triton's layout, or its URL; may be given several times
     #[arg(long, alias = "model-store", env = "TRIREME_MODEL_REPOSITORY", value_name = "DIR", value_delimiter = ',')]
     pub model_repository: Vec<PathBuf>,
+
+    /// Which ONNX file of model folders is served: the most exact one, or one with weights of 16 or 8 bits; `trireme optimize` makes
+    /// one of 8 bits
+    #[arg(long, env = "TRIREME_PRECISION", value_name = "PRECISION", default_value = "exact", value_parser = precision_parser())]
+    pub precision: Precision,
+}
+
+/// Reads the name of a precision.
+pub fn precision_parser() -> impl TypedValueParser<Value = Precision> {
+    PossibleValuesParser::new(Precision::ALL.map(Precision::name))
+        .try_map(|name| Precision::named(&name).ok_or("there is no such precision"))
 }
 
 /// `NAME=MODEL`
@@ -58,24 +70,25 @@ impl ModelArgs {
         words.extend(self.named.iter().map(|(name, model)| (Some(name.as_str()), Path::new(model))));
         let (mut local, mut repositories, mut faults) = (Vec::new(), Vec::new(), Vec::new());
         for (name, word) in words {
-            match local_folder(word).await {
+            match local_folder(word, self.precision).await {
                 Ok(folder) => local.push((name, folder)),
                 Err(fault) => faults.push(fault.to_string()),
             }
         }
         for word in &self.model_repository {
-            match local_folder(word).await {
+            match local_folder(word, self.precision).await {
                 Ok(folder) => repositories.push(folder),
                 Err(fault) => faults.push(fault.to_string()),
             }
         }
-        let mut sources = match ModelSources::open(local.iter().map(|(name, folder)| (*name, folder.as_path()))) {
-            Ok(sources) if faults.is_empty() => sources,
-            opened => {
-                faults.extend(opened.err().iter().flatten().map(ToString::to_string));
-                anyhow::bail!(faults.join("; "));
-            }
-        };
+        let mut sources =
+            match ModelSources::open(local.iter().map(|(name, folder)| (*name, folder.as_path())), self.precision) {
+                Ok(sources) if faults.is_empty() => sources,
+                opened => {
+                    faults.extend(opened.err().iter().flatten().map(ToString::to_string));
+                    anyhow::bail!(faults.join("; "));
+                }
+            };
         for folder in &sources.folders {
             for line in folder.summary() {
                 tracing::info!(model = folder.name, folder = %folder.path.display(), derived = line, "model folder");
@@ -95,11 +108,12 @@ impl ModelArgs {
     }
 }
 
-/// The folder that a word of the command line names; a model that lies elsewhere is downloaded into the cache.
-pub async fn local_folder(word: &Path) -> Result<PathBuf, FetchError> {
+/// The folder that a word of the command line names; a model that lies elsewhere is downloaded into the cache, with the ONNX file
+/// of this precision.
+pub async fn local_folder(word: &Path, precision: Precision) -> Result<PathBuf, FetchError> {
     match word.to_str().filter(|word| is_remote(word)) {
         Some(word) => {
-            let settings = Settings::from_env();
+            let settings = Settings { precision, ..Settings::from_env() };
             let fetching: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(fetch(word, &settings));
             fetching.await
         }

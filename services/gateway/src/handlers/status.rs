@@ -101,6 +101,7 @@ fn hosted(entry: &WorkerEntry, age: Duration) -> Value {
         ModelState::Ready => ("READY", None),
         ModelState::Recovering(reason) => ("RECOVERING", Some(reason)),
         ModelState::Unloading => ("UNLOADING", None),
+        ModelState::Loading(activity) => ("LOADING", Some(activity)),
         ModelState::Unavailable(reason) => ("UNAVAILABLE", Some(reason)),
     };
     json!({

@@ -53,6 +53,8 @@ pub(super) enum Unready {
     Absent,
     /// Its workers finish their requests.
     Unloading,
+    /// A worker loads it, and does this.
+    Loading(String),
     /// A worker could not load it, or it has no configuration; the text says why.
     Failed(String),
 }
@@ -106,7 +108,7 @@ impl Catalog {
         for (name, known) in known {
             let failed = known.values().rev().find_map(|version| match version {
                 Unready::Failed(reason) => Some(reason.clone()),
-                Unready::Absent | Unready::Unloading => None,
+                Unready::Absent | Unready::Unloading | Unready::Loading(_) => None,
             });
             let (wanted, required) = (wanted(&name), required(&name));
             catalog.models.insert(name, Model { known, wanted, required, reason: failed, ..Model::default() });
@@ -319,6 +321,7 @@ impl Model {
             _ if self.recovering.contains_key(&version) => (IndexState::Unavailable, self.recovering[&version].clone()),
             _ if self.versions.contains_key(&version) => (IndexState::Ready, String::new()),
             Unready::Unloading => (IndexState::Unloading, String::new()),
+            Unready::Loading(activity) => (IndexState::Loading, activity.clone()),
             Unready::Failed(reason) => (IndexState::Unavailable, reason.clone()),
             Unready::Absent if !self.wanted || !self.versions.is_empty() => {
                 (IndexState::Unavailable, UNLOADED.to_owned())

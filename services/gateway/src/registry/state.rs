@@ -434,6 +434,7 @@ impl State {
             let state = match &entry.state {
                 ModelState::Ready | ModelState::Recovering(_) => continue,
                 ModelState::Unloading => Unready::Unloading,
+                ModelState::Loading(activity) => Unready::Loading(activity.clone()),
                 ModelState::Unavailable(reason) => Unready::Failed(reason.clone()),
             };
             known.entry(entry.model.name.clone()).or_default().insert(entry.model.version, state);

@@ -10,8 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use ndarray::{Array2, Ix3};
 use trireme_inference::InferError;
 
+use super::op::{Op, Resources};
 use super::pool::read_mask;
-use super::{Op, Resources, Side};
+use crate::inputs::Side;
 use crate::{Form, Signature, Value};
 
 /// The filler for the indices of rows with fewer tokens.

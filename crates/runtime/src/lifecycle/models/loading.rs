@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use trireme_bus::{BusError, ModelState, WorkerEntry};
-use trireme_engine::{LoadError, backend_of, load_version};
+use trireme_engine::{LoadError, backend_of, load_watched};
 use trireme_inference::ModelKey;
 use trireme_model_repository::RepositoryModel;
 
@@ -31,8 +31,10 @@ impl Models {
         };
         let changed: Vec<i64> =
             model.versions.iter().copied().filter(|version| !self.is_current(model, *version, retry)).collect();
-        let loading =
-            changed.iter().map(|&version| load_version(model, version, backend.clone(), self.options.auto_complete));
+        let loading = changed.iter().map(|&version| {
+            let announce = async move |doing| self.announce_load(model, version, doing).await;
+            load_watched(model, version, backend.clone(), self.options.auto_complete, announce)
+        });
         let outcomes = join_all(loading).await;
         let (mut loaded, mut faults) = (Vec::new(), Vec::new());
         for (version, outcome) in changed.into_iter().zip(outcomes) {
@@ -74,6 +76,19 @@ impl Models {
         versions
             .get(&key)
             .is_some_and(|known| known.fingerprint == model.fingerprint(version) && !(known.failed && retry))
+    }
+
+    /// Announces in the registry that a version is loading, if none of its instances serves meanwhile.
+    async fn announce_load(&self, model: &RepositoryModel, version: i64, doing: String) {
+        let key = ModelKey { name: model.name.clone(), version };
+        let mut said = self.said.lock().await;
+        if self.versions.lock().get(&key).is_some_and(|known| known.running.is_some()) {
+            return;
+        }
+        let mut entry = self.entry(&key, ModelState::Loading(doing), model.config.to_json(), 0);
+        if let Err(error) = self.announce(&mut said, &mut entry).await {
+            tracing::debug!(model = %key, %error, "could not announce that it is loading");
+        }
     }
 
     /// Handles a version that could not be loaded: a version that served before goes on; otherwise the registry entry

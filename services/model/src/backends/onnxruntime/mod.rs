@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use trireme_engine::{
-    Backend, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource, SequenceSupport, warmup,
+    Backend, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource, SequenceSupport, doing, warmup,
 };
 
 use self::cost_cache::Entry;
@@ -86,6 +86,7 @@ impl Backend for OnnxRuntime {
         let sessions = Sessions::prepare(&source.config.name, &environment, &settings, &self.options, &path);
 
         let place = settings.places[0];
+        doing(format!("making {} sessions of {}", settings.places.len(), path.display()));
         let first = sessions.make(place, settings.intra_threads).map_err(refused)?;
         let schema = Schema::new(&config.name, first.inputs(), first.outputs())?;
         if source.auto_complete {
@@ -107,6 +108,7 @@ impl Backend for OnnxRuntime {
         if let Some(check) = settings.precision {
             // One instance is checked for all, because they differ only in their places. The plain session is dropped
             // after the check.
+            doing("comparing the accelerated model with the plain one");
             let samples = warmup::samples(&config, source.model_path)?.into_iter().map(|(_, request)| request);
             let mut plain = new_instance(sessions.make_plain().map_err(refused)?, padding);
             let provider = sessions.provider(place);
@@ -116,6 +118,7 @@ impl Backend for OnnxRuntime {
             warmup::run(&config, source.model_path, instance)?;
         }
         if let Some(declaration) = &declaration {
+            doing("trying which inputs may be padded");
             probe::check(&config, declaration, &mut loaded[0])?;
         }
         let policy: Box<dyn BatchPolicy> = match &declaration {
@@ -123,6 +126,7 @@ impl Backend for OnnxRuntime {
                 let circumstances = format!("{settings:?} {declaration:?} {}", ort::info());
                 let directory = self.options.cost_model_cache.as_deref();
                 let kept = directory.map(|directory| Entry::new(directory, &config.name, &path, &circumstances));
+                doing("measuring the cost of runs");
                 let fit = costs::find(&config, declaration, kept, &mut loaded[0]);
                 Box::new(LengthBatcher::new(declaration, config.dynamic_batching.as_ref(), fit.as_ref()))
             }
@@ -130,6 +134,7 @@ impl Backend for OnnxRuntime {
         };
         if let Some(threads) = settings.wide_threads {
             // Added last, because the measured costs are those of runs beside others.
+            doing("making the session for lone requests");
             let wide = Arc::new(Wide::new(sessions.make(place, threads).map_err(refused)?));
             loaded.iter_mut().for_each(|instance| instance.share(wide.clone()));
             warmup::run(&config, source.model_path, &mut loaded[0])?;

@@ -1,0 +1,115 @@
+"""The rows of model folders: `trireme serve FOLDER` beside the tuned repository, and beside its own variant of 8 bits."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+
+from raw import read_texts
+from servers import DIRECT, BenchError, load
+
+NAME = "recipe"
+CONCURRENCY = [1, 16, 64]
+# Few seconds at a time, so that both sides meet the same drift of the machine.
+TURNS = 4
+# The variant's vectors are compared with the original's for this many texts. The variant was made with other texts.
+COMPARED = 200
+VARIANT = "onnx/model_int8.onnx"
+
+
+def make(model, folder):
+    """The folder of `model` as sentence-transformers writes it: what the README's recipe starts from."""
+    module = "sentence_transformers.models."
+    files = {
+        "modules.json": [
+            {"idx": 0, "name": "0", "path": "", "type": f"{module}Transformer"},
+            {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{module}Pooling"},
+            {"idx": 2, "name": "2", "path": "2_Normalize", "type": f"{module}Normalize"},
+        ],
+        "sentence_bert_config.json": {"max_seq_length": 256, "do_lower_case": False},
+        "1_Pooling/config.json": {"pooling_mode_mean_tokens": True},
+    }
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
+    (folder / "onnx").mkdir()
+    os.symlink(model.resolve() / "model.onnx", folder / "onnx/model.onnx")
+    for path in model.glob("*.json"):
+        os.symlink(path.resolve(), folder / path.name)
+    return folder
+
+
+def first_answers(bench, folder):
+    """Seconds from the command to the first answer: of the first start on a machine, which measures what runs cost, and of a later
+    one."""
+    for start in ("first start", "later start"):
+        started = time.monotonic()
+        serve(bench, start, folder, "--cost-model-cache", bench.work / "costs")
+        deployment = bench.deployments.pop(start)
+        vectors(deployment, ["The first text."])
+        bench.keep(f"serve FOLDER to its first answer, {start}", {"seconds": time.monotonic() - started})
+        deployment.stop()
+
+
+def serve(bench, name, folder, *flags):
+    """Starts `trireme serve FOLDER`: nothing but the folder is said."""
+    bench.all_in_one(name, [folder, *flags], NAME)
+
+
+def optimize(bench, folder):
+    """Makes the variant of 8 bits. `None`, or why there is none."""
+    texts = bench.work / "optimize.txt"
+    write_texts(texts, read_texts(bench.options.texts)[COMPARED:])
+    argv = [
+        bench.binaries / "trireme", "optimize", folder, "--python", sys.executable, "--texts", texts, "--seconds", 2,
+        "--min-speedup", 0, "--log-level", "warning",
+    ]
+    done = subprocess.run([str(word) for word in argv], capture_output=True, text=True)
+    print(done.stdout, flush=True)
+    if done.returncode == 0:
+        return None
+    return (done.stderr.strip().splitlines() or ["no variant holds the bar"])[-1]
+
+
+def write_texts(path, texts):
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+
+
+def turns(bench, key, left, right):
+    """Texts per second of two deployments in turn: each is (its name, its model). Keeps the rates and their ratio."""
+    seconds, texts, many = bench.options.seconds / 2, bench.options.texts, bench.options.batch_texts
+    for row in [*CONCURRENCY, f"1 request of {many}"]:
+        for _ in range(TURNS):
+            rates = {}
+            for name, model in (left, right):
+                how = (row, texts) if isinstance(row, int) else (1, texts, many)
+                measured = load(bench.binaries / "trireme", bench.deployments[name], model, seconds, *how)
+                bench.keep(f"{name} beside {right[0] if name == left[0] else left[0]} / {row}", measured)
+                rates[name] = measured["requests_per_second"]
+            bench.keep(f"{key} / {row}", {"ratio": rates[left[0]] / rates[right[0]]})
+
+
+def vectors(deployment, texts):
+    """The embedding of each text, asked alone."""
+    found = []
+    for text in texts:
+        body = json.dumps({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [text]}]}).encode()
+        ask = urllib.request.Request(f"http://{deployment.address}/v2/models/{NAME}/infer", body, {"Content-Type": "application/json"})
+        with DIRECT.open(ask, timeout=60) as answer:
+            found.append(json.load(answer)["outputs"][0]["data"])
+    return found
+
+
+def fidelity(bench, exact, variant):
+    """Lowest and mean cosine of the variant's vectors over texts that it was not made with."""
+    texts = read_texts(bench.options.texts)[:COMPARED]
+    pairs = zip(*(vectors(bench.deployments[name], texts) for name in (exact, variant)))
+    length = lambda vector: math.sqrt(sum(value * value for value in vector))
+    cosines = [sum(a * b for a, b in zip(left, right)) / (length(left) * length(right)) for left, right in pairs]
+    if not cosines:
+        raise BenchError("there are no texts to compare the variant with")
+    bench.keep("int8 / fidelity", {"lowest": min(cosines), "mean": sum(cosines) / len(cosines)})

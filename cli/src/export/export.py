@@ -1,0 +1,133 @@
+"""Makes the ONNX file of a model folder, for `trireme export`: by optimum-onnx where this Python has it, else by torch alone.
+
+Standard input is a JSON object: `folder` (of the transformer's files), `task` (as optimum-cli names it), `output` (a folder that is
+there and empty). Standard output is a JSON object: `by`, the exporter and its version.
+"""
+
+import importlib.util
+import inspect
+import json
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+warnings.simplefilter("ignore")
+
+# The task: the class of transformers, the output, and whether it has one vector for each token.
+HEADS = {
+    "feature-extraction": ("AutoModel", "last_hidden_state", True),
+    "fill-mask": ("AutoModelForMaskedLM", "logits", True),
+    "text-classification": ("AutoModelForSequenceClassification", "logits", False),
+    "token-classification": ("AutoModelForTokenClassification", "logits", True),
+}
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+class Refused(Exception):
+    """Why there is no export, in words for the person who asked for it."""
+
+
+def has(module):
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+def by_optimum(ask):
+    import optimum.version
+    from optimum.exporters.onnx import main_export
+
+    with tempfile.TemporaryDirectory(dir=ask["output"]) as work:
+        # The modules after the transformer are served as they lie in the folder, so its graph alone is wanted.
+        main_export(ask["folder"], work, task=ask["task"], device="cpu", library_name="transformers", do_validation=False)
+        for name in os.listdir(work):
+            if ".onnx" in name:
+                shutil.move(os.path.join(work, name), os.path.join(ask["output"], name))
+    return f"optimum {optimum.version.__version__}"
+
+
+def by_torch(ask):
+    import torch
+    import transformers
+
+    if ask["task"] not in HEADS:
+        raise Refused(f"torch alone exports no {ask['task']}: install optimum-onnx into this Python")
+    transformers.utils.logging.disable_progress_bar()
+    kind, output, of_tokens = HEADS[ask["task"]]
+    load = getattr(transformers, kind).from_pretrained
+    # Other implementations of attention branch by the shapes of their inputs, which a trace does not record.
+    model = load(ask["folder"], attn_implementation="eager", torch_dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(ask["folder"])
+    taken = inspect.signature(model.forward).parameters
+    inputs = ["input_ids"] + [name for name in tokenizer.model_input_names if name != "input_ids" and name in taken]
+    if "attention_mask" not in inputs and "attention_mask" in taken:
+        inputs.append("attention_mask")
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False
+
+    class Graph(torch.nn.Module):
+        """The model as a function of its inputs in order."""
+
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, *tensors):
+            return getattr(self.model(**dict(zip(inputs, tensors))), output)
+
+    axes = {name: {0: "batch", 1: "length"} for name in inputs}
+    axes[output] = {0: "batch", 1: "length"} if of_tokens else {0: "batch"}
+    texts = ["Two texts, of which this is the longer one.", "Short."]
+    encoded = tokenizer(texts, padding=tokenizer.pad_token is not None, truncation=True, max_length=12, return_tensors=None)
+    # A tokenizer without a padding token gives rows of different length.
+    shortest = min(map(len, encoded["input_ids"]))
+    example = tuple(torch.tensor([row[:shortest] for row in encoded[name]]) if name in encoded else
+                    torch.ones(len(texts), shortest, dtype=torch.int64) for name in inputs)
+    with torch.no_grad():
+        torch.onnx.export(
+            Graph().eval(), example, os.path.join(ask["output"], "model.onnx"), input_names=inputs, output_names=[output],
+            dynamic_axes=axes, dynamo=False, opset_version=17,
+        )
+    return f"torch {torch.__version__}"
+
+
+def export(ask):
+    names = os.listdir(ask["folder"])
+    if not any(name in WEIGHTS for name in names):
+        traced = [name for name in names if name.endswith(".pt")]
+        there = f"only {', '.join(traced)}, a TorchScript file, which cannot be converted" if traced else "no weights"
+        raise Refused(f"{ask['folder']} holds {there}: expected {WEIGHTS[0]} or {WEIGHTS[2]} of the model, beside its config.json")
+    fault = None
+    if has("optimum.exporters.onnx"):
+        try:
+            return by_optimum(ask)
+        except ImportError as error:
+            # An optimum that does not fit the transformers beside it.
+            fault = f"optimum-onnx cannot be imported: {error}"
+    if has("torch") and has("transformers"):
+        return by_torch(ask)
+    raise Refused(fault or f"{sys.executable} has neither optimum-onnx nor torch with transformers: pip install optimum-onnx")
+
+
+def main():
+    ask = json.load(sys.stdin)
+    # Exporters write to standard output, too: their lines go to standard error, and the answer has standard output for itself.
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        found = {"by": export(ask)}
+    except Refused as refused:
+        found = {"refused": str(refused)}
+    answer.write(json.dumps(found))
+    answer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+//! Variants on trial: how alike their answers are to the original's, alone and batched.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::ensure;
+use serde_json::Value;
+use trireme_model_repository::Task;
+
+use super::FILE;
+use super::quantizer::Quantizer;
+use super::search::{order, smallest};
+use super::stand::{EXACT, Stand};
+use crate::verify::answers::{Answer, lower};
+use crate::verify::reference::Case;
+use crate::verify::texts;
+
+/// A search aims above the bar by this part of the distance from the bar to 1, because other texts may fare worse.
+const IN_HAND: f64 = 0.1;
+
+/// The texts on which matrices are tried alone: those that fare worst.
+const TRIED_ALONE: usize = 12;
+
+/// Neighbours that are compared.
+const NEAREST: usize = 10;
+
+/// How alike a variant's answers are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fidelity {
+    /// Of the worst text, alone or batched.
+    pub lowest: f64,
+    pub mean: f64,
+    /// The share of each text's ten nearest texts that are the same; only of vectors, and of more than eleven texts.
+    pub agreement: Option<f64>,
+    /// Each text, by its index, the worst one first.
+    worst: Vec<usize>,
+}
+
+/// A variant of the original.
+#[derive(Clone, Debug)]
+pub struct Variant {
+    /// For people.
+    pub name: String,
+    /// Its name on the server.
+    pub model: String,
+    /// The folder that holds its files.
+    pub folder: PathBuf,
+    pub bytes: u64,
+    pub fidelity: Fidelity,
+}
+
+/// A variant with its speed.
+pub struct Measured {
+    pub variant: Variant,
+    /// Texts per second: the median of the rounds.
+    pub rate: f64,
+    /// The original's texts per second.
+    pub original: f64,
+    /// The median of the rounds' ratios.
+    pub speedup: f64,
+}
+
+/// The texts, and the original's answers.
+pub struct Trial<'a> {
+    stand: &'a Stand,
+    task: Task,
+    cases: Vec<Case>,
+    expected: Vec<Answer>,
+    bar: f64,
+    work: PathBuf,
+    tried: usize,
+    /// Matrices in the order in which they are left out, once it is known. Kinds of weights differ little in it.
+    order: Vec<String>,
+}
+
+// === impl Measured ===
+
+impl Measured {
+    /// Whether the variant is good enough and fast enough.
+    pub fn holds(&self, bar: f64, speedup: f64) -> bool {
+        self.variant.fidelity.lowest >= bar && self.speedup >= speedup
+    }
+}
+
+/// The variants with their rates; the first ones in `rates` are the original's.
+pub fn measured(variants: Vec<Variant>, rates: &[Vec<f64>]) -> Vec<Measured> {
+    let Some((original, rates)) = rates.split_first() else { return Vec::new() };
+    let one = |(variant, rates): (Variant, &Vec<f64>)| {
+        let ratios = rates.iter().zip(original).map(|(own, original)| own / original).collect();
+        Measured { variant, rate: median(rates.clone()), original: median(original.clone()), speedup: median(ratios) }
+    };
+    variants.into_iter().zip(rates).map(one).collect()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// The size of an ONNX file and of the files of weights that begin with its name.
+pub fn bytes_beside(graph: &Path) -> u64 {
+    let name = graph.file_name().unwrap_or_default().to_string_lossy();
+    let entries = graph.parent().and_then(|folder| folder.read_dir().ok()).into_iter().flatten().flatten();
+    let own = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&*name));
+    own.filter_map(|entry| std::fs::metadata(entry.path()).ok()).map(|found| found.len()).sum()
+}
+
+/// The kinds of 8-bit weights that pay on this processor. Where x86 has no instructions for products of 8 bits, the product of
+/// signed weights overflows, which costs fidelity, and unsigned weights cost time: both are tried.
+fn kinds() -> Vec<(&'static str, &'static str)> {
+    #[cfg(target_arch = "x86_64")]
+    let plain = !(is_x86_feature_detected!("avx512vnni") || is_x86_feature_detected!("avxvnni"));
+    #[cfg(not(target_arch = "x86_64"))]
+    let plain = false;
+    match plain {
+        true => vec![("int8", "int8"), ("uint8", "unsigned int8")],
+        false => vec![("int8", "int8")],
+    }
+}
+
+// === impl Trial ===
+
+impl<'a> Trial<'a> {
+    /// Asks the original for its answers.
+    pub fn new(stand: &'a Stand, texts: Vec<String>, bar: f64, work: PathBuf) -> anyhow::Result<Trial<'a>> {
+        let (task, takes_pairs) = stand.task()?;
+        let pairs = takes_pairs.then(|| texts::pairs(&texts));
+        let case = |(index, text): (usize, String)| Case {
+            text,
+            pair: pairs.as_ref().map(|pairs| pairs[index].clone()),
+            line: Value::Null,
+        };
+        let cases: Vec<Case> = texts.into_iter().enumerate().map(case).collect();
+        ensure!(!cases.is_empty(), "there are no texts to compare");
+        let expected = stand.answers(EXACT, task, &cases, true)?;
+        Ok(Trial { stand, task, cases, expected, bar, work, tried: 0, order: Vec::new() })
+    }
+
+    /// The variants that are worth measuring, each on the server, and the texts.
+    pub fn variants(mut self, quantizer: &mut Quantizer) -> anyhow::Result<(Vec<Variant>, Vec<String>)> {
+        let mut found = Vec::new();
+        for (kind, name) in kinds() {
+            let count = quantizer.matrices.len();
+            let all = self.variant(quantizer, kind, &format!("{name}, all {count} matrices"), &[])?;
+            let holds = all.fidelity.lowest >= self.bar;
+            let worst = all.fidelity.worst.clone();
+            found.push(all);
+            if !holds {
+                found.extend(self.leave_out(quantizer, kind, name, &worst)?);
+            }
+        }
+        if quantizer.has_blocks {
+            found.push(self.variant(quantizer, "blocks", "int8 in blocks", &[])?);
+        }
+        Ok((found, self.cases.into_iter().map(|case| case.text).collect()))
+    }
+
+    /// The variant that leaves out the fewest matrices and holds the bar.
+    fn leave_out(
+        &mut self,
+        quantizer: &mut Quantizer,
+        kind: &str,
+        name: &str,
+        worst: &[usize],
+    ) -> anyhow::Result<Option<Variant>> {
+        if self.order.is_empty() {
+            let tried: Vec<&Case> = worst.iter().take(TRIED_ALONE).map(|&index| &self.cases[index]).collect();
+            let damage = quantizer.damage(kind, &self.stand.token_rows(&tried)?)?;
+            self.order = order(&quantizer.matrices, &damage);
+        }
+        let order = self.order.clone();
+        let target = self.bar + (1.0 - self.bar) * IN_HAND;
+        let mut best = None;
+        // With half of the matrices at full precision nothing is won any more.
+        smallest(order.len() / 2, |count| {
+            let name = format!("{name} without {count} of {} matrices", order.len());
+            let variant = self.variant(quantizer, kind, &name, &order[..count])?;
+            let holds = variant.fidelity.lowest >= target;
+            if let Some(worse) = if holds { best.replace(variant) } else { Some(variant) } {
+                self.stand.remove(&worse.model)?;
+                std::fs::remove_dir_all(&worse.folder)?;
+            }
+            anyhow::Ok(holds)
+        })?;
+        Ok(best)
+    }
+
+    /// Makes a variant, serves it, and compares its answers.
+    fn variant(
+        &mut self,
+        quantizer: &mut Quantizer,
+        kind: &str,
+        name: &str,
+        leave_out: &[String],
+    ) -> anyhow::Result<Variant> {
+        self.tried += 1;
+        let model = format!("variant{}", self.tried);
+        let folder = self.work.join(&model);
+        std::fs::create_dir(&folder)?;
+        quantizer.quantize(kind, leave_out, &folder.join(FILE))?;
+        self.stand.add(&model, &folder, FILE)?;
+        let alone = self.stand.answers(&model, self.task, &self.cases, true)?;
+        let batched = self.stand.answers(&model, self.task, &self.cases, false)?;
+        let fidelity = fidelity(&self.expected, &[alone, batched]);
+        tracing::info!(lowest = fidelity.lowest, mean = fidelity.mean, "{name}");
+        let bytes = bytes_beside(&folder.join(FILE));
+        Ok(Variant { name: name.to_owned(), model, folder, bytes, fidelity })
+    }
+}
+
+/// Compares answers that were given in several ways with the expected ones.
+fn fidelity(expected: &[Answer], found: &[Vec<Answer>]) -> Fidelity {
+    let likeness = |index: usize| found.iter().map(|way| way[index].likeness(&expected[index])).fold(1.0, lower);
+    let alike: Vec<f64> = (0..expected.len()).map(likeness).collect();
+    let mut worst: Vec<usize> = (0..alike.len()).collect();
+    worst.sort_by(|&a, &b| alike[a].total_cmp(&alike[b]));
+    Fidelity {
+        lowest: alike.iter().copied().fold(1.0, lower),
+        mean: alike.iter().sum::<f64>() / alike.len().max(1) as f64,
+        agreement: found.first().and_then(|found| agreement(expected, found)),
+        worst,
+    }
+}
+
+/// The mean share of a text's nearest texts that stay its nearest.
+fn agreement(expected: &[Answer], found: &[Answer]) -> Option<f64> {
+    let (expected, found) = (unit_vectors(expected)?, unit_vectors(found)?);
+    if expected.len() <= NEAREST + 1 {
+        return None;
+    }
+    let nearest = |vectors: &[Vec<f64>], index: usize| {
+        let dot = |other: &usize| vectors[index].iter().zip(&vectors[*other]).map(|(a, b)| a * b).sum::<f64>();
+        let mut others: Vec<(f64, usize)> =
+            (0..vectors.len()).filter(|other| *other != index).map(|other| (dot(&other), other)).collect();
+        others.select_nth_unstable_by(NEAREST - 1, |a, b| b.0.total_cmp(&a.0));
+        others.truncate(NEAREST);
+        others.into_iter().map(|(_, other)| other).collect::<Vec<_>>()
+    };
+    let same = |index: usize| {
+        let (expected, found) = (nearest(&expected, index), nearest(&found, index));
+        expected.iter().filter(|other| found.contains(other)).count() as f64 / NEAREST as f64
+    };
+    Some((0..expected.len()).map(same).sum::<f64>() / expected.len() as f64)
+}
+
+/// Embeddings with a length of 1; `None` for answers of another kind.
+fn unit_vectors(answers: &[Answer]) -> Option<Vec<Vec<f64>>> {
+    let unit = |answer: &Answer| {
+        let Answer::Vector(vector) = answer else { return None };
+        let length = vector.iter().map(|value| value * value).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
+        Some(vector.iter().map(|value| value / length).collect())
+    };
+    answers.iter().map(unit).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn circle(count: usize, turned: impl Fn(usize) -> f64) -> Vec<Answer> {
+        let point = |index: usize| {
+            let angle = index as f64 * 0.1 + turned(index);
+            Answer::Vector(vec![angle.cos(), angle.sin()])
+        };
+        (0..count).map(point).collect()
+    }
+
+    #[test]
+    fn the_worst_text_alone_or_batched_decides() {
+        let expected = circle(20, |_| 0.0);
+        let found = fidelity(&expected, &[circle(20, |_| 0.0), circle(20, |index| if index == 7 { 0.3 } else { 0.0 })]);
+        assert!((found.lowest - 0.3f64.cos()).abs() < 1e-9 && found.worst[0] == 7, "{found:?}");
+        assert!((found.mean - (19.0 + 0.3f64.cos()) / 20.0).abs() < 1e-9);
+        assert_eq!(found.agreement, Some(1.0), "neighbours are those of texts asked alone");
+    }
+
+    #[test]
+    fn neighbours_that_change_are_counted() {
+        let expected = circle(30, |_| 0.0);
+        // The last text goes to the other end: it is no neighbour of its old ones any more.
+        let found = agreement(&expected, &circle(30, |index| if index == 29 { -2.9 } else { 0.0 })).unwrap();
+        assert!((0.8..0.99).contains(&found), "{found}");
+        assert_eq!(agreement(&circle(11, |_| 0.0), &circle(11, |_| 0.0)), None);
+        assert_eq!(agreement(&[Answer::Scores(vec![1.0])], &[Answer::Scores(vec![1.0])]), None);
+    }
+
+    #[test]
+    fn a_speed_is_the_median_of_ratios_within_rounds() {
+        let fidelity = Fidelity { lowest: 0.995, mean: 0.999, agreement: None, worst: vec![] };
+        let variant =
+            Variant { name: "v".to_owned(), model: "m".to_owned(), folder: PathBuf::new(), bytes: 1, fidelity };
+        // The machine is half as fast in the second round.
+        let found = measured(vec![variant], &[vec![100.0, 50.0, 100.0], vec![190.0, 95.0, 300.0]]);
+        assert_eq!((found[0].speedup, found[0].rate, found[0].original), (1.9, 190.0, 100.0));
+        assert!(found[0].holds(0.99, 1.8) && !found[0].holds(0.996, 1.8) && !found[0].holds(0.99, 2.0));
+    }
+}

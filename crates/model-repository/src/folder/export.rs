@@ -1,0 +1,60 @@
+//! Which graphs a folder without an ONNX file needs, for `trireme export`.
+
+use std::path::{Path, PathBuf};
+
+use super::FolderError;
+use super::files::Reader;
+use super::graphs::{self, is_generation_part};
+use super::modules;
+use super::precision::Precision;
+use super::task::{self, Task};
+
+/// How the ONNX file of a folder is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// The folder of the transformer, which holds its weights and config.json.
+    pub folder: PathBuf,
+    /// The model's task.
+    pub task: Task,
+    /// The task's name for `optimum-cli export onnx`.
+    pub export_task: &'static str,
+    /// The folder for ONNX files, which need not be there.
+    pub output: PathBuf,
+    /// The name of the file, or of the first of several files, that the export has to make.
+    pub made: &'static str,
+}
+
+// === impl Export ===
+
+impl Export {
+    /// Reads the model folder at `path`. A folder that has an ONNX file, or needs none, is an error.
+    pub fn of(path: &Path) -> Result<Export, FolderError> {
+        let reader = Reader::new(path, Precision::Exact);
+        let found = plan(&reader);
+        match (found, reader.into_faults()) {
+            (Some(export), faults) if faults.is_empty() => Ok(export),
+            (_, faults) => Err(FolderError { path: path.to_owned(), faults }),
+        }
+    }
+}
+
+fn plan(reader: &Reader<'_>) -> Option<Export> {
+    let modules = modules::read(reader);
+    let own = reader.json("config_sentence_transformers.json");
+    let folder = modules::base(modules.as_deref()).unwrap_or_default();
+    let config = reader.json_or_empty(&format!("{folder}config.json"));
+    let purpose = task::purpose(reader, modules.as_deref(), own.as_ref(), &config, &folder);
+    if purpose.is_static {
+        reader.fault("it looks its vectors up in a table and needs no ONNX file: serve it as it is");
+        return None;
+    }
+    let task = purpose.task.value;
+    let there = graphs::listed(reader, &folder);
+    let made = if task == Task::Generate { "encoder_model.onnx" } else { "model.onnx" };
+    if let Some(file) = there.iter().find(|file| (task == Task::Generate) == is_generation_part(&file[folder.len()..]))
+    {
+        reader.fault(format_args!("{file} is there already: serve the folder as it is, or move the file away first"));
+    }
+    let place = reader.path(&folder);
+    Some(Export { output: place.join("onnx"), folder: place, task, export_task: task.export(), made })
+}
