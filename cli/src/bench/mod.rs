@@ -135,7 +135,8 @@ pub async fn rate(
     duration: Duration,
 ) -> anyhow::Result<f64> {
     let metadata = Connection::open(server).await?.get(&format!("/v2/models/{model}")).await?;
-    let requests = Arc::new(requests::build(server, model, &metadata, texts, 1)?);
+    let target = requests::Target { server, model, dimension: 1 };
+    let requests = Arc::new(target.requests(Form::Binary, &metadata, texts)?);
     load(server, &requests, concurrency, WARM_UP).await?;
     let measured = load(server, &requests, concurrency, duration).await?;
     if let Some(error) = measured.first_error {

@@ -122,7 +122,7 @@ impl StepwiseInstance for Countdown {
             *number -= 1;
             match number {
                 0 => (*ticket, Progress::Done(Ok(ExecuteResponse::default()))),
-                _ => (*ticket, Progress::Part(vec![tensor(*number)])),
+                _ => (*ticket, Progress::Part(vec![tensor(*number)], Default::default())),
             }
         });
         let made: Vec<_> = made.collect();

@@ -1,6 +1,7 @@
 //! Durable work on the stores of one process: what is accepted is answered once, whatever stops.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::disallowed_methods, reason = "a gateway that is killed is a task that is aborted")]
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;

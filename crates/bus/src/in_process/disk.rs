@@ -26,8 +26,11 @@ const WATCH_BACKLOG: usize = 256;
 /// How often values that have lapsed are removed.
 const SWEEP: Duration = Duration::from_secs(60);
 
-/// By bucket and key: revision, time of writing, time of lapsing, value.
-const VALUES: TableDefinition<'_, (&str, &str), (u64, u64, u64, &[u8])> = TableDefinition::new("values");
+/// Revision, time of writing, time of lapsing, value.
+type Kept<'a> = (u64, u64, u64, &'a [u8]);
+
+/// The values by bucket and key.
+const VALUES: TableDefinition<'_, (&str, &str), Kept<'_>> = TableDefinition::new("values");
 
 /// By bucket and revision: the key, and whether the change is a deletion.
 const REVISIONS: TableDefinition<'_, (&str, u64), (&str, bool)> = TableDefinition::new("revisions");

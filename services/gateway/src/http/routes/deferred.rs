@@ -29,6 +29,15 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Longest key of a client, in bytes.
 const LONGEST_KEY: usize = 255;
 
+/// This gateway keeps no jobs.
+pub(super) struct NoJobs;
+
+impl From<NoJobs> for Response {
+    fn from(_: NoJobs) -> Response {
+        response::error(StatusCode::NOT_IMPLEMENTED, NO_JOBS)
+    }
+}
+
 /// How a client wants to be answered.
 struct Preference {
     /// How long it waits for the answer itself.
@@ -150,8 +159,8 @@ fn replay(answer: Answer) -> Response {
 }
 
 /// The jobs of this gateway. The refusal names the flags, if the gateway keeps no jobs.
-pub(super) fn jobs(http: &HttpState) -> Result<&Jobs, Response> {
-    http.jobs.as_ref().ok_or_else(|| response::error(StatusCode::NOT_IMPLEMENTED, NO_JOBS))
+pub(super) fn jobs(http: &HttpState) -> Result<&Jobs, NoJobs> {
+    http.jobs.as_ref().ok_or(NoJobs)
 }
 
 pub(super) const NO_JOBS: &str = "this server keeps no jobs: start it with --data-dir DIR (one process) or with a broker, and \

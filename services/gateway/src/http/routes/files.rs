@@ -247,7 +247,7 @@ pub async fn read_json<T: serde::de::DeserializeOwned>(http: &HttpState, request
 
 /// The jobs of this gateway. The refusal names the flags, if the gateway keeps no jobs.
 pub fn jobs(http: &HttpState) -> Result<&Jobs, Refused> {
-    http.jobs.as_ref().ok_or_else(|| Refused(StatusCode::NOT_IMPLEMENTED, deferred::NO_JOBS.to_owned()))
+    Ok(deferred::jobs(http)?)
 }
 
 fn broken(error: &multer::Error) -> Refused {
@@ -260,6 +260,12 @@ impl Refused {
     /// A request that cannot be done as it is.
     pub fn invalid(message: &str) -> Refused {
         Refused(StatusCode::BAD_REQUEST, message.to_owned())
+    }
+}
+
+impl From<deferred::NoJobs> for Refused {
+    fn from(_: deferred::NoJobs) -> Refused {
+        Refused(StatusCode::NOT_IMPLEMENTED, deferred::NO_JOBS.to_owned())
     }
 }
 
