@@ -55,7 +55,7 @@ pub struct InferArgs {
 /// Asks and prints.
 pub fn run(args: &InferArgs) -> ExitCode {
     match ask(args) {
-        Ok(text) => crate::write_out(text.as_bytes()),
+        Ok(text) => crate::output::write_out(text.as_bytes()),
         Err(error) => {
             eprintln!("infer: {error:#}");
             ExitCode::FAILURE

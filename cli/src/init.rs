@@ -42,7 +42,7 @@ pub struct InitArgs {
 pub fn run(args: &InitArgs) -> ExitCode {
     let mut code = ExitCode::FAILURE;
     let ran = service::block_on("init", &args.telemetry, async {
-        code = crate::write_out(init(args).await?.as_bytes());
+        code = crate::output::write_out(init(args).await?.as_bytes());
         Ok(())
     });
     if ran == ExitCode::SUCCESS { code } else { ran }

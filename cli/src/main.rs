@@ -7,6 +7,7 @@ mod export;
 mod infer;
 mod init;
 mod optimize;
+mod output;
 mod python;
 mod serve;
 mod settings;
@@ -83,19 +84,7 @@ fn main() -> ExitCode {
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "trireme", &mut script);
-            write_out(&script)
+            output::write_out(&script)
         }
-    }
-}
-
-/// Writes to standard output. A reader that has seen enough (`| head`) is no failure.
-fn write_out(bytes: &[u8]) -> ExitCode {
-    use std::io::Write;
-    match std::io::stdout().write_all(bytes) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            eprintln!("trireme: cannot write to standard output: {error}");
-            ExitCode::FAILURE
-        }
-        _ => ExitCode::SUCCESS,
     }
 }

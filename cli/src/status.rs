@@ -62,7 +62,7 @@ fn show(args: &StatusArgs) -> anyhow::Result<ExitCode> {
             // Waits for a gateway that restarts.
             (Err(error), Some(_)) => format!("{clear}{}\n", paint(&format!("{error:#}"), Style::Bad, colours())),
         };
-        let written = crate::write_out(text.as_bytes());
+        let written = crate::output::write_out(text.as_bytes());
         let Some(seconds) = args.watch else { return Ok(written) };
         if written != ExitCode::SUCCESS {
             return Ok(written);

@@ -103,7 +103,7 @@ async fn look(args: &TapArgs, answers: &mut tokio::sync::mpsc::Receiver<TapAnswe
                 true => serde_json::to_string(message)? + "\n",
                 false => show(message, &answer.worker, colours()),
             };
-            if crate::write_out(line.as_bytes()) != ExitCode::SUCCESS {
+            if crate::output::write_out(line.as_bytes()) != ExitCode::SUCCESS {
                 return Ok(());
             }
         }

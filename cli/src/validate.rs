@@ -76,7 +76,7 @@ pub fn run(args: &ValidateArgs) -> ExitCode {
     let mut code = ExitCode::FAILURE;
     let ran = service::block_on("validate", &args.telemetry, async {
         let (repository, faults) = check(args).await;
-        let written = crate::write_out(report(args, &repository, &faults).as_bytes());
+        let written = crate::output::write_out(report(args, &repository, &faults).as_bytes());
         if faults.is_empty() {
             code = written;
         }

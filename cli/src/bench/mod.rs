@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use connection::Connection;
+use requests::Form;
 
 /// How long a model is under load before its rate is measured.
 const WARM_UP: Duration = Duration::from_millis(500);
@@ -58,19 +59,6 @@ pub struct BenchArgs {
     /// Print a JSON object a line instead of a table
     #[arg(long)]
     json: bool,
-}
-
-/// In which form requests are sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Form {
-    /// The v2 protocol, tensors in binary
-    Binary,
-    /// The v2 protocol, tensors as JSON
-    Json,
-    /// OpenAI's /v1/embeddings, vectors as JSON numbers
-    Openai,
-    /// OpenAI's /v1/embeddings, vectors in base64, as OpenAI's own client asks for them
-    OpenaiBase64,
 }
 
 /// The measurements at one concurrency.

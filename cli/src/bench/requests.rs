@@ -4,9 +4,8 @@ use std::path::Path;
 
 use anyhow::Context;
 use bytes::Bytes;
+use clap::ValueEnum;
 use serde_json::{Value, json};
-
-use super::Form;
 
 /// The text in BYTES inputs when no file of texts is given.
 const DEFAULT_TEXT: &str = "The quick brown fox jumps over the lazy dog.";
@@ -22,6 +21,19 @@ pub fn read_texts(path: Option<&Path>) -> anyhow::Result<Vec<String>> {
     let texts: Vec<_> = file.lines().filter(|line| !line.trim().is_empty()).filter_map(text).collect();
     anyhow::ensure!(!texts.is_empty(), "{} holds no text", path.display());
     Ok(texts)
+}
+
+/// In which form requests are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Form {
+    /// The v2 protocol, tensors in binary
+    Binary,
+    /// The v2 protocol, tensors as JSON
+    Json,
+    /// OpenAI's /v1/embeddings, vectors as JSON numbers
+    Openai,
+    /// OpenAI's /v1/embeddings, vectors in base64, as OpenAI's own client asks for them
+    OpenaiBase64,
 }
 
 /// Where requests go.

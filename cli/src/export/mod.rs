@@ -89,7 +89,7 @@ async fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     }
     let compared = VerifyArgs::of_folder(folder, &args.python, args.min_cosine, &args.onnxruntime)?;
     match verify::verify(&compared).await {
-        Ok((report, true)) => Ok(crate::write_out(report.as_bytes())),
+        Ok((report, true)) => Ok(crate::output::write_out(report.as_bytes())),
         Ok((report, false)) => {
             print(&report);
             let kept = reject(&plan, &files)?;
@@ -104,7 +104,7 @@ async fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn print(text: &str) {
-    crate::write_out(text.as_bytes());
+    crate::output::write_out(text.as_bytes());
 }
 
 /// Makes the files beside their place, moves them there, and returns them with the exporter's name. The graph comes last, so that no

@@ -23,12 +23,9 @@ use trireme_telemetry::TelemetryArgs;
 
 use self::quantizer::Quantizer;
 use self::stand::{EXACT, Stand};
-use self::trial::{Measured, Trial, Variant};
+use self::trial::{FILE, Measured, Trial, Variant};
 use crate::style::{Style, cell, colours, paint, table};
 use crate::verify::texts;
-
-/// The name of the file that is written.
-pub const FILE: &str = "model_int8.onnx";
 
 /// Flags of `trireme optimize`.
 #[derive(Args)]
@@ -81,7 +78,7 @@ pub fn run(args: &OptimizeArgs) -> ExitCode {
     let mut code = ExitCode::FAILURE;
     let ran = service::block_on("optimize", &args.telemetry, async {
         let (text, written) = optimize(args).await?;
-        let printed = crate::write_out(text.as_bytes());
+        let printed = crate::output::write_out(text.as_bytes());
         code = if written { printed } else { ExitCode::FAILURE };
         Ok(())
     });

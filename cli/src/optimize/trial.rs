@@ -6,13 +6,15 @@ use anyhow::ensure;
 use serde_json::Value;
 use trireme_model_repository::Task;
 
-use super::FILE;
 use super::quantizer::Quantizer;
 use super::search::{order, smallest};
 use super::stand::{EXACT, Stand};
 use crate::verify::answers::{Answer, lower};
 use crate::verify::reference::Case;
 use crate::verify::texts;
+
+/// The name of the file that is written.
+pub const FILE: &str = "model_int8.onnx";
 
 /// A search aims above the bar by this part of the distance from the bar to 1, because other texts may fare worse.
 const IN_HAND: f64 = 0.1;

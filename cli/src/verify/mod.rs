@@ -121,7 +121,7 @@ pub fn run(args: &VerifyArgs) -> ExitCode {
     let mut code = ExitCode::from(NOT_COMPARED);
     let ran = service::block_on("verify", &args.telemetry, async {
         let (text, passed) = verify(args).await?;
-        let written = crate::write_out(text.as_bytes());
+        let written = crate::output::write_out(text.as_bytes());
         code = if passed { written } else { ExitCode::FAILURE };
         Ok(())
     });

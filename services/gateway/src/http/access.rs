@@ -8,7 +8,7 @@ use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 
-use super::{response, routes};
+use super::{jobs, response};
 use crate::crowd::Peer;
 use crate::handlers::{Category, Credentials, Denied, SharedHandlers};
 
@@ -18,7 +18,7 @@ pub async fn admit(
     request: Request,
     next: Next,
 ) -> Response {
-    if routes::is_admitted(request.extensions()) {
+    if jobs::is_admitted(request.extensions()) {
         return next.run(request).await;
     }
     let headers = request.headers();

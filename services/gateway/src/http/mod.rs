@@ -7,6 +7,7 @@ mod body;
 mod compression;
 mod connections;
 mod dialects;
+mod jobs;
 mod openapi;
 mod patience;
 mod response;
@@ -28,12 +29,13 @@ use trireme_runtime::TaskSet;
 
 use crate::crowd::{Crowd, Limits};
 use crate::handlers::SharedHandlers;
-use crate::jobs::Runner;
 pub use connections::Connections;
 
 pub use args::HttpArgs;
 use args::HttpOptions;
 pub use dialects::TokenInput;
+pub use jobs::JobArgs;
+use jobs::Runner;
 
 /// The state that routes share.
 #[derive(Clone)]

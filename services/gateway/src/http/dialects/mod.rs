@@ -38,7 +38,7 @@ use super::body::{self, text};
 use super::compression::Coding;
 use super::openapi::Entry;
 use super::openapi::schema::{self, Described};
-use super::{HttpState, routes};
+use super::{HttpState, jobs, routes};
 use crate::budget::Hold;
 use crate::handlers::operations::{Ask, TextOptions};
 use crate::handlers::{Category, Denied, SharedHandlers, Via, forward};
@@ -201,7 +201,7 @@ async fn answer(http: &HttpState, claims: &[Claim], mut path: BTreeMap<String, S
     };
     let (parts, body) = request.into_parts();
     let header = |name: &str| parts.headers.get(name).map(HeaderValue::as_bytes);
-    if !routes::is_admitted(&parts.extensions)
+    if !jobs::is_admitted(&parts.extensions)
         && let Err(denied) = http.handlers.access.check(category, header)
     {
         return refused(dialect, &denied.into());

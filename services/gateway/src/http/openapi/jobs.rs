@@ -2,9 +2,8 @@
 
 use utoipa::openapi::schema::Schema;
 
-use super::Entry;
+use super::entry::{Entry, Line, delete, get, plain, post};
 use super::schema::{integer, list, nullable, object_with, text};
-use super::v2::{Line, delete, get, plain, post};
 
 const JOBS: &[Line] = &[
     get("/v1/requests/{id}", "The state of a durable request").gives(request),

@@ -5,6 +5,7 @@
 //!
 //! Not here: keys, which each route asks for by its own category.
 
+mod entry;
 mod jobs;
 pub mod schema;
 mod v2;
@@ -26,25 +27,7 @@ use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder, RefOr, Required, Res
 use super::HttpState;
 use super::dialects::{self, Verb};
 use super::routes::{self, page};
-use schema::Described;
-
-/// A route with one method.
-pub struct Entry {
-    /// How it is asked for.
-    pub verb: Verb,
-    /// Its path, parameters in braces.
-    pub path: String,
-    /// Whose routes it belongs to.
-    pub group: &'static str,
-    /// In a sentence, what it does.
-    pub summary: String,
-    /// The shapes of its bodies; none: it takes no body.
-    pub bodies: Vec<Described>,
-    /// The shapes of its answers; none: they are empty or no JSON.
-    pub answers: Vec<Schema>,
-    /// How it refuses.
-    pub errors: Vec<Schema>,
-}
+pub use entry::Entry;
 
 /// The route of the document.
 pub fn routes() -> Router<HttpState> {

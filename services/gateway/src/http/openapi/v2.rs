@@ -1,57 +1,9 @@
 //! The routes of the v2 protocol, of control and of the pages.
 
-use super::schema::{Described, anything, flag, integer, list, nullable, number, object, object_with, text};
-use super::{Entry, Verb};
-use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 
-/// A route without its path's variants.
-pub(super) struct Line {
-    verb: Verb,
-    pub(super) path: &'static str,
-    summary: &'static str,
-    body: Option<fn() -> Schema>,
-    answer: Option<fn() -> Schema>,
-}
-
-pub(super) const fn get(path: &'static str, summary: &'static str) -> Line {
-    Line { verb: Verb::Get, path, summary, body: None, answer: None }
-}
-
-pub(super) const fn post(path: &'static str, summary: &'static str) -> Line {
-    Line { verb: Verb::Post, path, summary, body: None, answer: None }
-}
-
-pub(super) const fn delete(path: &'static str, summary: &'static str) -> Line {
-    Line { verb: Verb::Delete, path, summary, body: None, answer: None }
-}
-
-impl Line {
-    pub(super) const fn takes(self, body: fn() -> Schema) -> Line {
-        Line { body: Some(body), ..self }
-    }
-
-    pub(super) const fn gives(self, answer: fn() -> Schema) -> Line {
-        Line { answer: Some(answer), ..self }
-    }
-
-    pub(super) fn entry(&self, group: &'static str, path: String) -> Entry {
-        Entry {
-            verb: self.verb,
-            path,
-            group,
-            summary: self.summary.to_owned(),
-            bodies: self
-                .body
-                .map(|body| Described { schema: RefOr::T(body()), parts: Vec::new() })
-                .into_iter()
-                .collect(),
-            answers: self.answer.map(|answer| answer()).into_iter().collect(),
-            // Some refusals are plain text, as Triton has them.
-            errors: Vec::new(),
-        }
-    }
-}
+use super::entry::{Entry, Line, get, plain, post};
+use super::schema::{anything, flag, integer, list, nullable, number, object, object_with, text};
 
 /// Routes of a model; each is there with `/versions/{version}`, too.
 const OF_MODELS: &[Line] = &[
@@ -123,11 +75,6 @@ pub fn entries() -> Vec<Entry> {
     });
     let pages = PAGES.iter().map(|line| line.entry("pages", line.path.to_owned()));
     of_models.chain(others).chain(of_regions).chain(pages).collect()
-}
-
-/// An object of any members.
-pub(super) fn plain() -> Schema {
-    object([])
 }
 
 fn tensor_spec() -> Schema {

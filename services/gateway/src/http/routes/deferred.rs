@@ -16,8 +16,8 @@ use super::get;
 use crate::handlers::Category;
 use crate::http::HttpState;
 use crate::http::body::{self, text};
+use crate::http::jobs::KEPT_HEADERS;
 use crate::http::response::{self, HttpError};
-use crate::jobs::{Admitted, KEPT_HEADERS};
 
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 const APPLIED: HeaderName = HeaderName::from_static("preference-applied");
@@ -199,11 +199,6 @@ impl Preference {
         }
         is_async.then_some(Preference { wait })
     }
-}
-
-/// Whether a request is a call of durable work.
-pub fn is_admitted(request: &axum::http::Extensions) -> bool {
-    request.get::<Admitted>().is_some()
 }
 
 #[cfg(test)]

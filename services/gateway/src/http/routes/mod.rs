@@ -61,11 +61,6 @@ pub fn is_upload(path: &str) -> bool {
     files::is_upload(path)
 }
 
-/// Whether a request is a call of durable work, which was checked when it was accepted.
-pub fn is_admitted(request: &axum::http::Extensions) -> bool {
-    deferred::is_admitted(request)
-}
-
 /// Every route, without the rules of who may ask.
 #[cfg(test)]
 pub(super) fn all() -> Router<HttpState> {

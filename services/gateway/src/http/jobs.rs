@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use axum::Router;
 use axum::body::Body;
-use axum::http::{HeaderName, HeaderValue, Request, StatusCode};
+use axum::http::{Extensions, HeaderName, HeaderValue, Request, StatusCode};
 use bytes::Bytes;
 use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{ArgAction, Args};
@@ -39,7 +39,12 @@ pub struct JobArgs {
 
 /// A call of durable work, which was checked when it was accepted. Only this process can put the mark on a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Admitted;
+struct Admitted;
+
+/// Whether a request is a call of durable work.
+pub fn is_admitted(extensions: &Extensions) -> bool {
+    extensions.get::<Admitted>().is_some()
+}
 
 /// Runs calls on the routes of this gateway.
 pub struct Runner {
