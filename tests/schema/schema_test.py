@@ -34,7 +34,8 @@ def main():
     parser.add_argument("--seconds", type=int, default=60, help="for all routes together")
     args = parser.parse_args()
     program = args.schemathesis.absolute()
-    with Server(args.binary, [ROOT / "tests/repositories/texts"]) as server:
+    repositories = [ROOT / "tests/repositories/texts"]
+    with tempfile.TemporaryDirectory() as jobs, Server(args.binary, repositories, "--data-dir", jobs) as server:
         half = max(1, args.seconds // 2)
         tritons = ["v2", "control", "pages"]
         without = [word for tag in tritons for word in ("--exclude-tag", tag)]

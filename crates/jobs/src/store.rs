@@ -17,6 +17,9 @@ const BODY_IN_RECORD: usize = 2 << 10;
 const LOOKS: u32 = 5;
 const LOOK_PAUSE: Duration = Duration::from_millis(40);
 
+/// Longest id, in bytes. No id that the gateway makes is as long, and a broker closes the connection over a longer subject.
+const LONGEST_ID: usize = 128;
+
 /// How many times a change is tried again because another gateway changed the record meanwhile.
 const CHANGES: u32 = 20;
 
@@ -41,6 +44,9 @@ pub struct Kept {
 impl Jobs {
     /// The record of `id`.
     pub(crate) async fn read(&self, id: &str) -> Result<Option<Kept>, JobError> {
+        if id.len() > LONGEST_ID {
+            return Ok(None);
+        }
         for look in 0..LOOKS {
             if look > 0 {
                 tokio::time::sleep(LOOK_PAUSE).await;

@@ -1,5 +1,6 @@
 """OpenAI's Python library."""
 
+import json
 import time
 
 import openai
@@ -63,6 +64,40 @@ def errors_are_the_librarys(url, key):
     expect_status("a body that is too large", 413, openai.APIStatusError, large)
 
 
+def batches_are_answered(url, key):
+    ask = client(url, key)
+    lines = [
+        {"custom_id": str(at), "method": "POST", "url": "/v1/embeddings", "body": {"model": "embedding", "input": text}}
+        for at, text in enumerate(TEXTS)
+    ]
+    written = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = ask.files.create(file=("lines.jsonl", written), purpose="batch")
+    expect_equal("the size of the file", file.bytes, len(written))
+    batch = ask.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    give_up = time.monotonic() + 60
+    while batch.status != "completed":
+        expect(batch.status in ("validating", "in_progress"), f"the batch is {batch.status}")
+        expect(time.monotonic() < give_up, "the batch does not end")
+        time.sleep(0.2)
+        batch = ask.batches.retrieve(batch.id)
+    expect_equal("the counts", (batch.request_counts.total, batch.request_counts.completed), (len(TEXTS), len(TEXTS)))
+    answers = [json.loads(line) for line in ask.files.content(batch.output_file_id).text.splitlines()]
+    expect_equal("the order", [answer["custom_id"] for answer in answers], [line["custom_id"] for line in lines])
+    vectors = [answer["response"]["body"]["data"][0]["embedding"] for answer in answers]
+    expect_close("vectors of a batch", vectors, VECTORS)
+    expect(batch.id in [one.id for one in ask.batches.list(limit=100)], "the list has the batch")
+    expect(file.id in [one.id for one in ask.files.list()], "the list has the file")
+    expect(ask.files.delete(file.id).deleted, "the file is deleted")
+    expect_raised("a deleted file", openai.NotFoundError, lambda: ask.files.retrieve(file.id), "no file with id")
+    unknown = {"input_file_id": "none", "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    expect_raised("a file that is not there", openai.NotFoundError, lambda: ask.batches.create(**unknown))
+    parts = ask.uploads.create(filename="lines.jsonl", purpose="batch", bytes=len(written), mime_type="application/jsonl")
+    half = len(written) // 2
+    ids = [ask.uploads.parts.create(parts.id, data=data).id for data in (written[:half], written[half:])]
+    whole = ask.uploads.complete(parts.id, part_ids=ids).file
+    expect_equal("a file in parts", ask.files.content(whole.id).read(), written)
+
+
 def a_full_queue_is_a_rate_limit(url, key):
     embed = client(url, key).embeddings.create
     error = expect_raised("a full queue", openai.RateLimitError, lambda: embed(model="embedding", input="a"))
@@ -81,7 +116,7 @@ def a_model_that_is_not_ready_is_503(url, key):
 
 
 run(
-    serving=[embeddings_are_the_models, token_ids_are_openais, models_are_listed, errors_are_the_librarys],
+    serving=[embeddings_are_the_models, token_ids_are_openais, models_are_listed, batches_are_answered, errors_are_the_librarys],
     full=[a_full_queue_is_a_rate_limit],
     unready=[a_model_that_is_not_ready_is_503],
 )

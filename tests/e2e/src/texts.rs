@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, python, wait_until, workspace};
 
@@ -57,6 +58,8 @@ pub struct TextsServer {
     /// The requests that fill its queue.
     _waiting: Vec<TcpStream>,
     _models: ModelFolder,
+    /// Durable work, in one process.
+    _jobs: TempDir,
 }
 
 /// `tests/repositories/texts`: models that embed, rerank and classify.
@@ -75,18 +78,22 @@ impl TextsServer {
     pub fn start(mode: Mode, state: TextsState) -> TextsServer {
         let models = ModelFolder::copy_of(&texts_repository());
         let limit = MAX_BODY.to_string();
-        let setup = Setup::new(mode).gateway_arguments(&["--api-key", KEY, "--http-max-input-size", &limit]);
-        match (state, mode) {
+        let jobs = tempfile::tempdir().expect("a temporary folder");
+        let directory = jobs.path().display().to_string();
+        let arguments = ["--api-key", KEY, "--http-max-input-size", &limit, "--data-dir", &directory];
+        let count = if mode == Mode::AllInOne { arguments.len() } else { arguments.len() - 2 };
+        let setup = Setup::new(mode).gateway_arguments(&arguments[..count]);
+        let (sandbox, waiting, models) = match (state, mode) {
             (TextsState::Serving, _) => {
                 let sandbox = setup.repository(models.path()).start();
-                TextsServer { sandbox, _waiting: Vec::new(), _models: models }
+                (sandbox, Vec::new(), models)
             }
             (TextsState::Full, _) => {
                 let models =
                     ["embedding", "reranker", "classifier"].into_iter().fold(models.model("gate", GATE), gated);
                 let sandbox = setup.repository(models.path()).start();
                 let waiting = fill(&sandbox);
-                TextsServer { sandbox, _waiting: waiting, _models: models }
+                (sandbox, waiting, models)
             }
             (TextsState::Unready, Mode::AllInOne) => {
                 let python = python().display().to_string();
@@ -96,15 +103,16 @@ impl TextsServer {
                 let mut sandbox = setup.start_gateway();
                 sandbox.wait_listening();
                 wait_until("the tokenizer is ready", LIMIT, || is_ready(&sandbox, "words").then_some(()));
-                TextsServer { sandbox, _waiting: Vec::new(), _models: models }
+                (sandbox, Vec::new(), models)
             }
             (TextsState::Unready, Mode::Services) => {
                 let mut sandbox = setup.repository(models.path()).start();
                 sandbox.worker(Stage::Model, 0).kill();
                 wait_until("the worker is forgotten", LIMIT, || (!is_ready(&sandbox, "embedding")).then_some(()));
-                TextsServer { sandbox, _waiting: Vec::new(), _models: models }
+                (sandbox, Vec::new(), models)
             }
-        }
+        };
+        TextsServer { sandbox, _waiting: waiting, _models: models, _jobs: jobs }
     }
 }
 

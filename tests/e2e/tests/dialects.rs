@@ -317,6 +317,7 @@ fn every_path_of_the_document_answers(mode: Mode) {
         for verb in item.as_object().expect("an item").keys() {
             let request = match verb.as_str() {
                 "get" => Request::get(&filled),
+                "delete" => Request::new("DELETE", &filled),
                 _ => Request::post(&filled, "{}"),
             };
             let found = sandbox.send(&request);

@@ -111,24 +111,33 @@ fn every_path_that_a_page_names_is_there() {
     assert!(paths > 10, "found only {paths} paths");
 }
 
+/// The pages that say where functions are.
+fn architecture() -> String {
+    let page = |name: &str| fs::read_to_string(workspace().join(name)).expect("the page is there");
+    page("ARCHITECTURE.md") + &page("docs/delivery.md")
+}
+
 #[test]
 fn every_function_that_the_architecture_names_is_there() {
     let sources: Vec<String> = files("rs").iter().map(|path| fs::read_to_string(path).expect("it is text")).collect();
-    let page = fs::read_to_string(workspace().join("ARCHITECTURE.md")).expect("the page is there");
+    let page = architecture();
     let mut functions = 0;
     for code in codes(&page) {
         let Some((owner, function)) = as_function(code) else { continue };
         functions += 1;
         let heads = [format!("fn {function}("), format!("fn {function}<")];
         let defined = |text: &String| text.contains(owner) && heads.iter().any(|head| text.contains(head));
-        assert!(sources.iter().any(defined), "ARCHITECTURE.md names '{code}', which no source file defines");
+        assert!(
+            sources.iter().any(defined),
+            "ARCHITECTURE.md or docs/delivery.md names '{code}', which no source file defines"
+        );
     }
     assert!(functions > 10, "found only {functions} functions");
 }
 
 #[test]
 fn what_the_architecture_says_is_in_a_file_is_defined_there() {
-    let page = fs::read_to_string(workspace().join("ARCHITECTURE.md")).expect("the page is there");
+    let page = architecture();
     let (mut places, mut misplaced) = (0, Vec::new());
     for (code, path) in places_of(&page) {
         places += 1;
@@ -140,7 +149,10 @@ fn what_the_architecture_says_is_in_a_file_is_defined_there() {
             misplaced.push((code, path));
         }
     }
-    assert!(misplaced.is_empty(), "ARCHITECTURE.md places these where they are not: {misplaced:#?}");
+    assert!(
+        misplaced.is_empty(),
+        "ARCHITECTURE.md or docs/delivery.md places these where they are not: {misplaced:#?}"
+    );
     assert!(places > 10, "found only {places} places");
 }
 

@@ -27,6 +27,9 @@ const PING_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause between attempts to connect at start.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
+/// How many times a gateway tries to make all streams as new settings have them, about a second apart.
+const MAKE_ALL: u32 = 60;
+
 /// Messages of one subscription that may wait to be read; the client drops any more and reports that. For replies the
 /// number is above the requests that a gateway has in flight, unless answers come in many parts.
 const SUBSCRIPTION_CAPACITY: usize = 16_384;
@@ -274,9 +277,16 @@ impl Nats {
         self.make_all_or_warn().await;
     }
 
+    /// Makes all streams as the settings have them. A cluster that has just elected a leader refuses some for a while, so
+    /// this tries again, up to [`MAKE_ALL`] times.
     async fn make_all_or_warn(&self) {
-        if let Err(error) = self.make_all().await {
-            tracing::warn!(%error, "streams could not be made as the deployment's settings have them");
+        for time in 0..MAKE_ALL {
+            let Err(error) = self.make_all().await else { return };
+            tracing::warn!(%error, "streams could not be made as the deployment's settings have them; trying on");
+            if self.is_closed() {
+                return;
+            }
+            tokio::time::sleep(crate::queue_pause(time)).await;
         }
     }
 }

@@ -183,12 +183,12 @@ mod tests {
         let draw = |seed, count| draw(&mut fastrand::Rng::with_seed(seed), count, 9, Middle::One, None);
         assert_eq!(draw(1, 500), draw(1, 500));
         assert_ne!(draw(1, 500), draw(2, 500));
-        for count in [10, 100] {
+        for count in [11, 100] {
             let faults = draw(3, count);
             assert_eq!(faults.len(), count);
-            assert_eq!(faults.iter().map(discriminant).collect::<HashSet<_>>().len(), 10);
+            assert_eq!(faults.iter().map(discriminant).collect::<HashSet<_>>().len(), 11);
         }
-        let with_disk = super::draw(&mut fastrand::Rng::with_seed(1), 11, 9, Middle::OneOnDisk, None);
+        let with_disk = super::draw(&mut fastrand::Rng::with_seed(1), 12, 9, Middle::OneOnDisk, None);
         assert!(with_disk.iter().any(|fault| matches!(fault, Fault::FullDisk(_))), "{with_disk:?}");
     }
 

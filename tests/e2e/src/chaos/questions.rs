@@ -248,7 +248,7 @@ mod tests {
             patient.filter(|one| one.timeout.is_none() && !one.leaves).map(|one| one.model).collect();
         asked.sort_unstable();
         asked.dedup();
-        assert_eq!(asked, ["diamond", "heavy", "repeat_echo", "slow", "snail", "tiny_embedding"]);
+        assert_eq!(asked, ["diamond", "heavy", "repeat_echo", "slow", "snail", "snake", "tiny_embedding"]);
     }
 
     #[test]
