@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::Stream;
@@ -29,6 +30,9 @@ const CHUNK_BYTES: usize = 8 << 20;
 
 /// Most chunks whose lines have not all ended. While the last lines of one chunk run, lines of the next ones begin.
 const CHUNKS: usize = 3;
+
+/// Parts of the output live for this much longer than the record of their file.
+const SLACK: Duration = Duration::from_secs(3600);
 
 type Parts = Pin<Box<dyn Stream<Item = Result<Bytes, BusError>> + Send>>;
 
@@ -263,8 +267,11 @@ impl Run<'_> {
     /// Writes outcomes behind the checkpoint's parts. Returns the objects with them.
     async fn write(&mut self, outcomes: impl Iterator<Item = Outcome>) -> Result<(Object, Object), JobError> {
         let bus = self.jobs.0.bus.as_ref();
-        let mut output = Writer::append(bus, self.batch.checkpoint.output.clone(), None);
-        let mut errors = Writer::append(bus, self.batch.checkpoint.errors.clone(), None);
+        // The parts outlive the records of their files, which lapse a time to live after the end of the batch.
+        let left = Duration::from_secs(self.batch.expires.saturating_sub(now()));
+        let lapse = Some(left + self.jobs.0.options.time_to_live + SLACK);
+        let mut output = Writer::append(bus, self.batch.checkpoint.output.clone(), lapse);
+        let mut errors = Writer::append(bus, self.batch.checkpoint.errors.clone(), lapse);
         let mut counts = self.batch.counts;
         for outcome in outcomes {
             let (writer, count) = match outcome.is_error {
@@ -306,7 +313,7 @@ impl Run<'_> {
     }
 
     /// Writes the record. Returns whether the batch is still this gateway's and goes on.
-    async fn save(&mut self, lapse: Option<std::time::Duration>) -> Result<bool, JobError> {
+    async fn save(&mut self, lapse: Option<Duration>) -> Result<bool, JobError> {
         loop {
             match self.jobs.write(self.id, &Record::Batch(self.batch.clone()), self.revision, lapse).await {
                 Ok(revision) => {
@@ -323,7 +330,7 @@ impl Run<'_> {
                 return Ok(false);
             }
             if revision == self.revision {
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
             self.revision = revision;
             if there.state == BatchState::Cancelling && !self.batch.state.is_end() {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// A request to one of the gateway's routes, without the client's credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
-    /// The path, with the query.
+    /// The path.
     pub path: String,
     /// The headers that the route needs, with names in lower case.
     pub headers: Vec<(String, Bytes)>,
