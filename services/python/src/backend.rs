@@ -14,7 +14,7 @@ use crate::child::{Place, Recipe, kill};
 use crate::decoupled::DecoupledInstance;
 use crate::environment::interpreter;
 use crate::package::Package;
-use crate::policy::policy;
+use crate::policy::{CallTime, batching, policy};
 use crate::slot::Slot;
 
 /// The model file where the configuration names none.
@@ -150,15 +150,17 @@ pub fn start(recipe: Recipe, config: Arc<ModelConfig>, options: &PythonOptions) 
     let failed = |reason: String| LoadError::Backend { model: name.clone(), reason };
     let begin = |place| Slot::begin(recipe.clone(), place).map_err(|error| failed(error.to_string()));
     let slots: Vec<_> = places(&config).into_iter().map(begin).collect::<Result<_, _>>()?;
+    // Programs of backend `process` need not know that requests may be executed one by one.
+    let apart = (batching(&config).is_none() && backend == "python").then(Arc::<CallTime>::default);
     let mut instances = Vec::new();
     for slot in slots {
         slot.wait().map_err(failed)?;
         instances.push(match config.decoupled {
             true => Instance::Stepwise(Box::new(DecoupledInstance::new(slot, options.execution_limit))),
-            false => Instance::Batch(Box::new(BatchInstance::new(slot, config.max_batch_size > 0))),
+            false => Instance::Batch(Box::new(BatchInstance::new(slot, config.max_batch_size > 0, apart.clone()))),
         });
     }
-    let policy = policy(&config);
+    let policy = policy(&config, instances.len(), apart.filter(|_| !config.decoupled));
     Ok(LoadedModel { config, instances, policy, canary: None })
 }
 

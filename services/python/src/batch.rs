@@ -11,6 +11,7 @@ use crate::child::LOOK;
 use crate::frame::{Frame, Layout, Link, LinkError};
 use crate::message::{FromChild, RequestHeader, ResponseHeader, ToChild};
 use crate::nested::NestedRequests;
+use crate::policy::CallTime;
 use crate::slot::Slot;
 
 /// An instance of a model that is not decoupled.
@@ -18,6 +19,8 @@ pub struct BatchInstance {
     slot: Slot,
     /// Whether requests have a batch dimension.
     batches: bool,
+    /// Present where each request is a call of `execute` of its own.
+    apart: Option<Arc<CallTime>>,
     next: u64,
 }
 
@@ -34,13 +37,14 @@ struct Batch {
 // === impl BatchInstance ===
 
 impl BatchInstance {
-    /// An instance whose child is in this slot.
-    pub fn new(slot: Slot, batches: bool) -> BatchInstance {
-        BatchInstance { slot, batches, next: 0 }
+    /// An instance whose child is in this slot. `apart`: each request is a call of `execute` of its own, and the time that a call
+    /// takes is noted there.
+    pub fn new(slot: Slot, batches: bool, apart: Option<Arc<CallTime>>) -> BatchInstance {
+        BatchInstance { slot, batches, apart, next: 0 }
     }
 
     fn run(&mut self, link: &Arc<Link>, requests: &[ExecuteRequest], batch: &mut Batch) -> Result<(), LinkError> {
-        send_execute(link, requests.iter().zip(batch.first..))?;
+        send_execute(link, requests.iter().zip(batch.first..), self.apart.is_some())?;
         let nested = NestedRequests::new(link.clone());
         while !batch.is_done() {
             let Some(frame) = link.receive(LOOK)? else {
@@ -51,8 +55,11 @@ impl BatchInstance {
                 continue;
             };
             match self.slot.recipe().read(&frame, self.slot.instance())? {
-                Some(FromChild::Responses { responses, executed }) => {
-                    batch.executed |= executed;
+                Some(FromChild::Responses { responses, executed, released }) => {
+                    if executed {
+                        batch.executed = true;
+                        link.executed(released);
+                    }
                     responses.into_iter().for_each(|response| batch.take(response, &frame));
                 }
                 Some(FromChild::Infer(header)) => {
@@ -91,15 +98,24 @@ impl ModelInstance for BatchInstance {
             None => Err("it is being started again".to_owned()),
         };
         self.slot.set_used(false);
-        let timing = ExecuteTiming {
-            compute_infer: started.elapsed(),
-            batch_size: self.rows(requests),
+        let calls = self.apart.as_ref().map_or(1, |_| requests.len().max(1));
+        let took = started.elapsed() / calls as u32;
+        if let Some(time) = &self.apart {
+            time.note(took);
+        }
+        let rows = self.rows(requests);
+        let timing_of = |request| ExecuteTiming {
+            compute_infer: took,
+            batch_size: self.apart.as_ref().map_or(rows, |_| self.rows(std::slice::from_ref(request))),
             ..ExecuteTiming::default()
         };
         let lost = || process_lost(&self.slot.recipe().model, ended.as_ref().err().map_or("", String::as_str));
         let results = batch.results.into_iter().map(|result| result.unwrap_or_else(|| Err(lost())));
-        let response = |(outputs, parameters)| ExecuteResponse { outputs, timing, texts: None, parameters };
-        results.map(|result| result.map(response)).collect()
+        let response = |(result, request): (Result<Answer, InferError>, _)| {
+            let (outputs, parameters) = result?;
+            Ok(ExecuteResponse { outputs, timing: timing_of(request), texts: None, parameters })
+        };
+        results.zip(requests).map(response).collect()
     }
 
     fn stop(&self) -> Option<Arc<dyn Stop>> {
@@ -178,10 +194,11 @@ pub fn outputs(response: ResponseHeader, frame: &Frame) -> (Option<Result<Answer
     (outputs, response.is_final)
 }
 
-/// Sends requests to a child, each with its ticket.
+/// Sends requests to a child, each with its ticket. With `apart` each request is a call of `execute` of its own.
 pub fn send_execute<'a>(
     link: &Link,
     requests: impl Iterator<Item = (&'a ExecuteRequest, u64)>,
+    apart: bool,
 ) -> Result<(), LinkError> {
     let mut layout = Layout::default();
     let headers = requests.map(|(request, id)| RequestHeader {
@@ -192,7 +209,7 @@ pub fn send_execute<'a>(
         parameters: &request.parameters,
     });
     let requests = headers.collect();
-    link.send(&ToChild::Execute { requests }, &layout)
+    link.execute(&ToChild::Execute { requests, apart }, &layout)
 }
 
 /// The error of a request whose process was lost. The next process, or another worker, may execute the request.

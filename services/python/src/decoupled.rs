@@ -66,7 +66,7 @@ impl DecoupledInstance {
             self.process = Some(NestedRequests::new(link.clone()));
         }
         if self.executing.is_none() && !self.joined.is_empty() {
-            send_execute(&link, self.joined.iter().map(|(ticket, request)| (request, *ticket)))?;
+            send_execute(&link, self.joined.iter().map(|(ticket, request)| (request, *ticket)), false)?;
             self.joined.clear();
             self.executing = Some(Instant::now());
         }
@@ -74,8 +74,9 @@ impl DecoupledInstance {
         let mut wait = LONGEST_STEP;
         while let Some(frame) = link.receive(wait)? {
             match self.slot.recipe().read(&frame, self.slot.instance())? {
-                Some(FromChild::Responses { responses, executed }) => {
+                Some(FromChild::Responses { responses, executed, released }) => {
                     if executed {
+                        link.executed(released);
                         self.executing = None;
                     }
                     progress.extend(responses.into_iter().filter_map(|response| self.take(response, &frame)));

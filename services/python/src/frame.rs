@@ -4,7 +4,7 @@
 //! have more than [`INLINE_BYTES`] the body is empty and they lie in a memory file, whose descriptor comes with the first byte.
 
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -20,12 +20,16 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 use serde::Serialize;
-use trireme_inference::{Tensor, TensorError};
+use trireme_inference::{Buffer, Tensor, TensorError};
 
 use crate::message::TensorHeader;
 
 /// Above so many bytes tensors travel in a memory file.
 pub const INLINE_BYTES: u64 = 64 << 10;
+
+/// A memory file of at most so many bytes is written to again for the next requests: memory that a process has is faster than
+/// memory that the system has to clear.
+const SPARE_BYTES: u64 = 64 << 20;
 
 /// Each tensor begins at a multiple of this, and so does the body.
 const ALIGNMENT: u64 = 64;
@@ -41,6 +45,16 @@ const FRAME_LIMIT: Duration = Duration::from_secs(10);
 pub struct Link {
     socket: UnixStream,
     sending: Mutex<()>,
+    memory: Mutex<Memory>,
+}
+
+/// The memory files of a link that are used more than once.
+#[derive(Debug, Default)]
+struct Memory {
+    /// The file that the child reads while it executes.
+    lent: Option<File>,
+    /// A file that the child has released.
+    spare: Option<File>,
 }
 
 /// A frame that has come.
@@ -94,14 +108,22 @@ impl Layout {
         }
     }
 
-    fn memory(&self) -> io::Result<OwnedFd> {
-        let memory = rustix::fs::memfd_create(c"trireme", MemfdFlags::CLOEXEC)?;
-        let file = File::from(memory);
+    /// Whether the tensors need a memory file.
+    fn is_large(&self) -> bool {
+        self.end > INLINE_BYTES
+    }
+
+    /// Writes the tensors to a memory file: `spare`, or a new one.
+    fn fill(&self, spare: Option<File>) -> io::Result<File> {
+        let file = match spare {
+            Some(file) => file,
+            None => File::from(rustix::fs::memfd_create(c"trireme", MemfdFlags::CLOEXEC)?),
+        };
         file.set_len(self.end)?;
         for (offset, data) in &self.buffers {
             file.write_all_at(data, *offset)?;
         }
-        Ok(file.into())
+        Ok(file)
     }
 
     fn write_to(&self, frame: &mut Vec<u8>) {
@@ -142,29 +164,51 @@ impl Link {
     pub fn new(socket: UnixStream) -> io::Result<Link> {
         socket.set_read_timeout(Some(FRAME_LIMIT))?;
         socket.set_write_timeout(Some(FRAME_LIMIT))?;
-        Ok(Link { socket, sending: Mutex::new(()) })
+        Ok(Link { socket, sending: Mutex::new(()), memory: Mutex::default() })
     }
 
     /// Sends a frame.
     pub fn send(&self, header: &impl Serialize, layout: &Layout) -> Result<(), LinkError> {
+        let memory = layout.is_large().then(|| layout.fill(None)).transpose()?;
+        self.send_with(header, layout, memory.as_ref())
+    }
+
+    /// Sends requests to execute. Their memory file is used again once [`Link::executed`] says so.
+    pub fn execute(&self, header: &impl Serialize, layout: &Layout) -> Result<(), LinkError> {
+        if !layout.is_large() {
+            return self.send_with(header, layout, None);
+        }
+        let spare = self.memory.lock().spare.take();
+        let file = layout.fill(spare)?;
+        let sent = self.send_with(header, layout, Some(&file));
+        self.memory.lock().lent = (layout.end <= SPARE_BYTES).then_some(file);
+        sent
+    }
+
+    /// The child has executed the requests of [`Link::execute`]. `released` says that it uses their memory no more.
+    pub fn executed(&self, released: bool) {
+        let mut memory = self.memory.lock();
+        let lent = memory.lent.take();
+        if released && lent.is_some() {
+            memory.spare = lent;
+        }
+    }
+
+    fn send_with(&self, header: &impl Serialize, layout: &Layout, memory: Option<&File>) -> Result<(), LinkError> {
         const PREFIX: usize = 8;
         let mut frame = vec![0; PREFIX];
         serde_json::to_writer(&mut frame, header).map_err(io::Error::from)?;
         // The body begins aligned; JSON may end in blanks.
         frame.resize((frame.len() - PREFIX).next_multiple_of(ALIGNMENT as usize) + PREFIX, b' ');
         let header_size = frame.len() - PREFIX;
-        let memory = match layout.end > INLINE_BYTES {
-            true => Some(layout.memory()?),
-            false => {
-                layout.write_to(&mut frame);
-                None
-            }
-        };
+        if memory.is_none() {
+            layout.write_to(&mut frame);
+        }
         let body_size = frame.len() - PREFIX - header_size;
         frame[..4].copy_from_slice(&(header_size as u32).to_le_bytes());
         frame[4..PREFIX].copy_from_slice(&(body_size as u32).to_le_bytes());
         let _sending = self.sending.lock();
-        let sent = self.send_first(&frame, memory.as_ref().map(AsFd::as_fd))?;
+        let sent = self.send_first(&frame, memory.map(AsFd::as_fd))?;
         Ok((&self.socket).write_all(&frame[sent..])?)
     }
 
@@ -234,16 +278,15 @@ impl Link {
 
 /// The bytes of a memory file. They are copied, so that later writes of the child have no effect.
 fn read(memory: OwnedFd) -> io::Result<Bytes> {
-    let mut file = File::from(memory);
-    let size = file.metadata()?.len();
-    file.rewind()?;
-    let mut data = Vec::with_capacity(size as usize);
-    file.take(size).read_to_end(&mut data)?;
-    Ok(data.into())
+    let file = File::from(memory);
+    let size = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+    Buffer::filled(size, |bytes| file.read_exact_at(bytes, 0))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     const SOON: Duration = Duration::from_secs(5);
@@ -270,6 +313,30 @@ mod tests {
         assert!(other.receive(Duration::ZERO).unwrap().is_none(), "nothing is left over");
         drop(one);
         assert!(matches!(other.receive(SOON), Err(LinkError::Closed)));
+    }
+
+    #[test]
+    fn a_released_memory_file_is_used_again() {
+        let (one, other) = pair();
+        let file_of = |value: i32, elements: usize, released: bool| {
+            let tensor = Tensor::from_values("a", [elements as i64], vec![value; elements]).unwrap();
+            let mut layout = Layout::default();
+            let header = layout.add(&tensor);
+            one.execute(&header, &layout).unwrap();
+            let frame = other.receive(SOON).unwrap().unwrap();
+            let header: TensorHeader<'_> = serde_json::from_slice(&frame.header).unwrap();
+            assert_eq!(frame.tensor(&header).unwrap(), tensor);
+            let lent = one.memory.lock().lent.as_ref().map(|file| file.metadata().unwrap().ino());
+            one.executed(released);
+            lent
+        };
+        let large = INLINE_BYTES as usize;
+        let first = file_of(1, large, true);
+        assert!(first.is_some());
+        assert_eq!(file_of(2, 1, false), None, "a small tensor needs none");
+        assert_eq!(file_of(3, large / 2, false), first, "a smaller tensor lies in the same file");
+        assert_ne!(file_of(4, large, true), first, "the child still uses the first file");
+        assert_eq!(file_of(5, SPARE_BYTES as usize / 4 + 1, true), None, "a large file is not kept");
     }
 
     #[test]

@@ -28,6 +28,9 @@ pub enum ToChild<'a> {
     Execute {
         /// The requests.
         requests: Vec<RequestHeader<'a>>,
+        /// Whether each request is a call of `execute` of its own.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        apart: bool,
     },
     /// Nobody waits for these requests any more.
     Cancel {
@@ -122,6 +125,9 @@ pub enum FromChild {
         /// Whether `execute` has returned, so that the child can take more requests.
         #[serde(default)]
         executed: bool,
+        /// With `executed`: the memory file of the requests is not used any more.
+        #[serde(default)]
+        released: bool,
     },
     /// A request of the model to another model.
     Infer(Box<InferHeader>),

@@ -83,7 +83,7 @@ class TritonPythonModel:
                 responses.append(pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor('OUT', out)]))
         return responses[:1] if text == 'few' else responses
 ";
-    let mut instance = Model::texts("", code).instance();
+    let mut instance = Model::texts("max_batch_size: 8 dynamic_batching {}", code).instance();
     let batch = |instance: &mut _, names: &[&str]| {
         execute(instance, &names.iter().map(|name| request(&[name])).collect::<Vec<_>>())
     };
@@ -108,6 +108,73 @@ class TritonPythonModel:
     let error = batch(&mut instance, &["a", "none"]).pop().unwrap().unwrap_err();
     assert!(error.message.contains("Expected an 'InferenceResponse' object"), "{error}");
     assert_eq!(answer(&mut instance, &["still there"]).unwrap(), ["still there of 1"]);
+}
+
+#[test]
+fn without_dynamic_batching_each_request_is_a_call() {
+    let code = "
+import time
+class TritonPythonModel:
+    def execute(self, requests):
+        assert len(requests) == 1
+        text = requests[0].inputs()[0].as_numpy()[0].decode()
+        if text == 'raise':
+            raise ValueError('not this one')
+        if text == 'slow':
+            time.sleep(0.3)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array([text], dtype=np.object_))])]
+";
+    let mut instance = Model::texts("", code).instance();
+    let mut results = |names: &[&str]| {
+        let requests: Vec<_> = names.iter().map(|name| request(&[name])).collect();
+        let results = execute(&mut instance, &requests).into_iter();
+        results.map(|result| result.map(|response| texts(&response.outputs[0]).remove(0))).collect::<Vec<_>>()
+    };
+    let [first, failed, last] = results(&["a", "raise", "c"]).try_into().unwrap();
+    assert_eq!((first.unwrap(), last.unwrap()), ("a".to_owned(), "c".to_owned()));
+    let error = failed.unwrap_err();
+    assert!(error.code == ErrorCode::Internal && error.message.contains("not this one"), "{error:?}");
+    // The others are tried again, by whichever process is free.
+    let [slow, given_back] = results(&["slow", "b"]).try_into().unwrap();
+    assert_eq!(slow.unwrap(), "slow");
+    assert_eq!(given_back.unwrap_err().code, ErrorCode::Unavailable);
+    assert_eq!(results(&["b", "c"]).into_iter().map(Result::unwrap).collect::<Vec<_>>(), ["b", "c"]);
+}
+
+#[test]
+fn a_model_may_keep_inputs_and_memory_files_are_used_again() {
+    let code = "
+class TritonPythonModel:
+    def initialize(self, args):
+        self.kept = []
+    def execute(self, requests):
+        array = requests[0].inputs()[0].as_numpy()
+        if array[0] < 0:
+            self.kept.append(array)
+        sums = np.array([array.sum()] + [kept.sum() for kept in self.kept], dtype=np.float32)
+        array += 1
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('SAME', array), pb_utils.Tensor('SUMS', sums)])]
+";
+    let config = "input { name: 'IN' data_type: TYPE_FP32 dims: [-1] }
+                  output [{ name: 'SAME' data_type: TYPE_FP32 dims: [-1] }, { name: 'SUMS' data_type: TYPE_FP32 dims: [-1] }]";
+    let mut instance = Model::new(config, code).instance();
+    const ELEMENTS: usize = 100_000;
+    let mut kept = Vec::new();
+    for value in [1.0f32, 2.0, -3.0, 4.0, -5.0, 6.0] {
+        let input = Tensor::from_values("IN", [ELEMENTS as i64], vec![value; ELEMENTS]).unwrap();
+        let asked = ExecuteRequest::made_up("r", vec![input], ["SAME".to_owned(), "SUMS".to_owned()]);
+        let outputs = execute(&mut instance, &[asked]).remove(0).unwrap().outputs;
+        let values = |index: usize| outputs[index].values::<f32>().unwrap().to_vec();
+        assert!(values(0).iter().all(|&found| found == value + 1.0), "{value}");
+        let mut expected = vec![value * ELEMENTS as f32];
+        // What the model keeps has the 1 that it added itself, except the one of this call, which has it later.
+        expected.extend(kept.iter().map(|kept: &f32| (kept + 1.0) * ELEMENTS as f32));
+        if value < 0.0 {
+            expected.push(value * ELEMENTS as f32);
+            kept.push(value);
+        }
+        assert_eq!(values(1), expected);
+    }
 }
 
 #[test]

@@ -40,7 +40,7 @@ class Call:
         header, data = self._host.mailbox.wait(lambda: self.received.popleft() if self.received else None)
         if header["final"]:
             self._close()
-        return response(header, data), header["final"]
+        return response(header, data.view), header["final"]
 
     def cancel(self):
         """Waits no longer: the request is cancelled."""

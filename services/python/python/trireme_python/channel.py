@@ -17,6 +17,10 @@ from collections import deque
 # Above this many bytes tensors travel in a memory file.
 INLINE_BYTES = 64 * 1024
 
+# A memory file of at most this many bytes is written to again for the next answer: memory that the process has is faster than
+# memory that the system has to clear.
+SPARE_BYTES = 64 << 20
+
 # Each tensor begins at a multiple of this.
 ALIGNMENT = 64
 
@@ -36,30 +40,41 @@ class Channel:
     def __init__(self, sock):
         self.socket = sock
         self.sending = threading.Lock()
+        # The memory file of the last answer to `execute`: the worker has read it when it sends something to execute again.
+        self.spare = None
 
     def send(self, header, buffers=()):
         """Sends a frame. `buffers` are (offset, bytes-like) of its tensors, as `Layout` has laid them out."""
-        last = buffers[-1] if buffers else (0, b"")
-        size = last[0] + len(last[1])
-        if size <= INLINE_BYTES:
-            body = bytearray(size)
-            for offset, data in buffers:
-                body[offset : offset + len(data)] = data
-            memory = None
-        else:
-            body, memory = b"", fill_memory(size, buffers)
-        text = ENCODER.encode(header).encode()
-        frame = b"".join((PREFIX.pack(len(text), len(body)), text, body))
+        body, memory = fill(buffers)
         try:
-            with self.sending:
-                self._send(frame, memory)
-        except OSError as error:
-            raise Closed(str(error)) from error
+            self._send(header, body, memory)
         finally:
             if memory is not None:
                 os.close(memory)
 
-    def _send(self, frame, memory):
+    def answer(self, header, layout, inputs):
+        """Sends that `execute` has returned, and what. `inputs` is what its frame's tensors lie in."""
+        body, memory = fill(layout.buffers, self.spare)
+        # The outputs may lie in the inputs' memory.
+        layout.buffers.clear()
+        if inputs.close():
+            header["released"] = True
+        try:
+            self._send(header, body, memory)
+        finally:
+            if memory is not None:
+                self.spare = memory if layout.end <= SPARE_BYTES else os.close(memory)
+
+    def _send(self, header, body, memory):
+        text = ENCODER.encode(header).encode()
+        frame = b"".join((PREFIX.pack(len(text), len(body)), text, body))
+        try:
+            with self.sending:
+                self._send_frame(frame, memory)
+        except OSError as error:
+            raise Closed(str(error)) from error
+
+    def _send_frame(self, frame, memory):
         if memory is None:
             self.socket.sendall(frame)
             return
@@ -76,7 +91,7 @@ class Channel:
         return bool(readable.poll(0))
 
     def receive(self):
-        """Waits for a frame: its header, and a writable view of its tensors' bytes."""
+        """Waits for a frame: its header, and what its tensors lie in."""
         try:
             return self._receive()
         except OSError as error:
@@ -103,14 +118,36 @@ class Channel:
         # As text: of bytes, `loads` would find out the encoding first.
         header = json.loads(frame[:header_size].decode())
         if memory is None:
-            return header, memoryview(frame)[header_size:]
+            return header, Received(memoryview(frame)[header_size:])
         try:
             size = os.fstat(memory).st_size
             # Private: a model may write into its inputs, and the worker does not see that.
             flags, prot = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
-            return header, memoryview(mmap.mmap(memory, size, flags=flags, prot=prot))
+            mapping = mmap.mmap(memory, size, flags=flags, prot=prot)
+            return header, Received(memoryview(mapping), mapping)
         finally:
             os.close(memory)
+
+
+class Received:
+    """The bytes of a frame's tensors: `view` is a writable memoryview of them."""
+
+    __slots__ = ("view", "mapping")
+
+    def __init__(self, view, mapping=None):
+        self.view, self.mapping = view, mapping
+
+    def close(self):
+        """Gives a memory file back. Says whether there was one and no tensor uses it any more: then the worker may write to it."""
+        if self.mapping is None:
+            return False
+        self.view.release()
+        try:
+            self.mapping.close()
+        except BufferError:
+            # The model keeps an input.
+            return False
+        return True
 
 
 class Mailbox:
@@ -161,9 +198,17 @@ class Mailbox:
             self.changed.notify_all()
 
 
-def fill_memory(size, buffers):
-    """A memory file with these bytes."""
-    memory = os.memfd_create("trireme", os.MFD_CLOEXEC)
+def fill(buffers, spare=None):
+    """The bytes of tensors as a frame has them: its body, and the memory file where they are too many for that. The memory
+    file is `spare` if there is one, else a new one."""
+    last = buffers[-1] if buffers else (0, b"")
+    size = last[0] + len(last[1])
+    if size <= INLINE_BYTES:
+        body = bytearray(size)
+        for offset, data in buffers:
+            body[offset : offset + len(data)] = data
+        return body, None
+    memory = os.memfd_create("trireme", os.MFD_CLOEXEC) if spare is None else spare
     try:
         os.ftruncate(memory, size)
         for offset, data in buffers:
@@ -172,9 +217,10 @@ def fill_memory(size, buffers):
                 count = os.pwrite(memory, rest, offset)
                 offset, rest = offset + count, rest[count:]
     except BaseException:
-        os.close(memory)
+        if spare is None:
+            os.close(memory)
         raise
-    return memory
+    return b"", memory
 
 
 class Layout:

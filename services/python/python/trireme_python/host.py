@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from concurrent.futures import wait
 
@@ -16,6 +17,9 @@ from trireme_python import metrics
 from trireme_python.channel import Channel, Closed, Layout, Mailbox
 from trireme_python.errors import TritonError, TritonModelException
 from trireme_python.requests import InferenceRequest, InferenceResponse
+
+# Requests of a frame that are executed one by one are calls of less than a millisecond. After this time the others are given back.
+APART_SECONDS = 0.2
 
 # Of linux/prctl.h: the signal that a process gets when its parent ends.
 PR_SET_PDEATHSIG = 1
@@ -59,8 +63,8 @@ class Host:
         # The class, where there is no model file; then the model.
         self.model, self.loop = model, None
         self.model_name, self.instance_name, self.model_version, self.decoupled = "", "", 1, False
-        # Requests that are not answered, by ticket.
-        self.requests, self.lock = {}, threading.Lock()
+        # The senders of requests that are not answered, by ticket.
+        self.senders, self.lock = {}, threading.Lock()
         # Requests of the model to other models, by their ids, and the threads that wait for them.
         self.calls, self.waiters = {}, None
 
@@ -75,8 +79,8 @@ class Host:
             return True
         with self.lock:
             for ticket in header["ids"]:
-                if ticket in self.requests:
-                    self.requests[ticket]._cancelled = True
+                if ticket in self.senders:
+                    self.senders[ticket]._cancelled = True
         return False
 
     def run(self):
@@ -87,7 +91,9 @@ class Host:
             if kind == "load":
                 self.load(header)
             elif kind == "execute":
-                self.execute(header["requests"], data)
+                answers, layout = self.execute(header["requests"], data.view, header.get("apart", False))
+                self.send_metrics()
+                self.channel.answer({"type": "responses", "responses": answers, "executed": True}, layout, data)
             elif kind == "ready":
                 self.channel.send({"type": "ready", "ready": self.is_ready()})
             elif kind == "finalize":
@@ -139,28 +145,49 @@ class Host:
 
     # === Executing ===
 
-    def execute(self, headers, data):
-        """Has the model execute requests."""
+    def execute(self, headers, data, apart):
+        """Has the model execute requests: together, or each alone. Gives the headers of the responses, and their tensors."""
         requests = [InferenceRequest.received(header, data, self) for header in headers]
         with self.lock:
-            self.requests.update((request._ticket, request) for request in requests)
+            self.senders.update((request._ticket, request._sender) for request in requests)
+        answers, layout, until = [], Layout(), time.monotonic() + APART_SECONDS
+        for together in [[request] for request in requests] if apart else [requests]:
+            if apart and answers and time.monotonic() > until:
+                # Another process may be free, and the time limit of `execute` is for one call. The worker tries it again.
+                reason = f"the requests before it took more than {APART_SECONDS} s"
+                responses = [InferenceResponse(error=TritonError(self.refusal(reason), TritonError.UNAVAILABLE))]
+            else:
+                responses = self.call(together)
+            self.answer(together, responses, answers, layout)
+        return answers, layout
+
+    def call(self, requests):
+        """Calls the model's `execute`. Requests that fail are answered here; gives the responses to the others."""
         try:
             responses = self.model.execute(requests)
             if inspect.iscoroutine(responses):
                 responses = self.execute_async(responses, requests)
         except Exception as error:
             self.fail(requests, error)
-            responses = []
-        if responses is None and not self.decoupled:
-            responses = [None] * len(requests)
-        if self.decoupled and responses:
-            text = f"Python model '{self.instance_name}' is using the decoupled mode and the execute function must return None."
-            self.refuse(requests, text)
-            responses = []
-        elif responses is not None and not isinstance(responses, list):
+            return []
+        if self.decoupled:
+            if responses:
+                text = f"Python model '{self.instance_name}' is using the decoupled mode and the execute function must return None."
+                self.refuse(requests, text)
+            return []
+        if responses is None:
+            return [None] * len(requests)
+        if not isinstance(responses, list):
             self.refuse(requests, f"Expected a list in the execute return, found type '{type(responses)}'.")
-            responses = []
-        self.answer(requests, responses or [])
+            return []
+        is_open = any(request._ticket in self.senders for request in requests)
+        if len(responses) != len(requests) and is_open:
+            self.refuse(requests, (
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(responses)}\n"
+            ))
+            return []
+        return responses
 
     def execute_async(self, coroutine, requests):
         """Runs an `async` execute: that of a decoupled model goes on while others begin."""
@@ -186,15 +213,8 @@ class Host:
             threading.Thread(target=self.loop.run_forever, name="trireme-asyncio", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    def answer(self, requests, responses):
-        """Sends what `execute` has returned, and that it has."""
-        layout, headers = Layout(), []
-        if len(responses) != len(requests) and not self.decoupled and self.requests:
-            self.refuse(requests, (
-                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(responses)}\n"
-            ))
-            responses = []
+    def answer(self, requests, responses, answers, layout):
+        """Adds what `execute` has returned to the headers of responses and to their tensors."""
         for request, response in zip(requests, responses):
             if response is None and request._sender.has_sent():
                 continue
@@ -209,10 +229,8 @@ class Host:
                     described = response.describe(layout)
                 except Exception as error:
                     described = {"error": self.error(error).describe()}
-                headers.append({"id": request._ticket, "final": True, **described})
-                self.forget(request)
-        self.send_metrics()
-        self.channel.send({"type": "responses", "responses": headers, "executed": True}, layout.buffers)
+                answers.append({"id": request._ticket, "final": True, **described})
+                self.forget(request._ticket)
 
     def fail(self, requests, error):
         """Answers those requests that are not answered with an error; the traceback goes to the log."""
@@ -231,7 +249,7 @@ class Host:
         for request in requests:
             if request._sender.close():
                 headers.append({"id": request._ticket, "final": True, "error": error.describe()})
-                self.forget(request)
+                self.forget(request._ticket)
         self.channel.send({"type": "responses", "responses": headers})
 
     def error(self, error):
@@ -242,10 +260,10 @@ class Host:
         """Triton's words around a reason."""
         return f"Failed to process the request(s) for model '{self.instance_name}', message: {reason}"
 
-    def forget(self, request):
+    def forget(self, ticket):
         """A request is answered."""
         with self.lock:
-            self.requests.pop(request._ticket, None)
+            self.senders.pop(ticket, None)
 
     # === The rest ===
 

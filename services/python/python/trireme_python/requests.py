@@ -102,7 +102,6 @@ class InferenceRequest:
         self._outputs, self._flags, self._timeout = list(requested_output_names), flags, timeout
         self._model, self._version = model_name, model_version
         self._parameters, self._sender, self._ticket = parse_parameters(parameters), None, None
-        self._cancelled, self._host = False, None
 
     @classmethod
     def received(cls, header, data, host):
@@ -110,15 +109,17 @@ class InferenceRequest:
         request = cls.__new__(cls)
         parameters = header["parameters"]
         request._ticket, request._id = header["id"], header["request_id"]
-        request._correlation_id = parameters.get("sequence_id", 0)
         request._inputs = [Tensor.received(tensor, data) for tensor in header["inputs"]]
-        request._outputs, request._timeout = header["outputs"], int(parameters.get("timeout") or 0)
-        request._flags = SEQUENCE_START * bool(parameters.get("sequence_start"))
-        request._flags |= SEQUENCE_END * bool(parameters.get("sequence_end"))
-        request._model, request._version = host.model_name, host.model_version
-        request._parameters = {key: value for key, value in parameters.items() if key not in RESERVED}
-        request._cancelled, request._host = False, host
-        request._sender = ResponseSender(request, host)
+        request._outputs, request._model, request._version = header["outputs"], host.model_name, host.model_version
+        request._correlation_id = request._timeout = request._flags = 0
+        request._parameters = parameters
+        if parameters:
+            request._correlation_id = parameters.get("sequence_id", 0)
+            request._timeout = int(parameters.get("timeout") or 0)
+            request._flags = SEQUENCE_START * bool(parameters.get("sequence_start"))
+            request._flags |= SEQUENCE_END * bool(parameters.get("sequence_end"))
+            request._parameters = {key: value for key, value in parameters.items() if key not in RESERVED}
+        request._sender = ResponseSender(request._ticket, host)
         return request
 
     def inputs(self):
@@ -172,10 +173,8 @@ class InferenceRequest:
         return self._sender
 
     def is_cancelled(self):
-        """Whether nobody waits for the answer any more."""
-        if not self._cancelled and self._host is not None:
-            self._host.mailbox.poll()
-        return self._cancelled
+        """Whether no client waits for the answer any more."""
+        return self._sender is not None and self._sender.is_cancelled()
 
     def set_release_flags(self, flags):
         """Rescheduling is not supported; giving everything back is what happens anyway."""
@@ -194,8 +193,9 @@ class InferenceRequest:
 class ResponseSender:
     """Sends the responses of one request, from any thread."""
 
-    def __init__(self, request, host):
-        self._request, self._host = request, host
+    def __init__(self, ticket, host):
+        # Not the request, which has this sender: its tensors are freed with it.
+        self._ticket, self._host, self._cancelled = ticket, host, False
         self._lock, self._closed, self._sent = threading.Lock(), False, 0
 
     def send(self, response=None, flags=0):
@@ -209,7 +209,7 @@ class ResponseSender:
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError(f"send() takes an InferenceResponse, found a {type(response).__name__}")
         final = flags == RESPONSE_COMPLETE_FINAL
-        layout, header = Layout(), {"id": self._request._ticket, "final": final}
+        layout, header = Layout(), {"id": self._ticket, "final": final}
         if response is not None:
             header.update(response.describe(layout))
         with self._lock:
@@ -222,7 +222,7 @@ class ResponseSender:
             self._closed, self._sent = final, self._sent + (response is not None)
             self._host.channel.send({"type": "responses", "responses": [header]}, layout.buffers)
         if final:
-            self._host.forget(self._request)
+            self._host.forget(self._ticket)
 
     def close(self):
         """Takes the right to send, for who sends all responses at once. Says whether it was there."""
@@ -235,8 +235,10 @@ class ResponseSender:
         return self._closed or self._sent > 0
 
     def is_cancelled(self):
-        """Whether nobody waits for the answer any more."""
-        return self._request.is_cancelled()
+        """Whether no client waits for the answer any more."""
+        if not self._cancelled:
+            self._host.mailbox.poll()
+        return self._cancelled
 
 
 def parse_parameters(parameters):

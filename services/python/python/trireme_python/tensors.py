@@ -37,9 +37,11 @@ LENGTH = struct.Struct("<I")
 
 def datatype_of(array):
     """The datatype that numpy's elements have on the wire; None where they have none."""
-    if array.dtype.kind in "OSU":
-        return "BYTES"
-    return OF_NUMPY.get(array.dtype.newbyteorder("="))
+    dtype = array.dtype
+    name = OF_NUMPY.get(dtype)
+    if name is not None:
+        return name
+    return "BYTES" if dtype.kind in "OSU" else OF_NUMPY.get(dtype.newbyteorder("="))
 
 
 def encode_bytes(array):

@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::{Mode, ModelFolder, Sandbox, Setup};
+use crate::{Mode, ModelFolder, Sandbox, Setup, Stage};
 
 pub use attacks::ATTACKS;
 pub use honest::Client;
@@ -69,7 +69,8 @@ pub struct Phase {
 pub fn siege(mode: Mode, time: Duration, only: &str, mut show: impl FnMut(&Phase, &Phase)) -> Vec<Phase> {
     let models = ModelFolder::basic(&["simple", "identity_fp32"]);
     let flags = ["--max-connections", MAX_CONNECTIONS, "--max-bytes-in-flight", &BUDGET.to_string()];
-    let mut sandbox = Setup::new(mode).repository(models.path()).gateway_arguments(&flags).start();
+    let setup = Setup::new(mode).replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0);
+    let mut sandbox = setup.repository(models.path()).gateway_arguments(&flags).start();
     let target = Target { http: sandbox.address, grpc: sandbox.grpc_address() };
     assert!(target.http.ip().is_loopback() && target.grpc.ip().is_loopback(), "a siege is for this host only");
     // Whatever is made at first use is made before anything is measured.
