@@ -3,35 +3,22 @@
 //! Each stream is inflated twice: once to learn its size, then into memory of that size. A small body that expands to a large
 //! one is refused before it takes memory, and no memory is lost to a buffer that grows.
 //!
-//! Large bodies are inflated by half of the processors at most, so that the others answer requests meanwhile; small ones never wait
-//! for large ones.
-//!
 //! Invariant: the inflated bytes are counted in the budget before they are allocated, and are no more than their limit.
 
 use std::io::{Error, Read};
-use std::sync::LazyLock;
 
 use bytes::Bytes;
 use flate2::read::MultiGzDecoder;
 use flate2::{Decompress, FlushDecompress, Status};
-use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, SemaphorePermit};
 use trireme_inference::Buffer;
 
 use crate::budget::{Hold, NoRoom};
+use crate::large;
 
 /// The beginning of every gzip stream.
 const GZIP_MAGIC: &[u8] = &[0x1F, 0x8B];
 /// Bytes that are inflated at a time.
 const STEP: usize = 64 << 10;
-/// A body that inflates to more bytes is a large one.
-const LARGE: usize = 1 << 20;
-
-/// The large bodies that are inflated at a time. One for the process, because its processors are.
-static LARGE_BODIES: LazyLock<Semaphore> = LazyLock::new(|| {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    Semaphore::new((processors / 2).max(1))
-});
 
 /// The reason why a body was not inflated.
 #[derive(Debug, thiserror::Error)]
@@ -101,8 +88,8 @@ fn make(
     let (mut size, mut permit) = (0usize, None);
     inflate(&mut |piece| {
         size += piece.len();
-        if size > LARGE && permit.is_none() {
-            permit = large_body();
+        if size > large::LARGE && permit.is_none() {
+            permit = large::enter();
         }
         hold.ask(size.min(limit) as u64)?;
         if size > limit { Err(InflateError::TooLarge(limit)) } else { Ok(()) }
@@ -111,13 +98,6 @@ fn make(
     let mut made = Buffer::with_capacity(size).map_err(InflateError::NoMemory)?;
     inflate(&mut |piece| made.put(piece).map_err(InflateError::NoMemory))?;
     made.freeze().map_err(InflateError::NoMemory)
-}
-
-/// Waits until a large body may be inflated.
-fn large_body() -> Option<SemaphorePermit<'static>> {
-    // Outside a runtime nothing else has to be answered. The semaphore is never closed.
-    let runtime = Handle::try_current().ok()?;
-    runtime.block_on(LARGE_BODIES.acquire()).ok()
 }
 
 fn malformed(reason: impl std::fmt::Display) -> InflateError {

@@ -19,6 +19,7 @@ mod grpc;
 mod handlers;
 mod http;
 mod inflate;
+mod large;
 mod metrics;
 mod models;
 mod pace;

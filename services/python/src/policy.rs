@@ -16,7 +16,10 @@ struct Ragged {
 }
 
 /// So long the first request of a frame may wait for the last one.
-const FRAME_TIME: Duration = Duration::from_millis(1);
+const FRAME_TIME: Duration = Duration::from_millis(5);
+
+/// Longer calls are sent one by one: the way to the child and back is short beside them.
+const SHORT_CALL: Duration = Duration::from_millis(1);
 
 /// Most requests of a frame whose requests are executed one by one.
 const MAX_APART: usize = 16;
@@ -76,10 +79,13 @@ impl CallTime {
         self.0.store(now, Ordering::Relaxed);
     }
 
-    /// The number of calls that fit into [`FRAME_TIME`].
+    /// The number of calls that a frame may have.
     fn fitting(&self) -> usize {
-        let fitting = FRAME_TIME.as_nanos() as u64 / self.0.load(Ordering::Relaxed).max(1);
-        (fitting as usize).clamp(1, MAX_APART)
+        let time = Duration::from_nanos(self.0.load(Ordering::Relaxed).max(1));
+        match time > SHORT_CALL {
+            true => 1,
+            false => ((FRAME_TIME.as_nanos() / time.as_nanos()) as usize).clamp(1, MAX_APART),
+        }
     }
 }
 
@@ -149,16 +155,16 @@ mod tests {
             priority,
             description: Description { rows: 1, length: 1, signature: 0 },
         };
-        let waiting: Vec<_> = [2, 2, 0, 2, 2, 2].map(candidate).into();
+        let waiting: Vec<_> = [2, 2, 0, 2, 2, 2, 2].map(candidate).into();
         let chosen = |instances| policy(instances).decide(&waiting, Instant::now());
         assert_eq!(chosen(1), Decision::Run(vec![2]), "nothing is known");
-        time.note(Duration::from_micros(300));
-        assert_eq!(chosen(1), Decision::Run(vec![2, 0, 1]));
-        assert_eq!(chosen(3), Decision::Run(vec![2, 0]), "other instances take some");
+        time.note(Duration::from_micros(900));
+        assert_eq!(chosen(1), Decision::Run(vec![2, 0, 1, 3, 4]));
+        assert_eq!(chosen(3), Decision::Run(vec![2, 0, 1]), "other instances take some");
         time.note(Duration::from_micros(10));
-        assert_eq!(chosen(1), Decision::Run(vec![2, 0, 1]), "one short call says little");
+        assert_eq!(chosen(1), Decision::Run(vec![2, 0, 1, 3, 4, 5]), "one short call says little");
         (0..100).for_each(|_| time.note(Duration::from_micros(10)));
-        assert_eq!(chosen(1), Decision::Run(vec![2, 0, 1, 3, 4, 5]));
+        assert_eq!(chosen(1), Decision::Run(vec![2, 0, 1, 3, 4, 5, 6]));
         assert_eq!(policy(1).appetite().batch, MAX_APART);
         time.note(Duration::from_millis(5));
         assert_eq!(chosen(1), Decision::Run(vec![2]), "one long call says much");

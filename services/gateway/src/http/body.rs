@@ -20,6 +20,7 @@ use trireme_inference::{Buffer, InferError};
 use trireme_runtime::TaskSet;
 
 use crate::budget::NoRoom;
+use crate::large;
 use crate::pace::{Overdue, Pace, size};
 
 /// Most bytes of a refused body that are read: four times the default limit of a JSON body, so that a client whose request is too
@@ -113,7 +114,10 @@ const LONG: usize = 64 << 10;
 /// Reads or writes JSON of about so many bytes. If they are many, the other tasks of this thread go on elsewhere meanwhile.
 pub fn convert<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     match Handle::current().runtime_flavor() {
-        RuntimeFlavor::MultiThread if bytes >= LONG => tokio::task::block_in_place(work),
+        RuntimeFlavor::MultiThread if bytes >= LONG => tokio::task::block_in_place(|| {
+            let _permit = (bytes > large::LARGE).then(large::enter);
+            work()
+        }),
         _ => work(),
     }
 }

@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import struct
+import sys
 import threading
 from collections import deque
 
@@ -40,8 +41,10 @@ class Channel:
     def __init__(self, sock):
         self.socket = sock
         self.sending = threading.Lock()
-        # The memory file of the last answer to `execute`: the worker has read it when it sends something to execute again.
+        # The memory of the last answer to `execute`: the worker has read it when it sends something to execute again.
         self.spare = None
+        # The memory of the last requests that was released: the worker may send it again.
+        self.released = None
 
     def send(self, header, buffers=()):
         """Sends a frame. `buffers` are (offset, bytes-like) of its tensors, as `Layout` has laid them out."""
@@ -54,16 +57,23 @@ class Channel:
 
     def answer(self, header, layout, inputs):
         """Sends that `execute` has returned, and what. `inputs` is what its frame's tensors lie in."""
-        body, memory = fill(layout.buffers, self.spare)
+        if INLINE_BYTES < layout.end <= SPARE_BYTES:
+            self.spare = Spare.for_bytes(layout.end, self.spare)
+            self.spare.fill(layout.buffers)
+            body, memory, made = b"", self.spare.file, None
+        else:
+            body, memory = fill(layout.buffers)
+            made = memory
         # The outputs may lie in the inputs' memory.
         layout.buffers.clear()
-        if inputs.close():
+        if inputs.release():
             header["released"] = True
+            self.released = inputs
         try:
             self._send(header, body, memory)
         finally:
-            if memory is not None:
-                self.spare = memory if layout.end <= SPARE_BYTES else os.close(memory)
+            if made is not None:
+                os.close(made)
 
     def _send(self, header, body, memory):
         text = ENCODER.encode(header).encode()
@@ -120,34 +130,73 @@ class Channel:
         if memory is None:
             return header, Received(memoryview(frame)[header_size:])
         try:
-            size = os.fstat(memory).st_size
-            # Private: a model may write into its inputs, and the worker does not see that.
-            flags, prot = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
-            mapping = mmap.mmap(memory, size, flags=flags, prot=prot)
-            return header, Received(memoryview(mapping), mapping)
+            status = os.fstat(memory)
+            identity = (status.st_dev, status.st_ino, status.st_size)
+            known, self.released = self.released, None
+            if known is not None and known.identity == identity:
+                return header, Received.mapped(known.mapping, identity)
+            # A model may write into its inputs: the worker reads this memory never, and writes to it when it is released.
+            return header, Received.mapped(mmap.mmap(memory, status.st_size), identity)
         finally:
             os.close(memory)
 
 
 class Received:
-    """The bytes of a frame's tensors: `view` is a writable memoryview of them."""
+    """What the tensors of a frame lie in: `view` is a writable memoryview of their bytes."""
 
-    __slots__ = ("view", "mapping")
+    __slots__ = ("view", "mapping", "identity")
 
-    def __init__(self, view, mapping=None):
-        self.view, self.mapping = view, mapping
+    def __init__(self, view, mapping=None, identity=None):
+        self.view, self.mapping, self.identity = view, mapping, identity
 
-    def close(self):
-        """Gives a memory file back. Says whether there was one and no tensor uses it any more: then the worker may write to it."""
-        if self.mapping is None:
+    @classmethod
+    def mapped(cls, mapping, identity):
+        """The bytes of a mapped memory file, which is known by its device, number and size."""
+        return cls(memoryview(mapping), mapping, identity)
+
+    def release(self):
+        """Gives memory back. Says whether it is a memory file that no tensor uses any more: then the worker may write to it."""
+        if self.mapping is None or self.identity[2] > SPARE_BYTES:
             return False
         self.view.release()
-        try:
-            self.mapping.close()
-        except BufferError:
-            # The model keeps an input.
-            return False
-        return True
+        # More references where the model keeps an input: an array refers to the mapping that it lies in.
+        return self.references() <= UNUSED
+
+    def references(self):
+        """The number of references to the mapping."""
+        return sys.getrefcount(self.mapping)
+
+
+# The references to a mapping that no tensor lies in.
+UNUSED = Received(None, mmap.mmap(-1, 1)).references()
+
+
+class Spare:
+    """A memory file that is written to again, mapped."""
+
+    def __init__(self, size):
+        self.file = os.memfd_create("trireme", os.MFD_CLOEXEC)
+        os.ftruncate(self.file, size)
+        self.mapping, self.size = mmap.mmap(self.file, size), size
+
+    @classmethod
+    def for_bytes(cls, size, spare):
+        """`spare` where it has this size, else a new one in its place."""
+        if spare is not None and spare.size == size:
+            return spare
+        if spare is not None:
+            spare.close()
+        return cls(size)
+
+    def fill(self, buffers):
+        """Writes tensors."""
+        for offset, data in buffers:
+            self.mapping[offset : offset + len(data)] = data
+
+    def close(self):
+        """Gives the memory back."""
+        self.mapping.close()
+        os.close(self.file)
 
 
 class Mailbox:
@@ -198,9 +247,8 @@ class Mailbox:
             self.changed.notify_all()
 
 
-def fill(buffers, spare=None):
-    """The bytes of tensors as a frame has them: its body, and the memory file where they are too many for that. The memory
-    file is `spare` if there is one, else a new one."""
+def fill(buffers):
+    """The bytes of tensors as a frame has them: its body, and a new memory file where they are too many for that."""
     last = buffers[-1] if buffers else (0, b"")
     size = last[0] + len(last[1])
     if size <= INLINE_BYTES:
@@ -208,7 +256,7 @@ def fill(buffers, spare=None):
         for offset, data in buffers:
             body[offset : offset + len(data)] = data
         return body, None
-    memory = os.memfd_create("trireme", os.MFD_CLOEXEC) if spare is None else spare
+    memory = os.memfd_create("trireme", os.MFD_CLOEXEC)
     try:
         os.ftruncate(memory, size)
         for offset, data in buffers:
@@ -217,8 +265,7 @@ def fill(buffers, spare=None):
                 count = os.pwrite(memory, rest, offset)
                 offset, rest = offset + count, rest[count:]
     except BaseException:
-        if spare is None:
-            os.close(memory)
+        os.close(memory)
         raise
     return b"", memory
 

@@ -3,6 +3,7 @@
 use std::io::{Read, Result, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::OwnedFd;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use flate2::Compression;
@@ -122,8 +123,7 @@ fn huge(target: Target, until: Instant) -> usize {
     let head = |more: &str| format!("POST /v2/models/simple/infer HTTP/1.1\r\nHost: siege\r\n{more}\r\n").into_bytes();
     let endless = head("Content-Length: 1099511627776\r\n");
     let long_head = head(&format!("X-Long: {}\r\n", "x".repeat(1 << 20)));
-    let bomb = bomb();
-    let bomb = [head(&format!("Content-Encoding: gzip\r\nContent-Length: {}\r\n", bomb.len())), bomb].concat();
+    let bomb = [head(&format!("Content-Encoding: gzip\r\nContent-Length: {}\r\n", BOMB.len())), BOMB.clone()].concat();
     let nested = "[".repeat(1 << 20);
     let nested = [head(&format!("Content-Length: {}\r\n", nested.len())), nested.into_bytes()].concat();
     let claims = [frames::PREFACE, &frames::call(1, INFER), &frames::data(1, &[0, 127, 255, 255, 255])].concat();
@@ -163,7 +163,7 @@ fn bombs(target: Target, until: Instant) -> usize {
              Content-Length: {length}\r\n\r\n"
         )
     };
-    let [blanks, numbers] = [bomb(), many_numbers()].map(|body| [head(body.len()).into_bytes(), body].concat());
+    let [blanks, numbers] = [&*BOMB, &*MANY_NUMBERS].map(|body| [head(body.len()).as_bytes(), body].concat());
     std::thread::scope(|scope| {
         let bombers: Vec<_> = (0..BOMBERS)
             .map(|number| {
@@ -188,7 +188,7 @@ fn bombs(target: Target, until: Instant) -> usize {
 }
 
 /// An input with so many numbers that they take 40 MiB as a tensor, in some kB.
-fn many_numbers() -> Vec<u8> {
+static MANY_NUMBERS: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let count = 10 << 20;
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     let begin = format!(r#"{{"inputs":[{{"name":"INPUT0","datatype":"INT32","shape":[{count}],"data":["#);
@@ -197,14 +197,20 @@ fn many_numbers() -> Vec<u8> {
     (0..10).for_each(|_| encoder.write_all(&ones).expect("it is memory"));
     encoder.write_all(b"1]}]}").expect("it is memory");
     encoder.finish().expect("it is memory")
-}
+});
 
 /// 60 MiB of blanks in some kB.
-fn bomb() -> Vec<u8> {
+static BOMB: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     let blanks = vec![b' '; 1 << 20];
     (0..60).for_each(|_| encoder.write_all(&blanks).expect("it is memory"));
     encoder.finish().expect("it is memory")
+});
+
+/// Makes the bodies that take long to make, so that their making is no part of an attack.
+pub fn prepare() {
+    LazyLock::force(&BOMB);
+    LazyLock::force(&MANY_NUMBERS);
 }
 
 /// Connections that come and go, with requests whose client leaves, and calls that are cancelled at once.

@@ -74,6 +74,7 @@ pub fn siege(mode: Mode, time: Duration, only: &str, mut show: impl FnMut(&Phase
     let target = Target { http: sandbox.address, grpc: sandbox.grpc_address() };
     assert!(target.http.ip().is_loopback() && target.grpc.ip().is_loopback(), "a siege is for this host only");
     // Whatever is made at first use is made before anything is measured.
+    attacks::prepare();
     phase(&sandbox, target, "first", time / 4, |_| 0);
     let mut phases = vec![phase(&sandbox, target, "quiet", time, |_| 0)];
     show(&phases[0], &phases[0]);
