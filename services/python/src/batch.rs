@@ -1,7 +1,7 @@
 //! Instances of models that answer each request once: a batch goes to the child, and its responses come back.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use trireme_inference::{InferError, Parameters, Tensor};
@@ -55,10 +55,13 @@ impl BatchInstance {
                 continue;
             };
             match self.slot.recipe().read(&frame, self.slot.instance())? {
-                Some(FromChild::Responses { responses, executed, released }) => {
+                Some(FromChild::Responses { responses, executed, released, took_ns }) => {
                     if executed {
                         batch.executed = true;
                         link.executed(released);
+                        if let (Some(calls), Some(took)) = (&self.apart, took_ns) {
+                            calls.note(Duration::from_nanos(took) / requests.len() as u32);
+                        }
                     }
                     responses.into_iter().for_each(|response| batch.take(response, &frame));
                 }
@@ -100,9 +103,6 @@ impl ModelInstance for BatchInstance {
         self.slot.set_used(false);
         let calls = self.apart.as_ref().map_or(1, |_| requests.len().max(1));
         let took = started.elapsed() / calls as u32;
-        if let Some(time) = &self.apart {
-            time.note(took);
-        }
         let rows = self.rows(requests);
         let timing_of = |request| ExecuteTiming {
             compute_infer: took,

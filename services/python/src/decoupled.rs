@@ -74,7 +74,7 @@ impl DecoupledInstance {
         let mut wait = LONGEST_STEP;
         while let Some(frame) = link.receive(wait)? {
             match self.slot.recipe().read(&frame, self.slot.instance())? {
-                Some(FromChild::Responses { responses, executed, released }) => {
+                Some(FromChild::Responses { responses, executed, released, .. }) => {
                     if executed {
                         link.executed(released);
                         self.executing = None;

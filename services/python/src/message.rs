@@ -128,6 +128,9 @@ pub enum FromChild {
         /// With `executed`: the memory file of the requests is not used any more.
         #[serde(default)]
         released: bool,
+        /// With `executed`: the time in `execute`, in nanoseconds.
+        #[serde(default)]
+        took_ns: Option<u64>,
     },
     /// A request of the model to another model.
     Infer(Box<InferHeader>),

@@ -24,7 +24,7 @@ const SHORT_CALL: Duration = Duration::from_millis(1);
 /// Most requests of a frame whose requests are executed one by one.
 const MAX_APART: usize = 16;
 
-/// How long a call of `execute` takes, with the way to the child and back. Instances note it, the policy reads it.
+/// How long a call of `execute` takes, by the clock of the child. Instances note it, the policy reads it.
 #[derive(Debug)]
 pub struct CallTime(AtomicU64);
 

@@ -91,9 +91,13 @@ class Host:
             if kind == "load":
                 self.load(header)
             elif kind == "execute":
+                began = time.perf_counter_ns()
                 answers, layout = self.execute(header["requests"], data.view, header.get("apart", False))
+                took = time.perf_counter_ns() - began
                 self.send_metrics()
-                self.channel.answer({"type": "responses", "responses": answers, "executed": True}, layout, data)
+                self.channel.answer(
+                    {"type": "responses", "responses": answers, "executed": True, "took_ns": took}, layout, data
+                )
             elif kind == "ready":
                 self.channel.send({"type": "ready", "ready": self.is_ready()})
             elif kind == "finalize":
