@@ -78,7 +78,7 @@ packages grpcio and tritonclient, which are in the tests' own Python, `.tools/py
 - `divergences.json` holds the differences on purpose: the reason, and Trireme's answer. `expected-failures.txt` holds scenarios of
   missing features, a reason each: an entry that begins to pass is an error, so the list can only shrink.
 - Trireme serves `models/repository`. Each model has a twin of the same behaviour in `models/triton`, for the recording. The models
-  in `models/python` are a `model.py` each, which both servers run; what they write to the log is compared, too.
+  in `models/python` are a `model.py` each, which both servers run; their lines in the log are compared, too.
 - `tests/compat/run.py --docs` writes this page; `--check`, which the tests run, says when it is stale.
 """
 

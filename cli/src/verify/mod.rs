@@ -32,8 +32,8 @@ const NOT_COMPARED: u8 = 2;
 /// Flags of `trireme verify`.
 #[derive(Args)]
 pub struct VerifyArgs {
-    /// What is served for this: a model folder, a model repository, an hf://, s3://, gs:// or az:// URL of one; or the
-    /// http:// URL of a server that runs
+    /// A model folder or a model repository to serve and compare, or its hf://, s3://, gs:// or az:// URL; or the http:// URL of
+    /// a server that runs
     #[arg(value_name = "MODEL|URL")]
     target: String,
 

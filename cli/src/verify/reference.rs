@@ -9,7 +9,7 @@ use trireme_model_repository::Task;
 /// The script that asks the library.
 const SCRIPT: &str = include_str!("reference.py");
 
-/// What an error of Python says beside its own words.
+/// The text before Python's own error: the packages that the script needs.
 const NEEDS: &str = "could not compute the reference; it needs sentence-transformers, transformers or model2vec, and the model's weights \
                      in the folder";
 

@@ -153,7 +153,7 @@ pub trait Bus: Send + Sync + 'static {
     async fn listen(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError>;
 
     /// Like [`Bus::listen`], but shares the messages with all other processes that listen in turn on `topic`: each message
-    /// goes to one of them.
+    /// goes to one process.
     async fn listen_in_turn(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError>;
 
     // === The connection ===

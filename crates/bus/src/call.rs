@@ -25,7 +25,7 @@ use crate::{
 /// The version in a call that leaves the choice to the gateway.
 pub const LATEST: i64 = -1;
 
-/// The topic of calls, which gateways share: one of them gets each.
+/// The topic of calls, which gateways share: each call goes to one gateway.
 const CALL: &str = "call";
 
 /// The topic of calls whose answers nobody waits for any more.
@@ -65,7 +65,7 @@ struct WireReply {
 
 /// A call at the gateway that runs it.
 pub struct Call {
-    /// What it asks for.
+    /// The action that the model asks for.
     pub action: Action,
     /// The request; see the module's documentation for its route.
     pub message: WorkMessage,
@@ -82,7 +82,7 @@ pub struct CallReplies {
     complete: bool,
 }
 
-/// The calls that a gateway has, by id. Those that have ended are removed when there are many.
+/// The calls that a gateway runs, by id. Ended calls are removed when the map has grown.
 #[derive(Default)]
 struct Running {
     calls: HashMap<String, watch::Sender<bool>>,

@@ -54,7 +54,7 @@ pub struct WorkerEntry {
 pub enum ModelState {
     /// Takes work.
     Ready,
-    /// Loading the model for the first time, and what it does. Only loads that take long are announced.
+    /// The worker loads the model for the first time; the text names the present part of the load. Short loads are not announced.
     Loading(String),
     /// Takes none just now, and why, but will again: requests wait.
     Recovering(String),

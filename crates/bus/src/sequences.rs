@@ -45,7 +45,7 @@ impl SequenceName {
 }
 
 impl dyn Bus + '_ {
-    /// The states of a sequence. `None` if it has none: it has not begun, has ended, or has lapsed.
+    /// The states of a sequence. `None` if the sequence has not begun, has ended, or has lapsed.
     pub async fn sequence(&self, name: &SequenceName) -> Result<Option<KeptStates>, BusError> {
         let Some(entry) = self.get(Bucket::Sequences, &name.key()).await? else { return Ok(None) };
         let states = decode_states(&entry.value)?;

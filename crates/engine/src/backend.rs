@@ -38,11 +38,11 @@ pub trait Backend: Send + Sync {
 /// Which models with `sequence_batching` a backend executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SequenceSupport {
-    /// None.
+    /// No models with sequences.
     None,
-    /// Those that declare their states, because such a model could keep others in its own process.
+    /// Only models that declare their states: the backend runs code that could keep further states in its own process.
     DeclaredStates,
-    /// All: a model of this backend keeps nothing between two requests.
+    /// All models with sequences: a model of this backend keeps nothing between two requests.
     All,
 }
 

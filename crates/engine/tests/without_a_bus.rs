@@ -17,7 +17,7 @@ use trireme_model_repository::ModelConfig;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a request gets.
+/// A result of a request.
 #[derive(Debug)]
 enum Got {
     Response(Vec<i64>, u32),

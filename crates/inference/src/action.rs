@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a call asks for.
+/// The action that a call asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {

@@ -9,8 +9,8 @@ use crate::{InferError, ModelKey, read_list};
 /// Most models of which each may wait for the next one.
 pub const MAX_CALLERS: u32 = 8;
 
-/// The models whose instances wait for the answer to a request. A client's request has none. A model that executes several
-/// requests at a time waits on behalf of all of them, so the callers of all of them are here.
+/// The models whose instances wait for the answer to a request; for a client's request the list is empty. A model that executes
+/// several requests at a time waits on behalf of all of these requests, so the callers of all of them are here.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Callers {
     /// The models, each once. The first ones are the longest chain, from the model that a client has requested on.

@@ -1,4 +1,4 @@
-//! Durable work on the stores of one process: what is accepted is answered once, whatever stops.
+//! Durable work on the stores of one process: an accepted request is answered once, whichever part stops meanwhile.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::disallowed_methods, reason = "a gateway that is killed is a task that is aborted")]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use trireme_inference::ErrorCode;
 use trireme_model_repository::NeededError;
 
-/// Why a model cannot be fetched. Messages name the URL, what was found there, and what to change.
+/// Why a model cannot be fetched. A message names the URL, the fault there, and its remedy.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages show")]
 pub enum FetchError {
@@ -41,7 +41,7 @@ pub enum FetchError {
     /// Offline, and the cache does not have it.
     #[error("{word} is not in the cache {}, and HF_HUB_OFFLINE forbids to download it: unset HF_HUB_OFFLINE", cache.display())]
     Offline { word: String, cache: PathBuf },
-    /// The model lacks what is served.
+    /// The model lacks a file that serving it needs, such as an ONNX file.
     #[error("{word}: {source}")]
     Needed { word: String, source: NeededError },
     /// The cache cannot be written.

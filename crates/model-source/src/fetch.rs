@@ -18,8 +18,8 @@ use crate::source::Source;
 use crate::store::Store;
 use crate::web::Web;
 
-/// The local folder of the model that `word` names, downloaded where the cache lacks it. A place that does not answer is
-/// no fault where the cache has what was downloaded before.
+/// The local folder of the model that `word` names, downloaded where the cache lacks it. Where the
+/// place does not answer, the files of an earlier download are served.
 pub async fn fetch(word: &str, settings: &Settings) -> Result<PathBuf, FetchError> {
     let address = Address::parse(word, &settings.hub_endpoint)?;
     match &address {

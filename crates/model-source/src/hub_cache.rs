@@ -64,8 +64,8 @@ impl HubCache {
         symlink(format!("{up}blobs/{etag}"), &path).map_err(FetchError::io(&path))
     }
 
-    /// Makes a complete staging folder the snapshot. Where another program has made a snapshot of some files, those that it
-    /// lacks are added.
+    /// Makes a complete staging folder the snapshot. Where another program has made a snapshot of some files, the missing
+    /// files are added.
     pub(crate) fn finish(&self, commit: &str, staging: &Path) -> Result<PathBuf, FetchError> {
         let snapshot = self.snapshot(commit);
         if !snapshot.exists() {

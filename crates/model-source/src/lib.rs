@@ -5,7 +5,7 @@
 //! cut off goes on where it ended, in this process or a later one.
 //!
 //! Models of the Hugging Face hub lie in Hugging Face's own cache, so that its Python libraries and this crate share files.
-//! Not here: reading what was downloaded, which is the model repository's.
+//! Not here: reading the downloaded files, which is the work of the crate for model repositories.
 
 mod address;
 mod cache;

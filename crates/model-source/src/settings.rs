@@ -14,7 +14,7 @@ pub struct Settings {
     pub hub_token: Option<String>,
     /// `HF_HUB_CACHE`, or `hub` in `HF_HOME`.
     pub hub_cache: PathBuf,
-    /// `HF_HUB_OFFLINE`: only what is in the cache.
+    /// `HF_HUB_OFFLINE`: models of the hub come from the cache only.
     pub hub_offline: bool,
     /// `TRIREME_DOWNLOAD_CACHE`: the cache of all other places.
     pub cache: PathBuf,

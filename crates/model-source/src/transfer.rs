@@ -95,7 +95,7 @@ async fn receive(
     out.sync_data().map_err(FetchError::io(partial))
 }
 
-/// Holds what was received against what the server said of it.
+/// Compares the received file with the size and the digest that the server gave.
 fn check(file: &RemoteFile, url: &str, partial: &Path) -> Result<(), FetchError> {
     let found = length(partial);
     if let Some(expected) = file.size.filter(|size| *size != found) {

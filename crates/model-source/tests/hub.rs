@@ -1,4 +1,4 @@
-//! Models of the Hugging Face hub, from a server with its routes: what is downloaded, where it lies, and what faults do.
+//! Models of the Hugging Face hub, from a server with its routes: which files are downloaded, their places, and the effects of faults.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -92,7 +92,7 @@ impl HubServer {
         self.state.terse.store(true, Ordering::SeqCst);
     }
 
-    /// Sets what goes wrong with a file.
+    /// Sets the fault of a file, or removes it.
     pub fn set_fault(&self, file: &str, fault: Option<HubFault>) {
         let mut faults = self.state.faults.lock().expect("no thread panics with it");
         match fault {
@@ -157,7 +157,7 @@ impl State {
         let resolve = format!("/{}/resolve/{HUB_COMMIT}/", self.repository);
         if let Some(name) = path.strip_prefix("/cdn/") {
             match request.authorization {
-                // The hub's token is for the hub alone.
+                // A client must not send the hub's token to another server.
                 Some(_) => respond(&stream, &request, "400 Bad Request", &[], b""),
                 None => self.send(&stream, &request, name, &[]),
             }

@@ -1,4 +1,4 @@
-//! Limits of what is encoded.
+//! The limit on the size of encoded texts.
 
 /// The most tokens, padding included, of one call of [`TextTokenizer::encode`]: 128 MiB for each output. Without it,
 /// one long text among many short ones could fill the memory with padding.

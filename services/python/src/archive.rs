@@ -30,7 +30,7 @@ static UNPACKED: Mutex<Option<HashMap<Archive, Weak<TempDir>>>> = Mutex::new(Non
 
 impl Unpacked {
     /// The folder of an archive, which is unpacked if no other model of this process uses it. `None` if the path names no
-    /// archive. The error says what is wrong with it.
+    /// archive. The error names the archive's fault.
     pub fn open(path: &Path) -> Result<Option<Unpacked>, String> {
         let name = path.to_string_lossy();
         if let Some(ending) = OTHERS.iter().find(|&&ending| name.ends_with(ending)) {

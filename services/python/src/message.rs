@@ -160,7 +160,7 @@ pub enum FromChild {
 pub struct InferHeader {
     /// Names the request in [`ToChild::Answer`]; unique in the process.
     pub id: u64,
-    /// What it asks for: `infer`, `load`, `unload` or `ready`.
+    /// The action: `infer`, `load`, `unload` or `ready`.
     #[serde(default)]
     pub action: Action,
     /// The model or ensemble.
@@ -168,7 +168,7 @@ pub struct InferHeader {
     /// Its version; without one, or below 1, the latest.
     #[serde(default)]
     pub version: Option<i64>,
-    /// What the model calls the request.
+    /// The id that the model gives to the request.
     #[serde(default)]
     pub request_id: String,
     /// Its inputs; the files of a model to load.
@@ -221,7 +221,7 @@ pub enum MetricKind {
     Histogram,
 }
 
-/// What happens in a [`MetricChange`].
+/// How a [`MetricChange`] changes its sample.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the words of MetricChange::what")]

@@ -18,13 +18,13 @@ pub struct NestedRequests {
     running: Arc<Mutex<Running>>,
 }
 
-/// Those that have not got their last response, by the id that the child gave them.
+/// The child's requests whose last response has not come yet, by the id that the child gave them.
 type Running = HashMap<u64, DropGuard>;
 
 // === impl NestedRequests ===
 
 impl NestedRequests {
-    /// Those of the child at the other end of a link.
+    /// The requests of the child at the other end of `link`, none so far.
     pub fn new(link: Arc<Link>) -> NestedRequests {
         NestedRequests { link, running: Arc::default() }
     }

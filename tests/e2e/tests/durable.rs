@@ -1,4 +1,4 @@
-//! Durable requests, files and batches: what was accepted is answered, whatever dies.
+//! Durable requests, files and batches: an accepted request is answered, whichever process dies.
 
 use std::net::SocketAddr;
 use std::path::Path;

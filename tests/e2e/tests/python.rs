@@ -158,7 +158,7 @@ fn a_model_is_not_ready_while_it_recovers_and_its_requests_wait_over_nats() {
     not_ready_while_it_recovers(Mode::Services);
 }
 
-/// A load that takes long: the index says LOADING and what it does, and so does the log every few seconds.
+/// During a long load the index shows LOADING and the present part of the load, and so does the log every few seconds.
 fn a_long_load_says_what_it_does(mode: Mode) {
     let models = ModelFolder::new().model("gated", ECHO).file("gated/1/model.py", GATED);
     let mut sandbox = setup(mode, models.path(), 1).start_gateway();

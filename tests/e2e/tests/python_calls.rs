@@ -84,7 +84,7 @@ const COUNT: &str = "
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 ";
 
-/// Asks the model that its file `next` names, and says what came of it.
+/// Sends a request to the model that its file `next` names, and answers with the result or the error.
 const ASKS: &str = "
     def run(self, request):
         response = ask(open(os.path.join(self.folder, 'next')).read(), [1]).exec()

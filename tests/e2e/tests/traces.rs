@@ -150,7 +150,7 @@ fn models() -> ModelFolder {
     models.file("simple/config.pbtxt", patient)
 }
 
-/// Starts the system with an exporter in each process. The one process is told of it in Triton's words.
+/// Starts the system with an exporter in each process. `trireme serve` gets Triton's flag for it (`--trace-config`).
 fn start(mode: Mode, models: &ModelFolder, endpoint: &str) -> Sandbox {
     let export = ["--otlp-endpoint", endpoint];
     let url = format!("opentelemetry,url={endpoint}");

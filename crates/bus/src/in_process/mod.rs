@@ -43,7 +43,7 @@ struct Shared {
     /// The stores of jobs, if they have a place on disk.
     disk: Option<Disk>,
     listeners: Mutex<HashMap<String, Vec<mpsc::Sender<Question>>>>,
-    /// Those that listen in turn; the first one gets the next message.
+    /// By topic, the listeners that take turns; the first one gets the next message.
     in_turn: Mutex<HashMap<String, VecDeque<mpsc::Sender<Question>>>>,
     connection: watch::Sender<Connection>,
 }

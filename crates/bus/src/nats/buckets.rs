@@ -119,7 +119,7 @@ pub fn config(bucket: Bucket) -> Config {
             storage: StorageType::Memory,
             ..last_value
         },
-        // What was accepted is kept until its time is over: a full disk refuses new jobs.
+        // An accepted job is kept until its time to live is over: a full disk refuses new jobs instead.
         Bucket::Jobs => Config {
             description: description("durable requests, batches and files"),
             discard: DiscardPolicy::New,

@@ -1,8 +1,8 @@
 //! Topics over core NATS: one subject for each topic, and an inbox for the answers to each question.
 //!
-//! A body above `max_payload`, such as a command with a model's files, travels by claim. A claim with a single reader, an
-//! asker or one of those that listen in turn, is discarded by the reader. No process knows which one reads another question
-//! last, so those claims lapse.
+//! A body above `max_payload`, such as a command with a model's files, travels by claim. A claim with a single reader (the
+//! asker, or the listener that has its turn) is discarded by that reader. Other questions have several readers, and no process
+//! knows which one reads last, so their claims lapse.
 
 use std::time::Duration;
 
@@ -88,8 +88,8 @@ pub async fn ask(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver
     Ok(receiver)
 }
 
-/// Receives the messages on a topic until the receiver is dropped. With `in_turn`, all that listen so form a queue group:
-/// the broker sends each message to one of them.
+/// Receives the messages on a topic until the receiver is dropped. With `in_turn`, all such listeners form a queue
+/// group: the broker sends each message to one listener of the group.
 pub async fn listen(nats: &Nats, topic: &str, in_turn: bool) -> Result<mpsc::Receiver<Question>, BusError> {
     let subject = subjects::topic(topic);
     let mut messages = match in_turn {

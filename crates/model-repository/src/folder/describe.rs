@@ -65,7 +65,8 @@ pub(crate) enum Executor {
 // === impl FolderDescription ===
 
 impl FolderDescription {
-    /// The path of the ONNX file within the folder; `None` where the model has none, or several that work together.
+    /// The path of the ONNX file within the folder; `None` for static models, which have no ONNX file, and for
+    /// models that generate, which have several.
     pub fn graph(&self) -> Option<&str> {
         match &self.executor {
             Executor::Onnx { file, .. } => Some(&file.file.value),

@@ -44,7 +44,7 @@ pub enum NeededError {
 }
 
 /// Of the files `listed`, by their paths, those that serving the model in this precision needs and that are not in the folder `local` yet. The
-/// answer depends on what is there: ask until it is empty.
+/// configurations in `local` name further files: download the result and call again, until the result is empty.
 pub fn needed_files(local: &Path, listed: &[&str], precision: Precision) -> Result<Vec<String>, NeededError> {
     let mut needed = match kind(listed)? {
         Kind::Repository => listed.iter().filter(|name| !is_hidden(name)).map(|name| (*name).to_owned()).collect(),
@@ -140,7 +140,7 @@ fn of_folder(local: &Path, listed: &[&str], precision: Precision) -> Result<Vec<
         Choice::Unclear => return Err(NeededError::SeveralGraphs(graphs.join(", "))),
         Choice::Only(graph) | Choice::Best(graph) => graph.to_owned(),
     };
-    // Weights beside the graph are named in it. One that cannot be read is a fault of the folder, reported when it is read.
+    // The graph names the files of its weights. A graph that cannot be read is reported later, when the folder is read.
     if let Ok(outline) = Graph::read(&local.join(&graph)) {
         let place = graph.rfind('/').map_or("", |slash| &graph[..=slash]);
         let weights = outline.external.iter().map(|name| format!("{place}{name}"));

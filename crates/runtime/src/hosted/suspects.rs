@@ -1,6 +1,6 @@
 //! Suspects: messages that were delivered before, so that a worker may have died of them.
 //!
-//! Not here: what is done about them (`intake::attempts`).
+//! Not here: counting their attempts, and running the last attempt alone (`intake::attempts`).
 
 use std::sync::Arc;
 

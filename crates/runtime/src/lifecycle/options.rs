@@ -1,4 +1,4 @@
-//! What a worker is given at its start, and why it could not start.
+//! The options of a worker, and the errors of its start.
 
 use std::path::PathBuf;
 use std::sync::Arc;

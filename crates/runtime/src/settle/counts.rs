@@ -1,4 +1,4 @@
-//! What a request's step is counted as, in the statistics and in the request's ledger.
+//! Counts a request's step, in the statistics and in the request's ledger.
 
 use std::time::Duration;
 

@@ -14,7 +14,7 @@ use trireme_inference::{InferError, Tensor, UnixMicros};
 use super::order::Place;
 use super::{Dispatcher, log_failure, no_answer};
 
-/// What a request needs of its sequence.
+/// The part of a sequence in one request: its name, its steps, and whether the request begins or ends it.
 #[derive(Debug)]
 pub struct Turn {
     /// The sequence.

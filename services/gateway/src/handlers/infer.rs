@@ -32,7 +32,7 @@ pub struct Traced {
     pub via: Via,
     /// Whether its rows may travel apart.
     pub rows: Rows,
-    /// What it holds of the budget.
+    /// The bytes of the gateway's budget that the request holds.
     pub hold: Hold,
     /// The models that wait for its answer, where a model has sent it.
     pub callers: Callers,
@@ -61,16 +61,17 @@ pub enum Via {
     Model,
 }
 
-/// What is needed of a request for its responses.
+/// A request in the pipeline, as far as its responses depend on it.
 struct Running {
     id: String,
     model: ModelKey,
     outputs: Vec<RequestedOutput>,
     batched: bool,
-    /// Where it is an ensemble's: what its outputs are held against, whose shapes are those of the last steps.
+    /// The ensemble, if the request is for one: the outputs, whose shapes come from the last steps, are checked against its
+    /// configuration.
     ensemble: Option<Arc<ServedModel>>,
     labels: Arc<Labels>,
-    /// What it needs of its sequence, where it belongs to one and has not begun.
+    /// The request's part of its sequence, if it belongs to a sequence and has not been sent.
     turn: Option<Turn>,
     /// The most rows of a message, where the request may travel as several.
     rows_per_message: Option<u32>,
@@ -90,7 +91,7 @@ struct Prepared {
     place: Option<Place>,
 }
 
-/// What a request brings besides itself.
+/// The conditions under which a request runs.
 struct Terms {
     rows: Rows,
     answer: Answer,
@@ -152,8 +153,9 @@ impl Handlers {
         }
     }
 
-    /// Sends a request into the pipeline whose responses are taken as they come: one of a model that is not decoupled, any
-    /// number of one that is. Dropping them cancels the request in every stage. An error is one from before the pipeline.
+    /// Sends a request into the pipeline and gives its responses as they come: one response of a model that is not decoupled,
+    /// any number of a decoupled one. Dropping the responses cancels the request in every stage. An `Err` means that the request
+    /// was not sent.
     pub fn infer_stream(self: &Arc<Self>, mut traced: Traced) -> Result<Responses, InferError> {
         let outputs = self.read_shared(&mut traced.request, &traced.hold)?;
         let Prepared { mut request, message, place, .. } = self.prepare(traced, Answer::InParts)?;
@@ -165,10 +167,10 @@ impl Handlers {
         Ok(Responses { handlers: self.clone(), request, exchange, outputs })
     }
 
-    /// The span of a request and what the stages are told of it.
+    /// The span of a request, and the `traceparent` that goes to the stages.
     fn span(&self, traced: &Traced) -> (tracing::Span, Option<String>) {
         if traced.traceparent.is_none() && !self.tracing.samples(&traced.request.model) {
-            // Said to the stages too, which would begin a trace of their own.
+            // The stages get this too, because they would begin a trace of their own otherwise.
             return (tracing::Span::none(), Some(trireme_telemetry::not_sampled()));
         }
         let request = &traced.request;
@@ -249,7 +251,7 @@ impl Handlers {
             answer: if served.config.decoupled { answer } else { Answer::Whole },
             callers,
         };
-        // What a decoupled model makes comes as it is made.
+        // Responses of a decoupled model are sent at once, so they keep no order among requests.
         let keeps_order = served.config.dynamic_batching.as_ref().is_some_and(|batching| batching.preserve_ordering);
         let place = (keeps_order && !served.config.decoupled).then(|| self.dispatcher.enter(&message));
         let in_parts = match rows {
@@ -314,7 +316,7 @@ fn rows_of(tensors: &[Tensor]) -> i64 {
 // === impl Via ===
 
 impl Via {
-    /// What OpenTelemetry's conventions call it.
+    /// The attributes of the span, by OpenTelemetry's conventions.
     fn attributes(self) -> Vec<(&'static str, String)> {
         match self {
             Via::Http(route) => vec![("http.request.method", "POST".to_owned()), ("http.route", route.to_owned())],

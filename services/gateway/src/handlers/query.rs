@@ -11,7 +11,7 @@ impl Handlers {
     /// Repeats a query of one row for each row of documents, where the model's configuration says `rerank` in its parameter
     /// `task`. The repeated bytes count as the request's own.
     pub(super) fn repeat_query(&self, request: &mut InferRequest, hold: &Hold) -> Result<(), InferError> {
-        // A model that is not there is an error of what comes next.
+        // If there is no such model, the caller's next step answers with the error.
         let Ok((_, served)) = self.find_model(&request.model, request.version) else { return Ok(()) };
         match repetitions(request, &served) {
             Some((query, rows)) => repeat(request, query, rows, hold),

@@ -15,13 +15,13 @@ use trireme_inference::{
 use crate::dispatch::{SequenceStep, StateTensor, Turn};
 use crate::registry::Catalog;
 
-/// What a request of a sequence consists of.
+/// A request of a sequence, with the tensors that clients do not see.
 pub(super) struct InSequence {
     /// Its route, with the added tensors.
     pub route: Route,
     /// The added tensors that the gateway makes: controls.
     pub tensors: Vec<Tensor>,
-    /// What it needs of its sequence.
+    /// The request's part of its sequence.
     pub turn: Turn,
 }
 

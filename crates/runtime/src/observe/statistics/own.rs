@@ -1,7 +1,7 @@
 //! Metrics that the code of models defines itself, beside ours at this process's port.
 //!
-//! Each model has an [`OwnMetrics`], which its instances share. A name may be that of several models, which the label `model` tells
-//! apart. What a model gives is bounded: [`MAX_FAMILIES`], [`MAX_SAMPLES`].
+//! Each model has an [`OwnMetrics`], which its instances share. Several models may use one name: the label `model`
+//! distinguishes their samples. The number of a model's families and samples is bounded: [`MAX_FAMILIES`], [`MAX_SAMPLES`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -59,11 +59,11 @@ pub struct Change {
     pub help: String,
     /// The sample's labels.
     pub labels: BTreeMap<String, String>,
-    /// What happens to it.
+    /// The new value, or by how much the sample changes.
     pub what: What,
 }
 
-/// What happens to a sample.
+/// A new value of a sample, or a change of its value.
 #[derive(Clone, Debug)]
 pub enum What {
     /// A counter or a gauge grows by this.
@@ -77,7 +77,7 @@ pub enum What {
 // === impl OwnMetrics ===
 
 impl OwnMetrics {
-    /// Those of a model, none so far.
+    /// The metrics of a model, which are none so far.
     pub fn new(model: &str) -> OwnMetrics {
         let shared = Arc::new(Shared { model: model.to_owned(), families: Mutex::default() });
         let mut all = ALL.lock();

@@ -12,9 +12,9 @@ pub struct Entry {
     pub verb: Verb,
     /// Its path, parameters in braces.
     pub path: String,
-    /// Whose routes it belongs to.
+    /// The group of routes that it belongs to, such as a dialect.
     pub group: &'static str,
-    /// In a sentence, what it does.
+    /// Its purpose, in a few words.
     pub summary: String,
     /// The shapes of its bodies; none: it takes no body.
     pub bodies: Vec<Described>,

@@ -1,4 +1,4 @@
-//! `/openapi.json`: every HTTP route with what it takes and answers, and `/docs`, a page that shows it to people.
+//! `/openapi.json`: every HTTP route with its bodies and answers. `/docs`: a page that shows this document to people.
 //!
 //! The dialects' routes describe themselves (`dialects::entries`); those of v2 and of control are in [`v2`]. A test holds the
 //! document against the routers, another one asks a server for every route in it.

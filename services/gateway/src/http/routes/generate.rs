@@ -63,7 +63,7 @@ async fn generate_stream(
 /// The next response as an event.
 async fn next_event(responses: &mut Responses) -> Option<Result<Bytes, InferError>> {
     let next = match responses.next().await? {
-        // It only says that there are no more.
+        // An empty response ends the stream.
         Ok(next) if next.empty => return None,
         next => next,
     };

@@ -47,7 +47,7 @@ fn answer(http: &HttpState, yes: bool, body: impl FnOnce() -> bytes::Bytes) -> R
     };
     match http.options.oip_health_bodies {
         true => (status, response::json(body())).into_response(),
-        // Plain and empty, with a length: some clients wait for the end of a body that has none.
+        // Plain and empty, with `Content-Length: 0`: without that header some clients wait for the end of the body.
         false => (status, "").into_response(),
     }
 }

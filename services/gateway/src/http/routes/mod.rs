@@ -30,15 +30,15 @@ use crate::handlers::Category;
 
 /// All routes, each with the category that access rules know it by.
 pub fn router(state: HttpState) -> Router {
-    // What is refused there has the dialect's own shape.
+    // The middleware's refusals have the dialect's own shape.
     let later = || middleware::from_fn_with_state(state.clone(), deferred::defer);
     let dialects = dialects::routes().route_layer(later());
-    // The pages themselves say nothing; what they show they ask for like any client.
+    // The pages contain no data: their scripts send requests like any client.
     let open = if state.options.ui { ui::routes().merge(openapi::page()) } else { Router::new() };
     let open = open.merge(openapi::routes());
     let routes = table().into_iter().fold(open, |all, (category, routes)| {
         let rules = (category, state.handlers.clone());
-        // What is deferred is checked when it is accepted, and not again.
+        // A deferred request is checked once, when it is accepted.
         let routes = if category == Category::Inference { routes.route_layer(later()) } else { routes };
         all.merge(routes.route_layer(middleware::from_fn_with_state(rules, access::admit)))
     });
@@ -61,7 +61,7 @@ pub fn is_upload(path: &str) -> bool {
     files::is_upload(path)
 }
 
-/// Every route, without the rules of who may ask.
+/// Every route, without the rules of access.
 #[cfg(test)]
 pub(super) fn all() -> Router<HttpState> {
     let open = ui::routes().merge(openapi::page()).merge(openapi::routes()).merge(dialects::routes());

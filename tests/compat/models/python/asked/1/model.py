@@ -14,7 +14,7 @@ class TritonPythonModel:
     def execute(self, requests):
         return [getattr(self, request.inputs()[0].as_numpy()[0].decode())(request) for request in requests]
 
-    # --- what a model is told ---
+    # --- arguments and parameters ---
 
     def arguments(self, request):
         folder = self.args["model_repository"].rstrip("/").rsplit("/", 1)[1]

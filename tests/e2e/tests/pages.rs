@@ -1,0 +1,361 @@
+//! The pages that follow one task work as they are printed: their commands give the printed output, and the flags and metrics that
+//! they name exist.
+//!
+//! A page is one session in an empty folder, where `examples`, `services` and `tests` are those of the workspace:
+//! - A line that is only the path of a file and a colon, as in `` `model.py`: ``, makes the block below it that file.
+//! - In a block of `console`, a line that begins with `$ ` is a command. The command goes on while a quote is open, or its line ends
+//!   in `\`. The lines below it are its output: `…` stands for any text, and numbers in JSON may differ by a ten-thousandth. A
+//!   command without output below it has to succeed.
+//! - `$ trireme serve …` starts a server and ends the previous one. `localhost:8000` in later commands is this server.
+//!
+//! Blocks of other kinds are not run, such as `sh` for commands that need Docker, Kubernetes, several machines or a download.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use trireme_e2e::{Process, Request, product, python, wait_until, workspace};
+
+/// The pages whose commands run, each with the least number of its commands.
+const PAGES: [(&str, usize); 4] = [
+    ("docs/rerankers-classifiers-ner.md", 10),
+    ("docs/slow-pipeline.md", 3),
+    ("docs/operations.md", 1),
+    ("docs/write-a-stage.md", 4),
+];
+
+/// The commands whose flags the pages may name. Each answers `--help`.
+const COMMANDS: [&str; 17] = [
+    "trireme serve",
+    "trireme worker",
+    "trireme bench",
+    "trireme dead list",
+    "trireme dead replay",
+    "trireme export",
+    "trireme infer",
+    "trireme init",
+    "trireme optimize",
+    "trireme settings",
+    "trireme status",
+    "trireme tap",
+    "trireme validate",
+    "trireme verify",
+    "trireme-gateway",
+    "trireme-model",
+    "trireme-python",
+];
+
+/// Flags of other programs.
+const FOREIGN: [&str; 14] = [
+    "--all",
+    "--datatype",
+    "--namespace",
+    "--no-deps",
+    "--password",
+    "--profile",
+    "--quiet",
+    "--repository",
+    "--rm",
+    "--scale",
+    "--store_dir",
+    "--user",
+    "--volume",
+    "--volumes-from",
+];
+
+/// How long a server may take until it is ready. It measures each model that it has never loaded before.
+const READY: Duration = Duration::from_secs(60);
+
+/// By how much a number may differ from the printed one.
+const TOLERANCE: f64 = 1e-4;
+
+#[test]
+fn the_page_about_rerankers_classifiers_and_entities_works() {
+    run(PAGES[0]);
+}
+
+#[test]
+fn the_page_about_slow_pipelines_works() {
+    run(PAGES[1]);
+}
+
+#[test]
+fn the_page_about_operations_works() {
+    run(PAGES[2]);
+}
+
+#[test]
+fn the_page_about_stages_works() {
+    run(PAGES[3]);
+}
+
+#[test]
+fn flags_and_metrics_that_pages_name_exist() {
+    let flags: BTreeSet<String> = COMMANDS.iter().flat_map(|command| flags_of(command)).collect();
+    let metrics = read("docs/metrics.md");
+    let streams = read("docs/message-contract.md");
+    let mut found = 0;
+    for (page, _) in PAGES {
+        let mut wrong = Vec::new();
+        for word in words(&read(page)) {
+            let exists = if word.starts_with("--") {
+                flags.contains(&word) || FOREIGN.contains(&word.as_str())
+            } else if word.starts_with("nv_") || word.starts_with("trireme_") {
+                let series = ["_sum", "_count", "_bucket"].iter().find_map(|end| word.strip_suffix(end));
+                let is_metric = |name: &str| metrics.contains(&format!("| `{name}` |"));
+                is_metric(&word) || series.is_some_and(is_metric) || streams.contains(&word) || word == "trireme_python"
+            } else {
+                continue;
+            };
+            found += 1;
+            if !exists {
+                wrong.push(word);
+            }
+        }
+        assert!(wrong.is_empty(), "{page} names {wrong:?}, which no program has");
+    }
+    assert!(found > 50, "the pages name {found} flags and metrics");
+}
+
+#[test]
+fn a_page_is_read_as_it_says() {
+    let page = "\
+text `not/this`: text\n\n`a/b.py`:\n\n```python\nx = 1\n\n```\n```sh\n$ not this\n```\n
+```console\n$ one 'a\nb' # c\nout\n  more\n$ two \\\n  three\n```\n";
+    let command = |text: &str, output: &str| Part::Command { text: text.to_owned(), output: output.to_owned() };
+    let file = Part::File { path: "a/b.py".to_owned(), content: "x = 1\n\n".to_owned() };
+    assert_eq!(parts(page), [file, command("one 'a\nb' # c", "out\n  more"), command("two \\\n  three", "")]);
+
+    assert!(agrees(r#"{"a": [0.5, "…"]}"#, r#"{"a":[0.50001,"id-17"]}"#));
+    assert!(!agrees(r#"{"a": [0.5]}"#, r#"{"a":[0.51]}"#) && !agrees(r#"{"a": 1}"#, r#"{"a":1,"b":2}"#));
+    assert!(agrees("took … ms\nend", "took 17 ms\nend") && !agrees("took … ms", "took 17 s"));
+    assert_eq!(words("a `--one=2` trireme_x\n```\n$ b --two\n```"), ["--one", "--two"]);
+}
+
+// === Pages ===
+
+/// A part of a page that a reader carries out.
+#[derive(Debug, PartialEq, Eq)]
+enum Part {
+    File { path: String, content: String },
+    Command { text: String, output: String },
+}
+
+fn read(page: &str) -> String {
+    fs::read_to_string(workspace().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"))
+}
+
+/// The files and commands of a page, in their order.
+fn parts(page: &str) -> Vec<Part> {
+    let mut parts = Vec::new();
+    let mut file = None;
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        let Some(kind) = line.strip_prefix("```") else {
+            let named =
+                line.strip_prefix('`').and_then(|rest| rest.strip_suffix("`:")).filter(|path| !path.contains('`'));
+            // A blank line may stand between the path and its block.
+            file = if line.is_empty() { file } else { named };
+            continue;
+        };
+        let block: Vec<&str> = lines.by_ref().take_while(|line| *line != "```").collect();
+        match (file.take(), kind) {
+            (Some(path), _) => {
+                let content = block.iter().map(|line| format!("{line}\n")).collect();
+                parts.push(Part::File { path: path.to_owned(), content });
+            }
+            (None, "console") => parts.extend(commands(&block)),
+            (None, _) => {}
+        }
+    }
+    parts
+}
+
+/// The commands of a block, each with its output.
+fn commands(block: &[&str]) -> Vec<Part> {
+    let mut commands: Vec<(String, Vec<&str>)> = Vec::new();
+    for line in block {
+        match (line.strip_prefix("$ "), commands.last_mut()) {
+            (Some(text), _) => commands.push((text.to_owned(), Vec::new())),
+            (None, Some((text, _))) if text.ends_with('\\') || text.matches('\'').count() % 2 == 1 => {
+                text.push('\n');
+                text.push_str(line);
+            }
+            (None, Some((_, output))) => output.push(line),
+            (None, None) => panic!("'{line}' belongs to no command"),
+        }
+    }
+    commands.into_iter().map(|(text, output)| Part::Command { text, output: output.join("\n") }).collect()
+}
+
+/// The words in a page's code that are flags or names: in spans, and in whole blocks.
+fn words(page: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut in_block = false;
+    for line in page.lines() {
+        if line.starts_with("```") {
+            in_block = !in_block;
+            continue;
+        }
+        let code: Vec<&str> = if in_block { vec![line] } else { line.split('`').skip(1).step_by(2).collect() };
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        let found = code.iter().flat_map(|code| code.split(|c| !is_part(c)));
+        words.extend(found.filter(|word| word.len() > 2 && !word.ends_with('_')).map(str::to_owned));
+    }
+    words.retain(|word| word.starts_with("--") || word.contains('_'));
+    words
+}
+
+/// The flags in the help of a command.
+fn flags_of(command: &str) -> BTreeSet<String> {
+    let mut words = command.split(' ');
+    let help = product(words.next().expect("a command has a name")).args(words).arg("--help").output();
+    let help = String::from_utf8(help.expect("the binary runs").stdout).expect("help is text");
+    let named = help.split(|c: char| c.is_whitespace() || "<[,;=".contains(c));
+    let flags: BTreeSet<String> = named.filter(|word| word.starts_with("--")).map(str::to_owned).collect();
+    assert!(flags.len() > 1, "{command} --help names {flags:?}");
+    flags
+}
+
+// === Sessions ===
+
+/// A reader with an empty folder.
+struct Session {
+    folder: TempDir,
+    logs: TempDir,
+    server: Option<(Process, SocketAddr)>,
+    servers: usize,
+}
+
+#[track_caller]
+fn run((page, least): (&str, usize)) {
+    let mut session = Session::begin();
+    let mut commands = 0;
+    for part in parts(&read(page)) {
+        match part {
+            Part::File { path, content } => session.write(&path, &content),
+            Part::Command { text, output } => {
+                commands += 1;
+                match text.strip_prefix("trireme serve ") {
+                    Some(arguments) => session.serve(arguments),
+                    None => session.ask(page, &text, &output),
+                }
+            }
+        }
+    }
+    assert!(commands >= least, "{page} has {commands} commands");
+}
+
+impl Session {
+    fn begin() -> Session {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        for name in ["examples", "services", "tests"] {
+            symlink(workspace().join(name), folder.path().join(name)).expect("a link can be made");
+        }
+        Session { folder, logs: tempfile::tempdir().expect("a temporary folder"), server: None, servers: 0 }
+    }
+
+    fn write(&self, path: &str, content: &str) {
+        let path = self.folder.path().join(path);
+        fs::create_dir_all(path.parent().expect("a file lies in a folder")).expect("a folder can be made");
+        fs::write(path, content).expect("a file can be written");
+    }
+
+    /// Gives a command the reader's folder and programs: the product's, and a Python that has numpy.
+    fn prepare(&self, command: &mut Command) {
+        let binary = PathBuf::from(product("trireme").get_program());
+        let folders =
+            [binary.parent(), python().parent()].map(|folder| folder.expect("a program lies in a folder").to_owned());
+        let others = std::env::var_os("PATH").unwrap_or_default();
+        let path = std::env::join_paths(folders.into_iter().chain(std::env::split_paths(&others)));
+        command.env("PATH", path.expect("no folder has a colon in its name")).current_dir(self.folder.path());
+    }
+
+    /// Starts a server in place of the one that runs.
+    #[track_caller]
+    fn serve(&mut self, arguments: &str) {
+        self.server = None;
+        self.servers += 1;
+        let words = arguments.split_once(" #").map_or(arguments, |(words, _)| words).split_whitespace();
+        let mut command = product("trireme");
+        command.arg("serve").args(words);
+        self.prepare(&mut command);
+        let mut process = Process::start(&format!("serve-{}", self.servers), &mut command, self.logs.path());
+        let address = wait_until("the server is ready", READY, || {
+            assert!(process.exited().is_none(), "trireme serve {arguments} ends: {:?}", process.last_words());
+            let events = process.events();
+            let listening = events.iter().find(|event| event["message"] == "HTTP listener")?;
+            let address: SocketAddr = listening["address"].as_str()?.parse().ok()?;
+            let ready = Request::get("/v2/health/ready").send(address).ok()?;
+            (ready.status == 200).then_some(address)
+        });
+        self.server = Some((process, address));
+    }
+
+    /// Runs a command and compares its output with the printed one.
+    #[track_caller]
+    fn ask(&self, page: &str, text: &str, printed: &str) {
+        let mut here = text.to_owned();
+        if let Some((_, address)) = &self.server {
+            here = here.replace("localhost:8000", &address.to_string());
+            if here.starts_with("trireme infer ") || here.starts_with("trireme status") {
+                here = format!("{here} --server http://{address}");
+            }
+        }
+        let mut command = Command::new("bash");
+        command.args(["-c", &here]);
+        self.prepare(&mut command);
+        let output = command.output().expect("bash runs");
+        let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{page}: '{text}' ends with {}: {said}{errors}", output.status);
+        assert!(
+            printed.is_empty() || agrees(printed, &said),
+            "{page}: '{text}' gives\n{said}{errors}\nand not\n{printed}"
+        );
+    }
+}
+
+/// Whether an output is the printed one.
+fn agrees(printed: &str, output: &str) -> bool {
+    match (serde_json::from_str(printed), serde_json::from_str(output)) {
+        (Ok(printed), Ok(output)) => alike(&printed, &output),
+        _ => {
+            let lines = |text: &str| text.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n");
+            fits(&lines(printed), lines(output).trim_end())
+        }
+    }
+}
+
+fn alike(printed: &Value, output: &Value) -> bool {
+    match (printed, output) {
+        (Value::Number(one), Value::Number(other)) => {
+            one.as_f64().zip(other.as_f64()).is_some_and(|(one, other)| (one - other).abs() <= TOLERANCE)
+        }
+        (Value::Array(one), Value::Array(other)) => {
+            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| alike(one, other))
+        }
+        (Value::Object(one), Value::Object(other)) => {
+            one.len() == other.len()
+                && one.iter().all(|(name, value)| other.get(name).is_some_and(|other| alike(value, other)))
+        }
+        (Value::String(one), Value::String(other)) => fits(one, other),
+        (Value::String(one), _) if one == "…" => true,
+        (one, other) => one == other,
+    }
+}
+
+/// Whether a text is this one, in which `…` stands for any text.
+fn fits(pattern: &str, text: &str) -> bool {
+    match pattern.split_once('…') {
+        None => pattern == text,
+        Some((before, after)) => text.strip_prefix(before).is_some_and(|rest| {
+            rest.char_indices().map(|(at, _)| at).chain([rest.len()]).any(|at| fits(after, &rest[at..]))
+        }),
+    }
+}
