@@ -85,6 +85,7 @@ metrics! {
 
     StageTransit = "trireme_stage_transit_seconds" Histogram "From being sent to the model's queue on the bus until this process received it";
     StageQueue = "trireme_stage_queue_seconds" Histogram "From being received by this process until its batch began to run";
+    StageLane = "trireme_stage_lane_queue_seconds" Histogram "From being sent to the model's queue until its batch began to run, by the request's lane";
     StageCompute = "trireme_stage_compute_seconds" Histogram "What running the request's batch took: inputs, run and outputs";
     StageFailures = "trireme_stage_failures_total" Counter "Requests that failed in this process";
     StageBatch = "trireme_stage_batch_rows" Histogram "Rows of the batches that this process ran";

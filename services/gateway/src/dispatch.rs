@@ -7,6 +7,7 @@ mod order;
 mod reconcile;
 mod sequence;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use trireme_bus::{
     Answer, Bus, BusError, Connection, Inbox, PendingReplies, QUEUE_FULL, QueueStatus, Queued, Reply, WorkMessage,
     queue_pause,
 };
-use trireme_inference::{InferError, ModelKey, UnixMicros};
+use trireme_inference::{InferError, Lane, ModelKey, UnixMicros};
 use trireme_runtime::TaskSet;
 use trireme_telemetry::trace_id;
 
@@ -145,6 +146,11 @@ impl Dispatcher {
         self.bus.queue_status(model, levels).await
     }
 
+    /// The queues that have a bulk lane.
+    pub async fn bulk_queues(&self) -> Result<HashSet<ModelKey>, BusError> {
+        self.bus.bulk_queues().await
+    }
+
     /// The number of bytes of tensors that fit into one message without a claim.
     pub fn message_bytes(&self) -> usize {
         self.bus.message_bytes()
@@ -170,9 +176,14 @@ impl Dispatcher {
         Ok(self.in_task("sequence", sequence::run(self.clone(), turn, message, place)))
     }
 
-    /// Refuses a request when too many are in flight. Messages of an admitted request are not checked again.
+    /// Refuses a request when too many are in flight. Bulk requests leave half of the places to live ones. Messages of an
+    /// admitted request are not checked again.
     fn admit(&self, message: &WorkMessage) -> Result<(), InferError> {
-        if self.in_flight() < self.max_in_flight {
+        let most = match message.lane() {
+            Lane::Live => self.max_in_flight,
+            Lane::Bulk => self.max_in_flight.div_ceil(2),
+        };
+        if self.in_flight() < most {
             return Ok(());
         }
         let error = InferError::unavailable(QUEUE_FULL);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tracing::Instrument;
 use trireme_bus::{Answer, WorkMessage};
 use trireme_inference::{
-    Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, Tensor, UnixMicros,
+    Callers, InferError, InferRequest, InferResponse, Lane, Ledger, ModelKey, RequestedOutput, Tensor, UnixMicros,
 };
 use trireme_runtime::response_cache::Key;
 
@@ -30,6 +30,8 @@ pub struct Traced {
     pub traceparent: Option<String>,
     /// How it came in.
     pub via: Via,
+    /// Its lane.
+    pub lane: Lane,
     /// Whether its rows may travel apart.
     pub rows: Rows,
     /// What it holds of the budget.
@@ -92,6 +94,7 @@ struct Prepared {
 
 /// What a request brings besides itself.
 struct Terms {
+    lane: Lane,
     rows: Rows,
     answer: Answer,
     traceparent: Option<String>,
@@ -185,7 +188,7 @@ impl Handlers {
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.via.attributes());
         let trace = self.tracing.begin(&traced);
-        let terms = Terms { rows: traced.rows, answer, traceparent, callers: traced.callers, trace };
+        let terms = Terms { lane: traced.lane, rows: traced.rows, answer, traceparent, callers: traced.callers, trace };
         let prepared = span.in_scope(|| {
             self.repeat_query(&mut traced.request, &traced.hold)?;
             self.admit(traced.request, terms, &span)
@@ -198,7 +201,7 @@ impl Handlers {
 
     /// Checks a request and makes the message of it that goes into the pipeline.
     fn admit(&self, request: InferRequest, terms: Terms, span: &tracing::Span) -> Result<Prepared, InferError> {
-        let Terms { rows, answer, traceparent, callers, trace } = terms;
+        let Terms { lane, rows, answer, traceparent, callers, trace } = terms;
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
         served.config.check_outputs(&request.outputs, &request.id)?;
@@ -214,7 +217,8 @@ impl Handlers {
         route.remaining().iter().try_for_each(|step| callers.check(&step.model))?;
         let level = |step: &ModelKey| {
             let found = catalog.find(&step.name, Some(step.version));
-            found.map_or(0, |(_, served)| served.config.priority_level(request.priority))
+            let level = found.map_or(0, |(_, served)| served.config.priority_level(request.priority));
+            catalog.lane_at(step, lane).level(level)
         };
         let route = route.at_levels(level);
         let asked = Asked {

@@ -98,7 +98,8 @@ impl Execute for Runner {
 }
 
 fn request(call: Call) -> Result<Request<Body>, axum::http::Error> {
-    let mut request = Request::post(&call.path).extension(Admitted);
+    // Durable work waits in the bulk lane.
+    let mut request = Request::post(&call.path).extension(Admitted).header("priority", "u=7");
     for (name, value) in &call.headers {
         request = request.header(name, value.as_ref());
     }

@@ -19,11 +19,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue};
 use bytes::Bytes;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
-use trireme_inference::InferError;
+use trireme_inference::{InferError, Lane};
 use trireme_jobs::Jobs;
 use trireme_runtime::TaskSet;
 
@@ -67,6 +68,11 @@ pub struct HttpListener {
 // === impl HttpState ===
 
 impl HttpState {
+    /// The lane of a request with these headers.
+    fn lane(&self, headers: &HeaderMap) -> Lane {
+        self.handlers.access.lane(|name| headers.get(name).map(HeaderValue::as_bytes))
+    }
+
     /// The whole body of a request, unless it is larger than allowed.
     async fn read(&self, request: Request) -> Result<Bytes, InferError> {
         let (parts, body) = request.into_parts();

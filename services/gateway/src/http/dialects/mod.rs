@@ -30,7 +30,7 @@ use axum::response::Response;
 use axum::routing::{get as on_get, post as on_post};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use trireme_inference::{InferError, Parameters};
+use trireme_inference::{InferError, Lane, Parameters};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
@@ -106,6 +106,7 @@ struct Call {
     /// The parameters that models get of the headers.
     parameters: Parameters,
     traceparent: Option<String>,
+    lane: Lane,
     route: &'static str,
     /// The meaning of token ids in place of texts.
     token_input: TokenInput,
@@ -225,6 +226,7 @@ async fn answer(http: &HttpState, claims: &[Claim], mut path: BTreeMap<String, S
         hold,
         parameters,
         traceparent: text(&parts.headers, "traceparent").map(str::to_owned),
+        lane: http.lane(&parts.headers),
         route: route.path,
         token_input: http.options.token_input,
     };
@@ -320,6 +322,7 @@ impl Call {
             hold: self.hold.clone(),
             parameters: self.parameters.clone(),
             traceparent: self.traceparent.clone(),
+            lane: self.lane,
             via: Via::Http(self.route),
         }
     }
