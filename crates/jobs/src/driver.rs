@@ -9,9 +9,11 @@ use tokio::task::{AbortHandle, JoinSet};
 use trireme_bus::{Bucket, Bus, Change, Entry};
 
 use crate::call::Execute;
+use crate::files::ARRIVING;
 use crate::jobs::{Jobs, Options, Shared};
 use crate::pace::{Pace, Share};
 use crate::record::{BatchState, Record};
+use crate::store::now;
 use crate::{batch, store};
 
 /// How often the owners of other jobs are looked at.
@@ -19,6 +21,9 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// Pause before the store is followed again, or a job is run again whose run failed because the store was out of reach.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// Most files that are deleted in one tick because they have stopped to arrive.
+const SWEPT: usize = 16;
 
 /// Most jobs that are taken over in one tick, and at the same time.
 const TAKEN_OVER: usize = 2048;
@@ -37,6 +42,8 @@ enum Open {
 struct Driver {
     jobs: Jobs,
     open: HashMap<String, Open>,
+    /// The files that arrive, at any gateway, and until when new bytes have to come.
+    arriving: HashMap<String, u64>,
     /// Requests of this gateway, oldest first. Some may have ended since.
     waiting: VecDeque<String>,
     /// Ends with the id of the job, and whether it has to be run again.
@@ -69,6 +76,7 @@ async fn run(jobs: Jobs) {
     let mut driver = Driver {
         jobs,
         open: HashMap::new(),
+        arriving: HashMap::new(),
         waiting: VecDeque::new(),
         running: JoinSet::new(),
         requests: HashSet::new(),
@@ -96,7 +104,10 @@ async fn run(jobs: Jobs) {
                     None => break,
                 },
                 Some(ended) = driver.running.join_next_with_id() => driver.ended(ended),
-                _ = tick.tick() => driver.take_over().await,
+                _ = tick.tick() => {
+                    driver.take_over().await;
+                    driver.sweep().await;
+                }
             }
         }
     }
@@ -112,6 +123,12 @@ impl Driver {
         };
         // Ids have no characters that keys escape.
         let id = entry.key.clone();
+        if let Record::File(file) = &record
+            && file.purpose == ARRIVING
+        {
+            self.arriving.insert(id, file.expires.unwrap_or_default());
+            return;
+        }
         let Some(owner) = record.open_for() else { return self.close(&id) };
         if owner != self.jobs.0.own {
             self.close(&id);
@@ -137,6 +154,7 @@ impl Driver {
 
     /// Forgets a job that has ended or belongs to another gateway; stops running it.
     fn close(&mut self, id: &str) {
+        self.arriving.remove(id);
         if let Some(Open::Runs { task, .. }) = self.open.remove(id) {
             task.abort();
         }
@@ -212,6 +230,21 @@ impl Driver {
             },
             Some(Open::Runs { .. }) => drop(self.open.remove(&id)),
             Some(Open::Waits | Open::Others(_)) | None => {}
+        }
+    }
+
+    /// Deletes files that have stopped to arrive.
+    async fn sweep(&mut self) {
+        let now = now();
+        let over = self.arriving.iter().filter(|(_, until)| **until <= now).map(|(id, _)| id.clone());
+        for id in over.take(SWEPT).collect::<Vec<_>>() {
+            match self.jobs.sweep(&id).await {
+                // A record that was written meanwhile comes on the watch.
+                Ok(()) => {
+                    self.arriving.remove(&id);
+                }
+                Err(error) => tracing::warn!(file = id, %error, "a file that has stopped to arrive could not be deleted yet"),
+            }
         }
     }
 

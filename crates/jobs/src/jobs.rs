@@ -15,6 +15,8 @@ pub struct Options {
     pub max_in_flight: usize,
     /// How long a request that has not ended may stay, and how long one that has ended is kept.
     pub time_to_live: Duration,
+    /// How long a file may arrive without new bytes. Then its parts are deleted.
+    pub upload_patience: Duration,
 }
 
 /// Durable work on one bus. Clones are the same.
