@@ -14,7 +14,7 @@ use trireme_jobs::{Answer, Call, JobError, Jobs, RequestState};
 
 use super::get;
 use crate::handlers::Category;
-use crate::http::HttpState;
+use crate::http::{HttpState, access};
 use crate::http::body::{self, text};
 use crate::http::jobs::KEPT_HEADERS;
 use crate::http::response::{self, HttpError};
@@ -64,9 +64,8 @@ pub async fn defer(State(http): State<HttpState>, request: Request, next: Next) 
 async fn accept(http: &HttpState, request: Request, preference: &Preference) -> Result<Response, Response> {
     let (parts, body) = request.into_parts();
     let header = |name: &str| parts.headers.get(name).map(HeaderValue::as_bytes);
-    if http.handlers.access.check(Category::Inference, header).is_err() {
-        let message = "a valid API key is required, as 'Authorization: Bearer <key>' or 'X-API-Key: <key>'";
-        return Err(response::error(StatusCode::UNAUTHORIZED, message));
+    if let Err(denied) = http.handlers.access.check(Category::Inference, header) {
+        return Err(access::refuse(&denied));
     }
     let jobs = jobs(http)?;
     let key = text(&parts.headers, IDEMPOTENCY_KEY).filter(|key| !key.is_empty());
