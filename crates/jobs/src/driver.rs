@@ -12,7 +12,8 @@ use crate::call::Execute;
 use crate::files::ARRIVING;
 use crate::jobs::{Jobs, Options, Shared};
 use crate::pace::{Pace, Share};
-use crate::record::{BatchState, Record};
+use crate::record::{BatchState, Counts, Record};
+use crate::statistics::Load;
 use crate::store::now;
 use crate::{batch, store};
 
@@ -42,6 +43,8 @@ enum Open {
 struct Driver {
     jobs: Jobs,
     open: HashMap<String, Open>,
+    /// The batches of this gateway that have not ended.
+    batches: HashMap<String, (BatchState, Counts)>,
     /// The files that arrive, at any gateway, and until when new bytes have to come.
     arriving: HashMap<String, u64>,
     /// Requests of this gateway, oldest first. Some may have ended since.
@@ -66,7 +69,7 @@ impl Jobs {
     ) -> (Jobs, impl Future<Output = ()> + Send + 'static) {
         let pace = Pace::new(options.max_in_flight);
         let (ended, _) = tokio::sync::broadcast::channel(1024);
-        let jobs = Jobs(Arc::new(Shared { bus, own: own.to_owned(), execute, options, pace, ended }));
+        let jobs = Jobs(Arc::new(Shared { bus, own: own.to_owned(), execute, options, pace, counters: Default::default(), ended }));
         (jobs.clone(), run(jobs))
     }
 }
@@ -76,6 +79,7 @@ async fn run(jobs: Jobs) {
     let mut driver = Driver {
         jobs,
         open: HashMap::new(),
+        batches: HashMap::new(),
         arriving: HashMap::new(),
         waiting: VecDeque::new(),
         running: JoinSet::new(),
@@ -84,6 +88,7 @@ async fn run(jobs: Jobs) {
     };
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    driver.tell();
     loop {
         let watch = driver.jobs.0.bus.watch(Bucket::Jobs).await;
         let mut changes = match watch {
@@ -107,6 +112,7 @@ async fn run(jobs: Jobs) {
                 _ = tick.tick() => {
                     driver.take_over().await;
                     driver.sweep().await;
+                    driver.tell();
                 }
             }
         }
@@ -135,6 +141,9 @@ impl Driver {
             self.open.insert(id, Open::Others(owner.to_owned()));
             return;
         }
+        if let Record::Batch(batch) = &record {
+            self.batches.insert(id.clone(), (batch.state, batch.counts));
+        }
         match (self.open.get(&id), &record) {
             (Some(Open::Runs { stop: Some(stop), .. }), Record::Batch(batch)) => {
                 stop.send_if_modified(|stop| {
@@ -155,6 +164,7 @@ impl Driver {
     /// Forgets a job that has ended or belongs to another gateway; stops running it.
     fn close(&mut self, id: &str) {
         self.arriving.remove(id);
+        self.batches.remove(id);
         if let Some(Open::Runs { task, .. }) = self.open.remove(id) {
             task.abort();
         }
@@ -231,6 +241,20 @@ impl Driver {
             Some(Open::Runs { .. }) => drop(self.open.remove(&id)),
             Some(Open::Waits | Open::Others(_)) | None => {}
         }
+    }
+
+    /// Counts the work that is there, for metrics.
+    fn tell(&self) {
+        let waiting = self.open.values().filter(|open| matches!(open, Open::Waits)).count() as u64;
+        let in_state = |state| self.batches.values().filter(|(own, _)| *own == state).count() as u64;
+        let open = [BatchState::Validating, BatchState::InProgress, BatchState::Cancelling];
+        let left = |(_, counts): &(BatchState, Counts)| counts.total.saturating_sub(counts.completed + counts.failed);
+        *self.jobs.0.counters.load.lock() = Load {
+            waiting,
+            running: self.requests.len() as u64,
+            batches: open.map(|state| (state, in_state(state))).into(),
+            lines_left: self.batches.values().map(left).sum(),
+        };
     }
 
     /// Deletes files that have stopped to arrive.

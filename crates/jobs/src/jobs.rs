@@ -7,6 +7,7 @@ use trireme_bus::Bus;
 
 use crate::call::Execute;
 use crate::pace::Pace;
+use crate::statistics::Counters;
 
 /// Limits of durable work.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +31,7 @@ pub(crate) struct Shared {
     pub execute: Arc<dyn Execute>,
     pub options: Options,
     pub pace: Pace,
+    pub counters: Counters,
     /// Wakes those that wait for the end of a job.
     pub ended: tokio::sync::broadcast::Sender<String>,
 }

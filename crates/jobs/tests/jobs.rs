@@ -351,3 +351,31 @@ async fn a_file_that_stops_to_arrive_leaves_nothing() {
     .await;
     assert_eq!(gateway.lines_of(&whole).await, [json!({"whole": 1})]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_counts_its_work() {
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = Gateway::on(&open(directory.path()), "g");
+    gateway.system.stuck.store(true, Ordering::Relaxed);
+    gateway.jobs.accept(call("a request"), None).await.unwrap();
+    let wrong = lines(1).replace("text", "wrong");
+    let batch = gateway.batch(gateway.file(&(lines(3) + &wrong + "rubbish\n")).await).await;
+    let count = |load: &trireme_jobs::Load, wanted| -> u64 {
+        load.batches.iter().filter(|(state, _)| *state == wanted).map(|(_, count)| count).sum()
+    };
+    until("all calls are in flight", async || {
+        let now = gateway.jobs.statistics();
+        let (load, runs) = (&now.load, count(&now.load, BatchState::InProgress));
+        ((now.in_flight, load.running, runs, load.lines_left) == (5, 1, 1, 5)).then_some(())
+    })
+    .await;
+    gateway.system.stuck.store(false, Ordering::Relaxed);
+    assert_eq!(ended(&gateway, &batch).await.counts.failed, 2);
+    until("nothing is left", async || {
+        let now = gateway.jobs.statistics();
+        let load = trireme_jobs::Load { batches: Vec::new(), ..now.load.clone() };
+        let is_empty = load == trireme_jobs::Load::default() && now.load.batches.iter().all(|(_, count)| *count == 0);
+        (is_empty && (now.in_flight, now.completed, now.failed) == (0, 3, 2)).then_some(())
+    })
+    .await;
+}

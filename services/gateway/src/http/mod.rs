@@ -121,6 +121,7 @@ impl HttpListener {
                     () = stopped.cancelled() => {}
                 }
             });
+            let _ = state.handlers.jobs.set(jobs.clone());
             state.jobs = Some(jobs);
         }
         let router = routes::router(state);
