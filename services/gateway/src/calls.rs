@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use trireme_bus::{ALIVE, Answer, Bus, BusError, Call, LATEST, Output, Reply, WorkMessage};
 use trireme_inference::{
-    Action, InferError, InferRequest, InferResponse, Lane, ParameterValue, RequestedOutput, SharedTensors, UnixMicros,
+    Action, InferError, InferRequest, InferResponse, ParameterValue, RequestedOutput, SharedTensors, UnixMicros,
 };
 use trireme_protocol::repository::LoadRequest;
 use trireme_runtime::TaskSet;
 
-use crate::handlers::{Handlers, Next, Rows, Traced, Via};
+use crate::handlers::{Handlers, Next, Rows, Traced, Via, Waits};
 
 /// Takes calls until the tasks have to stop.
 pub async fn serve(bus: &dyn Bus, handlers: Arc<Handlers>, tasks: &TaskSet) -> Result<(), BusError> {
@@ -129,7 +129,7 @@ fn read(handlers: &Handlers, message: &WorkMessage) -> Result<Traced, InferError
         request,
         traceparent: message.traceparent.clone(),
         via: Via::Model,
-        lane: message.route.current().map_or(Lane::Live, |step| Lane::of_level(step.level)),
+        waits: Waits { lane: message.lane(), ..Waits::default() },
         rows: Rows::Configured,
         hold,
         callers: message.callers.clone(),

@@ -10,7 +10,7 @@ use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
 
 use super::deadline::Deadline;
 use crate::budget::Hold;
-use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced, Via, forward};
+use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced, Via, Waits, forward};
 
 /// A call's metadata.
 #[derive(Clone, Debug)]
@@ -95,7 +95,7 @@ impl Call {
             request,
             traceparent,
             via: Via::Grpc(method),
-            lane: self.lane,
+            waits: Waits { lane: self.lane, ..Waits::default() },
             rows: Rows::Configured,
             hold: hold.clone(),
             callers: Default::default(),

@@ -3,6 +3,7 @@
 mod responses;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tracing::Instrument;
 use trireme_bus::{Answer, WorkMessage};
@@ -30,14 +31,23 @@ pub struct Traced {
     pub traceparent: Option<String>,
     /// How it came in.
     pub via: Via,
-    /// Its lane.
-    pub lane: Lane,
+    /// How it waits.
+    pub waits: Waits,
     /// Whether its rows may travel apart.
     pub rows: Rows,
     /// What it holds of the budget.
     pub hold: Hold,
     /// The models that wait for its answer, where a model has sent it.
     pub callers: Callers,
+}
+
+/// How a request waits for its turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// Its lane.
+    pub lane: Lane,
+    /// How long it waits for room in a full queue before it is refused.
+    pub patience: Duration,
 }
 
 /// Whether the rows of a request may travel apart.
@@ -76,6 +86,8 @@ struct Running {
     turn: Option<Turn>,
     /// The most rows of a message, where the request may travel as several.
     rows_per_message: Option<u32>,
+    /// How long it waits for room in a full queue.
+    patience: Duration,
     counted: CountedRequest,
     span: tracing::Span,
     /// Where it is written to a file of traces.
@@ -94,7 +106,7 @@ struct Prepared {
 
 /// What a request brings besides itself.
 struct Terms {
-    lane: Lane,
+    waits: Waits,
     rows: Rows,
     answer: Answer,
     traceparent: Option<String>,
@@ -188,7 +200,8 @@ impl Handlers {
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.via.attributes());
         let trace = self.tracing.begin(&traced);
-        let terms = Terms { lane: traced.lane, rows: traced.rows, answer, traceparent, callers: traced.callers, trace };
+        let terms =
+            Terms { waits: traced.waits, rows: traced.rows, answer, traceparent, callers: traced.callers, trace };
         let prepared = span.in_scope(|| {
             self.repeat_query(&mut traced.request, &traced.hold)?;
             self.admit(traced.request, terms, &span)
@@ -201,7 +214,7 @@ impl Handlers {
 
     /// Checks a request and makes the message of it that goes into the pipeline.
     fn admit(&self, request: InferRequest, terms: Terms, span: &tracing::Span) -> Result<Prepared, InferError> {
-        let Terms { lane, rows, answer, traceparent, callers, trace } = terms;
+        let Terms { waits, rows, answer, traceparent, callers, trace } = terms;
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
         served.config.check_outputs(&request.outputs, &request.id)?;
@@ -218,7 +231,7 @@ impl Handlers {
         let level = |step: &ModelKey| {
             let found = catalog.find(&step.name, Some(step.version));
             let level = found.map_or(0, |(_, served)| served.config.priority_level(request.priority));
-            catalog.lane_at(step, lane).level(level)
+            catalog.lane_at(step, waits.lane).level(level)
         };
         let route = route.at_levels(level);
         let asked = Asked {
@@ -273,6 +286,7 @@ impl Handlers {
             labels: catalog.labels().clone(),
             turn,
             rows_per_message,
+            patience: waits.patience,
             span: span.clone(),
             counted,
             trace,
@@ -293,7 +307,7 @@ impl Handlers {
         let exchange = parts.and_then(|parts| match (parts, turn) {
             (Some(parts), _) => self.dispatcher.start_parts(message, parts),
             (None, Some(turn)) => self.dispatcher.start_in_sequence(message, turn),
-            (None, None) => self.dispatcher.start(message),
+            (None, None) => self.dispatcher.start(message, request.patience),
         });
         exchange.map_err(|error| {
             request.counted.failed(&error);

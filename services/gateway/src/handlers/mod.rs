@@ -33,7 +33,7 @@ use crate::statistics::Collector;
 
 pub use access::{Access, AccessArgs, Category, ControlAccess, Credentials, Denied, Restriction, Secret};
 pub use classification::Labels;
-pub use infer::{Next, Responses, Rows, Traced, Via};
+pub use infer::{Next, Responses, Rows, Traced, Via, Waits};
 pub use statistics::Queues;
 pub use status::LastStatus;
 pub use timing::answer_headers;

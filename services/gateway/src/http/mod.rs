@@ -10,6 +10,7 @@ mod dialects;
 mod jobs;
 mod openapi;
 mod patience;
+mod prefer;
 mod response;
 mod routes;
 
@@ -24,12 +25,12 @@ use bytes::Bytes;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
-use trireme_inference::{InferError, Lane};
+use trireme_inference::InferError;
 use trireme_jobs::Jobs;
 use trireme_runtime::TaskSet;
 
 use crate::crowd::{Crowd, Limits};
-use crate::handlers::SharedHandlers;
+use crate::handlers::{SharedHandlers, Waits};
 pub use connections::Connections;
 
 pub use args::HttpArgs;
@@ -37,6 +38,7 @@ use args::HttpOptions;
 pub use dialects::TokenInput;
 pub use jobs::JobArgs;
 use jobs::Runner;
+use prefer::Preference;
 
 /// The state that routes share.
 #[derive(Clone)]
@@ -68,9 +70,10 @@ pub struct HttpListener {
 // === impl HttpState ===
 
 impl HttpState {
-    /// The lane of a request with these headers.
-    fn lane(&self, headers: &HeaderMap) -> Lane {
-        self.handlers.access.lane(|name| headers.get(name).map(HeaderValue::as_bytes))
+    /// How a request with these headers waits.
+    fn waits(&self, headers: &HeaderMap) -> Waits {
+        let lane = self.handlers.access.lane(|name| headers.get(name).map(HeaderValue::as_bytes));
+        Waits { lane, patience: Preference::of(headers).wait }
     }
 
     /// The whole body of a request, unless it is larger than allowed.

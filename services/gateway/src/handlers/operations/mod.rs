@@ -19,11 +19,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use trireme_inference::{
-    DataType, InferError, InferRequest, InferResponse, Lane, Ledger, Parameters, RequestedOutput, Shape, Tensor,
+    DataType, InferError, InferRequest, InferResponse, Ledger, Parameters, RequestedOutput, Shape, Tensor,
     UncheckedTensor,
 };
 
-use super::{Handlers, Rows, Traced, Via};
+use super::{Handlers, Rows, Traced, Via, Waits};
 use crate::budget::Hold;
 use crate::registry::{Offer, ServedModel, Task};
 
@@ -45,8 +45,8 @@ pub struct Ask {
     pub parameters: Parameters,
     /// The client's W3C `traceparent`.
     pub traceparent: Option<String>,
-    /// Its lane.
-    pub lane: Lane,
+    /// How it waits.
+    pub waits: Waits,
     /// The route it came by.
     pub via: Via,
 }
@@ -149,8 +149,8 @@ impl Handlers {
             ..InferRequest::default()
         };
         let (traceparent, hold) = (ask.traceparent.clone(), ask.hold.clone());
-        let (via, lane, rows) = (ask.via, ask.lane, Rows::Independent);
-        let traced = Traced { request, traceparent, via, lane, rows, hold, callers: Default::default() };
+        let (via, waits, rows) = (ask.via, ask.waits, Rows::Independent);
+        let traced = Traced { request, traceparent, via, waits, rows, hold, callers: Default::default() };
         let InferResponse { outputs: mut tensors, ledger, .. } = self.infer(traced).await?;
         let tensors =
             outputs.iter().map(|name| found.output(&mut tensors, name, texts.len())).collect::<Result<_, _>>()?;
