@@ -202,7 +202,8 @@ impl Counters {
 
     /// Counts a successful request.
     pub fn complete(&mut self, request: &Completed, now: UnixMicros) {
-        let Completed { lane, rows, transit, worker_queue, compute_input, compute_infer, compute_output, total } = *request;
+        let Completed { lane, rows, transit, worker_queue, compute_input, compute_infer, compute_output, total } =
+            *request;
         self.request.record(total);
         self.queue.record(transit + worker_queue);
         if lane == Lane::Bulk {

@@ -69,7 +69,15 @@ impl Jobs {
     ) -> (Jobs, impl Future<Output = ()> + Send + 'static) {
         let pace = Pace::new(options.max_in_flight);
         let (ended, _) = tokio::sync::broadcast::channel(1024);
-        let jobs = Jobs(Arc::new(Shared { bus, own: own.to_owned(), execute, options, pace, counters: Default::default(), ended }));
+        let jobs = Jobs(Arc::new(Shared {
+            bus,
+            own: own.to_owned(),
+            execute,
+            options,
+            pace,
+            counters: Default::default(),
+            ended,
+        }));
         (jobs.clone(), run(jobs))
     }
 }
@@ -267,7 +275,9 @@ impl Driver {
                 Ok(()) => {
                     self.arriving.remove(&id);
                 }
-                Err(error) => tracing::warn!(file = id, %error, "a file that has stopped to arrive could not be deleted yet"),
+                Err(error) => {
+                    tracing::warn!(file = id, %error, "a file that has stopped to arrive could not be deleted yet")
+                }
             }
         }
     }

@@ -20,7 +20,7 @@ pub struct Load {
     pub lines_left: u64,
 }
 
-/// A gateway's durable work, and what it has done.
+/// A gateway's durable work: the load and the counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// The work that is there.

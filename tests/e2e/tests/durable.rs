@@ -220,7 +220,10 @@ fn a_durable_request_is_admitted_like_a_live_one() {
     let later = || embed("a").header("Prefer", "respond-async");
     let restricted = start(["--http-restricted-api", "inference:x-team=secret"]);
     let refused = restricted.send(&later());
-    assert_eq!((refused.status, refused.error()), (403, "This API is restricted, expecting header 'x-team'".to_owned()));
+    assert_eq!(
+        (refused.status, refused.error()),
+        (403, "This API is restricted, expecting header 'x-team'".to_owned())
+    );
     assert_eq!(restricted.send(&later().header("X-Team", "secret")).status, 202);
     drop(restricted);
     let keyed = start(["--api-key", "key"]);

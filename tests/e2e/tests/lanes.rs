@@ -56,7 +56,11 @@ fn a_live_request_waits_for_no_queued_bulk_request(mode: Mode) {
     assert!(bulk.iter().all(|(status, _)| *status == 200), "bulk requests are answered too");
     let behind = bulk.iter().filter(|(_, at)| *at > live_ended).count();
     assert!(behind > BULK / 2, "only {behind} of {BULK} bulk requests were answered after the live ones");
-    assert!(slowest < RUN * 10, "a live request took {slowest:?}, the bulk requests before it take {:?}", RUN * BULK as u32);
+    assert!(
+        slowest < RUN * 10,
+        "a live request took {slowest:?}, the bulk requests before it take {:?}",
+        RUN * BULK as u32
+    );
 }
 
 #[test]
@@ -70,7 +74,8 @@ fn a_key_chooses_the_lane() {
     }
     let metrics = wait_until("the metrics", Duration::from_secs(10), || {
         let events = sandbox.gateway.events();
-        let address = events.iter().find(|event| event["message"] == "metrics listener")?["address"].as_str()?.to_owned();
+        let address =
+            events.iter().find(|event| event["message"] == "metrics listener")?["address"].as_str()?.to_owned();
         Some(Request::get("/metrics").send(address.parse().ok()?).ok()?.text())
     });
     for (lane, count) in [("live", 1), ("bulk", 2)] {

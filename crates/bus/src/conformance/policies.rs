@@ -48,7 +48,8 @@ pub async fn the_bulk_lane_comes_with_its_first_message(setup: &Setup) {
     let bulk = |n| message_at(&model, Lane::Bulk.level(0), n);
     let worker = setup.connect().await;
     worker.declare_queue(&model, &patient_options()).await.expect("declared");
-    let mut later = within("a hold on the lane", worker.pull_bulk(&model)).await.expect("a hold on a lane that may come");
+    let mut later =
+        within("a hold on the lane", worker.pull_bulk(&model)).await.expect("a hold on a lane that may come");
     assert_idle(&mut later, A_WHILE, "there is no such lane").await;
     let mut live = open(&*bus, &model).await;
     let gateway = setup.connect_gateway().await;

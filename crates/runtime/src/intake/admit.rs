@@ -147,7 +147,9 @@ impl HostedModel {
 
     /// Whether a request that arrives now cannot be answered before its deadline.
     fn is_late(&self, message: &WorkMessage, description: &Description, now: UnixMicros) -> bool {
-        self.queue.outlook(message.lane(), description).is_some_and(|(run, wait)| comes_too_late(message, run, wait, now))
+        self.queue
+            .outlook(message.lane(), description)
+            .is_some_and(|(run, wait)| comes_too_late(message, run, wait, now))
     }
 
     /// Drops a request that cannot be answered before its deadline; the gateway answers it at the deadline.

@@ -371,7 +371,11 @@ mod tests {
         assert_eq!(may(&access(&["key"], &[]), false, Category::ModelRepository), Ok(()), "it carried the key");
         let any = Access { control: ControlAccess::Any, ..Access::default() };
         assert_eq!(may(&any, false, Category::ModelRepository), Ok(()));
-        let none = Access { control: ControlAccess::None, keys: vec![("key".parse().unwrap(), Lane::Live)], ..Access::default() };
+        let none = Access {
+            control: ControlAccess::None,
+            keys: vec![("key".parse().unwrap(), Lane::Live)],
+            ..Access::default()
+        };
         assert_eq!(may(&none, true, Category::ModelRepository), Err(ControlRefused::Everybody));
         assert!(ControlRefused::Remote.to_string().contains("--control-access=any"), "the refusal names the flag");
     }

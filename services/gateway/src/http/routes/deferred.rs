@@ -12,11 +12,11 @@ use trireme_jobs::{Answer, Call, JobError, Jobs, RequestState};
 
 use super::get;
 use crate::handlers::Category;
-use crate::http::{HttpState, access};
 use crate::http::body::{self, text};
 use crate::http::jobs::KEPT_HEADERS;
 use crate::http::prefer::Preference;
 use crate::http::response::{self, HttpError};
+use crate::http::{HttpState, access};
 
 const APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 const IDEMPOTENCY_KEY: &str = "idempotency-key";

@@ -229,11 +229,8 @@ fn bulk_requests_go_to_the_bulk_lane_where_a_worker_takes_from_it() {
     let mut state = state();
     let step = ModelKey { name: "m".to_owned(), version: 1 };
     let lane = |state: &State| state.catalog().lane_at(&step, Lane::Bulk);
-    let of = |worker: &str, bulk, since| WorkerEntry {
-        worker: worker.to_owned(),
-        bulk,
-        ..entry(ModelState::Ready, since)
-    };
+    let of =
+        |worker: &str, bulk, since| WorkerEntry { worker: worker.to_owned(), bulk, ..entry(ModelState::Ready, since) };
     bring(&mut state, of("older", false, 1));
     assert_eq!((lane(&state), state.catalog().lane_at(&step, Lane::Live)), (Lane::Live, Lane::Live));
     bring(&mut state, of("newer", true, 2));
