@@ -29,6 +29,16 @@ pub struct Client {
     headers: Vec<(String, String)>,
 }
 
+/// An answer, whatever its status.
+pub struct Answer {
+    /// The HTTP status.
+    pub status: u16,
+    /// `Retry-After`, if it is a number of seconds.
+    pub retry_after: Option<Duration>,
+    /// The body; null if it is no JSON.
+    pub body: Value,
+}
+
 // === impl ServerArgs ===
 
 impl ServerArgs {
@@ -68,6 +78,23 @@ impl Client {
         }
         let answer = request.call().with_context(|| format!("asking {}", self.server))?;
         Ok(read(answer)?.0)
+    }
+
+    /// The answer to a request with these headers beside the client's own. An error means that there was no answer.
+    pub fn try_post(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> anyhow::Result<Answer> {
+        let mut request = self.agent.post(format!("{}{path}", self.server)).content_type("application/json");
+        let own = self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        for (name, value) in own.chain(headers.iter().copied()) {
+            request = request.header(name, value);
+        }
+        let mut answer = request.send(body.to_string()).with_context(|| format!("asking {}", self.server))?;
+        let retry_after = answer.headers().get("retry-after").and_then(|value| value.to_str().ok()?.parse().ok());
+        let text = answer.body_mut().with_config().limit(u64::MAX).read_to_string().context("reading the answer")?;
+        Ok(Answer {
+            status: answer.status().as_u16(),
+            retry_after: retry_after.map(Duration::from_secs),
+            body: serde_json::from_str(&text).unwrap_or_default(),
+        })
     }
 
     /// The answer and its Server-Timing.

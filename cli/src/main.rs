@@ -1,6 +1,7 @@
 //! The `trireme` command: `serve` runs everything in one process; each subcommand is a file here.
 
 mod bench;
+mod bulk;
 mod client;
 mod dead;
 mod export;
@@ -39,6 +40,8 @@ enum Command {
     Worker(Box<worker::WorkerCommand>),
     /// Load a server of the v2 protocol and print throughput and latency
     Bench(bench::BenchArgs),
+    /// Embed a file of texts by a running server, beside its live requests; started again it goes on where it was
+    Bulk(bulk::BulkArgs),
     /// Look at messages that were given up, and send them again
     Dead(dead::DeadArgs),
     /// Make the ONNX file of a model folder that has none, by optimum-onnx or torch in a Python, and verify it
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Worker(command) => worker::run(&command),
         Command::Bench(args) => bench::run(&args),
+        Command::Bulk(args) => bulk::run(&args),
         Command::Dead(args) => dead::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Infer(args) => infer::run(&args),

@@ -19,6 +19,8 @@ import re
 
 STAGES = ("tokenizer", "model", "postprocess", "python")
 INBOX = "_INBOX.{}.>"
+# The level of the bulk lane of every queue.
+BULK_LEVEL = 10000
 
 # Streams on the broker's disk: settings, models loaded by request, dead letters, durable work and its bytes.
 ON_DISK = ["KV_trireme_settings", "KV_trireme_models", "trireme_dead", "trireme_jobs", "trireme_objects"]
@@ -42,7 +44,7 @@ SETTINGS = ["$JS.API.DIRECT.GET.KV_trireme_settings.$KV.trireme_settings.*"]
 
 # Topics on which stages send, and those that they listen to.
 SAID = [f"trireme.control.{topic}" for topic in ("heartbeat", "statistics_told")]
-HEARD = [f"trireme.control.{topic}" for topic in ("cancel", "announce", "models", "statistics", "tap", "logging")]
+HEARD = [f"trireme.control.{topic}" for topic in ("cancel", "announce", "models", "statistics", "tap", "logging", "bulk.*.*")]
 
 # The code of models in Python may send requests to other models: gateways run them and answer to the stage's inbox.
 CALLERS = ["python"]
@@ -69,7 +71,7 @@ def streams(model):
     """The streams of a model version's queue, as the services name them: MODEL is NAME, NAME/VERSION or NAME/VERSION/LEVELS."""
     name, version, levels = (*model.split("/"), "", "")[:3]
     stream = f"trireme_work_{token(name)}_{int(version or 1)}"
-    return [f"{stream}-{level}" for level in range(1, int(levels or 0) + 1)] or [stream]
+    return [*([f"{stream}-{level}" for level in range(1, int(levels or 0) + 1)] or [stream]), f"{stream}-{BULK_LEVEL}"]
 
 
 class Stage:

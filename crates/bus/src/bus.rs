@@ -84,6 +84,13 @@ pub trait Bus: Send + Sync + 'static {
     /// Opens a puller on the queue of `model`, with the options of the last [`Bus::declare_queue`] in this process.
     async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError>;
 
+    /// Opens a puller on the bulk lane of `model`'s queue. The lane comes into being with its first message; a puller that is
+    /// opened before waits for that.
+    async fn pull_bulk(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError>;
+
+    /// The queues that have a bulk lane.
+    async fn bulk_queues(&self) -> Result<HashSet<ModelKey>, BusError>;
+
     /// How full the queue of `model` is, its `levels` together.
     async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError>;
 

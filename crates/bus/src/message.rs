@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use trireme_inference::{Callers, InferError, Ledger, ModelKey, Parameters, Route, Tensor, UnixMicros};
+use trireme_inference::{Callers, InferError, Lane, Ledger, ModelKey, Parameters, Route, Tensor, UnixMicros};
 
 /// A request on its way through the stages.
 #[derive(Clone, Debug, PartialEq)]
@@ -137,9 +137,15 @@ impl WorkMessage {
         self.route.current().map(|step| &step.model)
     }
 
-    /// The priority level at which it waits in that queue, 1 highest; 0 if the queue has no levels.
+    /// The level at which it waits in that queue: a priority level, 1 highest, 0 if the queue has no levels; or that of the bulk
+    /// lane.
     pub fn level(&self) -> u32 {
         self.route.current().map_or(0, |step| step.level)
+    }
+
+    /// The lane in which it waits.
+    pub fn lane(&self) -> Lane {
+        Lane::of_level(self.level())
     }
 
     /// Its unique name, the same each time the step is published: `request/step`, and `request/step/part` for a part of

@@ -43,6 +43,9 @@ pub struct WorkerEntry {
     pub config: String,
     /// Requests that it accepts at a time.
     pub capacity: usize,
+    /// Whether it takes requests of the bulk lane.
+    #[serde(default)]
+    pub bulk: bool,
     /// When the entry's content changed last. Of two entries with the same key, the later one counts.
     #[serde(default)]
     pub since: UnixMicros,
@@ -253,6 +256,7 @@ mod tests {
             state: ModelState::Ready,
             config: String::new(),
             capacity: 1,
+            bulk: true,
             since: UnixMicros(1),
         };
         let read = |key: &str, entry: &WorkerEntry| {

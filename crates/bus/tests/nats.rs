@@ -529,6 +529,7 @@ fn entry(name: &str) -> WorkerEntry {
         state: ModelState::Ready,
         config: "{}".to_owned(),
         capacity: 1,
+        bulk: true,
         since: UnixMicros(1),
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::DropGuard;
-use trireme_inference::{Action, Callers, InferError, ModelKey, Parameters, Tensor, UnixMicros};
+use trireme_inference::{Action, Callers, InferError, Lane, ModelKey, Parameters, Tensor, UnixMicros};
 
 /// A request's way to other models. The default leads nowhere, and refuses every request.
 #[derive(Clone, Default)]
@@ -25,6 +25,8 @@ pub struct Origin {
     pub deadline: UnixMicros,
     /// The client's priority, 1 highest; 0 if the client set none.
     pub priority: u64,
+    /// Its lane.
+    pub lane: Lane,
     /// W3C trace context of its span.
     pub traceparent: Option<String>,
 }

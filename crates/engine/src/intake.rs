@@ -135,6 +135,11 @@ impl Intake {
         Intake { instances: instances.max(1), appetite, pace, running, last: 0, fetches: (0.0, 0.0) }
     }
 
+    /// Requests that fill a run.
+    pub fn batch(&self) -> usize {
+        self.appetite.batch.max(1)
+    }
+
     /// Adds a fetch: a message that was already in the shared queue arrived this long after there was room for it.
     pub fn fetched(&mut self, took: Duration) {
         let (seen, mean) = &mut self.fetches;

@@ -1,5 +1,8 @@
 //! A model's queue in this worker, between the async tasks that admit work and the instance threads that take batches.
 //! The policy decides what makes a batch; this file has the lock, the waiting and the counting.
+//!
+//! Requests wait in two lanes. While live requests wait, the policy sees them alone, so no bulk request runs before them or with
+//! them. Bulk requests run when no live request waits, and after [`PASSED_OVER`] runs that have passed them over.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
-use trireme_inference::Tensor;
+use trireme_inference::{Lane, Tensor};
 
 use crate::backend::Instance;
 use crate::batching::{BatchPolicy, Candidate, Decision, Description};
@@ -18,6 +21,10 @@ use crate::statistics::QueueLoad;
 /// The most requests to ask for at a time in place of requests that came too late.
 const REPLACED: usize = 64;
 
+/// Runs of live requests, one after the other, while bulk requests wait. The next run is one of bulk requests, so that they are not
+/// starved by live requests that never pause.
+const PASSED_OVER: u32 = 15;
+
 /// The queue. `T` is the data of a waiting request.
 pub struct WorkQueue<T> {
     policy: Box<dyn BatchPolicy>,
@@ -25,24 +32,25 @@ pub struct WorkQueue<T> {
     state: Mutex<State<T>>,
     /// Signalled when work has arrived, the queue was closed, or idle instances were called.
     arrived: Condvar,
-    /// Signalled when the room may have changed: a permit was given back, or a run began or ended.
-    room_changed: Notify,
+    /// Signalled when the room of a lane may have changed: a permit was given back, or a run began or ended.
+    room_changed: [Notify; 2],
 }
 
 struct State<T> {
-    /// The policy's view of `items`, in the same order.
-    candidates: Vec<Candidate>,
-    items: VecDeque<T>,
+    /// The requests of each lane.
+    lanes: [Waiting<T>; 2],
+    /// Runs of live requests in a row for which bulk requests had to wait.
+    passed_over: u32,
     /// Requests that run in a batch of their own. They run before all others, and the policy does not see them.
     alone: VecDeque<(Candidate, T)>,
     /// The stepwise instance that lets no other request join until it is empty and takes the first of `alone`.
     reserved: Option<ThreadId>,
     /// How much to take from the shared queue; with `None`, as much as there are permits for.
     intake: Option<Intake>,
-    /// Number of requests for which the shared queue was last asked. The pulling task sleeps until this number is
-    /// wrong.
-    asked: usize,
-    permits_out: usize,
+    /// Number of requests of each lane for which the shared queue was last asked. The pulling task sleeps until this number
+    /// is wrong.
+    asked: [usize; 2],
+    permits_out: [usize; 2],
     /// Number of requests in a row that came too late.
     late: usize,
     /// How often [`WorkQueue::call_idle`] was called.
@@ -52,9 +60,17 @@ struct State<T> {
     closed: bool,
 }
 
+/// The waiting requests of a lane.
+struct Waiting<T> {
+    /// The policy's view of `items`, in the same order.
+    candidates: Vec<Candidate>,
+    items: VecDeque<T>,
+}
+
 /// Room for one request in this worker: taken before the request is admitted, freed when the request has left.
 pub struct Permit<T> {
     queue: Arc<WorkQueue<T>>,
+    lane: Lane,
 }
 
 /// A run under way, from when its batch was taken until its results have been sent on.
@@ -80,13 +96,13 @@ impl<T> WorkQueue<T> {
     /// it takes from the shared queue.
     pub fn new(policy: Box<dyn BatchPolicy>, capacity: usize, intake: Option<Intake>) -> Arc<WorkQueue<T>> {
         let state = State {
-            candidates: Vec::new(),
-            items: VecDeque::new(),
+            lanes: [Waiting::default(), Waiting::default()],
+            passed_over: 0,
             alone: VecDeque::new(),
             reserved: None,
             intake,
-            asked: 0,
-            permits_out: 0,
+            asked: [0; 2],
+            permits_out: [0; 2],
             late: 0,
             calls: 0,
             paused: false,
@@ -97,7 +113,7 @@ impl<T> WorkQueue<T> {
             capacity,
             state: Mutex::new(state),
             arrived: Condvar::new(),
-            room_changed: Notify::new(),
+            room_changed: [Notify::new(), Notify::new()],
         })
     }
 
@@ -109,40 +125,40 @@ impl<T> WorkQueue<T> {
         WorkQueue::new(policy, capacity, intake)
     }
 
-    /// The most requests that the queue holds.
+    /// The most requests of a lane that the queue holds.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
     /// Number of requests in this worker: waiting and being executed.
     pub fn in_hand(&self) -> usize {
-        self.state.lock().permits_out
+        self.state.lock().permits_out.iter().sum()
     }
 
     /// Number of requests waiting, and in this worker.
     pub fn load(&self) -> QueueLoad {
         let state = self.state.lock();
-        QueueLoad { waiting: state.waiting() as u64, in_hand: state.permits_out as u64 }
+        QueueLoad { waiting: state.waiting() as u64, in_hand: state.in_hand() as u64 }
     }
 
-    /// Waits until the room for requests from the shared queue is less than `asked`, or at least twice as much; with 0,
-    /// until there is any room. Returns the room, and since when it has been there.
-    pub async fn room_beyond(&self, asked: usize) -> (usize, Instant) {
+    /// Waits until the room for a lane's requests from the shared queue is at least twice as much as `asked` or, for live
+    /// requests, less; with 0, until there is any room. Returns the room, and since when it has been there.
+    pub async fn room_beyond(&self, lane: Lane, asked: usize) -> (usize, Instant) {
         let mut since = None;
         loop {
-            let changed = self.room_changed.notified();
+            let changed = self.room_changed[lane as usize].notified();
             let now = Instant::now();
             let room = {
                 let mut state = self.state.lock();
-                state.asked = asked;
-                state.room(self.capacity, now)
+                state.asked[lane as usize] = asked;
+                state.room(lane, self.capacity, now)
             };
             let (room, later) = match room {
                 Room::Now(room) => (room, None),
                 Room::At(time) => (0, Some(time)),
                 Room::None => (0, None),
             };
-            if is_beyond(room, asked) {
+            if is_beyond(lane, room, asked) {
                 return (room, since.map_or(now, |since| now.min(since)));
             }
             match later {
@@ -164,26 +180,26 @@ impl<T> WorkQueue<T> {
 
     /// Room for a request that this worker already has. It may exceed the capacity, because the bus has delivered the
     /// request.
-    pub fn permit(self: &Arc<Self>) -> Permit<T> {
-        self.state.lock().permits_out += 1;
-        Permit { queue: self.clone() }
+    pub fn permit(self: &Arc<Self>, lane: Lane) -> Permit<T> {
+        self.state.lock().permits_out[lane as usize] += 1;
+        Permit { queue: self.clone(), lane }
     }
 
     /// Room for one more request, if there is any.
-    pub fn try_permit(self: &Arc<Self>) -> Option<Permit<T>> {
+    pub fn try_permit(self: &Arc<Self>, lane: Lane) -> Option<Permit<T>> {
         let mut state = self.state.lock();
-        if state.closed || state.paused || state.permits_out >= self.capacity {
+        if state.closed || state.paused || state.permits_out[lane as usize] >= state.most(lane, self.capacity) {
             return None;
         }
-        state.permits_out += 1;
-        Some(Permit { queue: self.clone() })
+        state.permits_out[lane as usize] += 1;
+        Some(Permit { queue: self.clone(), lane })
     }
 
     /// Closes the queue if it holds no requests, under one lock, so that no permit is given out in between. Returns
     /// whether it is closed.
     pub fn close_if_idle(&self) -> bool {
         let mut state = self.state.lock();
-        state.closed |= state.permits_out == 0;
+        state.closed |= state.in_hand() == 0;
         let closed = state.closed;
         drop(state);
         if closed {
@@ -197,12 +213,12 @@ impl<T> WorkQueue<T> {
         self.policy.describe(inputs)
     }
 
-    /// Expected duration of a run with a request like this, and the expected wait until it begins behind all waiting
-    /// requests; `None` while the durations of runs are not known.
-    pub fn outlook(&self, request: &Description) -> Option<(Duration, Duration)> {
+    /// Expected duration of a run with a request like this, and the expected wait until it begins behind the waiting requests
+    /// that go before it; `None` while the durations of runs are not known.
+    pub fn outlook(&self, lane: Lane, request: &Description) -> Option<(Duration, Duration)> {
         let cost = self.policy.cost(std::slice::from_ref(request));
         let state = self.state.lock();
-        state.intake.as_ref()?.outlook(cost, state.waiting(), Instant::now())
+        state.intake.as_ref()?.outlook(cost, state.waiting_up_to(lane), Instant::now())
     }
 
     /// A request came too late to be executed. The requests behind it in the shared queue are probably late, too. So
@@ -212,12 +228,12 @@ impl<T> WorkQueue<T> {
         state.late = (state.late + 1).min(REPLACED);
     }
 
-    /// Puts a request into the queue.
-    pub fn push(&self, candidate: Candidate, item: T) {
+    /// Puts a request into a lane of the queue.
+    pub fn push(&self, lane: Lane, candidate: Candidate, item: T) {
         let mut state = self.state.lock();
         state.late = 0;
-        state.candidates.push(candidate);
-        state.items.push_back(item);
+        state.lanes[lane as usize].candidates.push(candidate);
+        state.lanes[lane as usize].items.push_back(item);
         drop(state);
         self.arrived.notify_one();
     }
@@ -233,31 +249,30 @@ impl<T> WorkQueue<T> {
     /// times, returns an empty batch and updates `calls`. If some of the batch's requests are too `late` for its
     /// expected duration, returns only those.
     pub fn take_run(self: &Arc<Self>, calls: &mut u64, late: impl Fn(&T, Duration) -> bool) -> Option<Taken<T>> {
-        let (taken, wrong) = self.take_with(usize::MAX, calls, |state, indices| {
-            let members: Vec<_> = indices.iter().map(|&index| state.candidates[index].description).collect();
+        let (taken, wrong) = self.take_with(usize::MAX, calls, |state, lane, indices| {
+            let waiting = &state.lanes[lane as usize];
+            let members: Vec<_> = indices.iter().map(|&index| waiting.candidates[index].description).collect();
             let cost = self.policy.cost(&members);
             if let Some(takes) = state.intake.as_ref().and_then(|intake| intake.run(cost)) {
-                let is_late = |index: &usize| late(&state.items[*index], takes);
+                let is_late = |index: &usize| late(&waiting.items[*index], takes);
                 let indices: Vec<_> = indices.iter().copied().filter(is_late).collect();
                 if !indices.is_empty() {
-                    return (Taken::Late(state.remove(&indices)), false);
+                    return (Taken::Late(state.take(lane, &indices)), [false; 2]);
                 }
             }
-            let (batch, now) = (state.remove(&indices), Instant::now());
+            let (batch, now) = (state.take(lane, &indices), Instant::now());
             let id = state.intake.as_mut().map(|intake| intake.begin(cost, now));
             // Fewer requests wait now, and one more instance is busy.
             let wrong = state.is_asked_wrongly(self.capacity, now);
             (Taken::Batch(batch, Run { queue: self.clone(), id, executed: 0 }), wrong)
         })?;
-        if wrong {
-            self.room_changed.notify_one();
-        }
+        self.wake(wrong);
         Some(taken)
     }
 
     /// Like [`WorkQueue::take_run`], but takes at most `limit` requests, for instances that do not work in runs.
     pub fn take(&self, limit: usize, calls: &mut u64) -> Option<Vec<T>> {
-        self.take_with(limit, calls, |state, indices| state.remove(&indices))
+        self.take_with(limit, calls, |state, lane, indices| state.take(lane, &indices))
     }
 
     /// Waits until there is a batch, and lets `remove` take it out before the queue is unlocked.
@@ -265,37 +280,38 @@ impl<T> WorkQueue<T> {
         &self,
         limit: usize,
         calls: &mut u64,
-        remove: impl Fn(&mut State<T>, Vec<usize>) -> R,
+        remove: impl Fn(&mut State<T>, Lane, Vec<usize>) -> R,
     ) -> Option<R> {
         let mut state = self.state.lock();
         loop {
             if let Some((candidate, item)) = state.alone.pop_front() {
                 state.reserved = None;
                 // Put before all others only for `remove`, which takes it out at once: the policy does not see it.
-                state.candidates.insert(0, candidate);
-                state.items.push_front(item);
-                let removed = remove(&mut state, vec![0]);
+                let live = &mut state.lanes[Lane::Live as usize];
+                live.candidates.insert(0, candidate);
+                live.items.push_front(item);
+                let removed = remove(&mut state, Lane::Live, vec![0]);
                 if state.waiting() > 0 {
                     self.arrived.notify_one();
                 }
                 return Some(removed);
             }
-            if state.items.is_empty() {
+            let Some((lane, decision)) = self.decide(&state) else {
                 if state.closed {
                     return None;
                 }
                 if *calls < state.calls {
                     *calls = state.calls;
-                    return Some(remove(&mut state, Vec::new()));
+                    return Some(remove(&mut state, Lane::Live, Vec::new()));
                 }
                 self.arrived.wait(&mut state);
                 continue;
-            }
-            match self.policy.decide(&state.candidates, Instant::now()) {
+            };
+            match decision {
                 Decision::Run(mut indices) => {
                     indices.truncate(limit);
-                    let removed = remove(&mut state, indices);
-                    if !state.items.is_empty() {
+                    let removed = remove(&mut state, lane, indices);
+                    if state.waiting() > 0 {
                         // The remaining requests may be a batch for another instance, and this instance has used up its
                         // wake-up.
                         self.arrived.notify_one();
@@ -319,26 +335,51 @@ impl<T> WorkQueue<T> {
         if !state.alone.is_empty() && *state.reserved.get_or_insert(me) == me {
             return None;
         }
-        if state.items.is_empty() {
-            return None;
-        }
-        match self.policy.decide(&state.candidates, Instant::now()) {
-            Decision::Run(mut indices) => {
+        match self.decide(&state)? {
+            (lane, Decision::Run(mut indices)) => {
                 indices.truncate(limit);
-                Some(state.remove(&indices))
+                Some(state.take(lane, &indices))
             }
-            Decision::WaitUntil(_) | Decision::Wait => None,
+            (_, Decision::WaitUntil(_) | Decision::Wait) => None,
+        }
+    }
+
+    /// The lane whose turn it is, and the policy's decision about its requests; `None` if no request waits.
+    fn decide(&self, state: &State<T>) -> Option<(Lane, Decision)> {
+        let now = Instant::now();
+        let decide = |lane: Lane| (lane, self.policy.decide(&state.lanes[lane as usize].candidates, now));
+        let [live, bulk] = &state.lanes;
+        match (live.items.is_empty(), bulk.items.is_empty()) {
+            (true, true) => None,
+            (true, false) => Some(decide(Lane::Bulk)),
+            (false, false) if state.passed_over >= PASSED_OVER => match decide(Lane::Bulk) {
+                run @ (_, Decision::Run(_)) => Some(run),
+                _ => Some(decide(Lane::Live)),
+            },
+            (false, _) => Some(decide(Lane::Live)),
+        }
+    }
+
+    /// Wakes the pulling tasks of the lanes for which the shared queue was asked wrongly.
+    fn wake(&self, wrong: [bool; 2]) {
+        for (changed, wrong) in self.room_changed.iter().zip(wrong) {
+            if wrong {
+                changed.notify_one();
+            }
         }
     }
 
     /// Removes the waiting requests for which `unwanted` is true.
     pub fn remove_where(&self, unwanted: impl Fn(&T) -> bool) -> Vec<T> {
         let mut state = self.state.lock();
-        let indices: Vec<usize> = (0..state.items.len()).filter(|&index| unwanted(&state.items[index])).collect();
-        let mut removed = match indices.is_empty() {
-            true => Vec::new(),
-            false => state.remove(&indices),
-        };
+        let mut removed = Vec::new();
+        for waiting in &mut state.lanes {
+            let indices: Vec<usize> =
+                (0..waiting.items.len()).filter(|&index| unwanted(&waiting.items[index])).collect();
+            if !indices.is_empty() {
+                removed.extend(waiting.remove(&indices));
+            }
+        }
         let (gone, kept): (Vec<_>, _) =
             std::mem::take(&mut state.alone).into_iter().partition(|(_, item)| unwanted(item));
         state.alone = VecDeque::from(kept);
@@ -349,9 +390,10 @@ impl<T> WorkQueue<T> {
     /// Moves the waiting requests for which `late` is true behind all others of their level.
     pub fn delay_where(&self, late: impl Fn(&T) -> bool) {
         let mut state = self.state.lock();
-        let State { candidates, items, .. } = &mut *state;
-        for (candidate, item) in candidates.iter_mut().zip(items.iter()) {
-            candidate.priority |= u32::from(late(item));
+        for Waiting { candidates, items } in &mut state.lanes {
+            for (candidate, item) in candidates.iter_mut().zip(items.iter()) {
+                candidate.priority |= u32::from(late(item));
+            }
         }
     }
 
@@ -364,7 +406,7 @@ impl<T> WorkQueue<T> {
     /// While the queue is paused it has no room, for work from the bus and for hand-overs alike.
     pub fn pause(&self, paused: bool) {
         self.state.lock().paused = paused;
-        self.room_changed.notify_one();
+        self.wake([true; 2]);
     }
 
     /// Whether the queue was closed.
@@ -383,32 +425,85 @@ impl<T> WorkQueue<T> {
 
 impl<T> State<T> {
     fn waiting(&self) -> usize {
-        self.items.len() + self.alone.len()
+        self.waiting_up_to(Lane::Bulk)
     }
 
-    /// How many requests there is room for, with at most `capacity` in this worker.
-    fn room(&self, capacity: usize, now: Instant) -> Room {
-        match (capacity.saturating_sub(self.permits_out), &self.intake) {
+    /// Number of waiting requests that go before a new one of this lane.
+    fn waiting_up_to(&self, lane: Lane) -> usize {
+        self.lanes[..=lane as usize].iter().map(|waiting| waiting.items.len()).sum::<usize>() + self.alone.len()
+    }
+
+    fn in_hand(&self) -> usize {
+        self.permits_out.iter().sum()
+    }
+
+    /// The most requests of a lane in a worker that holds at most `capacity` live ones.
+    fn most(&self, lane: Lane, capacity: usize) -> usize {
+        match (lane, &self.intake) {
+            // The requests of a stepwise instance stay long: half of its places is left to live requests.
+            (Lane::Bulk, None) => capacity.div_ceil(2),
+            _ => capacity,
+        }
+    }
+
+    /// How many requests of a lane there is room for, with at most `capacity` in this worker. The room for live requests is the
+    /// same with and without bulk requests in the worker.
+    fn room(&self, lane: Lane, capacity: usize, now: Instant) -> Room {
+        let late = if lane == Lane::Live { self.late } else { 0 };
+        let free = self.most(lane, capacity).saturating_sub(self.permits_out[lane as usize]);
+        match (free, &self.intake) {
             _ if self.paused => Room::None,
             (0, _) => Room::None,
             (free, None) => Room::Now(free),
-            (free, Some(intake)) => match intake.room(self.waiting(), now) {
-                Room::Now(room) => Room::Now(room.max(self.late).min(free)),
+            (free, Some(intake)) => match intake.room(self.waiting_up_to(lane), now) {
+                Room::Now(room) => Room::Now(room.max(late).min(free)),
+                // The batch that has its turn although live requests wait.
+                _ if lane == Lane::Bulk && self.permits_out[lane as usize] == 0 => Room::Now(intake.batch().min(free)),
                 later => later,
             },
         }
     }
 
-    /// Whether the pulling task has to be woken because the room has changed. Waking it for each run would often cost
-    /// more than the run.
-    fn is_asked_wrongly(&self, capacity: usize, now: Instant) -> bool {
-        self.asked == 0
-            || match self.room(capacity, now) {
-                Room::Now(room) => is_beyond(room, self.asked),
-                Room::At(_) | Room::None => true,
+    /// For each lane, whether its pulling task has to be woken because the room has changed. Waking it for each run would
+    /// often cost more than the run.
+    fn is_asked_wrongly(&self, capacity: usize, now: Instant) -> [bool; 2] {
+        Lane::ALL.map(|(lane, _)| {
+            let asked = self.asked[lane as usize];
+            match lane {
+                Lane::Live => {
+                    asked == 0
+                        || match self.room(lane, capacity, now) {
+                            Room::Now(room) => is_beyond(lane, room, asked),
+                            Room::At(_) | Room::None => true,
+                        }
+                }
+                // Without bulk requests in the worker, the room that was asked for is there.
+                Lane::Bulk => {
+                    (asked == 0 || self.permits_out[lane as usize] > 0)
+                        && matches!(self.room(lane, capacity, now), Room::Now(room) if is_beyond(lane, room, asked))
+                }
             }
+        })
     }
 
+    /// Takes requests of a lane out.
+    fn take(&mut self, lane: Lane, indices: &[usize]) -> Vec<T> {
+        let taken = self.lanes[lane as usize].remove(indices);
+        let is_passed_over = lane == Lane::Live && !self.lanes[Lane::Bulk as usize].items.is_empty();
+        self.passed_over = if is_passed_over { self.passed_over + 1 } else { 0 };
+        taken
+    }
+}
+
+// === impl Waiting ===
+
+impl<T> Default for Waiting<T> {
+    fn default() -> Self {
+        Waiting { candidates: Vec::new(), items: VecDeque::new() }
+    }
+}
+
+impl<T> Waiting<T> {
     fn remove(&mut self, indices: &[usize]) -> Vec<T> {
         if let [index] = *indices {
             self.candidates.remove(index);
@@ -435,9 +530,10 @@ impl<T> State<T> {
     }
 }
 
-/// Whether `asked` is more than this room, or at most half of it.
-fn is_beyond(room: usize, asked: usize) -> bool {
-    room < asked || room >= (2 * asked).max(1)
+/// Whether `asked` is at most half of this room or, for live requests, more than it. Bulk requests that were asked for too early
+/// wait in their lane.
+fn is_beyond(lane: Lane, room: usize, asked: usize) -> bool {
+    (lane == Lane::Live && room < asked) || room >= (2 * asked).max(1)
 }
 
 // === impl Permit ===
@@ -445,12 +541,10 @@ fn is_beyond(room: usize, asked: usize) -> bool {
 impl<T> Drop for Permit<T> {
     fn drop(&mut self) {
         let mut state = self.queue.state.lock();
-        state.permits_out -= 1;
+        state.permits_out[self.lane as usize] -= 1;
         let wrong = state.is_asked_wrongly(self.queue.capacity, Instant::now());
         drop(state);
-        if wrong {
-            self.queue.room_changed.notify_one();
-        }
+        self.queue.wake(wrong);
     }
 }
 
@@ -465,9 +559,7 @@ impl<T> Drop for Run<T> {
         }
         let wrong = state.is_asked_wrongly(self.queue.capacity, now);
         drop(state);
-        if wrong {
-            self.queue.room_changed.notify_one();
-        }
+        self.queue.wake(wrong);
     }
 }
 

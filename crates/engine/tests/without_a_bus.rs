@@ -12,7 +12,7 @@ use trireme_engine::{
     ModelInstance, ModelStatistics, OneAtATime, Progress, SendParts, StepwiseInstance, TaskSet, Ticket, Work,
     WorkQueue,
 };
-use trireme_inference::{FailureReason, InferError, ModelKey, Tensor};
+use trireme_inference::{FailureReason, InferError, Lane, ModelKey, Tensor};
 use trireme_model_repository::ModelConfig;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -174,7 +174,7 @@ impl Running {
         let description = self.model.queue.describe(&request.inputs);
         let (arrived, pending) = (Instant::now(), Caller { description, got });
         let candidate = Candidate { arrived, priority: 0, description };
-        self.model.queue.push(candidate, Work { request, pending, arrived });
+        self.model.queue.push(Lane::Live, candidate, Work { request, pending, arrived });
         results
     }
 

@@ -1,6 +1,7 @@
 //! The error that answers a request, wherever in the pipeline it arose.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +39,9 @@ pub struct InferError {
     /// Whether the model's own code has made the error, so that its message reaches the client as it is.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub of_model: bool,
+    /// After how long the same request may succeed; only within the gateway.
+    #[serde(skip)]
+    pub retry_after: Option<Duration>,
 }
 
 // === impl ErrorCode ===
@@ -70,7 +74,7 @@ macro_rules! constructors {
 impl InferError {
     /// An error without a stage.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> InferError {
-        InferError { code, message: message.into(), stage: None, worker: None, of_model: false }
+        InferError { code, message: message.into(), stage: None, worker: None, of_model: false, retry_after: None }
     }
 
     constructors! {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Latencies, UnixMicros};
+use crate::{Lane, Latencies, UnixMicros};
 
 /// Batch sizes with an entry of their own; a further size is counted with the next smaller one.
 const MAX_BATCH_SIZES: usize = 1024;
@@ -71,6 +71,8 @@ pub struct Counters {
     pub transit: Latencies,
     /// The part of `queue` spent in the worker's own queue.
     pub worker_queue: Latencies,
+    /// The part of `queue` of requests in the bulk lane.
+    pub bulk_queue: Latencies,
     /// Their execution times in total.
     pub compute: Latencies,
     /// Gathering inputs; each request counts the time of its batch.
@@ -116,6 +118,8 @@ pub struct Counters {
 /// The counted data of a successful request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Completed {
+    /// Its lane.
+    pub lane: Lane,
     /// Its rows.
     pub rows: u32,
     /// Its time on the bus.
@@ -198,9 +202,13 @@ impl Counters {
 
     /// Counts a successful request.
     pub fn complete(&mut self, request: &Completed, now: UnixMicros) {
-        let Completed { rows, transit, worker_queue, compute_input, compute_infer, compute_output, total } = *request;
+        let Completed { lane, rows, transit, worker_queue, compute_input, compute_infer, compute_output, total } =
+            *request;
         self.request.record(total);
         self.queue.record(transit + worker_queue);
+        if lane == Lane::Bulk {
+            self.bulk_queue.record(transit + worker_queue);
+        }
         self.transit.record(transit);
         self.worker_queue.record(worker_queue);
         self.compute.record(compute_input + compute_infer + compute_output);
@@ -241,6 +249,7 @@ impl Counters {
             (&mut self.queue, &other.queue),
             (&mut self.transit, &other.transit),
             (&mut self.worker_queue, &other.worker_queue),
+            (&mut self.bulk_queue, &other.bulk_queue),
             (&mut self.compute, &other.compute),
             (&mut self.compute_input, &other.compute_input),
             (&mut self.compute_infer, &other.compute_infer),

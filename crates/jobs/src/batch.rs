@@ -230,6 +230,7 @@ impl Run<'_> {
                 }
                 Err(why) => {
                     let message = format!("line {} of file '{}': {why}", self.number, self.batch.input);
+                    self.jobs.0.counters.line(true);
                     outcomes.push(Some(refusal(self.id, self.number, &custom_id, "invalid_line", &message)));
                 }
             }
@@ -245,6 +246,7 @@ impl Run<'_> {
     }
 
     fn take(&mut self, chunk: u64, index: usize, outcome: Outcome) {
+        self.jobs.0.counters.line(outcome.is_error);
         let chunk = usize::try_from(chunk - self.first).ok().and_then(|at| self.chunks.get_mut(at));
         if let Some(chunk) = chunk
             && let Some(place) = chunk.outcomes.get_mut(index)

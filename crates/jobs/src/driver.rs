@@ -9,9 +9,12 @@ use tokio::task::{AbortHandle, JoinSet};
 use trireme_bus::{Bucket, Bus, Change, Entry};
 
 use crate::call::Execute;
+use crate::files::ARRIVING;
 use crate::jobs::{Jobs, Options, Shared};
 use crate::pace::{Pace, Share};
-use crate::record::{BatchState, Record};
+use crate::record::{BatchState, Counts, Record};
+use crate::statistics::Load;
+use crate::store::now;
 use crate::{batch, store};
 
 /// How often the owners of other jobs are looked at.
@@ -19,6 +22,9 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// Pause before the store is followed again, or a job is run again whose run failed because the store was out of reach.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// Most files that are deleted in one tick because they have stopped to arrive.
+const SWEPT: usize = 16;
 
 /// Most jobs that are taken over in one tick, and at the same time.
 const TAKEN_OVER: usize = 2048;
@@ -37,6 +43,10 @@ enum Open {
 struct Driver {
     jobs: Jobs,
     open: HashMap<String, Open>,
+    /// The batches of this gateway that have not ended.
+    batches: HashMap<String, (BatchState, Counts)>,
+    /// The files that arrive, at any gateway, and until when new bytes have to come.
+    arriving: HashMap<String, u64>,
     /// Requests of this gateway, oldest first. Some may have ended since.
     waiting: VecDeque<String>,
     /// Ends with the id of the job, and whether it has to be run again.
@@ -59,7 +69,15 @@ impl Jobs {
     ) -> (Jobs, impl Future<Output = ()> + Send + 'static) {
         let pace = Pace::new(options.max_in_flight);
         let (ended, _) = tokio::sync::broadcast::channel(1024);
-        let jobs = Jobs(Arc::new(Shared { bus, own: own.to_owned(), execute, options, pace, ended }));
+        let jobs = Jobs(Arc::new(Shared {
+            bus,
+            own: own.to_owned(),
+            execute,
+            options,
+            pace,
+            counters: Default::default(),
+            ended,
+        }));
         (jobs.clone(), run(jobs))
     }
 }
@@ -69,6 +87,8 @@ async fn run(jobs: Jobs) {
     let mut driver = Driver {
         jobs,
         open: HashMap::new(),
+        batches: HashMap::new(),
+        arriving: HashMap::new(),
         waiting: VecDeque::new(),
         running: JoinSet::new(),
         requests: HashSet::new(),
@@ -76,6 +96,7 @@ async fn run(jobs: Jobs) {
     };
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    driver.tell();
     loop {
         let watch = driver.jobs.0.bus.watch(Bucket::Jobs).await;
         let mut changes = match watch {
@@ -96,7 +117,11 @@ async fn run(jobs: Jobs) {
                     None => break,
                 },
                 Some(ended) = driver.running.join_next_with_id() => driver.ended(ended),
-                _ = tick.tick() => driver.take_over().await,
+                _ = tick.tick() => {
+                    driver.take_over().await;
+                    driver.sweep().await;
+                    driver.tell();
+                }
             }
         }
     }
@@ -112,11 +137,20 @@ impl Driver {
         };
         // Ids have no characters that keys escape.
         let id = entry.key.clone();
+        if let Record::File(file) = &record
+            && file.purpose == ARRIVING
+        {
+            self.arriving.insert(id, file.expires.unwrap_or_default());
+            return;
+        }
         let Some(owner) = record.open_for() else { return self.close(&id) };
         if owner != self.jobs.0.own {
             self.close(&id);
             self.open.insert(id, Open::Others(owner.to_owned()));
             return;
+        }
+        if let Record::Batch(batch) = &record {
+            self.batches.insert(id.clone(), (batch.state, batch.counts));
         }
         match (self.open.get(&id), &record) {
             (Some(Open::Runs { stop: Some(stop), .. }), Record::Batch(batch)) => {
@@ -137,6 +171,8 @@ impl Driver {
 
     /// Forgets a job that has ended or belongs to another gateway; stops running it.
     fn close(&mut self, id: &str) {
+        self.arriving.remove(id);
+        self.batches.remove(id);
         if let Some(Open::Runs { task, .. }) = self.open.remove(id) {
             task.abort();
         }
@@ -212,6 +248,37 @@ impl Driver {
             },
             Some(Open::Runs { .. }) => drop(self.open.remove(&id)),
             Some(Open::Waits | Open::Others(_)) | None => {}
+        }
+    }
+
+    /// Counts the work that is there, for metrics.
+    fn tell(&self) {
+        let waiting = self.open.values().filter(|open| matches!(open, Open::Waits)).count() as u64;
+        let in_state = |state| self.batches.values().filter(|(own, _)| *own == state).count() as u64;
+        let open = [BatchState::Validating, BatchState::InProgress, BatchState::Cancelling];
+        let left = |(_, counts): &(BatchState, Counts)| counts.total.saturating_sub(counts.completed + counts.failed);
+        *self.jobs.0.counters.load.lock() = Load {
+            waiting,
+            running: self.requests.len() as u64,
+            batches: open.map(|state| (state, in_state(state))).into(),
+            lines_left: self.batches.values().map(left).sum(),
+        };
+    }
+
+    /// Deletes files that have stopped to arrive.
+    async fn sweep(&mut self) {
+        let now = now();
+        let over = self.arriving.iter().filter(|(_, until)| **until <= now).map(|(id, _)| id.clone());
+        for id in over.take(SWEPT).collect::<Vec<_>>() {
+            match self.jobs.sweep(&id).await {
+                // A record that was written meanwhile comes on the watch.
+                Ok(()) => {
+                    self.arriving.remove(&id);
+                }
+                Err(error) => {
+                    tracing::warn!(file = id, %error, "a file that has stopped to arrive could not be deleted yet")
+                }
+            }
         }
     }
 

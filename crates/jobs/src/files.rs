@@ -1,6 +1,6 @@
 //! Files: written as they arrive, read as they are sent, listed and deleted.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::Stream;
@@ -21,12 +21,23 @@ const PREFIX: &str = "file-";
 /// The purpose of the record of an upload that is not complete.
 const UPLOAD: &str = "upload";
 
-/// A file that arrives.
+/// The purpose of the record of a file whose bytes still arrive. No client sees it.
+pub(crate) const ARRIVING: &str = "arriving";
+
+/// The record of a file that arrives is written again after so many parts.
+const NOTED_PARTS: u64 = 64;
+
+/// A file that arrives. Its record names the time until which new bytes have to come: a gateway deletes the parts of a file whose client or
+/// gateway is gone.
 pub struct Upload<'a> {
     jobs: &'a Jobs,
     id: String,
     writer: Writer<'a>,
     lapse: Option<Duration>,
+    /// The revision of its record, 0 before the first bytes; how many parts that has, and when it was written.
+    revision: u64,
+    noted: u64,
+    noted_at: Instant,
 }
 
 /// The bytes of a file on their way out.
@@ -39,13 +50,14 @@ impl Jobs {
     pub fn upload(&self, lapse: Option<Duration>) -> Upload<'_> {
         let id = new_id(PREFIX);
         let object = Object { name: id.clone(), ..Object::default() };
-        Upload { jobs: self, id, writer: Writer::append(self.0.bus.as_ref(), object, lapse), lapse }
+        let writer = Writer::append(self.0.bus.as_ref(), object, lapse);
+        Upload { jobs: self, id, writer, lapse, revision: 0, noted: 0, noted_at: Instant::now() }
     }
 
     /// The record of a file.
     pub async fn file(&self, id: &str) -> Result<File, JobError> {
         match self.read(id).await?.map(|kept| kept.record) {
-            Some(Record::File(file)) => Ok(file),
+            Some(Record::File(file)) if file.purpose != ARRIVING => Ok(file),
             _ => Err(unknown(id)),
         }
     }
@@ -122,7 +134,7 @@ impl Jobs {
         Ok(records
             .into_iter()
             .filter_map(|(id, record)| Some((id, record.into_file()?)))
-            .filter(|(_, file)| file.purpose != UPLOAD)
+            .filter(|(_, file)| ![UPLOAD, ARRIVING].contains(&file.purpose.as_str()))
             .collect())
     }
 
@@ -134,6 +146,23 @@ impl Jobs {
             objects::delete(self.0.bus.as_ref(), object).await?;
         }
         Ok(())
+    }
+
+    /// Deletes a file whose bytes have stopped to arrive.
+    pub(crate) async fn sweep(&self, id: &str) -> Result<(), JobError> {
+        let Some(Kept { record: Record::File(file), revision }) = self.read_now(id).await? else { return Ok(()) };
+        if file.purpose != ARRIVING || file.expires.is_none_or(|at| at > now()) {
+            return Ok(());
+        }
+        tracing::info!(file = id, "a file has stopped to arrive: its parts are deleted");
+        for object in &file.objects {
+            objects::delete_all(self.0.bus.as_ref(), object).await?;
+        }
+        match self.0.bus.delete(Bucket::Jobs, &trireme_bus::escape_token(id), Some(revision)).await {
+            // Another gateway was faster, or the client goes on: its file will miss parts, and it hears of that at the end.
+            Ok(_) | Err(BusError::Conflict { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// All records, the one that was changed first at the beginning.
@@ -163,14 +192,8 @@ impl Jobs {
         object: &Object,
         lapse: Option<Duration>,
     ) -> Result<(), JobError> {
-        let file = File {
-            name,
-            purpose: "batch_output".to_owned(),
-            bytes: object.bytes,
-            created: now(),
-            expires: lapse.map(|lapse| now() + lapse.as_secs()),
-            objects: vec![object.clone()],
-        };
+        let expires = lapse.map(|lapse| now() + lapse.as_secs());
+        let file = as_file(&name, "batch_output", object.clone(), expires);
         let revision = self.read_now(id).await?.map_or(0, |kept: Kept| kept.revision);
         self.write(id, &Record::File(file), revision, lapse).await?;
         Ok(())
@@ -182,30 +205,43 @@ impl Jobs {
 impl Upload<'_> {
     /// Adds bytes.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), JobError> {
+        let patience = self.jobs.0.options.upload_patience;
+        let is_old = self.noted_at.elapsed() > patience / 4;
+        if self.revision == 0 || is_old || self.writer.object().parts >= self.noted + NOTED_PARTS {
+            let object = self.writer.object().clone();
+            self.noted = object.parts;
+            let expires = Some(now() + patience.as_secs());
+            self.revision = self.note(as_file("", ARRIVING, object, expires), None).await?;
+            self.noted_at = Instant::now();
+        }
         Ok(self.writer.write(bytes).await?)
     }
 
     /// Ends the file. It is in the store when this returns.
-    pub async fn finish(self, name: &str, purpose: &str) -> Result<(String, File), JobError> {
-        let object = self.writer.finish().await?;
-        let file = File {
-            name: name.to_owned(),
-            purpose: purpose.to_owned(),
-            bytes: object.bytes,
-            created: now(),
-            expires: self.lapse.map(|lapse| now() + lapse.as_secs()),
-            objects: vec![object],
-        };
-        self.jobs.write(&self.id, &Record::File(file.clone()), 0, self.lapse).await?;
+    pub async fn finish(mut self, name: &str, purpose: &str) -> Result<(String, File), JobError> {
+        self.writer.flush().await?;
+        let expires = self.lapse.map(|lapse| now() + lapse.as_secs());
+        let file = as_file(name, purpose, self.writer.object().clone(), expires);
+        self.note(file.clone(), self.lapse).await?;
         Ok((self.id, file))
     }
 
     /// Gives the file up: its parts are deleted.
     pub async fn abandon(self) -> Result<(), JobError> {
-        let jobs = self.jobs;
-        let object = self.writer.finish().await?;
-        Ok(objects::delete(jobs.0.bus.as_ref(), &object).await?)
+        objects::delete_all(self.jobs.0.bus.as_ref(), self.writer.object()).await?;
+        self.jobs.forget(&self.id).await
     }
+
+    /// Writes its record. An error if its parts were deleted meanwhile.
+    async fn note(&self, file: File, lapse: Option<Duration>) -> Result<u64, JobError> {
+        Ok(self.jobs.write(&self.id, &Record::File(file), self.revision, lapse).await?)
+    }
+}
+
+/// The record of a file with the bytes of `object`.
+fn as_file(name: &str, purpose: &str, object: Object, expires: Option<u64>) -> File {
+    let (name, purpose) = (name.to_owned(), purpose.to_owned());
+    File { name, purpose, bytes: object.bytes, created: now(), expires, objects: vec![object] }
 }
 
 fn unknown(id: &str) -> JobError {

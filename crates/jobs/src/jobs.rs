@@ -7,6 +7,7 @@ use trireme_bus::Bus;
 
 use crate::call::Execute;
 use crate::pace::Pace;
+use crate::statistics::Counters;
 
 /// Limits of durable work.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +16,8 @@ pub struct Options {
     pub max_in_flight: usize,
     /// How long a request that has not ended may stay, and how long one that has ended is kept.
     pub time_to_live: Duration,
+    /// How long a file may arrive without new bytes. Then its parts are deleted.
+    pub upload_patience: Duration,
 }
 
 /// Durable work on one bus. Clones are the same.
@@ -28,6 +31,7 @@ pub(crate) struct Shared {
     pub execute: Arc<dyn Execute>,
     pub options: Options,
     pub pace: Pace,
+    pub counters: Counters,
     /// Wakes those that wait for the end of a job.
     pub ended: tokio::sync::broadcast::Sender<String>,
 }

@@ -28,6 +28,7 @@ mod objects;
 mod pace;
 mod record;
 mod requests;
+mod statistics;
 mod store;
 
 pub use batches::NewBatch;
@@ -38,3 +39,4 @@ pub use jobs::{Jobs, Options};
 pub use pace::Pace;
 pub use record::{Batch, BatchState, Counts, File, Request, RequestState};
 pub use requests::Accepted;
+pub use statistics::{Load, Statistics};

@@ -46,13 +46,19 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
+    /// The object with the parts that were written.
+    pub fn object(&self) -> &Object {
+        &self.object
+    }
+
     /// Writes the last part. Returns the object with all its parts.
     pub async fn finish(mut self) -> Result<Object, BusError> {
         self.flush().await?;
         Ok(self.object)
     }
 
-    async fn flush(&mut self) -> Result<(), BusError> {
+    /// Writes the bytes that are no whole part yet.
+    pub async fn flush(&mut self) -> Result<(), BusError> {
         if self.rest.is_empty() {
             return Ok(());
         }
@@ -86,6 +92,15 @@ pub async fn read_whole(bus: &dyn Bus, object: &Object) -> Result<Bytes, BusErro
         whole.extend_from_slice(&read_part(bus, &object.name, part).await?);
     }
     Ok(whole.freeze())
+}
+
+/// Deletes the parts of an object, and those that were written behind them.
+pub async fn delete_all(bus: &dyn Bus, object: &Object) -> Result<(), BusError> {
+    let mut part = 0;
+    while bus.delete(Bucket::Objects, &key(&object.name, part), None).await? || part < object.parts {
+        part += 1;
+    }
+    Ok(())
 }
 
 /// Deletes the parts of an object.

@@ -168,6 +168,19 @@ pub(crate) struct Checkpoint {
 // === impl BatchState ===
 
 impl BatchState {
+    /// Its name in the API and in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            BatchState::Validating => "validating",
+            BatchState::Failed => "failed",
+            BatchState::InProgress => "in_progress",
+            BatchState::Completed => "completed",
+            BatchState::Expired => "expired",
+            BatchState::Cancelling => "cancelling",
+            BatchState::Cancelled => "cancelled",
+        }
+    }
+
     /// Whether nothing more happens.
     pub fn is_end(self) -> bool {
         match self {

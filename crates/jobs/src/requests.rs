@@ -189,7 +189,9 @@ impl Jobs {
         let mut pause = FIRST_PAUSE;
         loop {
             let left = Duration::from_secs(expires.saturating_sub(now()));
+            let in_flight = self.0.counters.call();
             let answer = tokio::time::timeout(left, self.0.execute.execute(call.clone())).await.ok()?;
+            drop(in_flight);
             if !answer.is_temporary() {
                 self.0.pace.answered();
                 return Some(answer);

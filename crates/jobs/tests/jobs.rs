@@ -15,7 +15,7 @@ use futures_util::TryStreamExt;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
-use trireme_bus::{Bus, InProcess, QueueOptions};
+use trireme_bus::{Bucket, Bus, InProcess, QueueOptions};
 use trireme_jobs::{Answer, BatchState, Call, Execute, JobError, Jobs, NewBatch, Options, RequestState};
 
 /// A system that answers with the body it got, in upper case.
@@ -72,7 +72,12 @@ impl Drop for Gateway {
 
 impl Gateway {
     fn on(bus: &InProcess, name: &str) -> Gateway {
-        let options = Options { max_in_flight: 64, time_to_live: Duration::from_secs(600) };
+        Gateway::with(bus, name, Duration::from_secs(600))
+    }
+
+    /// One that deletes files without new bytes for this long.
+    fn with(bus: &InProcess, name: &str, upload_patience: Duration) -> Gateway {
+        let options = Options { max_in_flight: 64, time_to_live: Duration::from_secs(600), upload_patience };
         let (bus, system): (Arc<dyn Bus>, _) = (Arc::new(bus.clone()), Arc::new(Upper::default()));
         let (jobs, run) = Jobs::open(bus, name, system.clone(), options);
         Gateway { jobs, system, task: tokio::spawn(run) }
@@ -319,4 +324,58 @@ async fn a_batch_without_lines_or_file_fails_with_the_reason() {
     let new = NewBatch { input, endpoint: "/run".to_owned(), window, metadata: BTreeMap::new() };
     let missing = gateway.jobs.begin_batch(new).await.unwrap_err();
     assert!(missing.to_string().starts_with("no file with id 'file-none'"), "{missing}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_stops_to_arrive_leaves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let bus = open(directory.path());
+    let gateway = Gateway::with(&bus, "one", Duration::from_secs(1));
+    let whole = gateway.file("{\"whole\": 1}\n").await;
+    let mut upload = gateway.jobs.upload(None);
+    upload.write(&vec![0; 3 << 20]).await.unwrap();
+    drop(upload);
+    assert_eq!(gateway.jobs.files().await.unwrap().len(), 1, "a file that arrives is not listed");
+    let keys = async |bucket| {
+        let (mut keys, mut revision) = (Vec::new(), 0);
+        while let Some(entry) = bus.next(bucket, revision).await.unwrap() {
+            revision = entry.revision;
+            keys.push(entry.key);
+        }
+        keys
+    };
+    assert!(keys(Bucket::Objects).await.len() > 2, "some parts are in the store");
+    until("only the whole file is left", async || {
+        (keys(Bucket::Objects).await.len() == 1 && keys(Bucket::Jobs).await == [whole.clone()]).then_some(())
+    })
+    .await;
+    assert_eq!(gateway.lines_of(&whole).await, [json!({"whole": 1})]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_counts_its_work() {
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = Gateway::on(&open(directory.path()), "g");
+    gateway.system.stuck.store(true, Ordering::Relaxed);
+    gateway.jobs.accept(call("a request"), None).await.unwrap();
+    let wrong = lines(1).replace("text", "wrong");
+    let batch = gateway.batch(gateway.file(&(lines(3) + &wrong + "rubbish\n")).await).await;
+    let count = |load: &trireme_jobs::Load, wanted| -> u64 {
+        load.batches.iter().filter(|(state, _)| *state == wanted).map(|(_, count)| count).sum()
+    };
+    until("all calls are in flight", async || {
+        let now = gateway.jobs.statistics();
+        let (load, runs) = (&now.load, count(&now.load, BatchState::InProgress));
+        ((now.in_flight, load.running, runs, load.lines_left) == (5, 1, 1, 5)).then_some(())
+    })
+    .await;
+    gateway.system.stuck.store(false, Ordering::Relaxed);
+    assert_eq!(ended(&gateway, &batch).await.counts.failed, 2);
+    until("nothing is left", async || {
+        let now = gateway.jobs.statistics();
+        let load = trireme_jobs::Load { batches: Vec::new(), ..now.load.clone() };
+        let is_empty = load == trireme_jobs::Load::default() && now.load.batches.iter().all(|(_, count)| *count == 0);
+        (is_empty && (now.in_flight, now.completed, now.failed) == (0, 3, 2)).then_some(())
+    })
+    .await;
 }

@@ -69,6 +69,7 @@ mod tests {
         let ns = Duration::from_nanos;
         let mut counters = Counters::default();
         let request = Completed {
+            lane: Default::default(),
             rows: 2,
             transit: ns(1),
             worker_queue: ns(2),

@@ -83,8 +83,16 @@ metrics! {
     QueueOldest = "trireme_queue_oldest_age_seconds" Gauge "Age of the oldest unfinished message in the model's queue on the bus";
     Workers = "trireme_workers" Gauge "Workers that serve the model, as the registry has them";
 
+    JobsRequests = "trireme_jobs_requests" Gauge "Durable requests of this gateway that have not ended";
+    JobsBatches = "trireme_jobs_batches" Gauge "Batches of this gateway that have not ended";
+    JobsLinesLeft = "trireme_jobs_lines_left" Gauge "Lines of this gateway's batches that have not ended, as of their checkpoints";
+    JobsLines = "trireme_jobs_lines_total" Counter "Lines of batches that this gateway has run to their end";
+    JobsInFlight = "trireme_jobs_calls_in_flight" Gauge "Calls of durable work that this gateway has in flight";
+    JobsLimit = "trireme_jobs_calls_limit" Gauge "Calls of durable work that this gateway may have in flight now";
+
     StageTransit = "trireme_stage_transit_seconds" Histogram "From being sent to the model's queue on the bus until this process received it";
     StageQueue = "trireme_stage_queue_seconds" Histogram "From being received by this process until its batch began to run";
+    StageLane = "trireme_stage_lane_queue_seconds" Histogram "From being sent to the model's queue until its batch began to run, by the request's lane";
     StageCompute = "trireme_stage_compute_seconds" Histogram "What running the request's batch took: inputs, run and outputs";
     StageFailures = "trireme_stage_failures_total" Counter "Requests that failed in this process";
     StageBatch = "trireme_stage_batch_rows" Histogram "Rows of the batches that this process ran";

@@ -9,7 +9,7 @@ use trireme_inference::{
 use trireme_protocol::repository::LoadRequest;
 use trireme_runtime::TaskSet;
 
-use crate::handlers::{Handlers, Next, Rows, Traced, Via};
+use crate::handlers::{Handlers, Next, Rows, Traced, Via, Waits};
 
 /// Takes calls until the tasks have to stop.
 pub async fn serve(bus: &dyn Bus, handlers: Arc<Handlers>, tasks: &TaskSet) -> Result<(), BusError> {
@@ -129,6 +129,7 @@ fn read(handlers: &Handlers, message: &WorkMessage) -> Result<Traced, InferError
         request,
         traceparent: message.traceparent.clone(),
         via: Via::Model,
+        waits: Waits { lane: message.lane(), ..Waits::default() },
         rows: Rows::Configured,
         hold,
         callers: message.callers.clone(),

@@ -1,12 +1,14 @@
 //! Requests in flight. The dispatcher publishes a request, holds it until it is answered, publishes it again when the
 //! broker has lost it, and ends it at its deadline. When the caller goes away, its request is cancelled everywhere.
 
+mod backlog;
 mod cancel;
 mod join;
 mod order;
 mod reconcile;
 mod sequence;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,10 +20,11 @@ use trireme_bus::{
     Answer, Bus, BusError, Connection, Inbox, PendingReplies, QUEUE_FULL, QueueStatus, Queued, Reply, WorkMessage,
     queue_pause,
 };
-use trireme_inference::{InferError, ModelKey, UnixMicros};
+use trireme_inference::{InferError, Lane, ModelKey, UnixMicros};
 use trireme_runtime::TaskSet;
 use trireme_telemetry::trace_id;
 
+use self::backlog::Backlogs;
 use self::cancel::Canceller;
 use self::join::{Fork, Parts, Pieces, join};
 use self::order::Order;
@@ -48,6 +51,7 @@ pub struct Dispatcher {
     next: Arc<AtomicU64>,
     /// The order of answers, for models with `preserve_ordering`.
     order: Order,
+    backlogs: Backlogs,
 }
 
 /// A request in flight. If it is dropped before its last reply, it is cancelled everywhere.
@@ -81,6 +85,9 @@ pub struct Flight {
     /// Notified when another message of the same request was answered. With siblings, a full queue is waited for,
     /// because the request is already being worked on.
     siblings: Option<Arc<Notify>>,
+    /// Until when a full queue is waited for.
+    room_by: Instant,
+    backlogs: Backlogs,
     /// Whether more replies may follow.
     open: bool,
 }
@@ -119,10 +126,10 @@ impl Dispatcher {
         tasks: &TaskSet,
     ) -> Result<Dispatcher, BusError> {
         let inbox = bus.open_inbox(gateway).await?;
-        let (next, order) = (Arc::new(AtomicU64::new(1)), Order::default());
+        let (next, order, backlogs) = (Arc::new(AtomicU64::new(1)), Order::default(), Backlogs::default());
         let canceller = Canceller::new(bus.clone(), tasks.clone());
         let reconciler = Reconciler::start(bus.clone(), gateway, tasks);
-        Ok(Dispatcher { bus, inbox, tasks: tasks.clone(), canceller, reconciler, max_in_flight, next, order })
+        Ok(Dispatcher { bus, inbox, tasks: tasks.clone(), canceller, reconciler, max_in_flight, next, order, backlogs })
     }
 
     /// An id for a new request, unique among all gateways.
@@ -145,15 +152,25 @@ impl Dispatcher {
         self.bus.queue_status(model, levels).await
     }
 
+    /// The queues that have a bulk lane.
+    pub async fn bulk_queues(&self) -> Result<HashSet<ModelKey>, BusError> {
+        self.bus.bulk_queues().await
+    }
+
     /// The number of bytes of tensors that fit into one message without a claim.
     pub fn message_bytes(&self) -> usize {
         self.bus.message_bytes()
     }
 
-    /// Takes a request into the pipeline. It is published when its first reply is asked for.
-    pub fn start(&self, message: WorkMessage) -> Result<Exchange, InferError> {
+    /// Takes a request into the pipeline. It is published when its first reply is asked for. If its queue is full, it waits for
+    /// room as long as its `patience` lasts.
+    pub fn start(&self, message: WorkMessage, patience: Duration) -> Result<Exchange, InferError> {
         self.admit(&message)?;
-        Ok(self.exchange(message, None))
+        let mut exchange = self.exchange(message, None);
+        if let Exchange::Whole(flight) = &mut exchange {
+            flight.room_by = Instant::now() + patience;
+        }
+        Ok(exchange)
     }
 
     /// Takes a request into the pipeline as several requests, one for each part of its rows.
@@ -170,12 +187,18 @@ impl Dispatcher {
         Ok(self.in_task("sequence", sequence::run(self.clone(), turn, message, place)))
     }
 
-    /// Refuses a request when too many are in flight. Messages of an admitted request are not checked again.
+    /// Refuses a request when too many are in flight. Bulk requests leave half of the places to live ones. Messages of an
+    /// admitted request are not checked again.
     fn admit(&self, message: &WorkMessage) -> Result<(), InferError> {
-        if self.in_flight() < self.max_in_flight {
+        let most = match message.lane() {
+            Lane::Live => self.max_in_flight,
+            Lane::Bulk => self.max_in_flight.div_ceil(2),
+        };
+        if self.in_flight() < most {
             return Ok(());
         }
-        let error = InferError::unavailable(QUEUE_FULL);
+        let retry_after = Some(self.backlogs.retry_after(message));
+        let error = InferError { retry_after, ..InferError::unavailable(QUEUE_FULL) };
         log_failure(message, &error);
         Err(error)
     }
@@ -248,6 +271,8 @@ impl Dispatcher {
             queueless: 0,
             refusals: 0,
             siblings,
+            room_by: Instant::now(),
+            backlogs: self.backlogs.clone(),
             open: true,
             message,
         }
@@ -298,8 +323,9 @@ impl Flight {
 
     fn end(&mut self, reply: Result<Reply, InferError>, cancel: bool) -> Option<Result<Reply, InferError>> {
         self.open = false;
-        if let Err(error) = &reply {
-            log_failure(&self.message, error);
+        match &reply {
+            Ok(reply) => self.backlogs.note(&self.message, reply),
+            Err(error) => log_failure(&self.message, error),
         }
         // A message that was sent again may be in a queue twice.
         if cancel || self.again > 0 {
@@ -374,13 +400,19 @@ impl Flight {
             }
             // The request was accepted before, or a part of it was, so it is not refused now.
             Err(error @ (BusError::Full { .. } | BusError::ClaimsFull { .. }))
-                if self.again > 0 || self.siblings.is_some() =>
+                if self.again > 0 || self.siblings.is_some() || Instant::now() < self.room_by =>
             {
                 tracing::debug!(request_id, trace_id, %error, "request waits for room");
                 self.refusals += 1;
-                Ok(Publishing::DueAt(Instant::now() + queue_pause(self.refusals - 1)))
+                let due = Instant::now() + queue_pause(self.refusals - 1);
+                let was_accepted = self.again > 0 || self.siblings.is_some();
+                Ok(Publishing::DueAt(if was_accepted { due } else { due.min(self.room_by) }))
             }
-            Err(error) => Err(InferError::new(error.code(), error.to_string())),
+            Err(error) => {
+                let is_full = matches!(error, BusError::Full { .. } | BusError::ClaimsFull { .. });
+                let retry_after = is_full.then(|| self.backlogs.retry_after(&self.message));
+                Err(InferError { retry_after, ..InferError::new(error.code(), error.to_string()) })
+            }
         }
     }
 

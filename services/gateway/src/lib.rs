@@ -228,6 +228,7 @@ impl Gateway {
             models,
             log_format: Mutex::new("default"),
             tracing: Tracing::new(&args.traces.config(trireme_telemetry::exports_spans()))?,
+            jobs: Default::default(),
             collector,
             last_status: Default::default(),
             access,

@@ -61,6 +61,7 @@ fn entry(model: &str, state: ModelState, since: u64) -> WorkerEntry {
         state,
         config: format!(r#"{{"name":"{model}","backend":"identity"}}"#),
         capacity: 1,
+        bulk: true,
         since: UnixMicros(since),
     }
 }

@@ -209,6 +209,30 @@ fn second_gateway(sandbox: &Sandbox, folder: &Path) -> (Process, SocketAddr) {
 }
 
 #[test]
+fn a_durable_request_is_admitted_like_a_live_one() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let data = folder.path().to_str().expect("UTF-8").to_owned();
+    let repository = workspace().join("tests/repositories/texts");
+    let start = |rule: [&str; 2]| {
+        let arguments = ["--data-dir", &data, rule[0], rule[1]];
+        Setup::new(Mode::AllInOne).repository(&repository).gateway_arguments(&arguments).start()
+    };
+    let later = || embed("a").header("Prefer", "respond-async");
+    let restricted = start(["--http-restricted-api", "inference:x-team=secret"]);
+    let refused = restricted.send(&later());
+    assert_eq!(
+        (refused.status, refused.error()),
+        (403, "This API is restricted, expecting header 'x-team'".to_owned())
+    );
+    assert_eq!(restricted.send(&later().header("X-Team", "secret")).status, 202);
+    drop(restricted);
+    let keyed = start(["--api-key", "key"]);
+    let refused = keyed.send(&later());
+    assert_eq!((refused.status, refused.header("www-authenticate")), (401, Some("Bearer")));
+    assert_eq!(keyed.send(&later().header("X-API-Key", "key")).status, 202);
+}
+
+#[test]
 fn without_a_place_to_keep_them_jobs_are_refused() {
     let sandbox = Setup::new(Mode::AllInOne).repository(&workspace().join("tests/repositories/texts")).start();
     for request in

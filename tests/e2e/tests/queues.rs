@@ -11,6 +11,7 @@ in_every_mode!(
     as_many_wait_as_the_policy_says,
     a_batch_goes_when_a_request_comes_that_cannot_join_it,
     a_full_queue_is_429_where_that_is_asked_for,
+    a_client_may_wait_for_room_in_a_full_queue,
     what_waits_too_long_is_refused_in_time,
     higher_priorities_go_first,
     each_level_holds_what_its_policy_says,
@@ -153,6 +154,32 @@ fn a_full_queue_is_429_where_that_is_asked_for(mode: Mode) {
     assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
     assert!(refused.error().ends_with("Exceeds maximum queue size"), "{}", refused.error());
     drop(waiting);
+}
+
+fn a_client_may_wait_for_room_in_a_full_queue(mode: Mode) {
+    // A run that does not end during the test.
+    let models = queueing("default_queue_policy { max_queue_size: 3 }", Duration::from_secs(600));
+    let sandbox = setup(mode, &models).start();
+    let _running = ask(sandbox.address, 0, json!({}));
+    wait_taken(&sandbox, 1);
+    let (waiting, (refused, _)) = until_refused(|_| ask(sandbox.address, 1, json!({"timeout": 15_000_000})));
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+    let prefer = |seconds: u32| {
+        let request = Request::infer("queue", &number(2, json!({}))).header("Prefer", &format!("wait={seconds}"));
+        let address = sandbox.address;
+        std::thread::spawn(move || request.send(address).expect("an answer"))
+    };
+    let begun = Instant::now();
+    let refused = prefer(1).join().expect("no panic");
+    assert!(refused.error().ends_with("Exceeds maximum queue size"), "{}", refused.error());
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+    assert!(begun.elapsed() >= Duration::from_secs(1), "after {:?}", begun.elapsed());
+    let patient = prefer(40);
+    for request in waiting {
+        request.join().expect("no panic");
+    }
+    sandbox.wait_queued("queue", 2);
+    assert!(!patient.is_finished(), "it waits in the queue now, behind the run");
 }
 
 fn what_waits_too_long_is_refused_in_time(mode: Mode) {

@@ -140,6 +140,9 @@ fn assert_works(sandbox: &mut Sandbox) {
         let response = sandbox.infer("tiny_embedding", &json!({"inputs": [text]}));
         assert_close(&response.numbers("embedding"), &golden.embedding, 1e-5);
     }
+    let text = json!({"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["a bulk request"]});
+    let bulk = Request::infer("tiny_embedding", &json!({"inputs": [text]})).header("Priority", "u=7");
+    assert_eq!(sandbox.send(&bulk).status, 200, "all stages take from the bulk lane too");
     assert_nothing_refused(sandbox);
 }
 

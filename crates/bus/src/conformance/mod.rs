@@ -40,6 +40,7 @@ pub async fn run(setup: &Setup) {
         queues::what_was_cancelled_and_taken_back_makes_room,
         queues::one_worker_gets_messages_in_order,
         policies::higher_levels_are_taken_first_and_no_level_is_forgotten,
+        policies::the_bulk_lane_comes_with_its_first_message,
         policies::each_level_has_a_limit_of_its_own_that_can_be_changed,
         policies::what_workers_have_is_beside_the_limit,
         policies::what_waits_too_long_can_be_taken_without_room,

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use trireme_inference::ModelKey;
+use trireme_inference::{Lane, ModelKey};
 
 use super::fixtures::{assert_idle, message_at, number, patient_options, take, within};
 use super::queues::{A_WHILE, declared, open, publish};
@@ -40,6 +40,32 @@ pub async fn higher_levels_are_taken_first_and_no_level_is_forgotten(setup: &Set
     let elsewhere = within("a refusal", bus.publish(&message_at(&model, 4, 0))).await;
     assert!(matches!(elsewhere, Err(BusError::NoQueue { .. })), "there is no such level: {elsewhere:?}");
     let left = within("the end of a worker", puller.stop()).await;
+    assert!(left.is_none(), "nothing was left, got {left:?}");
+}
+
+pub async fn the_bulk_lane_comes_with_its_first_message(setup: &Setup) {
+    let (bus, model) = declared(setup, "lanes", &patient_options()).await;
+    let bulk = |n| message_at(&model, Lane::Bulk.level(0), n);
+    let worker = setup.connect().await;
+    worker.declare_queue(&model, &patient_options()).await.expect("declared");
+    let mut later =
+        within("a hold on the lane", worker.pull_bulk(&model)).await.expect("a hold on a lane that may come");
+    assert_idle(&mut later, A_WHILE, "there is no such lane").await;
+    let mut live = open(&*bus, &model).await;
+    let gateway = setup.connect_gateway().await;
+    publish(&*gateway, &bulk(1)).await;
+    assert_idle(&mut live, A_WHILE, "bulk messages wait in a lane of their own").await;
+    let delivery = take(&mut later, "the first message of the lane").await;
+    assert_eq!((number(&delivery), delivery.message.lane()), (1, Lane::Bulk));
+    delivery.acker.nak(Duration::ZERO).await.expect("refused");
+    let delivery = take(&mut later, "the message again").await;
+    assert_eq!((number(&delivery), delivery.attempt), (1, 2));
+    publish(&*bus, &message_at(&model, 0, 2)).await;
+    assert_eq!(number(&take(&mut live, "the live message").await), 2);
+    let levels = [0, Lane::Bulk.level(0)];
+    assert_eq!(bus.queue_status(&model, &levels).await.expect("status").delivered, 2, "one in each lane");
+    delivery.acker.ack().await.expect("acknowledged");
+    let left = within("the end of a worker", later.stop()).await;
     assert!(left.is_none(), "nothing was left, got {left:?}");
 }
 

@@ -88,6 +88,14 @@ impl Bus for Refusing {
         self.bus.pull(model).await
     }
 
+    async fn pull_bulk(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
+        self.bus.pull_bulk(model).await
+    }
+
+    async fn bulk_queues(&self) -> Result<HashSet<ModelKey>, BusError> {
+        self.bus.bulk_queues().await
+    }
+
     async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
         self.bus.queue_status(model, levels).await
     }

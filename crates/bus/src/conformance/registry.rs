@@ -101,6 +101,7 @@ fn entry(name: &str) -> WorkerEntry {
         state: ModelState::Ready,
         config: r#"{"name":"ü","max_batch_size":8}"#.to_owned(),
         capacity: 4,
+        bulk: true,
         since: trireme_inference::UnixMicros(1),
     }
 }

@@ -138,6 +138,7 @@ fn any_reply() -> impl Strategy<Value = Reply> {
         (vec(any_tensor(), 0..4), any_parameters())
             .prop_map(|(tensors, parameters)| Ok(Output { tensors, parameters })),
         error.prop_map(|(code, message, stage, worker)| Err(InferError {
+            retry_after: None,
             code,
             message,
             stage,

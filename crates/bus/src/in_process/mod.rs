@@ -18,7 +18,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
-use trireme_inference::ModelKey;
+use trireme_inference::{Lane, ModelKey};
 
 use self::disk::Disk;
 use self::queue::Queue;
@@ -137,7 +137,15 @@ impl Bus for InProcess {
     }
 
     async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
-        Ok(Box::new(self.queue(model)?.puller()))
+        Ok(Box::new(self.queue(model)?.puller(Lane::Live)))
+    }
+
+    async fn pull_bulk(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
+        Ok(Box::new(self.queue(model)?.puller(Lane::Bulk)))
+    }
+
+    async fn bulk_queues(&self) -> Result<HashSet<ModelKey>, BusError> {
+        Ok(HashSet::new())
     }
 
     async fn queue_status(&self, model: &ModelKey, _levels: &[u32]) -> Result<QueueStatus, BusError> {

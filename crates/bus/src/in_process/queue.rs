@@ -1,4 +1,4 @@
-//! A queue within one process: its levels, delayed messages, and deliveries until they are settled.
+//! A queue within one process: its levels and the bulk lane, delayed messages, and deliveries until they are settled.
 
 use std::collections::{BTreeMap, BinaryHeap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use trireme_inference::ModelKey;
+use trireme_inference::{Lane, ModelKey};
 
 use crate::{AckHandle, Acker, BusError, Delivery, LevelPolicy, Puller, QueueOptions, QueueStatus, WorkMessage};
 
@@ -17,7 +17,8 @@ pub(super) struct Queue {
     max_messages: u64,
     max_bytes: u64,
     state: Mutex<QueueState>,
-    arrived: Notify,
+    /// Signalled when a lane may have a message.
+    arrived: [Notify; 2],
 }
 
 #[derive(Default)]
@@ -68,6 +69,7 @@ struct Handle {
 /// Takes messages from a queue.
 pub(super) struct QueuePuller {
     queue: Arc<Queue>,
+    lane: Lane,
 }
 
 // === impl Queue ===
@@ -76,7 +78,7 @@ impl Queue {
     pub fn new(options: &QueueOptions) -> Arc<Queue> {
         let QueueOptions { max_messages, max_bytes, .. } = *options;
         let (deliveries, state) = (options.deliveries_made(), Mutex::default());
-        Arc::new(Queue { deliveries, max_messages, max_bytes, state, arrived: Notify::new() })
+        Arc::new(Queue { deliveries, max_messages, max_bytes, state, arrived: [Notify::new(), Notify::new()] })
     }
 
     /// Sets the policies of the levels. Missing levels are created.
@@ -87,8 +89,8 @@ impl Queue {
         }
     }
 
-    pub fn puller(self: Arc<Self>) -> QueuePuller {
-        QueuePuller { queue: self }
+    pub fn puller(self: Arc<Self>, lane: Lane) -> QueuePuller {
+        QueuePuller { queue: self, lane }
     }
 
     pub fn push(&self, model: &ModelKey, message: &WorkMessage) -> Result<(), BusError> {
@@ -104,7 +106,11 @@ impl Queue {
         if state.unsettled.contains_key(&name) {
             return Ok(());
         }
-        let Some(level) = state.levels.get_mut(&message.level()) else {
+        let level = match message.lane() {
+            Lane::Live => state.levels.get_mut(&message.level()),
+            Lane::Bulk => Some(state.level(message)),
+        };
+        let Some(level) = level else {
             return Err(BusError::NoQueue { model: model.clone() });
         };
         let may_wait = level.policy.max_waiting.is_none_or(|most| (level.ready.len() as u64) < most);
@@ -118,7 +124,7 @@ impl Queue {
         let (request_id, gateway) = (message.request_id.clone(), message.gateway.clone());
         state.unsettled.insert(name, Unsettled { since: Instant::now(), request_id, gateway });
         drop(state);
-        self.arrived.notify_one();
+        self.arrived[message.lane() as usize].notify_one();
         Ok(())
     }
 
@@ -175,37 +181,41 @@ impl Queue {
         }
         let mut state = self.state.lock();
         if delay.is_zero() {
+            let lane = queued.message.lane();
             state.level(&queued.message).ready.push_front(queued);
             drop(state);
-            self.arrived.notify_one();
+            self.arrived[lane as usize].notify_one();
         } else {
             state.delayed.push(Delayed { due: Instant::now() + delay, queued });
             drop(state);
             // Every puller has to learn when the message is due: a single one could be dropped before.
-            self.arrived.notify_waiters();
+            self.arrived.iter().for_each(Notify::notify_waiters);
         }
     }
 
-    /// Takes up to `room` messages. If there are none, returns when the next delayed one is due.
-    fn take(self: &Arc<Self>, room: usize) -> Result<Vec<Delivery>, Option<Instant>> {
+    /// Takes up to `room` messages of a lane. If there are none, returns when the next delayed one is due.
+    fn take(self: &Arc<Self>, lane: Lane, room: usize) -> Result<Vec<Delivery>, Option<Instant>> {
         let mut state = self.state.lock();
         let now = Instant::now();
         while state.delayed.peek().is_some_and(|delayed| delayed.due <= now) {
             let delayed = state.delayed.pop().expect("peeked under the same lock");
+            let lane = delayed.queued.message.lane();
             state.level(&delayed.queued.message).ready.push_back(delayed.queued);
+            self.arrived[lane as usize].notify_one();
         }
         let mut taken = Vec::new();
-        for level in state.levels.values_mut() {
+        for (_, level) in state.levels.iter_mut().filter(|(level, _)| Lane::of_level(**level) == lane) {
             level.take(room - taken.len(), &mut taken);
         }
         if taken.is_empty() {
             return Err(state.delayed.peek().map(|delayed| delayed.due));
         }
-        let more = state.levels.values().any(|level| !level.ready.is_empty());
+        let mut levels = state.levels.iter().filter(|(level, _)| Lane::of_level(**level) == lane);
+        let more = levels.any(|(_, level)| !level.ready.is_empty());
         drop(state);
         if more {
             // One notification may stand for many messages: notify the next puller too.
-            self.arrived.notify_one();
+            self.arrived[lane as usize].notify_one();
         }
         Ok(taken.into_iter().map(|queued| self.deliver(queued)).collect())
     }
@@ -308,8 +318,8 @@ impl Puller for QueuePuller {
             return std::future::pending().await;
         }
         loop {
-            let arrived = self.queue.arrived.notified();
-            match self.queue.take(room) {
+            let arrived = self.queue.arrived[self.lane as usize].notified();
+            match self.queue.take(self.lane, room) {
                 Ok(deliveries) => return Ok(deliveries),
                 Err(None) => arrived.await,
                 Err(Some(due)) => {

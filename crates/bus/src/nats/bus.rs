@@ -8,12 +8,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
-use trireme_inference::ModelKey;
+use trireme_inference::{Lane, ModelKey};
 
 use super::connection::Nats;
 use super::limits::{CLOSE_TIMEOUT, LONGEST, REQUEST_TIMEOUT, limited};
 use super::streams::Needed;
-use super::{puller, topics, work};
+use super::{bulk, puller, topics, work};
 use crate::{
     Acker, Bucket, Bus, BusError, Change, Connection, Entry, Inbox, Puller, Question, QueueOptions, QueueStatus,
     Queued, Reply, WorkMessage,
@@ -33,7 +33,17 @@ impl Bus for Nats {
     }
 
     async fn publish(&self, message: &WorkMessage) -> Result<Queued, BusError> {
-        self.publish_work(message).await
+        if message.lane() == Lane::Live {
+            return self.publish_work(message).await;
+        }
+        if self.makes_streams {
+            self.make_bulk_lanes(&message.route).await?;
+        }
+        let published = self.publish_work(message).await;
+        if matches!(published, Err(BusError::NoQueue { .. })) {
+            self.forget_bulk_lanes();
+        }
+        published
     }
 
     async fn take_back(&self, queued: &Queued) -> Result<(), BusError> {
@@ -43,6 +53,14 @@ impl Bus for Nats {
     async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
         let options = self.queues.lock().get(model).cloned().unwrap_or_default();
         Ok(Box::new(puller::NatsPuller::open(self, model, &options).await?))
+    }
+
+    async fn pull_bulk(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
+        Ok(Box::new(bulk::BulkPuller::open(self, model).await?))
+    }
+
+    async fn bulk_queues(&self) -> Result<HashSet<ModelKey>, BusError> {
+        limited(LONGEST, self.bulk_queue_names()).await
     }
 
     async fn queue_status(&self, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {

@@ -178,6 +178,7 @@ impl Nats {
             saying: Arc::new(Semaphore::new(SAYING)),
             queues: Arc::default(),
             settings: Arc::default(),
+            bulk_lanes: Arc::default(),
             out_of_reach: Arc::default(),
             closed: Arc::default(),
         };
@@ -229,6 +230,7 @@ impl Nats {
     /// Replaces the settings; returns the previous ones.
     fn take_settings(&self, settings: QueueOptions) -> Option<QueueOptions> {
         self.deliveries.set_ack_wait(settings.ack_wait);
+        self.forget_bulk_lanes();
         self.settings.lock().replace(settings)
     }
 

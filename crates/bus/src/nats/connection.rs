@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use trireme_inference::ModelKey;
 
+use super::bulk::Made;
 use super::deliveries::Deliveries;
 use super::limits::taken;
 use super::reach::OutOfReach;
@@ -37,6 +38,8 @@ pub struct Nats {
     pub(super) queues: Arc<Mutex<HashMap<ModelKey, QueueOptions>>>,
     /// The deployment's settings, if this process creates streams.
     pub(super) settings: Arc<Mutex<Option<QueueOptions>>>,
+    /// The bulk lanes that this process has made.
+    pub(super) bulk_lanes: Arc<Mutex<Made>>,
     pub(super) out_of_reach: Arc<OutOfReach>,
     pub(super) closed: Arc<AtomicBool>,
 }

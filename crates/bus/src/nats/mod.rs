@@ -3,13 +3,14 @@
 //!
 //! The only user of `async-nats`. Each file is one part of the surface, from the bottom: the [`connection`] that all parts
 //! share; [`connect`]; [`work`] (publish) and [`puller`]
-//! for queues, with [`ack`] for deliveries; [`replies`]; [`store`]; [`topics`]; [`streams`] (creating streams) and
+//! for queues, with [`bulk`] for their bulk lanes and [`ack`] for deliveries; [`replies`]; [`store`]; [`topics`]; [`streams`] (creating streams) and
 //! [`buckets`] (their configurations); the broker's [`clock`]. Bodies that travel by claim are in [`claims`] and
 //! [`fetch`], names on the wire in [`subjects`], headers in [`headers`], and the meaning of the broker's errors in
 //! [`errors`].
 
 mod ack;
 mod buckets;
+mod bulk;
 mod bus;
 mod claims;
 mod clock;

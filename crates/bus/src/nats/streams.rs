@@ -2,13 +2,14 @@
 //!
 //! Not here: requests from stages (`makers`), and the configurations of the streams of stores and claims (`buckets`).
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream;
 use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind};
 use async_nats::jetstream::{consumer, stream};
 use futures_util::StreamExt;
-use trireme_inference::{ModelKey, UnixMicros};
+use trireme_inference::{Lane, ModelKey, UnixMicros};
 
 use super::connection::Nats;
 use super::errors::{failure, is_not_found};
@@ -256,6 +257,18 @@ impl Nats {
         }
         models.sort();
         models.dedup();
+        Ok(models)
+    }
+
+    /// The model versions whose queue has a bulk lane.
+    pub(super) async fn bulk_queue_names(&self) -> Result<HashSet<ModelKey>, BusError> {
+        let mut names = self.jetstream.stream_names();
+        let mut models = HashSet::new();
+        while let Some(name) = names.next().await {
+            let name = name.map_err(|error| failure("listing work queues", &error))?;
+            let model = subjects::model_of(&name);
+            models.extend(model.filter(|model| subjects::work_stream(model, Lane::Bulk.level(0)) == name));
+        }
         Ok(models)
     }
 

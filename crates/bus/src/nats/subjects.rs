@@ -120,6 +120,11 @@ pub fn topic(topic: &str) -> String {
     format!("trireme.control.{}", escape_token(topic))
 }
 
+/// The subject on which a gateway says that it has made the bulk lane of a model version's queue.
+pub fn bulk_made(model: &ModelKey) -> String {
+    format!("trireme.control.bulk.{}.{}", escape_token(&model.name), model.version)
+}
+
 /// Subject of one part of a claim, or of all its parts (`*`).
 pub fn claim(name: &str, part: &str) -> String {
     format!("trireme.claim.{name}.{part}")

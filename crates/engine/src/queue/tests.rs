@@ -27,7 +27,7 @@ fn candidate() -> Candidate {
 fn batches_come_in_the_order_of_the_decision() {
     let queue = WorkQueue::new(Box::new(Pairs), 8, None);
     for item in 0..5 {
-        queue.push(candidate(), item);
+        queue.push(Lane::Live, candidate(), item);
     }
     assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![4, 0]));
     assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![3, 1]));
@@ -41,11 +41,11 @@ fn no_more_is_taken_than_the_limit() {
     let queue = WorkQueue::new(Box::new(Pairs), 8, None);
     assert_eq!(queue.try_take(1), None);
     for item in 0..3 {
-        queue.push(candidate(), item);
+        queue.push(Lane::Live, candidate(), item);
     }
     assert_eq!((queue.take(1, &mut 0), queue.try_take(2)), (Some(vec![2]), Some(vec![1, 0])));
     // An arrival in the future, so that it is new however late this thread runs.
-    queue.push(Candidate { arrived: Instant::now() + Duration::from_secs(3600), ..candidate() }, 3);
+    queue.push(Lane::Live, Candidate { arrived: Instant::now() + Duration::from_secs(3600), ..candidate() }, 3);
     assert_eq!(queue.try_take(2), None, "the policy would wait for a second one");
 }
 
@@ -53,7 +53,7 @@ fn no_more_is_taken_than_the_limit() {
 fn what_runs_alone_comes_first_and_joins_nobody() {
     let queue = WorkQueue::new(Box::new(Pairs), 8, None);
     for item in 0..2 {
-        queue.push(candidate(), item);
+        queue.push(Lane::Live, candidate(), item);
     }
     queue.push_alone(candidate(), 7);
     assert_eq!((queue.load().waiting, queue.try_take(2)), (3, None), "nobody joins others before it");
@@ -69,21 +69,21 @@ fn what_runs_alone_comes_first_and_joins_nobody() {
 #[test]
 fn one_instance_is_enough_for_what_runs_alone() {
     let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
-    queue.push(candidate(), 0);
+    queue.push(Lane::Live, candidate(), 0);
     queue.push_alone(candidate(), 7);
     assert_eq!(queue.try_take(1), None, "this one is to be empty");
     let other = queue.clone();
     assert_eq!(std::thread::spawn(move || other.try_take(1)).join().unwrap(), Some(vec![0]), "others go on");
     assert_eq!(queue.try_take(1), None);
     assert_eq!(queue.take(1, &mut 0), Some(vec![7]));
-    queue.push(candidate(), 1);
+    queue.push(Lane::Live, candidate(), 1);
     assert_eq!(queue.try_take(1), Some(vec![1]));
 }
 
 #[test]
 fn a_closed_queue_is_emptied_first() {
     let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
-    queue.push(candidate(), "last");
+    queue.push(Lane::Live, candidate(), "last");
     queue.close();
     assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec!["last"]));
     assert_eq!(queue.take(usize::MAX, &mut 0), None);
@@ -93,7 +93,7 @@ fn a_closed_queue_is_emptied_first() {
 fn what_is_delayed_goes_behind_all_others_of_its_level_and_before_the_next() {
     let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
     for (item, level) in [("late", 1), ("next level", 2), ("fresh", 1)] {
-        queue.push(Candidate { priority: level * 2, ..candidate() }, item);
+        queue.push(Lane::Live, Candidate { priority: level * 2, ..candidate() }, item);
     }
     queue.delay_where(|item| *item == "late");
     let taken: Vec<_> = (0..3).filter_map(|_| queue.try_take(1)).flatten().collect();
@@ -103,7 +103,7 @@ fn what_is_delayed_goes_behind_all_others_of_its_level_and_before_the_next() {
 #[test]
 fn who_is_idle_is_called_once_and_after_all_work() {
     let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
-    queue.push(candidate(), "work");
+    queue.push(Lane::Live, candidate(), "work");
     queue.call_idle();
     let (mut one, mut other) = (0, 0);
     assert_eq!(queue.take(1, &mut one), Some(vec!["work"]));
@@ -123,7 +123,7 @@ fn work_wakes_idle_instances() {
         .collect();
     std::thread::sleep(Duration::from_millis(20));
     for item in 0..3 {
-        queue.push(candidate(), item);
+        queue.push(Lane::Live, candidate(), item);
     }
     let mut taken: Vec<_> = takers.into_iter().flat_map(|t| t.join().unwrap().unwrap()).collect();
     taken.sort_unstable();
@@ -150,7 +150,7 @@ fn what_is_too_late_takes_no_place_in_a_batch() {
         None => (vec![], vec![]),
     };
     for item in 0..6 {
-        queue.push(candidate(), item);
+        queue.push(Lane::Live, candidate(), item);
     }
     assert_eq!(take(&[0, 5]), (vec![5, 0], vec![]), "nobody knows how long a run takes");
     assert_eq!(take(&[1, 2]), (vec![], vec![1]));
@@ -162,15 +162,15 @@ fn what_is_too_late_takes_no_place_in_a_batch() {
 fn more_is_asked_for_while_all_that_comes_is_late() {
     let appetite = Appetite { batch: 1, look_ahead: Duration::ZERO };
     let queue: Arc<WorkQueue<()>> = WorkQueue::new(Box::new(OneAtATime), 4, Some(Intake::new(1, appetite)));
-    let room = || queue.state.lock().room(4, Instant::now());
+    let room = || queue.state.lock().room(Lane::Live, 4, Instant::now());
     assert_eq!(room(), Room::Now(1));
     for _ in 0..2 {
         queue.came_late();
     }
     assert_eq!(room(), Room::Now(2));
-    let _permits: Vec<_> = (0..3).map(|_| queue.permit()).collect();
+    let _permits: Vec<_> = (0..3).map(|_| queue.permit(Lane::Live)).collect();
     assert_eq!(room(), Room::Now(1), "never more than it may hold");
-    queue.push(candidate(), ());
+    queue.push(Lane::Live, candidate(), ());
     assert_eq!(queue.state.lock().late, 0);
 }
 
@@ -178,8 +178,8 @@ fn more_is_asked_for_while_all_that_comes_is_late() {
 fn a_request_waits_for_those_that_wait_here() {
     let appetite = Appetite { batch: 1, look_ahead: Duration::from_millis(20) };
     let queue = WorkQueue::new(Box::new(OneAtATime), 8, Some(Intake::new(1, appetite)));
-    let outlook = || queue.outlook(&Description::exact(&[]));
-    queue.push(candidate(), ());
+    let outlook = || queue.outlook(Lane::Live, &Description::exact(&[]));
+    queue.push(Lane::Live, candidate(), ());
     assert_eq!(outlook(), None, "nobody knows how long a run takes");
     let mut run = taken_run(&queue);
     std::thread::sleep(Duration::from_millis(5));
@@ -188,7 +188,7 @@ fn a_request_waits_for_those_that_wait_here() {
     for waiting in 0..3 {
         let (run, wait) = outlook().unwrap();
         assert!(wait.abs_diff(run * waiting) < Duration::from_micros(1), "{wait:?} behind {waiting} of {run:?}");
-        queue.push(candidate(), ());
+        queue.push(Lane::Live, candidate(), ());
     }
 }
 
@@ -196,28 +196,85 @@ fn a_request_waits_for_those_that_wait_here() {
 async fn room_opens_shortly_before_the_instance_is_free() {
     let appetite = Appetite { batch: 1, look_ahead: Duration::from_millis(20) };
     let queue = WorkQueue::new(Box::new(OneAtATime), 8, Some(Intake::new(1, appetite)));
-    assert_eq!(queue.room_beyond(0).await.0, 1, "it is free");
-    queue.push(candidate(), ());
+    assert_eq!(queue.room_beyond(Lane::Live, 0).await.0, 1, "it is free");
+    queue.push(Lane::Live, candidate(), ());
     let mut run = taken_run(&queue);
-    let waiting = tokio::time::timeout(Duration::from_millis(100), queue.room_beyond(0)).await;
+    let waiting = tokio::time::timeout(Duration::from_millis(100), queue.room_beyond(Lane::Live, 0)).await;
     assert!(waiting.is_err(), "nobody knows how long this takes");
     run.executed = 1;
     drop(run);
-    queue.push(candidate(), ());
+    queue.push(Lane::Live, candidate(), ());
     let begun = Instant::now();
     let _run = taken_run(&queue);
-    assert_eq!(queue.room_beyond(0).await.0, 1);
+    assert_eq!(queue.room_beyond(Lane::Live, 0).await.0, 1);
     assert!(begun.elapsed() >= Duration::from_millis(80), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
 async fn room_follows_permits() {
     let queue: Arc<WorkQueue<()>> = WorkQueue::new(Box::new(OneAtATime), 2, None);
-    let first = queue.try_permit().unwrap();
-    let _second = queue.permit();
-    assert!(queue.try_permit().is_none());
-    let waiting = tokio::time::timeout(Duration::from_millis(20), queue.room_beyond(0)).await;
+    let first = queue.try_permit(Lane::Live).unwrap();
+    let _second = queue.permit(Lane::Live);
+    assert!(queue.try_permit(Lane::Live).is_none());
+    let waiting = tokio::time::timeout(Duration::from_millis(20), queue.room_beyond(Lane::Live, 0)).await;
     assert!(waiting.is_err(), "no room while all permits are out");
     drop(first);
-    assert_eq!(queue.room_beyond(0).await.0, 1);
+    assert_eq!(queue.room_beyond(Lane::Live, 0).await.0, 1);
+}
+
+#[test]
+fn bulk_requests_run_when_no_live_request_waits() {
+    let queue = WorkQueue::new(Box::new(Pairs), 8, None);
+    for item in 0..3 {
+        queue.push(Lane::Bulk, candidate(), item);
+    }
+    for item in 10..12 {
+        queue.push(Lane::Live, candidate(), item);
+    }
+    assert_eq!(queue.load().waiting, 5);
+    assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![11, 10]));
+    assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![2, 0]));
+    queue.push(Lane::Live, Candidate { arrived: Instant::now() + Duration::from_secs(3600), ..candidate() }, 12);
+    assert_eq!(queue.try_take(2), None, "the policy waits for a second live request; no bulk request goes first");
+    assert_eq!(queue.remove_where(|item| *item == 12), [12]);
+    assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![1]));
+}
+
+#[test]
+fn live_requests_that_never_pause_leave_bulk_requests_a_share() {
+    let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
+    (0..3).for_each(|_| queue.push(Lane::Bulk, candidate(), "bulk"));
+    let mut order = Vec::new();
+    for _ in 0..2 * (PASSED_OVER + 1) {
+        queue.push(Lane::Live, candidate(), "live");
+        order.extend(queue.try_take(1).unwrap());
+    }
+    let places: Vec<_> = (0..order.len()).filter(|&at| order[at] == "bulk").collect();
+    assert_eq!(places, [PASSED_OVER as usize, 2 * PASSED_OVER as usize + 1]);
+}
+
+#[tokio::test]
+async fn bulk_requests_take_no_room_from_live_ones() {
+    let appetite = Appetite { batch: 2, look_ahead: Duration::from_millis(20) };
+    let queue = WorkQueue::new(Box::new(Pairs), 4, Some(Intake::new(1, appetite)));
+    let mut permits: Vec<_> = (0..4).map(|_| queue.permit(Lane::Bulk)).collect();
+    for _ in 0..2 {
+        queue.push(Lane::Bulk, candidate(), ());
+    }
+    assert_eq!(queue.room_beyond(Lane::Live, 0).await.0, 2);
+    assert!(queue.try_permit(Lane::Bulk).is_none());
+    let none = tokio::time::timeout(Duration::from_millis(20), queue.room_beyond(Lane::Bulk, 0)).await;
+    assert!(none.is_err(), "their own places are taken");
+    permits.clear();
+    queue.push(Lane::Live, candidate(), ());
+    assert_eq!(queue.room_beyond(Lane::Bulk, 0).await.0, 2, "a batch for the turn that they get beside live requests");
+    assert_eq!(queue.room_beyond(Lane::Live, 0).await.0, 1);
+}
+
+#[test]
+fn a_stepwise_instance_keeps_half_of_its_places_for_live_requests() {
+    let queue: Arc<WorkQueue<()>> = WorkQueue::new(Box::new(OneAtATime), 5, None);
+    let bulk: Vec<_> = std::iter::from_fn(|| queue.try_permit(Lane::Bulk)).collect();
+    let live: Vec<_> = std::iter::from_fn(|| queue.try_permit(Lane::Live)).collect();
+    assert_eq!((bulk.len(), live.len()), (3, 5));
 }

@@ -9,7 +9,7 @@ use trireme_bus::{Answer, Delivery, QueueOptions, WorkMessage, original_id};
 use trireme_engine::{
     Calls, Candidate, Description, ExecuteRequest, Origin, Permit, cancelled_by_client, expired, refused,
 };
-use trireme_inference::{FailureReason, InferError, StepOutput, Tensor, UnixMicros};
+use trireme_inference::{FailureReason, InferError, Lane, StepOutput, Tensor, UnixMicros};
 use trireme_telemetry::steps::{Step, StepSpan};
 
 use super::lateness::comes_too_late;
@@ -25,14 +25,15 @@ impl HostedModel {
         let (message, claim) = self.hold(delivery);
         if claim.deliveries > 1 {
             self.statistics.record(|counters| counters.redeliveries += 1);
-            let (this, permit) = (self.clone(), self.queue.permit());
+            let (this, permit) = (self.clone(), self.queue.permit(message.lane()));
             return self.worker.tasks.spawn("suspect", async move {
                 if let Some((message, claim)) = this.take_turn(message, claim).await {
                     this.admit(message, claim, permit);
                 }
             });
         }
-        self.admit(message, claim, self.queue.permit());
+        let permit = self.queue.permit(message.lane());
+        self.admit(message, claim, permit);
     }
 
     /// Starts to count a delivery as held.
@@ -90,13 +91,17 @@ impl HostedModel {
         let message = &pending.message;
         let arrived = Instant::now();
         let delayed = self.patience(message, received_at) == Patience::Delayed;
-        let priority = message.level().saturating_mul(2) | u32::from(delayed);
+        let level = match message.lane() {
+            Lane::Live => message.level(),
+            Lane::Bulk => self.config.priority_level(message.priority),
+        };
+        let (lane, priority) = (message.lane(), level.saturating_mul(2) | u32::from(delayed));
         let candidate = Candidate { arrived, priority, description };
         let rows = if self.batched { description.rows } else { 1 };
         pending.description = Description { rows, ..description };
         match pending.delivery.is_alone() {
             true => self.queue.push_alone(candidate, Work { request, pending, arrived }),
-            false => self.queue.push(candidate, Work { request, pending, arrived }),
+            false => self.queue.push(lane, candidate, Work { request, pending, arrived }),
         }
     }
 
@@ -142,7 +147,9 @@ impl HostedModel {
 
     /// Whether a request that arrives now cannot be answered before its deadline.
     fn is_late(&self, message: &WorkMessage, description: &Description, now: UnixMicros) -> bool {
-        self.queue.outlook(description).is_some_and(|(run, wait)| comes_too_late(message, run, wait, now))
+        self.queue
+            .outlook(message.lane(), description)
+            .is_some_and(|(run, wait)| comes_too_late(message, run, wait, now))
     }
 
     /// Drops a request that cannot be answered before its deadline; the gateway answers it at the deadline.
@@ -183,7 +190,7 @@ impl HostedModel {
     /// Refuses a request that waited too long in the shared queue.
     pub fn refuse(self: &Arc<Self>, delivery: Delivery) {
         let (message, claim) = self.hold(delivery);
-        let permit = self.queue.permit();
+        let permit = self.queue.permit(message.lane());
         let received_at = UnixMicros::now();
         // Every request that is concluded leaves `cancellations`, so it has to enter them first.
         self.worker.cancellations.enter(&message.request_id);
@@ -195,7 +202,7 @@ impl HostedModel {
 /// Takes a request of a step in this process into a model. Gives it back if there is no room, or if the model has a queue
 /// policy: then the request has to wait in the shared queue.
 pub(crate) fn hand_over(model: &Arc<HostedModel>, message: WorkMessage, claim: Claim) -> Option<(WorkMessage, Claim)> {
-    match model.queue.try_permit().filter(|_| !model.config.has_queue_policy()) {
+    match model.queue.try_permit(message.lane()).filter(|_| !model.config.has_queue_policy()) {
         Some(permit) => {
             model.admit(message, claim, permit);
             None
@@ -221,6 +228,7 @@ fn origin(message: &WorkMessage) -> Origin {
         callers: message.callers.clone(),
         deadline: message.deadline,
         priority: message.priority,
+        lane: message.lane(),
         traceparent: message.traceparent.clone(),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use trireme_bus::{BusError, Delivery, Puller};
-use trireme_inference::UnixMicros;
+use trireme_inference::{Lane, UnixMicros};
 
 use super::queue_policy;
 use crate::hosted::HostedModel;
@@ -26,8 +26,12 @@ pub(crate) async fn watch_timeouts(model: Arc<HostedModel>) {
 /// Waits for the next deliveries, as far as there is room. Deliveries that were pulled before the room became less are
 /// taken as well, because nothing else would keep them alive. Meanwhile, while there is no room, refuses requests that
 /// wait too long in the shared queue. Cancel safe.
-pub(crate) async fn next(model: &Arc<HostedModel>, puller: &mut dyn Puller) -> Result<Vec<Delivery>, BusError> {
-    let refuses = queue_policy::has_refusals(&model.config);
+pub(crate) async fn next(
+    model: &Arc<HostedModel>,
+    lane: Lane,
+    puller: &mut dyn Puller,
+) -> Result<Vec<Delivery>, BusError> {
+    let refuses = lane == Lane::Live && queue_policy::has_refusals(&model.config);
     let every = queue_policy::look_every(&model.config);
     let mut look = Instant::now() + every;
     let (mut room, mut since) = (0, Instant::now());
@@ -37,12 +41,12 @@ pub(crate) async fn next(model: &Arc<HostedModel>, puller: &mut dyn Puller) -> R
                 let deliveries = deliveries?;
                 let (now, waited) = (UnixMicros::now(), since.elapsed());
                 let was_there = |delivery: &Delivery| now.since(delivery.message.sent_at) > waited;
-                if room > 0 && deliveries.iter().any(was_there) {
+                if lane == Lane::Live && room > 0 && deliveries.iter().any(was_there) {
                     model.queue.fetched(since);
                 }
                 return Ok(deliveries);
             }
-            other = model.queue.room_beyond(room) => {
+            other = model.queue.room_beyond(lane, room) => {
                 if room == 0 || other.0 == 0 {
                     since = other.1;
                 }

@@ -71,7 +71,8 @@ fn message(nested: Nested, origin: &Origin, callers: Callers, worker: &str) -> W
         inputs: Vec::new(),
         outputs: nested.outputs.iter().map(output).collect(),
         dead: Vec::new(),
-        level: 0,
+        // It says the lane only: the gateway makes the route.
+        level: origin.lane.level(0),
     };
     WorkMessage {
         request_id: format!("{worker}-call-{:016x}", fastrand::u64(..)),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Delivery;
+use trireme_inference::Lane;
 
 use super::bounds;
 use crate::hosted::HostedModel;
@@ -19,9 +20,13 @@ const DECLARE_LIMIT: Duration = Duration::from_secs(1);
 /// The current instances behind a pulling task; they may be replaced.
 pub(crate) type Current = Arc<RwLock<Arc<HostedModel>>>;
 
-/// Pulls work for a model until `pulling` is cancelled, then takes in the deliveries that were on their way. Opens the
-/// queue again if the bus has lost it.
+/// Pulls work of both lanes for a model until `pulling` is cancelled, then takes in the deliveries that were on their way.
 pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
+    tokio::join!(pull_lane(Lane::Live, current.clone(), pulling.clone()), pull_lane(Lane::Bulk, current, pulling));
+}
+
+/// Pulls work of a lane. Opens the queue again if the bus has lost it.
+async fn pull_lane(lane: Lane, current: Current, pulling: CancellationToken) {
     let (shared, key) = {
         let model = current.read();
         (model.worker.clone(), model.key.clone())
@@ -32,12 +37,16 @@ pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
         deliveries.into_iter().for_each(|delivery| model.receive(delivery));
     };
     loop {
-        let error = match shared.bus.pull(&key).await {
+        let opened = match lane {
+            Lane::Live => shared.bus.pull(&key).await,
+            Lane::Bulk => shared.bus.pull_bulk(&key).await,
+        };
+        let error = match opened {
             Err(error) => error,
             Ok(mut puller) => loop {
                 let next = async {
                     let model = current.read().clone();
-                    bounds::next(&model, puller.as_mut()).await
+                    bounds::next(&model, lane, puller.as_mut()).await
                 };
                 let next = tokio::select! {
                     next = next => next,
@@ -59,6 +68,10 @@ pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
         tokio::select! {
             () = tokio::time::sleep(REOPEN_PAUSE) => {}
             () = pulling.cancelled() => return,
+        }
+        if lane == Lane::Bulk {
+            // The task of the live lane has the queue made again.
+            continue;
         }
         let options = current.read().queue_options();
         let declared = tokio::select! {

@@ -5,12 +5,15 @@
 //! worker has taken does not count as waiting, like a request that Triton's scheduler has given to an instance: workers
 //! take requests when an instance is free or about to be free.
 //!
+//! The policy is about live requests: those of the bulk lane may wait for as long as their deadlines.
+//!
 //! Not here: enforcing the limits and the order (the bus), answering requests that waited too long (`hosted`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use trireme_bus::{LevelPolicy, WaitTimeout};
+use trireme_inference::Lane;
 use trireme_model_repository::{DynamicBatching, ModelConfig, QueuePolicy};
 
 /// Bounds of the time between two checks of the waiting requests.
@@ -46,7 +49,8 @@ pub enum Patience {
 
 /// Decides about a request of `level` that has waited for `waited`.
 pub fn patience(config: &ModelConfig, level: u32, waited: Duration) -> Patience {
-    let Some(batching) = &config.dynamic_batching else { return Patience::Left };
+    let live = Lane::of_level(level) == Lane::Live;
+    let Some(batching) = config.dynamic_batching.as_ref().filter(|_| live) else { return Patience::Left };
     let policy = batching.policy(level);
     match (policy.default_timeout.is_zero() || waited <= policy.default_timeout, policy.delay_on_timeout) {
         (true, _) => Patience::Left,
@@ -146,6 +150,7 @@ mod tests {
         assert_eq!(patience(&config, 2, micros(1000)), Patience::Left);
         assert_eq!(patience(&config, 2, micros(1001)), Patience::Over);
         assert_eq!(patience(&config, 1, micros(501)), Patience::Delayed);
+        assert_eq!(patience(&config, Lane::Bulk.level(2), Duration::MAX), Patience::Left);
         assert!(has_refusals(&config));
         let patient = self::config("dynamic_batching {}");
         assert_eq!(patience(&patient, 0, Duration::MAX), Patience::Left);

@@ -243,6 +243,7 @@ mod tests {
             state,
             config: String::new(),
             capacity: 1,
+            bulk: true,
             since: UnixMicros(since),
         }
     }

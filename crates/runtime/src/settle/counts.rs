@@ -18,6 +18,7 @@ impl HostedModel {
         let now = UnixMicros::now();
         let transit = pending.received_at.since(pending.message.sent_at);
         let completed = Completed {
+            lane: pending.message.lane(),
             rows: pending.description.rows,
             transit,
             worker_queue: pending.queued,

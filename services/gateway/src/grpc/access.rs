@@ -100,6 +100,9 @@ pub async fn admit(
         let is_proven = handlers.access.has_keys() || restricted.restricts(category);
         request.extensions_mut().insert(Credentials { is_local, is_proven });
     }
+    let headers = request.headers();
+    let lane = handlers.access.lane(|name| headers.get(name).map(HeaderValue::as_bytes));
+    request.extensions_mut().insert(lane);
     match check(&handlers, &restricted, request.uri().path(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(Denied::Key) => {

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use regex::Regex;
 use tonic::Request;
-use trireme_inference::{InferError, InferRequest, InferResponse, Parameters, TensorSpec};
+use trireme_inference::{InferError, InferRequest, InferResponse, Lane, Parameters, TensorSpec};
 use trireme_protocol::grpc::wire::ModelInferRequest;
 use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
 
 use super::deadline::Deadline;
 use crate::budget::Hold;
-use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced, Via, forward};
+use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced, Via, Waits, forward};
 
 /// A call's metadata.
 #[derive(Clone, Debug)]
@@ -19,6 +19,8 @@ pub struct Call {
     pub deadline: Option<Deadline>,
     /// The client's W3C `traceparent`.
     traceparent: Option<String>,
+    /// Its requests' lane.
+    lane: Lane,
     /// Metadata that models get as parameters.
     forwarded: Result<Parameters, InferError>,
 }
@@ -35,7 +37,12 @@ impl Call {
         };
         let forwarded = forwarded.map(|()| parameters);
         let traceparent = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
-        Call { deadline: request.extensions().get().copied(), traceparent: traceparent.map(str::to_owned), forwarded }
+        Call {
+            deadline: request.extensions().get().copied(),
+            traceparent: traceparent.map(str::to_owned),
+            lane: request.extensions().get().copied().unwrap_or_default(),
+            forwarded,
+        }
     }
 
     /// Decodes a request and runs it, for its one response; both are counted in `hold`. Dropping the future cancels it.
@@ -88,6 +95,7 @@ impl Call {
             request,
             traceparent,
             via: Via::Grpc(method),
+            waits: Waits { lane: self.lane, ..Waits::default() },
             rows: Rows::Configured,
             hold: hold.clone(),
             callers: Default::default(),
@@ -114,6 +122,7 @@ mod tests {
         let call = |deadline: Option<Duration>| Call {
             deadline: deadline.map(|left| Deadline(tokio::time::Instant::now() + left)),
             traceparent: None,
+            lane: Lane::Live,
             forwarded: Ok(Parameters::new()),
         };
         assert_eq!(call(Some(short)).limit(Some(long)), Some(short));

@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use subtle::ConstantTimeEq;
+use trireme_inference::Lane;
 
 /// Flags about access.
 #[derive(Args, Clone, Debug, Default)]
@@ -21,6 +22,17 @@ pub struct AccessArgs {
         hide_env_values = true
     )]
     pub api_keys: Vec<Secret>,
+
+    /// Key like --api-key whose requests wait in the bulk lane: they run when no live request wants a worker; may be given
+    /// several times
+    #[arg(
+        long = "bulk-api-key",
+        env = "TRIREME_BULK_API_KEY",
+        value_name = "KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub bulk_api_keys: Vec<Secret>,
 
     /// Header that HTTP requests of some categories have to carry; may be given several times. Categories: health,
     /// metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging
@@ -87,7 +99,8 @@ pub struct Restriction {
 /// The rules of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
-    keys: Vec<Secret>,
+    /// Each with the lane of its requests.
+    keys: Vec<(Secret, Lane)>,
     restrictions: Vec<Restriction>,
     control: ControlAccess,
 }
@@ -126,7 +139,9 @@ impl Access {
         for category in args.http_restricted_apis.iter().flat_map(|restriction| &restriction.categories) {
             anyhow::ensure!(seen.insert(category), "--http-restricted-api names '{category}' more than once");
         }
-        let (keys, restrictions) = (args.api_keys.clone(), args.http_restricted_apis.clone());
+        let live = args.api_keys.iter().map(|key| (key.clone(), Lane::Live));
+        let bulk = args.bulk_api_keys.iter().map(|key| (key.clone(), Lane::Bulk));
+        let (keys, restrictions) = (live.chain(bulk).collect(), args.http_restricted_apis.clone());
         Ok(Access { keys, restrictions, control: args.control_access })
     }
 
@@ -178,13 +193,21 @@ impl Access {
         if self.keys.is_empty() {
             return Ok(());
         }
+        self.lane_of_key(&header).map(drop).ok_or(Denied::Key)
+    }
+
+    /// The lane of an admitted request with these headers: bulk if its key or its header `Priority` says so.
+    pub fn lane<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Lane {
+        let asked = header("priority").and_then(|value| std::str::from_utf8(value).ok()).map(Lane::of_header);
+        asked.unwrap_or_default().max(self.lane_of_key(header).unwrap_or_default())
+    }
+
+    /// The lane of the valid key in these headers.
+    fn lane_of_key<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Option<Lane> {
         let bearer = header("authorization").and_then(bearer_token);
-        let given = bearer.or_else(|| header("x-api-key")).ok_or(Denied::Key)?;
+        let given = bearer.or_else(|| header("x-api-key"))?;
         // Every key is compared: how long it takes tells nothing about which.
-        match self.keys.iter().filter(|key| key.is(given)).count() {
-            0 => Err(Denied::Key),
-            _ => Ok(()),
-        }
+        self.keys.iter().filter(|(key, _)| key.is(given)).map(|(_, lane)| *lane).max()
     }
 }
 
@@ -313,6 +336,21 @@ mod tests {
     }
 
     #[test]
+    fn a_key_or_a_header_chooses_the_bulk_lane() {
+        let [api_keys, bulk_api_keys] = ["live", "bulk"].map(|key| vec![key.parse().unwrap()]);
+        let access = Access::new(&AccessArgs { api_keys, bulk_api_keys, ..AccessArgs::default() }).unwrap();
+        let of = |headers: &[(&str, &'static str)]| {
+            let header = |name: &str| headers.iter().find(|(n, _)| *n == name).map(|(_, value)| value.as_bytes());
+            (access.check(Category::Inference, header), access.lane(header))
+        };
+        assert_eq!(of(&[("x-api-key", "live")]), (Ok(()), Lane::Live));
+        assert_eq!(of(&[("authorization", "Bearer bulk")]), (Ok(()), Lane::Bulk));
+        assert_eq!(of(&[("x-api-key", "live"), ("priority", "u=7, i")]), (Ok(()), Lane::Bulk));
+        assert_eq!(of(&[("x-api-key", "bulk"), ("priority", "u=0")]), (Ok(()), Lane::Bulk), "a key has the last word");
+        assert_eq!(of(&[("x-api-key", "other")]).0, Err(Denied::Key));
+    }
+
+    #[test]
     fn restricted_categories_want_their_header() {
         let access = access(&[], &["health,inference:X-Admin=s3=cret"]);
         assert_eq!(check(&access, Category::Health, &[]), Err(Denied::Restricted("x-admin".to_owned())));
@@ -333,7 +371,11 @@ mod tests {
         assert_eq!(may(&access(&["key"], &[]), false, Category::ModelRepository), Ok(()), "it carried the key");
         let any = Access { control: ControlAccess::Any, ..Access::default() };
         assert_eq!(may(&any, false, Category::ModelRepository), Ok(()));
-        let none = Access { control: ControlAccess::None, keys: vec!["key".parse().unwrap()], ..Access::default() };
+        let none = Access {
+            control: ControlAccess::None,
+            keys: vec![("key".parse().unwrap(), Lane::Live)],
+            ..Access::default()
+        };
         assert_eq!(may(&none, true, Category::ModelRepository), Err(ControlRefused::Everybody));
         assert!(ControlRefused::Remote.to_string().contains("--control-access=any"), "the refusal names the flag");
     }

@@ -3,11 +3,12 @@
 mod responses;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tracing::Instrument;
 use trireme_bus::{Answer, WorkMessage};
 use trireme_inference::{
-    Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, Tensor, UnixMicros,
+    Callers, InferError, InferRequest, InferResponse, Lane, Ledger, ModelKey, RequestedOutput, Tensor, UnixMicros,
 };
 use trireme_runtime::response_cache::Key;
 
@@ -30,12 +31,23 @@ pub struct Traced {
     pub traceparent: Option<String>,
     /// How it came in.
     pub via: Via,
+    /// How it waits.
+    pub waits: Waits,
     /// Whether its rows may travel apart.
     pub rows: Rows,
     /// The bytes of the gateway's budget that the request holds.
     pub hold: Hold,
     /// The models that wait for its answer, where a model has sent it.
     pub callers: Callers,
+}
+
+/// How a request waits for its turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// Its lane.
+    pub lane: Lane,
+    /// How long it waits for room in a full queue before it is refused.
+    pub patience: Duration,
 }
 
 /// Whether the rows of a request may travel apart.
@@ -75,6 +87,8 @@ struct Running {
     turn: Option<Turn>,
     /// The most rows of a message, where the request may travel as several.
     rows_per_message: Option<u32>,
+    /// How long it waits for room in a full queue.
+    patience: Duration,
     counted: CountedRequest,
     span: tracing::Span,
     /// Where it is written to a file of traces.
@@ -93,6 +107,7 @@ struct Prepared {
 
 /// The conditions under which a request runs.
 struct Terms {
+    waits: Waits,
     rows: Rows,
     answer: Answer,
     traceparent: Option<String>,
@@ -187,7 +202,8 @@ impl Handlers {
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.via.attributes());
         let trace = self.tracing.begin(&traced);
-        let terms = Terms { rows: traced.rows, answer, traceparent, callers: traced.callers, trace };
+        let terms =
+            Terms { waits: traced.waits, rows: traced.rows, answer, traceparent, callers: traced.callers, trace };
         let prepared = span.in_scope(|| {
             self.repeat_query(&mut traced.request, &traced.hold)?;
             self.admit(traced.request, terms, &span)
@@ -200,7 +216,7 @@ impl Handlers {
 
     /// Checks a request and makes the message of it that goes into the pipeline.
     fn admit(&self, request: InferRequest, terms: Terms, span: &tracing::Span) -> Result<Prepared, InferError> {
-        let Terms { rows, answer, traceparent, callers, trace } = terms;
+        let Terms { waits, rows, answer, traceparent, callers, trace } = terms;
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
         served.config.check_outputs(&request.outputs, &request.id)?;
@@ -216,7 +232,8 @@ impl Handlers {
         route.remaining().iter().try_for_each(|step| callers.check(&step.model))?;
         let level = |step: &ModelKey| {
             let found = catalog.find(&step.name, Some(step.version));
-            found.map_or(0, |(_, served)| served.config.priority_level(request.priority))
+            let level = found.map_or(0, |(_, served)| served.config.priority_level(request.priority));
+            catalog.lane_at(step, waits.lane).level(level)
         };
         let route = route.at_levels(level);
         let asked = Asked {
@@ -271,6 +288,7 @@ impl Handlers {
             labels: catalog.labels().clone(),
             turn,
             rows_per_message,
+            patience: waits.patience,
             span: span.clone(),
             counted,
             trace,
@@ -291,7 +309,7 @@ impl Handlers {
         let exchange = parts.and_then(|parts| match (parts, turn) {
             (Some(parts), _) => self.dispatcher.start_parts(message, parts),
             (None, Some(turn)) => self.dispatcher.start_in_sequence(message, turn),
-            (None, None) => self.dispatcher.start(message),
+            (None, None) => self.dispatcher.start(message, request.patience),
         });
         exchange.map_err(|error| {
             request.counted.failed(&error);

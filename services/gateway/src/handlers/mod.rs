@@ -33,7 +33,7 @@ use crate::statistics::Collector;
 
 pub use access::{Access, AccessArgs, Category, ControlAccess, Credentials, Denied, Restriction, Secret};
 pub use classification::Labels;
-pub use infer::{Next, Responses, Rows, Traced, Via};
+pub use infer::{Next, Responses, Rows, Traced, Via, Waits};
 pub use statistics::Queues;
 pub use status::LastStatus;
 pub use timing::answer_headers;
@@ -54,6 +54,8 @@ pub struct Handlers {
     pub(crate) log_format: parking_lot::Mutex<&'static str>,
     /// Which requests are traced.
     pub(crate) tracing: Tracing,
+    /// Durable work, once the HTTP listener serves and if this gateway keeps jobs.
+    pub(crate) jobs: std::sync::OnceLock<trireme_jobs::Jobs>,
     /// The statistics of all processes.
     pub(crate) collector: Collector,
     /// The last status document of the whole system.

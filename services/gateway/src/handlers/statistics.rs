@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use trireme_bus::{BusError, QueueStatus};
-use trireme_inference::{Counters, InferError, ModelKey};
+use trireme_inference::{Counters, InferError, Lane, ModelKey};
 
 use super::Handlers;
 use crate::statistics::Totals;
@@ -43,13 +43,16 @@ impl Handlers {
     /// The length of every queue. Leaves out models without a queue, such as ensembles, and queues for which the bus does not
     /// answer.
     pub async fn queues(&self) -> Queues {
+        let bulk = tokio::time::timeout(QUEUES_LIMIT, self.dispatcher.bulk_queues()).await;
+        let bulk = bulk.ok().and_then(Result::ok).unwrap_or_default();
         let ask = async |key: ModelKey| {
-            let levels = match self.registry.catalog().find(&key.name, Some(key.version)) {
+            let mut levels = match self.registry.catalog().find(&key.name, Some(key.version)) {
                 // No gateway made a queue for it, so this process may lack the right to look for one.
                 Ok((_, served)) if served.config.is_ensemble() => return None,
                 Ok((_, served)) => served.config.queue_levels(),
                 Err(_) => vec![0],
             };
+            levels.extend(bulk.contains(&key).then_some(Lane::Bulk.level(0)));
             let asked = self.dispatcher.queue_status(&key, &levels);
             match tokio::time::timeout(QUEUES_LIMIT, asked).await {
                 Ok(Ok(status)) => Some((key, status)),

@@ -260,6 +260,7 @@ mod tests {
                 state: ModelState::Unavailable("broken".to_owned()),
                 config: String::new(),
                 capacity: 4,
+                bulk: true,
                 since: UnixMicros(1),
             };
             (entry, Duration::from_millis(1500))

@@ -33,13 +33,20 @@ pub async fn admit(
             }
         }
         Ok(()) => next.run(request).await,
-        Err(Denied::Key) => {
+        Err(denied) => refuse(&denied),
+    }
+}
+
+/// The answer to a request that is not admitted.
+pub fn refuse(denied: &Denied) -> Response {
+    match denied {
+        Denied::Key => {
             let message = "a valid API key is required, as 'Authorization: Bearer <key>' or 'X-API-Key: <key>'";
             let mut response = response::error(StatusCode::UNAUTHORIZED, message);
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             response
         }
-        Err(Denied::Restricted(header)) => {
+        Denied::Restricted(header) => {
             let message = format!("This API is restricted, expecting header '{header}'");
             response::plain_error(StatusCode::FORBIDDEN, &message)
         }

@@ -44,7 +44,7 @@ pub struct HttpArgs {
     #[arg(long, env = "TRIREME_OIP_HEALTH_BODIES")]
     pub oip_health_bodies: bool,
 
-    /// Status that answers a request which found a queue full: Triton's 503, or 429 with Retry-After
+    /// Status that answers a request which found a queue full: Triton's 503, or 429
     #[arg(long, env = "TRIREME_FULL_QUEUE_STATUS", value_name = "STATUS", default_value = "503", value_parser = ["503", "429"])]
     pub full_queue_status: String,
 

@@ -17,6 +17,9 @@ use trireme_jobs::{Answer, Call, Execute, Options};
 
 use crate::registry::Registry;
 
+/// A client that sends nothing of a file for this long is gone.
+const UPLOAD_PATIENCE: Duration = Duration::from_secs(3600);
+
 /// Flags of durable work.
 #[derive(Args, Clone, Debug)]
 pub struct JobArgs {
@@ -66,6 +69,7 @@ impl JobArgs {
         Options {
             max_in_flight: self.jobs_in_flight,
             time_to_live: Duration::from_secs(self.jobs_time_to_live_hours * 3600),
+            upload_patience: UPLOAD_PATIENCE,
         }
     }
 }
@@ -98,7 +102,8 @@ impl Execute for Runner {
 }
 
 fn request(call: Call) -> Result<Request<Body>, axum::http::Error> {
-    let mut request = Request::post(&call.path).extension(Admitted);
+    // Durable work waits in the bulk lane.
+    let mut request = Request::post(&call.path).extension(Admitted).header("priority", "u=7");
     for (name, value) in &call.headers {
         request = request.header(name, value.as_ref());
     }

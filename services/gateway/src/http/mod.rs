@@ -10,6 +10,7 @@ mod dialects;
 mod jobs;
 mod openapi;
 mod patience;
+mod prefer;
 mod response;
 mod routes;
 
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue};
 use bytes::Bytes;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +30,7 @@ use trireme_jobs::Jobs;
 use trireme_runtime::TaskSet;
 
 use crate::crowd::{Crowd, Limits};
-use crate::handlers::SharedHandlers;
+use crate::handlers::{SharedHandlers, Waits};
 pub use connections::Connections;
 
 pub use args::HttpArgs;
@@ -36,6 +38,7 @@ use args::HttpOptions;
 pub use dialects::TokenInput;
 pub use jobs::JobArgs;
 use jobs::Runner;
+use prefer::Preference;
 
 /// The state that routes share.
 #[derive(Clone)]
@@ -67,6 +70,12 @@ pub struct HttpListener {
 // === impl HttpState ===
 
 impl HttpState {
+    /// How a request with these headers waits.
+    fn waits(&self, headers: &HeaderMap) -> Waits {
+        let lane = self.handlers.access.lane(|name| headers.get(name).map(HeaderValue::as_bytes));
+        Waits { lane, patience: Preference::of(headers).wait }
+    }
+
     /// The whole body of a request, unless it is larger than allowed.
     async fn read(&self, request: Request) -> Result<Bytes, InferError> {
         let (parts, body) = request.into_parts();
@@ -115,6 +124,7 @@ impl HttpListener {
                     () = stopped.cancelled() => {}
                 }
             });
+            let _ = state.handlers.jobs.set(jobs.clone());
             state.jobs = Some(jobs);
         }
         let router = routes::router(state);

@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, RETRY_AFTER as RETRY_AFTER_NAME};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, RETRY_AFTER};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -30,16 +31,17 @@ pub struct HttpError {
 #[derive(Clone, Copy, Debug)]
 struct QueueFull;
 
-/// How long a client shall wait after it found a queue full, in seconds: queues are empty again by then.
-const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
-
 /// Answers 429 for a full queue, instead of Triton's 503.
 pub async fn full_queue_as_429(mut response: Response) -> Response {
     if response.extensions().get::<QueueFull>().is_some() {
         *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
-        response.headers_mut().insert(RETRY_AFTER_NAME, RETRY_AFTER);
     }
     response
+}
+
+/// The value of `Retry-After`: whole seconds, one if it is not known how long a queue is.
+pub fn retry_after(after: Option<Duration>) -> HeaderValue {
+    after.map_or(1, |after| after.as_secs_f64().ceil() as u64).max(1).into()
 }
 
 /// A body of several pieces that are sent one after the other, as they are.
@@ -120,6 +122,7 @@ impl IntoResponse for HttpError {
         };
         if self.error.code == ErrorCode::Unavailable && self.error.message.ends_with(QUEUE_FULL) {
             response.extensions_mut().insert(QueueFull);
+            response.headers_mut().insert(RETRY_AFTER, retry_after(self.error.retry_after));
         }
         response
     }

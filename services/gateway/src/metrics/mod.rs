@@ -160,6 +160,9 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
     });
     out.family(Metric::GatewayInFlight, |samples| samples.value(&[], handlers.in_flight() as f64));
     out.family(Metric::TracesDropped, |samples| samples.value(&[], handlers.tracing.dropped() as f64));
+    if let Some(jobs) = handlers.jobs.get() {
+        durable(&jobs.statistics(), out);
+    }
     let queue = |samples: &mut Samples<'_>, read: fn(&QueueStatus) -> f64| {
         queues.iter().for_each(|(key, status)| with_labels(key, |labels| samples.value(labels, read(status))));
     };
@@ -171,6 +174,23 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
     out.family(Metric::Workers, |samples| {
         workers.iter().for_each(|(key, count)| with_labels(key, |labels| samples.value(labels, *count as f64)));
     });
+}
+
+/// Adds the metrics of this gateway's durable work.
+fn durable(statistics: &trireme_jobs::Statistics, out: &mut Exposition) {
+    let trireme_jobs::Statistics { load, in_flight, limit, completed, failed } = statistics;
+    let by = |samples: &mut Samples<'_>, label, values: &[(&str, u64)]| {
+        values.iter().for_each(|&(name, value)| samples.value(&[(label, name)], value as f64));
+    };
+    let requests = [("waiting", load.waiting), ("running", load.running)];
+    out.family(Metric::JobsRequests, |samples| by(samples, "state", &requests));
+    let batches: Vec<_> = load.batches.iter().map(|&(state, count)| (state.name(), count)).collect();
+    out.family(Metric::JobsBatches, |samples| by(samples, "state", &batches));
+    out.family(Metric::JobsLinesLeft, |samples| samples.value(&[], load.lines_left as f64));
+    let lines = [("completed", *completed), ("failed", *failed)];
+    out.family(Metric::JobsLines, |samples| by(samples, "outcome", &lines));
+    out.family(Metric::JobsInFlight, |samples| samples.value(&[], *in_flight as f64));
+    out.family(Metric::JobsLimit, |samples| samples.value(&[], *limit as f64));
 }
 
 fn with_labels(key: &ModelKey, fill: impl FnOnce(&[(&str, &str)])) {

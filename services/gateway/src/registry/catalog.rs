@@ -1,9 +1,9 @@
 //! A snapshot of the served models. It is built as a whole from worker entries and ensembles, and then only read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use trireme_inference::{InferError, ModelKey, RoutePlan, TensorSpec};
+use trireme_inference::{InferError, Lane, ModelKey, RoutePlan, TensorSpec};
 use trireme_model_repository::{
     CompiledEnsemble, EnsembleError, ModelConfig, Repository, compile_ensemble, plan_single,
 };
@@ -17,6 +17,8 @@ use crate::handlers::Labels;
 pub struct Catalog {
     pub(super) models: BTreeMap<String, Model>,
     labels: Arc<Labels>,
+    /// The versions that no worker takes bulk requests for.
+    live_only: BTreeSet<ModelKey>,
     /// Why model repositories could not be read.
     unreadable: Vec<String>,
 }
@@ -84,6 +86,8 @@ pub(super) struct Sources<'a> {
     pub served: Served<'a>,
     /// The versions among them that cannot execute now, each with the reason. Requests for them wait.
     pub recovering: BTreeMap<ModelKey, String>,
+    /// The versions that no worker takes bulk requests for.
+    pub live_only: BTreeSet<ModelKey>,
     /// Every model that may be asked for, with all versions that have ever existed.
     pub known: BTreeMap<String, BTreeMap<i64, Unready>>,
     /// Whether a model is meant to be served.
@@ -102,9 +106,10 @@ const UNLOADED: &str = "unloaded";
 impl Catalog {
     /// Builds a catalog from the models that workers serve and the ensembles made of them.
     pub(super) fn build(sources: Sources<'_>) -> Catalog {
-        let Sources { repository, served, recovering, known, wanted, required, by_request } = sources;
+        let Sources { repository, served, recovering, live_only, known, wanted, required, by_request } = sources;
         let unreadable = repository.unreadable().iter().map(|fault| format!("model repository: {fault}")).collect();
-        let mut catalog = Catalog { models: BTreeMap::new(), labels: Arc::new(Labels::of(repository)), unreadable };
+        let (models, labels) = (BTreeMap::new(), Arc::new(Labels::of(repository)));
+        let mut catalog = Catalog { models, labels, live_only, unreadable };
         for (name, known) in known {
             let failed = known.values().rev().find_map(|version| match version {
                 Unready::Failed(reason) => Some(reason.clone()),
@@ -153,6 +158,12 @@ impl Catalog {
             }
         }
         catalog
+    }
+
+    /// The lane of a request at this step, if it is in `lane` as a whole: workers in other languages, or of an older version, may
+    /// not take bulk requests.
+    pub fn lane_at(&self, step: &ModelKey, lane: Lane) -> Lane {
+        if self.live_only.contains(step) { Lane::Live } else { lane }
     }
 
     /// The labels of models' outputs.

@@ -407,6 +407,18 @@ impl State {
         recovering
     }
 
+    /// The versions whose workers all leave requests of the bulk lane where they are.
+    fn live_only(&self) -> BTreeSet<ModelKey> {
+        let is_served = |entry: &&WorkerEntry| matches!(entry.state, ModelState::Ready | ModelState::Recovering(_));
+        let (bulk, live): (Vec<_>, Vec<_>) =
+            self.entries.values().map(Live::entry).filter(is_served).partition(|entry| entry.bulk);
+        let mut live_only: BTreeSet<_> = live.into_iter().map(|entry| entry.model.clone()).collect();
+        for entry in bulk {
+            live_only.remove(&entry.model);
+        }
+        live_only
+    }
+
     /// Remembers how models are served now, as a whole: versions that were replaced are left out.
     pub fn keep(&mut self) {
         if self.kept.is_some() {
@@ -445,6 +457,7 @@ impl State {
             repository: &self.repository,
             served: self.served(),
             recovering: self.recovering(),
+            live_only: self.live_only(),
             known,
             wanted: &|name| self.is_wanted(name),
             required: &|name| self.is_required(name),

@@ -71,6 +71,7 @@ fn entry(worker: &str, model: &str) -> WorkerEntry {
         state: ModelState::Ready,
         config: format!(r#"{{"name":"{model}","backend":"identity"}}"#),
         capacity: 1,
+        bulk: true,
         since: UnixMicros(7),
     }
 }

@@ -214,6 +214,7 @@ impl Models {
             state,
             config,
             capacity,
+            bulk: true,
             // Set when it is announced.
             since: UnixMicros::default(),
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use trireme_engine::ModelSnapshot;
-use trireme_inference::{Counters, DropReason, FailureReason, Latencies};
+use trireme_inference::{Counters, DropReason, FailureReason, Lane, Latencies};
 use trireme_telemetry::metrics::{Exposition, Metric, Samples};
 
 use super::{Statistics, own, process};
@@ -60,6 +60,12 @@ fn stages(hosted: &[&ModelSnapshot], out: &mut Exposition) {
     };
     each(Metric::StageTransit, &|samples, labels, model| times(samples, labels, &model.counters.transit));
     each(Metric::StageQueue, &|samples, labels, model| times(samples, labels, &model.counters.worker_queue));
+    each(Metric::StageLane, &|samples, labels, model| {
+        let Counters { queue, bulk_queue, .. } = &model.counters;
+        for ((_, lane), waits) in Lane::ALL.iter().zip([&queue.since(bulk_queue), bulk_queue]) {
+            times(samples, &[&[("lane", *lane)][..], labels].concat(), waits);
+        }
+    });
     each(Metric::StageCompute, &|samples, labels, model| times(samples, labels, &model.counters.compute));
     each(Metric::StageBatch, &|samples, labels, model| batches(samples, labels, &model.counters));
     each(Metric::StageTokens, &|samples, labels, model| samples.value(labels, model.counters.tokens as f64));
@@ -117,8 +123,9 @@ mod tests {
         model.host("model", Duration::ZERO, || QueueLoad { waiting: 3, in_hand: 5 });
         model.record(|counters| {
             let ms = Duration::from_millis;
-            let request =
-                Completed { rows: 3, transit: ms(2), worker_queue: ms(4), compute_infer: ms(30), ..Default::default() };
+            let (transit, worker_queue, compute_infer) = (ms(2), ms(4), ms(30));
+            let lane = Lane::Bulk;
+            let request = Completed { lane, rows: 3, transit, worker_queue, compute_infer, ..Default::default() };
             counters.complete(&request, UnixMicros(1));
             counters.execute(&Executed { batch_size: 3, ..Default::default() });
             counters.drop_request(DropReason::Deadline);
@@ -130,6 +137,8 @@ mod tests {
             r#"trireme_stage_transit_seconds_bucket{model="m",stage="model",version="2",le="0.0025"} 1"#,
             r#"trireme_stage_transit_seconds_bucket{model="m",stage="model",version="2",le="0.001"} 0"#,
             r#"trireme_stage_queue_seconds_sum{model="m",stage="model",version="2"} 0.004"#,
+            r#"trireme_stage_lane_queue_seconds_count{lane="live",model="m",stage="model",version="2"} 0"#,
+            r#"trireme_stage_lane_queue_seconds_sum{lane="bulk",model="m",stage="model",version="2"} 0.006"#,
             r#"trireme_stage_compute_seconds_count{model="m",stage="model",version="2"} 1"#,
             r#"trireme_stage_batch_rows_bucket{model="m",stage="model",version="2",le="2"} 0"#,
             r#"trireme_stage_batch_rows_bucket{model="m",stage="model",version="2",le="4"} 1"#,

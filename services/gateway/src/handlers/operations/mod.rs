@@ -23,7 +23,7 @@ use trireme_inference::{
     UncheckedTensor,
 };
 
-use super::{Handlers, Rows, Traced, Via};
+use super::{Handlers, Rows, Traced, Via, Waits};
 use crate::budget::Hold;
 use crate::registry::{Offer, ServedModel, Task};
 
@@ -45,6 +45,8 @@ pub struct Ask {
     pub parameters: Parameters,
     /// The client's W3C `traceparent`.
     pub traceparent: Option<String>,
+    /// How it waits.
+    pub waits: Waits,
     /// The route it came by.
     pub via: Via,
 }
@@ -147,8 +149,8 @@ impl Handlers {
             ..InferRequest::default()
         };
         let (traceparent, hold) = (ask.traceparent.clone(), ask.hold.clone());
-        let traced =
-            Traced { request, traceparent, via: ask.via, rows: Rows::Independent, hold, callers: Default::default() };
+        let (via, waits, rows) = (ask.via, ask.waits, Rows::Independent);
+        let traced = Traced { request, traceparent, via, waits, rows, hold, callers: Default::default() };
         let InferResponse { outputs: mut tensors, ledger, .. } = self.infer(traced).await?;
         let tensors =
             outputs.iter().map(|name| found.output(&mut tensors, name, texts.len())).collect::<Result<_, _>>()?;

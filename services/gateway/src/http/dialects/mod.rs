@@ -38,10 +38,10 @@ use super::body::{self, text};
 use super::compression::Coding;
 use super::openapi::Entry;
 use super::openapi::schema::{self, Described};
-use super::{HttpState, jobs, routes};
+use super::{HttpState, jobs, response, routes};
 use crate::budget::Hold;
 use crate::handlers::operations::{Ask, TextOptions};
-use crate::handlers::{Category, Denied, SharedHandlers, Via, forward};
+use crate::handlers::{Category, Denied, SharedHandlers, Via, Waits, forward};
 pub use openai_tokens::TokenInput;
 use refusal::{Kind, Refusal};
 
@@ -106,6 +106,7 @@ struct Call {
     /// The parameters that models get of the headers.
     parameters: Parameters,
     traceparent: Option<String>,
+    waits: Waits,
     route: &'static str,
     /// The meaning of token ids in place of texts.
     token_input: TokenInput,
@@ -225,6 +226,7 @@ async fn answer(http: &HttpState, claims: &[Claim], mut path: BTreeMap<String, S
         hold,
         parameters,
         traceparent: text(&parts.headers, "traceparent").map(str::to_owned),
+        waits: http.waits(&parts.headers),
         route: route.path,
         token_input: http.options.token_input,
     };
@@ -269,8 +271,10 @@ fn refused(dialect: &Dialect, refusal: &Refusal) -> Response {
     *response.status_mut() = status.try_into().unwrap_or_default();
     let headers = response.headers_mut();
     match refusal.kind {
-        // A queue usually has room within a second. Clients double their waits themselves.
-        Kind::Overloaded | Kind::Unavailable => drop(headers.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
+        // Clients double their waits themselves.
+        Kind::Overloaded | Kind::Unavailable => {
+            drop(headers.insert(RETRY_AFTER, response::retry_after(refusal.retry_after)));
+        }
         Kind::Key => drop(headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
         _ => {}
     }
@@ -320,6 +324,7 @@ impl Call {
             hold: self.hold.clone(),
             parameters: self.parameters.clone(),
             traceparent: self.traceparent.clone(),
+            waits: self.waits,
             via: Via::Http(self.route),
         }
     }

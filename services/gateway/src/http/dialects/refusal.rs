@@ -1,5 +1,7 @@
 //! Why a request gets no result, in words that every dialect has a status and a shape for.
 
+use std::time::Duration;
+
 use trireme_bus::QUEUE_FULL;
 use trireme_inference::{ErrorCode, InferError};
 
@@ -41,6 +43,8 @@ pub struct Refusal {
     pub message: String,
     /// The field of the body that it is about.
     pub field: Option<String>,
+    /// After how long the same request may succeed, if that is known.
+    pub retry_after: Option<Duration>,
 }
 
 // === impl Kind ===
@@ -69,12 +73,13 @@ impl Kind {
 impl Refusal {
     /// A refusal that is about no field in particular.
     pub fn new(kind: Kind, message: impl Into<String>) -> Refusal {
-        Refusal { kind, message: message.into(), field: None }
+        Refusal { kind, message: message.into(), field: None, retry_after: None }
     }
 
     /// A field of a wrong type or value.
     pub fn field(field: &str, expected: impl std::fmt::Display) -> Refusal {
-        Refusal { kind: Kind::Field, message: format!("'{field}' {expected}"), field: Some(field.to_owned()) }
+        let message = format!("'{field}' {expected}");
+        Refusal { field: Some(field.to_owned()), ..Refusal::new(Kind::Field, message) }
     }
 
     /// A field that asks for a function that is not offered.
@@ -100,7 +105,7 @@ impl From<InferError> for Refusal {
         };
         // The id is v2's; requests in a dialect have none.
         let message = error.message.strip_prefix("[request id: <id_unknown>] ").unwrap_or(&error.message);
-        Refusal::new(kind, message)
+        Refusal { retry_after: error.retry_after, ..Refusal::new(kind, message) }
     }
 }
 
@@ -113,7 +118,7 @@ impl From<serde_json::Error> for Refusal {
         let message = error.to_string();
         // "unknown field `x`", "missing field `x`", "`x`: …"
         let field = message.split('`').nth(1).map(str::to_owned);
-        Refusal { kind: Kind::Field, message, field }
+        Refusal { field, ..Refusal::new(Kind::Field, message) }
     }
 }
 

@@ -1,7 +1,5 @@
 //! `Prefer: respond-async` (RFC 7240): a request for a model is stored and answered later, under `/v1/requests/{id}`.
 
-use std::time::Duration;
-
 use axum::Router;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{LOCATION, RETRY_AFTER};
@@ -14,17 +12,14 @@ use trireme_jobs::{Answer, Call, JobError, Jobs, RequestState};
 
 use super::get;
 use crate::handlers::Category;
-use crate::http::HttpState;
 use crate::http::body::{self, text};
 use crate::http::jobs::KEPT_HEADERS;
+use crate::http::prefer::Preference;
 use crate::http::response::{self, HttpError};
+use crate::http::{HttpState, access};
 
-const PREFER: HeaderName = HeaderName::from_static("prefer");
 const APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
-
-/// The longest wait for an answer that a client may prefer.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// Longest key of a client, in bytes.
 const LONGEST_KEY: usize = 255;
@@ -38,12 +33,6 @@ impl From<NoJobs> for Response {
     }
 }
 
-/// How a client wants to be answered.
-struct Preference {
-    /// How long it waits for the answer itself.
-    wait: Duration,
-}
-
 pub fn routes() -> Router<HttpState> {
     Router::new()
         .route("/v1/requests/{id}", get(show).merge(on_delete(cancel)))
@@ -53,20 +42,19 @@ pub fn routes() -> Router<HttpState> {
 /// Accepts a request that prefers to be answered later; lets others pass.
 pub async fn defer(State(http): State<HttpState>, request: Request, next: Next) -> Response {
     let preference = Preference::of(request.headers());
-    let Some(preference) = preference.filter(|_| request.method() == Method::POST) else {
+    if !preference.is_async || request.method() != Method::POST {
         return next.run(request).await;
-    };
-    match accept(&http, request, &preference).await {
+    }
+    match accept(&http, request, preference).await {
         Ok(response) | Err(response) => response,
     }
 }
 
-async fn accept(http: &HttpState, request: Request, preference: &Preference) -> Result<Response, Response> {
+async fn accept(http: &HttpState, request: Request, preference: Preference) -> Result<Response, Response> {
     let (parts, body) = request.into_parts();
     let header = |name: &str| parts.headers.get(name).map(HeaderValue::as_bytes);
-    if http.handlers.access.check(Category::Inference, header).is_err() {
-        let message = "a valid API key is required, as 'Authorization: Bearer <key>' or 'X-API-Key: <key>'";
-        return Err(response::error(StatusCode::UNAUTHORIZED, message));
+    if let Err(denied) = http.handlers.access.check(Category::Inference, header) {
+        return Err(access::refuse(&denied));
     }
     let jobs = jobs(http)?;
     let key = text(&parts.headers, IDEMPOTENCY_KEY).filter(|key| !key.is_empty());
@@ -177,50 +165,5 @@ pub(super) fn status(error: &JobError) -> StatusCode {
         JobError::OtherRequest => StatusCode::UNPROCESSABLE_ENTITY,
         JobError::Invalid(_) => StatusCode::BAD_REQUEST,
         JobError::Bus(_) => StatusCode::SERVICE_UNAVAILABLE,
-    }
-}
-
-// === impl Preference ===
-
-impl Preference {
-    /// The preference of a request that wants to be answered later. RFC 7240: `Prefer: respond-async, wait=10`.
-    fn of(headers: &HeaderMap) -> Option<Preference> {
-        let values = headers.get_all(PREFER).iter().filter_map(|value| value.to_str().ok());
-        let (mut is_async, mut wait) = (false, Duration::ZERO);
-        for preference in values.flat_map(|value| value.split([',', ';'])) {
-            let (name, value) = preference.split_once('=').unwrap_or((preference, ""));
-            match name.trim() {
-                name if name.eq_ignore_ascii_case("respond-async") => is_async = true,
-                name if name.eq_ignore_ascii_case("wait") => {
-                    wait = Duration::from_secs(value.trim().trim_matches('"').parse().unwrap_or(0)).min(LONGEST_WAIT);
-                }
-                _ => {}
-            }
-        }
-        is_async.then_some(Preference { wait })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn preference(values: &[&'static str]) -> Option<Duration> {
-        let mut headers = HeaderMap::new();
-        for value in values {
-            headers.append(PREFER, HeaderValue::from_static(value));
-        }
-        Preference::of(&headers).map(|preference| preference.wait)
-    }
-
-    #[test]
-    fn a_preference_is_read_as_rfc_7240_writes_it() {
-        assert_eq!(preference(&[]), None);
-        assert_eq!(preference(&["return=minimal"]), None);
-        assert_eq!(preference(&["respond-async"]), Some(Duration::ZERO));
-        assert_eq!(preference(&["Respond-Async, wait=10"]), Some(Duration::from_secs(10)));
-        assert_eq!(preference(&["wait=\"5\"", "respond-async"]), Some(Duration::from_secs(5)));
-        assert_eq!(preference(&["respond-async; wait=100000"]), Some(LONGEST_WAIT));
-        assert_eq!(preference(&["respond-async, wait=soon"]), Some(Duration::ZERO));
     }
 }

@@ -100,6 +100,7 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
         request,
         traceparent,
         via: Via::Http(route),
+        waits: http.waits(headers),
         rows: Rows::Configured,
         hold,
         callers: Default::default(),

@@ -78,6 +78,7 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
         request: decoded.request,
         traceparent,
         via,
+        waits: http.waits(headers),
         rows: Rows::Configured,
         hold,
         callers: Default::default(),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use trireme_inference::{ModelKey, UnixMicros};
+use trireme_inference::{Lane, ModelKey, UnixMicros};
 
 use super::*;
 
@@ -20,6 +20,7 @@ fn entry(state: ModelState, since: u64) -> WorkerEntry {
         state,
         config: r#"{"name":"m","backend":"identity"}"#.to_owned(),
         capacity: 1,
+        bulk: true,
         since: UnixMicros(since),
     }
 }
@@ -221,4 +222,21 @@ fn entries_of_a_worker_that_had_the_same_name_lapse() {
     state.read(of("w", 1), 3, now);
     beat(&mut state, "w", 5, 1, now);
     assert_eq!(state.lapsing(now, 9), [(of("w", 2).key(), Some(2))]);
+}
+
+#[test]
+fn bulk_requests_go_to_the_bulk_lane_where_a_worker_takes_from_it() {
+    let mut state = state();
+    let step = ModelKey { name: "m".to_owned(), version: 1 };
+    let lane = |state: &State| state.catalog().lane_at(&step, Lane::Bulk);
+    let of =
+        |worker: &str, bulk, since| WorkerEntry { worker: worker.to_owned(), bulk, ..entry(ModelState::Ready, since) };
+    bring(&mut state, of("older", false, 1));
+    assert_eq!((lane(&state), state.catalog().lane_at(&step, Lane::Live)), (Lane::Live, Lane::Live));
+    bring(&mut state, of("newer", true, 2));
+    assert_eq!(lane(&state), Lane::Bulk, "one of them is enough");
+    state.delete(&of("newer", true, 2).key());
+    assert_eq!(lane(&state), Lane::Live);
+    state.delete(&of("older", false, 1).key());
+    assert_eq!(lane(&state), Lane::Bulk, "requests wait for the next worker");
 }
