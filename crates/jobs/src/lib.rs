@@ -31,7 +31,7 @@ mod requests;
 mod store;
 
 pub use batches::NewBatch;
-pub use call::{Answer, Call, Execute};
+pub use call::{Execute, JobAnswer, JobCall};
 pub use error::JobError;
 pub use files::{Content, Upload};
 pub use jobs::{Jobs, Options};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trireme_bus::{ALIVE, Answer, Bus, BusError, Call, LATEST, Output, Reply, WorkMessage};
+use trireme_bus::{ALIVE, AnswerForm, Bus, BusError, Call, LATEST, Output, Reply, WorkMessage};
 use trireme_inference::{
     Action, InferError, InferRequest, InferResponse, ParameterValue, RequestedOutput, SharedTensors, UnixMicros,
 };
@@ -65,7 +65,7 @@ async fn answer(handlers: &Arc<Handlers>, call: &Call) {
         Ok(traced) => traced,
         Err(error) => return send(call, message.reply(Err(error))).await,
     };
-    if message.answer == Answer::Whole {
+    if message.answer == AnswerForm::Whole {
         let outcome = handlers.infer(traced).await;
         return send(call, reply(message, 0, true, outcome)).await;
     }

@@ -15,7 +15,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 use trireme_bus::{
-    Answer, Bus, BusError, Connection, Inbox, PendingReplies, QUEUE_FULL, QueueStatus, Queued, Reply, WorkMessage,
+    AnswerForm, Bus, BusError, Connection, Inbox, PendingReplies, QUEUE_FULL, QueueStatus, Queued, Reply, WorkMessage,
     queue_pause,
 };
 use trireme_inference::{InferError, ModelKey, UnixMicros};
@@ -23,9 +23,9 @@ use trireme_runtime::TaskSet;
 use trireme_telemetry::trace_id;
 
 use self::cancel::Canceller;
-use self::join::{Fork, Parts, Pieces, join};
-use self::order::Order;
+use self::join::{Fork, Pieces, SplitRequest, join};
 pub use self::order::Place;
+use self::order::RequestOrder;
 use self::reconcile::{PATIENCE, PATIENCE_AFTER_LOSS, Reconciler, Search};
 pub use self::sequence::{SequenceStep, StateTensor, Turn};
 use crate::rows;
@@ -47,7 +47,7 @@ pub struct Dispatcher {
     /// The number of this gateway's next request; together with the gateway's name it is unique.
     next: Arc<AtomicU64>,
     /// The order of answers, for models with `preserve_ordering`.
-    order: Order,
+    order: RequestOrder,
 }
 
 /// A request in flight. If it is dropped before its last reply, it is cancelled everywhere.
@@ -119,7 +119,7 @@ impl Dispatcher {
         tasks: &TaskSet,
     ) -> Result<Dispatcher, BusError> {
         let inbox = bus.open_inbox(gateway).await?;
-        let (next, order) = (Arc::new(AtomicU64::new(1)), Order::default());
+        let (next, order) = (Arc::new(AtomicU64::new(1)), RequestOrder::default());
         let canceller = Canceller::new(bus.clone(), tasks.clone());
         let reconciler = Reconciler::start(bus.clone(), gateway, tasks);
         Ok(Dispatcher { bus, inbox, tasks: tasks.clone(), canceller, reconciler, max_in_flight, next, order })
@@ -157,9 +157,9 @@ impl Dispatcher {
     }
 
     /// Takes a request into the pipeline as several requests, one for each part of its rows.
-    pub fn start_parts(&self, message: WorkMessage, parts: rows::Parts) -> Result<Exchange, InferError> {
+    pub fn start_split(&self, message: WorkMessage, parts: rows::SplitRows) -> Result<Exchange, InferError> {
         self.admit(&message)?;
-        Ok(self.joined(Parts::new(message, parts), None))
+        Ok(self.joined(SplitRequest::new(message, parts), None))
     }
 
     /// Takes a request of a sequence into the pipeline, behind those of its sequence that are there. It runs in a task, because
@@ -185,8 +185,8 @@ impl Dispatcher {
     /// `siblings`.
     fn exchange(&self, message: WorkMessage, siblings: Option<Arc<Notify>>) -> Exchange {
         let branches = match message.answer {
-            Answer::Whole => message.route.branches(&message.tensors),
-            Answer::InParts | Answer::Part(_) => None,
+            AnswerForm::Whole => message.route.branches(&message.tensors),
+            AnswerForm::InParts | AnswerForm::Part(_) => None,
         };
         match branches {
             Some(branches) => self.joined(Fork::new(message, branches), siblings),
@@ -289,7 +289,7 @@ impl Flight {
             Ok(reply) if !reply.last => Some(Ok(reply)),
             // One part has failed; a worker may still be making others.
             Ok(reply) => {
-                let goes_on = reply.outcome.is_err() && self.message.answer == Answer::InParts;
+                let goes_on = reply.outcome.is_err() && self.message.answer == AnswerForm::InParts;
                 self.end(Ok(reply), goes_on)
             }
             Err(error) => self.end(Err(error), false),

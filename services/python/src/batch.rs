@@ -24,7 +24,7 @@ pub struct BatchInstance {
 /// The results of a batch so far.
 struct Batch {
     /// One result per request; the ticket of the first request is `first`.
-    results: Vec<Option<Result<Answer, InferError>>>,
+    results: Vec<Option<Result<ResponseOutputs, InferError>>>,
     first: u64,
     executed: bool,
     /// Whether the child knows that nobody waits for the request any more.
@@ -138,7 +138,7 @@ impl Batch {
             *place = match outputs(response, frame) {
                 (None, false) => None,
                 // The request was closed without a response.
-                (None, true) => Some(Ok(Answer::default())),
+                (None, true) => Some(Ok(ResponseOutputs::default())),
                 (outputs, _) => outputs,
             };
         }
@@ -161,10 +161,10 @@ impl Batch {
 }
 
 /// The outputs of a response, and its parameters.
-pub type Answer = (Vec<Tensor>, Parameters);
+pub type ResponseOutputs = (Vec<Tensor>, Parameters);
 
 /// The outputs or the error of a response, `None` if it has neither, and whether it is the last response of its request.
-pub fn outputs(response: ResponseHeader, frame: &Frame) -> (Option<Result<Answer, InferError>>, bool) {
+pub fn outputs(response: ResponseHeader, frame: &Frame) -> (Option<Result<ResponseOutputs, InferError>>, bool) {
     let outputs = match (response.error, response.outputs) {
         (Some(error), _) => Some(Err(error.into())),
         (None, Some(outputs)) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use trireme_bus::{Answer, Delivery, QueueOptions, WorkMessage, original_id};
+use trireme_bus::{AnswerForm, Delivery, QueueOptions, WorkMessage, original_id};
 use trireme_engine::{
     Calls, Candidate, Description, ExecuteRequest, Origin, Permit, cancelled_by_client, expired, refused,
 };
@@ -14,7 +14,7 @@ use trireme_telemetry::steps::{Step, StepSpan};
 
 use super::lateness::comes_too_late;
 use super::queue_policy::{self, Patience};
-use crate::hosted::{Claim, HostedModel, Pending, Stay, Work};
+use crate::hosted::{HeldDelivery, HostedModel, Pending, Stay, Work};
 use crate::settle::given_up;
 
 // === impl HostedModel ===
@@ -22,36 +22,36 @@ use crate::settle::given_up;
 impl HostedModel {
     /// Takes in a delivery from the bus.
     pub fn receive(self: &Arc<Self>, delivery: Delivery) {
-        let (message, claim) = self.hold(delivery);
-        if claim.deliveries > 1 {
+        let (message, held) = self.hold(delivery);
+        if held.deliveries > 1 {
             self.statistics.record(|counters| counters.redeliveries += 1);
             let (this, permit) = (self.clone(), self.queue.permit());
             return self.worker.tasks.spawn("suspect", async move {
-                if let Some((message, claim)) = this.take_turn(message, claim).await {
-                    this.admit(message, claim, permit);
+                if let Some((message, held)) = this.take_turn(message, held).await {
+                    this.admit(message, held, permit);
                 }
             });
         }
-        self.admit(message, claim, self.queue.permit());
+        self.admit(message, held, self.queue.permit());
     }
 
     /// Starts to count a delivery as held.
-    fn hold(&self, delivery: Delivery) -> (WorkMessage, Claim) {
-        let claim = Claim {
-            hold: self.worker.held.hold(&delivery.acker),
+    fn hold(&self, delivery: Delivery) -> (WorkMessage, HeldDelivery) {
+        let held = HeldDelivery {
+            guard: self.worker.held.hold(&delivery.acker),
             acker: delivery.acker,
             name: delivery.message.name(&self.key),
-            deliveries: delivery.attempt,
+            deliveries: delivery.deliveries,
             attempts: 0,
             begun: false,
             suspect: None,
             sequence: delivery.message.part().sequence,
         };
-        (delivery.message, claim)
+        (delivery.message, held)
     }
 
     /// Checks a request and puts it into the queue, or settles it at once.
-    pub(crate) fn admit(self: &Arc<Self>, message: WorkMessage, delivery: Claim, permit: Permit<Work>) {
+    pub(crate) fn admit(self: &Arc<Self>, message: WorkMessage, delivery: HeldDelivery, permit: Permit<Work>) {
         self.admitted.fetch_add(1, Ordering::Relaxed);
         let received_at = UnixMicros::now();
         self.worker.taps.see(&self.key, &self.config.backend, &message, delivery.attempt());
@@ -82,7 +82,7 @@ impl HostedModel {
             parameters: message.parameters.clone(),
             deadline: message.deadline,
             cancelled,
-            in_parts: self.config.decoupled && message.answer == Answer::InParts,
+            in_parts: self.config.decoupled && message.answer == AnswerForm::InParts,
             calls: Calls::of(self.clone(), origin(message)),
             inputs,
         };
@@ -104,7 +104,7 @@ impl HostedModel {
     fn pending(
         self: &Arc<Self>,
         message: WorkMessage,
-        delivery: Claim,
+        delivery: HeldDelivery,
         permit: Permit<Work>,
         received_at: UnixMicros,
     ) -> Pending {
@@ -123,9 +123,14 @@ impl HostedModel {
         Pending { model: self.clone(), message, delivery, stay, received_at, queued, description, missed: None }
     }
 
-    fn check(&self, message: &WorkMessage, delivery: &Claim, now: UnixMicros) -> Result<Vec<Tensor>, InferError> {
+    fn check(
+        &self,
+        message: &WorkMessage,
+        delivery: &HeldDelivery,
+        now: UnixMicros,
+    ) -> Result<Vec<Tensor>, InferError> {
         let attempts = delivery.attempts;
-        if !delivery.begun && attempts >= self.worker.queue_options().max_deliver {
+        if !delivery.begun && attempts >= self.worker.queue_options().max_attempts {
             return Err(given_up(attempts));
         }
         if message.deadline <= now {
@@ -182,25 +187,29 @@ impl HostedModel {
 
     /// Refuses a request that waited too long in the shared queue.
     pub fn refuse(self: &Arc<Self>, delivery: Delivery) {
-        let (message, claim) = self.hold(delivery);
+        let (message, held) = self.hold(delivery);
         let permit = self.queue.permit();
         let received_at = UnixMicros::now();
         // Every request that is concluded leaves `cancellations`, so it has to enter them first.
         self.worker.cancellations.enter(&message.request_id);
-        let pending = self.pending(message, claim, permit, received_at);
+        let pending = self.pending(message, held, permit, received_at);
         self.fail(pending, refused(), FailureReason::Rejected);
     }
 }
 
 /// Takes a request of a step in this process into a model. Gives it back if there is no room, or if the model has a queue
 /// policy: then the request has to wait in the shared queue.
-pub(crate) fn hand_over(model: &Arc<HostedModel>, message: WorkMessage, claim: Claim) -> Option<(WorkMessage, Claim)> {
+pub(crate) fn hand_over(
+    model: &Arc<HostedModel>,
+    message: WorkMessage,
+    held: HeldDelivery,
+) -> Option<(WorkMessage, HeldDelivery)> {
     match model.queue.try_permit().filter(|_| !model.config.has_queue_policy()) {
         Some(permit) => {
-            model.admit(message, claim, permit);
+            model.admit(message, held, permit);
             None
         }
-        None => Some((message, claim)),
+        None => Some((message, held)),
     }
 }
 

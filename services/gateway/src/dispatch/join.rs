@@ -38,7 +38,7 @@ pub(super) trait Pieces: Send + 'static {
 }
 
 /// Rows in parts, named `request.part`.
-pub(super) struct Parts {
+pub(super) struct SplitRequest {
     /// The request without its tensors.
     whole: WorkMessage,
     parts: std::iter::Enumerate<std::vec::IntoIter<Vec<Tensor>>>,
@@ -101,20 +101,20 @@ fn reply(whole: &WorkMessage, tensors: Vec<Tensor>, parameters: Parameters, ledg
     Reply { ledger, ..whole.reply(Ok(Output { tensors, parameters })) }
 }
 
-// === impl Parts ===
+// === impl SplitRequest ===
 
-impl Parts {
+impl SplitRequest {
     /// Divides `message` into these parts.
-    pub fn new(message: WorkMessage, parts: rows::Parts) -> Parts {
+    pub fn new(message: WorkMessage, parts: rows::SplitRows) -> SplitRequest {
         let whole = without_tensors(message);
-        let rows::Parts { tensors, order } = parts;
+        let rows::SplitRows { tensors, order } = parts;
         let outputs = vec![Vec::new(); tensors.len()];
         let (parameters, ledger) = (Parameters::default(), Ledger::default());
-        Parts { whole, parts: tensors.into_iter().enumerate(), order, outputs, parameters, ledger }
+        SplitRequest { whole, parts: tensors.into_iter().enumerate(), order, outputs, parameters, ledger }
     }
 }
 
-impl Pieces for Parts {
+impl Pieces for SplitRequest {
     const SHARE_A_QUEUE: bool = true;
 
     fn next(&mut self) -> Option<(usize, WorkMessage)> {

@@ -41,7 +41,7 @@ pub async fn count(State(counting): State<Counting>, request: Request, next: Nex
     let Counting { budget, unread, largest, pause } = counting;
     let (mut parts, body) = request.into_parts();
     let path = parts.uri.path();
-    let hold = if infers(path) { budget.hold() } else { budget.hold_of_control() };
+    let hold = if infers(path) { budget.hold() } else { budget.hold_about_server() };
     let streams = path.ends_with("/ModelStreamInfer");
     let is_health = access::category(path) == Some(Category::Health);
     // The body is decompressed here, so the gRPC library has to find no coding. It refuses the codings that are not handled here.

@@ -5,7 +5,7 @@ mod responses;
 use std::sync::Arc;
 
 use tracing::Instrument;
-use trireme_bus::{Answer, WorkMessage};
+use trireme_bus::{AnswerForm, WorkMessage};
 use trireme_inference::{
     Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, Tensor, UnixMicros,
 };
@@ -93,7 +93,7 @@ struct Prepared {
 /// What a request brings besides itself.
 struct Terms {
     rows: Rows,
-    answer: Answer,
+    answer: AnswerForm,
     traceparent: Option<String>,
     callers: Callers,
     trace: Option<Arc<OpenTrace>>,
@@ -115,7 +115,7 @@ impl Handlers {
     }
 
     async fn run(&self, traced: Traced) -> Result<InferResponse, InferError> {
-        let Prepared { mut request, message, key, place } = self.prepare(traced, Answer::Whole)?;
+        let Prepared { mut request, message, key, place } = self.prepare(traced, AnswerForm::Whole)?;
         let span = request.span.clone();
         let response = self.answer(&mut request, message, key).instrument(span.clone()).await;
         request.ended();
@@ -156,7 +156,7 @@ impl Handlers {
     /// number of one that is. Dropping them cancels the request in every stage. An error is one from before the pipeline.
     pub fn infer_stream(self: &Arc<Self>, mut traced: Traced) -> Result<Responses, InferError> {
         let outputs = self.read_shared(&mut traced.request, &traced.hold)?;
-        let Prepared { mut request, message, place, .. } = self.prepare(traced, Answer::InParts)?;
+        let Prepared { mut request, message, place, .. } = self.prepare(traced, AnswerForm::InParts)?;
         let exchange = self.begin(&mut request, message)?;
         let exchange = match place {
             Some(place) => self.dispatcher.in_turn(exchange, place),
@@ -181,7 +181,7 @@ impl Handlers {
     }
 
     /// Prepares a request, within its span.
-    fn prepare(&self, mut traced: Traced, answer: Answer) -> Result<Prepared, InferError> {
+    fn prepare(&self, mut traced: Traced, answer: AnswerForm) -> Result<Prepared, InferError> {
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.via.attributes());
         let trace = self.tracing.begin(&traced);
@@ -204,7 +204,7 @@ impl Handlers {
         served.config.check_outputs(&request.outputs, &request.id)?;
         let tensors = match rows {
             Rows::Configured => served.config.admit(&request.id, request.inputs)?,
-            Rows::Independent => served.config.admit_in_parts(&request.id, request.inputs)?,
+            Rows::Independent => served.config.admit_split(&request.id, request.inputs)?,
         };
 
         let inputs: Vec<&str> = tensors.iter().map(|tensor| tensor.name()).collect();
@@ -246,7 +246,7 @@ impl Handlers {
             tensors: [tensors, controls].concat(),
             parameters: Arc::new(request.parameters),
             ledger: Ledger::default(),
-            answer: if served.config.decoupled { answer } else { Answer::Whole },
+            answer: if served.config.decoupled { answer } else { AnswerForm::Whole },
             callers,
         };
         // What a decoupled model makes comes as it is made.
@@ -287,7 +287,7 @@ impl Handlers {
             None => Ok(None),
         };
         let exchange = parts.and_then(|parts| match (parts, turn) {
-            (Some(parts), _) => self.dispatcher.start_parts(message, parts),
+            (Some(parts), _) => self.dispatcher.start_split(message, parts),
             (None, Some(turn)) => self.dispatcher.start_in_sequence(message, turn),
             (None, None) => self.dispatcher.start(message),
         });

@@ -70,7 +70,7 @@ pub struct Connections {
 
 /// The state of a connection.
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+enum Phase {
     /// The connection has no request.
     Idle,
     /// A request waits for its answer.
@@ -81,7 +81,7 @@ enum Stage {
 
 /// An answer on its way. Dropped, its connection is idle.
 struct Answering {
-    stage: watch::Sender<Stage>,
+    phase: watch::Sender<Phase>,
     _busy: Busy,
 }
 
@@ -132,13 +132,13 @@ impl Connections {
     }
 
     async fn http(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, place: Arc<Place>) {
-        let stage = watch::Sender::new(Stage::Idle);
+        let phase = watch::Sender::new(Phase::Idle);
         let service = service_fn(|request| {
-            stage.send_replace(Stage::Asked);
-            let (answer, stage, busy) = (self.answer(request, &place), stage.clone(), place.begin());
+            phase.send_replace(Phase::Asked);
+            let (answer, phase, busy) = (self.answer(request, &place), phase.clone(), place.begin());
             async move {
                 let answer = answer.await?;
-                let answering = Answering::begin(stage, busy);
+                let answering = Answering::begin(phase, busy);
                 // Held only to be dropped with the body.
                 let with = move |error| {
                     let _ = &answering;
@@ -157,7 +157,7 @@ impl Connections {
         let mut connection = std::pin::pin!(connection);
         let stopped = async {
             self.tasks.stopping().cancelled().await;
-            until_closable(stage.subscribe()).await;
+            until_closable(phase.subscribe()).await;
         };
         let ended = tokio::select! {
             biased;
@@ -193,7 +193,7 @@ impl Connections {
         }
         let infers = WORK.iter().any(|end| path.ends_with(end)) || dialects::is_work(request.method(), path);
         let is_upload = routes::is_upload(path);
-        let hold = if infers { self.budget.hold() } else { self.budget.hold_of_control() };
+        let hold = if infers { self.budget.hold() } else { self.budget.hold_about_server() };
         let (mut parts, body) = body::guard(request, self.idle_timeout, &self.tasks).into_parts();
         // An upload is written as it comes, and needs no room for the whole of it.
         let announced = body::announced(&parts.headers).filter(|_| !is_upload).unwrap_or_default();
@@ -217,15 +217,15 @@ impl Connections {
 
 /// Waits until a connection of a server that stops may be closed. Between two requests the next one may be on its way, unless the
 /// last answer told the client that the connection closes.
-async fn until_closable(mut stage: watch::Receiver<Stage>) {
+async fn until_closable(mut phase: watch::Receiver<Phase>) {
     loop {
-        let now = *stage.borrow_and_update();
+        let now = *phase.borrow_and_update();
         match now {
             // Its answer says that it is the last one.
-            Stage::Asked => return,
-            Stage::Answering => drop(stage.changed().await),
-            Stage::Idle if tokio::time::timeout(backlog::FIRST_REQUEST, stage.changed()).await.is_err() => return,
-            Stage::Idle => {}
+            Phase::Asked => return,
+            Phase::Answering => drop(phase.changed().await),
+            Phase::Idle if tokio::time::timeout(backlog::FIRST_REQUEST, phase.changed()).await.is_err() => return,
+            Phase::Idle => {}
         }
     }
 }
@@ -233,14 +233,14 @@ async fn until_closable(mut stage: watch::Receiver<Stage>) {
 // === impl Answering ===
 
 impl Answering {
-    fn begin(stage: watch::Sender<Stage>, busy: Busy) -> Answering {
-        stage.send_replace(Stage::Answering);
-        Answering { stage, _busy: busy }
+    fn begin(phase: watch::Sender<Phase>, busy: Busy) -> Answering {
+        phase.send_replace(Phase::Answering);
+        Answering { phase, _busy: busy }
     }
 }
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        self.stage.send_replace(Stage::Idle);
+        self.phase.send_replace(Phase::Idle);
     }
 }

@@ -10,7 +10,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::delete as on_delete;
 use serde_json::{Value, json};
-use trireme_jobs::{Answer, Call, JobError, Jobs, RequestState};
+use trireme_jobs::{JobAnswer, JobCall, JobError, Jobs, RequestState};
 
 use super::get;
 use crate::handlers::Category;
@@ -77,7 +77,7 @@ async fn accept(http: &HttpState, request: Request, preference: &Preference) -> 
     let limit = body::Limit::binary(http.options.max_input_size);
     let body = body::read(&parts.headers, body, limit).await.map_err(|error| HttpError::from(error).into_response())?;
     let headers = KEPT_HEADERS.iter().filter_map(|&name| Some((name.to_owned(), header(name)?.to_vec().into())));
-    let call = Call { path: parts.uri.path().to_owned(), headers: headers.collect(), body };
+    let call = JobCall { path: parts.uri.path().to_owned(), headers: headers.collect(), body };
     let accepted = jobs.accept(call, key).await.map_err(|error| refused(&error))?;
     if !preference.wait.is_zero() {
         let request = jobs.wait(&accepted.id, preference.wait).await.map_err(|error| refused(&error))?;
@@ -147,7 +147,7 @@ fn state(id: &str, request: &trireme_jobs::Request) -> Value {
 }
 
 /// An answer, as it was given.
-fn replay(answer: Answer) -> Response {
+fn replay(answer: JobAnswer) -> Response {
     let mut headers = HeaderMap::new();
     for (name, value) in &answer.headers {
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::from_bytes(value)) {

@@ -69,7 +69,7 @@ pub(super) struct Command {
 
 /// A participant's answer to a command.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Answer {
+pub(super) enum ControlReply {
     Working { participant: String },
     Ended { participant: String, outcome: Outcome },
 }
