@@ -33,14 +33,9 @@ ALLOWED = {
         ("siege", "siege::*"),
     ],
     "trireme-gateway": [
-        ("handlers", "http", "metrics", "models", "registry", "statistics"),
-        ("dispatch", "dispatch::join", "dispatch::sequence"),
-        ("grpc::service", "grpc::settings"),
-        ("handlers", "handlers::*"),
         ("http", "http::args", "http::connections", "http::dialects", "http::openapi", "http::routes"),
         ("http::dialects", "http::dialects::*"),
         ("http::routes", "http::routes::*"),
-        ("traces", "traces::writer"),
     ],
     "trireme-model-repository": [
         ("config", "ensemble", "error", "sequence", "validate", "view"),

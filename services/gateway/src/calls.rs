@@ -9,7 +9,8 @@ use trireme_inference::{
 use trireme_protocol::repository::LoadRequest;
 use trireme_runtime::TaskSet;
 
-use crate::handlers::{Handlers, Next, Rows, Traced, Via};
+use crate::handlers::{Handlers, Next, Rows, Traced};
+use crate::via::Via;
 
 /// Takes calls until the tasks have to stop.
 pub async fn serve(bus: &dyn Bus, handlers: Arc<Handlers>, tasks: &TaskSet) -> Result<(), BusError> {

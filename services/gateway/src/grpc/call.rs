@@ -10,7 +10,9 @@ use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
 
 use super::deadline::Deadline;
 use crate::budget::Hold;
-use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced, Via, forward};
+use crate::forward;
+use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced};
+use crate::via::Via;
 
 /// A call's metadata.
 #[derive(Clone, Debug)]
@@ -21,6 +23,11 @@ pub struct Call {
     traceparent: Option<String>,
     /// Metadata that models get as parameters.
     forwarded: Result<Parameters, InferError>,
+}
+
+/// The name in a request; `None` where the text is empty.
+pub fn named(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
 }
 
 // === impl Call ===

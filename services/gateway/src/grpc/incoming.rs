@@ -11,8 +11,8 @@ use http_body_util::Limited;
 use super::access;
 use super::body::{self, Rules};
 use super::unread::Unread;
+use crate::access::Category;
 use crate::budget::{self, Budget};
-use crate::handlers::Category;
 
 /// Most bytes of a health check's body: a client needs no key for it.
 const HEALTH: usize = 16 << 10;

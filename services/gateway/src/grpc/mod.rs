@@ -36,8 +36,9 @@ use trireme_protocol::grpc::health::health_server::HealthServer;
 use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceServiceServer;
 use trireme_runtime::TaskSet;
 
+use crate::access::Access;
 use crate::crowd::{Crowd, Limits};
-use crate::handlers::{Access, SharedHandlers};
+use crate::handlers::SharedHandlers;
 use crate::pace::Pace;
 use crate::tls::Tls;
 use connections::Connections;

@@ -1,25 +1,26 @@
 //! Inference: from a decoded request to its response.
 
 mod responses;
+mod running;
 
 use std::sync::Arc;
 
 use tracing::Instrument;
 use trireme_bus::{AnswerForm, WorkMessage};
-use trireme_inference::{
-    Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, RequestedOutput, Tensor, UnixMicros,
-};
+use trireme_inference::{Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, Tensor, UnixMicros};
 use trireme_runtime::response_cache::Key;
 
+use super::Handlers;
 use super::sequences::{self, Asked, InSequence};
-use super::{Handlers, Labels};
 use crate::budget::Hold;
-use crate::dispatch::{Exchange, Place, Turn, no_answer};
+use crate::dispatch::{Exchange, Place, no_answer};
 use crate::registry::ServedModel;
 use crate::rows;
 use crate::statistics::CountedRequest;
 use crate::traces::OpenTrace;
+use crate::via::Via;
 pub use responses::{Next, Responses};
+use running::{Running, set_error, with_id};
 
 /// A request with what its transport said about tracing.
 #[derive(Debug)]
@@ -49,36 +50,6 @@ pub enum Rows {
 
 /// The rows of a message where they may travel apart and the configuration has no number.
 const INDEPENDENT_ROWS: u32 = 32;
-
-/// How a request came in.
-#[derive(Clone, Copy, Debug)]
-pub enum Via {
-    /// Over HTTP, at this route.
-    Http(&'static str),
-    /// Over gRPC, by this method.
-    Grpc(&'static str),
-    /// From a model.
-    Model,
-}
-
-/// What is needed of a request for its responses.
-struct Running {
-    id: String,
-    model: ModelKey,
-    outputs: Vec<RequestedOutput>,
-    batched: bool,
-    /// Where it is an ensemble's: what its outputs are held against, whose shapes are those of the last steps.
-    ensemble: Option<Arc<ServedModel>>,
-    labels: Arc<Labels>,
-    /// What it needs of its sequence, where it belongs to one and has not begun.
-    turn: Option<Turn>,
-    /// The most rows of a message, where the request may travel as several.
-    rows_per_message: Option<u32>,
-    counted: CountedRequest,
-    span: tracing::Span,
-    /// Where it is written to a file of traces.
-    trace: Option<Arc<OpenTrace>>,
-}
 
 /// A request on its way into the pipeline.
 struct Prepared {
@@ -184,7 +155,7 @@ impl Handlers {
     fn prepare(&self, mut traced: Traced, answer: AnswerForm) -> Result<Prepared, InferError> {
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.via.attributes());
-        let trace = self.tracing.begin(&traced);
+        let trace = self.tracing.begin(&traced.request, traced.via, &traced.hold);
         let terms = Terms { rows: traced.rows, answer, traceparent, callers: traced.callers, trace };
         let prepared = span.in_scope(|| {
             self.repeat_query(&mut traced.request, &traced.hold)?;
@@ -309,52 +280,4 @@ impl Handlers {
 /// The batch dimension of a request.
 fn rows_of(tensors: &[Tensor]) -> i64 {
     tensors.iter().filter_map(|tensor| tensor.shape().first().copied()).max().unwrap_or(1)
-}
-
-// === impl Via ===
-
-impl Via {
-    /// What OpenTelemetry's conventions call it.
-    fn attributes(self) -> Vec<(&'static str, String)> {
-        match self {
-            Via::Http(route) => vec![("http.request.method", "POST".to_owned()), ("http.route", route.to_owned())],
-            Via::Grpc(method) => vec![
-                ("rpc.system", "grpc".to_owned()),
-                ("rpc.service", "inference.GRPCInferenceService".to_owned()),
-                ("rpc.method", method.to_owned()),
-            ],
-            Via::Model => Vec::new(),
-        }
-    }
-}
-
-// === impl Running ===
-
-impl Running {
-    /// Notes in its trace that nothing more is done for it, so far.
-    fn ended(&self) {
-        if let Some(trace) = &self.trace {
-            trace.ended();
-        }
-    }
-}
-
-fn set_error(span: &tracing::Span, error: &InferError) {
-    trireme_telemetry::set_error(span, format!("{:?}", error.code), &error.message);
-}
-
-/// The beginnings of errors about sequences, which Triton gives without the request's id.
-const WITHOUT_ID: [&str; 3] =
-    ["inference request for sequence ", "inference request to model ", "string correlation ID "];
-
-/// Errors of the core carry the request's id, as Triton's do; those that a model's code makes do not.
-fn with_id(mut error: InferError, id: &str) -> InferError {
-    // The names of ensembles come first.
-    let words = error.message.rsplit("', ").next().unwrap_or_default();
-    let is_bare = WITHOUT_ID.iter().any(|beginning| words.starts_with(beginning));
-    if !is_bare && !error.of_model && !error.message.starts_with("[request id: ") {
-        let id = if id.is_empty() { "<id_unknown>" } else { id };
-        error.message = format!("[request id: {id}] {}", error.message);
-    }
-    error
 }

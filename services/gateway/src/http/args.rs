@@ -9,7 +9,7 @@ use clap::{ArgAction, Args};
 use regex::Regex;
 
 use super::TokenInput;
-use crate::handlers::forward;
+use crate::forward;
 use crate::tls::{Files, Pem, Tls};
 
 /// Flags about HTTP; Triton's names where it has them.

@@ -6,7 +6,6 @@
 mod args;
 mod host;
 mod triton;
-mod windows;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -31,13 +30,12 @@ use trireme_telemetry::metrics::{self, Exposition, Metric, Samples};
 use crate::crowd::{Crowd, Limits};
 use crate::handlers::{Handlers, Queues, SharedHandlers};
 use crate::http::{Connections, HttpArgs};
-use crate::statistics::Totals;
+use crate::statistics::{Totals, Windows};
 
 pub use args::MetricsArgs;
 use args::MetricsOptions;
 use host::Cpus;
 use triton::Model;
-pub use windows::Windows;
 
 /// Longest silence on a connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use trireme_jobs::{JobAnswer, JobCall, JobError, Jobs, RequestState};
 
 use super::get;
-use crate::handlers::Category;
+use crate::access::Category;
 use crate::http::HttpState;
 use crate::http::body::{self, text};
 use crate::http::jobs::KEPT_HEADERS;

@@ -18,11 +18,13 @@ use trireme_protocol::metadata;
 
 use super::{ModelPath, post};
 use crate::budget::Hold;
-use crate::handlers::{Responses, Rows, Traced, Via, forward};
+use crate::forward;
+use crate::handlers::{Responses, Rows, Traced};
 use crate::http::HttpState;
 use crate::http::body;
 use crate::http::compression::Coding;
 use crate::http::response::{self, HttpError};
+use crate::via::Via;
 
 pub fn routes() -> Router<HttpState> {
     Router::new()

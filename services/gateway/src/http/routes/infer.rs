@@ -10,11 +10,13 @@ use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
 
 use super::{ModelPath, post};
 use crate::budget::Hold;
-use crate::handlers::{Rows, Traced, Via, forward};
+use crate::forward;
+use crate::handlers::{Rows, Traced};
 use crate::http::HttpState;
 use crate::http::body;
 use crate::http::compression::Coding;
 use crate::http::response::{self, HttpError};
+use crate::via::Via;
 
 /// Largest body with tensors behind its JSON, where there is room for it.
 const MAX_BINARY_BODY: usize = i32::MAX as usize;

@@ -26,7 +26,7 @@ use trireme_inference::InferError;
 
 use super::response::HttpError;
 use super::{HttpState, access, dialects, openapi, response};
-use crate::handlers::Category;
+use crate::access::Category;
 
 /// All routes, each with the category that access rules know it by.
 pub fn router(state: HttpState) -> Router {
