@@ -34,8 +34,6 @@ ALLOWED = {
     ],
     "trireme-gateway": [
         ("http", "http::args", "http::connections", "http::dialects", "http::openapi", "http::routes"),
-        ("http::dialects", "http::dialects::*"),
-        ("http::routes", "http::routes::*"),
     ],
     "trireme-model-repository": [
         ("config", "ensemble", "error", "sequence", "validate", "view"),

@@ -15,7 +15,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::header::CONNECTION;
-use axum::http::{HeaderValue, Request, Response, StatusCode};
+use axum::http::{HeaderValue, Method, Request, Response, StatusCode};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -30,7 +30,8 @@ use tokio_util::sync::CancellationToken;
 use trireme_runtime::TaskSet;
 
 use super::patience::Patient;
-use super::{body, dialects, response, routes};
+use super::traffic::Traffic;
+use super::{body, response};
 use crate::backlog;
 use crate::budget::{self, Budget};
 use crate::crowd::{Busy, Crowd, Place};
@@ -42,12 +43,6 @@ mod tests;
 /// Largest request head, in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
-/// Endings of the paths of requests that execute a model; other requests are about the server.
-const WORK: [&str; 3] = ["/infer", "/generate", "/generate_stream"];
-
-/// Endings of the paths for monitoring, which are answered even without room for other requests.
-const WATCH: [&str; 4] = ["/live", "/ready", "/health", "/metrics"];
-
 /// How long a connection that has had requests stays open when it has to make room for another one.
 const LEAVING: Duration = Duration::from_secs(1);
 
@@ -56,6 +51,8 @@ const LEAVING: Duration = Duration::from_secs(1);
 pub struct Connections {
     /// The routes.
     pub router: Router,
+    /// What a request to a path asks of the gateway.
+    pub traffic: fn(&Method, &str) -> Traffic,
     /// Longest silence of a client that has a request to send, or an answer to take.
     pub idle_timeout: Duration,
     /// The budget for the bytes of requests and answers.
@@ -184,19 +181,17 @@ impl Connections {
     }
 
     async fn answer(&self, request: Request<Incoming>, place: &Place) -> Result<Response<Body>, Infallible> {
-        let path = request.uri().path();
-        if place.is_spare && !WATCH.iter().any(|end| path.ends_with(end)) {
+        let traffic = (self.traffic)(request.method(), request.uri().path());
+        if place.is_spare && traffic != Traffic::Watch {
             let message = "there are too many connections (--max-connections)";
             let mut answer = response::error(StatusCode::SERVICE_UNAVAILABLE, message);
             answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             return Ok(answer);
         }
-        let infers = WORK.iter().any(|end| path.ends_with(end)) || dialects::is_work(request.method(), path);
-        let is_upload = routes::is_upload(path);
-        let hold = if infers { self.budget.hold() } else { self.budget.hold_about_server() };
+        let hold = if traffic.executes() { self.budget.hold() } else { self.budget.hold_about_server() };
         let (mut parts, body) = body::guard(request, self.idle_timeout, &self.tasks).into_parts();
         // An upload is written as it comes, and needs no room for the whole of it.
-        let announced = body::announced(&parts.headers).filter(|_| !is_upload).unwrap_or_default();
+        let announced = body::announced(&parts.headers).filter(|_| traffic != Traffic::Upload).unwrap_or_default();
         let body = budget::count(body, announced, &hold, |refusal| refusal.into());
         parts.extensions.insert(hold.clone());
         parts.extensions.insert(place.peer);

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use axum::Router;
 use axum::extract::State;
+use axum::http::Method;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use axum::routing::get;
@@ -29,7 +30,7 @@ use trireme_telemetry::metrics::{self, Exposition, Metric, Samples};
 
 use crate::crowd::{Crowd, Limits};
 use crate::handlers::{Handlers, Queues, SharedHandlers};
-use crate::http::{Connections, HttpArgs};
+use crate::http::{Connections, HttpArgs, Traffic};
 use crate::statistics::{Totals, Windows};
 
 pub use args::MetricsArgs;
@@ -90,7 +91,8 @@ impl MetricsListener {
         let metrics = Arc::new(Metrics { handlers, options: self.options, seen: Mutex::default() });
         let router = Router::new().route("/metrics", get(show)).with_state(metrics);
         let (crowd, tasks) = (Crowd::new(limits), TaskSet::new());
-        let connections = Connections { router, idle_timeout: IDLE_TIMEOUT, budget, tls: None, crowd, tasks };
+        let traffic = |_: &Method, _: &str| Traffic::Watch;
+        let connections = Connections { router, traffic, idle_timeout: IDLE_TIMEOUT, budget, tls: None, crowd, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
 }

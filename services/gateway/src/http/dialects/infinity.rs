@@ -11,10 +11,10 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
+use super::dialect::{Call, Dialect, Route};
 use super::input::{self, Input};
 use super::openai::nested;
 use super::refusal::{Kind, Refusal};
-use super::{Call, Dialect, Route};
 use crate::handlers::operations::TextOptions;
 use crate::http::openapi::schema;
 use crate::registry::Task;

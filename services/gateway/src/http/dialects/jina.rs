@@ -10,10 +10,10 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
+use super::dialect::{Call, Dialect, Route};
 use super::input::{self, Document, OneOrMany};
 use super::quantize::EmbeddingType;
 use super::refusal::{Kind, Refusal};
-use super::{Call, Dialect, Route};
 use crate::handlers::operations::{Prompt, TextOptions};
 use crate::http::openapi::schema;
 

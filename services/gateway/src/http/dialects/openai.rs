@@ -11,9 +11,9 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
+use super::dialect::{Call, Dialect, Route};
 use super::input::{self, Input};
 use super::refusal::{Kind, Refusal};
-use super::{Call, Dialect, Route};
 use crate::handlers::operations::{Prompt, TextOptions};
 use crate::http::openapi::schema;
 

@@ -9,27 +9,28 @@ mod answers;
 mod classify;
 mod embed;
 mod inputs;
+mod timing;
 mod tokens;
+mod treatment;
 
 use std::time::Instant;
 
-use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::Deserialize;
-use trireme_inference::Ledger;
 use trireme_protocol::json::{self, Writer};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
+use super::dialect::{Call, Dialect, Route};
 use super::input;
 use super::refusal::{Kind, Refusal};
-use super::{Call, Dialect, Route};
-use crate::handlers::operations::{Prompt, Side, TextOptions};
+use crate::handlers::operations::TextOptions;
 use crate::http::openapi::schema;
 use crate::registry::Task;
-use inputs::Direction;
+use timing::timed;
+use treatment::Treatment;
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "tei",
@@ -70,16 +71,6 @@ pub(super) static DIALECT: Dialect = Dialect {
     model_in_path: true,
 };
 
-/// The options of the treatment of texts that most bodies may have.
-#[derive(Default, Deserialize, ToSchema)]
-#[schema(as = TeiTreatment)]
-struct Treatment {
-    model: Option<String>,
-    truncate: Option<bool>,
-    truncation_direction: Option<Direction>,
-    prompt_name: Option<String>,
-}
-
 #[derive(Deserialize, ToSchema)]
 #[schema(as = TeiRerank)]
 struct Rerank {
@@ -104,20 +95,6 @@ struct Similarity {
 struct SimilarityInputs {
     source_sentence: String,
     sentences: Vec<String>,
-}
-
-impl Treatment {
-    fn options(&self) -> TextOptions {
-        TextOptions {
-            prompt: self.prompt_name.clone().map_or(Prompt::Default, Prompt::Named),
-            truncate: self.truncate,
-            truncation_side: self.truncation_direction.map(|direction| match direction {
-                Direction::Left => Side::Left,
-                Direction::Right => Side::Right,
-            }),
-            ..TextOptions::default()
-        }
-    }
 }
 
 /// A body of `POST /`, which is up to the model.
@@ -225,37 +202,6 @@ async fn health(call: Call) -> Result<Response, Refusal> {
         Ok(true) => Ok(().into_response()),
         _ => Err(Refusal::new(Kind::Unavailable, "not every model is ready")),
     }
-}
-
-/// An answer with headers that say how long each part took.
-fn timed(
-    ledger: &Ledger,
-    started: Instant,
-    texts: &[String],
-    capacity: usize,
-    fill: impl FnOnce(&mut Writer),
-) -> Response {
-    let mut response = answer::told(ledger, capacity, fill);
-    let hops = || ledger.0.iter();
-    let compute = |hop: &trireme_inference::Hop| hop.compute_input_us + hop.compute_infer_us + hop.compute_output_us;
-    let tokenization: u64 = hops().filter(|hop| hop.texts.is_some()).map(compute).sum();
-    let inference: u64 = hops().filter(|hop| hop.texts.is_none()).map(compute).sum();
-    let queue: u64 = hops().map(|hop| hop.transit_us + hop.queue_us).sum();
-    let total = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let values = [
-        ("x-compute-type", None),
-        ("x-compute-characters", Some(texts.iter().map(|text| text.chars().count() as u64).sum())),
-        ("x-compute-tokens", Some(answer::tokens(ledger))),
-        ("x-total-time", Some(total)),
-        ("x-tokenization-time", Some(tokenization / 1000)),
-        ("x-queue-time", Some(queue / 1000)),
-        ("x-inference-time", Some(inference / 1000)),
-    ];
-    for (name, value) in values {
-        let value = value.map_or(HeaderValue::from_static("trireme"), HeaderValue::from);
-        response.headers_mut().insert(name, value);
-    }
-    response
 }
 
 /// The table of errors.

@@ -8,6 +8,7 @@
 mod answers;
 mod pooling;
 mod tokens;
+mod treatment;
 
 use axum::response::Response;
 use bytes::Bytes;
@@ -18,12 +19,14 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
+use super::dialect::{Call, Dialect, Route};
 use super::input::{self, Input, OneOrMany};
 use super::openai::nested;
 use super::refusal::{Kind, Refusal};
-use super::{Call, Dialect, Route};
-use crate::handlers::operations::{Side, TextOptions};
+use crate::handlers::operations::TextOptions;
 use crate::registry::Task;
+use answers::{head, usage};
+use treatment::Treatment;
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "vllm",
@@ -82,25 +85,6 @@ const RERANK_MARKS: &[&str] = &[
     "request_id",
 ];
 
-/// The options of the treatment of texts that all bodies may have.
-#[derive(Default, Deserialize, ToSchema)]
-#[schema(as = VllmTreatment)]
-struct Treatment {
-    model: Option<String>,
-    truncate_prompt_tokens: Option<i64>,
-    truncation_side: Option<TruncationSide>,
-    #[serde(alias = "activation")]
-    use_activation: Option<bool>,
-}
-
-#[derive(Clone, Copy, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-#[schema(as = VllmTruncationSide)]
-enum TruncationSide {
-    Left,
-    Right,
-}
-
 #[derive(Deserialize, ToSchema)]
 #[schema(as = VllmScore)]
 struct Score {
@@ -126,28 +110,6 @@ struct Rerank {
 #[schema(as = VllmClassify)]
 struct Classify {
     input: Input,
-}
-
-impl Treatment {
-    fn options(&self) -> Result<TextOptions, Refusal> {
-        let max_tokens = match self.truncate_prompt_tokens {
-            // As many as the model takes.
-            None | Some(-1) => None,
-            Some(tokens) => Some(u64::try_from(tokens).ok().filter(|&tokens| tokens > 0).ok_or_else(|| {
-                Refusal::field("truncate_prompt_tokens", format!("is {tokens}, expected -1 or at least 1"))
-            })?),
-        };
-        Ok(TextOptions {
-            truncate: self.truncate_prompt_tokens.map(|_| true),
-            max_tokens,
-            truncation_side: self.truncation_side.map(|side| match side {
-                TruncationSide::Left => Side::Left,
-                TruncationSide::Right => Side::Right,
-            }),
-            raw_scores: self.use_activation.map(|activation| !activation),
-            ..TextOptions::default()
-        })
-    }
 }
 
 /// The pairs of two lists: one text with each of many, or those of the same number.
@@ -248,23 +210,6 @@ async fn classify(call: Call) -> Result<Response, Refusal> {
             usage(out, &classified.ledger);
         });
     }))
-}
-
-/// The members that most answers begin with.
-fn head(out: &mut Writer, kind: &str, model: &str) {
-    out.name("id").string(format!("{kind}-{}", answer::id()));
-    out.name("object").string("list");
-    out.name("created").integer(answer::now());
-    out.name("model").string(model);
-}
-
-fn usage(out: &mut Writer, ledger: &Ledger) {
-    let tokens = answer::tokens(ledger);
-    out.name("usage").object(|out| {
-        out.name("prompt_tokens").integer(tokens);
-        out.name("total_tokens").integer(tokens);
-        out.name("completion_tokens").integer(0);
-    });
 }
 
 /// The table of errors.

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{LOCATION, RETRY_AFTER};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
@@ -11,13 +10,17 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::delete as on_delete;
 use serde_json::{Value, json};
 use trireme_jobs::{JobAnswer, JobCall, JobError, Jobs, RequestState};
+use utoipa::openapi::schema::Schema;
 
-use super::get;
 use crate::access::Category;
-use crate::http::HttpState;
 use crate::http::body::{self, text};
 use crate::http::jobs::KEPT_HEADERS;
+use crate::http::openapi::schema::{self, integer, nullable, object_with};
+use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};
+use crate::http::routing::get;
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
 
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 const APPLIED: HeaderName = HeaderName::from_static("preference-applied");
@@ -44,11 +47,19 @@ struct Preference {
     wait: Duration,
 }
 
-pub fn routes() -> Router<HttpState> {
-    Router::new()
-        .route("/v1/requests/{id}", get(show).merge(on_delete(cancel)))
-        .route("/v1/requests/{id}/response", get(answer))
-}
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: Some(Category::Inference),
+    traffic: Traffic::Server,
+    group: "jobs",
+    endpoints: &[
+        Endpoint::get("/v1/requests/{id}", "The state of a durable request", || get(show)).gives(schema),
+        Endpoint::delete("/v1/requests/{id}", "Cancels a durable request, or deletes one that has ended", || {
+            on_delete(cancel)
+        }),
+        Endpoint::get("/v1/requests/{id}/response", "The answer to a durable request", || get(answer)),
+    ],
+};
 
 /// Accepts a request that prefers to be answered later; lets others pass.
 pub async fn defer(State(http): State<HttpState>, request: Request, next: Next) -> Response {
@@ -199,6 +210,19 @@ impl Preference {
         }
         is_async.then_some(Preference { wait })
     }
+}
+
+fn schema() -> Schema {
+    object_with(
+        [
+            ("id", schema::text()),
+            ("status", schema::text()),
+            ("created_at", integer()),
+            ("expires_at", integer()),
+            ("response", schema::text()),
+        ],
+        [("ended_at", nullable(integer()))],
+    )
 }
 
 #[cfg(test)]

@@ -7,10 +7,12 @@ use serde::Deserialize;
 use trireme_protocol::json::Writer;
 use utoipa::ToSchema;
 
+use super::super::dialect::Call;
 use super::super::input::{self, Input};
 use super::super::refusal::Refusal;
 use super::inputs::{Pair, PredictInput};
-use super::{Call, Treatment, timed};
+use super::timing::timed;
+use super::treatment::Treatment;
 use crate::handlers::operations::{ScoredLabel, TextOptions};
 
 #[derive(Deserialize, ToSchema)]

@@ -7,9 +7,11 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::super::answer;
+use super::super::dialect::Call;
 use super::super::input::{self, Input};
 use super::super::refusal::Refusal;
-use super::{Call, Treatment, timed};
+use super::timing::timed;
+use super::treatment::Treatment;
 use crate::handlers::operations::TextOptions;
 
 #[derive(Deserialize, ToSchema)]

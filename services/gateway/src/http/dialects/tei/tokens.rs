@@ -6,9 +6,10 @@ use axum::response::Response;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
+use super::super::dialect::Call;
 use super::super::input::{self, Input, OneOrMany};
 use super::super::refusal::Refusal;
-use super::{Call, timed};
+use super::timing::timed;
 use crate::handlers::operations::{Prompt, TextOptions};
 
 #[derive(Deserialize, ToSchema)]

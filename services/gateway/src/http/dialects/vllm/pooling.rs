@@ -6,9 +6,11 @@ use trireme_inference::Ledger;
 use utoipa::ToSchema;
 
 use super::super::answer::{self, EncodingFormat};
+use super::super::dialect::Call;
 use super::super::input::{self, Input};
 use super::super::refusal::Refusal;
-use super::{Call, Treatment, head, usage};
+use super::answers::{head, usage};
+use super::treatment::Treatment;
 use crate::handlers::operations::{Ask, TextOptions};
 use crate::registry::Task;
 

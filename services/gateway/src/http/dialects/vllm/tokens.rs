@@ -5,9 +5,9 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::super::answer;
+use super::super::dialect::Call;
 use super::super::input;
 use super::super::refusal::Refusal;
-use super::Call;
 use crate::handlers::operations::TextOptions;
 
 #[derive(Deserialize, ToSchema)]
