@@ -32,9 +32,6 @@ ALLOWED = {
         ("scale", "scale::*"),
         ("siege", "siege::*"),
     ],
-    "trireme-gateway": [
-        ("http", "http::args", "http::connections", "http::dialects", "http::openapi", "http::routes"),
-    ],
     "trireme-model-repository": [
         ("config", "ensemble", "error", "sequence", "validate", "view"),
         ("folder::chain", "folder::describe"),
