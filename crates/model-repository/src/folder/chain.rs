@@ -1,6 +1,7 @@
 //! The output of a graph that is used, and the ops that turn it into the result.
 
-use super::describe::{Files, Head};
+use super::classifier::Head;
+use super::described::Files;
 use super::files::{Json, Reader};
 use super::graphs::GraphFile;
 use super::head::{self, Activation};

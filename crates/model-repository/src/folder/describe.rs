@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::chain::{embedding, scores, sparse, token_chain};
+use super::classifier::Head;
+use super::described::Files;
 use super::files::{Json, Reader};
 use super::graphs::{self, GraphFile};
-use super::head::{self, Activation};
 use super::modules::{self, Module, Step};
 use super::onnx::GraphTensor;
 use super::origin::Derived;
@@ -72,13 +73,6 @@ impl FolderDescription {
             Executor::Static { .. } | Executor::Generation { .. } => None,
         }
     }
-}
-
-/// The JSON files that several parts look into.
-pub(super) struct Files {
-    pub(super) config: Json,
-    pub(super) own: Option<Json>,
-    pub(super) modules: Option<Vec<Module>>,
 }
 
 pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
@@ -150,27 +144,6 @@ fn unserved(reader: &Reader<'_>) -> Option<Derived<String>> {
     let why =
         "pickles of torch, which are not read; a graph with outputs of its own for them is served by a repository";
     (!there.is_empty()).then(|| Derived::from(there.join(", "), why))
-}
-
-/// Fields that only classifiers have.
-#[derive(Default)]
-pub(super) struct Head {
-    pub(super) labels: Option<Derived<Vec<String>>>,
-    pub(super) problem: Option<Derived<(&'static str, Activation)>>,
-}
-
-// === impl Head ===
-
-impl Head {
-    fn of(reader: &Reader<'_>, purpose: &Purpose, files: &Files) -> Head {
-        if !matches!(purpose.task.value, Task::Classify | Task::Rerank | Task::TokenClassify) {
-            return Head::default();
-        }
-        let labels = head::labels(reader, &files.config);
-        let problem =
-            (purpose.task.value == Task::Classify).then(|| head::problem(reader, &files.config, labels.value.len()));
-        Head { labels: Some(labels), problem }
-    }
 }
 
 /// A masked language model without `modules.json` is SPLADE if its graph gives logits over the vocabulary, as

@@ -71,11 +71,6 @@ struct Terms {
 }
 
 impl Handlers {
-    /// The model version that a request for `model` runs on.
-    pub fn find_model(&self, model: &str, version: Option<i64>) -> Result<(i64, Arc<ServedModel>), InferError> {
-        self.registry.catalog().find(model, version).map(|(version, served)| (version, served.clone()))
-    }
-
     /// Runs a request through the pipeline, with what of it lies in shared memory. Dropping the future cancels the request in
     /// every stage; nothing is written then.
     pub async fn infer(&self, mut traced: Traced) -> Result<InferResponse, InferError> {

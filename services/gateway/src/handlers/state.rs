@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use trireme_inference::InferResponse;
+use trireme_inference::{InferError, InferResponse};
 use trireme_runtime::Health;
 use trireme_runtime::response_cache::ResponseCache;
 
@@ -13,7 +13,7 @@ use crate::access::Access;
 use crate::budget::Budget;
 use crate::dispatch::Dispatcher;
 use crate::models::ModelControl;
-use crate::registry::Registry;
+use crate::registry::{Registry, ServedModel};
 use crate::shared_memory::SharedMemory;
 use crate::statistics::{Collector, Windows};
 
@@ -59,4 +59,13 @@ pub struct LastStatus {
     /// When it was made, and its text.
     pub(super) told: Option<(Instant, Bytes)>,
     pub(super) windows: Windows,
+}
+
+// === impl Handlers ===
+
+impl Handlers {
+    /// The model version that a request for `model` runs on.
+    pub fn find_model(&self, model: &str, version: Option<i64>) -> Result<(i64, Arc<ServedModel>), InferError> {
+        self.registry.catalog().find(model, version).map(|(version, served)| (version, served.clone()))
+    }
 }
