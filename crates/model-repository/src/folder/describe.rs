@@ -9,7 +9,7 @@ use super::classifier::Head;
 use super::described::Files;
 use super::files::{Json, Reader};
 use super::graphs::{self, GraphFile};
-use super::modules::{self, Module, Step};
+use super::modules::{self, Module, ModuleKind};
 use super::onnx::GraphTensor;
 use super::origin::Derived;
 use super::precision::Precision;
@@ -236,7 +236,7 @@ fn static_model(
         ));
     }
     let by_config = files.config.flag(reader, "normalize");
-    let by_module = files.modules.iter().flatten().find(|module| module.step == Step::Normalize);
+    let by_module = files.modules.iter().flatten().find(|module| module.step == ModuleKind::Normalize);
     if let (Some(flag), Some(modules)) = (&by_config, &files.modules)
         && flag.value != by_module.is_some()
         && !modules.is_empty()

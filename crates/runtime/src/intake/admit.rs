@@ -10,7 +10,7 @@ use trireme_engine::{
     Calls, Candidate, Description, ExecuteRequest, Origin, Permit, cancelled_by_client, expired, refused,
 };
 use trireme_inference::{FailureReason, InferError, StepOutput, Tensor, UnixMicros};
-use trireme_telemetry::steps::{Step, StepSpan};
+use trireme_telemetry::steps::{StepRun, StepSpan};
 
 use super::lateness::comes_too_late;
 use super::queue_policy::{self, Patience};
@@ -108,7 +108,7 @@ impl HostedModel {
         permit: Permit<Work>,
         received_at: UnixMicros,
     ) -> Pending {
-        let step = Step {
+        let step = StepRun {
             model: &self.key.name,
             version: self.key.version,
             worker: &self.worker.name,

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
-use super::dialect::{Call, Dialect, Route};
+use super::dialect::{Call, Dialect, DialectRoute};
 use super::input::{self, Document};
 use super::quantize::EmbeddingType;
 use super::refusal::{Kind, Refusal};
@@ -22,16 +22,16 @@ use crate::http::openapi::schema;
 pub(super) static DIALECT: Dialect = Dialect {
     name: "cohere",
     routes: &[
-        Route::post("/v2/embed", "Embeds texts", |call| Box::pin(embed(call, Version::V2)))
+        DialectRoute::post("/v2/embed", "Embeds texts", |call| Box::pin(embed(call, Version::V2)))
             .takes::<Embed>()
             .gives(embed_answer),
-        Route::post("/v1/embed", "Embeds texts", |call| Box::pin(embed(call, Version::V1)))
+        DialectRoute::post("/v1/embed", "Embeds texts", |call| Box::pin(embed(call, Version::V1)))
             .takes::<Embed>()
             .gives(embed_answer),
-        Route::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V2)))
+        DialectRoute::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V2)))
             .takes::<Rerank>()
             .gives(rerank_answer),
-        Route::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V1)))
+        DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V1)))
             .takes::<Rerank>()
             .gives(rerank_answer)
             .marked(&["rank_fields", "max_chunks_per_doc"]),

@@ -21,7 +21,7 @@ pub struct Dialect {
     /// Its name, which is the prefix of its routes.
     pub name: &'static str,
     /// Its routes.
-    pub routes: &'static [Route],
+    pub routes: &'static [DialectRoute],
     /// Its table of errors: the status and the body of a refusal.
     pub refuse: fn(&Refusal) -> (u16, Bytes),
     /// The bodies of that table.
@@ -31,7 +31,7 @@ pub struct Dialect {
 }
 
 /// A route of a dialect.
-pub struct Route {
+pub struct DialectRoute {
     pub verb: Verb,
     /// Its path, as the dialect's clients ask for it.
     pub path: &'static str,
@@ -69,37 +69,37 @@ pub struct Call {
     pub token_input: TokenInput,
 }
 
-// === impl Route ===
+// === impl DialectRoute ===
 
-impl Route {
+impl DialectRoute {
     /// A route with GET.
-    pub const fn get(path: &'static str, summary: &'static str, run: Run) -> Route {
-        Route { verb: Verb::Get, path, marks: &[], summary, takes: None, gives: None, run }
+    pub const fn get(path: &'static str, summary: &'static str, run: Run) -> DialectRoute {
+        DialectRoute { verb: Verb::Get, path, marks: &[], summary, takes: None, gives: None, run }
     }
 
     /// A route with POST.
-    pub const fn post(path: &'static str, summary: &'static str, run: Run) -> Route {
-        Route { verb: Verb::Post, path, marks: &[], summary, takes: None, gives: None, run }
+    pub const fn post(path: &'static str, summary: &'static str, run: Run) -> DialectRoute {
+        DialectRoute { verb: Verb::Post, path, marks: &[], summary, takes: None, gives: None, run }
     }
 
     /// The same with a body of this shape.
-    pub const fn takes<T: ToSchema>(self) -> Route {
-        Route { takes: Some(schema::of::<T>), ..self }
+    pub const fn takes<T: ToSchema>(self) -> DialectRoute {
+        DialectRoute { takes: Some(schema::of::<T>), ..self }
     }
 
     /// The same with a body of which two types read their own fields.
-    pub const fn takes_both<A: ToSchema, B: ToSchema>(self) -> Route {
-        Route { takes: Some(schema::of_both::<A, B>), ..self }
+    pub const fn takes_both<A: ToSchema, B: ToSchema>(self) -> DialectRoute {
+        DialectRoute { takes: Some(schema::of_both::<A, B>), ..self }
     }
 
     /// The same with answers of this shape.
-    pub const fn gives(self, gives: fn() -> Schema) -> Route {
-        Route { gives: Some(gives), ..self }
+    pub const fn gives(self, gives: fn() -> Schema) -> DialectRoute {
+        DialectRoute { gives: Some(gives), ..self }
     }
 
     /// The same with these fields for marks.
-    pub const fn marked(self, marks: &'static [&'static str]) -> Route {
-        Route { marks, ..self }
+    pub const fn marked(self, marks: &'static [&'static str]) -> DialectRoute {
+        DialectRoute { marks, ..self }
     }
 }
 

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
-use super::dialect::{Call, Dialect, Route};
+use super::dialect::{Call, Dialect, DialectRoute};
 use super::input::{self, Input};
 use super::openai::nested;
 use super::refusal::{Kind, Refusal};
@@ -22,18 +22,18 @@ use crate::registry::Task;
 pub(super) static DIALECT: Dialect = Dialect {
     name: "infinity",
     routes: &[
-        Route::post("/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
+        DialectRoute::post("/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
             .takes::<Embeddings>()
             .gives(embeddings_answer),
-        Route::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+        DialectRoute::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes::<Rerank>()
             .gives(rerank_answer)
             .marked(&["documents"]),
-        Route::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
+        DialectRoute::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
             .takes::<Classify>()
             .gives(classify_answer)
             .marked(&["raw_scores"]),
-        Route::get("/models", "The models that do something with texts", |call| Box::pin(models(call)))
+        DialectRoute::get("/models", "The models that do something with texts", |call| Box::pin(models(call)))
             .gives(models_answer),
     ],
     refuse,

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
-use super::dialect::{Call, Dialect, Route};
+use super::dialect::{Call, Dialect, DialectRoute};
 use super::input::{self, Document, OneOrMany};
 use super::quantize::EmbeddingType;
 use super::refusal::{Kind, Refusal};
@@ -20,14 +20,14 @@ use crate::http::openapi::schema;
 pub(super) static DIALECT: Dialect = Dialect {
     name: "jina",
     routes: &[
-        Route::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+        DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes::<Rerank>()
             .gives(rerank_answer),
-        Route::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
+        DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
             .takes::<Embeddings>()
             .gives(embeddings_answer)
             .marked(&["task", "late_chunking", "embedding_type", "normalized", "truncate", "return_multivector"]),
-        Route::post("/v1/multi-vector", "Embeds each token of texts", |call| Box::pin(multi_vector(call)))
+        DialectRoute::post("/v1/multi-vector", "Embeds each token of texts", |call| Box::pin(multi_vector(call)))
             .takes::<Embeddings>()
             .gives(multi_vector_answer),
     ],

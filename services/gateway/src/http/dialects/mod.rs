@@ -3,7 +3,7 @@
 //!
 //! Each route is there twice: as the dialect's own clients ask for it, and behind the dialect's name (`/tei/embed`), where no
 //! other dialect contends for it. Where several contend for a path, the fields of the body say whose it is
-//! ([`marks`](dialect::Route::marks)); where they do not, it is that of the first in [`DIALECTS`].
+//! ([`marks`](dialect::DialectRoute::marks)); where they do not, it is that of the first in [`DIALECTS`].
 //!
 //! Not here: v2 (`routes`), which models there are.
 
@@ -41,7 +41,7 @@ use super::{jobs, routing};
 use crate::access::Category;
 use crate::budget::Hold;
 use crate::forward;
-use dialect::{Call, Dialect, Route};
+use dialect::{Call, Dialect, DialectRoute};
 use refusal::{Kind, Refusal};
 
 /// Every dialect. Where a body does not say whose it is, the first that has the path answers.
@@ -52,7 +52,7 @@ const DIALECTS: [&Dialect; 6] =
 const HEALTH: &str = "/health";
 
 /// A dialect with one of its routes, which contends with those of others for a path.
-type Contender = (&'static Dialect, &'static Route);
+type Contender = (&'static Dialect, &'static DialectRoute);
 
 /// The routes of all dialects.
 pub fn routes() -> Router<HttpState> {
@@ -110,7 +110,7 @@ pub fn traffic(method: &Method, path: &str) -> Option<Traffic> {
 
 /// Whether a request to this path is work for a model, and not about the server.
 fn is_work(method: &Method, path: &str) -> bool {
-    let fits = |dialect: &Dialect, route: &Route| match route.path {
+    let fits = |dialect: &Dialect, route: &DialectRoute| match route.path {
         "/" => path == "/" || path.strip_prefix('/').is_some_and(|path| path.split('/').next() == Some(dialect.name)),
         own => path.ends_with(own),
     };

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
-use super::dialect::{Call, Dialect, Route};
+use super::dialect::{Call, Dialect, DialectRoute};
 use super::input::{self, Input};
 use super::refusal::{Kind, Refusal};
 use crate::handlers::operations::{Prompt, TextOptions};
@@ -20,12 +20,12 @@ use crate::http::openapi::schema;
 pub(super) static DIALECT: Dialect = Dialect {
     name: "openai",
     routes: &[
-        Route::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
+        DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
             .takes::<Embeddings>()
             .gives(embeddings_answer),
-        Route::get("/v1/models", "The models that do something with texts", |call| Box::pin(models(call)))
+        DialectRoute::get("/v1/models", "The models that do something with texts", |call| Box::pin(models(call)))
             .gives(models_answer),
-        Route::get("/v1/models/{*rest}", "A model", |call| Box::pin(model(call))).gives(model_answer),
+        DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(model(call))).gives(model_answer),
     ],
     refuse,
     refusals,

@@ -23,7 +23,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
-use super::dialect::{Call, Dialect, Route};
+use super::dialect::{Call, Dialect, DialectRoute};
 use super::input;
 use super::refusal::{Kind, Refusal};
 use crate::handlers::operations::TextOptions;
@@ -35,36 +35,39 @@ use treatment::Treatment;
 pub(super) static DIALECT: Dialect = Dialect {
     name: "tei",
     routes: &[
-        Route::post("/embed", "Embeds texts", |call| Box::pin(embed::embed(call)))
+        DialectRoute::post("/embed", "Embeds texts", |call| Box::pin(embed::embed(call)))
             .takes_both::<embed::Embed, Treatment>()
             .gives(answers::vectors),
-        Route::post("/embed_all", "Embeds each token of texts", |call| Box::pin(embed::embed_all(call)))
+        DialectRoute::post("/embed_all", "Embeds each token of texts", |call| Box::pin(embed::embed_all(call)))
             .takes_both::<embed::Embed, Treatment>()
             .gives(answers::token_vectors),
-        Route::post("/embed_sparse", "Embeds texts in sparse vectors", |call| Box::pin(embed::embed_sparse(call)))
-            .takes_both::<embed::Embed, Treatment>()
-            .gives(answers::sparse_vectors),
-        Route::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+        DialectRoute::post("/embed_sparse", "Embeds texts in sparse vectors", |call| {
+            Box::pin(embed::embed_sparse(call))
+        })
+        .takes_both::<embed::Embed, Treatment>()
+        .gives(answers::sparse_vectors),
+        DialectRoute::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes_both::<Rerank, Treatment>()
             .gives(answers::ranks)
             .marked(&["texts", "return_text"]),
-        Route::post("/predict", "Classifies texts", |call| Box::pin(classify::predict(call)))
+        DialectRoute::post("/predict", "Classifies texts", |call| Box::pin(classify::predict(call)))
             .takes_both::<classify::Predict, Treatment>()
             .gives(answers::predictions),
-        Route::post("/similarity", "Compares a text with others", |call| Box::pin(similarity(call)))
+        DialectRoute::post("/similarity", "Compares a text with others", |call| Box::pin(similarity(call)))
             .takes::<Similarity>()
             .gives(answers::numbers),
-        Route::post("/tokenize", "The tokens of texts", |call| Box::pin(tokens::tokenize(call)))
+        DialectRoute::post("/tokenize", "The tokens of texts", |call| Box::pin(tokens::tokenize(call)))
             .takes::<tokens::Tokenize>()
             .gives(answers::token_lists),
-        Route::post("/decode", "The texts of tokens", |call| Box::pin(tokens::decode(call)))
+        DialectRoute::post("/decode", "The texts of tokens", |call| Box::pin(tokens::decode(call)))
             .takes::<tokens::Decode>()
             .gives(answers::texts),
-        Route::post("/", "Does what the model does", |call| Box::pin(root(call)))
+        DialectRoute::post("/", "Does what the model does", |call| Box::pin(root(call)))
             .takes::<Root>()
             .gives(answers::anything),
-        Route::get("/info", "The model's name, kind and labels", |call| Box::pin(info(call))).gives(answers::info),
-        Route::get("/health", "Whether all models are ready", |call| Box::pin(health(call))),
+        DialectRoute::get("/info", "The model's name, kind and labels", |call| Box::pin(info(call)))
+            .gives(answers::info),
+        DialectRoute::get("/health", "Whether all models are ready", |call| Box::pin(health(call))),
     ],
     refuse,
     refusals,

@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
-use super::dialect::{Call, Dialect, Route};
+use super::dialect::{Call, Dialect, DialectRoute};
 use super::input::{self, Input, OneOrMany};
 use super::openai::nested;
 use super::refusal::{Kind, Refusal};
@@ -31,38 +31,38 @@ use treatment::Treatment;
 pub(super) static DIALECT: Dialect = Dialect {
     name: "vllm",
     routes: &[
-        Route::post("/score", "Scores pairs of texts", |call| Box::pin(score(call)))
+        DialectRoute::post("/score", "Scores pairs of texts", |call| Box::pin(score(call)))
             .takes_both::<Score, Treatment>()
             .gives(answers::score),
-        Route::post("/v1/score", "Scores pairs of texts", |call| Box::pin(score(call)))
+        DialectRoute::post("/v1/score", "Scores pairs of texts", |call| Box::pin(score(call)))
             .takes_both::<Score, Treatment>()
             .gives(answers::score),
-        Route::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+        DialectRoute::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes_both::<Rerank, Treatment>()
             .gives(answers::rerank)
             .marked(RERANK_MARKS),
-        Route::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+        DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes_both::<Rerank, Treatment>()
             .gives(answers::rerank)
             .marked(TRUNCATION_MARKS),
-        Route::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+        DialectRoute::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes_both::<Rerank, Treatment>()
             .gives(answers::rerank)
             .marked(TRUNCATION_MARKS),
-        Route::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
+        DialectRoute::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
             .takes_both::<Classify, Treatment>()
             .gives(answers::classify)
             .marked(MARKS),
-        Route::post("/pooling", "Runs a model on texts: vectors, token vectors or scores", |call| {
+        DialectRoute::post("/pooling", "Runs a model on texts: vectors, token vectors or scores", |call| {
             Box::pin(pooling::pooling(call))
         })
         .takes_both::<pooling::Pooling, Treatment>()
         .gives(answers::pooling),
-        Route::post("/tokenize", "The tokens of a text", |call| Box::pin(tokens::tokenize(call)))
+        DialectRoute::post("/tokenize", "The tokens of a text", |call| Box::pin(tokens::tokenize(call)))
             .takes::<tokens::Tokenize>()
             .gives(answers::tokenize)
             .marked(&["prompt", "return_token_strs"]),
-        Route::post("/detokenize", "The text of tokens", |call| Box::pin(tokens::detokenize(call)))
+        DialectRoute::post("/detokenize", "The text of tokens", |call| Box::pin(tokens::detokenize(call)))
             .takes::<tokens::Detokenize>()
             .gives(answers::detokenize),
     ],
