@@ -14,7 +14,6 @@ use super::Handlers;
 use super::sequences::{self, Asked, InSequence};
 use crate::budget::Hold;
 use crate::dispatch::{Exchange, Place, no_answer};
-use crate::registry::ServedModel;
 use crate::rows;
 use crate::statistics::CountedRequest;
 use crate::traces::OpenTrace;

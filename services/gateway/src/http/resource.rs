@@ -47,12 +47,12 @@ impl Resource {
 
     /// The entries of all endpoints in the document.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
-        self.endpoints.iter().flat_map(|endpoint| endpoint.paths().map(|path| endpoint.entry(self.group, path)))
+        self.endpoints.iter().flat_map(|endpoint| endpoint.paths().map(move |path| endpoint.entry(self.group, path)))
     }
 
     /// The paths of all endpoints, each with what requests to it ask of the gateway.
     pub fn paths(&self) -> impl Iterator<Item = (String, Traffic)> {
-        let traffic = |endpoint: &Endpoint| endpoint.traffic.unwrap_or(self.traffic);
+        let traffic = move |endpoint: &Endpoint| endpoint.traffic.unwrap_or(self.traffic);
         self.endpoints.iter().flat_map(move |endpoint| endpoint.paths().map(move |path| (path, traffic(endpoint))))
     }
 }

@@ -1,11 +1,11 @@
 //! The shapes of answers.
 
+use trireme_inference::Ledger;
+use trireme_protocol::json::Writer;
 use utoipa::openapi::schema::Schema;
 
 use super::super::answer;
 use crate::http::openapi::schema::{any_of, integer, list, nullable, number, object, text};
-use trireme_inference::Ledger;
-use trireme_protocol::json::Writer;
 
 /// The members that most answers have, and their rows.
 fn listed(row: Schema) -> Schema {
