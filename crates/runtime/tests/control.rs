@@ -9,7 +9,9 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use trireme_bus::InProcess;
 use trireme_runtime::TaskSet;
-use trireme_runtime::model_control::{self, Change, Memory, Outcome, Outcomes, Override, Participant, Participation};
+use trireme_runtime::model_control::{
+    self, Memory, ModelChange, Outcome, Outcomes, Override, Participant, Participation,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -108,7 +110,7 @@ async fn two_gateways_at_once_end_with_one_state_everywhere() {
     // The store has a change for every order: no order overwrote an order that it did not know.
     let later = Process::start(&bus, "worker 3", &tasks).await;
     for model in ["a", "b"] {
-        let Change { number, .. } = later.memory.get(model).expect("there were orders");
+        let ModelChange { number, .. } = later.memory.get(model).expect("there were orders");
         assert_eq!(number, ORDERS as u64, "{model}");
     }
     let same = async {

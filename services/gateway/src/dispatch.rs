@@ -20,7 +20,7 @@ use trireme_runtime::TaskSet;
 pub use self::exchange::{Exchange, no_answer};
 use self::flight::{Outbox, log_failure};
 use self::join::{SplitRequest, exchange, joined};
-pub use self::order::Place;
+pub use self::order::LinePlace;
 use self::order::RequestOrder;
 pub use self::sequence::{SequenceStep, StateTensor, Turn};
 use crate::rows;
@@ -109,13 +109,13 @@ impl Dispatcher {
     }
 
     /// Takes a place for a request among those of its model, whose answers leave in this order.
-    pub fn enter(&self, message: &WorkMessage) -> Place {
+    pub fn enter(&self, message: &WorkMessage) -> LinePlace {
         self.order.enter(message.route.model().to_string(), &message.request_id, message.deadline)
     }
 
     /// An exchange of one reply that comes in its turn. It runs in a task, because other requests wait for it: a
     /// client, for example the reader of a stream, may not ask for its reply for a long time.
-    pub fn in_turn(&self, mut exchange: Exchange, place: Place) -> Exchange {
+    pub fn in_turn(&self, mut exchange: Exchange, place: LinePlace) -> Exchange {
         self.in_task("answer in order", async move {
             let reply = exchange.next().await.unwrap_or_else(|| Err(no_answer()))?;
             drop(exchange);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use trireme_inference::{InferError, ModelKey, UnixMicros};
 
 use super::ack::NatsAck;
-use super::claims::{Claim, Place, RedeemError};
+use super::claims::{BodyStore, Claim, RedeemError};
 use super::connection::Nats;
 use crate::{AckHandle, Acker, AnswerForm, Bus, Delivery, Reply, ReplyHeaders, WorkHeaders, WorkMessage, envelope};
 
@@ -84,7 +84,7 @@ impl Fetch {
     /// Fetches the body, with retries until shortly before the deadline.
     async fn body(&self) -> Result<Bytes, RedeemError> {
         loop {
-            match self.nats.redeem(Place::Claims, &self.claim).await {
+            match self.nats.redeem(BodyStore::Claims, &self.claim).await {
                 Err(error @ RedeemError::Unreachable { .. }) if self.time_left() > FETCH_PAUSE => {
                     tracing::debug!(model = %self.model, %error, "a message's body cannot be fetched yet");
                     tokio::time::sleep(FETCH_PAUSE).await;

@@ -31,7 +31,7 @@ use message::{Command, ControlReply, TOPIC};
 
 pub use gather::{Outcomes, command};
 pub use memory::{Memory, settle};
-pub use message::{Change, Outcome, Override};
+pub use message::{ModelChange, Outcome, Override};
 
 /// Time between two progress answers of a participant that carries out a command.
 const PROGRESS: Duration = Duration::from_secs(2);
@@ -89,7 +89,7 @@ impl Participation {
         let (mut changes, memory) = (bus.watch(Bucket::Models).await?, Memory::default());
         loop {
             match tokio::time::timeout(SAY_AGAIN, changes.recv()).await {
-                Ok(Some(Stored::Put(entry))) => drop(Change::read(&entry).map(|change| memory.keep(change))),
+                Ok(Some(Stored::Put(entry))) => drop(ModelChange::read(&entry).map(|change| memory.keep(change))),
                 Ok(Some(Stored::Deleted { .. })) => {}
                 Ok(Some(Stored::Complete)) => break,
                 Ok(None) => return Err(BusError::Unreachable("the store of models was closed".to_owned())),
@@ -144,7 +144,7 @@ impl Listener {
         while let Some(stored) = changes.recv().await {
             match stored {
                 Stored::Put(entry) => {
-                    let Some(change) = Change::read(&entry) else { continue };
+                    let Some(change) = ModelChange::read(&entry) else { continue };
                     match self.memory.get(&change.model) {
                         Some(known) if known == change => drop(listed.insert(change.model)),
                         // The store was rolled back.
@@ -167,7 +167,7 @@ impl Listener {
     }
 
     /// Carries out a change. Usually the process has done so already, when the command arrived.
-    async fn take(&self, change: Change) {
+    async fn take(&self, change: ModelChange) {
         let _turn = self.turn.lock().await;
         self.participant.settled(&change.model, change.wanted.as_ref()).await;
         self.memory.keep(change);

@@ -1,6 +1,6 @@
 //! Lines of requests: of models with `preserve_ordering`, and of sequences.
 //!
-//! A request takes a [`Place`] behind the requests of its line that this gateway admitted before it. Its answer, or the
+//! A request takes a [`LinePlace`] behind the requests of its line that this gateway admitted before it. Its answer, or the
 //! request itself, waits until those have left. Dropping a place gives it up, so no request waits for one that has ended
 //! early. Requests of models with `preserve_ordering` are still executed in parallel; each gateway has lines of its own.
 
@@ -30,7 +30,7 @@ struct Lines {
 struct WaitingTurn<'a>(&'a AtomicUsize);
 
 /// A request's place. When dropped, it is given up.
-pub struct Place {
+pub struct LinePlace {
     order: RequestOrder,
     line: String,
     number: u64,
@@ -48,20 +48,20 @@ impl RequestOrder {
     }
 
     /// Takes a place behind all requests of the line that have one.
-    pub fn enter(&self, name: String, request_id: &str, deadline: UnixMicros) -> Place {
+    pub fn enter(&self, name: String, request_id: &str, deadline: UnixMicros) -> LinePlace {
         let first = Arc::new(Notify::new());
         let mut lines = self.0.lines.lock();
         let line = lines.entry(name.clone()).or_default();
         let number = line.last_key_value().map_or(0, |(last, _)| last + 1);
         line.insert(number, first.clone());
         drop(lines);
-        Place { order: self.clone(), line: name, number, first, request_id: request_id.to_owned(), deadline }
+        LinePlace { order: self.clone(), line: name, number, first, request_id: request_id.to_owned(), deadline }
     }
 }
 
-// === impl Place ===
+// === impl LinePlace ===
 
-impl Place {
+impl LinePlace {
     /// Waits until the requests before this one have left, until this request's deadline at most.
     pub async fn turn(&self) -> Result<(), InferError> {
         let remaining = self.deadline.remaining(UnixMicros::now()).unwrap_or_default();
@@ -86,7 +86,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for LinePlace {
     fn drop(&mut self) {
         let mut lines = self.order.0.lines.lock();
         let Some(line) = lines.get_mut(&self.line) else { return };
@@ -124,11 +124,11 @@ mod tests {
 
     use super::*;
 
-    fn enter(order: &RequestOrder, version: i64, time: Duration) -> Place {
+    fn enter(order: &RequestOrder, version: i64, time: Duration) -> LinePlace {
         order.enter(format!("m:{version}"), "request", UnixMicros::now().after(time))
     }
 
-    fn places<const COUNT: usize>(order: &RequestOrder) -> [Place; COUNT] {
+    fn places<const COUNT: usize>(order: &RequestOrder) -> [LinePlace; COUNT] {
         std::array::from_fn(|_| enter(order, 1, Duration::from_secs(60)))
     }
 

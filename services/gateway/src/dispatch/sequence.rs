@@ -14,7 +14,7 @@ use trireme_inference::{InferError, Tensor, UnixMicros};
 use super::exchange::no_answer;
 use super::flight::{Outbox, log_failure};
 use super::join::exchange;
-use super::order::Place;
+use super::order::LinePlace;
 
 /// What a request needs of its sequence.
 #[derive(Debug)]
@@ -56,7 +56,12 @@ pub struct StateTensor {
 }
 
 /// Runs a request in its turn, until its deadline.
-pub(super) async fn run(outbox: Outbox, turn: Turn, message: WorkMessage, place: Place) -> Result<Reply, InferError> {
+pub(super) async fn run(
+    outbox: Outbox,
+    turn: Turn,
+    message: WorkMessage,
+    place: LinePlace,
+) -> Result<Reply, InferError> {
     place.turn().await?;
     let remaining = message.deadline.remaining(UnixMicros::now()).unwrap_or_default();
     let template = WorkMessage { tensors: Vec::new(), ..message.clone() };

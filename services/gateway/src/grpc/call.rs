@@ -16,7 +16,7 @@ use crate::via::Via;
 
 /// A call's metadata.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub struct RpcCall {
     /// When the client stops waiting.
     pub deadline: Option<Deadline>,
     /// The client's W3C `traceparent`.
@@ -30,11 +30,11 @@ pub fn named(text: &str) -> Option<&str> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-// === impl Call ===
+// === impl RpcCall ===
 
-impl Call {
+impl RpcCall {
     /// Reads a call's metadata. Entries that match `forward` become parameters for models.
-    pub fn of<T>(request: &Request<T>, forward: Option<&Regex>) -> Call {
+    pub fn of<T>(request: &Request<T>, forward: Option<&Regex>) -> RpcCall {
         let mut parameters = Parameters::new();
         let forwarded = match forward {
             Some(_) => forward::headers(request.metadata().as_ref(), forward, |_| false, &mut parameters),
@@ -42,7 +42,11 @@ impl Call {
         };
         let forwarded = forwarded.map(|()| parameters);
         let traceparent = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
-        Call { deadline: request.extensions().get().copied(), traceparent: traceparent.map(str::to_owned), forwarded }
+        RpcCall {
+            deadline: request.extensions().get().copied(),
+            traceparent: traceparent.map(str::to_owned),
+            forwarded,
+        }
     }
 
     /// Decodes a request and runs it, for its one response; both are counted in `hold`. Dropping the future cancels it.
@@ -118,7 +122,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_calls_deadline_lowers_a_requests_timeout() {
         let (short, long) = (Duration::from_secs(1), Duration::from_secs(9));
-        let call = |deadline: Option<Duration>| Call {
+        let call = |deadline: Option<Duration>| RpcCall {
             deadline: deadline.map(|left| Deadline(tokio::time::Instant::now() + left)),
             traceparent: None,
             forwarded: Ok(Parameters::new()),

@@ -9,7 +9,7 @@ use trireme_protocol::grpc::wire::*;
 use trireme_protocol::grpc::{self, encode_infer_response, parse_model_version};
 
 use super::access::credentials;
-use super::call::{Call, named};
+use super::call::{RpcCall, named};
 use super::deadline::{self, Deadline};
 use super::{settings, stream};
 use crate::answer_headers::answer_headers;
@@ -102,7 +102,7 @@ impl GrpcInferenceService for InferenceService {
     }
 
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Reply<ModelInferResponse> {
-        let call = Call::of(&request, self.forward.as_ref());
+        let call = RpcCall::of(&request, self.forward.as_ref());
         let hold = self.hold(&request);
         let response = call.infer(&self.handlers, request.into_inner(), &hold).await;
         match response {
@@ -113,7 +113,7 @@ impl GrpcInferenceService for InferenceService {
     }
 
     async fn model_stream_infer(&self, request: Request<Streaming<ModelInferRequest>>) -> Reply<stream::Replies> {
-        let call = Call::of(&request, self.forward.as_ref());
+        let call = RpcCall::of(&request, self.forward.as_ref());
         let close_on_error = stream::closes_on_error(request.metadata());
         let hold = self.hold(&request);
         let (handlers, stop) = (self.handlers.clone(), self.stop.clone());

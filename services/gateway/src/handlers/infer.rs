@@ -13,7 +13,7 @@ use trireme_runtime::response_cache::Key;
 use super::Handlers;
 use super::sequences::{self, Asked, InSequence};
 use crate::budget::Hold;
-use crate::dispatch::{Exchange, Place, no_answer};
+use crate::dispatch::{Exchange, LinePlace, no_answer};
 use crate::rows;
 use crate::statistics::CountedRequest;
 use crate::traces::OpenTrace;
@@ -57,7 +57,7 @@ struct Prepared {
     /// Its place in the response cache, where its model has one.
     key: Option<Key>,
     /// Its place among the requests of its model, where the model keeps their order.
-    place: Option<Place>,
+    place: Option<LinePlace>,
 }
 
 /// What a request brings besides itself.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use trireme_inference::{InferError, InferRequest, ModelKey};
-use trireme_protocol::tracing::{Change, TraceChanges, TraceLevel, TraceMode, TraceSettings};
+use trireme_protocol::tracing::{SettingChange, TraceChanges, TraceLevel, TraceMode, TraceSettings};
 
 use crate::budget::Hold;
 use crate::traces::{OpenTrace, Stream, TraceConfig, TraceTarget, Writer};
@@ -238,19 +238,19 @@ fn spend(count: &mut i32) -> bool {
     }
 }
 
-fn set<T>(value: &mut T, change: Change<T>, initial: T) {
+fn set<T>(value: &mut T, change: SettingChange<T>, initial: T) {
     match change {
-        Change::Keep => {}
-        Change::Clear => *value = initial,
-        Change::Set(new) => *value = new,
+        SettingChange::Keep => {}
+        SettingChange::Clear => *value = initial,
+        SettingChange::Set(new) => *value = new,
     }
 }
 
-fn set_own<T>(value: &mut Option<T>, change: Change<T>) {
+fn set_own<T>(value: &mut Option<T>, change: SettingChange<T>) {
     match change {
-        Change::Keep => {}
-        Change::Clear => *value = None,
-        Change::Set(new) => *value = Some(new),
+        SettingChange::Keep => {}
+        SettingChange::Clear => *value = None,
+        SettingChange::Set(new) => *value = Some(new),
     }
 }
 
@@ -299,11 +299,13 @@ mod tests {
     fn rate_and_count_pick_requests() {
         let tracing = spans();
         assert_eq!(sampled(&tracing, "m", 3), [true; 3]);
-        let changes = TraceChanges { rate: Change::Set(2), count: Change::Set(2), ..TraceChanges::default() };
+        let changes =
+            TraceChanges { rate: SettingChange::Set(2), count: SettingChange::Set(2), ..TraceChanges::default() };
         tracing.change(None, &changes).unwrap();
         assert_eq!(sampled(&tracing, "m", 7), [false, true, false, true, false, false, false]);
         assert_eq!(tracing.get(None).count, 0);
-        let changes = TraceChanges { count: Change::Clear, rate: Change::Set(0), ..TraceChanges::default() };
+        let changes =
+            TraceChanges { count: SettingChange::Clear, rate: SettingChange::Set(0), ..TraceChanges::default() };
         tracing.change(None, &changes).unwrap();
         assert_eq!((tracing.get(None).count, tracing.samples("m")), (-1, false));
     }
@@ -311,14 +313,14 @@ mod tests {
     #[test]
     fn a_model_has_its_own_settings_until_they_are_cleared() {
         let tracing = spans();
-        let off = TraceChanges { level: Change::Set(TraceLevel::default()), ..TraceChanges::default() };
+        let off = TraceChanges { level: SettingChange::Set(TraceLevel::default()), ..TraceChanges::default() };
         tracing.change(Some("m"), &off).unwrap();
-        tracing.change(None, &TraceChanges { rate: Change::Set(7), ..TraceChanges::default() }).unwrap();
+        tracing.change(None, &TraceChanges { rate: SettingChange::Set(7), ..TraceChanges::default() }).unwrap();
         assert!(tracing.get(Some("m")).level.is_off() && !tracing.get(Some("other")).level.is_off());
         assert_eq!(tracing.get(Some("m")).rate, 7);
         assert!(!tracing.samples("m"));
         assert_eq!(sampled(&tracing, "other", 7).last(), Some(&true));
-        tracing.change(Some("m"), &TraceChanges { level: Change::Clear, ..TraceChanges::default() }).unwrap();
+        tracing.change(Some("m"), &TraceChanges { level: SettingChange::Clear, ..TraceChanges::default() }).unwrap();
         assert_eq!(tracing.get(Some("m")), tracing.get(None));
     }
 
@@ -326,21 +328,21 @@ mod tests {
     fn files_are_written_by_settings_that_could_write_them() {
         let on = |rate| {
             let level = TraceLevel { timestamps: true, tensors: false };
-            TraceChanges { level: Change::Set(level), rate, ..TraceChanges::default() }
+            TraceChanges { level: SettingChange::Set(level), rate, ..TraceChanges::default() }
         };
         let without = tracing(&[]);
         assert_eq!((without.get(None).rate, without.mode()), (1000, TraceMode::Triton { file: "" }));
         let refused = |tracing: &Tracing, model, rate| tracing.change(model, &on(rate)).unwrap_err().message;
         let message = "Attempting to set invalid trace setting :trace file name is not given";
-        assert_eq!(refused(&without, None, Change::Keep), message);
+        assert_eq!(refused(&without, None, SettingChange::Keep), message);
         assert!(without.get(None).level.is_off() && without.samples("m"), "spans are not thinned out");
 
         let folder = tempfile::tempdir().unwrap();
         let file = format!("triton,file={}", folder.path().join("t").display());
         let with = tracing(&[&file]);
         let message = "Attempting to set invalid trace setting :sample rate must be non-zero";
-        assert_eq!(refused(&with, Some("m"), Change::Set(0)), message);
-        with.change(Some("m"), &on(Change::Set(1))).unwrap();
+        assert_eq!(refused(&with, Some("m"), SettingChange::Set(0)), message);
+        with.change(Some("m"), &on(SettingChange::Set(1))).unwrap();
         assert!(with.pick("m").is_some_and(|picked| picked.stream.is_some()) && with.pick("other").is_none());
     }
 }

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
-use super::dialect::{Call, Dialect, DialectRoute};
+use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::input::{self, Document};
 use super::quantize::EmbeddingType;
 use super::refusal::{Kind, Refusal};
@@ -104,7 +104,7 @@ struct Rerank {
     _priority: Option<u32>,
 }
 
-async fn embed(call: Call, version: Version) -> Result<Response, Refusal> {
+async fn embed(call: DialectCall, version: Version) -> Result<Response, Refusal> {
     let body: Embed = input::read(&call.body)?;
     if body.images.is_some() || matches!(body.input_type, Some(InputType::Image)) {
         return Err(Refusal::unsupported("images", "holds images, expected 'texts': models here take texts"));
@@ -181,7 +181,7 @@ async fn embed(call: Call, version: Version) -> Result<Response, Refusal> {
     }))
 }
 
-async fn rerank(call: Call, version: Version) -> Result<Response, Refusal> {
+async fn rerank(call: DialectCall, version: Version) -> Result<Response, Refusal> {
     let body: Rerank = input::read(&call.body)?;
     if version == Version::V2 && body.model.is_none() {
         return Err(Refusal::field("model", "is missing"));

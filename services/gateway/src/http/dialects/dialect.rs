@@ -48,10 +48,10 @@ pub struct DialectRoute {
 }
 
 /// Answers a request in a dialect.
-pub type Run = fn(Call) -> BoxFuture<'static, Result<Response, Refusal>>;
+pub type Run = fn(DialectCall) -> BoxFuture<'static, Result<Response, Refusal>>;
 
 /// A request in a dialect.
-pub struct Call {
+pub struct DialectCall {
     pub handlers: SharedHandlers,
     /// The path behind the last `/`-terminated part of a route that ends with a wildcard; empty for other routes.
     pub rest: String,
@@ -103,9 +103,9 @@ impl DialectRoute {
     }
 }
 
-// === impl Call ===
+// === impl DialectCall ===
 
-impl Call {
+impl DialectCall {
     /// The request as operations take it. `model` is what the body names; a path that names one has the last word.
     pub fn ask(&self, model: Option<&str>, options: TextOptions) -> Ask {
         Ask {

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
-use super::dialect::{Call, Dialect, DialectRoute};
+use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::input::{self, Document, OneOrMany};
 use super::quantize::EmbeddingType;
 use super::refusal::{Kind, Refusal};
@@ -114,7 +114,7 @@ impl Embeddings {
     }
 }
 
-async fn embeddings(call: Call) -> Result<Response, Refusal> {
+async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let (texts, types, model, options) = Embeddings::read(&call.body)?;
     let &[form] = types.as_slice() else {
         return Err(Refusal::unsupported("embedding_type", "names several types, expected one"));
@@ -140,7 +140,7 @@ async fn embeddings(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-async fn multi_vector(call: Call) -> Result<Response, Refusal> {
+async fn multi_vector(call: DialectCall) -> Result<Response, Refusal> {
     let (texts, types, model, options) = Embeddings::read(&call.body)?;
     if types != [EmbeddingType::Float] {
         return Err(Refusal::unsupported("embedding_type", "expected 'float'"));
@@ -167,7 +167,7 @@ async fn multi_vector(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-async fn rerank(call: Call) -> Result<Response, Refusal> {
+async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let body: Rerank = input::read(&call.body)?;
     if body.documents.is_empty() {
         return Err(Refusal::empty("documents"));

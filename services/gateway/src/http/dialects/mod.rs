@@ -41,7 +41,7 @@ use super::{jobs, routing};
 use crate::access::Category;
 use crate::budget::Hold;
 use crate::forward;
-use dialect::{Call, Dialect, DialectRoute};
+use dialect::{Dialect, DialectCall, DialectRoute};
 use refusal::{Kind, Refusal};
 
 /// Every dialect. Where a body does not say whose it is, the first that has the path answers.
@@ -170,7 +170,7 @@ async fn answer(
     if let Err(error) = forward::headers(&parts.headers, http.options.header_forward.as_ref(), own, &mut parameters) {
         return refused(dialect, &error.into());
     }
-    let call = Call {
+    let call = DialectCall {
         handlers: http.handlers.clone(),
         rest: path.remove("rest").unwrap_or_default(),
         model: path.remove("model"),

@@ -23,7 +23,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
-use super::dialect::{Call, Dialect, DialectRoute};
+use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::input;
 use super::refusal::{Kind, Refusal};
 use crate::handlers::operations::TextOptions;
@@ -110,7 +110,7 @@ struct Root {
     model: Option<String>,
 }
 
-async fn rerank(call: Call) -> Result<Response, Refusal> {
+async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Rerank = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
@@ -135,7 +135,7 @@ async fn rerank(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-async fn similarity(call: Call) -> Result<Response, Refusal> {
+async fn similarity(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Similarity = input::read(&call.body)?;
     let SimilarityInputs { source_sentence, sentences } = body.inputs;
@@ -149,7 +149,7 @@ async fn similarity(call: Call) -> Result<Response, Refusal> {
 }
 
 /// `POST /`: what the model does; a body that only one route could have is for that one.
-async fn root(call: Call) -> Result<Response, Refusal> {
+async fn root(call: DialectCall) -> Result<Response, Refusal> {
     let (is_ranking, is_comparison, named) = {
         let parsed = json::parse(&call.body).map_err(|error| Refusal::new(Kind::Malformed, error.to_string()))?;
         let [inputs, query, model] = parsed.pick(["inputs", "query", "model"]);
@@ -173,7 +173,7 @@ async fn root(call: Call) -> Result<Response, Refusal> {
     }
 }
 
-async fn info(call: Call) -> Result<Response, Refusal> {
+async fn info(call: DialectCall) -> Result<Response, Refusal> {
     let model = call.handlers.text_model(call.model.as_deref())?;
     let labels = |out: &mut Writer| {
         out.object(|out| {
@@ -200,7 +200,7 @@ async fn info(call: Call) -> Result<Response, Refusal> {
     })))
 }
 
-async fn health(call: Call) -> Result<Response, Refusal> {
+async fn health(call: DialectCall) -> Result<Response, Refusal> {
     match call.handlers.server_ready() {
         Ok(true) => Ok(().into_response()),
         _ => Err(Refusal::new(Kind::Unavailable, "not every model is ready")),

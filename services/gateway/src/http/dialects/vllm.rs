@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
-use super::dialect::{Call, Dialect, DialectRoute};
+use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::input::{self, Input, OneOrMany};
 use super::openai::nested;
 use super::refusal::{Kind, Refusal};
@@ -126,7 +126,7 @@ fn pairs<'a>(first: &'a [String], second: &'a [String]) -> Result<(Vec<&'a str>,
     }
 }
 
-async fn score(call: Call) -> Result<Response, Refusal> {
+async fn score(call: DialectCall) -> Result<Response, Refusal> {
     let body: Score = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
     let (first, second) = (body.text_1.into_list(), body.text_2.into_list());
@@ -157,7 +157,7 @@ async fn score(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-async fn rerank(call: Call) -> Result<Response, Refusal> {
+async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let body: Rerank = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
     if body.documents.is_empty() {
@@ -187,7 +187,7 @@ async fn rerank(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-async fn classify(call: Call) -> Result<Response, Refusal> {
+async fn classify(call: DialectCall) -> Result<Response, Refusal> {
     let body: Classify = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
     let texts = body.input.texts("input", "send texts")?.0;
