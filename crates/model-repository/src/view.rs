@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use trireme_inference::{DataType, Shape};
+use trireme_inference::Shape;
 
 use crate::ensemble::validate_ensemble;
 use crate::fields::{histogram_bounds, read_data_type};

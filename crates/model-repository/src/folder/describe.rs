@@ -9,7 +9,7 @@ use super::classifier::Head;
 use super::described::Files;
 use super::files::{Json, Reader};
 use super::graphs::{self, GraphFile};
-use super::modules::{self, Module, ModuleKind};
+use super::modules::{self, ModuleKind};
 use super::onnx::GraphTensor;
 use super::origin::Derived;
 use super::precision::Precision;

@@ -47,7 +47,9 @@ impl Resource {
 
     /// The entries of all endpoints in the document.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
-        self.endpoints.iter().flat_map(|endpoint| endpoint.paths().map(move |path| endpoint.entry(self.group, path)))
+        let entries =
+            move |endpoint: &'static Endpoint| endpoint.paths().map(move |path| endpoint.entry(self.group, path));
+        self.endpoints.iter().flat_map(entries)
     }
 
     /// The paths of all endpoints, each with what requests to it ask of the gateway.

@@ -13,8 +13,6 @@ mod treatment;
 use axum::response::Response;
 use bytes::Bytes;
 use serde::Deserialize;
-use trireme_inference::Ledger;
-use trireme_protocol::json::Writer;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
@@ -23,7 +21,6 @@ use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::input::{self, Input, OneOrMany};
 use super::openai::nested;
 use super::refusal::{Kind, Refusal};
-use crate::handlers::operations::TextOptions;
 use crate::registry::Task;
 use answers::{head, usage};
 use treatment::Treatment;
