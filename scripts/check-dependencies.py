@@ -19,7 +19,7 @@ LAYERS = [
     ("libraries", ["trireme-protocol", "trireme-model-repository", "trireme-text", "trireme-bus"]),
     ("execution", ["trireme-model-source", "trireme-engine"]),
     ("runtime", ["trireme-runtime", "trireme-generation", "trireme-jobs"]),
-    ("services", ["trireme-gateway", "trireme-tokenizer", "trireme-model", "trireme-postprocess", "trireme-python"]),
+    ("services", []),  # the members in the folder services
     ("cli", ["trireme"]),
     ("tests", ["trireme-e2e", "trireme-fuzz"]),
 ]
@@ -78,6 +78,8 @@ def layer_faults(member, uses, layer_of, names):
 def faults(members):
     names = [name for name, _ in LAYERS]
     layer_of = {member: number for number, (_, group) in enumerate(LAYERS) for member in group}
+    services = {member for member, package in members.items() if Path(package["manifest_path"]).parent.parent == ROOT / "services"}
+    layer_of |= dict.fromkeys(services, names.index("services"))
     known = layer_of.keys() | {TESTKIT}
     for member in sorted(known - members.keys()):
         yield f"{member} is in this script's tables but not in the workspace: remove it here"

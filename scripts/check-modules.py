@@ -12,42 +12,15 @@ The rule, for each crate:
 
 Tests (`#[cfg(test)]`, files and folders called `tests`) are left out. What the rule does not see: calls of a type's methods
 whose `impl` blocks lie in several files.
-
-ALLOWED lists the circles that are left from before the rule. It only shrinks: an entry that no circle needs is a fault.
 """
 
 import json
 import re
 import subprocess
 import sys
-from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-
-# Crate -> the circles that are left, each as the modules in it, from the crate's root; `folder::*` is any module of a folder.
-ALLOWED = {
-    "trireme-e2e": [
-        ("chaos", "chaos::*"),
-        ("scale", "scale::*"),
-        ("siege", "siege::*"),
-    ],
-    "trireme-gateway": [
-        ("handlers", "http", "metrics", "models", "registry", "statistics"),
-        ("dispatch", "dispatch::join", "dispatch::sequence"),
-        ("grpc::service", "grpc::settings"),
-        ("handlers", "handlers::*"),
-        ("http", "http::args", "http::connections", "http::dialects", "http::openapi", "http::routes"),
-        ("http::dialects", "http::dialects::*"),
-        ("http::routes", "http::routes::*"),
-        ("traces", "traces::writer"),
-    ],
-    "trireme-model-repository": [
-        ("config", "ensemble", "error", "sequence", "validate", "view"),
-        ("folder::chain", "folder::describe"),
-    ],
-    "trireme-text": [("config", "core", "files", "slow"), ("row", "tokenizer")],
-}
 
 # Comments, texts and characters; lifetimes are not among them.
 TOKEN = re.compile(
@@ -239,11 +212,6 @@ def components(graph):
     return found
 
 
-def is_allowed(circle, entry):
-    """Whether each module of the circle is one of the entry's."""
-    return all(any(fnmatch(module, pattern) for pattern in entry) for module in circle)
-
-
 def roots():
     command = ["cargo", "metadata", "--format-version", "1", "--offline", "--no-deps"]
     metadata = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
@@ -258,15 +226,7 @@ def main():
     faults, crates = [], 0
     for name, root in sorted(roots()):
         crates += 1
-        needed = set()
-        for circle in Crate(root).circles():
-            entry = next((entry for entry in ALLOWED.get(name, ()) if is_allowed(circle, entry)), None)
-            if entry is None:
-                faults.append(f"{name}: a circle of {len(circle)}: {', '.join(circle)}")
-            needed.add(entry)
-        for entry in ALLOWED.get(name, ()):
-            if entry not in needed:
-                faults.append(f"{name}: no such circle is left, remove it from ALLOWED: {', '.join(entry)}")
+        faults += [f"{name}: a circle of {len(circle)}: {', '.join(circle)}" for circle in Crate(root).circles()]
     if "--arrows" in sys.argv:
         for name, root in roots():
             if name == sys.argv[-1]:
@@ -277,8 +237,7 @@ def main():
         print(f"module rule: {fault}", file=sys.stderr)
     if faults:
         sys.exit(1)
-    left = sum(map(len, ALLOWED.values()))
-    print(f"module rules hold for {crates} crates{f', {left} circles allowed' if left else ''}")
+    print(f"module rules hold for {crates} crates")
 
 
 if __name__ == "__main__":

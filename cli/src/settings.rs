@@ -60,7 +60,7 @@ async fn settings(args: &SettingsArgs) -> anyhow::Result<()> {
     settings.max_messages = args.queue_max_messages.unwrap_or(settings.max_messages);
     settings.max_bytes = args.queue_max_bytes.unwrap_or(settings.max_bytes);
     settings.ack_wait = args.ack_wait_ms.map_or(settings.ack_wait, Duration::from_millis);
-    settings.max_deliver = args.max_deliver.unwrap_or(settings.max_deliver);
+    settings.max_attempts = args.max_deliver.unwrap_or(settings.max_attempts);
     if settings != before {
         bus.change_settings(&settings).await?;
     }
@@ -69,7 +69,7 @@ async fn settings(args: &SettingsArgs) -> anyhow::Result<()> {
     println!("queue-max-messages  {}", settings.max_messages);
     println!("queue-max-bytes     {}", settings.max_bytes);
     println!("ack-wait-ms         {}", settings.ack_wait.as_millis());
-    println!("max-deliver         {}", settings.max_deliver);
+    println!("max-deliver         {}", settings.max_attempts);
     if settings != before {
         println!("changed: stores are changed now, a queue when its workers start or load their model again");
     }

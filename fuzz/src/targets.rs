@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 use prost::Message;
-use trireme_bus::{Answer, ReplyHeaders, WorkHeaders, decode_reply, decode_work, encode_reply, encode_work};
+use trireme_bus::{AnswerForm, ReplyHeaders, WorkHeaders, decode_reply, decode_work, encode_reply, encode_work};
 use trireme_inference::{InferRequest, UnixMicros};
 use trireme_model_repository::ModelConfig;
 use trireme_protocol::infer::RequestContext;
@@ -174,7 +174,7 @@ fn envelope_work(body: &[u8]) -> String {
         deadline: UnixMicros(1),
         priority: 0,
         traceparent: None,
-        answer: Answer::Whole,
+        answer: AnswerForm::Whole,
     };
     match decode_work(headers(), &Bytes::copy_from_slice(body)) {
         Ok(message) => {

@@ -13,7 +13,7 @@ pub struct Connection {
 }
 
 /// An answer: its status and body.
-pub struct Answer {
+pub struct HttpResponse {
     status: u16,
     body: Bytes,
 }
@@ -36,7 +36,7 @@ impl Connection {
     }
 
     /// Sends a whole request and reads its answer.
-    pub async fn exchange(&mut self, request: &[u8]) -> anyhow::Result<Answer> {
+    pub async fn exchange(&mut self, request: &[u8]) -> anyhow::Result<HttpResponse> {
         self.stream.write_all(request).await?;
         loop {
             if let Some((status, head, length)) = self.head()? {
@@ -44,7 +44,7 @@ impl Connection {
                     self.read().await?;
                 }
                 self.buffer.advance(head);
-                return Ok(Answer { status, body: self.buffer.split_to(length).freeze() });
+                return Ok(HttpResponse { status, body: self.buffer.split_to(length).freeze() });
             }
             self.read().await?;
         }
@@ -68,9 +68,9 @@ impl Connection {
     }
 }
 
-// === impl Answer ===
+// === impl HttpResponse ===
 
-impl Answer {
+impl HttpResponse {
     /// `Ok` for status 200; otherwise the error names the status and the body.
     pub fn success(&self) -> Result<(), String> {
         match self.status {

@@ -12,7 +12,7 @@ use trireme_model_repository::{ModelFolder, Placement, Task};
 
 use crate::client::{Client, ServerArgs};
 use crate::serve::{ServeArgs, Server};
-use crate::verify::answers::{Answer, tasks_of};
+use crate::verify::answers::{TextResult, tasks_of};
 use crate::verify::reference::Case;
 use crate::verify::served::Model;
 
@@ -108,7 +108,7 @@ impl Stand {
     }
 
     /// The answers of a model for each case alone, or with others in one request.
-    pub fn answers(&self, name: &str, task: Task, cases: &[Case], alone: bool) -> anyhow::Result<Vec<Answer>> {
+    pub fn answers(&self, name: &str, task: Task, cases: &[Case], alone: bool) -> anyhow::Result<Vec<TextResult>> {
         let rows = if alone { 1 } else { BATCH };
         let answers = self.model(name)?.ask(&[task], cases, rows, &Map::new())?;
         answers.into_iter().next().context("the model gave no answers")

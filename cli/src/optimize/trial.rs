@@ -9,7 +9,7 @@ use trireme_model_repository::Task;
 use super::quantizer::Quantizer;
 use super::search::{order, smallest};
 use super::stand::{EXACT, Stand};
-use crate::verify::answers::{Answer, lower};
+use crate::verify::answers::{TextResult, lower};
 use crate::verify::reference::Case;
 use crate::verify::texts;
 
@@ -66,7 +66,7 @@ pub struct Trial<'a> {
     stand: &'a Stand,
     task: Task,
     cases: Vec<Case>,
-    expected: Vec<Answer>,
+    expected: Vec<TextResult>,
     bar: f64,
     work: PathBuf,
     tried: usize,
@@ -210,7 +210,7 @@ impl<'a> Trial<'a> {
 }
 
 /// Compares answers that were given in several ways with the expected ones.
-fn fidelity(expected: &[Answer], found: &[Vec<Answer>]) -> Fidelity {
+fn fidelity(expected: &[TextResult], found: &[Vec<TextResult>]) -> Fidelity {
     let likeness = |index: usize| found.iter().map(|way| way[index].likeness(&expected[index])).fold(1.0, lower);
     let alike: Vec<f64> = (0..expected.len()).map(likeness).collect();
     let mut worst: Vec<usize> = (0..alike.len()).collect();
@@ -224,7 +224,7 @@ fn fidelity(expected: &[Answer], found: &[Vec<Answer>]) -> Fidelity {
 }
 
 /// The mean share of a text's nearest texts that stay its nearest.
-fn agreement(expected: &[Answer], found: &[Answer]) -> Option<f64> {
+fn agreement(expected: &[TextResult], found: &[TextResult]) -> Option<f64> {
     let (expected, found) = (unit_vectors(expected)?, unit_vectors(found)?);
     if expected.len() <= NEAREST + 1 {
         return None;
@@ -245,9 +245,9 @@ fn agreement(expected: &[Answer], found: &[Answer]) -> Option<f64> {
 }
 
 /// Embeddings with a length of 1; `None` for answers of another kind.
-fn unit_vectors(answers: &[Answer]) -> Option<Vec<Vec<f64>>> {
-    let unit = |answer: &Answer| {
-        let Answer::Vector(vector) = answer else { return None };
+fn unit_vectors(answers: &[TextResult]) -> Option<Vec<Vec<f64>>> {
+    let unit = |answer: &TextResult| {
+        let TextResult::Vector(vector) = answer else { return None };
         let length = vector.iter().map(|value| value * value).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
         Some(vector.iter().map(|value| value / length).collect())
     };
@@ -258,10 +258,10 @@ fn unit_vectors(answers: &[Answer]) -> Option<Vec<Vec<f64>>> {
 mod tests {
     use super::*;
 
-    fn circle(count: usize, turned: impl Fn(usize) -> f64) -> Vec<Answer> {
+    fn circle(count: usize, turned: impl Fn(usize) -> f64) -> Vec<TextResult> {
         let point = |index: usize| {
             let angle = index as f64 * 0.1 + turned(index);
-            Answer::Vector(vec![angle.cos(), angle.sin()])
+            TextResult::Vector(vec![angle.cos(), angle.sin()])
         };
         (0..count).map(point).collect()
     }
@@ -282,7 +282,7 @@ mod tests {
         let found = agreement(&expected, &circle(30, |index| if index == 29 { -2.9 } else { 0.0 })).unwrap();
         assert!((0.8..0.99).contains(&found), "{found}");
         assert_eq!(agreement(&circle(11, |_| 0.0), &circle(11, |_| 0.0)), None);
-        assert_eq!(agreement(&[Answer::Scores(vec![1.0])], &[Answer::Scores(vec![1.0])]), None);
+        assert_eq!(agreement(&[TextResult::Scores(vec![1.0])], &[TextResult::Scores(vec![1.0])]), None);
     }
 
     #[test]

@@ -12,7 +12,7 @@ const SAME_SCORE: f64 = 1e-3;
 
 /// A model's answer for one text.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Answer {
+pub enum TextResult {
     /// An embedding.
     Vector(Vec<f64>),
     /// Components by index.
@@ -93,17 +93,17 @@ pub fn tasks_of(config: &Value) -> anyhow::Result<Vec<Task>> {
 }
 
 /// The answers in the outputs of a request of `rows` rows.
-pub fn read(task: Task, outputs: &Outputs, rows: usize) -> anyhow::Result<Vec<Answer>> {
+pub fn read(task: Task, outputs: &Outputs, rows: usize) -> anyhow::Result<Vec<TextResult>> {
     let get = |name: &str| {
         let only = outputs.values().next().filter(|_| outputs.len() == 1);
         outputs.get(name).or(only).with_context(|| format!("the answer has no output '{name}'"))
     };
     match task {
         Task::Embed => {
-            Ok(get("sentence_embedding")?.rows(rows)?.into_iter().map(|row| Answer::Vector(numbers(row))).collect())
+            Ok(get("sentence_embedding")?.rows(rows)?.into_iter().map(|row| TextResult::Vector(numbers(row))).collect())
         }
         Task::Rerank | Task::Classify => {
-            Ok(get("scores")?.rows(rows)?.into_iter().map(|row| Answer::Scores(numbers(row))).collect())
+            Ok(get("scores")?.rows(rows)?.into_iter().map(|row| TextResult::Scores(numbers(row))).collect())
         }
         Task::Sparse => {
             let (indices, values) = (get("sparse_indices")?.rows(rows)?, get("sparse_values")?.rows(rows)?);
@@ -115,14 +115,14 @@ pub fn read(task: Task, outputs: &Outputs, rows: usize) -> anyhow::Result<Vec<An
             let masks = get("token_mask")?.rows(rows)?;
             let kept = |(row, mask): (&[Value], &[Value])| {
                 let kept = row.chunks(width).zip(mask).filter(|(_, mask)| mask.as_i64() != Some(0));
-                Answer::Tokens(kept.map(|(token, _)| numbers(token)).collect())
+                TextResult::Tokens(kept.map(|(token, _)| numbers(token)).collect())
             };
             Ok(tokens.rows(rows)?.into_iter().zip(masks).map(kept).collect())
         }
         Task::TokenClassify => {
             let entities = |row: &[Value]| {
                 let text = row.first().and_then(Value::as_str).context("output 'entities' holds no texts")?;
-                Ok(Answer::Entities(serde_json::from_str(text).context("output 'entities' holds no JSON array")?))
+                Ok(TextResult::Entities(serde_json::from_str(text).context("output 'entities' holds no JSON array")?))
             };
             get("entities")?.rows(rows)?.into_iter().map(entities).collect()
         }
@@ -131,11 +131,11 @@ pub fn read(task: Task, outputs: &Outputs, rows: usize) -> anyhow::Result<Vec<An
 }
 
 /// The answer in a line of a file of vectors, or of the reference.
-pub fn expected(task: Task, line: &Value) -> anyhow::Result<Answer> {
+pub fn expected(task: Task, line: &Value) -> anyhow::Result<TextResult> {
     let list = |key: &str| line[key].as_array().with_context(|| format!("there is no list '{key}'"));
     Ok(match task {
-        Task::Embed => Answer::Vector(numbers(list("embedding")?)),
-        Task::Rerank | Task::Classify => Answer::Scores(numbers(list("scores")?)),
+        Task::Embed => TextResult::Vector(numbers(list("embedding")?)),
+        Task::Rerank | Task::Classify => TextResult::Scores(numbers(list("scores")?)),
         Task::Sparse => {
             let part = |name: &str| {
                 line["sparse"][name].as_array().with_context(|| format!("there is no list 'sparse' with '{name}'"))
@@ -146,9 +146,9 @@ pub fn expected(task: Task, line: &Value) -> anyhow::Result<Answer> {
             let tokens = list("token_embeddings")?.iter();
             let token = |token: &Value| token.as_array().map(|token| numbers(token));
             let tokens: Option<Vec<_>> = tokens.map(token).collect();
-            Answer::Tokens(tokens.context("'token_embeddings' is no list of lists")?)
+            TextResult::Tokens(tokens.context("'token_embeddings' is no list of lists")?)
         }
-        Task::TokenClassify => Answer::Entities(list("entities")?.clone()),
+        Task::TokenClassify => TextResult::Entities(list("entities")?.clone()),
         Task::Generate | Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
     })
 }
@@ -169,33 +169,33 @@ fn numbers(values: &[Value]) -> Vec<f64> {
     values.iter().map(|value| value.as_f64().unwrap_or(f64::NAN)).collect()
 }
 
-fn sparse(indices: &[Value], values: &[Value]) -> Answer {
+fn sparse(indices: &[Value], values: &[Value]) -> TextResult {
     let pairs = indices.iter().filter_map(Value::as_i64).zip(numbers(values));
-    Answer::Sparse(pairs.filter(|(index, _)| *index >= 0).collect())
+    TextResult::Sparse(pairs.filter(|(index, _)| *index >= 0).collect())
 }
 
-// === impl Answer ===
+// === impl TextResult ===
 
-impl Answer {
+impl TextResult {
     /// How alike two answers are: 1 where they are the same.
-    pub fn likeness(&self, other: &Answer) -> f64 {
+    pub fn likeness(&self, other: &TextResult) -> f64 {
         match (self, other) {
-            (Answer::Vector(a), Answer::Vector(b)) => cosine(a, b),
-            (Answer::Tokens(a), Answer::Tokens(b)) if a.len() == b.len() => {
+            (TextResult::Vector(a), TextResult::Vector(b)) => cosine(a, b),
+            (TextResult::Tokens(a), TextResult::Tokens(b)) if a.len() == b.len() => {
                 a.iter().zip(b).map(|(a, b)| cosine(a, b)).fold(1.0, lower)
             }
-            (Answer::Sparse(a), Answer::Sparse(b)) => {
+            (TextResult::Sparse(a), TextResult::Sparse(b)) => {
                 let indices: std::collections::BTreeSet<_> = a.keys().chain(b.keys()).collect();
                 let dense = |map: &BTreeMap<i64, f64>| -> Vec<f64> {
                     indices.iter().map(|index| map.get(index).copied().unwrap_or(0.0)).collect()
                 };
                 cosine(&dense(a), &dense(b))
             }
-            (Answer::Scores(a), Answer::Scores(b)) if a.len() == b.len() => {
+            (TextResult::Scores(a), TextResult::Scores(b)) if a.len() == b.len() => {
                 let largest = b.iter().fold(1.0f64, |largest, score| largest.max(score.abs()));
                 a.iter().zip(b).map(|(a, b)| 1.0 - (a - b).abs() / largest).fold(1.0, lower)
             }
-            (Answer::Entities(a), Answer::Entities(b)) => f64::from(u8::from(same_entities(a, b))),
+            (TextResult::Entities(a), TextResult::Entities(b)) => f64::from(u8::from(same_entities(a, b))),
             _ => 0.0,
         }
     }
@@ -243,28 +243,29 @@ mod tests {
 
     #[test]
     fn likeness_is_one_for_the_same_and_less_for_others() {
-        let vector = |values: &[f64]| Answer::Vector(values.to_vec());
+        let vector = |values: &[f64]| TextResult::Vector(values.to_vec());
         assert_eq!(vector(&[3.0, 4.0]).likeness(&vector(&[3.0, 4.0])), 1.0);
         assert_eq!(vector(&[3.0, 4.0]).likeness(&vector(&[6.0, 8.0])), 0.5, "half as long");
         assert_eq!(vector(&[1.0, 0.0]).likeness(&vector(&[0.0, 1.0])), 0.0);
         assert_eq!(vector(&[0.0, 0.0]).likeness(&vector(&[0.0, 0.0])), 1.0);
         assert_eq!(vector(&[1.0]).likeness(&vector(&[1.0, 1.0])), 0.0);
         assert!(vector(&[f64::NAN]).likeness(&vector(&[1.0])).is_nan());
-        let scores = |values: &[f64]| Answer::Scores(values.to_vec());
+        let scores = |values: &[f64]| TextResult::Scores(values.to_vec());
         assert_eq!(scores(&[0.25, 0.5]).likeness(&scores(&[0.25, 0.75])), 0.75);
         assert_eq!(scores(&[8.0]).likeness(&scores(&[10.0])), 0.8);
-        let tokens = |values: &[&[f64]]| Answer::Tokens(values.iter().map(|token| token.to_vec()).collect());
+        let tokens = |values: &[&[f64]]| TextResult::Tokens(values.iter().map(|token| token.to_vec()).collect());
         assert_eq!(tokens(&[&[1.0, 0.0], &[0.0, 2.0]]).likeness(&tokens(&[&[1.0, 0.0], &[1.0, 0.0]])), 0.0);
         assert_eq!(tokens(&[&[1.0]]).likeness(&tokens(&[])), 0.0);
-        let sparse = |pairs: &[(i64, f64)]| Answer::Sparse(pairs.iter().copied().collect());
+        let sparse = |pairs: &[(i64, f64)]| TextResult::Sparse(pairs.iter().copied().collect());
         assert_eq!(sparse(&[(3, 1.0)]).likeness(&sparse(&[(3, 1.0)])), 1.0);
         assert_eq!(sparse(&[(3, 1.0)]).likeness(&sparse(&[(4, 1.0)])), 0.0);
     }
 
     #[test]
     fn entities_are_the_same_to_within_rounding() {
-        let entities =
-            |score: f64, start: i64| Answer::Entities(vec![json!({"entity": "LOC", "score": score, "start": start})]);
+        let entities = |score: f64, start: i64| {
+            TextResult::Entities(vec![json!({"entity": "LOC", "score": score, "start": start})])
+        };
         assert_eq!(entities(0.5, 1).likeness(&entities(0.5004, 1)), 1.0);
         assert_eq!(entities(0.5, 1).likeness(&entities(0.6, 1)), 0.0);
         assert_eq!(entities(0.5, 1).likeness(&entities(0.5, 2)), 0.0);

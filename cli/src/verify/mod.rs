@@ -17,7 +17,7 @@ use trireme_model_repository::{Precision, Task, folder_name, is_model_folder};
 use trireme_runtime::{local_folder, precision_parser, service};
 use trireme_telemetry::TelemetryArgs;
 
-use self::answers::{Answer, expected, lower, measure, task_parser, tasks_of};
+use self::answers::{TextResult, expected, lower, measure, task_parser, tasks_of};
 use self::reference::{Case, Library};
 use self::served::Model;
 use crate::serve::{ServeArgs, Server};
@@ -297,7 +297,7 @@ impl Comparing {
 // === impl Comparison ===
 
 impl Comparison {
-    fn of(task: Task, way: &'static str, cases: &[Case], answers: &[Answer]) -> anyhow::Result<Comparison> {
+    fn of(task: Task, way: &'static str, cases: &[Case], answers: &[TextResult]) -> anyhow::Result<Comparison> {
         let mut alike = Vec::with_capacity(cases.len());
         for (case, answer) in cases.iter().zip(answers) {
             let expected = expected(task, &case.line).with_context(|| format!("for text '{}'", shown(&case.text)))?;
@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn the_worst_text_is_named_and_decides() {
         let cases = [case("good", &[1.0, 0.0]), case("bad one", &[0.0, 1.0])];
-        let answers = [Answer::Vector(vec![1.0, 0.0]), Answer::Vector(vec![0.6, 0.8])];
+        let answers = [TextResult::Vector(vec![1.0, 0.0]), TextResult::Vector(vec![0.6, 0.8])];
         let comparison = Comparison::of(Task::Embed, "alone", &cases, &answers).unwrap();
         assert_eq!((comparison.worst, comparison.lowest, comparison.mean), (1, 0.8, 0.9));
         let (text, passed) = comparing(0.9).report(&cases, &[comparison]);
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn what_is_no_number_fails_whatever_the_bar() {
         let cases = [case("t", &[1.0]), case("u", &[1.0])];
-        let answers = [Answer::Vector(vec![f64::NAN]), Answer::Vector(vec![1.0])];
+        let answers = [TextResult::Vector(vec![f64::NAN]), TextResult::Vector(vec![1.0])];
         let comparison = Comparison::of(Task::Embed, "batched", &cases, &answers).unwrap();
         assert_eq!(comparison.worst, 0);
         assert!(!comparing(0.0).report(&cases, &[comparison]).1);

@@ -4,7 +4,7 @@ use anyhow::{Context, ensure};
 use serde_json::{Map, Value, json};
 use trireme_model_repository::Task;
 
-use super::answers::{Answer, Output, Outputs, read};
+use super::answers::{Output, Outputs, TextResult, read};
 use super::reference::Case;
 use crate::client::{Client, ServerArgs};
 
@@ -67,7 +67,7 @@ impl Model {
         cases: &[Case],
         rows: usize,
         parameters: &Map<String, Value>,
-    ) -> anyhow::Result<Vec<Vec<Answer>>> {
+    ) -> anyhow::Result<Vec<Vec<TextResult>>> {
         let mut answers = vec![Vec::with_capacity(cases.len()); tasks.len()];
         for cases in cases.chunks(rows.max(1)) {
             let outputs = self.infer(cases, parameters)?;

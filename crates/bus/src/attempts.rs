@@ -19,11 +19,12 @@ pub struct MessageName {
     pub deadline: UnixMicros,
 }
 
-/// How many times a message was begun.
+/// A note of the attempts at a message, JSON in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Attempts {
-    /// Number of times.
-    pub begun: u32,
+pub struct AttemptNote {
+    /// How many attempts were begun.
+    #[serde(rename = "begun")]
+    pub attempts: u32,
     /// Whether the last attempt is known to have ended, which means that it did not kill its worker.
     pub ended: bool,
 }
@@ -40,7 +41,7 @@ impl WorkMessage {
 impl dyn Bus + '_ {
     /// How many times a message was begun, as written by the last [`note_attempts`](Self::note_attempts). `None`: there
     /// is no note, or the note has lapsed.
-    pub async fn attempts(&self, message: &MessageName) -> Result<Option<Attempts>, BusError> {
+    pub async fn attempts(&self, message: &MessageName) -> Result<Option<AttemptNote>, BusError> {
         let Some(note) = self.get(Bucket::Attempts, &escape_token(&message.id)).await? else { return Ok(None) };
         let read = serde_json::from_slice(&note.value);
         if let Err(error) = &read {
@@ -51,8 +52,8 @@ impl dyn Bus + '_ {
 
     /// Notes how many times a message was begun, for the next worker that gets the message. Once this returns, the note
     /// survives the end of this process. The note lapses with the request's deadline.
-    pub async fn note_attempts(&self, message: &MessageName, attempts: Attempts) -> Result<(), BusError> {
-        let value = serde_json::to_vec(&attempts).expect("numbers and switches become JSON");
+    pub async fn note_attempts(&self, message: &MessageName, note: AttemptNote) -> Result<(), BusError> {
+        let value = serde_json::to_vec(&note).expect("numbers and switches become JSON");
         let lapse = message.deadline.since(UnixMicros::now());
         self.put(Bucket::Attempts, &escape_token(&message.id), value.into(), None, Some(lapse)).await.map(drop)
     }

@@ -12,8 +12,8 @@ use crate::{BusError, WorkMessage};
 pub struct Delivery {
     /// The message.
     pub message: WorkMessage,
-    /// Which delivery of the message this is, counted from 1. Deliveries that no worker began count too.
-    pub attempt: u32,
+    /// How many times the message was delivered, this time included. Deliveries that no worker began count too.
+    pub deliveries: u32,
     /// Settles it.
     pub acker: Acker,
 }

@@ -12,7 +12,7 @@ use trireme_inference::{
     UnixMicros, check_listed, read_list, read_parameters,
 };
 
-use crate::message::{Answer, Output, Reply, SequenceStates, WorkMessage};
+use crate::message::{AnswerForm, Output, Reply, SequenceStates, WorkMessage};
 
 /// The contract's version, sent with every message. A worker sets messages of another one aside.
 pub const CONTRACT_VERSION: u32 = 2;
@@ -163,7 +163,7 @@ pub struct WorkHeaders {
     pub deadline: UnixMicros,
     pub priority: u64,
     pub traceparent: Option<String>,
-    pub answer: Answer,
+    pub answer: AnswerForm,
 }
 
 /// The fields of a [`Reply`] that travel in headers.

@@ -9,7 +9,7 @@
 //!
 //! Invariants:
 //! - A published message is delivered until it is acknowledged, or until it has been delivered
-//!   [`QueueOptions::max_deliveries`] times and a worker gives it up ([`Delivery::attempt`] counts the deliveries). How
+//!   [`QueueOptions::max_deliveries`] times and a worker gives it up ([`Delivery::deliveries`] counts them). How
 //!   many times the message was *begun* is counted separately, in notes that outlive a worker ([`attempts`]).
 //! - The gateway acknowledges the delivery behind a reply when it has the reply ([`Bus::reply`]). If a reply is lost on
 //!   its way, the delivery comes again and its worker makes the reply again.
@@ -42,7 +42,7 @@ mod tasks;
 mod token;
 pub mod topic;
 
-pub use attempts::{Attempts, MessageName};
+pub use attempts::{AttemptNote, MessageName};
 pub(crate) use bus::Kept;
 pub use bus::{Bus, Connection, Puller, QueueStatus, Queued};
 pub use call::{ALIVE, Call, CallReplies, LATEST};
@@ -54,7 +54,7 @@ pub use envelope::{
 pub use error::{BusError, QUEUE_FULL};
 pub use in_process::InProcess;
 pub use inbox::{Inbox, PendingReplies};
-pub use message::{Answer, Output, Part, Reply, SequenceStates, WorkMessage, original_id};
+pub use message::{AnswerForm, Output, Part, Reply, SequenceStates, WorkMessage, original_id};
 pub use nats::{Deployment, Nats, NatsLogin, NatsOptions, NatsTls};
 pub use options::{LevelPolicy, QueueOptions, WaitTimeout};
 pub use registry::{Heartbeat, ModelState, RegistryEvent, WorkerEntry};

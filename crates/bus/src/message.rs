@@ -31,14 +31,14 @@ pub struct WorkMessage {
     /// The time spent in each hop so far.
     pub ledger: Ledger,
     /// Whether the answer comes whole or in parts.
-    pub answer: Answer,
+    pub answer: AnswerForm,
     /// The models whose instances wait for the answer; empty for a client's request.
     pub callers: Callers,
 }
 
 /// How the answer to a request comes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Answer {
+pub enum AnswerForm {
     /// As one reply.
     #[default]
     Whole,
@@ -153,8 +153,8 @@ impl WorkMessage {
     pub fn message_id(&self) -> String {
         let (request, step) = (&self.request_id, self.route.step_number());
         match self.answer {
-            Answer::Whole | Answer::InParts => format!("{request}/{step}"),
-            Answer::Part(part) => format!("{request}/{step}/{}", part.sequence),
+            AnswerForm::Whole | AnswerForm::InParts => format!("{request}/{step}"),
+            AnswerForm::Part(part) => format!("{request}/{step}/{}", part.sequence),
         }
     }
 
@@ -176,8 +176,8 @@ impl WorkMessage {
     /// The part of the answer that this message will become. If the answer is not in parts, it is the only part.
     pub fn part(&self) -> Part {
         match self.answer {
-            Answer::Whole | Answer::InParts => Part { sequence: 0, last: true },
-            Answer::Part(part) => part,
+            AnswerForm::Whole | AnswerForm::InParts => Part { sequence: 0, last: true },
+            AnswerForm::Part(part) => part,
         }
     }
 

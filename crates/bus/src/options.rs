@@ -26,7 +26,8 @@ pub struct QueueOptions {
     /// How long a delivery may go without acknowledgement or sign of progress before the message is delivered again.
     pub ack_wait: Duration,
     /// How many times a message is begun before a worker gives it up. Deliveries that no worker began do not count.
-    pub max_deliver: u32,
+    #[serde(rename = "max_deliver")]
+    pub max_attempts: u32,
     /// Keep messages on the broker's disk instead of in its memory.
     pub file_storage: bool,
     /// Copies that the broker keeps of each message.
@@ -63,7 +64,7 @@ impl Default for QueueOptions {
             max_messages: 10_000,
             max_bytes: 0,
             ack_wait: Duration::from_secs(2),
-            max_deliver: 3,
+            max_attempts: 3,
             file_storage: false,
             replicas: 1,
             in_hand: 0,
@@ -98,14 +99,14 @@ impl LevelPolicy {
 
 impl QueueOptions {
     /// How many times a message is delivered before a worker gives it up, begun or not. The number is far above
-    /// `max_deliver`, because a message may be delivered many times beside other messages that kill its workers.
+    /// `max_attempts`, because a message may be delivered many times beside other messages that kill its workers.
     pub fn max_deliveries(&self) -> u32 {
-        self.max_deliver.saturating_mul(DELIVERIES_PER_ATTEMPT).saturating_add(DELIVERIES_TO_SPARE)
+        self.max_attempts.saturating_mul(DELIVERIES_PER_ATTEMPT).saturating_add(DELIVERIES_TO_SPARE)
     }
 
-    /// The number of deliveries that the broker makes. There are some more than [`QueueOptions::max_deliveries`], so
+    /// The `max_deliver` of the broker's consumer: the number of deliveries that the broker makes. There are some more than [`QueueOptions::max_deliveries`], so
     /// that a worker can still give the message up and answer if another worker died before it could.
-    pub(crate) fn deliveries_made(&self) -> u32 {
+    pub(crate) fn broker_max_deliver(&self) -> u32 {
         self.max_deliveries().saturating_add(DELIVERIES_TO_GIVE_UP)
     }
 

@@ -23,7 +23,7 @@ use futures_util::StreamExt;
 use trireme_bus::conformance::fixtures::{full_message, message, model, number, options, take, within};
 use trireme_bus::conformance::{self, Setup};
 use trireme_bus::{
-    Attempts, Bus, BusError, Connection, DeadLetter, Deployment, EnvelopeError, LevelPolicy, ModelState, Nats,
+    AttemptNote, Bus, BusError, Connection, DeadLetter, Deployment, EnvelopeError, LevelPolicy, ModelState, Nats,
     NatsLogin, NatsOptions, NatsTls, Output, QueueOptions, RegistryEvent, WorkMessage, WorkerEntry, encode_reply,
     encode_work,
 };
@@ -118,7 +118,7 @@ async fn who_may_make_no_streams_has_a_gateway_make_them() {
     stage.publish(&message(&model, 1)).await.unwrap();
     let mut puller = stage.pull(&model).await.unwrap();
     let delivery = take(&mut puller, "a message").await;
-    let (name, noted) = (delivery.message.name(&model), Attempts { begun: 1, ended: true });
+    let (name, noted) = (delivery.message.name(&model), AttemptNote { attempts: 1, ended: true });
     stage.note_attempts(&name, noted).await.unwrap();
     assert_eq!(stage.attempts(&name).await.unwrap(), Some(noted));
     let letter = DeadLetter { message: delivery.message.clone(), reason: InferError::internal("why"), attempts: 1 };
@@ -181,7 +181,7 @@ async fn a_broker_that_lost_everything_is_served_again() {
     declare(&*worker, &model, &options()).await;
     gateway.publish(&message(&model, 4)).await.unwrap();
     let delivery = take(&mut puller, "a message for the puller from before").await;
-    assert_eq!((number(&delivery), delivery.attempt), (4, 1));
+    assert_eq!((number(&delivery), delivery.deliveries), (4, 1));
     delivery.acker.ack().await.unwrap();
     gateway.publish(&message(&model, 5)).await.unwrap();
     let mut puller = worker.pull(&model).await.unwrap();
@@ -305,7 +305,7 @@ async fn malformed_work_is_refused_and_holds_up_nothing() {
     assert_eq!(stream.info().await.unwrap().state.messages, count + 1);
     let mut puller = bus.pull(&model).await.unwrap();
     let delivery = take(&mut puller, "the good message").await;
-    assert_eq!((&delivery.message, delivery.attempt), (&sent, 1));
+    assert_eq!((&delivery.message, delivery.deliveries), (&sent, 1));
     delivery.acker.ack().await.unwrap();
     within("the end of the malformed ones", async {
         while stream.info().await.unwrap().state.messages > 0 {
@@ -374,7 +374,7 @@ async fn malformed_replies_are_ignored() {
     let request = WorkMessage {
         request_id: "r".to_owned(),
         gateway: "gateway".to_owned(),
-        answer: trireme_bus::Answer::Whole,
+        answer: trireme_bus::AnswerForm::Whole,
         ..full_message(&ModelKey { name: "m".to_owned(), version: 1 })
     };
     let mut waiting = inbox.expect(&request);
@@ -437,11 +437,11 @@ async fn a_message_that_killed_all_its_workers_makes_room_after_its_deadline() {
     let server = NatsServer::start();
     let bus = connect(&server).await;
     let model = model("poison");
-    bus.declare_queue(&model, &QueueOptions { max_messages: 1, max_deliver: 1, ..options() }).await.unwrap();
+    bus.declare_queue(&model, &QueueOptions { max_messages: 1, max_attempts: 1, ..options() }).await.unwrap();
     bus.publish(&WorkMessage { deadline: UnixMicros::now(), ..message(&model, 1) }).await.unwrap();
     let mut puller = bus.pull(&model).await.unwrap();
     for attempt in 1..=2 {
-        assert_eq!(take(&mut puller, "the message, to die of it").await.attempt, attempt);
+        assert_eq!(take(&mut puller, "the message, to die of it").await.deliveries, attempt);
     }
     let next = message(&model, 2);
     assert!(matches!(bus.publish(&next).await, Err(BusError::Full { .. })), "the broker keeps it so far");
@@ -612,7 +612,7 @@ async fn a_thousand_workers_can_wait_at_one_queue() {
     let numbers: Vec<_> = taken.iter().map(|(number, _)| *number).collect();
     assert_eq!(numbers, (0..WORKERS as i64).collect::<Vec<_>>());
     for (_, delivery) in taken {
-        assert_eq!(delivery.attempt, 1);
+        assert_eq!(delivery.deliveries, 1);
         delivery.acker.ack().await.unwrap();
     }
 }

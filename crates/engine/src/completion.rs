@@ -15,9 +15,9 @@ use crate::cancel::refused;
 /// default: the others are for requests that came from somewhere and can go back.
 pub trait Completion: Send + Sized + 'static {
     /// Can release a request while an instance's thread that hangs still has it.
-    type Held: Clone + Send + 'static;
+    type Holding: Clone + Send + 'static;
     /// Sends the parts of an answer.
-    type Parts: SendParts;
+    type PartSender: SendParts;
 
     /// The description of the request's inputs, with `rows` set to 1 for a model without batches.
     fn description(&self) -> Description;
@@ -29,7 +29,7 @@ pub trait Completion: Send + Sized + 'static {
     fn fail(self, error: InferError, reason: FailureReason);
 
     /// From now on the request is answered in parts.
-    fn into_parts(self) -> Self::Parts;
+    fn into_parts(self) -> Self::PartSender;
 
     /// Whether the request has to run in a batch of its own.
     fn is_alone(&self) -> bool {
@@ -58,12 +58,12 @@ pub trait Completion: Send + Sized + 'static {
     fn ran_together(_batch: &mut [Self]) {}
 
     /// The handle that can release the request; `None` if nothing else could execute it.
-    fn held(&self) -> Option<Self::Held> {
+    fn held(&self) -> Option<Self::Holding> {
         None
     }
 
     /// Releases the requests of an execution that does not end.
-    fn release(_held: Vec<Self::Held>) -> impl Future<Output = ()> + Send {
+    fn release(_held: Vec<Self::Holding>) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
 

@@ -39,7 +39,7 @@ pub struct Model<C: Completion> {
     /// The request that idle instances execute from time to time.
     pub canary: Option<Canary>,
     /// The executions of its instances that are under way.
-    pub executions: Executions<C::Held>,
+    pub executions: Executions<C::Holding>,
     /// Cancelled when the version takes no more requests from outside.
     pub intake: CancellationToken,
     /// The tasks beside it. They fail when an instance becomes unreliable.

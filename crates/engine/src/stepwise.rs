@@ -36,7 +36,7 @@ pub(crate) struct Stepper<C: Completion> {
 struct InHand<C: Completion> {
     exit: Exit<C>,
     /// The handle that can release the request; nothing can release the canary request.
-    held: Option<C::Held>,
+    held: Option<C::Holding>,
     joined: Instant,
     cancelled: CancelFlag,
     deadline: UnixMicros,
@@ -49,7 +49,7 @@ enum Exit<C: Completion> {
     /// The answer is sent as one response.
     Whole(Box<C>),
     /// Parts go to the task that sends them.
-    InParts(C::Parts),
+    InParts(C::PartSender),
     /// The answer is not sent: it is the canary request's.
     Canary,
 }
@@ -122,7 +122,14 @@ impl<C: Completion> Stepper<C> {
         }
     }
 
-    fn enter(&mut self, request: ExecuteRequest, exit: Exit<C>, held: Option<C::Held>, alone: bool, joined: Instant) {
+    fn enter(
+        &mut self,
+        request: ExecuteRequest,
+        exit: Exit<C>,
+        held: Option<C::Holding>,
+        alone: bool,
+        joined: Instant,
+    ) {
         let ticket = self.next;
         self.next += 1;
         let (cancelled, deadline) = (request.cancelled.clone(), request.deadline);

@@ -39,8 +39,8 @@ fn values(response: &ExecuteResponse) -> Vec<i64> {
 }
 
 impl Completion for Caller {
-    type Held = SyncSender<Got>;
-    type Parts = PartsCaller;
+    type Holding = SyncSender<Got>;
+    type PartSender = PartsCaller;
 
     fn description(&self) -> Description {
         self.description

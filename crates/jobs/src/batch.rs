@@ -5,7 +5,6 @@
 //! When all lines of the first chunk have ended, their answers are written and the checkpoint moves.
 
 use std::collections::VecDeque;
-use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,8 +14,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use trireme_bus::BusError;
 
-use crate::call::{Answer, Call};
+use crate::call::{JobAnswer, JobCall};
 use crate::error::JobError;
+use crate::files::Content;
 use crate::jobs::Jobs;
 use crate::lines::{Asked, Lines};
 use crate::objects::{self, Writer};
@@ -33,8 +33,6 @@ const CHUNKS: usize = 3;
 
 /// Parts of the output live for this much longer than the record of their file.
 const SLACK: Duration = Duration::from_secs(3600);
-
-type Parts = Pin<Box<dyn Stream<Item = Result<Bytes, BusError>> + Send>>;
 
 /// Lines that were read together.
 struct Chunk {
@@ -58,7 +56,7 @@ struct Task {
     index: usize,
     number: u64,
     custom_id: Value,
-    call: Call,
+    call: JobCall,
 }
 
 struct Run<'a> {
@@ -66,7 +64,7 @@ struct Run<'a> {
     id: &'a str,
     batch: Batch,
     revision: u64,
-    lines: Lines<Parts>,
+    lines: Lines<Content>,
     /// The number of the next line.
     number: u64,
     chunks: VecDeque<Chunk>,
@@ -107,7 +105,7 @@ pub async fn run(jobs: &Jobs, id: &str, stop: watch::Receiver<bool>) -> Result<(
 }
 
 /// The lines of a file from `offset` on.
-fn lines_from(jobs: &Jobs, file: &File, offset: u64) -> Lines<Parts> {
+fn lines_from(jobs: &Jobs, file: &File, offset: u64) -> Lines<Content> {
     let (jobs, objects) = (jobs.clone(), file.objects.clone());
     let parts = async_parts(jobs, objects, offset);
     Lines::new(Box::pin(parts), offset)
@@ -140,7 +138,7 @@ fn async_parts(
 }
 
 /// Lines that are not empty.
-async fn count(mut lines: Lines<Parts>) -> Result<u64, BusError> {
+async fn count(mut lines: Lines<Content>) -> Result<u64, BusError> {
     let mut count = 0;
     while let Some(line) = lines.next().await? {
         count += u64::from(!line.is_empty());
@@ -344,7 +342,7 @@ impl Run<'_> {
 }
 
 /// The outcome of a line that ran. `None` is a line that had no answer in time.
-fn outcome(batch: &str, task: &Task, answer: Option<Answer>) -> Outcome {
+fn outcome(batch: &str, task: &Task, answer: Option<JobAnswer>) -> Outcome {
     let Some(answer) = answer else {
         let message = format!("line {} had no answer before the batch expired", task.number);
         return refusal(batch, task.number, &task.custom_id, "batch_expired", &message);

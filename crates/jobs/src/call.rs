@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// A request to one of the gateway's routes, without the client's credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Call {
+pub struct JobCall {
     /// The path.
     pub path: String,
     /// The headers that the route needs, with names in lower case.
@@ -15,9 +15,9 @@ pub struct Call {
     pub body: Bytes,
 }
 
-/// The answer to a [`Call`].
+/// The answer to a [`JobCall`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct JobAnswer {
     /// The HTTP status.
     pub status: u16,
     /// The headers that describe the body, with names in lower case.
@@ -30,24 +30,24 @@ pub struct Answer {
 #[async_trait]
 pub trait Execute: Send + Sync + 'static {
     /// Runs a call. The caller may drop the future, which cancels the call.
-    async fn execute(&self, call: Call) -> Answer;
+    async fn execute(&self, call: JobCall) -> JobAnswer;
 
     /// Whether the gateway of this name is alive, as far as its heartbeats tell.
     fn lives(&self, gateway: &str) -> bool;
 }
 
-// === impl Call ===
+// === impl JobCall ===
 
-impl Call {
+impl JobCall {
     /// The value of a header.
     pub fn header(&self, name: &str) -> Option<&[u8]> {
         self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_ref())
     }
 }
 
-// === impl Answer ===
+// === impl JobAnswer ===
 
-impl Answer {
+impl JobAnswer {
     /// Whether the same call may get another answer later: the queue was full, no worker was there, or time ran out.
     pub fn is_temporary(&self) -> bool {
         matches!(self.status, 408 | 429 | 503 | 504)

@@ -32,7 +32,7 @@ mod statistics;
 mod store;
 
 pub use batches::NewBatch;
-pub use call::{Answer, Call, Execute};
+pub use call::{Execute, JobAnswer, JobCall};
 pub use error::JobError;
 pub use files::{Content, Upload};
 pub use jobs::{Jobs, Options};

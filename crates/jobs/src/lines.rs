@@ -5,7 +5,7 @@ use futures_util::{Stream, StreamExt};
 use serde_json::Value;
 use trireme_bus::BusError;
 
-use crate::call::Call;
+use crate::call::JobCall;
 
 /// Longest line, in bytes. A longer one is an error of its own.
 pub const LONGEST_LINE: usize = 32 << 20;
@@ -38,7 +38,7 @@ pub struct Asked {
     /// The client's name for the line, as JSON.
     pub custom_id: Value,
     /// The call, or why there is none.
-    pub call: Result<Call, String>,
+    pub call: Result<JobCall, String>,
 }
 
 // === impl Lines ===
@@ -118,7 +118,7 @@ impl Line {
             (_, Some(Value::String(url)), _) if url != endpoint => {
                 Err(format!("'url' is '{url}', but the batch has the endpoint '{endpoint}'"))
             }
-            (_, Some(Value::String(_)), Some(body @ Value::Object(_))) => Ok(Call {
+            (_, Some(Value::String(_)), Some(body @ Value::Object(_))) => Ok(JobCall {
                 path: endpoint.to_owned(),
                 headers: vec![("content-type".to_owned(), Bytes::from_static(b"application/json"))],
                 body: body.to_string().into(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::call::{Answer, Call};
+use crate::call::{JobAnswer, JobCall};
 
 /// The value of a key in the store of jobs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,10 +34,10 @@ pub struct Request {
     /// A digest of its path, headers and body.
     pub(crate) digest: Bytes,
     /// Path and headers; the body is in `body`.
-    pub(crate) call: Call,
+    pub(crate) call: JobCall,
     pub(crate) body: Body,
     /// Status and headers of the answer; the body is in `answer_body`.
-    pub(crate) answer: Option<Answer>,
+    pub(crate) answer: Option<JobAnswer>,
     pub(crate) answer_body: Body,
 }
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use ring::digest::{Context, SHA256};
 use trireme_bus::BusError;
 
-use crate::call::{Answer, Call};
+use crate::call::{JobAnswer, JobCall};
 use crate::error::JobError;
 use crate::jobs::Jobs;
 use crate::record::{Body, Record};
@@ -42,7 +42,7 @@ pub struct Accepted {
 impl Jobs {
     /// Accepts a request: it is in the store when this returns. With `key` a second request with the same key is the first
     /// one; [`JobError::OtherRequest`] if it has another path, header or body.
-    pub async fn accept(&self, call: Call, key: Option<&str>) -> Result<Accepted, JobError> {
+    pub async fn accept(&self, call: JobCall, key: Option<&str>) -> Result<Accepted, JobError> {
         let digest = digest(&call);
         let id = match key {
             Some(key) => format!("{PREFIX}{}", hex(&sha256(&[key.as_bytes()]), 16)),
@@ -63,7 +63,7 @@ impl Jobs {
             ended: None,
             state: RequestState::Queued,
             digest: digest.clone(),
-            call: Call { body: Bytes::new(), ..call },
+            call: JobCall { body: Bytes::new(), ..call },
             body,
             answer: None,
             answer_body: Body::Here(Bytes::new()),
@@ -98,9 +98,9 @@ impl Jobs {
     }
 
     /// The answer to a request that is [`RequestState::Completed`].
-    pub async fn answer(&self, request: &Request) -> Result<Option<Answer>, JobError> {
+    pub async fn answer(&self, request: &Request) -> Result<Option<JobAnswer>, JobError> {
         let Some(answer) = &request.answer else { return Ok(None) };
-        Ok(Some(Answer { body: self.body(&request.answer_body).await?, ..answer.clone() }))
+        Ok(Some(JobAnswer { body: self.body(&request.answer_body).await?, ..answer.clone() }))
     }
 
     /// Waits until a request has ended, for `patience` at most. Returns its record.
@@ -156,14 +156,14 @@ impl Jobs {
             return Ok(());
         }
         let live = self.0.options.time_to_live;
-        let call = Call { body: self.body(&request.body).await?, ..request.call.clone() };
+        let call = JobCall { body: self.body(&request.body).await?, ..request.call.clone() };
         let answer = self.execute(&call, request.expires).await;
         request.ended = Some(now());
         match answer {
             Some(answer) => {
                 let name = format!("{id}-answer-{:08x}", fastrand::u32(..));
                 request.answer_body = self.keep(name, &answer.body, Some(live + SLACK)).await?;
-                request.answer = Some(Answer { body: Bytes::new(), ..answer });
+                request.answer = Some(JobAnswer { body: Bytes::new(), ..answer });
                 request.state = RequestState::Completed;
             }
             None => request.state = RequestState::Expired,
@@ -185,7 +185,7 @@ impl Jobs {
     }
 
     /// Runs a call until it has an answer that is not temporary. `None` if there is none at `expires`.
-    pub(crate) async fn execute(&self, call: &Call, expires: u64) -> Option<Answer> {
+    pub(crate) async fn execute(&self, call: &JobCall, expires: u64) -> Option<JobAnswer> {
         let mut pause = FIRST_PAUSE;
         loop {
             let left = Duration::from_secs(expires.saturating_sub(now()));
@@ -207,7 +207,7 @@ fn unknown(id: &str) -> JobError {
     JobError::Unknown { kind: KIND, id: id.to_owned() }
 }
 
-fn digest(call: &Call) -> Bytes {
+fn digest(call: &JobCall) -> Bytes {
     let mut parts = vec![call.path.as_bytes()];
     for (name, value) in &call.headers {
         parts.extend([name.as_bytes(), value.as_ref()]);

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use trireme_bus::{Bucket, Bus, InProcess, QueueOptions};
-use trireme_jobs::{Answer, BatchState, Call, Execute, JobError, Jobs, NewBatch, Options, RequestState};
+use trireme_jobs::{BatchState, Execute, JobAnswer, JobCall, JobError, Jobs, NewBatch, Options, RequestState};
 
 /// A system that answers with the body it got, in upper case.
 #[derive(Default)]
@@ -34,8 +34,8 @@ struct Upper {
 
 #[async_trait]
 impl Execute for Upper {
-    async fn execute(&self, call: Call) -> Answer {
-        let answer = |status, body: String| Answer { status, headers: Vec::new(), body: body.into() };
+    async fn execute(&self, call: JobCall) -> JobAnswer {
+        let answer = |status, body: String| JobAnswer { status, headers: Vec::new(), body: body.into() };
         if self.full.load(Ordering::Relaxed) {
             return answer(503, String::new());
         }
@@ -110,9 +110,9 @@ fn open(directory: &Path) -> InProcess {
     InProcess::open(&QueueOptions::default(), directory).unwrap()
 }
 
-fn call(body: &str) -> Call {
+fn call(body: &str) -> JobCall {
     let headers = vec![("content-type".to_owned(), Bytes::from_static(b"text/plain"))];
-    Call { path: "/run".to_owned(), headers, body: Bytes::copy_from_slice(body.as_bytes()) }
+    JobCall { path: "/run".to_owned(), headers, body: Bytes::copy_from_slice(body.as_bytes()) }
 }
 
 async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {

@@ -18,7 +18,7 @@ const BATCH_DIMENSION_NOTE: &str = "NOTE: Setting a non-zero max_batch_size in t
      max_batch_size.";
 
 /// A tensor's name, datatype and shape as the request gives them.
-struct Claim<'a> {
+struct GivenTensor<'a> {
     name: &'a str,
     datatype: DataType,
     shape: &'a Shape,
@@ -45,14 +45,14 @@ impl ModelConfig {
 
     /// The same for a request that travels in parts of at most the model's largest batch, even if the configuration sets no such
     /// parts.
-    pub fn admit_in_parts(&self, request_id: &str, inputs: Vec<UncheckedTensor>) -> Result<Vec<Tensor>, InferError> {
+    pub fn admit_split(&self, request_id: &str, inputs: Vec<UncheckedTensor>) -> Result<Vec<Tensor>, InferError> {
         self.admit_as(Request { id: Some(request_id), in_parts: true }, inputs)
     }
 
     fn admit_as(&self, request: Request<'_>, inputs: Vec<UncheckedTensor>) -> Result<Vec<Tensor>, InferError> {
-        let claims: Vec<_> =
-            inputs.iter().map(|t| Claim { name: &t.name, datatype: t.datatype, shape: &t.shape }).collect();
-        self.judge(request, &claims)?;
+        let tensors: Vec<_> =
+            inputs.iter().map(|t| GivenTensor { name: &t.name, datatype: t.datatype, shape: &t.shape }).collect();
+        self.judge(request, &tensors)?;
         let check = |input: UncheckedTensor| {
             let data = input.data.clone();
             input.check().map_err(|fault| self.byte_fault(request, &data, fault))
@@ -63,9 +63,9 @@ impl ModelConfig {
     /// Checks `inputs` that another stage has made. Returns the request's rows: its batch
     /// dimension, 1 for models without one.
     pub fn check_tensors(&self, inputs: &[Tensor]) -> Result<u32, InferError> {
-        let claims: Vec<_> =
-            inputs.iter().map(|t| Claim { name: t.name(), datatype: t.datatype(), shape: t.shape() }).collect();
-        self.judge(Request { id: None, in_parts: false }, &claims)
+        let tensors: Vec<_> =
+            inputs.iter().map(|t| GivenTensor { name: t.name(), datatype: t.datatype(), shape: t.shape() }).collect();
+        self.judge(Request { id: None, in_parts: false }, &tensors)
     }
 
     /// Whether the model has the outputs that a client asks for.
@@ -89,20 +89,20 @@ impl ModelConfig {
     }
 
     /// Checks everything but the bytes. Returns the rows.
-    fn judge(&self, request: Request<'_>, claims: &[Claim<'_>]) -> Result<u32, InferError> {
-        let declared = self.judge_names(request, claims)?;
-        let rows = self.judge_batch(request, claims)?;
-        for (claim, input) in claims.iter().zip(declared) {
-            self.judge_tensor(request, claim, input)?;
+    fn judge(&self, request: Request<'_>, tensors: &[GivenTensor<'_>]) -> Result<u32, InferError> {
+        let declared = self.judge_names(request, tensors)?;
+        let rows = self.judge_batch(request, tensors)?;
+        for (tensor, input) in tensors.iter().zip(declared) {
+            self.judge_tensor(request, tensor, input)?;
         }
         Ok(rows)
     }
 
-    /// The declarations that go with `claims`, if those are all the required inputs and no others.
-    fn judge_names(&self, request: Request<'_>, claims: &[Claim<'_>]) -> Result<Vec<&ModelInput>, InferError> {
+    /// The declarations that go with `tensors`, if those are all the required inputs and no others.
+    fn judge_names(&self, request: Request<'_>, tensors: &[GivenTensor<'_>]) -> Result<Vec<&ModelInput>, InferError> {
         let mut given = BTreeSet::new();
-        if let Some(claim) = claims.iter().find(|claim| !given.insert(claim.name)) {
-            return Err(request.fault(format!("input '{}' already exists in request", claim.name)));
+        if let Some(tensor) = tensors.iter().find(|tensor| !given.insert(tensor.name)) {
+            return Err(request.fault(format!("input '{}' already exists in request", tensor.name)));
         }
         let (all, required) = (self.inputs.len(), self.inputs.iter().filter(|input| !input.optional).count());
         let missing = || self.inputs.iter().filter(|i| !i.optional && !given.contains(i.name.as_str()));
@@ -114,21 +114,21 @@ impl ModelConfig {
             request.fault(format!(
                 "{expected} but got {} inputs for model '{}'. Got input(s) [{}], but missing required input(s) [{}]. \
                  Please provide all required input(s).",
-                claims.len(),
+                tensors.len(),
                 self.name,
-                quoted(claims.iter().map(|claim| claim.name)),
+                quoted(tensors.iter().map(|tensor| tensor.name)),
                 quoted(missing().map(|input| input.name.as_str()))
             ))
         };
-        if !(required..=all).contains(&claims.len()) {
+        if !(required..=all).contains(&tensors.len()) {
             return Err(count_fault());
         }
-        let declared = |claim: &Claim<'_>| self.inputs.iter().find(|input| input.name == claim.name);
-        let inputs: Vec<_> = claims.iter().filter_map(declared).collect();
-        if let Some(claim) = claims.iter().find(|claim| declared(claim).is_none()) {
+        let declared = |tensor: &GivenTensor<'_>| self.inputs.iter().find(|input| input.name == tensor.name);
+        let inputs: Vec<_> = tensors.iter().filter_map(declared).collect();
+        if let Some(tensor) = tensors.iter().find(|tensor| declared(tensor).is_none()) {
             return Err(InferError::invalid_arg(format!(
                 "unexpected inference input '{}' for model '{}', allowed inputs are: {}",
-                claim.name,
+                tensor.name,
                 self.name,
                 sorted(self.inputs.iter().map(|input| input.name.as_str()))
             )));
@@ -141,22 +141,22 @@ impl ModelConfig {
     }
 
     /// One batch dimension for all inputs, from 1 to the model's largest.
-    fn judge_batch(&self, request: Request<'_>, claims: &[Claim<'_>]) -> Result<u32, InferError> {
+    fn judge_batch(&self, request: Request<'_>, tensors: &[GivenTensor<'_>]) -> Result<u32, InferError> {
         if self.max_batch_size == 0 {
             return Ok(1);
         }
         let mut batch = None;
-        for claim in claims {
-            let Some(&rows) = claim.shape.first() else {
+        for tensor in tensors {
+            let Some(&rows) = tensor.shape.first() else {
                 return Err(request.fault(format!(
                     "input '{}' has no shape but model requires batch dimension for '{}'",
-                    claim.name, self.name
+                    tensor.name, self.name
                 )));
             };
             if *batch.get_or_insert(rows) != rows {
                 return Err(request.fault(format!(
                     "input '{}' batch size does not match other inputs for '{}'",
-                    claim.name, self.name
+                    tensor.name, self.name
                 )));
             }
         }
@@ -172,8 +172,13 @@ impl ModelConfig {
         }
     }
 
-    fn judge_tensor(&self, request: Request<'_>, claim: &Claim<'_>, input: &ModelInput) -> Result<(), InferError> {
-        let Claim { name, datatype, shape } = claim;
+    fn judge_tensor(
+        &self,
+        request: Request<'_>,
+        tensor: &GivenTensor<'_>,
+        input: &ModelInput,
+    ) -> Result<(), InferError> {
+        let GivenTensor { name, datatype, shape } = tensor;
         let model = &self.name;
         if *datatype != input.datatype {
             return Err(request.fault(format!(

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use trireme_inference::{DataType, Shape, TensorSpec};
 
-use crate::SequenceBatching;
+use crate::sequence_batching::SequenceBatching;
 
 /// A validated, normalized model configuration, from [`ModelConfig::parse`], [`ModelConfig::from_json`] or a
 /// [`crate::Repository`].

@@ -25,6 +25,7 @@ mod complete;
 mod config;
 mod ensemble;
 mod error;
+mod fields;
 mod fingerprint;
 mod folder;
 mod normalize;
@@ -32,6 +33,7 @@ mod parse;
 mod repository;
 mod requested;
 mod sequence;
+mod sequence_batching;
 mod sources;
 mod task;
 mod validate;
@@ -55,6 +57,6 @@ pub use folder::{
     is_model_folder, needed_files, place,
 };
 pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel, Uploaded};
-pub use sequence::{Fact, SequenceBatching, SequenceControl, SequenceState};
+pub use sequence_batching::{Fact, SequenceBatching, SequenceControl, SequenceState};
 pub use sources::{ModelFolder, ModelSources, SourceError};
 pub use task::Task;

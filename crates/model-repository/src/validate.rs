@@ -182,7 +182,7 @@ fn validate_response_cache(message: &ModelConfig) -> Result<(), String> {
 
 /// The bounds of a histogram go upwards; the last one may be infinity.
 fn validate_metrics(message: &ModelConfig) -> Result<(), String> {
-    for (family, bounds) in crate::view::histogram_bounds(message) {
+    for (family, bounds) in crate::fields::histogram_bounds(message) {
         if bounds.is_empty() || !bounds.is_sorted_by(|lower, upper| lower < upper) || bounds[0].is_nan() {
             let name = &message.name;
             return Err(format!("buckets of metric '{family}' must increase, found {bounds:?}, for {name}"));

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use trireme_inference::{DataType, Shape};
+use trireme_inference::Shape;
 
 use crate::ensemble::validate_ensemble;
+use crate::fields::{histogram_bounds, read_data_type};
 use crate::normalize::{Surroundings, normalize};
 use crate::proto::model_config::SchedulingChoice;
 use crate::proto::model_ensembling::Step;
 use crate::proto::model_instance_group::Kind;
-use crate::proto::model_metrics::metric_control::MetricOptions;
 use crate::proto::model_optimization_policy::execution_accelerators::Accelerator;
 use crate::proto::model_queue_policy::TimeoutAction;
 use crate::proto::model_version_policy::PolicyChoice;
@@ -83,23 +83,8 @@ fn read(message: proto::ModelConfig) -> Result<ModelConfig, String> {
     })
 }
 
-/// The bounds that `model_metrics` sets, by the metric's name.
-pub(crate) fn histogram_bounds(message: &proto::ModelConfig) -> BTreeMap<String, Vec<f64>> {
-    let bounds = |control: &proto::model_metrics::MetricControl| {
-        let family = control.metric_identifier.as_ref()?.family.clone();
-        let Some(MetricOptions::HistogramOptions(options)) = &control.metric_options else { return None };
-        Some((family, options.buckets.clone()))
-    };
-    message.model_metrics.iter().flat_map(|metrics| &metrics.metric_control).filter_map(bounds).collect()
-}
-
 fn unsigned(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0)
-}
-
-pub(crate) fn read_data_type(value: i32) -> Result<DataType, String> {
-    let name = proto::DataType::try_from(value).map(|data_type| data_type.as_str_name());
-    name.ok().and_then(DataType::from_config_name).ok_or_else(|| format!("unknown data type {value}"))
 }
 
 fn read_reshape(reshape: &proto::ModelTensorReshape) -> Shape {

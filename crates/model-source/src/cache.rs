@@ -14,7 +14,7 @@ use crate::source::Source;
 use crate::transfer::download;
 
 /// Where files go.
-pub(crate) enum Place<'a> {
+pub(crate) enum CachePlace<'a> {
     Hub(&'a HubCache),
     /// A cache, and the state of the folder.
     Folder(&'a FolderCache, &'a str),
@@ -25,7 +25,7 @@ pub(crate) async fn gather(
     word: &str,
     source: &Source,
     listed: &[RemoteFile],
-    place: &Place<'_>,
+    place: &CachePlace<'_>,
     staging: &Path,
     precision: Precision,
 ) -> Result<(), FetchError> {
@@ -56,9 +56,9 @@ pub(crate) fn missing(
     needed_files(local, &names, precision).map_err(|source| FetchError::Needed { word: word.to_owned(), source })
 }
 
-// === impl Place ===
+// === impl CachePlace ===
 
-impl Place<'_> {
+impl CachePlace<'_> {
     async fn put(
         &self,
         source: &Source,
@@ -67,7 +67,7 @@ impl Place<'_> {
         progress: &mut Progress,
     ) -> Result<(), FetchError> {
         match (self, source) {
-            (Place::Hub(cache), Source::Hub(hub)) => {
+            (CachePlace::Hub(cache), Source::Hub(hub)) => {
                 let file = hub.complete(file).await?;
                 let etag = file.etag.clone().unwrap_or_default();
                 let blob = cache.blob(&etag);
@@ -78,8 +78,8 @@ impl Place<'_> {
                 }
                 cache.link(staging, &file.name, &etag)
             }
-            (Place::Hub(_), _) => Err(FetchError::Empty { url: source.url(file) }),
-            (Place::Folder(cache, state), _) => {
+            (CachePlace::Hub(_), _) => Err(FetchError::Empty { url: source.url(file) }),
+            (CachePlace::Folder(cache, state), _) => {
                 let target = staging.join(&file.name);
                 download(source, file, &cache.partial(state, &file.name), &target, progress).await
             }

@@ -7,7 +7,7 @@ use url::Url;
 
 use crate::FetchError;
 use crate::address::Address;
-use crate::cache::{Place, add_versions, gather, missing};
+use crate::cache::{CachePlace, add_versions, gather, missing};
 use crate::folder_cache::{FolderCache, state};
 use crate::hub::{Hub, MAIN};
 use crate::hub_cache::HubCache;
@@ -48,7 +48,7 @@ async fn fetch_hub(word: &str, settings: &Settings, repository: &str, revision: 
     } else {
         let staging = cache.staging(&commit);
         std::fs::create_dir_all(&staging).map_err(FetchError::io(&staging))?;
-        gather(word, &Source::Hub(hub), &listed, &Place::Hub(&cache), &staging, settings.precision).await?;
+        gather(word, &Source::Hub(hub), &listed, &CachePlace::Hub(&cache), &staging, settings.precision).await?;
         cache.finish(&commit, &staging)?
     };
     cache.set_commit(revision, &commit)?;
@@ -76,7 +76,7 @@ async fn fetch_folder(word: &str, settings: &Settings, address: &Address, url: &
     if !folder.is_dir() {
         let staging = cache.staging(&state);
         std::fs::create_dir_all(&staging).map_err(FetchError::io(&staging))?;
-        gather(word, &source, &listed, &Place::Folder(&cache, &state), &staging, settings.precision).await?;
+        gather(word, &source, &listed, &CachePlace::Folder(&cache, &state), &staging, settings.precision).await?;
         add_versions(&staging)?;
         cache.finish(&state)?;
     }

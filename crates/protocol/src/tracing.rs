@@ -41,7 +41,7 @@ pub enum TraceMode<'a> {
 
 /// The change of one setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Change<T> {
+pub enum SettingChange<T> {
     /// Not in the request.
     #[default]
     Keep,
@@ -55,10 +55,10 @@ pub enum Change<T> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of TraceSettings")]
 pub struct TraceChanges {
-    pub level: Change<TraceLevel>,
-    pub rate: Change<u32>,
-    pub count: Change<i32>,
-    pub log_frequency: Change<u32>,
+    pub level: SettingChange<TraceLevel>,
+    pub rate: SettingChange<u32>,
+    pub count: SettingChange<i32>,
+    pub log_frequency: SettingChange<u32>,
 }
 
 /// Decodes the changes in a request's body. Errors have Triton's texts; numbers are strings.
@@ -70,7 +70,7 @@ pub fn decode_trace_changes(body: &[u8]) -> Result<TraceChanges, InferError> {
         return Err(InferError::unsupported("trace file location can not be updated through network protocol"));
     }
     let count = change(count, |value| number("trace_count", value, i32::MIN))?;
-    if let Change::Set(count) = count
+    if let SettingChange::Set(count) = count
         && count < -1
     {
         return Err(InferError::invalid_arg(format!(
@@ -88,11 +88,11 @@ pub fn decode_trace_changes(body: &[u8]) -> Result<TraceChanges, InferError> {
 fn change<T>(
     value: Option<Value<'_>>,
     read: impl FnOnce(&Value<'_>) -> Result<T, InferError>,
-) -> Result<Change<T>, InferError> {
+) -> Result<SettingChange<T>, InferError> {
     match value {
-        None => Ok(Change::Keep),
-        Some(Value::Null) => Ok(Change::Clear),
-        Some(value) => read(&value).map(Change::Set),
+        None => Ok(SettingChange::Keep),
+        Some(Value::Null) => Ok(SettingChange::Clear),
+        Some(value) => read(&value).map(SettingChange::Set),
     }
 }
 
@@ -190,10 +190,10 @@ mod tests {
         let body =
             br#"{"trace_level":["TIMESTAMPS","TENSORS"],"trace_rate":null,"trace_count":"-1","log_frequency":"5"}"#;
         let expected = TraceChanges {
-            level: Change::Set(TraceLevel { timestamps: true, tensors: true }),
-            rate: Change::Clear,
-            count: Change::Set(-1),
-            log_frequency: Change::Set(5),
+            level: SettingChange::Set(TraceLevel { timestamps: true, tensors: true }),
+            rate: SettingChange::Clear,
+            count: SettingChange::Set(-1),
+            log_frequency: SettingChange::Set(5),
         };
         assert_eq!(decode_trace_changes(body), Ok(expected));
     }

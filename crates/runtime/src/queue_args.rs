@@ -57,7 +57,7 @@ impl QueueArgs {
             max_messages: self.queue_max_messages,
             max_bytes: self.queue_max_bytes,
             ack_wait: Duration::from_millis(self.ack_wait_ms),
-            max_deliver: self.max_deliver,
+            max_attempts: self.max_deliver,
             file_storage: self.queue_storage == Storage::File,
             ..QueueOptions::default()
         };

@@ -53,7 +53,7 @@ pub enum Lookup {
 }
 
 /// An answer that a cache can keep.
-pub trait Answer: Clone {
+pub trait Cacheable: Clone {
     /// A copy to keep, in memory of its own: an output may be a slice of a whole batch's.
     fn kept(&self) -> Self;
 
@@ -126,7 +126,7 @@ impl Key {
     }
 }
 
-// === impl Answer ===
+// === impl Cacheable ===
 
 /// Tensors in memory of their own.
 fn own(tensors: &[Tensor]) -> Vec<Tensor> {
@@ -138,7 +138,7 @@ fn own(tensors: &[Tensor]) -> Vec<Tensor> {
     tensors.iter().map(own).collect()
 }
 
-impl Answer for InferResponse {
+impl Cacheable for InferResponse {
     fn kept(&self) -> InferResponse {
         InferResponse {
             id: String::new(),
@@ -155,7 +155,7 @@ impl Answer for InferResponse {
     }
 }
 
-impl Answer for StepAnswer {
+impl Cacheable for StepAnswer {
     fn kept(&self) -> StepAnswer {
         StepAnswer { outputs: own(&self.outputs), texts: self.texts }
     }
@@ -167,7 +167,7 @@ impl Answer for StepAnswer {
 
 // === impl ResponseCache ===
 
-impl<A: Answer> ResponseCache<A> {
+impl<A: Cacheable> ResponseCache<A> {
     /// An empty cache. With `coalesce`, identical requests in flight are computed once.
     pub fn new(config: CacheConfig, coalesce: bool) -> ResponseCache<A> {
         let options = OptionsBuilder::new()
@@ -230,7 +230,7 @@ impl<A: Answer> ResponseCache<A> {
 
 // === impl Weight ===
 
-impl<A: Answer> Weighter<Key, Arc<A>> for Weight {
+impl<A: Cacheable> Weighter<Key, Arc<A>> for Weight {
     fn weight(&self, key: &Key, answer: &Arc<A>) -> u64 {
         let outputs: usize = answer.outputs().iter().map(|output| output.data().len()).sum();
         ENTRY_OVERHEAD + key.0.len() as u64 + outputs as u64

@@ -9,7 +9,9 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use trireme_bus::InProcess;
 use trireme_runtime::TaskSet;
-use trireme_runtime::control::{self, Answers, Change, Control, Memory, Outcome, Override, Participant};
+use trireme_runtime::model_control::{
+    self, Memory, ModelChange, Outcome, Outcomes, Override, Participant, Participation,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -58,7 +60,7 @@ struct Process {
 
 impl Process {
     async fn start(bus: &Arc<InProcess>, name: &str, tasks: &TaskSet) -> Process {
-        let joined = Control::join(bus.clone(), name.to_owned()).await.expect("in process nothing refuses");
+        let joined = Participation::join(bus.clone(), name.to_owned()).await.expect("in process nothing refuses");
         let host = Arc::new(Host { is_gateway: name.starts_with("gateway"), ..Host::default() });
         let memory = joined.memory().clone();
         for change in memory.changes() {
@@ -70,9 +72,10 @@ impl Process {
 
     /// Sends a command and settles it, as a gateway does for a client.
     async fn order(&self, bus: &InProcess, model: &str, wanted: Option<Override>, expected: &BTreeSet<String>) {
-        let answers = control::command(bus, &self.memory, model, wanted.as_ref(), expected).await.expect("answers");
+        let answers =
+            model_control::command(bus, &self.memory, model, wanted.as_ref(), expected).await.expect("answers");
         assert_eq!(answers.into_keys().collect::<BTreeSet<_>>(), *expected);
-        control::settle(bus, &self.memory, model, wanted, false).await.expect("the store takes it");
+        model_control::settle(bus, &self.memory, model, wanted, false).await.expect("the store takes it");
     }
 
     /// The wanted configurations that this process knows.
@@ -107,7 +110,7 @@ async fn two_gateways_at_once_end_with_one_state_everywhere() {
     // The store has a change for every order: no order overwrote an order that it did not know.
     let later = Process::start(&bus, "worker 3", &tasks).await;
     for model in ["a", "b"] {
-        let Change { number, .. } = later.memory.get(model).expect("there were orders");
+        let ModelChange { number, .. } = later.memory.get(model).expect("there were orders");
         assert_eq!(number, ORDERS as u64, "{model}");
     }
     let same = async {
@@ -146,9 +149,10 @@ async fn commands_are_carried_out_in_the_order_they_came_in() {
     let models: Vec<String> = (0..50).map(|number| format!("m{number}")).collect();
     let (wanted, expected) = (Override::default(), names(&["worker"]));
     // Each command is sent when its future is first polled, which happens in this order.
-    let commands = models.iter().map(|model| control::command(&*bus, &worker.memory, model, Some(&wanted), &expected));
+    let commands =
+        models.iter().map(|model| model_control::command(&*bus, &worker.memory, model, Some(&wanted), &expected));
     for answers in join_all(commands).await {
-        assert_eq!(answers.unwrap(), Answers::from([("worker".to_owned(), Outcome::Done(Vec::new()))]));
+        assert_eq!(answers.unwrap(), Outcomes::from([("worker".to_owned(), Outcome::Done(Vec::new()))]));
     }
     assert_eq!(*worker.host.loads.lock(), models);
     tasks.join().await;

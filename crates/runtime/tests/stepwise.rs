@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use trireme_bus::{Answer, Bus, InProcess, Inbox, PendingReplies, WorkMessage};
+use trireme_bus::{AnswerForm, Bus, InProcess, Inbox, PendingReplies, WorkMessage};
 use trireme_inference::{
     Callers, InferError, Ledger, ModelKey, Parameters, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
@@ -195,7 +195,7 @@ fn write_model(repository: &Path, name: &str, rest: &str) {
     std::fs::write(directory.join("config.pbtxt"), config).expect("the repository can be written");
 }
 
-fn request(id: &str, models: &[&str], order: i64, answer: Answer) -> WorkMessage {
+fn request(id: &str, models: &[&str], order: i64, answer: AnswerForm) -> WorkMessage {
     let step = |(index, model): (usize, &&str)| Step {
         model: ModelKey { name: (*model).to_owned(), version: 1 },
         inputs: vec![StepInput {
@@ -255,18 +255,18 @@ fn numbers(count: i64) -> Vec<Option<i64>> {
 #[tokio::test(flavor = "multi_thread")]
 async fn parts_arrive_in_order_though_they_overtake_one_another() {
     let stage = Stage::start().await;
-    let mut replies = stage.send(&request("1", &["echo", "count", "echo"], 20, Answer::InParts)).await;
+    let mut replies = stage.send(&request("1", &["echo", "count", "echo"], 20, AnswerForm::InParts)).await;
     let first = tokio::time::timeout(PATIENCE, replies.next()).await.unwrap();
     let hops: Vec<_> = first.ledger.0.iter().map(|hop| hop.model.as_str()).collect();
     assert_eq!(hops, ["echo", "count", "echo"]);
     assert!(first.ledger.0[1].compute_infer_us > 1000, "{:?}", first.ledger.0[1]);
     assert_eq!(all(&mut replies).await.unwrap(), numbers(20)[1..]);
 
-    let mut alone = stage.send(&request("2", &["count"], 100, Answer::InParts)).await;
+    let mut alone = stage.send(&request("2", &["count"], 100, AnswerForm::InParts)).await;
     assert_eq!(all(&mut alone).await.unwrap(), numbers(100));
-    let mut none = stage.send(&request("3", &["count", "echo"], 0, Answer::InParts)).await;
+    let mut none = stage.send(&request("3", &["count", "echo"], 0, AnswerForm::InParts)).await;
     assert_eq!(all(&mut none).await.unwrap(), [None]);
-    let mut whole = stage.send(&request("4", &["count", "echo"], 9, Answer::Whole)).await;
+    let mut whole = stage.send(&request("4", &["count", "echo"], 9, AnswerForm::Whole)).await;
     assert_eq!(all(&mut whole).await.unwrap(), [Some(9)]);
     assert_eq!(stage.worker.drain(PATIENCE).await, 0, "every delivery is settled");
 }
@@ -274,8 +274,8 @@ async fn parts_arrive_in_order_though_they_overtake_one_another() {
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_join_as_room_allows_and_short_ones_leave_before_long_ones() {
     let stage = Stage::start().await;
-    let mut long = stage.send(&request("long", &["count"], 900, Answer::InParts)).await;
-    let shorts = (0..12).map(|n| request(&n.to_string(), &["count"], 5, Answer::InParts));
+    let mut long = stage.send(&request("long", &["count"], 900, AnswerForm::InParts)).await;
+    let shorts = (0..12).map(|n| request(&n.to_string(), &["count"], 5, AnswerForm::InParts));
     let mut waiting = Vec::new();
     for short in shorts {
         waiting.push(stage.send(&short).await);
@@ -291,11 +291,11 @@ async fn requests_join_as_room_allows_and_short_ones_leave_before_long_ones() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_ends_a_request_and_leaves_its_neighbours_alone() {
     let stage = Stage::start().await;
-    let mut neighbour = stage.send(&request("neighbour", &["count"], 50, Answer::InParts)).await;
-    let mut refused = stage.send(&request("refused", &["count"], REFUSE, Answer::InParts)).await;
+    let mut neighbour = stage.send(&request("neighbour", &["count"], 50, AnswerForm::InParts)).await;
+    let mut refused = stage.send(&request("refused", &["count"], REFUSE, AnswerForm::InParts)).await;
     let (seen, error) = all(&mut refused).await.unwrap_err();
     assert_eq!((seen.len(), error.message.as_str()), (0, "refused"));
-    let mut failed = stage.send(&request("failed", &["count", "echo"], FAIL_AFTER_TWO, Answer::InParts)).await;
+    let mut failed = stage.send(&request("failed", &["count", "echo"], FAIL_AFTER_TWO, AnswerForm::InParts)).await;
     let (seen, error) = all(&mut failed).await.unwrap_err();
     assert_eq!(seen, [Some(0), Some(1)], "what was made before comes first");
     assert_eq!((error.message.as_str(), error.stage.as_deref()), ("in ensemble 'e', failed", Some("count:1")));
@@ -305,13 +305,13 @@ async fn an_error_ends_a_request_and_leaves_its_neighbours_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn cancelled_and_late_requests_leave() {
     let stage = Stage::start().await;
-    let late = request("late", &["count"], FOREVER, Answer::InParts);
+    let late = request("late", &["count"], FOREVER, AnswerForm::InParts);
     let late = WorkMessage { deadline: UnixMicros::now().after(Duration::from_secs(2)), ..late };
     let mut first = stage.send(&late).await;
     tokio::time::timeout(PATIENCE, first.next()).await.unwrap().outcome.unwrap();
     stage.idle().await;
 
-    let mut cancelled = stage.send(&request("cancelled", &["count"], FOREVER, Answer::InParts)).await;
+    let mut cancelled = stage.send(&request("cancelled", &["count"], FOREVER, AnswerForm::InParts)).await;
     tokio::time::timeout(PATIENCE, cancelled.next()).await.unwrap().outcome.unwrap();
     stage.bus.cancel("cancelled").await.unwrap();
     stage.idle().await;
@@ -321,8 +321,8 @@ async fn cancelled_and_late_requests_leave() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_that_does_not_end_is_noticed_and_its_requests_given_back() {
     let stage = Stage::start().await;
-    let mut hanging = stage.send(&request("hanging", &["count"], HANG_ONCE, Answer::InParts)).await;
-    let mut within = stage.send(&request("within", &["count"], 40, Answer::Whole)).await;
+    let mut hanging = stage.send(&request("hanging", &["count"], HANG_ONCE, AnswerForm::InParts)).await;
+    let mut within = stage.send(&request("within", &["count"], 40, AnswerForm::Whole)).await;
     let failed = tokio::time::timeout(PATIENCE, stage.worker.failed()).await.expect("the worker notices");
     assert_eq!(failed, "execution that does not end");
     let drained = tokio::time::timeout(PATIENCE, stage.worker.drain(Duration::from_secs(60))).await;
@@ -337,9 +337,9 @@ async fn a_step_that_does_not_end_is_noticed_and_its_requests_given_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_fails_what_is_in_hand_and_the_instance_lives_on() {
     let stage = Stage::start().await;
-    let mut neighbour = stage.send(&request("neighbour", &["count"], 40, Answer::InParts)).await;
+    let mut neighbour = stage.send(&request("neighbour", &["count"], 40, AnswerForm::InParts)).await;
     tokio::time::timeout(PATIENCE, neighbour.next()).await.unwrap().outcome.unwrap();
-    let mut panics = stage.send(&request("panics", &["count"], PANIC_ONCE, Answer::InParts)).await;
+    let mut panics = stage.send(&request("panics", &["count"], PANIC_ONCE, AnswerForm::InParts)).await;
     // A panic is not the request's fault, so the request is tried again, and parts that were received do not come
     // again.
     assert_eq!(tokio::time::timeout(PATIENCE, panics.next()).await.unwrap().sequence, 0);
@@ -349,11 +349,11 @@ async fn a_panic_fails_what_is_in_hand_and_the_instance_lives_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_always_panics_fails_alone() {
     let stage = Stage::start().await;
-    let mut poison = stage.send(&request("poison", &["count"], PANIC, Answer::Whole)).await;
+    let mut poison = stage.send(&request("poison", &["count"], PANIC, AnswerForm::Whole)).await;
     let mut neighbours = Vec::new();
     for id in ["one", "two"] {
         // Long enough for the other request to panic on every attempt meanwhile.
-        neighbours.push(stage.send(&request(id, &["count"], 200, Answer::Whole)).await);
+        neighbours.push(stage.send(&request(id, &["count"], 200, AnswerForm::Whole)).await);
     }
     for replies in &mut neighbours {
         assert_eq!(all(replies).await.unwrap(), [Some(200)]);
@@ -368,7 +368,7 @@ async fn a_request_that_always_panics_fails_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_handed_to_another_worker_in_the_middle_goes_on_where_it_was() {
     let stage = Stage::start().await;
-    let message = request("1", &["count", "echo"], 200, Answer::InParts);
+    let message = request("1", &["count", "echo"], 200, AnswerForm::InParts);
     let mut replies = stage.send(&message).await;
     for expected in 0..20 {
         let reply = tokio::time::timeout(PATIENCE, replies.next()).await.unwrap();

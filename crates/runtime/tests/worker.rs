@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use trireme_bus::conformance::refusing::{Call, Refusing};
-use trireme_bus::{Answer, Bucket, Bus, Delivery, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage};
+use trireme_bus::{
+    AnswerForm, Bucket, Bus, Delivery, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage,
+};
 use trireme_inference::{
     Callers, ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
 };
@@ -293,13 +295,13 @@ fn request(id: &str, models: &[&str], order: &str) -> WorkMessage {
         tensors: vec![Tensor::from_bytes_elements("t0", [1], &[order]).expect("one element")],
         parameters: Arc::default(),
         ledger: Ledger::default(),
-        answer: Answer::Whole,
+        answer: AnswerForm::Whole,
         callers: Callers::default(),
     }
 }
 
 fn three_attempts() -> QueueOptions {
-    QueueOptions { max_deliver: 3, ..QueueOptions::default() }
+    QueueOptions { max_attempts: 3, ..QueueOptions::default() }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -505,7 +507,7 @@ async fn a_model_that_hangs_on_a_made_up_canary_request_is_not_served() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_was_never_settled_is_given_up_without_running() {
     let bus = Arc::new(Refusing::default());
-    let queue = QueueOptions { max_deliver: 1, ..QueueOptions::default() };
+    let queue = QueueOptions { max_attempts: 1, ..QueueOptions::default() };
     let model = ModelKey { name: "a".to_owned(), version: 1 };
     bus.declare_queue(&model, &queue).await.unwrap();
     bus.publish(&request("1", &["a"], "echo")).await.unwrap();
@@ -526,7 +528,7 @@ async fn a_message_that_was_never_settled_is_given_up_without_running() {
 }
 
 fn two_attempts() -> QueueOptions {
-    QueueOptions { max_deliver: 2, ..QueueOptions::default() }
+    QueueOptions { max_attempts: 2, ..QueueOptions::default() }
 }
 
 /// These messages as deliveries of a worker. When the deliveries are dropped, as when the worker dies, the messages are
@@ -665,7 +667,7 @@ async fn a_worker_ends_whose_instance_thread_does() {
     let Stage { bus, worker, inbox: _inbox, _repository, .. } = stage;
     assert_eq!(worker.drain(PATIENCE).await, 0, "all work was given back");
     let _peer =
-        Stage::start_on(bus, "other gateway", &["a"], QueueOptions { max_deliver: 1, ..three_attempts() }).await;
+        Stage::start_on(bus, "other gateway", &["a"], QueueOptions { max_attempts: 1, ..three_attempts() }).await;
     tokio::time::timeout(PATIENCE, answer.next()).await.expect("an answer").outcome.expect("it was never begun");
 }
 

@@ -26,35 +26,35 @@ pub struct LogLevels {
 
 type BoxedFilter = Box<dyn Filter<Registry> + Send + Sync>;
 
-struct Control {
+struct LevelSwitch {
     handle: reload::Handle<BoxedFilter, Registry>,
     levels: Mutex<LogLevels>,
 }
 
 /// Controls the process's one subscriber.
-static CONTROL: OnceLock<Control> = OnceLock::new();
+static SWITCH: OnceLock<LevelSwitch> = OnceLock::new();
 
 /// Wraps `filter` so that [`set_log_levels`] can replace it.
 pub(crate) fn reloadable(filter: EnvFilter) -> reload::Layer<BoxedFilter, Registry> {
     let levels = LogLevels::of(filter.max_level_hint().unwrap_or(LevelFilter::TRACE));
     let (layer, handle) = reload::Layer::new(Box::new(filter) as BoxedFilter);
     // A second subscriber is refused where it is installed.
-    let _ = CONTROL.set(Control { handle, levels: Mutex::new(levels) });
+    let _ = SWITCH.set(LevelSwitch { handle, levels: Mutex::new(levels) });
     layer
 }
 
 /// The present log levels.
 pub fn log_levels() -> LogLevels {
-    CONTROL.get().map_or(LogLevels::of(LevelFilter::OFF), |control| *control.levels.lock())
+    SWITCH.get().map_or(LogLevels::of(LevelFilter::OFF), |switch| *switch.levels.lock())
 }
 
 /// Logs by `levels` from now on. They replace `--log-level`, its settings for single modules included. Setting the
 /// present levels changes nothing. Errors if the subscriber is gone.
 pub fn set_log_levels(levels: LogLevels) -> Result<(), reload::Error> {
-    let Some(control) = CONTROL.get() else { return Ok(()) };
-    let mut current = control.levels.lock();
+    let Some(switch) = SWITCH.get() else { return Ok(()) };
+    let mut current = switch.levels.lock();
     if *current != levels {
-        control.handle.reload(Box::new(levels.filter()) as BoxedFilter)?;
+        switch.handle.reload(Box::new(levels.filter()) as BoxedFilter)?;
         *current = levels;
     }
     Ok(())
@@ -109,7 +109,7 @@ mod tests {
         }
     }
 
-    /// The only test of this process that uses `CONTROL`.
+    /// The only test of this process that uses `SWITCH`.
     #[test]
     fn levels_change_while_events_come_in() {
         let count = Arc::new(AtomicUsize::new(0));

@@ -20,7 +20,7 @@ use crate::trace;
 
 /// A step that a worker has received.
 #[derive(Clone, Copy, Debug)]
-pub struct Step<'a> {
+pub struct StepRun<'a> {
     /// The step's model.
     pub model: &'a str,
     /// Its version.
@@ -74,11 +74,11 @@ struct Recorded {
 
 impl StepSpan {
     /// The span of a step of the request in a W3C `traceparent`.
-    pub fn start(traceparent: Option<&str>, step: &Step<'_>) -> StepSpan {
+    pub fn start(traceparent: Option<&str>, step: &StepRun<'_>) -> StepSpan {
         StepSpan::start_with(trace::exporting(), traceparent, step)
     }
 
-    fn start_with(provider: Option<&SdkTracerProvider>, traceparent: Option<&str>, step: &Step<'_>) -> StepSpan {
+    fn start_with(provider: Option<&SdkTracerProvider>, traceparent: Option<&str>, step: &StepRun<'_>) -> StepSpan {
         let (Some(provider), Some(traceparent)) = (provider, traceparent) else { return StepSpan(None) };
         let parent = trace::extract(traceparent);
         if !parent.span().span_context().is_sampled() {
@@ -254,10 +254,10 @@ mod tests {
         (SdkTracerProvider::builder().with_simple_exporter(kept.clone()).with_sampler(sampler).build(), kept)
     }
 
-    fn step() -> Step<'static> {
+    fn step() -> StepRun<'static> {
         let received_at = SystemTime::now();
         let sent_at = received_at - Duration::from_millis(3);
-        Step { model: "encoder", version: 2, worker: "w", request_id: "g-1", attempt: 1, sent_at, received_at }
+        StepRun { model: "encoder", version: 2, worker: "w", request_id: "g-1", attempt: 1, sent_at, received_at }
     }
 
     fn children<'a>(spans: &'a [SpanData], parent: &SpanData) -> Vec<&'a SpanData> {

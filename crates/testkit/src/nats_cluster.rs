@@ -31,11 +31,11 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Three servers. On drop they are killed and their files are deleted.
 pub struct NatsCluster {
     nodes: Vec<NatsServer>,
-    routes: Vec<Route>,
+    routes: Vec<ClusterRoute>,
 }
 
 /// The route from one node to another.
-struct Route {
+struct ClusterRoute {
     from: usize,
     to: usize,
     relay: Relay,
@@ -61,7 +61,8 @@ impl NatsCluster {
     /// As [`NatsCluster::start`].
     pub fn start_with(settings: &str) -> NatsCluster {
         let pairs = (0..NODES).flat_map(|from| (0..NODES).map(move |to| (from, to))).filter(|(from, to)| from != to);
-        let routes: Vec<Route> = pairs.map(|(from, to)| Route { from, to, relay: Relay::start() }).collect();
+        let routes: Vec<ClusterRoute> =
+            pairs.map(|(from, to)| ClusterRoute { from, to, relay: Relay::start() }).collect();
         let start =
             |node| NatsServer::start_with_files(&[("nats.conf", &format!("{settings}{}", config(node, &routes)))]);
         let nodes = (0..NODES).map(start).collect();
@@ -222,7 +223,7 @@ fn is_current(cluster: &Value, least: usize) -> bool {
 
 /// A node's part of the configuration. The address it advertises to other nodes leads nowhere, so that they use the
 /// configured routes.
-fn config(node: usize, routes: &[Route]) -> String {
+fn config(node: usize, routes: &[ClusterRoute]) -> String {
     let urls =
         routes.iter().filter(|route| route.from == node).map(|route| format!("nats://{}", route.relay.address()));
     format!(

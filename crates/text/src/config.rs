@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::files::read_json;
+use crate::json_file::read_json;
 use crate::{Side, TextError};
 
 /// The fields of `tokenizer_config.json` that change token ids. The many other fields are ignored.

@@ -4,12 +4,12 @@
 use std::io;
 use std::path::Path;
 
-use serde::de::DeserializeOwned;
 use tokenizers::{NormalizerWrapper, PostProcessorWrapper, Tokenizer};
 
 use crate::config::{ConfigToken, TokenizerConfig};
 use crate::core::Core;
 use crate::family::{Family, Languages};
+use crate::json_file::read_json;
 use crate::slow::SlowTokenizer;
 use crate::{Side, TextError};
 
@@ -143,20 +143,6 @@ impl Translation {
 /// The side with this name in `tokenizers`.
 fn side(name: &str) -> Side {
     name.parse().unwrap_or(Side::Right)
-}
-
-/// A JSON file in `directory`; `None` if it does not exist.
-pub(crate) fn read_json<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<Option<T>, TextError> {
-    let path = directory.join(name);
-    let text = match std::fs::read(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(TextError::File { path, source }),
-    };
-    match serde_json::from_slice(&text) {
-        Ok(value) => Ok(Some(value)),
-        Err(error) => Err(TextError::Malformed { path, reason: error.to_string() }),
-    }
 }
 
 // === impl TokenizerConfig ===

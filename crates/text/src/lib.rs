@@ -25,6 +25,7 @@ mod error;
 mod family;
 mod files;
 mod joiner;
+mod json_file;
 mod limits;
 mod listing;
 mod options;

@@ -1,9 +1,9 @@
-//! Tokens one by one, and rows of token ids that come in place of texts.
+//! The tokens of a row, one by one.
 
 use serde::Serialize;
 
-use crate::row::{Around, Row, truncate_ids};
-use crate::{TextError, TextTokenizer};
+use crate::TextTokenizer;
+use crate::row::Row;
 
 /// A token, as the list of a text's tokens has it.
 #[derive(Serialize)]
@@ -27,29 +27,13 @@ struct Characters<'a> {
 // === impl TextTokenizer ===
 
 impl TextTokenizer {
-    /// The row of a JSON array of token ids. Nothing is put around them.
-    pub(crate) fn row_of_ids(&self, index: usize, ids: &str, around: &Around<'_>) -> Result<Row, TextError> {
-        let read = serde_json::from_str(ids);
-        let mut ids: Vec<u32> = read.map_err(|error| TextError::NoIds { index, reason: error.to_string() })?;
-        if let Some(&id) = ids.iter().find(|&&id| self.core.id_to_token(id).is_none()) {
-            return Err(TextError::UnknownId { index, id });
-        }
-        let kept = self.kept(index, ids.len(), None, around)?;
-        let truncated = kept.is_some_and(|(kept, _)| kept < ids.len());
-        if let Some((kept, _)) = kept {
-            truncate_ids(&mut ids, kept, around.truncation_side);
-        }
-        let special = ids.iter().map(|&id| u32::from(self.core.is_special(id))).collect();
-        let offsets = if around.offsets { vec![(0, 0); ids.len()] } else { Vec::new() };
-        Ok(Row { type_ids: vec![0; ids.len()], special, offsets, ids, truncated, ..Row::default() })
-    }
-
     /// A row's tokens as a JSON array. `text` and `pair` are what the row was made of.
     pub(crate) fn list(&self, row: &Row, text: &str, pair: Option<&str>) -> String {
         let texts = [Characters::of(text), Characters::of(pair.unwrap_or_default())];
-        let names: Vec<String> = row.ids.iter().map(|&id| self.core.id_to_token(id).unwrap_or_default()).collect();
+        let names: Vec<String> =
+            row.ids.iter().map(|&id| self.encoder.core.id_to_token(id).unwrap_or_default()).collect();
         let token = |(at, &id): (usize, &u32)| {
-            let special = row.special.get(at).map_or_else(|| self.core.is_special(id), |&special| special == 1);
+            let special = row.special.get(at).map_or_else(|| self.encoder.core.is_special(id), |&special| special == 1);
             let place = || {
                 let text = texts.get((*row.sequences.get(at)?)?)?;
                 let &(start, stop) = row.offsets.get(at)?;

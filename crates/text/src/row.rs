@@ -1,13 +1,24 @@
 //! One row: the tokens of a text or a pair, cut to the longest row, without padding.
 
 use std::borrow::Cow;
+use std::num::NonZeroUsize;
 
-use tokenizers::{Encoding, PostProcessor, TruncationDirection};
+use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, TruncationDirection};
 
 use crate::core::Core;
 use crate::family::Template;
 use crate::truncate::kept_tokens;
-use crate::{RequestOptions, Side, TextError, TextTokenizer, TokenizeOptions, Truncation};
+use crate::{RequestOptions, Side, TextError, TokenizeOptions, Truncation};
+
+/// Makes rows of texts.
+#[derive(Debug)]
+pub(crate) struct RowEncoder {
+    /// Without truncation, padding and post-processor, which follow in this crate.
+    pub(crate) core: Core,
+    pub(crate) post_processor: Option<PostProcessorWrapper>,
+    /// Most characters of a text that are tokenized; `None` is no limit.
+    pub(crate) max_characters: Option<NonZeroUsize>,
+}
 
 /// The tokens of one text or pair.
 #[derive(Default)]
@@ -55,7 +66,7 @@ impl<'a> Around<'a> {
         max_length: Option<usize>,
         truncation_side: Side,
     ) -> Result<Around<'a>, TextError> {
-        let longest = request.max_tokens.map(std::num::NonZeroUsize::get);
+        let longest = request.max_tokens.map(NonZeroUsize::get);
         Ok(Around {
             prefix: if request.token_ids { "" } else { prefix(options, request)? },
             template: None,
@@ -93,9 +104,9 @@ fn prefix<'a>(options: &'a TokenizeOptions, request: &RequestOptions<'a>) -> Res
     }
 }
 
-// === impl TextTokenizer ===
+// === impl RowEncoder ===
 
-impl TextTokenizer {
+impl RowEncoder {
     /// One row without padding.
     pub(crate) fn encode_row(
         &self,
@@ -126,7 +137,7 @@ impl TextTokenizer {
 
     /// The characters of `text` that are tokenized.
     fn beginning<'t>(&self, index: usize, text: &'t str, around: &Around<'_>) -> Result<&'t str, TextError> {
-        let most = self.options.max_characters.map(std::num::NonZeroUsize::get);
+        let most = self.max_characters.map(NonZeroUsize::get);
         let end = most.and_then(|most| Some((most, text.char_indices().nth(most)?.0)));
         match end {
             None => Ok(text),
@@ -135,6 +146,23 @@ impl TextTokenizer {
             }
             Some((_, end)) => Ok(&text[..end]),
         }
+    }
+
+    /// The row of a JSON array of token ids. Nothing is put around them.
+    fn row_of_ids(&self, index: usize, ids: &str, around: &Around<'_>) -> Result<Row, TextError> {
+        let read = serde_json::from_str(ids);
+        let mut ids: Vec<u32> = read.map_err(|error| TextError::NoIds { index, reason: error.to_string() })?;
+        if let Some(&id) = ids.iter().find(|&&id| self.core.id_to_token(id).is_none()) {
+            return Err(TextError::UnknownId { index, id });
+        }
+        let kept = self.kept(index, ids.len(), None, around)?;
+        let truncated = kept.is_some_and(|(kept, _)| kept < ids.len());
+        if let Some((kept, _)) = kept {
+            truncate_ids(&mut ids, kept, around.truncation_side);
+        }
+        let special = ids.iter().map(|&id| u32::from(self.core.is_special(id))).collect();
+        let offsets = if around.offsets { vec![(0, 0); ids.len()] } else { Vec::new() };
+        Ok(Row { type_ids: vec![0; ids.len()], special, offsets, ids, truncated, ..Row::default() })
     }
 
     fn encode_text(&self, index: usize, text: &str, pair: Option<&str>, around: &Around<'_>) -> Result<Row, TextError> {
@@ -217,7 +245,7 @@ impl TextTokenizer {
     }
 
     /// How many tokens of each text a row keeps; `None`: all.
-    pub(crate) fn kept(
+    fn kept(
         &self,
         index: usize,
         first: usize,
@@ -260,7 +288,7 @@ fn truncate(encoding: &mut Encoding, length: usize, side: Side) {
     encoding.take_overflowing();
 }
 
-pub(crate) fn truncate_ids(ids: &mut Vec<u32>, length: usize, side: Side) {
+fn truncate_ids(ids: &mut Vec<u32>, length: usize, side: Side) {
     match side {
         Side::Left => drop(ids.drain(..ids.len() - length)),
         Side::Right => ids.truncate(length),

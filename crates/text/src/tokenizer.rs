@@ -3,21 +3,18 @@
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-use tokenizers::PostProcessorWrapper;
 use trireme_inference::Tensor;
 
 use crate::core::Core;
 use crate::files::{Files, Translation};
 use crate::limits::MAX_PADDED_TOKENS;
-use crate::row::{Around, Row};
+use crate::row::{Around, Row, RowEncoder};
 use crate::{Padding, RequestOptions, Side, TextError, TokenizeOptions, Truncation};
 
 /// A tokenizer with its options. Encoding and decoding need `&self` only.
 #[derive(Debug)]
 pub struct TextTokenizer {
-    /// Without truncation, padding and post-processor, which follow in this crate.
-    pub(crate) core: Core,
-    pub(crate) post_processor: Option<PostProcessorWrapper>,
+    pub(crate) encoder: RowEncoder,
     translation: Option<Translation>,
     pub(crate) options: TokenizeOptions,
     /// `unk_token`, if the files name one.
@@ -96,7 +93,7 @@ pub fn texts_of(tensor: &Tensor) -> Result<Vec<&str>, TextError> {
 impl TextTokenizer {
     /// Whether texts of any length are cut to one that is known.
     pub fn is_limited(&self) -> bool {
-        self.max_length.is_some() || self.options.max_characters.is_some()
+        self.max_length.is_some() || self.encoder.max_characters.is_some()
     }
 
     /// Loads `tokenizer.json` or a SentencePiece model from `directory`, and `tokenizer_config.json` if it exists.
@@ -106,8 +103,11 @@ impl TextTokenizer {
         let mut faults = Vec::new();
         let max_length = options.max_length.map(NonZeroUsize::get).or(files.max_length);
         let mut tokenizer = TextTokenizer {
-            core: files.core,
-            post_processor: files.post_processor,
+            encoder: RowEncoder {
+                core: files.core,
+                post_processor: files.post_processor,
+                max_characters: options.max_characters,
+            },
             translation: files.translation,
             max_length,
             truncation_side: options.truncation_side.unwrap_or(files.truncation_side),
@@ -119,7 +119,7 @@ impl TextTokenizer {
         };
         let options = &tokenizer.options;
         let special_tokens = match tokenizer.around(&RequestOptions::default()) {
-            Ok(around) => tokenizer.special_tokens(&around, false),
+            Ok(around) => tokenizer.encoder.special_tokens(&around, false),
             Err(error) => {
                 faults.push(error.to_string());
                 0
@@ -142,7 +142,7 @@ impl TextTokenizer {
         let pad_id = match (&pad_token, options.padding) {
             (_, Padding::None) => Some(0),
             (Some(token), _) => {
-                let id = tokenizer.core.token_to_id(token);
+                let id = tokenizer.encoder.core.token_to_id(token);
                 if id.is_none() {
                     faults.push(format!("padding token '{token}' is not in the vocabulary"));
                 }
@@ -170,7 +170,7 @@ impl TextTokenizer {
             Extras { special_tokens_mask: true, .. } => "special_tokens_mask",
             _ => return Ok(()),
         };
-        match (&self.core, around.template) {
+        match (&self.encoder.core, around.template) {
             (Core::Json(_), None) => Ok(()),
             (Core::Slow(_), _) => Err(TextError::NoOffsets { output, kind: "has no tokenizer.json" }),
             (Core::Json(_), Some(_)) => Err(TextError::NoOffsets { output, kind: "is one of a translation model" }),
@@ -200,7 +200,7 @@ impl TextTokenizer {
             return Err(TextError::PairCount { texts: texts.len(), pairs: pairs.len() });
         }
         let around = Around { offsets: extras.offsets || extras.token_lists, ..self.around(request)? };
-        let row = |(index, &text)| self.encode_row(index, text, pairs.map(|p| p[index]), &around);
+        let row = |(index, &text)| self.encoder.encode_row(index, text, pairs.map(|p| p[index]), &around);
         let rows: Vec<Row> = texts.iter().enumerate().map(row).collect::<Result<_, _>>()?;
         let length = self.padded_length(&rows)?;
 
@@ -217,7 +217,7 @@ impl TextTokenizer {
             forced_bos_token_id: around.forced_bos.map(i64::from),
             ..Encoded::default()
         };
-        let prompt_tokens = if extras.pooling_mask { self.prompt_tokens(&around)? } else { 0 };
+        let prompt_tokens = if extras.pooling_mask { self.encoder.prompt_tokens(&around)? } else { 0 };
         for (index, row) in rows.into_iter().enumerate() {
             let padding = length - row.ids.len();
             let (left, right) = match self.padding_side {
@@ -241,7 +241,7 @@ impl TextTokenizer {
 
     /// The text of `ids`, joined as by the model's own tokenizer; unknown ids are skipped.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TextError> {
-        self.core.decode(ids, skip_special_tokens)
+        self.encoder.core.decode(ids, skip_special_tokens)
     }
 
     /// The text that `ids` add to the text of the first `sent` of them, which earlier calls returned. All returned
@@ -255,12 +255,12 @@ impl TextTokenizer {
         skip_special_tokens: bool,
     ) -> Result<String, TextError> {
         let mut text = if last {
-            self.core.decode(ids, skip_special_tokens)?
+            self.encoder.core.decode(ids, skip_special_tokens)?
         } else {
-            self.core.decode_beginning(ids, skip_special_tokens)?
+            self.encoder.core.decode_beginning(ids, skip_special_tokens)?
         };
         let sent = sent.min(ids.len());
-        let before = self.core.decode_beginning(&ids[..sent], skip_special_tokens)?;
+        let before = self.encoder.core.decode_beginning(&ids[..sent], skip_special_tokens)?;
         if !text.starts_with(&before) {
             return Err(TextError::NotIncremental { sent, total: ids.len() });
         }
@@ -293,7 +293,7 @@ impl TextTokenizer {
         let source = source.or_else(|| of_files(&translation.source));
         let target = target.or_else(|| of_files(&translation.target));
         // The template in tokenizer.json is for one language. For a tokenizer without languages that is enough.
-        let is_ours = matches!(self.core, Core::Slow(_)) || !translation.languages.0.is_empty();
+        let is_ours = matches!(self.encoder.core, Core::Slow(_)) || !translation.languages.0.is_empty();
         let template =
             is_ours.then(|| translation.family.template(translation.eos, source, target, translation.legacy));
         Ok(Around { template, forced_bos: target.filter(|_| begins_output), ..around })

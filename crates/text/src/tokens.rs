@@ -10,7 +10,7 @@ use crate::{TextError, TextTokenizer};
 impl TextTokenizer {
     /// The name of a token, mark of word or space included; `None`: the id does not exist, or there is no `tokenizer.json`.
     pub fn token(&self, id: u32) -> Option<String> {
-        match &self.core {
+        match &self.encoder.core {
             Core::Json(tokenizer) => tokenizer.id_to_token(id),
             Core::Slow(_) => None,
         }
@@ -20,21 +20,21 @@ impl TextTokenizer {
     /// `tokenizer.json`.
     pub fn unknown_id(&self) -> Option<u32> {
         if let Some(token) = &self.unknown_token {
-            return self.core.token_to_id(token);
+            return self.encoder.core.token_to_id(token);
         }
-        let Core::Json(tokenizer) = &self.core else { return None };
+        let Core::Json(tokenizer) = &self.encoder.core else { return None };
         let token = match tokenizer.get_model() {
             ModelWrapper::WordPiece(model) => Some(&model.unk_token),
             ModelWrapper::WordLevel(model) => Some(&model.unk_token),
             ModelWrapper::BPE(model) => model.unk_token.as_ref(),
             ModelWrapper::Unigram(_) => None,
         };
-        self.core.token_to_id(token?)
+        self.encoder.core.token_to_id(token?)
     }
 
     /// Whether the vocabulary marks tokens that continue a word, as WordPiece does by `##`.
     pub fn marks_continued_words(&self) -> bool {
-        let Core::Json(tokenizer) = &self.core else { return false };
+        let Core::Json(tokenizer) = &self.encoder.core else { return false };
         match tokenizer.get_model() {
             ModelWrapper::WordPiece(model) => !model.continuing_subword_prefix.is_empty(),
             ModelWrapper::BPE(model) => model.continuing_subword_prefix.as_ref().is_some_and(|mark| !mark.is_empty()),
@@ -44,7 +44,7 @@ impl TextTokenizer {
 
     /// The text of tokens that are given by their names; any other string is taken as it is.
     pub fn join_tokens(&self, tokens: Vec<String>) -> Result<String, TextError> {
-        let Core::Json(tokenizer) = &self.core else { return Ok(tokens.join(" ")) };
+        let Core::Json(tokenizer) = &self.encoder.core else { return Ok(tokens.join(" ")) };
         match tokenizer.get_decoder() {
             Some(decoder) => decoder.decode(tokens).map_err(|error| TextError::Decode { reason: error.to_string() }),
             None => Ok(tokens.join(" ")),

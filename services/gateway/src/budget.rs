@@ -26,7 +26,7 @@ use crate::traces::{OpenTrace, Passage};
 const PIECE: usize = 64 << 10;
 
 /// The bytes of a request about the server that are never refused.
-const CONTROL: u64 = 16 << 10;
+const ABOUT_SERVER: u64 = 16 << 10;
 
 /// A budget of bytes. Clones are the same.
 #[derive(Clone, Debug)]
@@ -40,10 +40,10 @@ struct Shared {
 
 /// A request's part of the budget. Clones share it; the last one gives it back.
 #[derive(Clone, Debug)]
-pub struct Hold(Arc<Held>);
+pub struct Hold(Arc<HeldBytes>);
 
 #[derive(Debug)]
-struct Held {
+struct HeldBytes {
     budget: Budget,
     bytes: AtomicU64,
     /// The number of bytes that are never refused.
@@ -120,13 +120,13 @@ impl Budget {
 
     /// The hold of a request about the server, which has to be answered even if there is no room for others: as many bytes as
     /// such requests need are counted and not refused.
-    pub fn hold_of_control(&self) -> Hold {
-        self.holding(0, CONTROL)
+    pub fn hold_about_server(&self) -> Hold {
+        self.holding(0, ABOUT_SERVER)
     }
 
     fn holding(&self, bytes: u64, free: u64) -> Hold {
         let (budget, bytes) = (self.clone(), AtomicU64::new(bytes));
-        Hold(Arc::new(Held { budget, bytes, free, passage: Passage::begin(), traces: Mutex::default() }))
+        Hold(Arc::new(HeldBytes { budget, bytes, free, passage: Passage::begin(), traces: Mutex::default() }))
     }
 }
 
@@ -210,7 +210,7 @@ impl Hold {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.budget.0.used.fetch_sub(*self.bytes.get_mut(), Ordering::Relaxed);
     }
@@ -372,11 +372,11 @@ mod tests {
     #[test]
     fn what_is_about_the_server_is_not_refused() {
         let budget = Budget::new(100);
-        let (full, control) = (budget.hold(), budget.hold_of_control());
+        let (full, control) = (budget.hold(), budget.hold_about_server());
         full.take(100).unwrap();
         assert!(budget.hold().take(1).is_err());
-        control.take(CONTROL).unwrap();
-        assert_eq!(budget.used(), 100 + CONTROL, "it counts");
+        control.take(ABOUT_SERVER).unwrap();
+        assert_eq!(budget.used(), 100 + ABOUT_SERVER, "it counts");
         assert!(control.take(1).is_err(), "more than a request about the server needs");
         drop((full, control));
         assert_eq!(budget.used(), 0);

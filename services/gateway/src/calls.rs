@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use trireme_bus::{ALIVE, Answer, Bus, BusError, Call, LATEST, Output, Reply, WorkMessage};
+use trireme_bus::{ALIVE, AnswerForm, Bus, BusError, Call, LATEST, Output, Reply, WorkMessage};
 use trireme_inference::{
     Action, InferError, InferRequest, InferResponse, ParameterValue, RequestedOutput, SharedTensors, UnixMicros,
 };
 use trireme_protocol::repository::LoadRequest;
 use trireme_runtime::TaskSet;
 
-use crate::handlers::{Handlers, Next, Rows, Traced, Via, Waits};
+use crate::handlers::{Handlers, Next, Rows, Traced, Waits};
+use crate::via::Via;
 
 /// Takes calls until the tasks have to stop.
 pub async fn serve(bus: &dyn Bus, handlers: Arc<Handlers>, tasks: &TaskSet) -> Result<(), BusError> {
@@ -65,7 +66,7 @@ async fn answer(handlers: &Arc<Handlers>, call: &Call) {
         Ok(traced) => traced,
         Err(error) => return send(call, message.reply(Err(error))).await,
     };
-    if message.answer == Answer::Whole {
+    if message.answer == AnswerForm::Whole {
         let outcome = handlers.infer(traced).await;
         return send(call, reply(message, 0, true, outcome)).await;
     }

@@ -10,11 +10,14 @@
 //!
 //! Not here: wire formats (`protocol`), configurations (`model-repository`), queues (`bus`).
 
+mod access;
+mod answer_headers;
 mod backlog;
 mod budget;
 mod calls;
 mod crowd;
 mod dispatch;
+mod forward;
 mod grpc;
 mod handlers;
 mod http;
@@ -31,6 +34,7 @@ mod statistics;
 mod tls;
 mod traces;
 mod triton_flags;
+mod via;
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -48,10 +52,11 @@ use trireme_runtime::statistics::report::follow_log_levels;
 use trireme_runtime::{ControlArgs, Health, LAST_WORDS, ModelArgs, Statistics, TaskSet};
 use trireme_telemetry::TelemetryArgs;
 
+use access::Access;
 use budget::Budget;
 use dispatch::Dispatcher;
 use grpc::GrpcListener;
-use handlers::{Access, Handlers, Tracing};
+use handlers::{Handlers, Tracing};
 use http::{HttpListener, Keeper};
 use metrics::MetricsListener;
 use models::ModelControl;
@@ -59,9 +64,9 @@ use registry::Registry;
 use shared_memory::SharedMemory;
 use statistics::Collector;
 
+pub use access::{AccessArgs, ControlAccess, Restriction, Secret};
 pub use crowd::ConnectionArgs;
 pub use grpc::{CompressionLevel, GrpcArgs};
-pub use handlers::{AccessArgs, ControlAccess, Restriction, Secret};
 pub use http::{HttpArgs, JobArgs, TokenInput};
 pub use metrics::MetricsArgs;
 pub use models::ModelOptions;

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use trireme_bus::{Bus, BusError};
 use trireme_inference::InferError;
 use trireme_model_repository::{Repository, RepositoryError, RepositoryModel};
-use trireme_runtime::control::{self, Answers, Control, Memory, Outcome, Override, Participant};
+use trireme_runtime::model_control::{self, Memory, Outcome, Outcomes, Override, Participant, Participation};
 use trireme_runtime::{ControlMode, ControlOptions, TaskSet, faults};
 
 use crate::registry::Registry;
@@ -90,7 +90,7 @@ impl ModelControl {
     ) -> Result<ModelControl, BusError> {
         let (mode, participant) = (options.control.mode, format!("{name}/gateway"));
         let joined = match mode {
-            ControlMode::Explicit => Some(Control::join(bus.clone(), participant.clone()).await?),
+            ControlMode::Explicit => Some(Participation::join(bus.clone(), participant.clone()).await?),
             ControlMode::None | ControlMode::Poll => None,
         };
         let memory = joined.as_ref().map(|joined| joined.memory().clone()).unwrap_or_default();
@@ -199,17 +199,17 @@ impl ModelControl {
     }
 
     /// Sends the command to all participants, and takes the registry entries in their answers in at once.
-    async fn command(&self, model: &str, wanted: Option<&Override>) -> Result<Answers, InferError> {
+    async fn command(&self, model: &str, wanted: Option<&Override>) -> Result<Outcomes, InferError> {
         let workers = self.0.registry.workers().into_iter().map(|(name, _)| format!("{name}/worker"));
         let expected = workers.chain([self.0.participant.clone()]).collect();
-        let answers = control::command(self.0.bus.as_ref(), &self.0.memory, model, wanted, &expected).await;
+        let answers = model_control::command(self.0.bus.as_ref(), &self.0.memory, model, wanted, &expected).await;
         let answers = answers.map_err(refused)?;
         self.0.registry.take(answers.values().flat_map(Outcome::entries).cloned());
         Ok(answers)
     }
 
     /// The result of a load, in Triton's words.
-    fn judge(&self, model: &str, answers: &Answers) -> Result<(), InferError> {
+    fn judge(&self, model: &str, answers: &Outcomes) -> Result<(), InferError> {
         let unpolled = |why: &str| {
             InferError::internal(format!("failed to load '{model}', failed to poll from model repository{why}"))
         };
@@ -239,7 +239,7 @@ impl ModelControl {
 
     /// Writes the wanted state into the store, for all processes and for those that start later.
     async fn settle(&self, model: &str, wanted: Option<Override>, implied: bool) -> Result<(), InferError> {
-        control::settle(self.0.bus.as_ref(), &self.0.memory, model, wanted, implied).await.map_err(refused)
+        model_control::settle(self.0.bus.as_ref(), &self.0.memory, model, wanted, implied).await.map_err(refused)
     }
 
     fn find(&self, model: &str, with: &Override) -> Result<Option<RepositoryModel>, RepositoryError> {

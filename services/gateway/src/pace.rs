@@ -17,7 +17,7 @@ const STEADY: f64 = 65_536.0;
 const WHOLE: u32 = 5;
 
 /// The pauses of a body that arrives in pieces. Only time in which a reader waits counts.
-pub struct Pace {
+pub struct BodyPace {
     pause: Duration,
     /// The time left for all pauses together.
     left: Duration,
@@ -41,12 +41,12 @@ pub fn size<E>(frame: &Option<Result<Frame<Bytes>, E>>) -> usize {
     frame.and_then(Frame::data_ref).map_or(0, Bytes::len)
 }
 
-// === impl Pace ===
+// === impl BodyPace ===
 
-impl Pace {
+impl BodyPace {
     /// For a body that may pause for `pause` at a time, and for five times that in all.
-    pub fn new(pause: Duration) -> Pace {
-        Pace { pause, left: Pace::whole(pause), since: None, timer: None }
+    pub fn new(pause: Duration) -> BodyPace {
+        BodyPace { pause, left: BodyPace::whole(pause), since: None, timer: None }
     }
 
     /// How long all pauses together may last.
@@ -56,7 +56,7 @@ impl Pace {
 
     /// A new message begins.
     pub fn renew(&mut self) {
-        self.left = Pace::whole(self.pause);
+        self.left = BodyPace::whole(self.pause);
     }
 
     /// A piece of so many bytes has arrived.
@@ -77,7 +77,7 @@ impl Pace {
         }
         ready!(timer.as_mut().poll(cx));
         Poll::Ready(match self.left < self.pause {
-            true => Overdue::Slow(Pace::whole(self.pause)),
+            true => Overdue::Slow(BodyPace::whole(self.pause)),
             false => Overdue::Silent(self.pause),
         })
     }
@@ -91,20 +91,20 @@ mod tests {
 
     const PAUSE: Duration = Duration::from_secs(10);
 
-    async fn overdue(pace: &mut Pace) -> Overdue {
+    async fn overdue(pace: &mut BodyPace) -> Overdue {
         poll_fn(|cx| pace.poll_overdue(cx)).await
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_pause_ends() {
-        let (mut pace, begun) = (Pace::new(PAUSE), Instant::now());
+        let (mut pace, begun) = (BodyPace::new(PAUSE), Instant::now());
         assert!(matches!(overdue(&mut pace).await, Overdue::Silent(PAUSE)));
         assert_eq!(begun.elapsed(), PAUSE);
     }
 
     #[tokio::test(start_paused = true)]
     async fn pauses_add_up() {
-        let (mut pace, begun) = (Pace::new(PAUSE), Instant::now());
+        let (mut pace, begun) = (BodyPace::new(PAUSE), Instant::now());
         // A byte whenever it is nearly too late.
         let overdue = loop {
             match tokio::time::timeout(PAUSE * 9 / 10, overdue(&mut pace)).await {
@@ -115,12 +115,12 @@ mod tests {
         };
         assert!(matches!(overdue, Overdue::Slow(_)), "{overdue:?}");
         let elapsed = begun.elapsed();
-        assert!((Pace::whole(PAUSE)..Pace::whole(PAUSE) + PAUSE / 100).contains(&elapsed), "{elapsed:?}");
+        assert!((BodyPace::whole(PAUSE)..BodyPace::whole(PAUSE) + PAUSE / 100).contains(&elapsed), "{elapsed:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_goes_on_at_a_rate_may_take_its_time() {
-        let mut pace = Pace::new(PAUSE);
+        let mut pace = BodyPace::new(PAUSE);
         for _ in 0..1000 {
             assert!(tokio::time::timeout(PAUSE / 10, overdue(&mut pace)).await.is_err());
             pace.arrived(STEADY as usize);
@@ -129,7 +129,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn time_in_which_nobody_waits_does_not_count() {
-        let mut pace = Pace::new(PAUSE);
+        let mut pace = BodyPace::new(PAUSE);
         for _ in 0..10 {
             pace.arrived(0);
             tokio::time::sleep(PAUSE * 10).await;

@@ -12,7 +12,7 @@ const MAX_PARTS: usize = 1 << 14;
 
 /// A request's tensors, cut by rows.
 #[derive(Clone, Debug)]
-pub struct Parts {
+pub struct SplitRows {
     /// The tensors of each part.
     pub tensors: Vec<Vec<Tensor>>,
     /// Which rows they are.
@@ -42,7 +42,7 @@ pub struct RowOrder {
 ///
 /// Rows of texts are ordered by their bytes, the longest first: a part is padded to its longest text, and the part that takes
 /// longest should begin first. Rows that stay in order share their bytes with the request.
-pub fn split(tensors: &[Tensor], max_rows: usize, max_bytes: usize) -> Result<Option<Parts>, InferError> {
+pub fn split(tensors: &[Tensor], max_rows: usize, max_bytes: usize) -> Result<Option<SplitRows>, InferError> {
     let Some(rows) = tensors.first().and_then(row_count).filter(|&rows| rows > 1) else { return Ok(None) };
     if tensors.iter().any(|tensor| row_count(tensor) != Some(rows)) {
         return Ok(None);
@@ -71,7 +71,7 @@ pub fn split(tensors: &[Tensor], max_rows: usize, max_bytes: usize) -> Result<Op
     let ranges = ranges(&starts, rows, max_rows, max_bytes).ok_or_else(too_many)?;
     let part = |range: &_| ordered.iter().zip(&starts).map(|(tensor, starts)| cut(tensor, starts, *range)).collect();
     let tensors = ranges.iter().map(part).collect::<Result<_, _>>()?;
-    Ok(Some(Parts { tensors, order }))
+    Ok(Some(SplitRows { tensors, order }))
 }
 
 /// The outputs of all parts as those of one request, with its rows in its order.

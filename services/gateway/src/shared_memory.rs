@@ -46,7 +46,7 @@ struct Region {
 }
 
 /// A part of a region, within its bounds.
-pub struct Part {
+pub struct RegionPart {
     name: String,
     region: Arc<Region>,
     /// Where it begins in the file.
@@ -134,7 +134,7 @@ impl SharedMemory {
     }
 
     /// A part of a registered region.
-    pub fn find(&self, part: &SharedMemoryPart) -> Result<Part, InferError> {
+    pub fn find(&self, part: &SharedMemoryPart) -> Result<RegionPart, InferError> {
         let SharedMemoryPart { region: name, offset, byte_size } = part;
         let region = self.regions.read().get(name).cloned();
         let region =
@@ -152,13 +152,13 @@ impl SharedMemory {
             )));
         }
         // Both are within the file's length, as it was.
-        Ok(Part { name: name.clone(), start: region.said.offset + offset, byte_size: *byte_size, region })
+        Ok(RegionPart { name: name.clone(), start: region.said.offset + offset, byte_size: *byte_size, region })
     }
 }
 
-// === impl Part ===
+// === impl RegionPart ===
 
-impl Part {
+impl RegionPart {
     /// Its bytes, copied.
     pub fn read(&self) -> Result<Bytes, InferError> {
         self.check_length(self.byte_size)?;

@@ -13,7 +13,7 @@ use trireme_gateway::{Gateway, GatewayArgs, ModelOptions};
 use trireme_inference::{ModelKey, UnixMicros};
 use trireme_protocol::grpc::wire::grpc_inference_service_client::GrpcInferenceServiceClient;
 use trireme_protocol::grpc::wire::*;
-use trireme_runtime::control::{Control, Outcome, Override, Participant};
+use trireme_runtime::model_control::{Outcome, Override, Participant, Participation};
 use trireme_runtime::{ControlMode, ControlOptions, Statistics, TaskSet};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -76,7 +76,8 @@ struct Server {
 impl Server {
     async fn start() -> Server {
         let (bus, tasks) = (Arc::new(InProcess::default()), TaskSet::new());
-        let worker = Control::join(bus.clone(), "mute/worker".to_owned()).await.expect("in process nothing refuses");
+        let worker =
+            Participation::join(bus.clone(), "mute/worker".to_owned()).await.expect("in process nothing refuses");
         worker.serve(Arc::new(Mute::default()), &tasks);
         let control = ControlOptions { mode: ControlMode::Explicit, ..ControlOptions::default() };
         let models = ModelOptions { control, ..ModelOptions::default() };

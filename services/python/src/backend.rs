@@ -10,7 +10,7 @@ use trireme_runtime::{Backend, Instance, LoadError, LoadedModel, ModelSource, Se
 
 use crate::args::{AllowPython, PythonOptions};
 use crate::batch::BatchInstance;
-use crate::child::{Place, Recipe, kill};
+use crate::child::{InstancePlace, Recipe, kill};
 use crate::decoupled::DecoupledInstance;
 use crate::environment::interpreter;
 use crate::package::Package;
@@ -190,7 +190,7 @@ pub fn check_complete(config: &ModelConfig, or: &str) -> Result<(), LoadError> {
 
 /// The instances that a configuration asks for, at least one. Tensors are in CPU memory for every kind of instance; a model
 /// that computes on a GPU moves them itself.
-fn places(config: &ModelConfig) -> Vec<Place> {
+fn places(config: &ModelConfig) -> Vec<InstancePlace> {
     let mut places = Vec::new();
     for (number, group) in config.instance_groups.iter().enumerate() {
         let (kind, mut devices) = match group.kind {
@@ -207,12 +207,12 @@ fn places(config: &ModelConfig) -> Vec<Place> {
                     "GPU" => format!("{}_{number}_gpu{device}_{index}", config.name),
                     _ => format!("{}_{number}_{index}", config.name),
                 };
-                places.push(Place { name, kind, device });
+                places.push(InstancePlace { name, kind, device });
             }
         }
     }
     if places.is_empty() {
-        places.push(Place { name: format!("{}_0_0", config.name), kind: "CPU", device: 0 });
+        places.push(InstancePlace { name: format!("{}_0_0", config.name), kind: "CPU", device: 0 });
     }
     places
 }

@@ -27,7 +27,7 @@ pub struct BatchInstance {
 /// The results of a batch so far.
 struct Batch {
     /// One result per request; the ticket of the first request is `first`.
-    results: Vec<Option<Result<Answer, InferError>>>,
+    results: Vec<Option<Result<ResponseOutputs, InferError>>>,
     first: u64,
     executed: bool,
     /// Whether the child knows that nobody waits for the request any more.
@@ -111,7 +111,7 @@ impl ModelInstance for BatchInstance {
         };
         let lost = || process_lost(&self.slot.recipe().model, ended.as_ref().err().map_or("", String::as_str));
         let results = batch.results.into_iter().map(|result| result.unwrap_or_else(|| Err(lost())));
-        let response = |(result, request): (Result<Answer, InferError>, _)| {
+        let response = |(result, request): (Result<ResponseOutputs, InferError>, _)| {
             let (outputs, parameters) = result?;
             Ok(ExecuteResponse { outputs, timing: timing_of(request), texts: None, parameters })
         };
@@ -154,7 +154,7 @@ impl Batch {
             *place = match outputs(response, frame) {
                 (None, false) => None,
                 // The request was closed without a response.
-                (None, true) => Some(Ok(Answer::default())),
+                (None, true) => Some(Ok(ResponseOutputs::default())),
                 (outputs, _) => outputs,
             };
         }
@@ -177,10 +177,10 @@ impl Batch {
 }
 
 /// The outputs of a response, and its parameters.
-pub type Answer = (Vec<Tensor>, Parameters);
+pub type ResponseOutputs = (Vec<Tensor>, Parameters);
 
 /// The outputs or the error of a response, `None` if it has neither, and whether it is the last response of its request.
-pub fn outputs(response: ResponseHeader, frame: &Frame) -> (Option<Result<Answer, InferError>>, bool) {
+pub fn outputs(response: ResponseHeader, frame: &Frame) -> (Option<Result<ResponseOutputs, InferError>>, bool) {
     let outputs = match (response.error, response.outputs) {
         (Some(error), _) => Some(Err(error.into())),
         (None, Some(outputs)) => {

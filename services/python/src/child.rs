@@ -33,7 +33,7 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// One instance of a model.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct InstancePlace {
     /// Its name, as Triton makes them.
     pub name: String,
     /// Where the model is to compute, as `initialize` reads it: `CPU`, `GPU`.
@@ -99,7 +99,7 @@ impl Recipe {
     /// model's configuration. Gives up when `is_ending` returns true. The error may contain the last lines of output.
     ///
     /// The process ends when the calling thread does, so that none outlives its worker.
-    pub fn start(&self, place: &Place, complete: bool, is_ending: &dyn Fn() -> bool) -> Result<Child, String> {
+    pub fn start(&self, place: &InstancePlace, complete: bool, is_ending: &dyn Fn() -> bool) -> Result<Child, String> {
         let (mut process, link, printing) = self.spawn(&place.name).map_err(|error| {
             format!("cannot start '{}': {error}; {} names the program", self.program.display(), self.named_by)
         })?;
@@ -153,7 +153,7 @@ impl Recipe {
     fn load(
         &self,
         link: &Link,
-        place: &Place,
+        place: &InstancePlace,
         complete: bool,
         is_ending: &dyn Fn() -> bool,
     ) -> Result<(Option<String>, bool), Option<String>> {

@@ -10,7 +10,7 @@ use trireme_runtime::{
     Calls, ExecuteRequest, ExecuteResponse, Outage, Progress, StepwiseInstance, Ticket, one_response,
 };
 
-use crate::batch::{Answer, outputs, process_lost, send_execute};
+use crate::batch::{ResponseOutputs, outputs, process_lost, send_execute};
 use crate::frame::{Frame, Layout, LinkError};
 use crate::message::{FromChild, ResponseHeader, ToChild};
 use crate::nested::NestedRequests;
@@ -41,7 +41,7 @@ struct InHand {
     in_parts: bool,
     /// The first response of a request that takes one response. It is kept until the request is closed, because a second
     /// response would be an error.
-    only: Option<Answer>,
+    only: Option<ResponseOutputs>,
 }
 
 // === impl DecoupledInstance ===
@@ -118,7 +118,7 @@ impl DecoupledInstance {
             ((Some(Err(error)), _), _) => Progress::Done(Err(error)),
             ((Some(Ok(outputs)), true), true) => done(outputs),
             ((Some(Ok((outputs, parameters))), false), true) => Progress::Part(outputs, parameters),
-            ((None, true), true) => done(Answer::default()),
+            ((None, true), true) => done(ResponseOutputs::default()),
             ((Some(Ok(outputs)), is_final), false) => match request.only.replace(outputs) {
                 Some(_) => Progress::Done(Err(one_response())),
                 None if is_final => done(request.only.take()?),

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use trireme_inference::{Action, DataType, ErrorCode, InferError, Parameters};
-use trireme_runtime::statistics::own::{Change, What};
+use trireme_runtime::statistics::own::{SampleChange, What};
 use trireme_telemetry::metrics::Kind;
 
 /// A message of the worker.
@@ -271,10 +271,10 @@ impl From<InferError> for ErrorHeader {
     }
 }
 
-impl From<MetricChange> for Change {
+impl From<MetricChange> for SampleChange {
     fn from(change: MetricChange) -> Self {
         let value = change.value;
-        Change {
+        SampleChange {
             kind: match change.kind {
                 MetricKind::Counter => Kind::Counter,
                 MetricKind::Gauge => Kind::Gauge,

@@ -12,7 +12,7 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tokio::sync::watch;
 use trireme_runtime::Outage;
 
-use crate::child::{Child, LOOK, Place, Recipe, kill_group, memory_of};
+use crate::child::{Child, InstancePlace, LOOK, Recipe, kill_group, memory_of};
 use crate::frame::{Layout, Link, LinkError};
 use crate::message::{FromChild, ToChild};
 
@@ -41,7 +41,7 @@ pub struct Slot {
 
 struct Shared {
     recipe: Arc<Recipe>,
-    place: Place,
+    place: InstancePlace,
     state: Mutex<State>,
     changed: Condvar,
     outage: watch::Sender<Outage>,
@@ -64,7 +64,7 @@ struct State {
 
 impl Slot {
     /// Begins to start the first process; [`Slot::wait`] waits for it.
-    pub fn begin(recipe: Arc<Recipe>, place: Place) -> std::io::Result<Slot> {
+    pub fn begin(recipe: Arc<Recipe>, place: InstancePlace) -> std::io::Result<Slot> {
         let (state, changed) = (Mutex::default(), Condvar::new());
         let outage = watch::Sender::new(Some(Arc::from("its process has not been started yet")));
         let shared = Arc::new(Shared { recipe, place, state, changed, outage, used: Mutex::new(false) });

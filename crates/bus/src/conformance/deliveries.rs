@@ -7,7 +7,7 @@ use trireme_inference::ModelKey;
 
 use super::fixtures::{ACK_WAIT, assert_idle, message, model, number, options, take, within};
 use super::setup::Setup;
-use crate::{Attempts, Bus, Puller, QueueOptions};
+use crate::{AttemptNote, Bus, Puller, QueueOptions};
 
 pub async fn an_acknowledged_message_is_forgotten(setup: &Setup) {
     let (_, mut puller, _) = queue_with_one(setup, "acked", &options()).await;
@@ -29,15 +29,15 @@ pub async fn a_refused_message_comes_again_after_the_delay(setup: &Setup) {
     // The delay does not hold up other messages.
     bus.publish(&message(&model, 2)).await.expect("the queue takes the message");
     let other = take(&mut puller, "another message").await;
-    assert_eq!((number(&other), other.attempt), (2, 1));
+    assert_eq!((number(&other), other.deliveries), (2, 1));
     other.acker.ack().await.expect("acknowledged");
     assert_idle(&mut puller, Duration::from_millis(400), "before the delay has passed").await;
 
     let again = take(&mut puller, "the refused message").await;
-    assert_eq!((&again.message, again.attempt), (&first, 2));
+    assert_eq!((&again.message, again.deliveries), (&first, 2));
     again.acker.nak(Duration::ZERO).await.expect("refused");
     let at_once = take(&mut puller, "the message refused without delay").await;
-    assert_eq!((&at_once.message, at_once.attempt), (&first, 3));
+    assert_eq!((&at_once.message, at_once.deliveries), (&first, 3));
     at_once.acker.ack().await.expect("acknowledged");
 }
 
@@ -54,7 +54,7 @@ pub async fn a_message_let_go_comes_again(setup: &Setup) {
         }
     });
     let again = again.await.expect("work").remove(0);
-    assert_eq!((number(&again), again.attempt), (1, 2));
+    assert_eq!((number(&again), again.deliveries), (1, 2));
     again.acker.ack().await.expect("acknowledged");
 }
 
@@ -67,11 +67,11 @@ pub async fn a_delivery_is_kept_while_somebody_has_it(setup: &Setup) {
 }
 
 pub async fn deliveries_end_after_the_one_that_gives_up(setup: &Setup) {
-    let options = QueueOptions { max_deliver: 2, ..options() };
+    let options = QueueOptions { max_attempts: 2, ..options() };
     let (_, mut puller, _) = queue_with_one(setup, "poison", &options).await;
-    for attempt in 1..=options.deliveries_made() {
+    for count in 1..=options.broker_max_deliver() {
         let delivery = take(&mut puller, "the message once more").await;
-        assert_eq!(delivery.attempt, attempt);
+        assert_eq!(delivery.deliveries, count);
         delivery.acker.nak(Duration::ZERO).await.expect("refused");
     }
     assert_idle(&mut puller, ACK_WAIT * 3, "a message past its last delivery").await;
@@ -85,7 +85,7 @@ pub async fn who_gets_a_message_next_knows_how_often_it_was_begun(setup: &Setup)
     let attempts = async |bus: &dyn Bus| within("a look", bus.attempts(&name)).await.expect("an answer");
     assert_eq!(attempts(&*one).await, None, "nobody noted anything");
     for (begun, ended) in [(0, true), (1, false), (1, true), (7, false)] {
-        let noted = Attempts { begun, ended };
+        let noted = AttemptNote { attempts: begun, ended };
         within("a note", one.note_attempts(&name, noted)).await.expect("noted");
         assert_eq!(attempts(&*two).await, Some(noted));
     }

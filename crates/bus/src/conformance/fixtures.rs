@@ -9,7 +9,7 @@ use trireme_inference::{
     TextFacts, UnixMicros,
 };
 
-use crate::{Answer, Delivery, Part, Puller, QueueOptions, WorkMessage};
+use crate::{AnswerForm, Delivery, Part, Puller, QueueOptions, WorkMessage};
 
 /// Longer than any working operation takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -139,7 +139,7 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
         tensors,
         parameters: Arc::new(parameters),
         ledger: Ledger(vec![hop, Hop::default()]),
-        answer: Answer::Part(Part { sequence: 7, last: true }),
+        answer: AnswerForm::Part(Part { sequence: 7, last: true }),
         callers: Callers::joined([&Callers::default()], model),
     }
 }
@@ -174,7 +174,7 @@ fn with_tensors(model: &ModelKey, tensors: Vec<Tensor>) -> WorkMessage {
         tensors,
         parameters: Arc::default(),
         ledger: Ledger::default(),
-        answer: Answer::Whole,
+        answer: AnswerForm::Whole,
         callers: Callers::default(),
     }
 }

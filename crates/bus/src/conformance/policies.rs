@@ -34,7 +34,7 @@ pub async fn higher_levels_are_taken_first_and_no_level_is_forgotten(setup: &Set
         assert!(waiting.is_err(), "the queue is empty, got {waiting:?}");
         publish(&*bus, &message_at(&model, level, n as i64)).await;
         let delivery = take(&mut puller, "the one message").await;
-        assert_eq!((number(&delivery), delivery.message.level(), delivery.attempt), (n as i64, level, 1));
+        assert_eq!((number(&delivery), delivery.message.level(), delivery.deliveries), (n as i64, level, 1));
         delivery.acker.ack().await.expect("acknowledged");
     }
     let elsewhere = within("a refusal", bus.publish(&message_at(&model, 4, 0))).await;
@@ -59,7 +59,7 @@ pub async fn the_bulk_lane_comes_with_its_first_message(setup: &Setup) {
     assert_eq!((number(&delivery), delivery.message.lane()), (1, Lane::Bulk));
     delivery.acker.nak(Duration::ZERO).await.expect("refused");
     let delivery = take(&mut later, "the message again").await;
-    assert_eq!((number(&delivery), delivery.attempt), (1, 2));
+    assert_eq!((number(&delivery), delivery.deliveries), (1, 2));
     publish(&*bus, &message_at(&model, 0, 2)).await;
     assert_eq!(number(&take(&mut live, "the live message").await), 2);
     let levels = [0, Lane::Bulk.level(0)];
@@ -153,7 +153,7 @@ pub async fn what_waits_too_long_can_be_taken_without_room(setup: &Setup) {
     while numbers.len() < 100 {
         for delivery in within("a look", puller.overdue()).await.expect("a look") {
             numbers.push(number(&delivery));
-            assert_eq!(delivery.attempt, 1, "nobody has begun it");
+            assert_eq!(delivery.deliveries, 1, "nobody has begun it");
             delivery.acker.ack().await.expect("acknowledged");
         }
         assert!(started.elapsed() < Duration::from_secs(20), "overdue messages are found, so far {numbers:?}");

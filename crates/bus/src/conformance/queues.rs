@@ -36,7 +36,7 @@ pub async fn a_message_arrives_whole_at_exactly_one_worker(setup: &Setup) {
     });
     let delivery = only(delivery.await);
     assert_eq!(delivery.message, sent);
-    assert_eq!(delivery.attempt, 1);
+    assert_eq!(delivery.deliveries, 1);
     for puller in &mut pullers {
         assert_idle(puller, A_WHILE, "the message was delivered").await;
     }
@@ -196,14 +196,14 @@ pub async fn a_worker_that_stops_gets_what_was_sent_to_it(setup: &Setup) {
     let mut numbers = HashSet::new();
     while let Some(deliveries) = within("the end of a worker", stopping.stop()).await {
         for delivery in deliveries {
-            assert_eq!(delivery.attempt, 1, "nothing was handed back");
+            assert_eq!(delivery.deliveries, 1, "nothing was handed back");
             numbers.insert(number(&delivery));
             delivery.acker.ack().await.expect("acknowledged");
         }
     }
     while numbers.len() < 6 {
         let delivery = take(&mut peer, "what the worker that stopped was not sent").await;
-        assert_eq!(delivery.attempt, 1, "nothing was handed back");
+        assert_eq!(delivery.deliveries, 1, "nothing was handed back");
         assert!(numbers.insert(number(&delivery)), "message {} came twice", number(&delivery));
         delivery.acker.ack().await.expect("acknowledged");
     }
@@ -232,7 +232,7 @@ pub async fn waiting_for_work_can_be_cancelled_without_loss(setup: &Setup) {
             let patience = Duration::from_micros(500 * (round % 4));
             let Ok(deliveries) = tokio::time::timeout(patience, puller.next(3)).await else { continue };
             for delivery in deliveries.expect("work") {
-                assert_eq!(delivery.attempt, 1, "nothing was let go");
+                assert_eq!(delivery.deliveries, 1, "nothing was let go");
                 assert!(numbers.insert(number(&delivery)), "message {} came twice", number(&delivery));
                 delivery.acker.ack().await.expect("acknowledged");
             }
@@ -289,7 +289,7 @@ pub async fn a_large_message_passes_and_can_be_delivered_again(setup: &Setup) {
     deliveries.remove(0).acker.ack().await.expect("acknowledged");
     again.nak(Duration::ZERO).await.expect("refused");
     let again = take(&mut puller, "the large message again").await;
-    assert_eq!((&again.message, again.attempt), (&large, 2));
+    assert_eq!((&again.message, again.deliveries), (&large, 2));
     again.acker.ack().await.expect("acknowledged");
     assert_idle(&mut puller, A_WHILE, "both messages were acknowledged").await;
 }

@@ -9,7 +9,7 @@ use super::fixtures::{
     ACK_WAIT, LARGE, assert_idle, full_message, heavy_message, message, model, options, take, unique, within,
 };
 use super::setup::Setup;
-use crate::{Answer, Bus, Delivery, Output, Puller, Reply, WorkMessage};
+use crate::{AnswerForm, Bus, Delivery, Output, Puller, Reply, WorkMessage};
 
 pub async fn replies_reach_the_gateway_and_request_they_are_for(setup: &Setup) {
     let (one, two, worker) = (setup.connect().await, setup.connect().await, setup.connect().await);
@@ -152,7 +152,7 @@ pub async fn a_cancellation_reaches_every_worker(setup: &Setup) {
 
 fn request(gateway: &str) -> WorkMessage {
     let model = ModelKey { name: "m".to_owned(), version: 1 };
-    WorkMessage { gateway: gateway.to_owned(), answer: Answer::Whole, ..full_message(&model) }
+    WorkMessage { gateway: gateway.to_owned(), answer: AnswerForm::Whole, ..full_message(&model) }
 }
 
 fn output(request: &WorkMessage) -> Output {

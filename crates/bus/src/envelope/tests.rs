@@ -120,7 +120,7 @@ fn any_work() -> impl Strategy<Value = WorkMessage> {
                 parameters: Arc::new(p),
                 ledger,
                 // Travels in headers, which have a test of their own.
-                answer: Answer::Whole,
+                answer: AnswerForm::Whole,
                 callers: Callers::default(),
             }
         },

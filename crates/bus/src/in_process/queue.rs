@@ -13,7 +13,7 @@ use crate::{AckHandle, Acker, BusError, Delivery, LevelPolicy, Puller, QueueOpti
 
 /// The queue of one model version.
 pub(super) struct Queue {
-    deliveries: u32,
+    max_deliver: u32,
     max_messages: u64,
     max_bytes: u64,
     state: Mutex<QueueState>,
@@ -50,7 +50,7 @@ struct Level {
 
 struct Queued {
     message: WorkMessage,
-    attempt: u32,
+    deliveries: u32,
     /// When it was published.
     since: Instant,
 }
@@ -77,8 +77,8 @@ pub(super) struct QueuePuller {
 impl Queue {
     pub fn new(options: &QueueOptions) -> Arc<Queue> {
         let QueueOptions { max_messages, max_bytes, .. } = *options;
-        let (deliveries, state) = (options.deliveries_made(), Mutex::default());
-        Arc::new(Queue { deliveries, max_messages, max_bytes, state, arrived: [Notify::new(), Notify::new()] })
+        let (max_deliver, state) = (options.broker_max_deliver(), Mutex::default());
+        Arc::new(Queue { max_deliver, max_messages, max_bytes, state, arrived: [Notify::new(), Notify::new()] })
     }
 
     /// Sets the policies of the levels. Missing levels are created.
@@ -120,7 +120,7 @@ impl Queue {
         }
         level.messages += 1;
         level.bytes += size;
-        level.ready.push_back(Queued { message: message.clone(), attempt: 1, since: Instant::now() });
+        level.ready.push_back(Queued { message: message.clone(), deliveries: 1, since: Instant::now() });
         let (request_id, gateway) = (message.request_id.clone(), message.gateway.clone());
         state.unsettled.insert(name, Unsettled { since: Instant::now(), request_id, gateway });
         drop(state);
@@ -175,8 +175,8 @@ impl Queue {
 
     /// Delivers a message again, or forgets it after its last delivery.
     fn redeliver(&self, mut queued: Queued, delay: Duration) {
-        queued.attempt += 1;
-        if queued.attempt > self.deliveries {
+        queued.deliveries += 1;
+        if queued.deliveries > self.max_deliver {
             return self.settle(&queued);
         }
         let mut state = self.state.lock();
@@ -234,10 +234,10 @@ impl Queue {
     }
 
     fn deliver(self: &Arc<Self>, queued: Queued) -> Delivery {
-        let Queued { message, attempt, since } = queued;
-        let kept = Queued { message: message.clone(), attempt, since };
+        let Queued { message, deliveries, since } = queued;
+        let kept = Queued { message: message.clone(), deliveries, since };
         let handle = Handle { queue: self.clone(), message: Mutex::new(Some(kept)) };
-        Delivery { message, attempt, acker: Acker::new(Arc::new(handle)) }
+        Delivery { message, deliveries, acker: Acker::new(Arc::new(handle)) }
     }
 }
 

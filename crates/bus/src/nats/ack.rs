@@ -9,7 +9,7 @@ use async_nats::jetstream::{self, AckKind};
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::claims::Place;
+use super::claims::BodyStore;
 use super::connection::Nats;
 use super::deliveries::Alive;
 use super::headers;
@@ -46,7 +46,7 @@ impl NatsAck {
             (Some(claim), false) => {
                 let heard = taken(self.message.double_ack_with(kind)).await;
                 if heard.is_ok() {
-                    self.nats.discard(Place::Claims, claim.clone());
+                    self.nats.discard(BodyStore::Claims, claim.clone());
                 }
                 heard
             }
@@ -97,7 +97,7 @@ pub async fn acknowledge(nats: &Nats, ended: Ended) {
             let nats = nats.clone();
             crate::spawn("nats acknowledgement", async move {
                 if taken(nats.client.request(subject, Bytes::from_static(b"+ACK"))).await.is_ok() {
-                    nats.discard(Place::Claims, claim);
+                    nats.discard(BodyStore::Claims, claim);
                 }
             });
             Ok(())

@@ -57,7 +57,7 @@ pub struct Claim {
 
 /// Where a body is stored.
 #[derive(Clone, Copy, Debug)]
-pub enum Place {
+pub enum BodyStore {
     /// In the stream of claims, for bodies of messages.
     Claims,
     /// In a store's own stream, beside its values.
@@ -67,7 +67,7 @@ pub enum Place {
 /// A claim whose parts are being stored or were stored. It is discarded if it is dropped before its message was sent.
 pub struct LaidDown {
     nats: Nats,
-    place: Place,
+    place: BodyStore,
     claim: Claim,
     kept: bool,
 }
@@ -86,27 +86,27 @@ pub enum RedeemError {
     Unreachable { name: String, reason: String },
 }
 
-// === impl Place ===
+// === impl BodyStore ===
 
-impl Place {
+impl BodyStore {
     fn stream(self) -> &'static str {
         match self {
-            Place::Claims => subjects::CLAIM_STREAM,
-            Place::Bucket(bucket) => buckets::stream(bucket),
+            BodyStore::Claims => subjects::CLAIM_STREAM,
+            BodyStore::Bucket(bucket) => buckets::stream(bucket),
         }
     }
 
     fn part(self, name: &str, part: &str) -> String {
         match self {
-            Place::Claims => subjects::claim(name, part),
-            Place::Bucket(bucket) => buckets::part(bucket, name, part),
+            BodyStore::Claims => subjects::claim(name, part),
+            BodyStore::Bucket(bucket) => buckets::part(bucket, name, part),
         }
     }
 
     fn needed(self) -> Needed<'static> {
         match self {
-            Place::Claims => Needed::Claims,
-            Place::Bucket(bucket) => Needed::Bucket(bucket),
+            BodyStore::Claims => Needed::Claims,
+            BodyStore::Bucket(bucket) => Needed::Bucket(bucket),
         }
     }
 }
@@ -161,7 +161,7 @@ impl Nats {
     /// Stores `body` under `name`; the broker may drop it after `lapse`. Storing it again replaces it.
     pub(super) async fn lay_down(
         &self,
-        place: Place,
+        place: BodyStore,
         name: String,
         body: &Bytes,
         lapse: Option<Duration>,
@@ -215,7 +215,7 @@ impl Nats {
     }
 
     /// Reads a claim's bytes, once there is room for them.
-    pub(super) async fn redeem(&self, place: Place, claim: &Claim) -> Result<Bytes, RedeemError> {
+    pub(super) async fn redeem(&self, place: BodyStore, claim: &Claim) -> Result<Bytes, RedeemError> {
         let malformed = |found| RedeemError::Malformed { name: claim.name.clone(), expected: claim.bytes, found };
         if claim.bytes > MAX_CLAIM_BYTES || claim.parts > claim.bytes {
             return Err(malformed(claim.parts));
@@ -241,7 +241,7 @@ impl Nats {
     }
 
     /// Discards a claim soon. If the broker cannot be reached now, the claim lapses.
-    pub(super) fn discard(&self, place: Place, name: String) {
+    pub(super) fn discard(&self, place: BodyStore, name: String) {
         let nats = self.clone();
         crate::spawn("nats claim", async move {
             let Ok(stream) = nats.jetstream.get_stream_no_info(place.stream()).await else { return };
@@ -252,7 +252,7 @@ impl Nats {
     }
 }
 
-async fn read_part(nats: Nats, place: Place, name: String, part: usize) -> Result<Bytes, RedeemError> {
+async fn read_part(nats: Nats, place: BodyStore, name: String, part: usize) -> Result<Bytes, RedeemError> {
     let stream = match nats.jetstream.get_stream_no_info(place.stream()).await {
         Ok(stream) => stream,
         Err(error) => return Err(RedeemError::Unreachable { name, reason: error.to_string() }),

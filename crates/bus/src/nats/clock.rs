@@ -30,7 +30,7 @@ const WORTH_A_WARNING: Duration = Duration::from_secs(1);
 
 /// The field of the broker's answer that is used here.
 #[derive(Deserialize)]
-struct Answer {
+struct StreamInfo {
     ts: String,
 }
 
@@ -71,7 +71,7 @@ impl Nats {
         }
         let unreadable =
             |error: &dyn std::fmt::Display| BusError::Unreachable(format!("reading the broker's clock: {error}"));
-        let answer: Answer = serde_json::from_slice(&answer.payload).map_err(|error| unreadable(&error))?;
+        let answer: StreamInfo = serde_json::from_slice(&answer.payload).map_err(|error| unreadable(&error))?;
         offset(&answer.ts, asked, took).map(Some).map_err(|error| unreadable(&error))
     }
 }

@@ -16,9 +16,9 @@ use super::limits::taken;
 
 /// The deliveries that a connection keeps alive, with the subject that settles each. Clones share them.
 #[derive(Clone)]
-pub struct Deliveries(Arc<Held>);
+pub struct Deliveries(Arc<KeptAlive>);
 
-struct Held {
+struct KeptAlive {
     /// The time is when the delivery began.
     by_number: Mutex<HashMap<u64, (Subject, Instant)>>,
     next: AtomicU64,
@@ -37,14 +37,14 @@ pub struct Alive {
 impl Deliveries {
     /// Starts to keep deliveries alive, until the last clone of the connection is dropped.
     pub fn open(client: async_nats::Client) -> Deliveries {
-        let held = Held { by_number: Mutex::default(), next: AtomicU64::new(0), ack_wait: AtomicU64::new(2000) };
-        let deliveries = Deliveries(Arc::new(held));
-        let held = Arc::downgrade(&deliveries.0);
+        let kept = KeptAlive { by_number: Mutex::default(), next: AtomicU64::new(0), ack_wait: AtomicU64::new(2000) };
+        let deliveries = Deliveries(Arc::new(kept));
+        let kept = Arc::downgrade(&deliveries.0);
         crate::spawn("nats progress", async move {
             loop {
-                let Some(period) = held.upgrade().map(|held| held.period()) else { return };
+                let Some(period) = kept.upgrade().map(|kept| kept.period()) else { return };
                 tokio::time::sleep(period).await;
-                let Some(subjects) = held.upgrade().map(|held| held.older_than(period / 2)) else { return };
+                let Some(subjects) = kept.upgrade().map(|kept| kept.older_than(period / 2)) else { return };
                 if client.connection_state() != async_nats::connection::State::Connected {
                     // Reports made without a connection would only delay other messages when it is back.
                     continue;
@@ -70,14 +70,14 @@ impl Deliveries {
     }
 }
 
-impl Held {
+impl KeptAlive {
     fn period(&self) -> Duration {
         Duration::from_millis(self.ack_wait.load(Ordering::Relaxed)) / 3
     }
 
     fn older_than(&self, age: Duration) -> Vec<Subject> {
-        let held = self.by_number.lock();
-        held.values().filter(|(_, since)| since.elapsed() >= age).map(|(subject, _)| subject.clone()).collect()
+        let kept = self.by_number.lock();
+        kept.values().filter(|(_, since)| since.elapsed() >= age).map(|(subject, _)| subject.clone()).collect()
     }
 }
 

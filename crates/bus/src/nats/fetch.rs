@@ -7,9 +7,9 @@ use bytes::Bytes;
 use trireme_inference::{InferError, ModelKey, UnixMicros};
 
 use super::ack::NatsAck;
-use super::claims::{Claim, Place, RedeemError};
+use super::claims::{BodyStore, Claim, RedeemError};
 use super::connection::Nats;
-use crate::{AckHandle, Acker, Answer, Bus, Delivery, Reply, ReplyHeaders, WorkHeaders, WorkMessage, envelope};
+use crate::{AckHandle, Acker, AnswerForm, Bus, Delivery, Reply, ReplyHeaders, WorkHeaders, WorkMessage, envelope};
 
 /// Pause before a failed fetch is repeated.
 pub const FETCH_PAUSE: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ pub struct Fetch {
     pub ack: NatsAck,
     pub headers: WorkHeaders,
     pub claim: Claim,
-    pub attempt: u32,
+    pub deliveries: u32,
 }
 
 // === impl Fetch ===
@@ -46,7 +46,7 @@ impl Fetch {
             Ok(body) => match decode(&self.model, self.headers.clone(), &body) {
                 Ok(work) => {
                     let acker = Acker::new(Arc::new(self.ack));
-                    return Some(Delivery { message: work, attempt: self.attempt, acker });
+                    return Some(Delivery { message: work, deliveries: self.deliveries, acker });
                 }
                 Err(reason) => reason,
             },
@@ -72,8 +72,8 @@ impl Fetch {
         let error = InferError::unavailable(format!("message was lost: {reason}")).at(&self.model, "");
         let WorkHeaders { request_id, gateway, answer, .. } = self.headers.clone();
         let sequence = match answer {
-            Answer::Part(part) => part.sequence,
-            Answer::Whole | Answer::InParts => 0,
+            AnswerForm::Part(part) => part.sequence,
+            AnswerForm::Whole | AnswerForm::InParts => 0,
         };
         let headers = ReplyHeaders { request_id, gateway, sequence, last: true };
         let mut acker = Acker::new(Arc::new(self.ack));
@@ -84,7 +84,7 @@ impl Fetch {
     /// Fetches the body, with retries until shortly before the deadline.
     async fn body(&self) -> Result<Bytes, RedeemError> {
         loop {
-            match self.nats.redeem(Place::Claims, &self.claim).await {
+            match self.nats.redeem(BodyStore::Claims, &self.claim).await {
                 Err(error @ RedeemError::Unreachable { .. }) if self.time_left() > FETCH_PAUSE => {
                     tracing::debug!(model = %self.model, %error, "a message's body cannot be fetched yet");
                     tokio::time::sleep(FETCH_PAUSE).await;

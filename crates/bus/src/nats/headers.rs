@@ -6,7 +6,7 @@ use trireme_inference::UnixMicros;
 use super::claims::Claim;
 use super::subjects;
 use crate::envelope::{CONTRACT_VERSION, EnvelopeError, MAX_NAME, ReplyHeaders, WorkHeaders};
-use crate::{Answer, Part, Reply, WorkMessage};
+use crate::{AnswerForm, Part, Reply, WorkMessage};
 
 const CONTRACT: &str = "Trireme-Contract";
 const REQUEST: &str = "Trireme-Request";
@@ -36,9 +36,9 @@ pub fn write_work(message: &WorkMessage) -> Result<HeaderMap, EnvelopeError> {
         headers.insert(TRACEPARENT, one_line(TRACEPARENT, traceparent)?);
     }
     match message.answer {
-        Answer::Whole => {}
-        Answer::InParts => headers.insert(IN_PARTS, "true"),
-        Answer::Part(part) => write_part(&mut headers, part),
+        AnswerForm::Whole => {}
+        AnswerForm::InParts => headers.insert(IN_PARTS, "true"),
+        AnswerForm::Part(part) => write_part(&mut headers, part),
     }
     Ok(headers)
 }
@@ -88,12 +88,12 @@ fn read_part(message: &Message) -> Result<Part, EnvelopeError> {
     Ok(Part { sequence: number(message, SEQUENCE)?, last: flag(message, FINAL)? })
 }
 
-fn read_answer(message: &Message) -> Result<Answer, EnvelopeError> {
+fn read_answer(message: &Message) -> Result<AnswerForm, EnvelopeError> {
     if is_part(message) {
-        return Ok(Answer::Part(read_part(message)?));
+        return Ok(AnswerForm::Part(read_part(message)?));
     }
     let in_parts = get(message, IN_PARTS).is_some() && flag(message, IN_PARTS)?;
-    Ok(if in_parts { Answer::InParts } else { Answer::Whole })
+    Ok(if in_parts { AnswerForm::InParts } else { AnswerForm::Whole })
 }
 
 /// Whether a work message is one part of an answer.
@@ -218,7 +218,7 @@ mod tests {
             (deadline, priority, sequence, last) in any::<(u64, u64, u32, bool)>(),
             kind in 0usize..3,
         ) {
-            let answer = [Answer::Whole, Answer::InParts, Answer::Part(Part { sequence, last })][kind];
+            let answer = [AnswerForm::Whole, AnswerForm::InParts, AnswerForm::Part(Part { sequence, last })][kind];
             let message = WorkMessage {
                 request_id, gateway, traceparent, deadline: UnixMicros(deadline), priority, answer, ..work()
             };

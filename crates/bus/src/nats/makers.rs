@@ -48,7 +48,7 @@ struct QueueRequest {
 /// A gateway's answer to a request for a stream.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Answer {
+enum StreamOutcome {
     Made,
     Refused(String),
     Unreachable(String),
@@ -93,7 +93,7 @@ impl Nats {
                     Entry::Occupied(mut same) => same.get_mut().push(asker),
                     Entry::Vacant(_) if making.len() >= MAKING => {
                         let reason = "too many streams are asked for at a time".to_owned();
-                        nats.answer(asker, &Answer::Unreachable(reason));
+                        nats.answer(asker, &StreamOutcome::Unreachable(reason));
                     }
                     Entry::Vacant(new) => {
                         let (nats, request) = (nats.clone(), new.key().clone());
@@ -110,7 +110,7 @@ impl Nats {
     }
 
     /// Answers a stage. A stage without an answer asks again.
-    fn answer(&self, asker: Subject, answer: &Answer) {
+    fn answer(&self, asker: Subject, answer: &StreamOutcome) {
         if let Ok(body) = serde_json::to_vec(answer) {
             let client = self.client.clone();
             crate::spawn("nats answer", async move { drop(taken(client.publish(asker, body.into())).await) });
@@ -141,15 +141,15 @@ impl Nats {
             _ => unreachable(&chain(&error)),
         })?;
         match serde_json::from_slice(&answer.payload) {
-            Ok(Answer::Made) => Ok(()),
-            Ok(Answer::Refused(reason)) => Err(BusError::Refused { action, reason }),
-            Ok(Answer::Unreachable(reason)) => Err(unreachable(&reason)),
+            Ok(StreamOutcome::Made) => Ok(()),
+            Ok(StreamOutcome::Refused(reason)) => Err(BusError::Refused { action, reason }),
+            Ok(StreamOutcome::Unreachable(reason)) => Err(unreachable(&reason)),
             Err(error) => Err(unreachable(&format!("a gateway's answer cannot be read: {error}"))),
         }
     }
 
     /// Creates the stream of a request.
-    async fn make_for(&self, message: &Message) -> Answer {
+    async fn make_for(&self, message: &Message) -> StreamOutcome {
         let made = match read(&message.subject, &message.payload) {
             Ok(Request::Stream(needed)) => limited(LONGEST, self.make(needed, false)).await,
             Ok(Request::Queue(QueueRequest { model, options })) => {
@@ -161,9 +161,9 @@ impl Nats {
             }
         };
         match made {
-            Ok(()) => Answer::Made,
-            Err(BusError::Refused { reason, .. }) => Answer::Refused(reason),
-            Err(error) => Answer::Unreachable(error.to_string()),
+            Ok(()) => StreamOutcome::Made,
+            Err(BusError::Refused { reason, .. }) => StreamOutcome::Refused(reason),
+            Err(error) => StreamOutcome::Unreachable(error.to_string()),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::claims::Claim;
 use super::connection::Nats;
 use super::fetch::{Fetch, decode};
 use super::headers;
-use crate::{Acker, Answer, Bus, DeadLetter, Delivery, EnvelopeError, WorkHeaders, WorkMessage};
+use crate::{Acker, AnswerForm, Bus, DeadLetter, Delivery, EnvelopeError, WorkHeaders, WorkMessage};
 
 /// How long the broker waits before it delivers a message again that could not be set aside.
 const ASIDE_PAUSE: Duration = Duration::from_secs(1);
@@ -32,14 +32,14 @@ pub enum Opened {
 pub fn open(nats: &Nats, model: &ModelKey, message: jetstream::Message) -> Opened {
     let (model, nats) = (model.clone(), nats.clone());
     match read(&message) {
-        Ok((headers, attempt, Some(claim))) => {
+        Ok((headers, deliveries, Some(claim))) => {
             let ack = NatsAck::new(&nats, message, Some(claim.name.clone()));
-            Opened::Claimed(Box::new(Fetch { nats, model, ack, headers, claim, attempt }))
+            Opened::Claimed(Box::new(Fetch { nats, model, ack, headers, claim, deliveries }))
         }
-        Ok((headers, attempt, None)) => match decode(&model, headers, &message.payload) {
+        Ok((headers, deliveries, None)) => match decode(&model, headers, &message.payload) {
             Ok(work) => {
                 let acker = Acker::new(Arc::new(NatsAck::new(&nats, message, None)));
-                Opened::Work(Box::new(Delivery { message: work, attempt, acker }))
+                Opened::Work(Box::new(Delivery { message: work, deliveries, acker }))
             }
             Err(reason) => refuse(&model, message, &reason),
         },
@@ -102,7 +102,7 @@ fn letter(model: &ModelKey, message: &jetstream::Message, reason: String) -> Dea
         tensors: body.into_iter().collect(),
         parameters: Arc::default(),
         ledger: Ledger::default(),
-        answer: Answer::Whole,
+        answer: AnswerForm::Whole,
         callers: Callers::default(),
     };
     let attempts = info.map_or(0, |info| u32::try_from(info.delivered).unwrap_or(u32::MAX));

@@ -16,7 +16,7 @@ use super::limits::{CLOSE_TIMEOUT, taken};
 use super::open::{Opened, open};
 use super::source::Source;
 use super::{headers, subjects};
-use crate::{Attempts, Bus, BusError, Delivery, MessageName, Puller, QueueOptions};
+use crate::{AttemptNote, Bus, BusError, Delivery, MessageName, Puller, QueueOptions};
 
 /// How often a worker with room asks all levels again while no message arrives. This finds messages that it was not
 /// sent because a pull request got lost.
@@ -76,7 +76,7 @@ impl NatsPuller {
             let id = message.headers.as_ref().and_then(|headers| headers.get(NATS_MESSAGE_ID));
             if let (Some(id), Ok(headers)) = (id, headers::read_work(message)) {
                 let (model, id) = (source.model.clone(), id.as_str().to_owned());
-                let never = Attempts { begun: 0, ended: true };
+                let never = AttemptNote { attempts: 0, ended: true };
                 let name = MessageName { model, id, deadline: headers.deadline };
                 let _ = (&source.nats as &dyn Bus).note_attempts(&name, never).await;
             }
@@ -147,7 +147,8 @@ impl Puller for NatsPuller {
                 }
             }
             // No worker has begun them, however often they were delivered.
-            let overdue: Vec<_> = self.read().into_iter().map(|delivery| Delivery { attempt: 1, ..delivery }).collect();
+            let overdue: Vec<_> =
+                self.read().into_iter().map(|delivery| Delivery { deliveries: 1, ..delivery }).collect();
             if !overdue.is_empty() {
                 return Ok(overdue);
             }

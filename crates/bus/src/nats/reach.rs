@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Failures to reach a stream that are further apart than this count as different outages.
+/// Failures to reach a stream that are further apart than this count as different absences.
 const LOOK_WITHIN: Duration = Duration::from_secs(15);
 
 /// Streams that are out of reach, by name.
 #[derive(Default)]
-pub struct OutOfReach(Mutex<HashMap<String, Outage>>);
+pub struct OutOfReach(Mutex<HashMap<String, Absence>>);
 
 /// A period in which every attempt to reach a stream failed.
 #[derive(Clone, Copy)]
-struct Outage {
+struct Absence {
     first: Instant,
     last: Instant,
 }
@@ -24,14 +24,14 @@ struct Outage {
 impl OutOfReach {
     /// Counts a failure to reach a stream; returns how long every attempt has failed.
     pub fn note(&self, name: &str, now: Instant) -> Duration {
-        let mut outages = self.0.lock();
-        let outage = outages.entry(name.to_owned()).or_insert(Outage { first: now, last: now });
-        if now.duration_since(outage.last) > LOOK_WITHIN {
-            // There were no attempts for a while, so this may be another outage.
-            outage.first = now;
+        let mut absences = self.0.lock();
+        let absence = absences.entry(name.to_owned()).or_insert(Absence { first: now, last: now });
+        if now.duration_since(absence.last) > LOOK_WITHIN {
+            // There were no attempts for a while, so this may be another absence.
+            absence.first = now;
         }
-        outage.last = now;
-        now.duration_since(outage.first)
+        absence.last = now;
+        now.duration_since(absence.first)
     }
 
     /// Counts a success, or that the stream does not exist.
@@ -46,12 +46,12 @@ mod tests {
 
     #[test]
     fn only_a_stream_that_is_out_of_reach_at_every_look_is_gone() {
-        let (outages, start) = (OutOfReach::default(), Instant::now());
-        let after = |seconds| outages.note("s", start + Duration::from_secs(seconds)).as_secs();
+        let (absences, start) = (OutOfReach::default(), Instant::now());
+        let after = |seconds| absences.note("s", start + Duration::from_secs(seconds)).as_secs();
         assert_eq!([after(0), after(10), after(20), after(31)], [0, 10, 20, 31]);
         assert_eq!([after(60), after(70)], [0, 10], "nobody looked meanwhile");
-        assert_eq!(outages.note("t", start).as_secs(), 0, "another stream");
-        outages.end("s");
+        assert_eq!(absences.note("t", start).as_secs(), 0, "another stream");
+        absences.end("s");
         assert_eq!(after(71), 0);
     }
 }

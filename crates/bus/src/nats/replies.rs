@@ -17,7 +17,7 @@ use futures_util::StreamExt;
 use tokio::task::JoinSet;
 
 use super::ack::acknowledge;
-use super::claims::{self, Claim, Place, RedeemError};
+use super::claims::{self, BodyStore, Claim, RedeemError};
 use super::connection::Nats;
 use super::fetch::FETCH_PAUSE;
 use super::limits::taken;
@@ -94,7 +94,7 @@ impl Nats {
         if claims::wire_size(&headers) + body.len() > self.max_payload() {
             // A reply made in another run of the step has another name, so parts of the two do not mix.
             let name = format!("{}/reply/{}/{}", reply.request_id, reply.sequence, reply.sent_at);
-            let claim = self.lay_down(Place::Claims, escape_token(&name), &body, Some(LAPSE)).await?;
+            let claim = self.lay_down(BodyStore::Claims, escape_token(&name), &body, Some(LAPSE)).await?;
             headers::write_claim(&mut headers, claim.claim());
             claim.keep();
             body = Bytes::new();
@@ -120,10 +120,10 @@ impl Nats {
         let _alive = ended(message).map(|ended| self.deliveries.keep(ended.acknowledgement.into()));
         let give_up = Instant::now() + LAPSE;
         while inbox.awaits(&headers) {
-            match self.redeem(Place::Claims, &claim).await {
+            match self.redeem(BodyStore::Claims, &claim).await {
                 Ok(body) => {
                     self.receive_reply(inbox, message, &body).await;
-                    self.discard(Place::Claims, claim.name);
+                    self.discard(BodyStore::Claims, claim.name);
                     return;
                 }
                 Err(error @ RedeemError::Unreachable { .. }) if Instant::now() < give_up => {
@@ -137,7 +137,7 @@ impl Nats {
             }
         }
         self.acknowledge(message).await;
-        self.discard(Place::Claims, claim.name);
+        self.discard(BodyStore::Claims, claim.name);
     }
 
     async fn receive_reply(&self, inbox: &Inbox, message: &Message, body: &Bytes) {

@@ -17,7 +17,7 @@ use futures_util::StreamExt;
 use tokio::sync::mpsc;
 use trireme_inference::UnixMicros;
 
-use super::claims::{Place, wire_size};
+use super::claims::{BodyStore, wire_size};
 use super::connection::Nats;
 use super::errors::{self, failure};
 use super::streams::Needed;
@@ -79,7 +79,7 @@ impl Nats {
         };
         if wire_size(&headers) + value.len() > self.max_payload() {
             let name = format!("{key}-{}", nuid::next()).replace('.', "-");
-            let laid_down = self.lay_down(Place::Bucket(bucket), name, &value, lapse).await?;
+            let laid_down = self.lay_down(BodyStore::Bucket(bucket), name, &value, lapse).await?;
             headers::write_claim(&mut headers, laid_down.claim());
             own = Some(laid_down.claim().name.clone());
             // From here on the value may be stored, even if this call fails.
@@ -107,7 +107,7 @@ impl Nats {
                 Err(_) => own.clone(),
             };
             if let Some(useless) = useless {
-                self.discard(Place::Bucket(bucket), useless);
+                self.discard(BodyStore::Bucket(bucket), useless);
             }
             return put;
         }
@@ -131,7 +131,7 @@ impl Nats {
             }
         }
         if let Some(claim) = headers::claim_name(&message.headers) {
-            self.discard(Place::Bucket(bucket), claim);
+            self.discard(BodyStore::Bucket(bucket), claim);
         }
         Ok(true)
     }
@@ -249,7 +249,9 @@ impl Nats {
         let at = u64::try_from(message.time.unix_timestamp_nanos() / 1000).unwrap_or_default();
         let key = buckets::key(bucket, &message.subject).unwrap_or_default().to_owned();
         let value = match headers::read_claim_of(Some(&message.headers))? {
-            Some(claim) => self.redeem(Place::Bucket(bucket), &claim).await.map_err(|error| error.or_unreachable())?,
+            Some(claim) => {
+                self.redeem(BodyStore::Bucket(bucket), &claim).await.map_err(|error| error.or_unreachable())?
+            }
             None => message.payload,
         };
         Ok(Entry { key, value, revision: message.sequence, at: UnixMicros(at) })
@@ -353,7 +355,7 @@ impl Nats {
         }
         let value = match headers::read_claim_of(headers) {
             Ok(None) => Ok(message.payload.clone()),
-            Ok(Some(claim)) => self.redeem(Place::Bucket(bucket), &claim).await.map_err(|error| error.to_string()),
+            Ok(Some(claim)) => self.redeem(BodyStore::Bucket(bucket), &claim).await.map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         };
         match value {

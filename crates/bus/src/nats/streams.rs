@@ -179,7 +179,7 @@ impl Nats {
                 description: Some(format!("workers of {model}")),
                 ack_policy: consumer::AckPolicy::Explicit,
                 ack_wait: options.ack_wait,
-                max_deliver: i64::from(options.deliveries_made()),
+                max_deliver: i64::from(options.broker_max_deliver()),
                 // Pullers only ask for messages that they have room for, so the limit of the stream is enough.
                 max_ack_pending: i64::try_from(options.max_messages).unwrap_or(i64::MAX),
                 max_waiting: MAX_WAITING,

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
-use super::claims::Place;
+use super::claims::BodyStore;
 use super::connection::Nats;
 use super::limits::taken;
 use super::{headers, subjects};
@@ -139,7 +139,7 @@ async fn pack(nats: &Nats, body: Bytes) -> Result<(HeaderMap, Bytes), BusError> 
         return Ok((headers, body));
     }
     let name = escape_token(&nats.client.new_inbox());
-    let claim = nats.lay_down(Place::Claims, name, &body, Some(LAPSE)).await?;
+    let claim = nats.lay_down(BodyStore::Claims, name, &body, Some(LAPSE)).await?;
     headers::write_claim(&mut headers, claim.claim());
     claim.keep();
     Ok((headers, Bytes::new()))
@@ -160,10 +160,10 @@ async fn unpack(nats: &Nats, message: Message, readers: Readers) -> Option<Bytes
             return None;
         }
     };
-    match nats.redeem(Place::Claims, &claim).await {
+    match nats.redeem(BodyStore::Claims, &claim).await {
         Ok(body) => {
             if readers == Readers::One {
-                nats.discard(Place::Claims, claim.name);
+                nats.discard(BodyStore::Claims, claim.name);
             }
             Some(body)
         }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use trireme_inference::{ModelKey, UnixMicros};
 
-use super::claims::{self, Place};
+use super::claims::{self, BodyStore};
 use super::connection::Nats;
 use super::errors::{chain, failure, is_full, is_no_stream, is_not_found, is_overloaded, is_passing, is_unconfirmed};
 use super::{headers, subjects};
@@ -99,7 +99,7 @@ impl Nats {
         }
         let ToClaim { name, lapse, result } = claim;
         self.look_for_queue(model, &subject).await?;
-        let laid_down = self.lay_down(Place::Claims, name, &body, lapse).await?;
+        let laid_down = self.lay_down(BodyStore::Claims, name, &body, lapse).await?;
         headers::write_claim(&mut headers, laid_down.claim());
         let name = laid_down.claim().name.clone();
         // From here on the message may be in the queue, even if this call fails.
@@ -111,7 +111,7 @@ impl Nats {
             Err(error) => !is_unconfirmed(error),
         };
         if nobody_has_it {
-            self.discard(Place::Claims, name.clone());
+            self.discard(BodyStore::Claims, name.clone());
         }
         sent.map(|confirmed| confirmed.queued(Some(name))).map_err(|error| self.publish_error(model, &error))
     }
@@ -174,7 +174,7 @@ pub async fn take_back(nats: &Nats, queued: &Queued) -> Result<(), BusError> {
     const ACTION: &str = "taking back a message";
     let Some(Kept { stream, sequence, claim }) = &queued.0 else { return Ok(()) };
     if let Some(claim) = claim {
-        nats.discard(Place::Claims, claim.clone());
+        nats.discard(BodyStore::Claims, claim.clone());
     }
     let stream = nats.jetstream.get_stream_no_info(stream).await.map_err(|error| failure(ACTION, &error))?;
     let deleted = stream.delete_message(*sequence).await;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use trireme_bus::{
-    Answer, EnvelopeError, Output, Part, Reply, ReplyHeaders, WorkHeaders, WorkMessage, decode_reply, decode_work,
+    AnswerForm, EnvelopeError, Output, Part, Reply, ReplyHeaders, WorkHeaders, WorkMessage, decode_reply, decode_work,
     encode_reply, encode_work,
 };
 use trireme_inference::{
@@ -68,12 +68,12 @@ pub fn all() -> Vec<Vector> {
         vector(
             "work-in-parts",
             "a request whose answer may come in parts",
-            Message::Work(WorkMessage { answer: Answer::InParts, ..single() }),
+            Message::Work(WorkMessage { answer: AnswerForm::InParts, ..single() }),
         ),
         vector(
             "work-part",
             "the third part of an answer, and the last one, on its way through the steps that are left",
-            Message::Work(WorkMessage { answer: Answer::Part(Part { sequence: 2, last: true }), ..ensemble() }),
+            Message::Work(WorkMessage { answer: AnswerForm::Part(Part { sequence: 2, last: true }), ..ensemble() }),
         ),
         Vector {
             claimed: true,
@@ -123,7 +123,7 @@ fn single() -> WorkMessage {
         tensors: vec![Tensor::from_values("input_ids", [1, 3], vec![101i64, 7592, 102]).expect("three numbers")],
         parameters: Arc::default(),
         ledger: Ledger::default(),
-        answer: Answer::Whole,
+        answer: AnswerForm::Whole,
         callers: Callers::default(),
     }
 }
@@ -181,7 +181,7 @@ fn ensemble() -> WorkMessage {
         ],
         parameters: Arc::new(parameters.map(|(name, value)| (name.to_owned(), value)).into()),
         ledger: Ledger(vec![hop]),
-        answer: Answer::Whole,
+        answer: AnswerForm::Whole,
         callers: Callers::default(),
     }
 }
@@ -286,9 +286,9 @@ impl Message {
                 let mut id = format!("{}/{}", message.request_id, message.route.step_number());
                 let mut answer = Vec::new();
                 match message.answer {
-                    Answer::Whole => {}
-                    Answer::InParts => answer.push(("Trireme-In-Parts", "true".to_owned())),
-                    Answer::Part(part) => {
+                    AnswerForm::Whole => {}
+                    AnswerForm::InParts => answer.push(("Trireme-In-Parts", "true".to_owned())),
+                    AnswerForm::Part(part) => {
                         id = format!("{id}/{}", part.sequence);
                         answer.push(("Trireme-Sequence", part.sequence.to_string()));
                         answer.push(("Trireme-Final", part.last.to_string()));

@@ -131,7 +131,7 @@ async fn a_body_that_the_broker_does_not_give_is_asked_for_again_by_the_same_del
         lay_down_by_hand(&server, "hidden", body).await;
     };
     let (delivery, ()) = tokio::join!(take(&mut puller, "the message with its body"), found);
-    assert_eq!((&delivery.message, delivery.attempt), (&sent, 1), "it was kept alive for longer than ack_wait");
+    assert_eq!((&delivery.message, delivery.deliveries), (&sent, 1), "it was kept alive for longer than ack_wait");
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use trireme_bus::conformance::fixtures::{
     ACK_WAIT, LARGE, assert_idle, full_message, heavy_message, message, model, number, options, take, within,
 };
-use trireme_bus::{Answer, Bus, Delivery, Output, Part, Puller, Reply, WorkMessage, encode_reply, escape_token};
+use trireme_bus::{AnswerForm, Bus, Delivery, Output, Part, Puller, Reply, WorkMessage, encode_reply, escape_token};
 use trireme_inference::ModelKey;
 use trireme_testkit::NatsServer;
 
@@ -18,7 +18,7 @@ use super::{awaited, connect, connect_as, connect_stage, stage_at};
 
 fn request(id: &str) -> WorkMessage {
     let message = full_message(&model("replies"));
-    WorkMessage { request_id: id.to_owned(), gateway: "gateway".to_owned(), answer: Answer::Whole, ..message }
+    WorkMessage { request_id: id.to_owned(), gateway: "gateway".to_owned(), answer: AnswerForm::Whole, ..message }
 }
 
 fn reply_of(request: &WorkMessage) -> Reply {
@@ -52,7 +52,7 @@ async fn answer_until<T>(
                     // After the connection was cut, the puller may return an error.
                     for delivery in deliveries.into_iter().flatten() {
                         answered += 1;
-                        assert_eq!(delivery.attempt, answered, "each delivery is answered");
+                        assert_eq!(delivery.deliveries, answered, "each delivery is answered");
                         answer(delivery).await;
                     }
                 }
@@ -89,7 +89,8 @@ async fn no_part_of_an_answer_is_lost_with_its_workers_connection() {
         Cable::cut_at(&server, &["Trireme-Sequence: 0\r", "Trireme-Sequence: 42\r", "Trireme-Sequence: 99\r"]).await;
     let (gateway, worker) = (connect(&server).await, connect_as(&stage_at(&cable.url())).await);
     let inbox = gateway.open_inbox("gateway").await.unwrap();
-    let request = WorkMessage { gateway: "gateway".to_owned(), answer: Answer::InParts, ..message(&model("cut"), 1) };
+    let request =
+        WorkMessage { gateway: "gateway".to_owned(), answer: AnswerForm::InParts, ..message(&model("cut"), 1) };
     let mut puller = queue_with(&*gateway, &*worker, &request).await;
     let mut waiting = inbox.expect(&request);
     let answer = async |mut delivery: Delivery| {
@@ -122,7 +123,7 @@ async fn a_part_ends_its_delivery_though_others_are_missing() {
     let request =
         WorkMessage { request_id: "r".to_owned(), gateway: "gateway".to_owned(), ..message(&model("parts"), 1) };
     let part = |sequence| {
-        let answer = Answer::Part(Part { sequence, last: sequence == 2 });
+        let answer = AnswerForm::Part(Part { sequence, last: sequence == 2 });
         WorkMessage { answer, ..request.clone() }
     };
     let parts = [part(0), part(1), part(2)];
@@ -237,7 +238,7 @@ async fn a_reply_whose_body_is_gone_is_made_again() {
         bus.reply(reply_of(&delivery.message), Some(&mut delivery.acker)).await.unwrap();
     };
     let again = take(&mut puller, "the request again").await;
-    assert_eq!(again.attempt, 2);
+    assert_eq!(again.deliveries, 2);
     answer(again).await;
     assert!(within("the reply", waiting.next()).await.outcome.is_ok());
     // A repeated reply is dropped, but its delivery is still acknowledged.
@@ -307,5 +308,5 @@ async fn an_old_acknowledgement_settles_nothing_in_a_queue_made_anew() {
     old.acker.ack().await.unwrap();
     drop(new);
     let again = take(&mut puller, "the same message, as its worker died").await;
-    assert_eq!((number(&again), again.attempt), (2, 2));
+    assert_eq!((number(&again), again.deliveries), (2, 2));
 }

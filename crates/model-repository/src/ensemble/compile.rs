@@ -140,7 +140,7 @@ fn find_models(
 
 /// An ensemble tensor as one side declares it: a step or the ensemble itself.
 #[derive(Clone)]
-struct Claim {
+struct Declaration {
     /// The model that declares it, as Triton names it: a composing model or the ensemble itself.
     model: String,
     /// The place of the declaration, for errors: `step 0 'tokenizer' output 'ids' gives`.
@@ -158,16 +158,16 @@ fn check_tensors(
 ) -> Result<(), EnsembleError> {
     let ensemble = &config.name;
     let fail = |text: String| Err(EnsembleError::Invalid(text));
-    let mut claims = Claims { ensemble, known: BTreeMap::new() };
+    let mut declarations = Declarations { ensemble, known: BTreeMap::new() };
     for input in &config.inputs {
         let place = format!("ensemble input '{}' gives", input.name);
         let dims = input.reshape.as_ref().unwrap_or(&input.dims);
-        claims.add(&input.name, Claim::new(config, place, input.datatype, dims))?;
+        declarations.add(&input.name, Declaration::new(config, place, input.datatype, dims))?;
     }
     for output in &config.outputs {
         let place = format!("ensemble output '{}' expects", output.name);
         let dims = output.reshape.as_ref().unwrap_or(&output.dims);
-        claims.add(&output.name, Claim::new(config, place, output.datatype, dims))?;
+        declarations.add(&output.name, Declaration::new(config, place, output.datatype, dims))?;
     }
     for (index, (step, model)) in steps.iter().zip(models).enumerate() {
         let name = &step.model_name;
@@ -190,7 +190,7 @@ fn check_tensors(
             match step.input_map.get(&input.name) {
                 Some(tensor) => {
                     let place = format!("step {index} '{name}' input '{}' expects", input.name);
-                    claims.add(tensor, Claim::new(model, place, input.datatype, &input.dims))?;
+                    declarations.add(tensor, Declaration::new(model, place, input.datatype, &input.dims))?;
                 }
                 None if input.optional => {}
                 None => return fail(unmapped(ensemble, &input.name, name)),
@@ -204,7 +204,7 @@ fn check_tensors(
                 ));
             };
             let place = format!("step {index} '{name}' output '{}' gives", output.name);
-            claims.add(tensor, Claim::new(model, place, output.datatype, &output.dims))?;
+            declarations.add(tensor, Declaration::new(model, place, output.datatype, &output.dims))?;
         }
     }
     Ok(())
@@ -214,44 +214,44 @@ fn unmapped(ensemble: &str, input: &str, model: &str) -> String {
     format!("in ensemble {ensemble}, input {input} in model {model} is not mapped to any ensemble tensors")
 }
 
-// === impl Claim ===
+// === impl Declaration ===
 
-impl Claim {
+impl Declaration {
     /// A tensor that `model` declares with these dims.
-    fn new(model: &ModelConfig, place: String, datatype: DataType, dims: &Shape) -> Claim {
-        Claim { model: model.name.clone(), place, datatype, dims: dims.clone(), full: model.full_shape(dims) }
+    fn new(model: &ModelConfig, place: String, datatype: DataType, dims: &Shape) -> Declaration {
+        Declaration { model: model.name.clone(), place, datatype, dims: dims.clone(), full: model.full_shape(dims) }
     }
 }
 
-/// The first claim for each ensemble tensor.
-struct Claims<'a> {
+/// The first declaration for each ensemble tensor.
+struct Declarations<'a> {
     ensemble: &'a str,
-    known: BTreeMap<String, Claim>,
+    known: BTreeMap<String, Declaration>,
 }
 
-impl Claims<'_> {
-    /// Compares `claim` with the first one for `tensor`, and keeps it if it is the first.
-    fn add(&mut self, tensor: &str, claim: Claim) -> Result<(), EnsembleError> {
+impl Declarations<'_> {
+    /// Compares `declaration` with the first one for `tensor`, and keeps it if it is the first.
+    fn add(&mut self, tensor: &str, declaration: Declaration) -> Result<(), EnsembleError> {
         let Some(first) = self.known.get(tensor) else {
-            self.known.insert(tensor.to_owned(), claim);
+            self.known.insert(tensor.to_owned(), declaration);
             return Ok(());
         };
-        let (what, left, right) = if first.datatype != claim.datatype {
-            let (left, right) = (first.datatype.config_name(), claim.datatype.config_name());
+        let (what, left, right) = if first.datatype != declaration.datatype {
+            let (left, right) = (first.datatype.config_name(), declaration.datatype.config_name());
             ("data type", left.to_owned(), right.to_owned())
-        } else if !may_agree(&first.dims, &claim.dims) && !may_agree(&first.full, &claim.full) {
-            ("shape", first.full.to_string(), claim.full.to_string())
+        } else if !may_agree(&first.dims, &declaration.dims) && !may_agree(&first.full, &declaration.full) {
+            ("shape", first.full.to_string(), declaration.full.to_string())
         } else {
             return Ok(());
         };
-        let full = |c: &Claim| format!("{} {} {}", c.place, c.datatype.config_name(), c.full);
+        let full = |c: &Declaration| format!("{} {} {}", c.place, c.datatype.config_name(), c.full);
         Err(EnsembleError::Invalid(format!(
             "in ensemble {}, ensemble tensor {tensor}: inconsistent {what}: {left} is inferred from model {} while \
              {right} is inferred from model {}; {}, {}",
             self.ensemble,
             first.model,
-            claim.model,
-            full(&claim),
+            declaration.model,
+            full(&declaration),
             full(first)
         )))
     }

@@ -1,10 +1,11 @@
 //! The output of a graph that is used, and the ops that turn it into the result.
 
-use super::describe::{Files, Head};
+use super::classifier::Head;
+use super::described::Files;
 use super::files::{Json, Reader};
 use super::graphs::GraphFile;
 use super::head::{self, Activation};
-use super::modules::{Module, Pooling, Step};
+use super::modules::{Module, ModuleKind, Pooling};
 use super::onnx::GraphTensor;
 use super::origin::Derived;
 use super::task::{Purpose, Task};
@@ -39,10 +40,10 @@ fn width_of(file: &GraphFile, tensor: &GraphTensor) -> Option<Derived<i64>> {
 
 /// Chains that end in vectors. They begin with the graph's tokens, or with its vectors where the graph pools.
 pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &Files, file: &GraphFile) -> Chain {
-    let after = |step: &Step| !matches!(step, Step::Transformer { .. } | Step::Static { .. });
+    let after = |step: &ModuleKind| !matches!(step, ModuleKind::Transformer { .. } | ModuleKind::Static { .. });
     let steps: Vec<_> = files.modules.iter().flatten().filter(|module| after(&module.step)).collect();
     let excludes_prompt =
-        steps.iter().any(|module| matches!(&module.step, Step::Pooling(pooling) if !pooling.include_prompt));
+        steps.iter().any(|module| matches!(&module.step, ModuleKind::Pooling(pooling) if !pooling.include_prompt));
     let pooled = file.pooled().filter(|_| task == Task::Embed && !(excludes_prompt && file.tokens().is_some()));
     match pooled {
         Some(output) => {
@@ -66,7 +67,9 @@ pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &Files, file: &G
                 return Chain { output: None, ops: Vec::new(), width: Some(Derived::from(1, "")), excludes_prompt };
             };
             let pooling = steps.iter().find_map(|module| match &module.step {
-                Step::Pooling(Pooling { width, .. }) => width.clone().map(|width| width.map(|width| width as i64)),
+                ModuleKind::Pooling(Pooling { width, .. }) => {
+                    width.clone().map(|width| width.map(|width| width as i64))
+                }
                 _ => None,
             });
             let width = agree(reader, [width_of(file, tokens.value), hidden_size(reader, &files.config), pooling]);
@@ -91,15 +94,15 @@ fn known(tensor: &GraphTensor, rank: usize, width: Option<&Derived<i64>>) -> Gra
 /// The chain of a graph that pools: only the last ops are left.
 fn pooled_chain(reader: &Reader<'_>, file: &GraphFile, output: &GraphTensor, steps: &[&Module]) -> Chain {
     let last = steps.iter().rev().find_map(|module| match &module.step {
-        Step::Dense { to, .. } => Some(Derived::from(*to as i64, format!("{}, a Dense,", module.place))),
-        Step::Pooling(Pooling { width: Some(width), modes, .. }) => {
+        ModuleKind::Dense { to, .. } => Some(Derived::from(*to as i64, format!("{}, a Dense,", module.place))),
+        ModuleKind::Pooling(Pooling { width: Some(width), modes, .. }) => {
             Some(Derived::from(width.value as i64 * modes.value.len() as i64, width.origin.clone()))
         }
         _ => None,
     });
     let width = agree(reader, [width_of(file, output), last]);
     let mut ops = Vec::new();
-    if let Some(Module { place, step: Step::Normalize }) = steps.last() {
+    if let Some(Module { place, step: ModuleKind::Normalize }) = steps.last() {
         ops.push(Derived::from("normalize".to_owned(), place.clone()));
     }
     let place = file.place(output);
@@ -124,7 +127,7 @@ pub(super) fn token_chain(
     };
     for module in steps {
         let op = match &module.step {
-            Step::Pooling(pooling) => {
+            ModuleKind::Pooling(pooling) => {
                 let modes = pooling.modes.value.len() as i64;
                 if modes > 1 {
                     width = Derived::from(width.value * modes, pooling.modes.origin.clone());
@@ -132,18 +135,18 @@ pub(super) fn token_chain(
                 ops.push(pooling.modes.clone().map(|modes| format!("pool:{}", modes.join("+"))));
                 continue;
             }
-            Step::Dense { folder, from, to } => {
+            ModuleKind::Dense { folder, from, to } => {
                 expect(module, *from, &width);
                 width = Derived::from(*to as i64, format!("{folder}config.json: out_features"));
                 format!("dense:{}", folder.trim_end_matches('/'))
             }
-            Step::LayerNorm { folder, width: own } => {
+            ModuleKind::LayerNorm { folder, width: own } => {
                 expect(module, *own, &width);
                 format!("layer_norm:{}", folder.trim_end_matches('/'))
             }
-            Step::Normalize => "normalize".to_owned(),
-            Step::Mask => "mask".to_owned(),
-            Step::Splade { .. } | Step::Transformer { .. } | Step::Static { .. } => continue,
+            ModuleKind::Normalize => "normalize".to_owned(),
+            ModuleKind::Mask => "mask".to_owned(),
+            ModuleKind::Splade { .. } | ModuleKind::Transformer { .. } | ModuleKind::Static { .. } => continue,
         };
         ops.push(Derived::from(op, module.place.clone()));
     }
@@ -179,7 +182,7 @@ pub(super) fn sparse(reader: &Reader<'_>, files: &Files, file: &GraphFile) -> Ch
     };
     let width = agree(reader, [width_of(file, logits), vocabulary]);
     let splade = files.modules.iter().flatten().find_map(|module| match &module.step {
-        Step::Splade { argument } => Some(argument.clone()),
+        ModuleKind::Splade { argument } => Some(argument.clone()),
         _ => None,
     });
     let splade = splade.unwrap_or_else(|| Derived::guessed("relu".to_owned(), "sentence-transformers' default"));

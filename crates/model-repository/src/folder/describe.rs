@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::chain::{embedding, scores, sparse, token_chain};
+use super::classifier::Head;
+use super::described::Files;
 use super::files::{Json, Reader};
 use super::graphs::{self, GraphFile};
-use super::head::{self, Activation};
-use super::modules::{self, Module, Step};
+use super::modules::{self, ModuleKind};
 use super::onnx::GraphTensor;
 use super::origin::Derived;
 use super::precision::Precision;
@@ -73,13 +74,6 @@ impl FolderDescription {
             Executor::Static { .. } | Executor::Generation { .. } => None,
         }
     }
-}
-
-/// The JSON files that several parts look into.
-pub(super) struct Files {
-    pub(super) config: Json,
-    pub(super) own: Option<Json>,
-    pub(super) modules: Option<Vec<Module>>,
 }
 
 pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
@@ -151,27 +145,6 @@ fn unserved(reader: &Reader<'_>) -> Option<Derived<String>> {
     let why =
         "pickles of torch, which are not read; a graph with outputs of its own for them is served by a repository";
     (!there.is_empty()).then(|| Derived::from(there.join(", "), why))
-}
-
-/// Fields that only classifiers have.
-#[derive(Default)]
-pub(super) struct Head {
-    pub(super) labels: Option<Derived<Vec<String>>>,
-    pub(super) problem: Option<Derived<(&'static str, Activation)>>,
-}
-
-// === impl Head ===
-
-impl Head {
-    fn of(reader: &Reader<'_>, purpose: &Purpose, files: &Files) -> Head {
-        if !matches!(purpose.task.value, Task::Classify | Task::Rerank | Task::TokenClassify) {
-            return Head::default();
-        }
-        let labels = head::labels(reader, &files.config);
-        let problem =
-            (purpose.task.value == Task::Classify).then(|| head::problem(reader, &files.config, labels.value.len()));
-        Head { labels: Some(labels), problem }
-    }
 }
 
 /// A masked language model without `modules.json` is SPLADE if its graph gives logits over the vocabulary, as
@@ -264,7 +237,7 @@ fn static_model(
         ));
     }
     let by_config = files.config.flag(reader, "normalize");
-    let by_module = files.modules.iter().flatten().find(|module| module.step == Step::Normalize);
+    let by_module = files.modules.iter().flatten().find(|module| module.step == ModuleKind::Normalize);
     if let (Some(flag), Some(modules)) = (&by_config, &files.modules)
         && flag.value != by_module.is_some()
         && !modules.is_empty()

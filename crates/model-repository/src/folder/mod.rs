@@ -9,7 +9,9 @@
 //! Not here: downloads, conversions, and comparing a model's results.
 
 mod chain;
+mod classifier;
 mod describe;
+mod described;
 mod export;
 mod files;
 mod graphs;

@@ -36,12 +36,12 @@ const POOLING: [(&str, &str, &str); 6] = [
 pub(crate) struct Module {
     /// `modules.json: [1]`.
     pub(crate) place: String,
-    pub(crate) step: Step,
+    pub(crate) step: ModuleKind,
 }
 
 /// The work of one module.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Step {
+pub(crate) enum ModuleKind {
     /// Runs the model whose files are in this folder, which ends with a slash or is empty.
     Transformer {
         folder: String,
@@ -99,7 +99,7 @@ pub(crate) fn read(reader: &Reader<'_>) -> Option<Vec<Module>> {
 /// where the modules have none.
 pub(crate) fn base(modules: Option<&[Module]>) -> Option<String> {
     modules.into_iter().flatten().find_map(|module| match &module.step {
-        Step::Transformer { folder } | Step::Static { folder } => Some(folder.clone()),
+        ModuleKind::Transformer { folder } | ModuleKind::Static { folder } => Some(folder.clone()),
         _ => None,
     })
 }
@@ -133,12 +133,12 @@ fn module(reader: &Reader<'_>, index: usize, value: &Value) -> Option<Module> {
         path => format!("{path}/"),
     };
     let step = match name.rsplit('.').next().unwrap_or_default() {
-        "Transformer" | "MLMTransformer" => Step::Transformer { folder },
-        "StaticEmbedding" => Step::Static { folder },
-        "Pooling" => Step::Pooling(pooling(reader, &folder)?),
+        "Transformer" | "MLMTransformer" => ModuleKind::Transformer { folder },
+        "StaticEmbedding" => ModuleKind::Static { folder },
+        "Pooling" => ModuleKind::Pooling(pooling(reader, &folder)?),
         "Dense" => dense(reader, folder)?,
         "LayerNorm" => layer_norm(reader, folder)?,
-        "Normalize" => Step::Normalize,
+        "Normalize" => ModuleKind::Normalize,
         "SpladePooling" => splade(reader, &folder)?,
         "MultiVectorMask" => mask(reader, &folder)?,
         // Does something in training only.
@@ -230,7 +230,7 @@ fn pooling(reader: &Reader<'_>, folder: &str) -> Option<Pooling> {
     })
 }
 
-fn dense(reader: &Reader<'_>, folder: String) -> Option<Step> {
+fn dense(reader: &Reader<'_>, folder: String) -> Option<ModuleKind> {
     let json = config(reader, &folder)?;
     let (from, to) = (json.number(reader, "in_features"), json.number(reader, "out_features"));
     let (Some(from), Some(to)) = (from, to) else {
@@ -245,17 +245,17 @@ fn dense(reader: &Reader<'_>, folder: String) -> Option<Step> {
             ));
         }
     }
-    Some(Step::Dense { folder, from: from.value, to: to.value })
+    Some(ModuleKind::Dense { folder, from: from.value, to: to.value })
 }
 
-fn layer_norm(reader: &Reader<'_>, folder: String) -> Option<Step> {
+fn layer_norm(reader: &Reader<'_>, folder: String) -> Option<ModuleKind> {
     let json = config(reader, &folder)?;
     let Some(width) = json.number(reader, "dimension") else {
         reader.fault(format_args!("{} has to have dimension", json.file));
         return None;
     };
     weights(reader, &folder)?;
-    Some(Step::LayerNorm { folder, width: width.value })
+    Some(ModuleKind::LayerNorm { folder, width: width.value })
 }
 
 /// The tensors of a module's weights.
@@ -278,7 +278,7 @@ fn weights(reader: &Reader<'_>, folder: &str) -> Option<Vec<(String, Vec<i64>)>>
     }
 }
 
-fn splade(reader: &Reader<'_>, folder: &str) -> Option<Step> {
+fn splade(reader: &Reader<'_>, folder: &str) -> Option<ModuleKind> {
     let json = config(reader, folder)?;
     let activation = json.text(reader, "activation_function");
     let activation =
@@ -288,8 +288,8 @@ fn splade(reader: &Reader<'_>, folder: &str) -> Option<Step> {
     }
     let strategy = json.text(reader, "pooling_strategy").map_or("max".to_owned(), |strategy| strategy.value);
     match strategy.as_str() {
-        "max" => Some(Step::Splade { argument: activation }),
-        "sum" => Some(Step::Splade { argument: activation.map(|activation| format!("{activation}+sum")) }),
+        "max" => Some(ModuleKind::Splade { argument: activation }),
+        "sum" => Some(ModuleKind::Splade { argument: activation.map(|activation| format!("{activation}+sum")) }),
         other => {
             reader.fault(format_args!("{}: pooling_strategy is '{other}', expected max or sum", json.file));
             None
@@ -297,7 +297,7 @@ fn splade(reader: &Reader<'_>, folder: &str) -> Option<Step> {
     }
 }
 
-fn mask(reader: &Reader<'_>, folder: &str) -> Option<Step> {
+fn mask(reader: &Reader<'_>, folder: &str) -> Option<ModuleKind> {
     let json = config(reader, folder)?;
     for key in ["skiplist_words", "keep_only_token_ids"] {
         if json.get(key).is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty())) {
@@ -308,7 +308,7 @@ fn mask(reader: &Reader<'_>, folder: &str) -> Option<Step> {
             reader.fault(format_args!("{}: {key} leaves out tokens, which is not supported; {instead}", json.file));
         }
     }
-    Some(Step::Mask)
+    Some(ModuleKind::Mask)
 }
 
 /// The transformer's own file, under any of its names; if the folder has two, they have to agree.

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::MARKS;
-use super::describe::Files;
+use super::described::Files;
 use super::files::Reader;
 use super::graphs::{self, Choice};
 use super::modules;

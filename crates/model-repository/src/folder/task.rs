@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::files::{Json, Reader};
-use super::modules::{Module, Step, transformer_config};
+use super::modules::{Module, ModuleKind, transformer_config};
 use super::origin::Derived;
 
 pub(crate) use crate::task::Task;
@@ -43,18 +43,18 @@ pub(crate) fn purpose(
     folder: &str,
 ) -> Purpose {
     let plain = |task| Purpose { task, cross_encoder: false, is_static: false };
-    let find = |wanted: fn(&Step) -> bool| modules.into_iter().flatten().find(|module| wanted(&module.step));
+    let find = |wanted: fn(&ModuleKind) -> bool| modules.into_iter().flatten().find(|module| wanted(&module.step));
     let by_module = |module: &Module, task| plain(Derived::from(task, format!("{}.type", module.place)));
-    if let Some(module) = find(|step| matches!(step, Step::Static { .. })) {
+    if let Some(module) = find(|step| matches!(step, ModuleKind::Static { .. })) {
         return Purpose { is_static: true, ..by_module(module, Task::Embed) };
     }
-    if let Some(module) = find(|step| matches!(step, Step::Splade { .. })) {
+    if let Some(module) = find(|step| matches!(step, ModuleKind::Splade { .. })) {
         return by_module(module, Task::Sparse);
     }
-    if let Some(module) = find(|step| matches!(step, Step::Mask)) {
+    if let Some(module) = find(|step| matches!(step, ModuleKind::Mask)) {
         return by_module(module, Task::MultiVector);
     }
-    if let Some(module) = find(|step| matches!(step, Step::Pooling(_))) {
+    if let Some(module) = find(|step| matches!(step, ModuleKind::Pooling(_))) {
         return by_module(module, Task::Embed);
     }
     let model_type = own.and_then(|own| own.text(reader, "model_type"));

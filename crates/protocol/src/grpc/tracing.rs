@@ -9,7 +9,7 @@ use super::wire::TraceSettingResponse;
 use super::wire::trace_setting_request::SettingValue;
 use super::wire::trace_setting_response::SettingValue as Shown;
 use crate::json::Writer;
-use crate::tracing::{self, Change, TraceChanges, TraceMode, TraceSettings};
+use crate::tracing::{self, SettingChange, TraceChanges, TraceMode, TraceSettings};
 
 /// Settings with any number of values. `trace_file` is among them because any value of it is refused.
 const LISTS: [&str; 2] = ["trace_file", "trace_level"];
@@ -39,10 +39,10 @@ pub fn decode_trace_changes(settings: &BTreeMap<String, SettingValue>) -> Result
     let TraceChanges { level, rate, count, log_frequency } = tracing::decode_trace_changes(&body.into_bytes())?;
     let is_cleared = |name| settings.get(name).is_some_and(|setting| setting.value.is_empty());
     Ok(TraceChanges {
-        level: if is_cleared("trace_level") { Change::Clear } else { level },
-        rate: if is_cleared("trace_rate") { Change::Clear } else { rate },
-        count: if is_cleared("trace_count") { Change::Clear } else { count },
-        log_frequency: if is_cleared("log_frequency") { Change::Clear } else { log_frequency },
+        level: if is_cleared("trace_level") { SettingChange::Clear } else { level },
+        rate: if is_cleared("trace_rate") { SettingChange::Clear } else { rate },
+        count: if is_cleared("trace_count") { SettingChange::Clear } else { count },
+        log_frequency: if is_cleared("log_frequency") { SettingChange::Clear } else { log_frequency },
     })
 }
 
@@ -78,12 +78,20 @@ mod tests {
         assert_eq!(decode([("unknown", &["\"", "x"])]), Ok(TraceChanges::default()));
         let found =
             decode([("trace_level", &["TIMESTAMPS", "TENSORS"]), ("trace_rate", &[]), ("trace_count", &["-1"])]);
-        let level = Change::Set(TraceLevel { timestamps: true, tensors: true });
-        let expected = TraceChanges { level, rate: Change::Clear, count: Change::Set(-1), ..TraceChanges::default() };
+        let level = SettingChange::Set(TraceLevel { timestamps: true, tensors: true });
+        let expected = TraceChanges {
+            level,
+            rate: SettingChange::Clear,
+            count: SettingChange::Set(-1),
+            ..TraceChanges::default()
+        };
         assert_eq!(found, Ok(expected));
         let cleared = decode([("trace_level", &[]), ("trace_count", &[]), ("log_frequency", &[])]).unwrap();
-        assert_eq!((cleared.level, cleared.count, cleared.rate), (Change::Clear, Change::Clear, Change::Keep));
-        assert_eq!(cleared.log_frequency, Change::Clear);
+        assert_eq!(
+            (cleared.level, cleared.count, cleared.rate),
+            (SettingChange::Clear, SettingChange::Clear, SettingChange::Keep)
+        );
+        assert_eq!(cleared.log_frequency, SettingChange::Clear);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use trireme_bus::{AckHandle, Acker};
 pub struct Held(Arc<AtomicUsize>);
 
 /// Counts a delivery as held until this is dropped, or until the delivery is given back.
-pub struct Hold(Holding);
+pub struct HeldGuard(Holding);
 
 /// Can give a delivery back while an instance thread still works on it.
 #[derive(Clone)]
@@ -28,9 +28,9 @@ pub struct Holding {
 
 impl Held {
     /// Counts a delivery as held from now on.
-    pub fn hold(&self, acker: &Acker) -> Hold {
+    pub fn hold(&self, acker: &Acker) -> HeldGuard {
         self.0.fetch_add(1, Ordering::AcqRel);
-        Hold(Holding { handle: acker.handle(), held: self.clone(), counted: Arc::new(AtomicBool::new(true)) })
+        HeldGuard(Holding { handle: acker.handle(), held: self.clone(), counted: Arc::new(AtomicBool::new(true)) })
     }
 
     /// Number of deliveries that the worker holds.
@@ -39,16 +39,16 @@ impl Held {
     }
 }
 
-// === impl Hold ===
+// === impl HeldGuard ===
 
-impl Hold {
+impl HeldGuard {
     /// The handle that can give the delivery back.
     pub fn holding(&self) -> Holding {
         self.0.clone()
     }
 }
 
-impl Drop for Hold {
+impl Drop for HeldGuard {
     fn drop(&mut self) {
         self.0.uncount();
     }

@@ -29,7 +29,7 @@ use crate::observe::statistics::Statistics;
 use crate::observe::tap::Taps;
 use crate::response_cache::{Key, ResponseCache, StepAnswer};
 use cancellations::Cancellations;
-use held::{Held, Hold};
+use held::{Held, HeldGuard};
 use suspects::{Suspect, Suspects};
 
 /// State that all parts of a worker share.
@@ -54,7 +54,7 @@ pub(crate) struct Shared {
 }
 
 /// Takes a request into a model of this process. Gives it back if there is no room for it.
-pub(crate) type NextStep = fn(&Arc<HostedModel>, WorkMessage, Claim) -> Option<(WorkMessage, Claim)>;
+pub(crate) type NextStep = fn(&Arc<HostedModel>, WorkMessage, HeldDelivery) -> Option<(WorkMessage, HeldDelivery)>;
 
 /// A model version of the engine with its place in this worker.
 pub(crate) struct HostedModel {
@@ -80,7 +80,7 @@ pub(crate) type Work = trireme_engine::Work<Pending>;
 pub(crate) struct Pending {
     pub model: Arc<HostedModel>,
     pub message: WorkMessage,
-    pub delivery: Claim,
+    pub delivery: HeldDelivery,
     pub stay: Stay,
     pub received_at: UnixMicros,
     /// How long the request has waited in this worker's queue.
@@ -99,14 +99,14 @@ pub(crate) struct Stay {
 
 /// The delivery that brought a request into this process. When the request is handed over to a model in this process,
 /// its delivery goes along: it is acknowledged when the work has left the process.
-pub(crate) struct Claim {
+pub(crate) struct HeldDelivery {
     pub acker: Acker,
-    pub hold: Hold,
+    pub guard: HeldGuard,
     /// The name of the delivered message. It stays the same when the request moves on to later steps in this process.
     pub name: MessageName,
-    /// Delivery count of the message, from 1.
+    /// How many times the message was delivered, this time included.
     pub deliveries: u32,
-    /// Number of attempts at the message. It includes this attempt once that has begun.
+    /// How many attempts at the message were begun. The number includes this attempt once that has begun.
     pub attempts: u32,
     /// Whether this attempt has begun.
     pub begun: bool,
@@ -133,9 +133,9 @@ impl Deref for HostedModel {
     }
 }
 
-// === impl Claim ===
+// === impl HeldDelivery ===
 
-impl Claim {
+impl HeldDelivery {
     /// Number of this attempt at the message, or of the attempt that is about to begin; from 1.
     pub fn attempt(&self) -> u32 {
         self.attempts.saturating_add(u32::from(!self.begun))
@@ -165,11 +165,11 @@ impl Shared {
 
     /// Moves a request to its next step if that is hosted here and has room, without encoding and without the broker.
     /// The delivery goes along and is acknowledged when the work leaves the process. Otherwise returns both.
-    pub fn hand_over(&self, message: WorkMessage, claim: Claim) -> Option<(WorkMessage, Claim)> {
+    pub fn hand_over(&self, message: WorkMessage, held: HeldDelivery) -> Option<(WorkMessage, HeldDelivery)> {
         let next = message.queue().and_then(|model| self.hosted.read().get(model).cloned());
         match next {
-            Some(model) => (self.next_step)(&model, message, claim),
-            None => Some((message, claim)),
+            Some(model) => (self.next_step)(&model, message, held),
+            None => Some((message, held)),
         }
     }
 

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use trireme_bus::{Answer, Delivery, QueueOptions, WorkMessage, original_id};
+use trireme_bus::{AnswerForm, Delivery, QueueOptions, WorkMessage, original_id};
 use trireme_engine::{
     Calls, Candidate, Description, ExecuteRequest, Origin, Permit, cancelled_by_client, expired, refused,
 };
 use trireme_inference::{FailureReason, InferError, Lane, StepOutput, Tensor, UnixMicros};
-use trireme_telemetry::steps::{Step, StepSpan};
+use trireme_telemetry::steps::{StepRun, StepSpan};
 
 use super::lateness::comes_too_late;
 use super::queue_policy::{self, Patience};
-use crate::hosted::{Claim, HostedModel, Pending, Stay, Work};
+use crate::hosted::{HeldDelivery, HostedModel, Pending, Stay, Work};
 use crate::settle::given_up;
 
 // === impl HostedModel ===
@@ -22,37 +22,37 @@ use crate::settle::given_up;
 impl HostedModel {
     /// Takes in a delivery from the bus.
     pub fn receive(self: &Arc<Self>, delivery: Delivery) {
-        let (message, claim) = self.hold(delivery);
-        if claim.deliveries > 1 {
+        let (message, held) = self.hold(delivery);
+        if held.deliveries > 1 {
             self.statistics.record(|counters| counters.redeliveries += 1);
             let (this, permit) = (self.clone(), self.queue.permit(message.lane()));
             return self.worker.tasks.spawn("suspect", async move {
-                if let Some((message, claim)) = this.take_turn(message, claim).await {
-                    this.admit(message, claim, permit);
+                if let Some((message, held)) = this.take_turn(message, held).await {
+                    this.admit(message, held, permit);
                 }
             });
         }
         let permit = self.queue.permit(message.lane());
-        self.admit(message, claim, permit);
+        self.admit(message, held, permit);
     }
 
     /// Starts to count a delivery as held.
-    fn hold(&self, delivery: Delivery) -> (WorkMessage, Claim) {
-        let claim = Claim {
-            hold: self.worker.held.hold(&delivery.acker),
+    fn hold(&self, delivery: Delivery) -> (WorkMessage, HeldDelivery) {
+        let held = HeldDelivery {
+            guard: self.worker.held.hold(&delivery.acker),
             acker: delivery.acker,
             name: delivery.message.name(&self.key),
-            deliveries: delivery.attempt,
+            deliveries: delivery.deliveries,
             attempts: 0,
             begun: false,
             suspect: None,
             sequence: delivery.message.part().sequence,
         };
-        (delivery.message, claim)
+        (delivery.message, held)
     }
 
     /// Checks a request and puts it into the queue, or settles it at once.
-    pub(crate) fn admit(self: &Arc<Self>, message: WorkMessage, delivery: Claim, permit: Permit<Work>) {
+    pub(crate) fn admit(self: &Arc<Self>, message: WorkMessage, delivery: HeldDelivery, permit: Permit<Work>) {
         self.admitted.fetch_add(1, Ordering::Relaxed);
         let received_at = UnixMicros::now();
         self.worker.taps.see(&self.key, &self.config.backend, &message, delivery.attempt());
@@ -83,7 +83,7 @@ impl HostedModel {
             parameters: message.parameters.clone(),
             deadline: message.deadline,
             cancelled,
-            in_parts: self.config.decoupled && message.answer == Answer::InParts,
+            in_parts: self.config.decoupled && message.answer == AnswerForm::InParts,
             calls: Calls::of(self.clone(), origin(message)),
             inputs,
         };
@@ -109,11 +109,11 @@ impl HostedModel {
     fn pending(
         self: &Arc<Self>,
         message: WorkMessage,
-        delivery: Claim,
+        delivery: HeldDelivery,
         permit: Permit<Work>,
         received_at: UnixMicros,
     ) -> Pending {
-        let step = Step {
+        let step = StepRun {
             model: &self.key.name,
             version: self.key.version,
             worker: &self.worker.name,
@@ -128,9 +128,14 @@ impl HostedModel {
         Pending { model: self.clone(), message, delivery, stay, received_at, queued, description, missed: None }
     }
 
-    fn check(&self, message: &WorkMessage, delivery: &Claim, now: UnixMicros) -> Result<Vec<Tensor>, InferError> {
+    fn check(
+        &self,
+        message: &WorkMessage,
+        delivery: &HeldDelivery,
+        now: UnixMicros,
+    ) -> Result<Vec<Tensor>, InferError> {
         let attempts = delivery.attempts;
-        if !delivery.begun && attempts >= self.worker.queue_options().max_deliver {
+        if !delivery.begun && attempts >= self.worker.queue_options().max_attempts {
             return Err(given_up(attempts));
         }
         if message.deadline <= now {
@@ -189,25 +194,29 @@ impl HostedModel {
 
     /// Refuses a request that waited too long in the shared queue.
     pub fn refuse(self: &Arc<Self>, delivery: Delivery) {
-        let (message, claim) = self.hold(delivery);
+        let (message, held) = self.hold(delivery);
         let permit = self.queue.permit(message.lane());
         let received_at = UnixMicros::now();
         // Every request that is concluded leaves `cancellations`, so it has to enter them first.
         self.worker.cancellations.enter(&message.request_id);
-        let pending = self.pending(message, claim, permit, received_at);
+        let pending = self.pending(message, held, permit, received_at);
         self.fail(pending, refused(), FailureReason::Rejected);
     }
 }
 
 /// Takes a request of a step in this process into a model. Gives it back if there is no room, or if the model has a queue
 /// policy: then the request has to wait in the shared queue.
-pub(crate) fn hand_over(model: &Arc<HostedModel>, message: WorkMessage, claim: Claim) -> Option<(WorkMessage, Claim)> {
+pub(crate) fn hand_over(
+    model: &Arc<HostedModel>,
+    message: WorkMessage,
+    held: HeldDelivery,
+) -> Option<(WorkMessage, HeldDelivery)> {
     match model.queue.try_permit(message.lane()).filter(|_| !model.config.has_queue_policy()) {
         Some(permit) => {
-            model.admit(message, claim, permit);
+            model.admit(message, held, permit);
             None
         }
-        None => Some((message, claim)),
+        None => Some((message, held)),
     }
 }
 

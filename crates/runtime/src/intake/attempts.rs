@@ -1,5 +1,5 @@
 //! Redeliveries. A worker may have died while it executed the message, or may have failed with it, so the message is a
-//! suspect: the number of its attempts is noted in the bus, where it outlives this process, and after `max_deliver`
+//! suspect: the number of its attempts is noted in the bus, where it outlives this process, and after `max_attempts`
 //! attempts the message is given up. A delivery whose execution was never begun does not count as an attempt.
 //!
 //! The last attempt of a message is made in a batch of its own. If it is not known how the attempt before it ended, its
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use trireme_bus::{Attempts, BusError, WorkMessage};
+use trireme_bus::{AttemptNote, BusError, WorkMessage};
 use trireme_engine::ExecuteRequest;
 use trireme_inference::{FailureReason, UnixMicros};
 
 use crate::hosted::suspects::Suspect;
-use crate::hosted::{Claim, HostedModel, Pending};
+use crate::hosted::{HeldDelivery, HostedModel, Pending};
 use crate::settle::{GIVE_BACK_PAUSE, given_up};
 
 /// A suspect that has to wait for its turn stays away longer by [`GIVE_BACK_PAUSE`] after each time this many
@@ -31,54 +31,58 @@ const PATIENCE: u32 = 10;
 impl HostedModel {
     /// Finds out whether a redelivery may be executed now. `None` if it has to wait for its turn: then it goes back to the
     /// queue.
-    pub(crate) async fn take_turn(&self, message: WorkMessage, mut claim: Claim) -> Option<(WorkMessage, Claim)> {
+    pub(crate) async fn take_turn(
+        &self,
+        message: WorkMessage,
+        mut held: HeldDelivery,
+    ) -> Option<(WorkMessage, HeldDelivery)> {
         let options = self.worker.queue_options();
-        let (known, noted) = match self.worker.bus.attempts(&claim.name).await {
+        let (known, noted) = match self.worker.bus.attempts(&held.name).await {
             Ok(Some(known)) => (known, true),
             // The first worker has not noted that it did not begin the message.
-            Ok(None) => (Attempts { begun: 1, ended: false }, false),
+            Ok(None) => (AttemptNote { attempts: 1, ended: false }, false),
             // The broker has no place for notes. Then deliveries are counted as attempts, because otherwise no
             // redelivery could be executed.
             Err(BusError::Refused { .. }) => {
-                (Attempts { begun: claim.deliveries.saturating_sub(1), ended: false }, false)
+                (AttemptNote { attempts: held.deliveries.saturating_sub(1), ended: false }, false)
             }
             Err(error) => {
-                self.give_back(&message, claim, &error).await;
+                self.give_back(&message, held, &error).await;
                 return None;
             }
         };
-        claim.attempts = known.begun;
-        if claim.deliveries > options.max_deliveries() {
-            claim.attempts = claim.attempts.max(options.max_deliver);
+        held.attempts = known.attempts;
+        if held.deliveries > options.max_deliveries() {
+            held.attempts = held.attempts.max(options.max_attempts);
         }
-        let left = options.max_deliver.saturating_sub(claim.attempts);
+        let left = options.max_attempts.saturating_sub(held.attempts);
         let over = message.deadline <= UnixMicros::now() || self.worker.cancellations.is_cancelled(&message.request_id);
         // A message that will not be executed needs no turn.
         if left > 0 && !over {
             // If the attempt cannot be noted, this delivery may be the last attempt.
-            let alone = left == 1 || !noted && claim.deliveries >= options.max_deliver;
+            let alone = left == 1 || !noted && held.deliveries >= options.max_attempts;
             let turn = match alone && !known.ended {
                 true => match self.worker.suspects.0.clone().try_lock_owned() {
                     Ok(turn) => Some(turn),
                     // If deliveries are counted as attempts, giving this one back would use up an attempt, so it runs
                     // without a turn.
-                    Err(_) if !noted && self.cannot_note(&claim, known).await => None,
+                    Err(_) if !noted && self.cannot_note(&held, known).await => None,
                     Err(_) => {
-                        let pause = pause(claim.deliveries, UnixMicros::now());
-                        self.report(&message, claim.acker.nak(pause).await);
+                        let pause = pause(held.deliveries, UnixMicros::now());
+                        self.report(&message, held.acker.nak(pause).await);
                         return None;
                     }
                 },
                 false => None,
             };
-            claim.suspect = Some(Suspect { known, alone, _turn: turn });
+            held.suspect = Some(Suspect { known, alone, _turn: turn });
         }
-        Some((message, claim))
+        Some((message, held))
     }
 
     /// Whether the broker has no place for notes. If it has, `known` is noted.
-    async fn cannot_note(&self, claim: &Claim, known: Attempts) -> bool {
-        matches!(self.worker.bus.note_attempts(&claim.name, known).await, Err(BusError::Refused { .. }))
+    async fn cannot_note(&self, held: &HeldDelivery, known: AttemptNote) -> bool {
+        matches!(self.worker.bus.note_attempts(&held.name, known).await, Err(BusError::Refused { .. }))
     }
 
     /// Counts the attempts that begin now; those of suspects are noted first. A suspect whose attempt cannot be noted
@@ -89,11 +93,11 @@ impl HostedModel {
         self: &Arc<Self>,
         mut batch: Vec<(ExecuteRequest, Pending)>,
     ) -> Vec<(ExecuteRequest, Pending)> {
-        let is_new = |claim: &Claim| !claim.begun && claim.suspect.is_some();
+        let is_new = |held: &HeldDelivery| !held.begun && held.suspect.is_some();
         if batch.iter().any(|(_, pending)| is_new(&pending.delivery)) {
             let noting = batch.iter().map(async |(_, Pending { delivery, .. })| match is_new(delivery) {
                 true => {
-                    let begins = Attempts { begun: delivery.attempt(), ended: false };
+                    let begins = AttemptNote { attempts: delivery.attempt(), ended: false };
                     self.worker.bus.note_attempts(&delivery.name, begins).await
                 }
                 false => Ok(()),
@@ -127,7 +131,7 @@ impl HostedModel {
         tracing::warn!(message, %model, %error, "attempts cannot be noted; deliveries are counted instead");
         let delivery = &mut pending.delivery;
         delivery.attempts = delivery.attempts.max(delivery.deliveries.saturating_sub(1));
-        if delivery.attempts < self.worker.queue_options().max_deliver {
+        if delivery.attempts < self.worker.queue_options().max_attempts {
             return Some((request, pending));
         }
         let given_up = given_up(delivery.attempts);
@@ -165,10 +169,10 @@ mod tests {
 
     #[test]
     fn deliveries_last_for_a_long_wait() {
-        for max_deliver in [2, 3] {
-            let deliveries = 2..QueueOptions { max_deliver, ..QueueOptions::default() }.max_deliveries();
+        for max_attempts in [2, 3] {
+            let deliveries = 2..QueueOptions { max_attempts, ..QueueOptions::default() }.max_deliveries();
             let shortest: Duration = deliveries.map(|delivery| pause(delivery, UnixMicros(0))).sum();
-            assert!(shortest > Duration::from_secs(5 * 60), "{shortest:?} for {max_deliver}");
+            assert!(shortest > Duration::from_secs(5 * 60), "{shortest:?} for {max_attempts}");
         }
     }
 

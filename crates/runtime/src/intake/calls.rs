@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use tokio_util::sync::{CancellationToken, DropGuard};
-use trireme_bus::{Answer, CallReplies, LATEST, Reply, WorkMessage};
+use trireme_bus::{AnswerForm, CallReplies, LATEST, Reply, WorkMessage};
 use trireme_engine::{Answered, Caller, Nested, NestedResponse, Origin};
 use trireme_inference::{Action, Callers, InferError, Ledger, ModelKey, Route, Step, StepOutput, UnixMicros};
 
@@ -86,7 +86,7 @@ fn message(nested: Nested, origin: &Origin, callers: Callers, worker: &str) -> W
         tensors: nested.inputs,
         parameters: Arc::new(nested.parameters),
         ledger: Ledger::default(),
-        answer: if nested.in_parts { Answer::InParts } else { Answer::Whole },
+        answer: if nested.in_parts { AnswerForm::InParts } else { AnswerForm::Whole },
         callers,
     }
 }

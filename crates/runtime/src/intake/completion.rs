@@ -10,7 +10,7 @@ use super::lateness::begins_too_late;
 use super::queue_policy::Patience;
 use crate::hosted::Pending;
 use crate::hosted::held::{Holding, give_back};
-use crate::settle::{Parts, start_parts};
+use crate::settle::{PartSender, start_parts};
 
 /// How long the bus may take to take back the deliveries of an execution that does not end.
 const LET_GO_LIMIT: Duration = Duration::from_secs(1);
@@ -21,8 +21,8 @@ const AGAIN: Duration = Duration::from_millis(100);
 // === impl Pending ===
 
 impl Completion for Pending {
-    type Held = Holding;
-    type Parts = Parts;
+    type Holding = Holding;
+    type PartSender = PartSender;
 
     fn description(&self) -> Description {
         self.description
@@ -38,7 +38,7 @@ impl Completion for Pending {
         self.model.clone().fail(self, error, reason);
     }
 
-    fn into_parts(self) -> Parts {
+    fn into_parts(self) -> PartSender {
         start_parts(self)
     }
 
@@ -70,7 +70,7 @@ impl Completion for Pending {
     }
 
     fn held(&self) -> Option<Holding> {
-        Some(self.delivery.hold.holding())
+        Some(self.delivery.guard.holding())
     }
 
     async fn release(held: Vec<Holding>) {

@@ -1,10 +1,10 @@
 //! The life of a worker: which models it loads, how they come and go, how it announces them, and how it ends.
 
 mod announce;
-pub mod control;
 pub(crate) mod control_mode;
 mod drain;
 pub(crate) mod model_args;
+pub mod model_control;
 mod models;
 mod options;
 mod steward;

@@ -7,8 +7,8 @@ use futures_util::future::join_all;
 use trireme_engine::LoadError;
 use trireme_model_repository::{Replacement, Repository, RepositoryError, RepositoryModel};
 
-use super::control::{Control, Outcome, Override, Participant};
 use super::control_mode::ControlMode;
+use super::model_control::{Outcome, Override, Participant, Participation};
 use super::models::{Applied, Models};
 use super::options::StartError;
 
@@ -26,7 +26,7 @@ impl Steward {
         let joined = match control.mode {
             ControlMode::Explicit => {
                 let name = format!("{}/worker", models.shared.name);
-                Some(Control::join(models.shared.bus.clone(), name).await?)
+                Some(Participation::join(models.shared.bus.clone(), name).await?)
             }
             ControlMode::None | ControlMode::Poll => None,
         };

@@ -6,9 +6,9 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use trireme_bus::{Attempts, BusError, WorkMessage};
+use trireme_bus::{AttemptNote, BusError, WorkMessage};
 
-use crate::hosted::{Claim, HostedModel, Pending};
+use crate::hosted::{HeldDelivery, HostedModel, Pending};
 
 /// Pause before a delivery that was given back is delivered again. By then the pull requests of this worker, and of
 /// others that stop with it, have ended.
@@ -18,35 +18,35 @@ pub(crate) const GIVE_BACK_PAUSE: Duration = Duration::from_secs(1);
 
 impl HostedModel {
     /// Gives a delivery back whose attempts cannot be counted now.
-    pub(crate) async fn give_back(&self, message: &WorkMessage, claim: Claim, error: &BusError) {
+    pub(crate) async fn give_back(&self, message: &WorkMessage, held: HeldDelivery, error: &BusError) {
         let request_id = &message.request_id;
         tracing::warn!(request_id, model = %self.key, %error, "attempts cannot be counted; the delivery is given back");
-        self.report(message, claim.acker.nak(GIVE_BACK_PAUSE).await);
+        self.report(message, held.acker.nak(GIVE_BACK_PAUSE).await);
     }
 
     /// Notes that an attempt has ended whose message will be delivered again, so that the next worker knows that this
     /// one did not die of it.
-    pub(crate) async fn note_end(&self, claim: &Claim) {
-        if !claim.begun {
+    pub(crate) async fn note_end(&self, held: &HeldDelivery) {
+        if !held.begun {
             return;
         }
-        let ended = Attempts { begun: claim.attempts, ended: true };
+        let ended = AttemptNote { attempts: held.attempts, ended: true };
         // If this worker stood still for long, another one may have begun the message meanwhile.
-        if matches!(self.worker.bus.attempts(&claim.name).await, Ok(Some(noted)) if noted.begun > ended.begun) {
+        if matches!(self.worker.bus.attempts(&held.name).await, Ok(Some(noted)) if noted.attempts > ended.attempts) {
             return;
         }
-        if let Err(error) = self.worker.bus.note_attempts(&claim.name, ended).await {
+        if let Err(error) = self.worker.bus.note_attempts(&held.name, ended).await {
             // The next worker assumes that this one died, so the message will have to wait for its turn.
-            tracing::debug!(message = claim.name.id, model = %self.key, %error, "not noted that an attempt has ended");
+            tracing::debug!(message = held.name.id, model = %self.key, %error, "not noted that an attempt has ended");
         }
     }
 
     /// Notes that an attempt has succeeded. If its answer is lost, the message is executed again, and no worker died of
     /// it.
-    pub(crate) async fn note_success(&self, claim: &Claim) {
-        let succeeded = Attempts { begun: 0, ended: true };
-        if let Err(error) = self.worker.bus.note_attempts(&claim.name, succeeded).await {
-            tracing::debug!(message = claim.name.id, model = %self.key, %error, "not noted that an attempt has succeeded");
+    pub(crate) async fn note_success(&self, held: &HeldDelivery) {
+        let succeeded = AttemptNote { attempts: 0, ended: true };
+        if let Err(error) = self.worker.bus.note_attempts(&held.name, succeeded).await {
+            tracing::debug!(message = held.name.id, model = %self.key, %error, "not noted that an attempt has succeeded");
         }
     }
 
@@ -65,7 +65,7 @@ impl HostedModel {
             self.worker.cancellations.leave(&message.request_id);
             if delivery.attempts == 0 {
                 // Without the note, this delivery would count as one attempt.
-                let never = Attempts { begun: 0, ended: true };
+                let never = AttemptNote { attempts: 0, ended: true };
                 let _ = self.worker.bus.note_attempts(&delivery.name, never).await;
             }
             self.report(&message, delivery.acker.nak(pause).await);

@@ -25,7 +25,7 @@ pub enum Disposition {
 ///
 /// Errors that are the request's fault would repeat on every worker, so they are answered at once. Other errors may not
 /// repeat on another worker, so the request is tried again while attempts and time last.
-pub fn disposition(code: ErrorCode, attempt: u32, max_deliver: u32, remaining: Option<Duration>) -> Disposition {
+pub fn disposition(code: ErrorCode, attempt: u32, max_attempts: u32, remaining: Option<Duration>) -> Disposition {
     match code {
         ErrorCode::InvalidArg | ErrorCode::NotFound | ErrorCode::Unsupported | ErrorCode::AlreadyExists => {
             Disposition::Answer
@@ -34,7 +34,7 @@ pub fn disposition(code: ErrorCode, attempt: u32, max_deliver: u32, remaining: O
         ErrorCode::Unavailable | ErrorCode::Internal | ErrorCode::Unknown => {
             let backoff = FIRST_BACKOFF * 2u32.saturating_pow(attempt.saturating_sub(1).min(6));
             match remaining {
-                Some(remaining) if attempt < max_deliver && remaining > backoff => Disposition::Retry(backoff),
+                Some(remaining) if attempt < max_attempts && remaining > backoff => Disposition::Retry(backoff),
                 _ => Disposition::GiveUp,
             }
         }

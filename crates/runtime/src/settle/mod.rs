@@ -8,5 +8,5 @@ mod parts;
 mod results;
 
 pub(crate) use attempts::GIVE_BACK_PAUSE;
-pub(crate) use parts::{Parts, start as start_parts};
+pub(crate) use parts::{PartSender, start as start_parts};
 pub(crate) use results::given_up;

@@ -8,19 +8,19 @@
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use trireme_bus::{Answer, BusError, Output, Part, WorkMessage};
+use trireme_bus::{AnswerForm, BusError, Output, Part, WorkMessage};
 use trireme_engine::{ExecuteResponse, SendParts};
 use trireme_inference::{FailureReason, InferError, UnixMicros};
 
 use super::counts::computed;
 use super::results::advance;
-use crate::hosted::{Claim, HostedModel, Pending};
+use crate::hosted::{HeldDelivery, HostedModel, Pending};
 
 /// Parts of one request that may wait to be sent; when there are more, the request's instance waits, too.
 const BACKLOG: usize = 64;
 
 /// Sends the parts of one request's answer.
-pub(crate) struct Parts(mpsc::Sender<Made>);
+pub(crate) struct PartSender(mpsc::Sender<Made>);
 
 /// A message from the instance thread to the sending task.
 enum Made {
@@ -31,16 +31,16 @@ enum Made {
 }
 
 /// Starts to send the parts of a request's answer.
-pub(crate) fn start(pending: Pending) -> Parts {
+pub(crate) fn start(pending: Pending) -> PartSender {
     let (sender, made) = mpsc::channel(BACKLOG);
     let model = pending.model.clone();
     model.worker.tasks.spawn("parts", forward(model.clone(), pending, made));
-    Parts(sender)
+    PartSender(sender)
 }
 
-// === impl Parts ===
+// === impl PartSender ===
 
-impl SendParts for Parts {
+impl SendParts for PartSender {
     fn send(&self, part: ExecuteResponse) -> bool {
         self.0.blocking_send(Made::Part(part)).is_ok()
     }
@@ -77,7 +77,7 @@ async fn forward(model: Arc<HostedModel>, mut pending: Pending, mut made: mpsc::
     model.worker.cancellations.leave(&pending.message.request_id);
     let Pending { message, delivery, mut stay, .. } = pending;
     // An error gets the next number, so it comes after all parts that were sent.
-    let delivery = Claim { sequence, ..delivery };
+    let delivery = HeldDelivery { sequence, ..delivery };
     match outcome {
         // The gateway acknowledges the delivery when it has all parts.
         Ok(()) if delivery.acker.is_spent() => {}
@@ -101,7 +101,7 @@ enum Failure {
 
 async fn send(model: &HostedModel, pending: &mut Pending, part: Part, made: ExecuteResponse) -> Result<(), BusError> {
     count(model, pending, part, &made);
-    let mut message = WorkMessage { answer: Answer::Part(part), ..pending.message.clone() };
+    let mut message = WorkMessage { answer: AnswerForm::Part(part), ..pending.message.clone() };
     // An empty last part only says that no more parts follow, so it skips the remaining steps.
     let empty = part.last && made.outputs.is_empty();
     let hop = model.hop(pending, &made);

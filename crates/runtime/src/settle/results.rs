@@ -15,7 +15,7 @@ use trireme_telemetry::trace_id;
 
 use super::counts::computed;
 use super::disposition::{Disposition, disposition};
-use crate::hosted::{Claim, HostedModel, Pending, Stay};
+use crate::hosted::{HeldDelivery, HostedModel, Pending, Stay};
 
 /// How often a result waits for a queue that does not exist, about half a minute in all: a queue's workers have it
 /// created again when they notice that it is lost.
@@ -96,7 +96,13 @@ impl HostedModel {
     }
 
     /// Sends a result, `message`, to the next step's queue.
-    async fn publish(self: Arc<Self>, received: WorkMessage, message: WorkMessage, delivery: Claim, mut stay: Stay) {
+    async fn publish(
+        self: Arc<Self>,
+        received: WorkMessage,
+        message: WorkMessage,
+        delivery: HeldDelivery,
+        mut stay: Stay,
+    ) {
         match self.publish_when_there_is_a_queue(&message).await {
             Ok(()) => self.report(&received, delivery.acker.ack().await),
             Err(error) => {
@@ -107,7 +113,7 @@ impl HostedModel {
     }
 
     /// Handles an error of the bus: the next step's queue did not take the result, or the reply could not be sent.
-    pub(crate) async fn settle_unpublished(&self, message: WorkMessage, delivery: Claim, error: BusError) {
+    pub(crate) async fn settle_unpublished(&self, message: WorkMessage, delivery: HeldDelivery, error: BusError) {
         if matches!(error, BusError::ClaimsFull { .. }) {
             return self.settle_error(message, delivery, bus_error(&error), FailureReason::Rejected).await;
         }
@@ -172,13 +178,13 @@ impl HostedModel {
     pub(crate) async fn settle_error(
         &self,
         message: WorkMessage,
-        mut delivery: Claim,
+        mut delivery: HeldDelivery,
         error: InferError,
         failure: FailureReason,
     ) {
         // Lets the next suspect have its turn.
         delivery.suspect = None;
-        let max_deliver = self.worker.queue_options().max_deliver;
+        let max_attempts = self.worker.queue_options().max_attempts;
         let remaining = message.deadline.remaining(UnixMicros::now());
         let attempt = delivery.attempt();
         if failure == FailureReason::Rejected {
@@ -188,7 +194,7 @@ impl HostedModel {
         }
         // A model may say of itself that a request was cancelled, for which a client waits.
         let waits = remaining.is_some() && !self.worker.cancellations.is_cancelled(&message.request_id);
-        let disposition = match disposition(error.code, attempt, max_deliver, remaining) {
+        let disposition = match disposition(error.code, attempt, max_attempts, remaining) {
             Disposition::Drop if error.of_model && waits => Disposition::Answer,
             disposition => disposition,
         };
@@ -244,7 +250,7 @@ impl HostedModel {
     }
 
     /// Answers a request with an error and so ends its delivery.
-    async fn answer(&self, message: &WorkMessage, mut delivery: Claim, error: InferError) {
+    async fn answer(&self, message: &WorkMessage, mut delivery: HeldDelivery, error: InferError) {
         let error = message.route.describe(error).at(&self.key, &self.worker.name);
         let (request_id, id, trace_id) = ids(message);
         match error.code {

@@ -9,7 +9,7 @@ use super::{FixedSpaces, SlowTokenizer, languages};
 use crate::TextError;
 use crate::config::{ConfigToken, TokenizerConfig};
 use crate::family::Family;
-use crate::files::read_json;
+use crate::json_file::read_json;
 use crate::sentencepiece::SentencePiece;
 
 /// Possible names of a tokenizer's SentencePiece model.

@@ -1,7 +1,7 @@
 //! Requests that travel as several messages, and how their answers are joined.
 //!
 //! A request is divided for two reasons: its rows travel in parts, or its ensemble has branches that run at the same
-//! time. A part's route may fork as well, so each message is sent as a request of its own ([`Dispatcher::exchange`]).
+//! time. A part's route may fork as well, so each message is sent as a request of its own ([`exchange`]).
 //! The common part is here: an error of one message is the request's error and cancels the other messages, which are
 //! dropped with the join.
 
@@ -11,10 +11,11 @@ use std::sync::Arc;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
-use trireme_bus::{Output, Reply, WorkMessage};
+use trireme_bus::{AnswerForm, Output, Reply, WorkMessage};
 use trireme_inference::{Branch, Branches, InferError, Ledger, Parameters, Tensor, UnixMicros};
 
-use super::{Dispatcher, no_answer};
+use super::exchange::{Exchange, no_answer};
+use super::flight::Outbox;
 use crate::rows::{self, RowOrder};
 
 /// Most messages of one request in flight at a time.
@@ -38,7 +39,7 @@ pub(super) trait Pieces: Send + 'static {
 }
 
 /// Rows in parts, named `request.part`.
-pub(super) struct Parts {
+pub(super) struct SplitRequest {
     /// The request without its tensors.
     whole: WorkMessage,
     parts: std::iter::Enumerate<std::vec::IntoIter<Vec<Tensor>>>,
@@ -50,7 +51,7 @@ pub(super) struct Parts {
 }
 
 /// Branches of a route, named `request.b<branch>`.
-pub(super) struct Fork {
+struct Fork {
     /// The request without its tensors.
     whole: WorkMessage,
     branches: Branches,
@@ -59,13 +60,28 @@ pub(super) struct Fork {
     ledgers: BTreeMap<usize, Ledger>,
 }
 
+/// The exchange of an admitted request, or of a message of one. If the route forks, it is sent in branches, except for an
+/// answer in parts: that stays one message, so that its parts keep their order. See [`Flight`](super::flight::Flight) for
+/// `siblings`.
+pub fn exchange(outbox: &Outbox, message: WorkMessage, siblings: Option<Arc<Notify>>) -> Exchange {
+    let branches = match message.answer {
+        AnswerForm::Whole => message.route.branches(&message.tensors),
+        AnswerForm::InParts | AnswerForm::Part(_) => None,
+    };
+    match branches {
+        Some(branches) => joined(outbox, Fork::new(message, branches), siblings),
+        None => Exchange::Whole(Box::new(outbox.flight(message, siblings))),
+    }
+}
+
+/// The exchange of a request that travels as several messages.
+pub fn joined(outbox: &Outbox, pieces: impl Pieces, siblings: Option<Arc<Notify>>) -> Exchange {
+    Exchange::Single(Some(Box::pin(join(outbox.clone(), pieces, siblings))))
+}
+
 /// Sends a request's messages, waits for all answers, and joins them. If the request is itself a message of another
 /// request, `siblings` is that request's.
-pub(super) async fn join<P: Pieces>(
-    dispatcher: Dispatcher,
-    mut pieces: P,
-    siblings: Option<Arc<Notify>>,
-) -> Result<Reply, InferError> {
+async fn join<P: Pieces>(outbox: Outbox, mut pieces: P, siblings: Option<Arc<Notify>>) -> Result<Reply, InferError> {
     let mut under_way = FuturesUnordered::new();
     let answered = Arc::new(Notify::new());
     let mut wait = siblings;
@@ -73,11 +89,11 @@ pub(super) async fn join<P: Pieces>(
         while under_way.len() < AT_ONCE
             && let Some((number, message)) = pieces.next()
         {
-            let mut exchange = dispatcher.exchange(message, wait.clone());
+            let mut sent = exchange(&outbox, message, wait.clone());
             if P::SHARE_A_QUEUE {
                 wait.get_or_insert_with(|| answered.clone());
             }
-            under_way.push(async move { (number, exchange.next().await) });
+            under_way.push(async move { (number, sent.next().await) });
         }
         let Some((number, reply)) = under_way.next().await else { return pieces.finish() };
         let reply = reply.unwrap_or_else(|| Err(no_answer()))?;
@@ -101,20 +117,20 @@ fn reply(whole: &WorkMessage, tensors: Vec<Tensor>, parameters: Parameters, ledg
     Reply { ledger, ..whole.reply(Ok(Output { tensors, parameters })) }
 }
 
-// === impl Parts ===
+// === impl SplitRequest ===
 
-impl Parts {
+impl SplitRequest {
     /// Divides `message` into these parts.
-    pub fn new(message: WorkMessage, parts: rows::Parts) -> Parts {
+    pub fn new(message: WorkMessage, parts: rows::SplitRows) -> SplitRequest {
         let whole = without_tensors(message);
-        let rows::Parts { tensors, order } = parts;
+        let rows::SplitRows { tensors, order } = parts;
         let outputs = vec![Vec::new(); tensors.len()];
         let (parameters, ledger) = (Parameters::default(), Ledger::default());
-        Parts { whole, parts: tensors.into_iter().enumerate(), order, outputs, parameters, ledger }
+        SplitRequest { whole, parts: tensors.into_iter().enumerate(), order, outputs, parameters, ledger }
     }
 }
 
-impl Pieces for Parts {
+impl Pieces for SplitRequest {
     const SHARE_A_QUEUE: bool = true;
 
     fn next(&mut self) -> Option<(usize, WorkMessage)> {
@@ -140,7 +156,7 @@ impl Pieces for Parts {
 
 impl Fork {
     /// Divides `message` into the branches of its route.
-    pub fn new(message: WorkMessage, branches: Branches) -> Fork {
+    fn new(message: WorkMessage, branches: Branches) -> Fork {
         let whole = without_tensors(message);
         Fork { whole, branches, parameters: Parameters::default(), ledgers: BTreeMap::new() }
     }

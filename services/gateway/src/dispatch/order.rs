@@ -1,6 +1,6 @@
 //! Lines of requests: of models with `preserve_ordering`, and of sequences.
 //!
-//! A request takes a [`Place`] behind the requests of its line that this gateway admitted before it. Its answer, or the
+//! A request takes a [`LinePlace`] behind the requests of its line that this gateway admitted before it. Its answer, or the
 //! request itself, waits until those have left. Dropping a place gives it up, so no request waits for one that has ended
 //! early. Requests of models with `preserve_ordering` are still executed in parallel; each gateway has lines of its own.
 
@@ -17,7 +17,7 @@ type Line = BTreeMap<u64, Arc<Notify>>;
 
 /// All lines, by name. Clones are the same.
 #[derive(Clone, Default)]
-pub struct Order(Arc<Lines>);
+pub struct RequestOrder(Arc<Lines>);
 
 #[derive(Default)]
 struct Lines {
@@ -27,11 +27,11 @@ struct Lines {
 }
 
 /// Counts a request while it waits for its turn.
-struct Held<'a>(&'a AtomicUsize);
+struct WaitingTurn<'a>(&'a AtomicUsize);
 
 /// A request's place. When dropped, it is given up.
-pub struct Place {
-    order: Order,
+pub struct LinePlace {
+    order: RequestOrder,
     line: String,
     number: u64,
     first: Arc<Notify>,
@@ -39,34 +39,34 @@ pub struct Place {
     deadline: UnixMicros,
 }
 
-// === impl Order ===
+// === impl RequestOrder ===
 
-impl Order {
+impl RequestOrder {
     /// Number of requests and answers that wait for their turn.
     pub fn held(&self) -> usize {
         self.0.held.load(Ordering::Relaxed)
     }
 
     /// Takes a place behind all requests of the line that have one.
-    pub fn enter(&self, name: String, request_id: &str, deadline: UnixMicros) -> Place {
+    pub fn enter(&self, name: String, request_id: &str, deadline: UnixMicros) -> LinePlace {
         let first = Arc::new(Notify::new());
         let mut lines = self.0.lines.lock();
         let line = lines.entry(name.clone()).or_default();
         let number = line.last_key_value().map_or(0, |(last, _)| last + 1);
         line.insert(number, first.clone());
         drop(lines);
-        Place { order: self.clone(), line: name, number, first, request_id: request_id.to_owned(), deadline }
+        LinePlace { order: self.clone(), line: name, number, first, request_id: request_id.to_owned(), deadline }
     }
 }
 
-// === impl Place ===
+// === impl LinePlace ===
 
-impl Place {
+impl LinePlace {
     /// Waits until the requests before this one have left, until this request's deadline at most.
     pub async fn turn(&self) -> Result<(), InferError> {
         let remaining = self.deadline.remaining(UnixMicros::now()).unwrap_or_default();
         let turn = async {
-            let _held = Held::new(&self.order.0.held);
+            let _waiting = WaitingTurn::new(&self.order.0.held);
             while !self.is_first() {
                 self.first.notified().await;
             }
@@ -86,7 +86,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for LinePlace {
     fn drop(&mut self) {
         let mut lines = self.order.0.lines.lock();
         let Some(line) = lines.get_mut(&self.line) else { return };
@@ -100,16 +100,16 @@ impl Drop for Place {
     }
 }
 
-// === impl Held ===
+// === impl WaitingTurn ===
 
-impl Held<'_> {
-    fn new(held: &AtomicUsize) -> Held<'_> {
+impl WaitingTurn<'_> {
+    fn new(held: &AtomicUsize) -> WaitingTurn<'_> {
         held.fetch_add(1, Ordering::Relaxed);
-        Held(held)
+        WaitingTurn(held)
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for WaitingTurn<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -124,17 +124,17 @@ mod tests {
 
     use super::*;
 
-    fn enter(order: &Order, version: i64, time: Duration) -> Place {
+    fn enter(order: &RequestOrder, version: i64, time: Duration) -> LinePlace {
         order.enter(format!("m:{version}"), "request", UnixMicros::now().after(time))
     }
 
-    fn places<const COUNT: usize>(order: &Order) -> [Place; COUNT] {
+    fn places<const COUNT: usize>(order: &RequestOrder) -> [LinePlace; COUNT] {
         std::array::from_fn(|_| enter(order, 1, Duration::from_secs(60)))
     }
 
     #[tokio::test]
     async fn the_turn_comes_when_all_before_have_left() {
-        let order = Order::default();
+        let order = RequestOrder::default();
         let [first, second, third] = places(&order);
         let (mut at_second, mut at_third) = (Box::pin(second.turn()), Box::pin(third.turn()));
         assert!(first.turn().now_or_never().is_some());
@@ -154,7 +154,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_that_leaves_early_is_not_waited_for() {
-        let order = Order::default();
+        let order = RequestOrder::default();
         let [first, second, third, fourth] = places(&order);
         let mut turn = Box::pin(fourth.turn());
         drop((third, second));
@@ -170,14 +170,14 @@ mod tests {
 
     #[tokio::test]
     async fn each_version_has_an_order_of_its_own() {
-        let order = Order::default();
+        let order = RequestOrder::default();
         let _first = enter(&order, 1, Duration::from_secs(60));
         assert!(enter(&order, 2, Duration::from_secs(60)).turn().now_or_never().is_some());
     }
 
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_beyond_the_deadline_and_the_others_keep_their_order() {
-        let order = Order::default();
+        let order = RequestOrder::default();
         let [first] = places(&order);
         let hasty = enter(&order, 1, Duration::from_millis(100));
         let last = enter(&order, 1, Duration::from_secs(60));

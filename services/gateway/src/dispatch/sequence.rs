@@ -11,8 +11,10 @@ use std::time::Duration;
 use trireme_bus::{Bus, BusError, KeptStates, Reply, SequenceName, SequenceStates, WorkMessage};
 use trireme_inference::{InferError, Tensor, UnixMicros};
 
-use super::order::Place;
-use super::{Dispatcher, log_failure, no_answer};
+use super::exchange::no_answer;
+use super::flight::{Outbox, log_failure};
+use super::join::exchange;
+use super::order::LinePlace;
 
 /// The part of a sequence in one request: its name, its steps, and whether the request begins or ends it.
 #[derive(Debug)]
@@ -55,15 +57,15 @@ pub struct StateTensor {
 
 /// Runs a request in its turn, until its deadline.
 pub(super) async fn run(
-    dispatcher: Dispatcher,
+    outbox: Outbox,
     turn: Turn,
     message: WorkMessage,
-    place: Place,
+    place: LinePlace,
 ) -> Result<Reply, InferError> {
     place.turn().await?;
     let remaining = message.deadline.remaining(UnixMicros::now()).unwrap_or_default();
     let template = WorkMessage { tensors: Vec::new(), ..message.clone() };
-    let outcome = tokio::time::timeout(remaining, turn.run(&dispatcher, message)).await;
+    let outcome = tokio::time::timeout(remaining, turn.run(&outbox, message)).await;
     outcome.unwrap_or_else(|_| {
         let error = InferError::unavailable("Request timeout expired");
         log_failure(&template, &error);
@@ -79,11 +81,11 @@ impl Turn {
         format!("sequence {:?} of model '{}'", self.name.id, self.name.model)
     }
 
-    async fn run(&self, dispatcher: &Dispatcher, mut message: WorkMessage) -> Result<Reply, InferError> {
+    async fn run(&self, outbox: &Outbox, mut message: WorkMessage) -> Result<Reply, InferError> {
         let found = match self.start {
             true => None,
             false => {
-                let found = self.find(dispatcher.bus.as_ref(), message.sent_at).await;
+                let found = self.find(outbox.bus.as_ref(), message.sent_at).await;
                 Some(found.map_err(|error| message.route.describe(error))?)
             }
         };
@@ -94,10 +96,10 @@ impl Turn {
         states.request.clone_from(&message.request_id);
         // It has not waited in a queue so far.
         message.sent_at = UnixMicros::now();
-        let mut reply = dispatcher.exchange(message, None).next().await.unwrap_or_else(|| Err(no_answer()))?;
+        let mut reply = exchange(outbox, message, None).next().await.unwrap_or_else(|| Err(no_answer()))?;
         if let Ok(output) = &mut reply.outcome {
             self.collect(&mut output.tensors, &mut states)?;
-            self.leave(dispatcher.bus.as_ref(), states, revision).await?;
+            self.leave(outbox.bus.as_ref(), states, revision).await?;
         }
         Ok(reply)
     }

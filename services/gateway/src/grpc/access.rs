@@ -12,8 +12,9 @@ use tonic::Status;
 use trireme_inference::InferError;
 use trireme_protocol::grpc::status;
 
+use crate::access::{Access, AccessArgs, Category, Credentials, Denied, Restriction};
 use crate::crowd::Peer;
-use crate::handlers::{Access, AccessArgs, Category, Credentials, Denied, Handlers, Restriction, SharedHandlers};
+use crate::handlers::{Handlers, SharedHandlers};
 
 /// The prefix of a restricted call's header.
 const HEADER_PREFIX: &str = "triton-grpc-protocol-";

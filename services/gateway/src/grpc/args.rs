@@ -11,7 +11,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use regex::Regex;
 
 use super::access::ProtocolRestriction;
-use crate::handlers::forward;
+use crate::forward;
 use crate::tls::{Files, Pem, Tls};
 
 /// The largest message that gRPC's own libraries can handle, in bytes.

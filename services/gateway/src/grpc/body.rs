@@ -25,7 +25,7 @@ use trireme_protocol::grpc::status;
 
 use crate::budget::{self, Hold, NoRoom};
 use crate::inflate::{InflateError, inflate};
-use crate::pace::{Overdue, Pace, size};
+use crate::pace::{BodyPace, Overdue, size};
 
 /// The bytes before each message: whether it is coded, and its length.
 const PREFIX: usize = 5;
@@ -36,7 +36,7 @@ const CODED: u8 = 1;
 struct CallBody {
     body: Body,
     hold: Hold,
-    pace: Pace,
+    pace: BodyPace,
     /// Whether messages may follow one another.
     streams: bool,
     position: Position,
@@ -89,7 +89,7 @@ pub fn guard(body: Body, rules: Rules, hold: &Hold) -> Body {
     let call = CallBody {
         body,
         hold: hold.clone(),
-        pace: Pace::new(rules.pause),
+        pace: BodyPace::new(rules.pause),
         streams: rules.streams,
         position: Position::default(),
         coded: rules.coded.then(|| Coded { largest: rules.largest, ..Coded::default() }),

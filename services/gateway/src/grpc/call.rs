@@ -10,11 +10,13 @@ use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
 
 use super::deadline::Deadline;
 use crate::budget::Hold;
-use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced, Via, Waits, forward};
+use crate::forward;
+use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced, Waits};
+use crate::via::Via;
 
 /// A call's metadata.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub struct RpcCall {
     /// When the client stops waiting.
     pub deadline: Option<Deadline>,
     /// The client's W3C `traceparent`.
@@ -25,11 +27,16 @@ pub struct Call {
     forwarded: Result<Parameters, InferError>,
 }
 
-// === impl Call ===
+/// The name in a request; `None` where the text is empty.
+pub fn named(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
+}
 
-impl Call {
+// === impl RpcCall ===
+
+impl RpcCall {
     /// Reads a call's metadata. Entries that match `forward` become parameters for models.
-    pub fn of<T>(request: &Request<T>, forward: Option<&Regex>) -> Call {
+    pub fn of<T>(request: &Request<T>, forward: Option<&Regex>) -> RpcCall {
         let mut parameters = Parameters::new();
         let forwarded = match forward {
             Some(_) => forward::headers(request.metadata().as_ref(), forward, |_| false, &mut parameters),
@@ -37,7 +44,7 @@ impl Call {
         };
         let forwarded = forwarded.map(|()| parameters);
         let traceparent = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
-        Call {
+        RpcCall {
             deadline: request.extensions().get().copied(),
             traceparent: traceparent.map(str::to_owned),
             lane: request.extensions().get().copied().unwrap_or_default(),
@@ -119,7 +126,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_calls_deadline_lowers_a_requests_timeout() {
         let (short, long) = (Duration::from_secs(1), Duration::from_secs(9));
-        let call = |deadline: Option<Duration>| Call {
+        let call = |deadline: Option<Duration>| RpcCall {
             deadline: deadline.map(|left| Deadline(tokio::time::Instant::now() + left)),
             traceparent: None,
             lane: Lane::Live,

@@ -34,9 +34,9 @@ use trireme_protocol::grpc::status;
 use trireme_runtime::TaskSet;
 
 use super::access;
+use crate::access::Category;
 use crate::backlog;
 use crate::crowd::{Crowd, Place};
-use crate::handlers::Category;
 use crate::tls::Tls;
 
 /// Most calls in flight on one connection; the client holds back one more.

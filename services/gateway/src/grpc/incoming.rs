@@ -11,8 +11,8 @@ use http_body_util::Limited;
 use super::access;
 use super::body::{self, Rules};
 use super::unread::Unread;
+use crate::access::Category;
 use crate::budget::{self, Budget};
-use crate::handlers::Category;
 
 /// Most bytes of a health check's body: a client needs no key for it.
 const HEALTH: usize = 16 << 10;
@@ -41,7 +41,7 @@ pub async fn count(State(counting): State<Counting>, request: Request, next: Nex
     let Counting { budget, unread, largest, pause } = counting;
     let (mut parts, body) = request.into_parts();
     let path = parts.uri.path();
-    let hold = if infers(path) { budget.hold() } else { budget.hold_of_control() };
+    let hold = if infers(path) { budget.hold() } else { budget.hold_about_server() };
     let streams = path.ends_with("/ModelStreamInfer");
     let is_health = access::category(path) == Some(Category::Health);
     // The body is decompressed here, so the gRPC library has to find no coding. It refuses the codings that are not handled here.

@@ -36,9 +36,10 @@ use trireme_protocol::grpc::health::health_server::HealthServer;
 use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceServiceServer;
 use trireme_runtime::TaskSet;
 
+use crate::access::Access;
 use crate::crowd::{Crowd, Limits};
-use crate::handlers::{Access, SharedHandlers};
-use crate::pace::Pace;
+use crate::handlers::SharedHandlers;
+use crate::pace::BodyPace;
 use crate::tls::Tls;
 use connections::Connections;
 use health::HealthService;
@@ -110,7 +111,7 @@ impl GrpcListener {
         };
         tokio::select! {
             () = connections.serve(self.listener, stop.clone()) => {}
-            () = unread.give_up(Pace::whole(self.pause)) => {}
+            () = unread.give_up(BodyPace::whole(self.pause)) => {}
             () = overdue => tracing::warn!("gRPC calls were still in flight at the end of the exit timeout"),
         }
     }

@@ -9,11 +9,12 @@ use trireme_protocol::grpc::wire::*;
 use trireme_protocol::grpc::{self, encode_infer_response, parse_model_version};
 
 use super::access::credentials;
-use super::call::Call;
+use super::call::{RpcCall, named};
 use super::deadline::{self, Deadline};
 use super::{settings, stream};
+use crate::answer_headers::answer_headers;
 use crate::budget::Hold;
-use crate::handlers::{SharedHandlers, answer_headers};
+use crate::handlers::SharedHandlers;
 
 /// Answers calls.
 pub struct InferenceService {
@@ -34,11 +35,6 @@ fn reply<T>(outcome: Result<T, InferError>) -> Reply<T> {
 /// The outcome of an operation without a result.
 fn empty<T: Default>(outcome: Result<(), InferError>) -> Reply<T> {
     reply(outcome.map(|()| T::default()))
-}
-
-/// The name in a request; `None` where the text is empty.
-pub(super) fn named(text: &str) -> Option<&str> {
-    Some(text).filter(|text| !text.is_empty())
 }
 
 /// An infer response as its message, with the request's times in the call's metadata.
@@ -106,7 +102,7 @@ impl GrpcInferenceService for InferenceService {
     }
 
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Reply<ModelInferResponse> {
-        let call = Call::of(&request, self.forward.as_ref());
+        let call = RpcCall::of(&request, self.forward.as_ref());
         let hold = self.hold(&request);
         let response = call.infer(&self.handlers, request.into_inner(), &hold).await;
         match response {
@@ -117,7 +113,7 @@ impl GrpcInferenceService for InferenceService {
     }
 
     async fn model_stream_infer(&self, request: Request<Streaming<ModelInferRequest>>) -> Reply<stream::Replies> {
-        let call = Call::of(&request, self.forward.as_ref());
+        let call = RpcCall::of(&request, self.forward.as_ref());
         let close_on_error = stream::closes_on_error(request.metadata());
         let hold = self.hold(&request);
         let (handlers, stop) = (self.handlers.clone(), self.stop.clone());

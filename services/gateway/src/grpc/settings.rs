@@ -6,7 +6,7 @@ use trireme_protocol::grpc::wire::{
     LogSettingsRequest, LogSettingsResponse, TraceSettingRequest, TraceSettingResponse,
 };
 
-use super::service::named;
+use super::call::named;
 use crate::handlers::Handlers;
 
 /// Changes and shows the trace settings of a model, or of all.

@@ -21,7 +21,7 @@ use trireme_protocol::grpc::{
     wants_empty_final,
 };
 
-use super::call::Call;
+use super::call::RpcCall;
 use super::deadline;
 use crate::budget::Hold;
 use crate::handlers::{Responses, SharedHandlers};
@@ -54,7 +54,7 @@ struct Stop {
 /// A stream and its requests in flight. Dropping it cancels the requests.
 struct Session {
     handlers: SharedHandlers,
-    call: Call,
+    call: RpcCall,
     close_on_error: bool,
     /// The bytes that the client has sent and no request has taken yet.
     hold: Hold,
@@ -81,7 +81,7 @@ pub fn closes_on_error(metadata: &MetadataMap) -> bool {
 pub fn answer(
     handlers: SharedHandlers,
     requests: Streaming<ModelInferRequest>,
-    call: Call,
+    call: RpcCall,
     close_on_error: bool,
     hold: Hold,
     stop: CancellationToken,
@@ -193,7 +193,7 @@ impl Session {
 async fn read(
     requests: &mut Option<impl Stream<Item = Result<ModelInferRequest, Status>> + Unpin>,
     begun: bool,
-    call: &Call,
+    call: &RpcCall,
     stop: &mut Stop,
 ) -> Result<Option<ModelInferRequest>, Status> {
     let Some(requests) = requests else { return Ok(None) };
@@ -261,7 +261,7 @@ mod tests {
             }
             Ok(ModelInferRequest::default())
         };
-        let call = Call::of(&Request::new(()), None);
+        let call = RpcCall::of(&Request::new(()), None);
         read(&mut Some(stream::once(request).boxed()), begun, &call, &mut Stop::new(stop)).await
     }
 
@@ -277,7 +277,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_stop_ends_streams_that_always_have_another_request() {
         let raised = CancellationToken::new();
-        let (call, mut stop) = (Call::of(&Request::new(()), None), Stop::new(raised.clone()));
+        let (call, mut stop) = (RpcCall::of(&Request::new(()), None), Stop::new(raised.clone()));
         let mut requests = Some(stream::repeat_with(|| Ok(ModelInferRequest::default())));
         assert!(read(&mut requests, true, &call, &mut stop).await.is_ok());
         raised.cancel();

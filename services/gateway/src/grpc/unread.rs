@@ -18,16 +18,16 @@ use tokio::time::Instant;
 
 /// All answers on their way. Clones are the same.
 #[derive(Clone, Default)]
-pub struct Unread(Arc<Answers>);
+pub struct Unread(Arc<UnreadBodies>);
 
 #[derive(Default)]
-struct Answers {
+struct UnreadBodies {
     next: AtomicU64,
-    waiting: Mutex<HashMap<u64, Arc<Mutex<Answer>>>>,
+    waiting: Mutex<HashMap<u64, Arc<Mutex<UnreadBody>>>>,
 }
 
 /// An answer, and since when the library has taken nothing of it.
-struct Answer {
+struct UnreadBody {
     /// `None` when it was given up.
     body: Option<Body>,
     since: Option<Instant>,
@@ -36,7 +36,7 @@ struct Answer {
 /// The body of an answer that can be given up.
 struct Abandonable {
     number: u64,
-    answer: Arc<Mutex<Answer>>,
+    answer: Arc<Mutex<UnreadBody>>,
     unread: Unread,
 }
 
@@ -49,7 +49,7 @@ impl Unread {
             if body.is_end_stream() {
                 return body;
             }
-            let answer = Arc::new(Mutex::new(Answer { body: Some(body), since: Some(Instant::now()) }));
+            let answer = Arc::new(Mutex::new(UnreadBody { body: Some(body), since: Some(Instant::now()) }));
             let number = self.0.next.fetch_add(1, Ordering::Relaxed);
             self.0.waiting.lock().insert(number, answer.clone());
             Body::new(Abandonable { number, answer, unread: self.clone() })

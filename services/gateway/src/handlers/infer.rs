@@ -1,26 +1,26 @@
 //! Inference: from a decoded request to its response.
 
 mod responses;
+mod running;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::Instrument;
-use trireme_bus::{Answer, WorkMessage};
-use trireme_inference::{
-    Callers, InferError, InferRequest, InferResponse, Lane, Ledger, ModelKey, RequestedOutput, Tensor, UnixMicros,
-};
+use trireme_bus::{AnswerForm, WorkMessage};
+use trireme_inference::{Callers, InferError, InferRequest, InferResponse, Lane, Ledger, ModelKey, Tensor, UnixMicros};
 use trireme_runtime::response_cache::Key;
 
+use super::Handlers;
 use super::sequences::{self, Asked, InSequence};
-use super::{Handlers, Labels};
 use crate::budget::Hold;
-use crate::dispatch::{Exchange, Place, Turn, no_answer};
-use crate::registry::ServedModel;
+use crate::dispatch::{Exchange, LinePlace, no_answer};
 use crate::rows;
 use crate::statistics::CountedRequest;
 use crate::traces::OpenTrace;
+use crate::via::Via;
 pub use responses::{Next, Responses};
+use running::{Running, set_error, with_id};
 
 /// A request with what its transport said about tracing.
 #[derive(Debug)]
@@ -62,39 +62,6 @@ pub enum Rows {
 /// The rows of a message where they may travel apart and the configuration has no number.
 const INDEPENDENT_ROWS: u32 = 32;
 
-/// How a request came in.
-#[derive(Clone, Copy, Debug)]
-pub enum Via {
-    /// Over HTTP, at this route.
-    Http(&'static str),
-    /// Over gRPC, by this method.
-    Grpc(&'static str),
-    /// From a model.
-    Model,
-}
-
-/// A request in the pipeline, as far as its responses depend on it.
-struct Running {
-    id: String,
-    model: ModelKey,
-    outputs: Vec<RequestedOutput>,
-    batched: bool,
-    /// The ensemble, if the request is for one: the outputs, whose shapes come from the last steps, are checked against its
-    /// configuration.
-    ensemble: Option<Arc<ServedModel>>,
-    labels: Arc<Labels>,
-    /// The request's part of its sequence, if it belongs to a sequence and has not been sent.
-    turn: Option<Turn>,
-    /// The most rows of a message, where the request may travel as several.
-    rows_per_message: Option<u32>,
-    /// How long it waits for room in a full queue.
-    patience: Duration,
-    counted: CountedRequest,
-    span: tracing::Span,
-    /// Where it is written to a file of traces.
-    trace: Option<Arc<OpenTrace>>,
-}
-
 /// A request on its way into the pipeline.
 struct Prepared {
     request: Running,
@@ -102,25 +69,20 @@ struct Prepared {
     /// Its place in the response cache, where its model has one.
     key: Option<Key>,
     /// Its place among the requests of its model, where the model keeps their order.
-    place: Option<Place>,
+    place: Option<LinePlace>,
 }
 
 /// The conditions under which a request runs.
 struct Terms {
     waits: Waits,
     rows: Rows,
-    answer: Answer,
+    answer: AnswerForm,
     traceparent: Option<String>,
     callers: Callers,
     trace: Option<Arc<OpenTrace>>,
 }
 
 impl Handlers {
-    /// The model version that a request for `model` runs on.
-    pub fn find_model(&self, model: &str, version: Option<i64>) -> Result<(i64, Arc<ServedModel>), InferError> {
-        self.registry.catalog().find(model, version).map(|(version, served)| (version, served.clone()))
-    }
-
     /// Runs a request through the pipeline, with what of it lies in shared memory. Dropping the future cancels the request in
     /// every stage; nothing is written then.
     pub async fn infer(&self, mut traced: Traced) -> Result<InferResponse, InferError> {
@@ -131,7 +93,7 @@ impl Handlers {
     }
 
     async fn run(&self, traced: Traced) -> Result<InferResponse, InferError> {
-        let Prepared { mut request, message, key, place } = self.prepare(traced, Answer::Whole)?;
+        let Prepared { mut request, message, key, place } = self.prepare(traced, AnswerForm::Whole)?;
         let span = request.span.clone();
         let response = self.answer(&mut request, message, key).instrument(span.clone()).await;
         request.ended();
@@ -173,7 +135,7 @@ impl Handlers {
     /// was not sent.
     pub fn infer_stream(self: &Arc<Self>, mut traced: Traced) -> Result<Responses, InferError> {
         let outputs = self.read_shared(&mut traced.request, &traced.hold)?;
-        let Prepared { mut request, message, place, .. } = self.prepare(traced, Answer::InParts)?;
+        let Prepared { mut request, message, place, .. } = self.prepare(traced, AnswerForm::InParts)?;
         let exchange = self.begin(&mut request, message)?;
         let exchange = match place {
             Some(place) => self.dispatcher.in_turn(exchange, place),
@@ -198,10 +160,10 @@ impl Handlers {
     }
 
     /// Prepares a request, within its span.
-    fn prepare(&self, mut traced: Traced, answer: Answer) -> Result<Prepared, InferError> {
+    fn prepare(&self, mut traced: Traced, answer: AnswerForm) -> Result<Prepared, InferError> {
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.via.attributes());
-        let trace = self.tracing.begin(&traced);
+        let trace = self.tracing.begin(&traced.request, traced.via, &traced.hold);
         let terms =
             Terms { waits: traced.waits, rows: traced.rows, answer, traceparent, callers: traced.callers, trace };
         let prepared = span.in_scope(|| {
@@ -222,7 +184,7 @@ impl Handlers {
         served.config.check_outputs(&request.outputs, &request.id)?;
         let tensors = match rows {
             Rows::Configured => served.config.admit(&request.id, request.inputs)?,
-            Rows::Independent => served.config.admit_in_parts(&request.id, request.inputs)?,
+            Rows::Independent => served.config.admit_split(&request.id, request.inputs)?,
         };
 
         let inputs: Vec<&str> = tensors.iter().map(|tensor| tensor.name()).collect();
@@ -265,7 +227,7 @@ impl Handlers {
             tensors: [tensors, controls].concat(),
             parameters: Arc::new(request.parameters),
             ledger: Ledger::default(),
-            answer: if served.config.decoupled { answer } else { Answer::Whole },
+            answer: if served.config.decoupled { answer } else { AnswerForm::Whole },
             callers,
         };
         // Responses of a decoupled model are sent at once, so they keep no order among requests.
@@ -307,7 +269,7 @@ impl Handlers {
             None => Ok(None),
         };
         let exchange = parts.and_then(|parts| match (parts, turn) {
-            (Some(parts), _) => self.dispatcher.start_parts(message, parts),
+            (Some(parts), _) => self.dispatcher.start_split(message, parts),
             (None, Some(turn)) => self.dispatcher.start_in_sequence(message, turn),
             (None, None) => self.dispatcher.start(message, request.patience),
         });
@@ -329,52 +291,4 @@ impl Handlers {
 /// The batch dimension of a request.
 fn rows_of(tensors: &[Tensor]) -> i64 {
     tensors.iter().filter_map(|tensor| tensor.shape().first().copied()).max().unwrap_or(1)
-}
-
-// === impl Via ===
-
-impl Via {
-    /// The attributes of the span, by OpenTelemetry's conventions.
-    fn attributes(self) -> Vec<(&'static str, String)> {
-        match self {
-            Via::Http(route) => vec![("http.request.method", "POST".to_owned()), ("http.route", route.to_owned())],
-            Via::Grpc(method) => vec![
-                ("rpc.system", "grpc".to_owned()),
-                ("rpc.service", "inference.GRPCInferenceService".to_owned()),
-                ("rpc.method", method.to_owned()),
-            ],
-            Via::Model => Vec::new(),
-        }
-    }
-}
-
-// === impl Running ===
-
-impl Running {
-    /// Notes in its trace that nothing more is done for it, so far.
-    fn ended(&self) {
-        if let Some(trace) = &self.trace {
-            trace.ended();
-        }
-    }
-}
-
-fn set_error(span: &tracing::Span, error: &InferError) {
-    trireme_telemetry::set_error(span, format!("{:?}", error.code), &error.message);
-}
-
-/// The beginnings of errors about sequences, which Triton gives without the request's id.
-const WITHOUT_ID: [&str; 3] =
-    ["inference request for sequence ", "inference request to model ", "string correlation ID "];
-
-/// Errors of the core carry the request's id, as Triton's do; those that a model's code makes do not.
-fn with_id(mut error: InferError, id: &str) -> InferError {
-    // The names of ensembles come first.
-    let words = error.message.rsplit("', ").next().unwrap_or_default();
-    let is_bare = WITHOUT_ID.iter().any(|beginning| words.starts_with(beginning));
-    if !is_bare && !error.of_model && !error.message.starts_with("[request id: ") {
-        let id = if id.is_empty() { "<id_unknown>" } else { id };
-        error.message = format!("[request id: {id}] {}", error.message);
-    }
-    error
 }

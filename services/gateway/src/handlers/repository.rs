@@ -2,7 +2,7 @@
 
 use trireme_inference::{InferError, UnixMicros};
 use trireme_protocol::repository::{IndexEntry, IndexState, LoadRequest};
-use trireme_runtime::control::Override;
+use trireme_runtime::model_control::Override;
 
 use super::Handlers;
 

@@ -8,13 +8,13 @@ use trireme_protocol::shared_memory::SystemRegion;
 
 use super::Handlers;
 use crate::budget::Hold;
-use crate::shared_memory::Part;
+use crate::shared_memory::RegionPart;
 
 /// Most bytes of a request that are read from shared memory: as many as the largest gRPC message has.
 const MAX_SHARED: u64 = i32::MAX as u64;
 
 /// The parts of regions for the outputs of a request, by the outputs' names.
-pub(super) struct OutputParts(Vec<(String, Part)>);
+pub(super) struct OutputParts(Vec<(String, RegionPart)>);
 
 impl Handlers {
     /// A region of system memory, or all of them, with their names.

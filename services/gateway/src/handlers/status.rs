@@ -12,19 +12,11 @@ use trireme_inference::{Counters, DropReason, FailureReason, Latencies, ModelKey
 use trireme_protocol::repository::IndexState;
 
 use super::{Handlers, Queues};
-use crate::metrics::Windows;
 use crate::registry::{Catalog, Process, ServedModel};
-use crate::statistics::Totals;
+use crate::statistics::{Totals, Windows};
 
 /// How long a document is kept: however many clients ask, the system is read twice a second.
 const FRESH: Duration = Duration::from_millis(500);
-
-/// The last document.
-#[derive(Default)]
-pub struct LastStatus {
-    told: Option<(Instant, Bytes)>,
-    windows: Windows,
-}
 
 impl Handlers {
     /// The system as it is now, as JSON.

@@ -9,8 +9,9 @@ use axum::middleware::Next;
 use axum::response::Response;
 
 use super::{jobs, response};
+use crate::access::{Category, Credentials, Denied};
 use crate::crowd::Peer;
-use crate::handlers::{Category, Credentials, Denied, SharedHandlers};
+use crate::handlers::SharedHandlers;
 
 /// Runs the route, unless the rules for its category refuse the request.
 pub async fn admit(

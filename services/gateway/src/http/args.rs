@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{BoolishValueParser, RangedU64ValueParser};
-use clap::{ArgAction, Args};
+use clap::{ArgAction, Args, ValueEnum};
 use regex::Regex;
 
-use super::TokenInput;
-use crate::handlers::forward;
+use crate::forward;
 use crate::tls::{Files, Pem, Tls};
 
 /// Flags about HTTP; Triton's names where it has them.
@@ -73,6 +72,18 @@ pub struct HttpArgs {
     /// Certificates (PEM) that vouch for clients' certificates, which clients have to show over HTTPS then
     #[arg(long, env = "TRIREME_HTTPS_ROOT_CERT", value_name = "FILE", requires = "https_cert")]
     pub https_root_cert: Option<PathBuf>,
+}
+
+/// The meaning of token ids in place of texts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum TokenInput {
+    /// Ids of OpenAI's vocabulary cl100k_base, which are turned back into texts
+    #[default]
+    #[value(name = "cl100k_base")]
+    Cl100kBase,
+    /// An error
+    #[value(name = "reject")]
+    Reject,
 }
 
 /// How the HTTP listener is set up.

@@ -21,7 +21,7 @@ use trireme_runtime::TaskSet;
 
 use crate::budget::NoRoom;
 use crate::large;
-use crate::pace::{Overdue, Pace, size};
+use crate::pace::{BodyPace, Overdue, size};
 
 /// Most bytes of a refused body that are read: four times the default limit of a JSON body, so that a client whose request is too
 /// large gets the error.
@@ -33,7 +33,7 @@ const UNREAD_TIME: Duration = Duration::from_secs(10);
 /// A request's body on its way in.
 struct RequestBody {
     incoming: Option<Incoming>,
-    pace: Pace,
+    pace: BodyPace,
     idle_timeout: Duration,
     /// The client waits for `100 Continue`, which was not sent.
     withheld: bool,
@@ -58,7 +58,7 @@ pub fn guard(request: Request<Incoming>, idle_timeout: Duration, tasks: &TaskSet
     }
     let body = RequestBody {
         incoming: Some(incoming),
-        pace: Pace::new(idle_timeout),
+        pace: BodyPace::new(idle_timeout),
         idle_timeout,
         withheld: parts.headers.contains_key(EXPECT),
         tasks: tasks.clone(),

@@ -15,7 +15,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::header::CONNECTION;
-use axum::http::{HeaderValue, Request, Response, StatusCode};
+use axum::http::{HeaderValue, Method, Request, Response, StatusCode};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -30,7 +30,8 @@ use tokio_util::sync::CancellationToken;
 use trireme_runtime::TaskSet;
 
 use super::patience::Patient;
-use super::{body, dialects, response, routes};
+use super::traffic::Traffic;
+use super::{body, response};
 use crate::backlog;
 use crate::budget::{self, Budget};
 use crate::crowd::{Busy, Crowd, Place};
@@ -42,12 +43,6 @@ mod tests;
 /// Largest request head, in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
-/// Endings of the paths of requests that execute a model; other requests are about the server.
-const WORK: [&str; 3] = ["/infer", "/generate", "/generate_stream"];
-
-/// Endings of the paths for monitoring, which are answered even without room for other requests.
-const WATCH: [&str; 4] = ["/live", "/ready", "/health", "/metrics"];
-
 /// How long a connection that has had requests stays open when it has to make room for another one.
 const LEAVING: Duration = Duration::from_secs(1);
 
@@ -56,6 +51,8 @@ const LEAVING: Duration = Duration::from_secs(1);
 pub struct Connections {
     /// The routes.
     pub router: Router,
+    /// What a request to a path asks of the gateway.
+    pub traffic: fn(&Method, &str) -> Traffic,
     /// Longest silence of a client that has a request to send, or an answer to take.
     pub idle_timeout: Duration,
     /// The budget for the bytes of requests and answers.
@@ -70,7 +67,7 @@ pub struct Connections {
 
 /// The state of a connection.
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+enum Phase {
     /// The connection has no request.
     Idle,
     /// A request waits for its answer.
@@ -81,7 +78,7 @@ enum Stage {
 
 /// An answer on its way. Dropped, its connection is idle.
 struct Answering {
-    stage: watch::Sender<Stage>,
+    phase: watch::Sender<Phase>,
     _busy: Busy,
 }
 
@@ -132,13 +129,13 @@ impl Connections {
     }
 
     async fn http(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, place: Arc<Place>) {
-        let stage = watch::Sender::new(Stage::Idle);
+        let phase = watch::Sender::new(Phase::Idle);
         let service = service_fn(|request| {
-            stage.send_replace(Stage::Asked);
-            let (answer, stage, busy) = (self.answer(request, &place), stage.clone(), place.begin());
+            phase.send_replace(Phase::Asked);
+            let (answer, phase, busy) = (self.answer(request, &place), phase.clone(), place.begin());
             async move {
                 let answer = answer.await?;
-                let answering = Answering::begin(stage, busy);
+                let answering = Answering::begin(phase, busy);
                 // Held only to be dropped with the body.
                 let with = move |error| {
                     let _ = &answering;
@@ -157,7 +154,7 @@ impl Connections {
         let mut connection = std::pin::pin!(connection);
         let stopped = async {
             self.tasks.stopping().cancelled().await;
-            until_closable(stage.subscribe()).await;
+            until_closable(phase.subscribe()).await;
         };
         let ended = tokio::select! {
             biased;
@@ -184,19 +181,17 @@ impl Connections {
     }
 
     async fn answer(&self, request: Request<Incoming>, place: &Place) -> Result<Response<Body>, Infallible> {
-        let path = request.uri().path();
-        if place.is_spare && !WATCH.iter().any(|end| path.ends_with(end)) {
+        let traffic = (self.traffic)(request.method(), request.uri().path());
+        if place.is_spare && traffic != Traffic::Watch {
             let message = "there are too many connections (--max-connections)";
             let mut answer = response::error(StatusCode::SERVICE_UNAVAILABLE, message);
             answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             return Ok(answer);
         }
-        let infers = WORK.iter().any(|end| path.ends_with(end)) || dialects::is_work(request.method(), path);
-        let is_upload = routes::is_upload(path);
-        let hold = if infers { self.budget.hold() } else { self.budget.hold_of_control() };
+        let hold = if traffic.executes() { self.budget.hold() } else { self.budget.hold_about_server() };
         let (mut parts, body) = body::guard(request, self.idle_timeout, &self.tasks).into_parts();
         // An upload is written as it comes, and needs no room for the whole of it.
-        let announced = body::announced(&parts.headers).filter(|_| !is_upload).unwrap_or_default();
+        let announced = body::announced(&parts.headers).filter(|_| traffic != Traffic::Upload).unwrap_or_default();
         let body = budget::count(body, announced, &hold, |refusal| refusal.into());
         parts.extensions.insert(hold.clone());
         parts.extensions.insert(place.peer);
@@ -217,15 +212,15 @@ impl Connections {
 
 /// Waits until a connection of a server that stops may be closed. Between two requests the next one may be on its way, unless the
 /// last answer told the client that the connection closes.
-async fn until_closable(mut stage: watch::Receiver<Stage>) {
+async fn until_closable(mut phase: watch::Receiver<Phase>) {
     loop {
-        let now = *stage.borrow_and_update();
+        let now = *phase.borrow_and_update();
         match now {
             // Its answer says that it is the last one.
-            Stage::Asked => return,
-            Stage::Answering => drop(stage.changed().await),
-            Stage::Idle if tokio::time::timeout(backlog::FIRST_REQUEST, stage.changed()).await.is_err() => return,
-            Stage::Idle => {}
+            Phase::Asked => return,
+            Phase::Answering => drop(phase.changed().await),
+            Phase::Idle if tokio::time::timeout(backlog::FIRST_REQUEST, phase.changed()).await.is_err() => return,
+            Phase::Idle => {}
         }
     }
 }
@@ -233,14 +228,14 @@ async fn until_closable(mut stage: watch::Receiver<Stage>) {
 // === impl Answering ===
 
 impl Answering {
-    fn begin(stage: watch::Sender<Stage>, busy: Busy) -> Answering {
-        stage.send_replace(Stage::Answering);
-        Answering { stage, _busy: busy }
+    fn begin(phase: watch::Sender<Phase>, busy: Busy) -> Answering {
+        phase.send_replace(Phase::Answering);
+        Answering { phase, _busy: busy }
     }
 }
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        self.stage.send_replace(Stage::Idle);
+        self.phase.send_replace(Phase::Idle);
     }
 }

@@ -13,7 +13,7 @@ use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{ArgAction, Args};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
-use trireme_jobs::{Answer, Call, Execute, Options};
+use trireme_jobs::{Execute, JobAnswer, JobCall, Options};
 
 use crate::registry::Registry;
 
@@ -78,7 +78,7 @@ impl JobArgs {
 
 #[async_trait]
 impl Execute for Runner {
-    async fn execute(&self, call: Call) -> Answer {
+    async fn execute(&self, call: JobCall) -> JobAnswer {
         let request = match request(call) {
             Ok(request) => request,
             Err(error) => return refusal(StatusCode::BAD_REQUEST, &error.to_string()),
@@ -91,7 +91,7 @@ impl Execute for Runner {
         };
         let headers = parts.headers.iter().filter_map(kept).collect();
         match axum::body::to_bytes(body, usize::MAX).await {
-            Ok(body) => Answer { status: parts.status.as_u16(), headers, body },
+            Ok(body) => JobAnswer { status: parts.status.as_u16(), headers, body },
             Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &format!("the answer broke off: {error}")),
         }
     }
@@ -101,7 +101,7 @@ impl Execute for Runner {
     }
 }
 
-fn request(call: Call) -> Result<Request<Body>, axum::http::Error> {
+fn request(call: JobCall) -> Result<Request<Body>, axum::http::Error> {
     // Durable work waits in the bulk lane.
     let mut request = Request::post(&call.path).extension(Admitted).header("priority", "u=7");
     for (name, value) in &call.headers {
@@ -110,8 +110,8 @@ fn request(call: Call) -> Result<Request<Body>, axum::http::Error> {
     request.body(Body::from(call.body))
 }
 
-fn refusal(status: StatusCode, message: &str) -> Answer {
+fn refusal(status: StatusCode, message: &str) -> JobAnswer {
     let body = serde_json::json!({ "error": message }).to_string();
     let json = ("content-type".to_owned(), Bytes::from_static(b"application/json"));
-    Answer { status: status.as_u16(), headers: vec![json], body: body.into() }
+    JobAnswer { status: status.as_u16(), headers: vec![json], body: body.into() }
 }

@@ -1,5 +1,5 @@
-//! The v2 protocol over HTTP/1.1. Routes are in [`routes`], one file per resource. Their common parts are here: connections,
-//! bodies in, bodies and errors out.
+//! The v2 protocol over HTTP/1.1. Routes are in [`routes`], one file per resource; those of other servers' clients in
+//! [`dialects`]. Their common parts are here: connections, bodies in, bodies and errors out.
 
 mod access;
 mod args;
@@ -11,43 +11,33 @@ mod jobs;
 mod openapi;
 mod patience;
 mod prefer;
+mod resource;
 mod response;
 mod routes;
+mod routing;
+mod state;
+mod traffic;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderValue};
-use bytes::Bytes;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
-use trireme_inference::InferError;
 use trireme_jobs::Jobs;
 use trireme_runtime::TaskSet;
 
 use crate::crowd::{Crowd, Limits};
-use crate::handlers::{SharedHandlers, Waits};
-pub use connections::Connections;
-
-pub use args::HttpArgs;
+use crate::handlers::SharedHandlers;
 use args::HttpOptions;
-pub use dialects::TokenInput;
+pub use args::{HttpArgs, TokenInput};
+pub use connections::Connections;
 pub use jobs::JobArgs;
 use jobs::Runner;
-use prefer::Preference;
-
-/// The state that routes share.
-#[derive(Clone)]
-struct HttpState {
-    handlers: SharedHandlers,
-    options: Arc<HttpOptions>,
-    /// Durable work, if this gateway keeps jobs.
-    jobs: Option<Jobs>,
-}
+use state::HttpState;
+pub use traffic::Traffic;
 
 /// Where durable work is kept.
 pub struct Keeper {
@@ -65,22 +55,6 @@ pub struct HttpListener {
     options: HttpOptions,
     /// The listener's address.
     pub address: SocketAddr,
-}
-
-// === impl HttpState ===
-
-impl HttpState {
-    /// How a request with these headers waits.
-    fn waits(&self, headers: &HeaderMap) -> Waits {
-        let lane = self.handlers.access.lane(|name| headers.get(name).map(HeaderValue::as_bytes));
-        Waits { lane, patience: Preference::of(headers).wait }
-    }
-
-    /// The whole body of a request, unless it is larger than allowed.
-    async fn read(&self, request: Request) -> Result<Bytes, InferError> {
-        let (parts, body) = request.into_parts();
-        body::read(&parts.headers, body, body::Limit::json(self.options.max_input_size)).await
-    }
 }
 
 // === impl HttpListener ===
@@ -112,7 +86,13 @@ impl HttpListener {
         let budget = handlers.budget.clone();
         let (crowd, tasks) = (Crowd::new(limits), TaskSet::new());
         let registry = handlers.registry.clone();
-        let mut state = HttpState { handlers, options: Arc::new(self.options), jobs: None };
+        let mut state = HttpState {
+            handlers,
+            options: Arc::new(self.options),
+            traffic: routes::traffic,
+            entries: routes::entries,
+            jobs: None,
+        };
         if let Some(keeper) = keeper {
             let runner = Runner { routes: routes::work(state.clone()), registry };
             let (jobs, run) = Jobs::open(keeper.bus, &keeper.own, Arc::new(runner), keeper.options);
@@ -128,7 +108,7 @@ impl HttpListener {
             state.jobs = Some(jobs);
         }
         let router = routes::router(state);
-        let connections = Connections { router, idle_timeout, budget, tls, crowd, tasks };
+        let connections = Connections { router, traffic: routes::traffic, idle_timeout, budget, tls, crowd, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
 }

@@ -17,7 +17,7 @@ use trireme_protocol::infer::{EncodedResponse, HEADER_LENGTH};
 use trireme_protocol::{metadata, status};
 
 use super::compression::Coding;
-use crate::handlers::answer_headers;
+use crate::answer_headers::answer_headers;
 
 /// An error as a response. Triton always sends errors as JSON, but names JSON in `Content-Type` only once it has begun to read
 /// the body.

@@ -6,7 +6,6 @@
 mod args;
 mod host;
 mod triton;
-mod windows;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use axum::Router;
 use axum::extract::State;
+use axum::http::Method;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use axum::routing::get;
@@ -30,14 +30,13 @@ use trireme_telemetry::metrics::{self, Exposition, Metric, Samples};
 
 use crate::crowd::{Crowd, Limits};
 use crate::handlers::{Handlers, Queues, SharedHandlers};
-use crate::http::{Connections, HttpArgs};
-use crate::statistics::Totals;
+use crate::http::{Connections, HttpArgs, Traffic};
+use crate::statistics::{Totals, Windows};
 
 pub use args::MetricsArgs;
 use args::MetricsOptions;
 use host::Cpus;
 use triton::Model;
-pub use windows::Windows;
 
 /// Longest silence on a connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
@@ -92,7 +91,8 @@ impl MetricsListener {
         let metrics = Arc::new(Metrics { handlers, options: self.options, seen: Mutex::default() });
         let router = Router::new().route("/metrics", get(show)).with_state(metrics);
         let (crowd, tasks) = (Crowd::new(limits), TaskSet::new());
-        let connections = Connections { router, idle_timeout: IDLE_TIMEOUT, budget, tls: None, crowd, tasks };
+        let traffic = |_: &Method, _: &str| Traffic::Watch;
+        let connections = Connections { router, traffic, idle_timeout: IDLE_TIMEOUT, budget, tls: None, crowd, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
 }

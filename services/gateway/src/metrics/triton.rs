@@ -9,8 +9,7 @@ use trireme_model_repository::ModelConfig;
 use trireme_telemetry::metrics::{Exposition, Metric, Samples};
 
 use super::args::MetricsOptions;
-use super::windows::Windows;
-use crate::statistics::Total;
+use crate::statistics::{Total, Windows};
 
 /// Bounds of the histogram of first responses, in milliseconds, where a model does not set its own.
 const FIRST_RESPONSE_BOUNDS: [f64; 4] = [100.0, 500.0, 2000.0, 5000.0];

@@ -9,8 +9,8 @@ use trireme_model_repository::{
 };
 use trireme_protocol::repository::{IndexEntry, IndexState, IndexVersion};
 
+use super::labels::Labels;
 use super::offer::{self, Offer};
-use crate::handlers::Labels;
 
 /// The models that are served at one time.
 #[derive(Debug, Default)]

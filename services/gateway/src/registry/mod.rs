@@ -9,6 +9,7 @@
 //! again.
 
 mod catalog;
+mod labels;
 mod offer;
 mod offering;
 mod processes;
@@ -33,6 +34,7 @@ use trireme_runtime::{ControlOptions, TaskSet};
 use state::State;
 
 pub use catalog::{Catalog, ServedModel};
+pub use labels::Labels;
 pub use offer::{Offer, Task};
 pub use processes::Process;
 

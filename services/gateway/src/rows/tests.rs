@@ -8,7 +8,7 @@ use super::*;
 const NO_LIMIT: usize = usize::MAX;
 
 /// Parts of tensors that are not too many.
-fn split(tensors: &[Tensor], max_rows: usize, max_bytes: usize) -> Option<Parts> {
+fn split(tensors: &[Tensor], max_rows: usize, max_bytes: usize) -> Option<SplitRows> {
     super::split(tensors, max_rows, max_bytes).unwrap()
 }
 

@@ -6,6 +6,7 @@
 
 mod requests;
 mod sources;
+mod windows;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use crate::registry::{Process, Registry};
 pub use requests::CountedRequest;
 use sources::Sources;
 pub use sources::{Total, Totals};
+pub use windows::Windows;
 
 /// How long processes may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);

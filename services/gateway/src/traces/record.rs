@@ -9,7 +9,7 @@ use bytes::Bytes;
 use trireme_inference::{Hop, ModelKey, Step, UnixMicros};
 use trireme_protocol::trace_file::{Activity, TraceRecords, TracedModel};
 
-use super::Trace;
+use super::trace::Trace;
 
 /// A step's way through its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

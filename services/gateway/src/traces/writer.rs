@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::Trace;
 use super::files::Files;
+use super::trace::Trace;
 
 /// Most traces that wait for the writer.
 const MAX_WAITING: usize = 1024;

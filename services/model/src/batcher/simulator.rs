@@ -67,7 +67,7 @@ pub struct Report {
     pub padded_tokens: u64,
 }
 
-struct Worker {
+struct SimulatedWorker {
     intake: Intake,
     instances: usize,
     speed: f64,
@@ -93,7 +93,7 @@ struct Simulation<'a> {
     /// Requests that are not in the shared queue yet.
     to_come: VecDeque<usize>,
     shared: VecDeque<usize>,
-    workers: Vec<Worker>,
+    workers: Vec<SimulatedWorker>,
     /// The worker that is offered a request first.
     turn: usize,
     report: Report,
@@ -101,7 +101,7 @@ struct Simulation<'a> {
 
 /// Plays `trace`, in order of arrival.
 pub fn simulate(site: &Site<'_>, trace: &[Arrival]) -> Report {
-    let worker = |&(instances, speed): &(usize, f64)| Worker {
+    let worker = |&(instances, speed): &(usize, f64)| SimulatedWorker {
         intake: Intake::new(instances, site.policy.appetite()),
         instances,
         speed,
@@ -176,7 +176,7 @@ impl Simulation<'_> {
 
     fn end_runs(&mut self) {
         let (now, mut ended) = (self.now, 0);
-        for Worker { intake, busy, .. } in &mut self.workers {
+        for SimulatedWorker { intake, busy, .. } in &mut self.workers {
             busy.retain(|run| {
                 if run.until <= now {
                     intake.end(run.id, run.requests, self.start + now);
@@ -267,9 +267,9 @@ impl Simulation<'_> {
     }
 }
 
-// === impl Worker ===
+// === impl SimulatedWorker ===
 
-impl Worker {
+impl SimulatedWorker {
     fn room(&self, now: Instant) -> Room {
         let held = self.coming.len() + self.waiting.len();
         let executing: usize = self.busy.iter().map(|busy| busy.requests).sum();

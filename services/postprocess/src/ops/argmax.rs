@@ -3,14 +3,24 @@
 use ndarray::{ArrayD, Axis};
 use trireme_inference::InferError;
 
-use super::op::{Op, Resources, compare_scores, no_argument};
+use super::op::{Op, OpEntry, Resources, compare_scores, no_argument};
 use crate::inputs::Side;
 use crate::{Form, Signature, Value};
+
+/// The op in the table.
+pub const ENTRY: OpEntry = OpEntry {
+    name: "argmax",
+    usage: "argmax",
+    doc: "the index of the highest score of the last axis",
+    inputs: &[],
+    embeds: false,
+    build,
+};
 
 struct ArgMax;
 
 /// Makes the op.
-pub fn build(argument: Option<&str>, _: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+fn build(argument: Option<&str>, _: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     no_argument(argument)?;
     Ok(Box::new(ArgMax))
 }

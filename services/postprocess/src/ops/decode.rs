@@ -16,9 +16,19 @@ use ndarray::{Array1, Ix2};
 use trireme_inference::{DataType, InferError, Tensor};
 use trireme_text::{Padding, TextTokenizer, TokenizeOptions};
 
-use super::op::{Op, Resources};
+use super::op::{Op, OpEntry, Resources};
 use crate::inputs::Side;
 use crate::{Form, Signature, Value};
+
+/// The op in the table.
+pub const ENTRY: OpEntry = OpEntry {
+    name: "decode",
+    usage: "decode[:with_special_tokens]",
+    doc: "token ids to text by the tokenizer in the version directory; first in a chain",
+    inputs: &["emitted", "final"],
+    embeds: false,
+    build,
+};
 
 struct Decode {
     tokenizer: TextTokenizer,
@@ -26,7 +36,7 @@ struct Decode {
 }
 
 /// Makes the op; loads the tokenizer.
-pub fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     let skip_special_tokens = match argument {
         None => true,
         Some("with_special_tokens") => false,

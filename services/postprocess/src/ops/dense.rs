@@ -9,10 +9,20 @@ use ndarray::{Array1, Array2, Ix2};
 use serde::Deserialize;
 use trireme_inference::InferError;
 
-use super::op::{Op, Resources};
+use super::op::{Op, OpEntry, Resources};
 use crate::inputs::Side;
 use crate::weights::ModuleFolder;
 use crate::{Form, Signature, Value};
+
+/// The op in the table.
+pub const ENTRY: OpEntry = OpEntry {
+    name: "dense",
+    usage: "dense:FOLDER",
+    doc: "a linear layer with its activation, from a folder of sentence-transformers",
+    inputs: &[],
+    embeds: true,
+    build,
+};
 
 struct Dense {
     /// `[in, out]`.
@@ -60,7 +70,7 @@ const ACTIVATIONS: [(&str, Activation); 7] = [
 ];
 
 /// Makes the op; reads the folder.
-pub fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     let folder = ModuleFolder::open(resources.version_path, argument)?;
     let config: Config = folder.config()?;
     let (inputs, outputs) = (config.in_features, config.out_features);

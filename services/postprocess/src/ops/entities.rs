@@ -15,10 +15,20 @@ use serde::Serialize;
 use trireme_inference::{InferError, Tensor};
 use trireme_text::{Extras, Padding, TextTokenizer, TokenizeOptions, texts_of};
 
-use super::op::{Op, Resources, compare_scores};
+use super::op::{Op, OpEntry, Resources, compare_scores};
 use crate::inputs::Side;
 use crate::options::Aggregation;
 use crate::{Form, Labels, Signature, Value};
+
+/// The op in the table.
+pub const ENTRY: OpEntry = OpEntry {
+    name: "entities",
+    usage: "entities:none|simple|first|average|max",
+    doc: "named entities of texts, as JSON: [rows, length, labels] to [rows]; last in a chain",
+    inputs: &["input_ids", "offsets", "special_tokens_mask", "TEXT"],
+    embeds: false,
+    build,
+};
 
 /// The class of tokens outside entities.
 const OUTSIDE: &str = "O";
@@ -78,7 +88,7 @@ struct Characters<'a> {
 }
 
 /// Makes the op; loads the tokenizer.
-pub fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     let expected = Aggregation::EXPECTED;
     let argument = argument.ok_or_else(|| format!("argument is missing, expected {expected}"))?;
     let aggregation = Aggregation::named(argument);

@@ -5,10 +5,20 @@ use ndarray::{Array1, Axis};
 use serde::Deserialize;
 use trireme_inference::InferError;
 
-use super::op::{Op, Resources};
+use super::op::{Op, OpEntry, Resources};
 use crate::inputs::Side;
 use crate::weights::ModuleFolder;
 use crate::{Form, Signature, Value};
+
+/// The op in the table.
+pub const ENTRY: OpEntry = OpEntry {
+    name: "layer_norm",
+    usage: "layer_norm:FOLDER",
+    doc: "layer normalisation of the last axis, from a folder of sentence-transformers",
+    inputs: &[],
+    embeds: true,
+    build,
+};
 
 /// The number added to the variance: PyTorch's default, which the module does not change.
 const EPSILON: f32 = 1e-5;
@@ -24,7 +34,7 @@ struct Config {
 }
 
 /// Makes the op; reads the folder.
-pub fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     let folder = ModuleFolder::open(resources.version_path, argument)?;
     let Config { dimension } = folder.config()?;
     let weight = folder.vector("norm.weight", dimension)?;

@@ -10,10 +10,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use ndarray::{Array2, Ix3};
 use trireme_inference::InferError;
 
-use super::op::{Op, Resources};
+use super::op::{Op, OpEntry, Resources};
 use super::pool::read_mask;
 use crate::inputs::Side;
 use crate::{Form, Signature, Value};
+
+/// The op in the table.
+pub const ENTRY: OpEntry = OpEntry {
+    name: "lexical",
+    usage: "lexical[:ID+ID…]",
+    doc: "the highest weight of each different token, as in sparse: [rows, length, 1]; last in a chain",
+    inputs: &["input_ids", "special_tokens_mask", "pooling_mask"],
+    embeds: false,
+    build,
+};
 
 /// The filler for the indices of rows with fewer tokens.
 const NO_INDEX: i64 = -1;
@@ -25,7 +35,7 @@ struct Lexical {
 }
 
 /// Makes the op.
-pub fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     let ids = argument.into_iter().flat_map(|argument| argument.split('+'));
     let without = ids.map(|id| id.trim().parse().ok().filter(|id| *id >= 0)).collect::<Option<_>>();
     let without = without.ok_or_else(|| {

@@ -4,15 +4,25 @@
 use ndarray::{CowArray, Ix3};
 use trireme_inference::InferError;
 
-use super::op::{Op, Resources, no_argument};
+use super::op::{Op, OpEntry, Resources, no_argument};
 use super::pool::read_mask;
 use crate::inputs::Side;
 use crate::{Form, Signature, Value};
 
+/// The op in the table.
+pub const ENTRY: OpEntry = OpEntry {
+    name: "mask",
+    usage: "mask",
+    doc: "zeros in place of the vectors of padding: [rows, length, width]",
+    inputs: &["pooling_mask"],
+    embeds: true,
+    build,
+};
+
 struct Mask;
 
 /// Makes the op.
-pub fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     no_argument(argument)?;
     match resources.inputs.has_mask() {
         true => Ok(Box::new(Mask)),

@@ -2,13 +2,23 @@
 
 use ndarray::{ArrayD, Axis};
 
-use super::op::{InPlace, Op, Resources, no_argument};
+use super::op::{InPlace, Op, OpEntry, Resources, no_argument};
+
+/// The op in the table.
+pub const ENTRY: OpEntry = OpEntry {
+    name: "normalize",
+    usage: "normalize",
+    doc: "divides by the Euclidean length of the last axis",
+    inputs: &[],
+    embeds: true,
+    build,
+};
 
 /// The smallest length that is divided by, as in PyTorch's `normalize`: zeros stay zeros.
 const SMALLEST_LENGTH: f32 = 1e-12;
 
 /// Makes the op.
-pub fn build(argument: Option<&str>, _: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+fn build(argument: Option<&str>, _: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     no_argument(argument)?;
     Ok(Box::new(InPlace(normalize)))
 }

@@ -3,9 +3,19 @@
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, CowArray, Ix2, Ix3, s};
 use trireme_inference::{InferError, Shape, Tensor};
 
-use super::op::{Op, Resources};
+use super::op::{Op, OpEntry, Resources};
 use crate::inputs::Side;
 use crate::{Form, Signature, Value};
+
+/// The op in the table.
+pub const ENTRY: OpEntry = OpEntry {
+    name: "pool",
+    usage: "pool:mean|cls|max|last|weighted_mean|mean_sqrt_len[+…]",
+    doc: "one vector from those of all tokens: [rows, length, width] to [rows, width]",
+    inputs: &["pooling_mask"],
+    embeds: true,
+    build,
+};
 
 /// The lower limit for the number of tokens that a sum is divided by, as in sentence-transformers.
 const SMALLEST_COUNT: f32 = 1e-9;
@@ -42,7 +52,7 @@ enum Pool {
 struct Pools(Vec<Pool>);
 
 /// Makes the op.
-pub fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     let expected = || {
         let known = KINDS.map(|(name, _)| format!("'{name}'")).join(", ");
         format!("expected one of {known}, or several joined by '+'")

@@ -2,10 +2,20 @@
 
 use ndarray::ArrayD;
 
-use super::op::{InPlace, Op, Resources, no_argument};
+use super::op::{InPlace, Op, OpEntry, Resources, no_argument};
+
+/// The op in the table.
+pub const ENTRY: OpEntry = OpEntry {
+    name: "sigmoid",
+    usage: "sigmoid",
+    doc: "each score to a probability of its own",
+    inputs: &[],
+    embeds: false,
+    build,
+};
 
 /// Makes the op.
-pub fn build(argument: Option<&str>, _: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+fn build(argument: Option<&str>, _: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     no_argument(argument)?;
     Ok(Box::new(InPlace(sigmoid)))
 }

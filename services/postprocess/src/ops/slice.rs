@@ -3,14 +3,24 @@
 use ndarray::{Axis, Slice};
 use trireme_inference::InferError;
 
-use super::op::{Op, Resources, number_argument};
+use super::op::{Op, OpEntry, Resources, number_argument};
 use crate::inputs::Side;
 use crate::{Form, Signature, Value};
+
+/// The op in the table.
+pub const ENTRY: OpEntry = OpEntry {
+    name: "slice",
+    usage: "slice:D",
+    doc: "the first D of the last axis (Matryoshka embeddings)",
+    inputs: &[],
+    embeds: true,
+    build,
+};
 
 struct First(usize);
 
 /// Makes the op.
-pub fn build(argument: Option<&str>, _: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+fn build(argument: Option<&str>, _: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     Ok(Box::new(First(number_argument(argument)?)))
 }
 

@@ -7,9 +7,19 @@
 use ndarray::{Array2, Axis, Ix2};
 use trireme_inference::InferError;
 
-use super::op::{Op, Resources, no_argument};
+use super::op::{Op, OpEntry, Resources, no_argument};
 use crate::inputs::Side;
 use crate::{Form, Signature, Value};
+
+/// The op in the table.
+pub const ENTRY: OpEntry = OpEntry {
+    name: "sparse",
+    usage: "sparse",
+    doc: "the components that are not 0 and their indices; last in a chain",
+    inputs: &[],
+    embeds: false,
+    build,
+};
 
 /// The filler for the indices of rows with fewer components.
 const NO_INDEX: i64 = -1;
@@ -17,7 +27,7 @@ const NO_INDEX: i64 = -1;
 struct Sparse;
 
 /// Builds the op.
-pub fn build(argument: Option<&str>, _: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+fn build(argument: Option<&str>, _: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     no_argument(argument)?;
     Ok(Box::new(Sparse))
 }

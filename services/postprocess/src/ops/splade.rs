@@ -8,10 +8,20 @@
 use ndarray::{Array1, Array2, Axis, CowArray, Ix3};
 use trireme_inference::InferError;
 
-use super::op::{Op, Resources};
+use super::op::{Op, OpEntry, Resources};
 use super::pool::read_mask;
 use crate::inputs::Side;
 use crate::{Form, Signature, Value};
+
+/// The op in the table.
+pub const ENTRY: OpEntry = OpEntry {
+    name: "splade",
+    usage: "splade[:relu|log1p_relu]",
+    doc: "a weight for each token of the vocabulary: [rows, length, vocabulary] to [rows, vocabulary]",
+    inputs: &[],
+    embeds: false,
+    build,
+};
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Splade {
@@ -22,7 +32,7 @@ struct Splade {
 }
 
 /// Makes the op.
-pub fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     let mut splade = Splade::default();
     for word in argument.unwrap_or("relu").split('+').map(str::trim) {
         match word {

@@ -12,14 +12,24 @@
 use ndarray::{ArrayD, Axis, Zip};
 use trireme_inference::InferError;
 
-use super::op::{Op, Resources, compare_scores, number_argument};
+use super::op::{Op, OpEntry, Resources, compare_scores, number_argument};
 use crate::inputs::Side;
 use crate::{Form, Signature, Value};
+
+/// The op in the table.
+pub const ENTRY: OpEntry = OpEntry {
+    name: "top_k",
+    usage: "top_k:K",
+    doc: "the K highest scores of the last axis with their labels; last in a chain",
+    inputs: &[],
+    embeds: false,
+    build,
+};
 
 struct TopK(usize);
 
 /// Makes the op.
-pub fn build(argument: Option<&str>, _: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+fn build(argument: Option<&str>, _: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     Ok(Box::new(TopK(number_argument(argument)?)))
 }
 

@@ -9,11 +9,11 @@ use tempfile::TempDir;
 use super::admin::Copy;
 use super::brokers::Brokers;
 use super::cable::Cable;
-use super::clock::{Clock, Clocks};
-use super::disk::SmallDisk;
+use super::clock::Clock;
 use super::member::{Door, DoorState, Doors, Member, Role};
 use super::models::models;
 use super::settings;
+use super::shape::Shape;
 use crate::{ModelFolder, Process, Request, product, python};
 
 /// How long a process may take to become ready. It usually takes about a second, but test machines can be busy.
@@ -33,24 +33,6 @@ const MEMBERS_THAT_HAND_OVER: [Role; 11] = {
 
 /// The number of processes.
 pub(super) const MEMBER_COUNT: usize = MEMBERS.len();
-
-/// Options of a system.
-pub(super) struct Shape {
-    /// The deadline that gateways give requests.
-    pub deadline: Duration,
-    /// Whether the workers' cables acknowledge the deliveries that pass.
-    pub acknowledge_early: bool,
-    /// Whether some workers host two stages.
-    pub hand_over: bool,
-    /// The disk for a single broker's queues; without it they are in memory.
-    pub disk: Option<SmallDisk>,
-    /// Brokers: one, or a cluster of three.
-    pub brokers: usize,
-    /// Whether brokers keep queues in files, with or without a disk of their own.
-    pub files: bool,
-    /// The clocks of members; without it they are right.
-    pub clocks: Option<Clocks>,
-}
 
 /// The system.
 pub(super) struct Cluster {

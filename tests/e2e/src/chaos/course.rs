@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::clients::Clients;
 use super::cluster::Cluster;
+use super::effects;
 use super::fault::{self, Fault};
-use super::report::{Report, Struck};
-use super::{Options, effects};
+use super::options::Options;
+use super::report::Report;
+use super::struck::Struck;
 
 /// The longest pause between two faults.
 const CALM: Duration = Duration::from_millis(800);

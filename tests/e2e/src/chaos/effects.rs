@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::report::Struck;
+use super::struck::Struck;
 use super::tally::{Answered, Tally, What};
 
 /// The longest time that a request usually takes without a fault, on a busy machine.

@@ -279,7 +279,7 @@ fn wait_end(cluster: &mut Cluster, member: usize) {
 mod tests {
     use std::process::Command;
 
-    use super::super::cluster::Shape;
+    use super::super::shape::Shape;
     use super::*;
     use crate::Process;
 

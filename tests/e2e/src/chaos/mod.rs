@@ -28,22 +28,25 @@ mod healing;
 mod member;
 mod models;
 mod nodes;
+mod options;
 mod proxy;
 mod questions;
 mod report;
 mod settings;
+mod shape;
 mod soak;
+mod struck;
 mod tally;
 mod usage;
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
-use std::time::Duration;
 
 pub use data::Harm;
 pub use disk::SmallDisk;
 pub use fault::Fault;
 pub use nodes::{Aim, NodeFault, Trouble};
+pub use options::{Options, PROMPT};
 pub use proxy::Proxy;
 pub use report::Report;
 pub use soak::{SoakOptions, SoakReport, soak};
@@ -51,43 +54,10 @@ pub use soak::{SoakOptions, SoakReport, soak};
 use crate::golden;
 use clients::Clients;
 use clock::Clocks;
-use cluster::{Cluster, Shape};
+use cluster::Cluster;
 use course::{Course, StopOnDrop};
 use draw::Middle;
-
-/// The default of [`Options::prompt`].
-pub const PROMPT: Duration = Duration::from_secs(10);
-
-/// Options of a run.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// The seed of the random numbers.
-    pub seed: u64,
-    /// Number of faults.
-    pub faults: usize,
-    /// Only faults whose names begin with this; `None` for all.
-    pub only: Option<&'static str>,
-    /// The share of faults that happen together with another one.
-    pub overlap: f64,
-    /// Least number of answered requests; the load goes on after the last fault until then.
-    pub requests: usize,
-    /// With a cluster of brokers: how long a request may take after the end of the last fault that it met.
-    pub prompt: Duration,
-    /// Requests in flight.
-    pub concurrency: usize,
-    /// The deadline of requests; a request that takes longer counts as lost.
-    pub deadline: Duration,
-    /// Whether some workers host two stages.
-    pub hand_over: bool,
-    /// Number of brokers: one, or a cluster of three.
-    pub brokers: usize,
-    /// Whether a cluster keeps queues in files.
-    pub files: bool,
-    /// How far the clocks of processes may be off, in either direction; the brokers' clocks are right.
-    pub clocks: Duration,
-    /// Whether deliveries are acknowledged before their work is done, which loses work.
-    pub acknowledge_early: bool,
-}
+use shape::Shape;
 
 /// Draws faults and runs them. With a `disk`, the queues are in files there, and the disk is filled up, too. `progress`
 /// gets a line for each round of faults.

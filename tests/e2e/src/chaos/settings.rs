@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::cluster::Shape;
 use super::member::Role;
+use super::shape::Shape;
 
 /// A queue's `ack_wait`, short so that faults can follow each other quickly.
 pub(super) const ACK_WAIT: Duration = Duration::from_secs(1);

@@ -7,8 +7,9 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::clients::{self, Clients};
-use super::cluster::{Cluster, Shape};
+use super::cluster::Cluster;
 use super::report::Report;
+use super::shape::Shape;
 use super::usage::{Finding, Trace, Usage};
 use crate::golden;
 

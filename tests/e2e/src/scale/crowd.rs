@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::Plan;
 use super::broker::{self, Broker};
 use super::client;
 use super::deployment::Deployment;
 use super::findings::{Finding, Findings, figure};
 use super::flags::Settings;
+use super::plan::Plan;
 use super::shape::Shape;
 use super::usage::{CpuWatch, MachineWatch, median_and_worst};
 

@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
+use super::broker;
 use super::broker::Traffic;
 use super::deployment::Deployment;
 use super::findings::{Finding, Findings, figure};
+use super::plan::Plan;
 use super::shape::Size;
 use super::usage::{CpuWatch, MachineWatch, resident_mebibytes};
-use super::{Plan, broker};
 use crate::Process;
 
 /// Percent of one core that the broker may use.

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::Plan;
 use super::deployment::Deployment;
 use super::findings::figure::WHOLE_MACHINE;
 use super::findings::{Finding, Findings};
 use super::load::Load;
+use super::plan::Plan;
 use super::usage::{MachineWatch, median_and_worst};
 
 /// How long the load goes on before, between and after the workers join and leave.

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use super::Plan;
 use super::broker::{Broker, stored, traffic};
 use super::client::{self, Call, Fault};
 use super::deployment::Deployment;
@@ -16,6 +15,7 @@ use super::findings::figure::WHOLE_MACHINE;
 use super::findings::{Finding, Findings};
 use super::flags::Settings;
 use super::load::Tally;
+use super::plan::Plan;
 use super::shape::Shape;
 use super::usage::MachineWatch;
 

@@ -11,7 +11,8 @@ use flate2::write::GzEncoder;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
-use super::{Target, frames};
+use super::frames;
+use super::target::Target;
 
 /// Connections that are held at the same time.
 const CONNECTIONS: usize = 1000;

@@ -11,7 +11,8 @@ use tonic::client::Grpc;
 use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;
 
-use super::{Felt, Target};
+use super::felt::Felt;
+use super::target::Target;
 use crate::messages::{INFER, Tensor};
 use crate::{Request, Response};
 

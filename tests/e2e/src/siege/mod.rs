@@ -8,18 +8,21 @@
 //! Not here: single hostile requests (the tests `attackers`), and changed inputs (`make fuzz`).
 
 mod attacks;
+mod felt;
 mod frames;
 mod honest;
+mod target;
 
 use std::fmt::Write;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::{Mode, ModelFolder, Sandbox, Setup, Stage};
 
 pub use attacks::ATTACKS;
+pub use felt::Felt;
 pub use honest::Client;
+pub use target::Target;
 
 /// How many times as long as in the quiet answers may take.
 pub const FACTOR: u32 = 3;
@@ -32,24 +35,6 @@ const MAX_CONNECTIONS: &str = "512";
 
 /// The byte budget of the server.
 pub const BUDGET: u64 = 512 << 20;
-
-/// Where clients find the server.
-#[derive(Clone, Copy, Debug)]
-pub struct Target {
-    /// HTTP.
-    pub http: SocketAddr,
-    /// gRPC.
-    pub grpc: SocketAddr,
-}
-
-/// The measurements of the honest clients of one kind.
-#[derive(Clone, Debug, Default)]
-pub struct Felt {
-    /// How long each answer took.
-    pub times: Vec<Duration>,
-    /// The faults of requests without a right answer.
-    pub lost: Vec<String>,
-}
 
 /// A phase: the quiet, or an attack.
 #[derive(Clone, Debug)]
@@ -156,22 +141,6 @@ pub fn shortfalls(phases: &[Phase]) -> Vec<String> {
     found
 }
 
-// === impl Felt ===
-
-impl Felt {
-    /// The time within which 99 % of the answers came.
-    pub fn p99(&self) -> Duration {
-        self.percentile(99)
-    }
-
-    fn percentile(&self, percent: usize) -> Duration {
-        let mut times = self.times.clone();
-        times.sort_unstable();
-        let at = (times.len() * percent).div_ceil(100).saturating_sub(1);
-        times.get(at).copied().unwrap_or_default()
-    }
-}
-
 // === impl Phase ===
 
 impl Phase {
@@ -226,11 +195,5 @@ mod tests {
         assert!(grown.len() == 1 && grown[0].contains("memory grew by 614 MiB"), "{grown:?}");
         let lines = large.lines(&phase("quiet", 10, 0));
         assert!(lines.contains("10.0 ms     20.0 ms     2.0") && lines.contains("1.20"), "{lines}");
-    }
-
-    #[test]
-    fn percentiles_are_of_all_answers() {
-        let felt = Felt { times: (1..=200).map(Duration::from_millis).collect(), lost: Vec::new() };
-        assert_eq!((felt.percentile(50), felt.p99()), (Duration::from_millis(100), Duration::from_millis(198)));
     }
 }

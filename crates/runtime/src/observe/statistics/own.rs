@@ -50,7 +50,7 @@ enum Sample {
 
 /// A change of a sample.
 #[derive(Clone, Debug)]
-pub struct Change {
+pub struct SampleChange {
     /// The family's name.
     pub name: String,
     /// Its type: a counter, a gauge or a histogram.
@@ -87,8 +87,8 @@ impl OwnMetrics {
     }
 
     /// Makes a change. The error says why it is none.
-    pub fn change(&self, change: Change) -> Result<(), String> {
-        let Change { name, kind, help, labels, what } = change;
+    pub fn change(&self, change: SampleChange) -> Result<(), String> {
+        let SampleChange { name, kind, help, labels, what } = change;
         if !is_name(&name, true) || RESERVED.iter().any(|reserved| name.starts_with(reserved)) {
             return Err(format!("'{name}' is no name for a metric of a model"));
         }
@@ -181,9 +181,9 @@ fn is_name(name: &str, colons: bool) -> bool {
 mod tests {
     use super::*;
 
-    fn change(name: &str, kind: Kind, labels: &[(&str, &str)], what: What) -> Change {
+    fn change(name: &str, kind: Kind, labels: &[(&str, &str)], what: What) -> SampleChange {
         let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Change { name: name.to_owned(), kind, help: "first\nsecond".to_owned(), labels, what }
+        SampleChange { name: name.to_owned(), kind, help: "first\nsecond".to_owned(), labels, what }
     }
 
     #[test]

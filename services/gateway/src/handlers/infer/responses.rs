@@ -7,7 +7,7 @@ use tracing::Instrument;
 use trireme_bus::Reply;
 use trireme_inference::{InferError, InferResponse};
 
-use super::{Running, set_error, with_id};
+use super::running::{Running, set_error, with_id};
 use crate::dispatch::Exchange;
 use crate::handlers::Handlers;
 use crate::handlers::shared_memory::OutputParts;

@@ -23,9 +23,10 @@ use trireme_inference::{
     UncheckedTensor,
 };
 
-use super::{Handlers, Rows, Traced, Via, Waits};
+use super::{Handlers, Rows, Traced, Waits};
 use crate::budget::Hold;
 use crate::registry::{Offer, ServedModel, Task};
+use crate::via::Via;
 
 pub use classify::ScoredLabel;
 pub use options::{Prompt, Side, TextOptions};

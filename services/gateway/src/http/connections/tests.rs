@@ -55,7 +55,12 @@ async fn serve_within(idle_timeout: Duration, limits: Limits) -> Server {
     let (tasks, listening) = (TaskSet::new(), TaskSet::new());
     let budget = Budget::new(8 << 20);
     let crowd = Crowd::new(limits);
-    let connections = Connections { router, idle_timeout, budget, tls: None, crowd, tasks: tasks.clone() };
+    let traffic = |_: &Method, path: &str| match path {
+        "/v2/health/live" => Traffic::Watch,
+        path if path.ends_with("/infer") => Traffic::Work,
+        _ => Traffic::Server,
+    };
+    let connections = Connections { router, traffic, idle_timeout, budget, tls: None, crowd, tasks: tasks.clone() };
     let raised = stop.clone();
     listening.spawn("listener", async move { connections.serve(listener, raised, Duration::from_secs(60)).await });
     Server { address, stop, tasks, listening, kept }
@@ -175,7 +180,12 @@ async fn connections_that_wait_when_it_stops_are_answered() {
     let router = Router::new().route("/slow", get(|| tokio::time::sleep(Duration::from_millis(100))));
     let (budget, tasks) = (Budget::new(1 << 20), TaskSet::new());
     let (idle_timeout, crowd) = (Duration::from_secs(60), Crowd::new(ROOM));
-    let connections = Connections { router, idle_timeout, budget, tls: None, crowd, tasks: TaskSet::new() };
+    let traffic = |_: &Method, path: &str| match path {
+        "/v2/health/live" => Traffic::Watch,
+        path if path.ends_with("/infer") => Traffic::Work,
+        _ => Traffic::Server,
+    };
+    let connections = Connections { router, traffic, idle_timeout, budget, tls: None, crowd, tasks: TaskSet::new() };
     let stop = CancellationToken::new();
     stop.cancel();
     tasks.spawn("listener", async move { connections.serve(listener, stop, Duration::from_secs(60)).await });

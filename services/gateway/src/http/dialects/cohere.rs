@@ -12,26 +12,26 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
+use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::input::{self, Document};
 use super::quantize::EmbeddingType;
 use super::refusal::{Kind, Refusal};
-use super::{Call, Dialect, Route};
 use crate::handlers::operations::{Prompt, Side, TextOptions};
 use crate::http::openapi::schema;
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "cohere",
     routes: &[
-        Route::post("/v2/embed", "Embeds texts", |call| Box::pin(embed(call, Version::V2)))
+        DialectRoute::post("/v2/embed", "Embeds texts", |call| Box::pin(embed(call, Version::V2)))
             .takes::<Embed>()
             .gives(embed_answer),
-        Route::post("/v1/embed", "Embeds texts", |call| Box::pin(embed(call, Version::V1)))
+        DialectRoute::post("/v1/embed", "Embeds texts", |call| Box::pin(embed(call, Version::V1)))
             .takes::<Embed>()
             .gives(embed_answer),
-        Route::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V2)))
+        DialectRoute::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V2)))
             .takes::<Rerank>()
             .gives(rerank_answer),
-        Route::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V1)))
+        DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V1)))
             .takes::<Rerank>()
             .gives(rerank_answer)
             .marked(&["rank_fields", "max_chunks_per_doc"]),
@@ -104,7 +104,7 @@ struct Rerank {
     _priority: Option<u32>,
 }
 
-async fn embed(call: Call, version: Version) -> Result<Response, Refusal> {
+async fn embed(call: DialectCall, version: Version) -> Result<Response, Refusal> {
     let body: Embed = input::read(&call.body)?;
     if body.images.is_some() || matches!(body.input_type, Some(InputType::Image)) {
         return Err(Refusal::unsupported("images", "holds images, expected 'texts': models here take texts"));
@@ -181,7 +181,7 @@ async fn embed(call: Call, version: Version) -> Result<Response, Refusal> {
     }))
 }
 
-async fn rerank(call: Call, version: Version) -> Result<Response, Refusal> {
+async fn rerank(call: DialectCall, version: Version) -> Result<Response, Refusal> {
     let body: Rerank = input::read(&call.body)?;
     if version == Version::V2 && body.model.is_none() {
         return Err(Refusal::field("model", "is missing"));

@@ -11,10 +11,10 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
+use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::input::{self, Input};
 use super::openai::nested;
 use super::refusal::{Kind, Refusal};
-use super::{Call, Dialect, Route};
 use crate::handlers::operations::TextOptions;
 use crate::http::openapi::schema;
 use crate::registry::Task;
@@ -22,18 +22,18 @@ use crate::registry::Task;
 pub(super) static DIALECT: Dialect = Dialect {
     name: "infinity",
     routes: &[
-        Route::post("/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
+        DialectRoute::post("/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
             .takes::<Embeddings>()
             .gives(embeddings_answer),
-        Route::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+        DialectRoute::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes::<Rerank>()
             .gives(rerank_answer)
             .marked(&["documents"]),
-        Route::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
+        DialectRoute::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
             .takes::<Classify>()
             .gives(classify_answer)
             .marked(&["raw_scores"]),
-        Route::get("/models", "The models that do something with texts", |call| Box::pin(models(call)))
+        DialectRoute::get("/models", "The models that do something with texts", |call| Box::pin(models(call)))
             .gives(models_answer),
     ],
     refuse,
@@ -83,7 +83,7 @@ fn named(model: Option<&str>) -> Option<&str> {
     model.filter(|name| *name != UNNAMED)
 }
 
-async fn embeddings(call: Call) -> Result<Response, Refusal> {
+async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let body: Embeddings = input::read(&call.body)?;
     if let Some(modality) = body.modality.as_deref().filter(|modality| *modality != "text") {
         return Err(Refusal::unsupported("modality", format!("is '{modality}', expected 'text'")));
@@ -111,7 +111,7 @@ async fn embeddings(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-async fn rerank(call: Call) -> Result<Response, Refusal> {
+async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let body: Rerank = input::read(&call.body)?;
     if body.documents.is_empty() {
         return Err(Refusal::empty("documents"));
@@ -140,7 +140,7 @@ async fn rerank(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-async fn classify(call: Call) -> Result<Response, Refusal> {
+async fn classify(call: DialectCall) -> Result<Response, Refusal> {
     let body: Classify = input::read(&call.body)?;
     if body.input.is_empty() {
         return Err(Refusal::empty("input"));
@@ -176,7 +176,7 @@ fn tail(out: &mut Writer, model: &str, ledger: &Ledger) {
     out.name("created").integer(answer::now());
 }
 
-async fn models(call: Call) -> Result<Response, Refusal> {
+async fn models(call: DialectCall) -> Result<Response, Refusal> {
     let models = call.handlers.text_models();
     Ok(answer::json(answer::object(|out| {
         out.name("object").string("list");

@@ -10,24 +10,24 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
+use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::input::{self, Document, OneOrMany};
 use super::quantize::EmbeddingType;
 use super::refusal::{Kind, Refusal};
-use super::{Call, Dialect, Route};
 use crate::handlers::operations::{Prompt, TextOptions};
 use crate::http::openapi::schema;
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "jina",
     routes: &[
-        Route::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+        DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes::<Rerank>()
             .gives(rerank_answer),
-        Route::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
+        DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
             .takes::<Embeddings>()
             .gives(embeddings_answer)
             .marked(&["task", "late_chunking", "embedding_type", "normalized", "truncate", "return_multivector"]),
-        Route::post("/v1/multi-vector", "Embeds each token of texts", |call| Box::pin(multi_vector(call)))
+        DialectRoute::post("/v1/multi-vector", "Embeds each token of texts", |call| Box::pin(multi_vector(call)))
             .takes::<Embeddings>()
             .gives(multi_vector_answer),
     ],
@@ -114,7 +114,7 @@ impl Embeddings {
     }
 }
 
-async fn embeddings(call: Call) -> Result<Response, Refusal> {
+async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let (texts, types, model, options) = Embeddings::read(&call.body)?;
     let &[form] = types.as_slice() else {
         return Err(Refusal::unsupported("embedding_type", "names several types, expected one"));
@@ -140,7 +140,7 @@ async fn embeddings(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-async fn multi_vector(call: Call) -> Result<Response, Refusal> {
+async fn multi_vector(call: DialectCall) -> Result<Response, Refusal> {
     let (texts, types, model, options) = Embeddings::read(&call.body)?;
     if types != [EmbeddingType::Float] {
         return Err(Refusal::unsupported("embedding_type", "expected 'float'"));
@@ -167,7 +167,7 @@ async fn multi_vector(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-async fn rerank(call: Call) -> Result<Response, Refusal> {
+async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let body: Rerank = input::read(&call.body)?;
     if body.documents.is_empty() {
         return Err(Refusal::empty("documents"));

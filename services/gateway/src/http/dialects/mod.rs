@@ -2,13 +2,14 @@
 //! `handlers::operations`. No dialect knows a model, no model a dialect. A new one is a file and a line in [`DIALECTS`].
 //!
 //! Each route is there twice: as the dialect's own clients ask for it, and behind the dialect's name (`/tei/embed`), where no
-//! other dialect claims it. Where several claim a path, the fields of the body say whose it is ([`Route::marks`]); where they do
-//! not, it is that of the first in [`DIALECTS`].
+//! other dialect contends for it. Where several contend for a path, the fields of the body say whose it is
+//! ([`marks`](dialect::DialectRoute::marks)); where they do not, it is that of the first in [`DIALECTS`].
 //!
 //! Not here: v2 (`routes`), which models there are.
 
 mod answer;
 mod cohere;
+mod dialect;
 mod infinity;
 mod input;
 mod jina;
@@ -29,108 +30,46 @@ use axum::http::{HeaderMap, HeaderValue, Method};
 use axum::response::Response;
 use axum::routing::{get as on_get, post as on_post};
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use trireme_inference::{InferError, Parameters};
-use utoipa::ToSchema;
-use utoipa::openapi::schema::Schema;
 
 use super::body::{self, text};
 use super::compression::Coding;
-use super::openapi::Entry;
-use super::openapi::schema::{self, Described};
-use super::{HttpState, jobs, response, routes};
+use super::openapi::{Entry, Verb};
+use super::state::HttpState;
+use super::traffic::Traffic;
+use super::{jobs, response, routing};
+use crate::access::Category;
 use crate::budget::Hold;
-use crate::handlers::operations::{Ask, TextOptions};
-use crate::handlers::{Category, Denied, SharedHandlers, Via, Waits, forward};
-pub use openai_tokens::TokenInput;
+use crate::forward;
+use dialect::{Dialect, DialectCall, DialectRoute};
 use refusal::{Kind, Refusal};
 
 /// Every dialect. Where a body does not say whose it is, the first that has the path answers.
 const DIALECTS: [&Dialect; 6] =
     [&openai::DIALECT, &jina::DIALECT, &cohere::DIALECT, &tei::DIALECT, &infinity::DIALECT, &vllm::DIALECT];
 
-/// How clients of another server ask.
-struct Dialect {
-    /// Its name, which is the prefix of its routes.
-    name: &'static str,
-    /// Its routes.
-    routes: &'static [Route],
-    /// Its table of errors: the status and the body of a refusal.
-    refuse: fn(&Refusal) -> (u16, Bytes),
-    /// The bodies of that table.
-    refusals: fn() -> Schema,
-    /// Whether a model may be named behind the prefix (`/tei/MODEL/embed`), because bodies do not name one.
-    model_in_path: bool,
-}
+/// The path at which dialects say whether all models are ready.
+const HEALTH: &str = "/health";
 
-/// A route of a dialect.
-struct Route {
-    verb: Verb,
-    /// Its path, as the dialect's clients ask for it.
-    path: &'static str,
-    /// Fields of a body that other dialects with this path do not have.
-    marks: &'static [&'static str],
-    /// A sentence about the route for the document.
-    summary: &'static str,
-    /// The shape of its bodies.
-    takes: Option<fn() -> Described>,
-    /// The shape of its answers, if they are JSON.
-    gives: Option<fn() -> Schema>,
-    /// Answers a request.
-    run: Run,
-}
-
-/// How a route is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "HTTP's own words")]
-pub enum Verb {
-    Get,
-    Post,
-    Delete,
-}
-
-/// Answers a request in a dialect.
-type Run = fn(Call) -> BoxFuture<'static, Result<Response, Refusal>>;
-
-/// A request in a dialect.
-struct Call {
-    handlers: SharedHandlers,
-    /// The path behind the last `/`-terminated part of a route that ends with a wildcard; empty for other routes.
-    rest: String,
-    /// The model that the path names.
-    model: Option<String>,
-    /// Its body, without its coding.
-    body: Bytes,
-    /// The request's part of the memory for requests.
-    hold: Hold,
-    /// The parameters that models get of the headers.
-    parameters: Parameters,
-    traceparent: Option<String>,
-    waits: Waits,
-    route: &'static str,
-    /// The meaning of token ids in place of texts.
-    token_input: TokenInput,
-}
-
-/// A dialect with one of its routes.
-type Claim = (&'static Dialect, &'static Route);
+/// A dialect with one of its routes, which contends with those of others for a path.
+type Contender = (&'static Dialect, &'static DialectRoute);
 
 /// The routes of all dialects.
 pub fn routes() -> Router<HttpState> {
-    table().into_iter().fold(Router::new(), |router, ((path, _), claims)| add(router, &path, claims))
+    table().into_iter().fold(Router::new(), |router, ((path, _), contenders)| add(router, &path, contenders))
 }
 
-/// Every path and method with the routes that claim it.
-fn table() -> BTreeMap<(String, Verb), Vec<Claim>> {
-    let mut table: BTreeMap<(String, Verb), Vec<Claim>> = BTreeMap::new();
+/// Every path and method with the routes that contend for it.
+fn table() -> BTreeMap<(String, Verb), Vec<Contender>> {
+    let mut table: BTreeMap<(String, Verb), Vec<Contender>> = BTreeMap::new();
     for dialect in DIALECTS {
         for route in dialect.routes {
             let path = if route.path == "/" { "" } else { route.path };
-            let mut claim = |path: String| table.entry((path, route.verb)).or_default().push((dialect, route));
-            claim(route.path.to_owned());
-            claim(format!("/{}{path}", dialect.name));
+            let mut enter = |path: String| table.entry((path, route.verb)).or_default().push((dialect, route));
+            enter(route.path.to_owned());
+            enter(format!("/{}{path}", dialect.name));
             if dialect.model_in_path {
-                claim(format!("/{}/{{model}}{path}", dialect.name));
+                enter(format!("/{}/{{model}}{path}", dialect.name));
             }
         }
     }
@@ -139,13 +78,13 @@ fn table() -> BTreeMap<(String, Verb), Vec<Claim>> {
 
 /// The routes as the document has them.
 pub fn entries() -> Vec<Entry> {
-    let entry = |((path, verb), claims): ((String, Verb), Vec<Claim>)| {
-        let summaries: Vec<&str> = claims.iter().map(|(_, route)| route.summary).collect();
+    let entry = |((path, verb), contenders): ((String, Verb), Vec<Contender>)| {
+        let summaries: Vec<&str> = contenders.iter().map(|(_, route)| route.summary).collect();
         Entry {
             verb,
             // A wildcard is an ordinary parameter of the document.
             path: path.replace("{*", "{"),
-            group: claims.first().map_or("", |(dialect, _)| dialect.name),
+            group: contenders.first().map_or("", |(dialect, _)| dialect.name),
             summary: summaries
                 .iter()
                 .enumerate()
@@ -153,17 +92,25 @@ pub fn entries() -> Vec<Entry> {
                 .map(|(_, it)| *it)
                 .collect::<Vec<_>>()
                 .join("; "),
-            bodies: claims.iter().filter_map(|(_, route)| route.takes.map(|takes| takes())).collect(),
-            answers: claims.iter().filter_map(|(_, route)| route.gives.map(|gives| gives())).collect(),
-            errors: claims.iter().map(|(dialect, _)| (dialect.refusals)()).collect(),
+            bodies: contenders.iter().filter_map(|(_, route)| route.takes.map(|takes| takes())).collect(),
+            answers: contenders.iter().filter_map(|(_, route)| route.gives.map(|gives| gives())).collect(),
+            errors: contenders.iter().map(|(dialect, _)| (dialect.refusals)()).collect(),
         }
     };
     table().into_iter().map(entry).collect()
 }
 
+/// What a request to this path asks of the gateway, if it is more than something about the server.
+pub fn traffic(method: &Method, path: &str) -> Option<Traffic> {
+    if is_work(method, path) {
+        return Some(Traffic::Work);
+    }
+    path.ends_with(HEALTH).then_some(Traffic::Watch)
+}
+
 /// Whether a request to this path is work for a model, and not about the server.
-pub fn is_work(method: &Method, path: &str) -> bool {
-    let fits = |dialect: &Dialect, route: &Route| match route.path {
+fn is_work(method: &Method, path: &str) -> bool {
+    let fits = |dialect: &Dialect, route: &DialectRoute| match route.path {
         "/" => path == "/" || path.strip_prefix('/').is_some_and(|path| path.split('/').next() == Some(dialect.name)),
         own => path.ends_with(own),
     };
@@ -173,30 +120,35 @@ pub fn is_work(method: &Method, path: &str) -> bool {
             .any(|dialect| dialect.routes.iter().any(|route| route.verb == Verb::Post && fits(dialect, route)))
 }
 
-fn add(router: Router<HttpState>, path: &str, claims: Vec<Claim>) -> Router<HttpState> {
-    let claims: Arc<[Claim]> = claims.into();
-    let Some((_, route)) = claims.first().copied() else { return router };
+fn add(router: Router<HttpState>, path: &str, contenders: Vec<Contender>) -> Router<HttpState> {
+    let contenders: Arc<[Contender]> = contenders.into();
+    let Some((_, route)) = contenders.first().copied() else { return router };
     let handler = async move |State(http): State<HttpState>,
                               Path(path): Path<BTreeMap<String, String>>,
-                              request: Request| { answer(&http, &claims, path, request).await };
+                              request: Request| { answer(&http, &contenders, path, request).await };
     router.route(
         path,
         match route.verb {
-            Verb::Get => on_get(handler).head(routes::method_not_allowed),
+            Verb::Get => on_get(handler).head(routing::method_not_allowed),
             // Triton has nothing at its root.
-            Verb::Post if path == "/" => on_post(handler).fallback(routes::not_found),
+            Verb::Post if path == "/" => on_post(handler).fallback(routing::not_found),
             Verb::Post => on_post(handler),
             Verb::Delete => axum::routing::delete(handler),
         },
     )
 }
 
-/// Answers a request that any of `claims` may be for.
-async fn answer(http: &HttpState, claims: &[Claim], mut path: BTreeMap<String, String>, request: Request) -> Response {
+/// Answers a request that any of `contenders` may be for.
+async fn answer(
+    http: &HttpState,
+    contenders: &[Contender],
+    mut path: BTreeMap<String, String>,
+    request: Request,
+) -> Response {
     // Until the body is read it is the first one's.
-    let (dialect, route) = claims[0];
+    let (dialect, route) = contenders[0];
     let category = match route.verb {
-        Verb::Get if route.path == "/health" => Category::Health,
+        Verb::Get if route.path == HEALTH => Category::Health,
         Verb::Get => Category::Metadata,
         Verb::Delete | Verb::Post => Category::Inference,
     };
@@ -212,13 +164,13 @@ async fn answer(http: &HttpState, claims: &[Claim], mut path: BTreeMap<String, S
         Ok(body) => body,
         Err(refusal) => return refused(dialect, &refusal),
     };
-    let (dialect, route) = choose(claims, &body);
+    let (dialect, route) = choose(contenders, &body);
     let mut parameters = Parameters::new();
     let own = |name: &str| http.handlers.access.is_secret(name);
     if let Err(error) = forward::headers(&parts.headers, http.options.header_forward.as_ref(), own, &mut parameters) {
         return refused(dialect, &error.into());
     }
-    let call = Call {
+    let call = DialectCall {
         handlers: http.handlers.clone(),
         rest: path.remove("rest").unwrap_or_default(),
         model: path.remove("model"),
@@ -253,16 +205,16 @@ async fn read(http: &HttpState, headers: &HeaderMap, body: axum::body::Body, hol
     Ok(body)
 }
 
-/// The claim with the most marks in the body; the first of those.
-fn choose(claims: &[Claim], body: &[u8]) -> Claim {
-    if let [only] = claims {
+/// The contender with the most marks in the body; the first of those.
+fn choose(contenders: &[Contender], body: &[u8]) -> Contender {
+    if let [only] = contenders {
         return *only;
     }
     let fields = input::fields(body);
     let marks =
-        |(_, route): &Claim| route.marks.iter().filter(|&mark| fields.iter().any(|field| field == mark)).count();
+        |(_, route): &Contender| route.marks.iter().filter(|&mark| fields.iter().any(|field| field == mark)).count();
     // The last of the greatest is the first of the table.
-    *claims.iter().rev().max_by_key(|claim| marks(claim)).unwrap_or(&claims[0])
+    *contenders.iter().rev().max_by_key(|contender| marks(contender)).unwrap_or(&contenders[0])
 }
 
 fn refused(dialect: &Dialect, refusal: &Refusal) -> Response {
@@ -281,80 +233,17 @@ fn refused(dialect: &Dialect, refusal: &Refusal) -> Response {
     response
 }
 
-// === impl Route ===
-
-impl Route {
-    const fn get(path: &'static str, summary: &'static str, run: Run) -> Route {
-        Route { verb: Verb::Get, path, marks: &[], summary, takes: None, gives: None, run }
-    }
-
-    const fn post(path: &'static str, summary: &'static str, run: Run) -> Route {
-        Route { verb: Verb::Post, path, marks: &[], summary, takes: None, gives: None, run }
-    }
-
-    /// The same with a body of this shape.
-    const fn takes<T: ToSchema>(self) -> Route {
-        Route { takes: Some(schema::of::<T>), ..self }
-    }
-
-    /// The same with a body of which two types read their own fields.
-    const fn takes_both<A: ToSchema, B: ToSchema>(self) -> Route {
-        Route { takes: Some(schema::of_both::<A, B>), ..self }
-    }
-
-    /// The same with answers of this shape.
-    const fn gives(self, gives: fn() -> Schema) -> Route {
-        Route { gives: Some(gives), ..self }
-    }
-
-    /// The same with these fields for marks.
-    const fn marked(self, marks: &'static [&'static str]) -> Route {
-        Route { marks, ..self }
-    }
-}
-
-// === impl Call ===
-
-impl Call {
-    /// The request as operations take it. `model` is what the body names; a path that names one has the last word.
-    fn ask(&self, model: Option<&str>, options: TextOptions) -> Ask {
-        Ask {
-            model: self.model.as_deref().or(model).map(str::to_owned),
-            options,
-            hold: self.hold.clone(),
-            parameters: self.parameters.clone(),
-            traceparent: self.traceparent.clone(),
-            waits: self.waits,
-            via: Via::Http(self.route),
-        }
-    }
-}
-
-impl From<Denied> for Refusal {
-    fn from(denied: Denied) -> Refusal {
-        match denied {
-            Denied::Key => Refusal::new(
-                Kind::Key,
-                "a valid API key is required, as 'Authorization: Bearer <key>' or 'X-API-Key: <key>'",
-            ),
-            Denied::Restricted(header) => {
-                Refusal::new(Kind::Forbidden, format!("this API is restricted, expected header '{header}'"))
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn chosen(path: &str, body: &str) -> &'static str {
-        let claims: Vec<Claim> = DIALECTS
+        let contenders: Vec<Contender> = DIALECTS
             .iter()
             .flat_map(|dialect| dialect.routes.iter().map(move |route| (*dialect, route)))
             .filter(|(_, route)| route.path == path)
             .collect();
-        choose(&claims, body.as_bytes()).0.name
+        choose(&contenders, body.as_bytes()).0.name
     }
 
     #[test]

@@ -11,21 +11,21 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
+use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::input::{self, Input};
 use super::refusal::{Kind, Refusal};
-use super::{Call, Dialect, Route};
 use crate::handlers::operations::{Prompt, TextOptions};
 use crate::http::openapi::schema;
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "openai",
     routes: &[
-        Route::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
+        DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
             .takes::<Embeddings>()
             .gives(embeddings_answer),
-        Route::get("/v1/models", "The models that do something with texts", |call| Box::pin(models(call)))
+        DialectRoute::get("/v1/models", "The models that do something with texts", |call| Box::pin(models(call)))
             .gives(models_answer),
-        Route::get("/v1/models/{*rest}", "A model", |call| Box::pin(model(call))).gives(model_answer),
+        DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(model(call))).gives(model_answer),
     ],
     refuse,
     refusals,
@@ -46,7 +46,7 @@ struct Embeddings {
     prompt_name: Option<String>,
 }
 
-async fn embeddings(call: Call) -> Result<Response, Refusal> {
+async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let body: Embeddings = input::read(&call.body)?;
     let texts = match body.input {
         Input::Tokens { rows, .. } => call.token_input.texts(rows).await?,
@@ -81,7 +81,7 @@ async fn embeddings(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-async fn models(call: Call) -> Result<Response, Refusal> {
+async fn models(call: DialectCall) -> Result<Response, Refusal> {
     let names = call.handlers.text_models().into_iter().map(|model| model.name);
     Ok(answer::json(answer::object(|out| {
         out.name("object").string("list");
@@ -89,7 +89,7 @@ async fn models(call: Call) -> Result<Response, Refusal> {
     })))
 }
 
-async fn model(call: Call) -> Result<Response, Refusal> {
+async fn model(call: DialectCall) -> Result<Response, Refusal> {
     let found = call.handlers.text_models().into_iter().find(|model| model.name == call.rest);
     let missing = || Refusal::new(Kind::NoModel, format!("model '{}' does not exist", call.rest));
     let found = found.ok_or_else(missing)?;

@@ -4,23 +4,11 @@
 
 use std::sync::OnceLock;
 
-use clap::ValueEnum;
 use tiktoken_rs::CoreBPE;
 use trireme_inference::InferError;
 
 use super::refusal::{Kind, Refusal};
-
-/// The meaning of token ids in place of texts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum TokenInput {
-    /// Ids of OpenAI's vocabulary cl100k_base, which are turned back into texts
-    #[default]
-    #[value(name = "cl100k_base")]
-    Cl100kBase,
-    /// An error
-    #[value(name = "reject")]
-    Reject,
-}
+use crate::http::args::TokenInput;
 
 // === impl TokenInput ===
 

@@ -5,6 +5,8 @@ use std::time::Duration;
 use trireme_bus::QUEUE_FULL;
 use trireme_inference::{ErrorCode, InferError};
 
+use crate::access::Denied;
+
 /// The kind of a refusal. Each dialect's table has a status for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -119,6 +121,20 @@ impl From<serde_json::Error> for Refusal {
         // "unknown field `x`", "missing field `x`", "`x`: …"
         let field = message.split('`').nth(1).map(str::to_owned);
         Refusal { field, ..Refusal::new(Kind::Field, message) }
+    }
+}
+
+impl From<Denied> for Refusal {
+    fn from(denied: Denied) -> Refusal {
+        match denied {
+            Denied::Key => Refusal::new(
+                Kind::Key,
+                "a valid API key is required, as 'Authorization: Bearer <key>' or 'X-API-Key: <key>'",
+            ),
+            Denied::Restricted(header) => {
+                Refusal::new(Kind::Forbidden, format!("this API is restricted, expected header '{header}'"))
+            }
+        }
     }
 }
 

@@ -9,76 +9,70 @@ mod answers;
 mod classify;
 mod embed;
 mod inputs;
+mod timing;
 mod tokens;
+mod treatment;
 
 use std::time::Instant;
 
-use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::Deserialize;
-use trireme_inference::Ledger;
 use trireme_protocol::json::{self, Writer};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
+use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::input;
 use super::refusal::{Kind, Refusal};
-use super::{Call, Dialect, Route};
-use crate::handlers::operations::{Prompt, Side, TextOptions};
+use crate::handlers::operations::TextOptions;
 use crate::http::openapi::schema;
 use crate::registry::Task;
-use inputs::Direction;
+use timing::timed;
+use treatment::Treatment;
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "tei",
     routes: &[
-        Route::post("/embed", "Embeds texts", |call| Box::pin(embed::embed(call)))
+        DialectRoute::post("/embed", "Embeds texts", |call| Box::pin(embed::embed(call)))
             .takes_both::<embed::Embed, Treatment>()
             .gives(answers::vectors),
-        Route::post("/embed_all", "Embeds each token of texts", |call| Box::pin(embed::embed_all(call)))
+        DialectRoute::post("/embed_all", "Embeds each token of texts", |call| Box::pin(embed::embed_all(call)))
             .takes_both::<embed::Embed, Treatment>()
             .gives(answers::token_vectors),
-        Route::post("/embed_sparse", "Embeds texts in sparse vectors", |call| Box::pin(embed::embed_sparse(call)))
-            .takes_both::<embed::Embed, Treatment>()
-            .gives(answers::sparse_vectors),
-        Route::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+        DialectRoute::post("/embed_sparse", "Embeds texts in sparse vectors", |call| {
+            Box::pin(embed::embed_sparse(call))
+        })
+        .takes_both::<embed::Embed, Treatment>()
+        .gives(answers::sparse_vectors),
+        DialectRoute::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes_both::<Rerank, Treatment>()
             .gives(answers::ranks)
             .marked(&["texts", "return_text"]),
-        Route::post("/predict", "Classifies texts", |call| Box::pin(classify::predict(call)))
+        DialectRoute::post("/predict", "Classifies texts", |call| Box::pin(classify::predict(call)))
             .takes_both::<classify::Predict, Treatment>()
             .gives(answers::predictions),
-        Route::post("/similarity", "Compares a text with others", |call| Box::pin(similarity(call)))
+        DialectRoute::post("/similarity", "Compares a text with others", |call| Box::pin(similarity(call)))
             .takes::<Similarity>()
             .gives(answers::numbers),
-        Route::post("/tokenize", "The tokens of texts", |call| Box::pin(tokens::tokenize(call)))
+        DialectRoute::post("/tokenize", "The tokens of texts", |call| Box::pin(tokens::tokenize(call)))
             .takes::<tokens::Tokenize>()
             .gives(answers::token_lists),
-        Route::post("/decode", "The texts of tokens", |call| Box::pin(tokens::decode(call)))
+        DialectRoute::post("/decode", "The texts of tokens", |call| Box::pin(tokens::decode(call)))
             .takes::<tokens::Decode>()
             .gives(answers::texts),
-        Route::post("/", "Does what the model does", |call| Box::pin(root(call)))
+        DialectRoute::post("/", "Does what the model does", |call| Box::pin(root(call)))
             .takes::<Root>()
             .gives(answers::anything),
-        Route::get("/info", "The model's name, kind and labels", |call| Box::pin(info(call))).gives(answers::info),
-        Route::get("/health", "Whether all models are ready", |call| Box::pin(health(call))),
+        DialectRoute::get("/info", "The model's name, kind and labels", |call| Box::pin(info(call)))
+            .gives(answers::info),
+        DialectRoute::get("/health", "Whether all models are ready", |call| Box::pin(health(call))),
     ],
     refuse,
     refusals,
     model_in_path: true,
 };
-
-/// The options of the treatment of texts that most bodies may have.
-#[derive(Default, Deserialize, ToSchema)]
-#[schema(as = TeiTreatment)]
-struct Treatment {
-    model: Option<String>,
-    truncate: Option<bool>,
-    truncation_direction: Option<Direction>,
-    prompt_name: Option<String>,
-}
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = TeiRerank)]
@@ -106,20 +100,6 @@ struct SimilarityInputs {
     sentences: Vec<String>,
 }
 
-impl Treatment {
-    fn options(&self) -> TextOptions {
-        TextOptions {
-            prompt: self.prompt_name.clone().map_or(Prompt::Default, Prompt::Named),
-            truncate: self.truncate,
-            truncation_side: self.truncation_direction.map(|direction| match direction {
-                Direction::Left => Side::Left,
-                Direction::Right => Side::Right,
-            }),
-            ..TextOptions::default()
-        }
-    }
-}
-
 /// A body of `POST /`, which is up to the model.
 #[derive(ToSchema)]
 #[schema(as = TeiRoot)]
@@ -130,7 +110,7 @@ struct Root {
     model: Option<String>,
 }
 
-async fn rerank(call: Call) -> Result<Response, Refusal> {
+async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Rerank = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
@@ -155,7 +135,7 @@ async fn rerank(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-async fn similarity(call: Call) -> Result<Response, Refusal> {
+async fn similarity(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Similarity = input::read(&call.body)?;
     let SimilarityInputs { source_sentence, sentences } = body.inputs;
@@ -169,7 +149,7 @@ async fn similarity(call: Call) -> Result<Response, Refusal> {
 }
 
 /// `POST /`: what the model does; a body that only one route could have is for that one.
-async fn root(call: Call) -> Result<Response, Refusal> {
+async fn root(call: DialectCall) -> Result<Response, Refusal> {
     let (is_ranking, is_comparison, named) = {
         let parsed = json::parse(&call.body).map_err(|error| Refusal::new(Kind::Malformed, error.to_string()))?;
         let [inputs, query, model] = parsed.pick(["inputs", "query", "model"]);
@@ -193,7 +173,7 @@ async fn root(call: Call) -> Result<Response, Refusal> {
     }
 }
 
-async fn info(call: Call) -> Result<Response, Refusal> {
+async fn info(call: DialectCall) -> Result<Response, Refusal> {
     let model = call.handlers.text_model(call.model.as_deref())?;
     let labels = |out: &mut Writer| {
         out.object(|out| {
@@ -220,42 +200,11 @@ async fn info(call: Call) -> Result<Response, Refusal> {
     })))
 }
 
-async fn health(call: Call) -> Result<Response, Refusal> {
+async fn health(call: DialectCall) -> Result<Response, Refusal> {
     match call.handlers.server_ready() {
         Ok(true) => Ok(().into_response()),
         _ => Err(Refusal::new(Kind::Unavailable, "not every model is ready")),
     }
-}
-
-/// An answer with headers that say how long each part took.
-fn timed(
-    ledger: &Ledger,
-    started: Instant,
-    texts: &[String],
-    capacity: usize,
-    fill: impl FnOnce(&mut Writer),
-) -> Response {
-    let mut response = answer::told(ledger, capacity, fill);
-    let hops = || ledger.0.iter();
-    let compute = |hop: &trireme_inference::Hop| hop.compute_input_us + hop.compute_infer_us + hop.compute_output_us;
-    let tokenization: u64 = hops().filter(|hop| hop.texts.is_some()).map(compute).sum();
-    let inference: u64 = hops().filter(|hop| hop.texts.is_none()).map(compute).sum();
-    let queue: u64 = hops().map(|hop| hop.transit_us + hop.queue_us).sum();
-    let total = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let values = [
-        ("x-compute-type", None),
-        ("x-compute-characters", Some(texts.iter().map(|text| text.chars().count() as u64).sum())),
-        ("x-compute-tokens", Some(answer::tokens(ledger))),
-        ("x-total-time", Some(total)),
-        ("x-tokenization-time", Some(tokenization / 1000)),
-        ("x-queue-time", Some(queue / 1000)),
-        ("x-inference-time", Some(inference / 1000)),
-    ];
-    for (name, value) in values {
-        let value = value.map_or(HeaderValue::from_static("trireme"), HeaderValue::from);
-        response.headers_mut().insert(name, value);
-    }
-    response
 }
 
 /// The table of errors.

@@ -8,58 +8,58 @@
 mod answers;
 mod pooling;
 mod tokens;
+mod treatment;
 
 use axum::response::Response;
 use bytes::Bytes;
 use serde::Deserialize;
-use trireme_inference::Ledger;
-use trireme_protocol::json::Writer;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::answer;
+use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::input::{self, Input, OneOrMany};
 use super::openai::nested;
 use super::refusal::{Kind, Refusal};
-use super::{Call, Dialect, Route};
-use crate::handlers::operations::{Side, TextOptions};
 use crate::registry::Task;
+use answers::{head, usage};
+use treatment::Treatment;
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "vllm",
     routes: &[
-        Route::post("/score", "Scores pairs of texts", |call| Box::pin(score(call)))
+        DialectRoute::post("/score", "Scores pairs of texts", |call| Box::pin(score(call)))
             .takes_both::<Score, Treatment>()
             .gives(answers::score),
-        Route::post("/v1/score", "Scores pairs of texts", |call| Box::pin(score(call)))
+        DialectRoute::post("/v1/score", "Scores pairs of texts", |call| Box::pin(score(call)))
             .takes_both::<Score, Treatment>()
             .gives(answers::score),
-        Route::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+        DialectRoute::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes_both::<Rerank, Treatment>()
             .gives(answers::rerank)
             .marked(RERANK_MARKS),
-        Route::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+        DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes_both::<Rerank, Treatment>()
             .gives(answers::rerank)
             .marked(TRUNCATION_MARKS),
-        Route::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+        DialectRoute::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes_both::<Rerank, Treatment>()
             .gives(answers::rerank)
             .marked(TRUNCATION_MARKS),
-        Route::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
+        DialectRoute::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
             .takes_both::<Classify, Treatment>()
             .gives(answers::classify)
             .marked(MARKS),
-        Route::post("/pooling", "Runs a model on texts: vectors, token vectors or scores", |call| {
+        DialectRoute::post("/pooling", "Runs a model on texts: vectors, token vectors or scores", |call| {
             Box::pin(pooling::pooling(call))
         })
         .takes_both::<pooling::Pooling, Treatment>()
         .gives(answers::pooling),
-        Route::post("/tokenize", "The tokens of a text", |call| Box::pin(tokens::tokenize(call)))
+        DialectRoute::post("/tokenize", "The tokens of a text", |call| Box::pin(tokens::tokenize(call)))
             .takes::<tokens::Tokenize>()
             .gives(answers::tokenize)
             .marked(&["prompt", "return_token_strs"]),
-        Route::post("/detokenize", "The text of tokens", |call| Box::pin(tokens::detokenize(call)))
+        DialectRoute::post("/detokenize", "The text of tokens", |call| Box::pin(tokens::detokenize(call)))
             .takes::<tokens::Detokenize>()
             .gives(answers::detokenize),
     ],
@@ -81,25 +81,6 @@ const RERANK_MARKS: &[&str] = &[
     "priority",
     "request_id",
 ];
-
-/// The options of the treatment of texts that all bodies may have.
-#[derive(Default, Deserialize, ToSchema)]
-#[schema(as = VllmTreatment)]
-struct Treatment {
-    model: Option<String>,
-    truncate_prompt_tokens: Option<i64>,
-    truncation_side: Option<TruncationSide>,
-    #[serde(alias = "activation")]
-    use_activation: Option<bool>,
-}
-
-#[derive(Clone, Copy, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-#[schema(as = VllmTruncationSide)]
-enum TruncationSide {
-    Left,
-    Right,
-}
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = VllmScore)]
@@ -128,28 +109,6 @@ struct Classify {
     input: Input,
 }
 
-impl Treatment {
-    fn options(&self) -> Result<TextOptions, Refusal> {
-        let max_tokens = match self.truncate_prompt_tokens {
-            // As many as the model takes.
-            None | Some(-1) => None,
-            Some(tokens) => Some(u64::try_from(tokens).ok().filter(|&tokens| tokens > 0).ok_or_else(|| {
-                Refusal::field("truncate_prompt_tokens", format!("is {tokens}, expected -1 or at least 1"))
-            })?),
-        };
-        Ok(TextOptions {
-            truncate: self.truncate_prompt_tokens.map(|_| true),
-            max_tokens,
-            truncation_side: self.truncation_side.map(|side| match side {
-                TruncationSide::Left => Side::Left,
-                TruncationSide::Right => Side::Right,
-            }),
-            raw_scores: self.use_activation.map(|activation| !activation),
-            ..TextOptions::default()
-        })
-    }
-}
-
 /// The pairs of two lists: one text with each of many, or those of the same number.
 fn pairs<'a>(first: &'a [String], second: &'a [String]) -> Result<(Vec<&'a str>, Vec<&'a str>), Refusal> {
     let all = |texts: &'a [String]| texts.iter().map(String::as_str).collect::<Vec<_>>();
@@ -164,7 +123,7 @@ fn pairs<'a>(first: &'a [String], second: &'a [String]) -> Result<(Vec<&'a str>,
     }
 }
 
-async fn score(call: Call) -> Result<Response, Refusal> {
+async fn score(call: DialectCall) -> Result<Response, Refusal> {
     let body: Score = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
     let (first, second) = (body.text_1.into_list(), body.text_2.into_list());
@@ -195,7 +154,7 @@ async fn score(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-async fn rerank(call: Call) -> Result<Response, Refusal> {
+async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let body: Rerank = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
     if body.documents.is_empty() {
@@ -225,7 +184,7 @@ async fn rerank(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-async fn classify(call: Call) -> Result<Response, Refusal> {
+async fn classify(call: DialectCall) -> Result<Response, Refusal> {
     let body: Classify = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
     let texts = body.input.texts("input", "send texts")?.0;
@@ -248,23 +207,6 @@ async fn classify(call: Call) -> Result<Response, Refusal> {
             usage(out, &classified.ledger);
         });
     }))
-}
-
-/// The members that most answers begin with.
-fn head(out: &mut Writer, kind: &str, model: &str) {
-    out.name("id").string(format!("{kind}-{}", answer::id()));
-    out.name("object").string("list");
-    out.name("created").integer(answer::now());
-    out.name("model").string(model);
-}
-
-fn usage(out: &mut Writer, ledger: &Ledger) {
-    let tokens = answer::tokens(ledger);
-    out.name("usage").object(|out| {
-        out.name("prompt_tokens").integer(tokens);
-        out.name("total_tokens").integer(tokens);
-        out.name("completion_tokens").integer(0);
-    });
 }
 
 /// The table of errors.

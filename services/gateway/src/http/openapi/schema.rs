@@ -92,6 +92,11 @@ pub fn any_of_refs(schemas: impl IntoIterator<Item = RefOr<Schema>>) -> Schema {
     Schema::AnyOf(schemas.into_iter().fold(AnyOfBuilder::new(), AnyOfBuilder::item).build())
 }
 
+/// An object of any members.
+pub fn plain() -> Schema {
+    object([])
+}
+
 /// An object with these members, and perhaps others.
 pub fn object<const N: usize>(members: [(&str, Schema); N]) -> Schema {
     object_with(members, [])

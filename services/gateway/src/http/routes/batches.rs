@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::http::Method;
 use axum::response::Response;
@@ -11,9 +10,14 @@ use axum::routing::{get as on_get, post as on_post};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use trireme_jobs::{Batch, BatchState, NewBatch};
+use utoipa::openapi::schema::Schema;
 
-use super::files::{Refused, found, jobs, read_json};
-use crate::http::{HttpState, dialects};
+use super::files::{Refused, found, jobs, page_schema, read_json};
+use crate::access::Category;
+use crate::http::openapi::schema::{integer, nullable, object_with, plain, text};
+use crate::http::resource::{Endpoint, Resource};
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
 
 /// Most batches in one page of a list, and their number if the client names none.
 const LONGEST_PAGE: usize = 100;
@@ -37,17 +41,25 @@ struct Page {
     limit: Option<usize>,
 }
 
-pub fn routes() -> Router<HttpState> {
-    Router::new()
-        .route("/v1/batches", on_get(list).post(begin))
-        .route("/v1/batches/{id}", on_get(show))
-        .route("/v1/batches/{id}/cancel", on_post(cancel))
-}
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: Some(Category::Inference),
+    traffic: Traffic::Server,
+    group: "jobs",
+    endpoints: &[
+        Endpoint::get("/v1/batches", "All batches", || on_get(list)).gives(page_schema),
+        Endpoint::post("/v1/batches", "Begins a batch: every line of a file is a request", || on_post(begin))
+            .takes(new_batch_schema)
+            .gives(batch_schema),
+        Endpoint::get("/v1/batches/{id}", "The state of a batch", || on_get(show)).gives(batch_schema),
+        Endpoint::post("/v1/batches/{id}/cancel", "Cancels a batch", || on_post(cancel)).gives(batch_schema),
+    ],
+};
 
 async fn begin(State(http): State<HttpState>, request: Request) -> Result<Response, Refused> {
     let jobs = jobs(&http)?;
     let asked: Asked = read_json(&http, request).await?;
-    if !executes(&asked.endpoint) {
+    if !executes(http.traffic, &asked.endpoint) {
         return Err(Refused::invalid(&format!(
             "'endpoint' is '{}', expected the path of a route that executes a model, such as /v1/embeddings or \
              /v2/models/NAME/infer",
@@ -96,10 +108,8 @@ async fn cancel(State(http): State<HttpState>, Path(id): Path<String>) -> Result
 }
 
 /// Whether a path is that of a route that executes a model and answers in one piece.
-fn executes(path: &str) -> bool {
-    path.starts_with('/')
-        && (path.starts_with("/v2/models/") && (path.ends_with("/infer") || path.ends_with("/generate"))
-            || dialects::is_work(&Method::POST, path))
+fn executes(traffic: fn(&Method, &str) -> Traffic, path: &str) -> bool {
+    path.starts_with('/') && traffic(&Method::POST, path) == Traffic::Work
 }
 
 /// A time such as `24h` or `7d`.
@@ -167,9 +177,31 @@ impl Page {
     }
 }
 
+fn new_batch_schema() -> Schema {
+    object_with(
+        [("input_file_id", text()), ("endpoint", text()), ("completion_window", text())],
+        [("metadata", nullable(plain()))],
+    )
+}
+
+fn batch_schema() -> Schema {
+    object_with(
+        [
+            ("id", text()),
+            ("endpoint", text()),
+            ("input_file_id", text()),
+            ("status", text()),
+            ("created_at", integer()),
+            ("request_counts", plain()),
+        ],
+        [("output_file_id", nullable(text())), ("error_file_id", nullable(text()))],
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::routes;
 
     #[test]
     fn a_window_is_hours_or_days() {
@@ -183,10 +215,10 @@ mod tests {
     #[test]
     fn a_batch_goes_to_routes_that_execute_models() {
         for path in ["/v1/embeddings", "/v2/models/m/infer", "/tei/embed", "/v2/models/m/versions/1/generate"] {
-            assert!(executes(path), "{path}");
+            assert!(executes(routes::traffic, path), "{path}");
         }
         for path in ["", "v1/embeddings", "/v1/batches", "/v1/files", "/v2/repository/index", "/v2/models/m/load"] {
-            assert!(!executes(path), "{path}");
+            assert!(!executes(routes::traffic, path), "{path}");
         }
     }
 }

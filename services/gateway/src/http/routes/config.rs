@@ -1,18 +1,25 @@
 //! `/v2/models/{model}[/versions/{version}]/config`.
 
-use axum::Router;
 use axum::extract::State;
 use axum::response::Response;
 
-use super::{ModelPath, get};
-use crate::http::HttpState;
+use crate::access::Category;
+use crate::http::openapi::schema::anything;
+use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};
+use crate::http::routing::{ModelPath, get};
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
 
-pub fn routes() -> Router<HttpState> {
-    Router::new()
-        .route("/v2/models/{model}/config", get(config))
-        .route("/v2/models/{model}/versions/{version}/config", get(config))
-}
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: Some(Category::ModelConfig),
+    traffic: Traffic::Server,
+    group: "v2",
+    endpoints: &[Endpoint::get("/v2/models/{model}/config", "A model's configuration", || get(config))
+        .of_versions()
+        .gives(anything)],
+};
 
 async fn config(State(http): State<HttpState>, path: ModelPath) -> Result<Response, HttpError> {
     let (_, served) = http.handlers.find_model(&path.model, path.version)?;

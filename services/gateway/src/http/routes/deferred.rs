@@ -1,6 +1,5 @@
 //! `Prefer: respond-async` (RFC 7240): a request for a model is stored and answered later, under `/v1/requests/{id}`.
 
-use axum::Router;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{LOCATION, RETRY_AFTER};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
@@ -8,15 +7,20 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::delete as on_delete;
 use serde_json::{Value, json};
-use trireme_jobs::{Answer, Call, JobError, Jobs, RequestState};
+use trireme_jobs::{JobAnswer, JobCall, JobError, Jobs, RequestState};
+use utoipa::openapi::schema::Schema;
 
-use super::get;
-use crate::handlers::Category;
+use crate::access::Category;
+use crate::http::access;
 use crate::http::body::{self, text};
 use crate::http::jobs::KEPT_HEADERS;
+use crate::http::openapi::schema::{self, integer, nullable, object_with};
 use crate::http::prefer::Preference;
+use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};
-use crate::http::{HttpState, access};
+use crate::http::routing::get;
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
 
 const APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
@@ -33,11 +37,19 @@ impl From<NoJobs> for Response {
     }
 }
 
-pub fn routes() -> Router<HttpState> {
-    Router::new()
-        .route("/v1/requests/{id}", get(show).merge(on_delete(cancel)))
-        .route("/v1/requests/{id}/response", get(answer))
-}
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: Some(Category::Inference),
+    traffic: Traffic::Server,
+    group: "jobs",
+    endpoints: &[
+        Endpoint::get("/v1/requests/{id}", "The state of a durable request", || get(show)).gives(schema),
+        Endpoint::delete("/v1/requests/{id}", "Cancels a durable request, or deletes one that has ended", || {
+            on_delete(cancel)
+        }),
+        Endpoint::get("/v1/requests/{id}/response", "The answer to a durable request", || get(answer)),
+    ],
+};
 
 /// Accepts a request that prefers to be answered later; lets others pass.
 pub async fn defer(State(http): State<HttpState>, request: Request, next: Next) -> Response {
@@ -65,7 +77,7 @@ async fn accept(http: &HttpState, request: Request, preference: Preference) -> R
     let limit = body::Limit::binary(http.options.max_input_size);
     let body = body::read(&parts.headers, body, limit).await.map_err(|error| HttpError::from(error).into_response())?;
     let headers = KEPT_HEADERS.iter().filter_map(|&name| Some((name.to_owned(), header(name)?.to_vec().into())));
-    let call = Call { path: parts.uri.path().to_owned(), headers: headers.collect(), body };
+    let call = JobCall { path: parts.uri.path().to_owned(), headers: headers.collect(), body };
     let accepted = jobs.accept(call, key).await.map_err(|error| refused(&error))?;
     if !preference.wait.is_zero() {
         let request = jobs.wait(&accepted.id, preference.wait).await.map_err(|error| refused(&error))?;
@@ -135,7 +147,7 @@ fn state(id: &str, request: &trireme_jobs::Request) -> Value {
 }
 
 /// An answer, as it was given.
-fn replay(answer: Answer) -> Response {
+fn replay(answer: JobAnswer) -> Response {
     let mut headers = HeaderMap::new();
     for (name, value) in &answer.headers {
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::from_bytes(value)) {
@@ -166,4 +178,17 @@ pub(super) fn status(error: &JobError) -> StatusCode {
         JobError::Invalid(_) => StatusCode::BAD_REQUEST,
         JobError::Bus(_) => StatusCode::SERVICE_UNAVAILABLE,
     }
+}
+
+fn schema() -> Schema {
+    object_with(
+        [
+            ("id", schema::text()),
+            ("status", schema::text()),
+            ("created_at", integer()),
+            ("expires_at", integer()),
+            ("response", schema::text()),
+        ],
+        [("ended_at", nullable(integer()))],
+    )
 }

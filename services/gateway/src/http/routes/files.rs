@@ -2,23 +2,27 @@
 
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get as on_get, post as on_post};
+use axum::routing::{delete as on_delete, get as on_get, post as on_post};
 use futures_util::{StreamExt, TryStreamExt};
 use multer::Multipart;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use trireme_jobs::{File, JobError, Jobs};
+use utoipa::openapi::schema::Schema;
 
 use super::deferred;
+use crate::access::Category;
 use crate::budget::Hold;
-use crate::http::HttpState;
+use crate::http::openapi::schema::{self, integer, nullable, object_with, plain, text};
+use crate::http::resource::{Endpoint, Resource};
 use crate::http::response;
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
 
 /// How long an upload may take, and how long its parts are kept until then.
 const UPLOAD_TIME: Duration = Duration::from_secs(24 * 3600);
@@ -54,22 +58,27 @@ struct Complete {
     part_ids: Vec<String>,
 }
 
-pub fn routes() -> Router<HttpState> {
-    Router::new()
-        .route("/v1/files", on_get(list).post(upload))
-        .route("/v1/files/{id}", on_get(show).delete(delete))
-        .route("/v1/files/{id}/content", on_get(content))
-        .route("/v1/uploads", on_post(begin))
-        .route("/v1/uploads/{id}/parts", on_post(part))
-        .route("/v1/uploads/{id}/complete", on_post(complete))
-        .route("/v1/uploads/{id}/cancel", on_post(cancel))
-        .layer(DefaultBodyLimit::disable())
-}
-
-/// Whether a body to this path is written to the store as it comes, and so is not held in memory.
-pub fn is_upload(path: &str) -> bool {
-    path == "/v1/files" || path.starts_with("/v1/uploads/") && path.ends_with("/parts")
-}
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: Some(Category::Inference),
+    traffic: Traffic::Server,
+    group: "jobs",
+    endpoints: &[
+        Endpoint::get("/v1/files", "All files", || on_get(list)).gives(page_schema),
+        Endpoint::post("/v1/files", "Uploads a file, as multipart/form-data with purpose and file", || on_post(upload))
+            .asks(Traffic::Upload),
+        Endpoint::get("/v1/files/{id}", "A file's name and size", || on_get(show)).gives(file_schema),
+        Endpoint::delete("/v1/files/{id}", "Deletes a file", || on_delete(delete)).gives(plain),
+        Endpoint::get("/v1/files/{id}/content", "The bytes of a file", || on_get(content)),
+        Endpoint::post("/v1/uploads", "Begins an upload in parts", || on_post(begin)).takes(upload_schema).gives(plain),
+        Endpoint::post("/v1/uploads/{id}/parts", "Uploads a part, as multipart/form-data with data", || on_post(part))
+            .asks(Traffic::Upload),
+        Endpoint::post("/v1/uploads/{id}/complete", "Makes a file of parts", || on_post(complete))
+            .takes(parts_schema)
+            .gives(plain),
+        Endpoint::post("/v1/uploads/{id}/cancel", "Gives an upload up", || on_post(cancel)).gives(plain),
+    ],
+};
 
 async fn upload(State(http): State<HttpState>, request: Request) -> Result<Response, Refused> {
     let jobs = jobs(&http)?;
@@ -281,4 +290,24 @@ impl IntoResponse for Refused {
         let error = json!({"message": self.1, "type": kind, "param": null, "code": null});
         (self.0, response::json(json!({"error": error}).to_string().into())).into_response()
     }
+}
+
+/// The shape of a page of a list.
+pub fn page_schema() -> Schema {
+    object_with([("object", text()), ("data", schema::list(plain()))], [])
+}
+
+fn file_schema() -> Schema {
+    object_with(
+        [("id", text()), ("bytes", integer()), ("created_at", integer()), ("filename", text()), ("purpose", text())],
+        [("expires_at", nullable(integer()))],
+    )
+}
+
+fn upload_schema() -> Schema {
+    object_with([("filename", text()), ("purpose", text()), ("bytes", integer())], [])
+}
+
+fn parts_schema() -> Schema {
+    object_with([("part_ids", schema::list(text()))], [])
 }

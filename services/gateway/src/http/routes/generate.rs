@@ -4,7 +4,6 @@
 
 use std::convert::Infallible;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::HeaderValue;
@@ -16,21 +15,40 @@ use trireme_inference::InferError;
 use trireme_protocol::generate::{decode_generate_request, encode_generate_response};
 use trireme_protocol::metadata;
 
-use super::{ModelPath, post};
+use crate::access::Category;
 use crate::budget::Hold;
-use crate::handlers::{Responses, Rows, Traced, Via, forward};
-use crate::http::HttpState;
+use crate::forward;
+use crate::handlers::{Responses, Rows, Traced};
 use crate::http::body;
 use crate::http::compression::Coding;
+use crate::http::openapi::schema::plain;
+use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};
+use crate::http::routing::{ModelPath, post};
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
+use crate::via::Via;
 
-pub fn routes() -> Router<HttpState> {
-    Router::new()
-        .route("/v2/models/{model}/generate", post(generate))
-        .route("/v2/models/{model}/versions/{version}/generate", post(generate))
-        .route("/v2/models/{model}/generate_stream", post(generate_stream))
-        .route("/v2/models/{model}/versions/{version}/generate_stream", post(generate_stream))
-}
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: Some(Category::Inference),
+    traffic: Traffic::Work,
+    group: "v2",
+    endpoints: &[
+        Endpoint::post("/v2/models/{model}/generate", "Runs a model on plain JSON", || post(generate))
+            .of_versions()
+            .takes(plain)
+            .gives(plain),
+        Endpoint::post(
+            "/v2/models/{model}/generate_stream",
+            "Runs a model on plain JSON; its answers come as events",
+            || post(generate_stream),
+        )
+        .of_versions()
+        .asks(Traffic::Stream)
+        .takes(plain),
+    ],
+};
 
 async fn generate(State(http): State<HttpState>, path: ModelPath, request: Request) -> Result<Response, HttpError> {
     let response = http.handlers.infer(read(&http, path, "/v2/models/{model}/generate", request).await?).await?;

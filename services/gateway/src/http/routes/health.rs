@@ -4,23 +4,29 @@
 //! The Open Inference Protocol has JSON bodies here, which KServe's client reads. They come with `--oip-health-bodies`
 //! only: a switch of the server and not of the request, since that client asks with `Accept: */*` like every probe.
 
-use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use trireme_protocol::metadata;
 
-use super::{ModelPath, get};
-use crate::http::HttpState;
+use crate::access::Category;
+use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};
+use crate::http::routing::{ModelPath, get};
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
 
-pub fn routes() -> Router<HttpState> {
-    Router::new()
-        .route("/v2/health/live", get(live))
-        .route("/v2/health/ready", get(ready))
-        .route("/v2/models/{model}/ready", get(model_ready))
-        .route("/v2/models/{model}/versions/{version}/ready", get(model_ready))
-}
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: Some(Category::Health),
+    traffic: Traffic::Watch,
+    group: "v2",
+    endpoints: &[
+        Endpoint::get("/v2/health/live", "Whether the server lives", || get(live)),
+        Endpoint::get("/v2/health/ready", "Whether all models are ready", || get(ready)),
+        Endpoint::get("/v2/models/{model}/ready", "Whether a model is ready", || get(model_ready)).of_versions(),
+    ],
+};
 
 async fn live(State(http): State<HttpState>) -> Response {
     let live = http.handlers.server_live();

@@ -1,29 +1,44 @@
 //! `/v2/models/{model}[/versions/{version}]/infer`.
 
-use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::HeaderValue;
 use axum::http::header::ACCEPT_ENCODING;
 use axum::response::{IntoResponse, Response};
 use trireme_inference::InferError;
 use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
+use utoipa::openapi::schema::Schema;
 
-use super::{ModelPath, post};
+use crate::access::Category;
 use crate::budget::Hold;
-use crate::handlers::{Rows, Traced, Via, forward};
-use crate::http::HttpState;
+use crate::forward;
+use crate::handlers::{Rows, Traced};
 use crate::http::body;
 use crate::http::compression::Coding;
+use crate::http::openapi::schema::{anything, integer, list, object_with, plain, text};
+use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};
+use crate::http::routing::{ModelPath, post};
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
+use crate::via::Via;
 
 /// Largest body with tensors behind its JSON, where there is room for it.
 const MAX_BINARY_BODY: usize = i32::MAX as usize;
 
-pub fn routes() -> Router<HttpState> {
-    Router::new()
-        .route("/v2/models/{model}/infer", post(run))
-        .route("/v2/models/{model}/versions/{version}/infer", post(run))
-}
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: Some(Category::Inference),
+    traffic: Traffic::Work,
+    group: "v2",
+    endpoints: &[Endpoint::post(
+        "/v2/models/{model}/infer",
+        "Runs a model: tensors in JSON, or behind it in binary",
+        || post(run),
+    )
+    .of_versions()
+    .takes(request_schema)
+    .gives(response_schema)],
+};
 
 async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -> Result<Response, HttpError> {
     let (parts, body) = request.into_parts();
@@ -95,4 +110,25 @@ fn unsupported_coding() -> Response {
     let mut response = error.into_response();
     response.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static(Coding::SUPPORTED));
     response
+}
+
+fn request_schema() -> Schema {
+    let data = || ("data", list(anything()));
+    let tensor = object_with(
+        [("name", text()), ("datatype", text()), ("shape", list(integer()))],
+        [data(), ("parameters", plain())],
+    );
+    let output = object_with([("name", text())], [("parameters", plain())]);
+    object_with([("inputs", list(tensor))], [("id", text()), ("parameters", plain()), ("outputs", list(output))])
+}
+
+fn response_schema() -> Schema {
+    let tensor = object_with(
+        [("name", text()), ("datatype", text()), ("shape", list(integer()))],
+        [("data", list(anything())), ("parameters", plain())],
+    );
+    object_with(
+        [("model_name", text()), ("model_version", text()), ("outputs", list(tensor))],
+        [("id", text()), ("parameters", plain())],
+    )
 }

@@ -1,17 +1,27 @@
 //! `/v2/logging`.
 
-use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use trireme_protocol::logging;
 
-use super::get_and_post;
-use crate::http::HttpState;
+use crate::access::Category;
+use crate::http::openapi::schema::plain;
+use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};
+use crate::http::routing::{get, post};
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
 
-pub fn routes() -> Router<HttpState> {
-    Router::new().route("/v2/logging", get_and_post(show, change))
-}
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: Some(Category::Logging),
+    traffic: Traffic::Server,
+    group: "control",
+    endpoints: &[
+        Endpoint::get("/v2/logging", "Log settings", || get(show)).gives(plain),
+        Endpoint::post("/v2/logging", "Changes log settings", || post(change)).takes(plain).gives(plain),
+    ],
+};
 
 async fn show(State(http): State<HttpState>) -> Response {
     response::json(logging::encode_log_settings(&http.handlers.log_settings()))

@@ -1,20 +1,30 @@
 //! `/v2`, `/v2/models/{model}[/versions/{version}]`.
 
-use axum::Router;
 use axum::extract::State;
 use axum::response::Response;
 use trireme_protocol::metadata;
+use utoipa::openapi::schema::Schema;
 
-use super::{ModelPath, get};
-use crate::http::HttpState;
+use crate::access::Category;
+use crate::http::openapi::schema::{integer, list, object, text};
+use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};
+use crate::http::routing::{ModelPath, get};
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
 
-pub fn routes() -> Router<HttpState> {
-    Router::new()
-        .route("/v2", get(server))
-        .route("/v2/models/{model}", get(model))
-        .route("/v2/models/{model}/versions/{version}", get(model))
-}
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: Some(Category::Metadata),
+    traffic: Traffic::Server,
+    group: "v2",
+    endpoints: &[
+        Endpoint::get("/v2", "The server's name, version and extensions", || get(server)).gives(server_schema),
+        Endpoint::get("/v2/models/{model}", "A model's inputs and outputs", || get(model))
+            .of_versions()
+            .gives(model_schema),
+    ],
+};
 
 async fn server(State(http): State<HttpState>) -> Response {
     let (version, extensions) = http.handlers.server_metadata();
@@ -26,4 +36,22 @@ async fn model(State(http): State<HttpState>, path: ModelPath) -> Result<Respons
     let platform = served.platform();
     let body = metadata::model_metadata(&path.model, &versions, platform, &served.inputs, &served.outputs);
     Ok(response::json(body))
+}
+
+fn tensor_schema() -> Schema {
+    object([("name", text()), ("datatype", text()), ("shape", list(integer()))])
+}
+
+fn model_schema() -> Schema {
+    object([
+        ("name", text()),
+        ("versions", list(text())),
+        ("platform", text()),
+        ("inputs", list(tensor_schema())),
+        ("outputs", list(tensor_schema())),
+    ])
+}
+
+fn server_schema() -> Schema {
+    object([("name", text()), ("version", text()), ("extensions", list(text()))])
 }

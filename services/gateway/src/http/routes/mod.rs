@@ -1,15 +1,16 @@
-//! The table of HTTP routes: one file per resource, merged here.
+//! The table of HTTP routes: one file per resource, which has a line in [`RESOURCES`].
 
 mod batches;
 mod config;
 mod deferred;
+mod docs;
 mod files;
 mod generate;
 mod health;
 mod infer;
 mod logging;
 mod metadata;
-pub(super) mod page;
+mod page;
 mod repository;
 mod shared_memory;
 mod statistics;
@@ -17,29 +18,53 @@ mod status;
 mod trace;
 mod ui;
 
-use axum::Router;
-use axum::http::{StatusCode, Uri};
-use axum::middleware;
-use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get as on_get, post as on_post};
-use trireme_inference::InferError;
+use std::sync::LazyLock;
 
-use super::response::HttpError;
-use super::{HttpState, access, dialects, openapi, response};
-use crate::handlers::Category;
+use axum::http::Method;
+use axum::{Router, middleware};
+
+use super::openapi::Entry;
+use super::resource::{Resource, fits};
+use super::routing::{method_not_allowed, not_found};
+use super::state::HttpState;
+use super::traffic::Traffic;
+use super::{access, dialects, response};
+use crate::access::Category;
+
+/// Every resource but the pages and those of the dialects.
+const RESOURCES: &[&Resource] = &[
+    &health::RESOURCE,
+    &metadata::RESOURCE,
+    &status::RESOURCE,
+    &config::RESOURCE,
+    &infer::RESOURCE,
+    &generate::RESOURCE,
+    &repository::RESOURCE,
+    &statistics::RESOURCE,
+    &logging::RESOURCE,
+    &trace::RESOURCE,
+    &shared_memory::RESOURCE,
+    &deferred::RESOURCE,
+    &files::RESOURCE,
+    &batches::RESOURCE,
+    &docs::RESOURCE,
+];
+
+/// Pages for people. They say nothing themselves; what they show they ask for like any client.
+const PAGES: &[&Resource] = &[&ui::RESOURCE, &docs::PAGES];
 
 /// All routes, each with the category that access rules know it by.
 pub fn router(state: HttpState) -> Router {
     // The middleware's refusals have the dialect's own shape.
     let later = || middleware::from_fn_with_state(state.clone(), deferred::defer);
     let dialects = dialects::routes().route_layer(later());
-    // The pages contain no data: their scripts send requests like any client.
-    let open = if state.options.ui { ui::routes().merge(openapi::page()) } else { Router::new() };
-    let open = open.merge(openapi::routes());
-    let routes = table().into_iter().fold(open, |all, (category, routes)| {
-        let rules = (category, state.handlers.clone());
-        // A deferred request is checked once, when it is accepted.
+    let pages = if state.options.ui { PAGES } else { &[] };
+    let routes = RESOURCES.iter().chain(pages).fold(Router::new(), |all, resource| {
+        let routes = resource.router();
+        let Some(category) = resource.category else { return all.merge(routes) };
+        // What is deferred is checked when it is accepted, and not again.
         let routes = if category == Category::Inference { routes.route_layer(later()) } else { routes };
+        let rules = (category, state.handlers.clone());
         all.merge(routes.route_layer(middleware::from_fn_with_state(rules, access::admit)))
     });
     let full_queue_is_429 = state.options.full_queue_is_429;
@@ -53,154 +78,101 @@ pub fn router(state: HttpState) -> Router {
 
 /// The routes that execute models, for calls that were admitted before.
 pub fn work(state: HttpState) -> Router {
-    infer::routes().merge(generate::routes()).merge(dialects::routes()).fallback(not_found).with_state(state)
+    let own = RESOURCES.iter().filter(|resource| resource.traffic.executes());
+    let own = own.fold(Router::new(), |all, resource| all.merge(resource.router()));
+    own.merge(dialects::routes()).fallback(not_found).with_state(state)
 }
 
-/// Whether a body to this path is written to the store as it comes.
-pub fn is_upload(path: &str) -> bool {
-    files::is_upload(path)
+/// What a request to this path asks of the gateway.
+pub fn traffic(method: &Method, path: &str) -> Traffic {
+    static OWN: LazyLock<Vec<(String, Traffic)>> = LazyLock::new(|| {
+        let all = RESOURCES.iter().flat_map(|resource| resource.paths());
+        all.filter(|(_, traffic)| *traffic != Traffic::Server).collect()
+    });
+    let own = OWN.iter().find(|(own, _)| fits(own, path)).map(|(_, traffic)| *traffic);
+    own.or_else(|| dialects::traffic(method, path)).unwrap_or(Traffic::Server)
+}
+
+/// Every route as the document has it.
+pub fn entries() -> Vec<Entry> {
+    let own = RESOURCES.iter().chain(PAGES).flat_map(|resource| resource.entries());
+    own.chain(dialects::entries()).collect()
 }
 
 /// Every route, without the rules of access.
 #[cfg(test)]
-pub(super) fn all() -> Router<HttpState> {
-    let open = ui::routes().merge(openapi::page()).merge(openapi::routes()).merge(dialects::routes());
-    table().into_iter().fold(open, |all, (_, routes)| all.merge(routes))
-}
-
-/// The routes of v2 and of control.
-fn table() -> [(Category, Router<HttpState>); 14] {
-    [
-        (Category::Health, health::routes()),
-        (Category::Metadata, metadata::routes()),
-        (Category::Metadata, status::routes()),
-        (Category::ModelConfig, config::routes()),
-        (Category::Inference, infer::routes()),
-        (Category::Inference, generate::routes()),
-        (Category::ModelRepository, repository::routes()),
-        (Category::Statistics, statistics::routes()),
-        (Category::Logging, logging::routes()),
-        (Category::Trace, trace::routes()),
-        (Category::SharedMemory, shared_memory::routes()),
-        (Category::Inference, deferred::routes()),
-        (Category::Inference, files::routes()),
-        (Category::Inference, batches::routes()),
-    ]
-}
-
-/// A GET route. HEAD is refused, as Triton refuses it.
-pub(super) fn get<H, T>(handler: H) -> MethodRouter<HttpState>
-where
-    H: axum::handler::Handler<T, HttpState>,
-    T: 'static,
-{
-    on_get(handler).head(method_not_allowed)
-}
-
-/// A POST route.
-fn post<H, T>(handler: H) -> MethodRouter<HttpState>
-where
-    H: axum::handler::Handler<T, HttpState>,
-    T: 'static,
-{
-    on_post(handler)
-}
-
-/// A route that shows with GET and changes with POST.
-fn get_and_post<G, TG, P, TP>(show: G, change: P) -> MethodRouter<HttpState>
-where
-    G: axum::handler::Handler<TG, HttpState>,
-    TG: 'static,
-    P: axum::handler::Handler<TP, HttpState>,
-    TP: 'static,
-{
-    get(show).post(change)
-}
-
-pub(super) async fn not_found() -> Response {
-    response::plain_error(StatusCode::NOT_FOUND, "Not Found")
-}
-
-/// Triton matches a whole path before it looks at the method: a version that is no number is no path at all.
-pub(super) async fn method_not_allowed(uri: Uri) -> Response {
-    const MESSAGE: &str = "Method Not Allowed";
-    match ModelPath::parse(uri.path()) {
-        Err(PathError::NoSuchPath) => not_found().await,
-        _ if ["/infer", "/ready", "/live"].iter().any(|end| uri.path().ends_with(end)) => {
-            response::plain_error(StatusCode::METHOD_NOT_ALLOWED, MESSAGE)
-        }
-        _ => response::error(StatusCode::METHOD_NOT_ALLOWED, MESSAGE),
-    }
-}
-
-/// A model and, where the path names one, a version.
-#[derive(Debug, PartialEq)]
-struct ModelPath {
-    model: String,
-    version: Option<i64>,
-}
-
-/// Why a path names no model version.
-#[derive(Debug, PartialEq)]
-enum PathError {
-    /// Not a path of a model.
-    NoSuchPath,
-    /// The version is too large for any model to have it.
-    Version(String),
-}
-
-// === impl ModelPath ===
-
-impl ModelPath {
-    /// Reads `/v2/models/{model}[/versions/{version}]...`, taking the name as it stands: Triton decodes no `%20`. Paths that
-    /// are not of this form are named by no model, which is no error of theirs.
-    fn parse(path: &str) -> Result<ModelPath, PathError> {
-        let mut segments = path.split('/').skip(3);
-        let model = segments.next().unwrap_or_default().to_owned();
-        let version = match (segments.next(), segments.next()) {
-            (Some("versions"), Some(version)) => {
-                if version.is_empty() || !version.bytes().all(|byte| byte.is_ascii_digit()) {
-                    return Err(PathError::NoSuchPath);
-                }
-                Some(version.parse().map_err(|_| PathError::Version(version.to_owned()))?)
-            }
-            _ => None,
-        };
-        Ok(ModelPath { model, version })
-    }
-}
-
-impl<S: Send + Sync> axum::extract::FromRequestParts<S> for ModelPath {
-    type Rejection = Response;
-
-    async fn from_request_parts(parts: &mut axum::http::request::Parts, _: &S) -> Result<Self, Response> {
-        match ModelPath::parse(parts.uri.path()) {
-            Ok(path) => Ok(path),
-            Err(PathError::NoSuchPath) => Err(not_found().await),
-            Err(PathError::Version(version)) => Err(HttpError::plain(InferError::invalid_arg(format!(
-                "failed to get model version from specified version string '{version}' (details: stol), version should be \
-                 an integral value > 0"
-            )))
-            .into_response()),
-        }
-    }
+fn all() -> Router<HttpState> {
+    let all = RESOURCES.iter().chain(PAGES);
+    all.fold(dialects::routes(), |all, resource| all.merge(resource.router()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use utoipa::openapi::RefOr;
+    use utoipa::openapi::schema::Schema;
+
     use super::*;
+    use crate::http::openapi::document;
+
+    /// The paths that a router knows, as its debug output has them.
+    fn routed() -> BTreeSet<String> {
+        let known = format!("{:?}", all());
+        let places = known.match_indices("RouteId(").map(|(at, _)| &known[at..]);
+        let path = |text: &str| {
+            let (_, rest) = text.split_once("): \"")?;
+            let (path, _) = rest.split_once('"')?;
+            // The fallback is a route to axum.
+            let own = path.starts_with('/') && !path.contains("__private");
+            own.then(|| path.replace("{*", "{"))
+        };
+        places.filter(|text| text.find("): \"").is_some_and(|at| at < 24)).filter_map(path).collect()
+    }
 
     #[test]
-    fn paths_are_taken_as_they_stand() {
-        let found = |model: &str, version| Ok(ModelPath { model: model.to_owned(), version });
-        assert_eq!(ModelPath::parse("/v2/models/m"), found("m", None));
-        assert_eq!(ModelPath::parse("/v2/models/a%20b/infer"), found("a%20b", None));
-        assert_eq!(ModelPath::parse("/v2/models/m/versions/007/infer"), found("m", Some(7)));
-        assert_eq!(ModelPath::parse("/v2/models/m/versions/7x/infer"), Err(PathError::NoSuchPath));
-        assert_eq!(ModelPath::parse("/v2/models/m/versions/-1"), Err(PathError::NoSuchPath));
-        assert_eq!(
-            ModelPath::parse("/v2/models/m/versions/99999999999999999999"),
-            Err(PathError::Version("99999999999999999999".to_owned()))
-        );
+    fn every_route_is_in_the_document_and_nothing_else() {
+        let document: BTreeSet<String> = document(entries()).paths.paths.into_keys().collect();
+        let routed = routed();
+        assert!(routed.len() > 80, "{routed:?}");
+        assert_eq!(routed.difference(&document).collect::<Vec<_>>(), Vec::<&String>::new(), "not in the document");
+        assert_eq!(document.difference(&routed).collect::<Vec<_>>(), Vec::<&String>::new(), "no route");
+    }
+
+    #[test]
+    fn names_of_schemas_and_operations_are_unique_and_known() {
+        let (mut parts, mut ids): (BTreeMap<String, RefOr<Schema>>, BTreeSet<String>) = Default::default();
+        for entry in entries() {
+            for (name, part) in entry.bodies.iter().flat_map(|body| body.parts.clone()) {
+                let known = parts.entry(name.clone()).or_insert_with(|| part.clone());
+                assert!(*known == part, "two schemas '{name}'");
+            }
+            let id = entry.operation().operation_id.expect("an id");
+            assert!(ids.insert(id.clone()), "two operations '{id}'");
+            assert!(!entry.summary.is_empty(), "{id}");
+        }
+        let text = serde_json::to_string(&document(entries())).expect("JSON");
+        for (at, _) in text.match_indices("#/components/schemas/") {
+            let name = text[at..].split(['/', '"']).nth(3).expect("a name");
+            assert!(parts.contains_key(name), "no schema '{name}'");
+        }
+    }
+
+    #[test]
+    fn requests_that_execute_models_are_told_from_those_about_the_server() {
+        let asks = |path| traffic(&Method::POST, path);
+        for path in ["/v2/models/m/infer", "/v2/models/m/versions/1/generate", "/v1/embeddings", "/tei/embed"] {
+            assert_eq!(asks(path), Traffic::Work, "{path}");
+        }
+        assert_eq!(asks("/v2/models/m/versions/1/generate_stream"), Traffic::Stream);
+        for path in ["/v2/health/live", "/v2/models/m/ready", "/health", "/tei/health"] {
+            assert_eq!(traffic(&Method::GET, path), Traffic::Watch, "{path}");
+        }
+        for path in ["/v1/files", "/v1/uploads/u/parts"] {
+            assert_eq!(asks(path), Traffic::Upload, "{path}");
+        }
+        for path in ["/v2/repository/index", "/v2/models/m/config", "/v2/logging", "/v1/uploads", "/infer"] {
+            assert_eq!(asks(path), Traffic::Server, "{path}");
+        }
     }
 }

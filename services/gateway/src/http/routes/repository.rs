@@ -1,26 +1,40 @@
 //! `/v2/repository/index` and `/v2/repository/models/{model}/load` or `/unload`. Triton's paths have room for the name of a
 //! repository, and no repository has one.
 
-use axum::Router;
 use axum::extract::{Path, Request, State};
 use axum::response::Response;
 use bytes::Bytes;
 use trireme_inference::InferError;
 use trireme_protocol::repository;
+use utoipa::openapi::schema::Schema;
 
-use super::post;
-use crate::http::HttpState;
+use crate::access::Category;
+use crate::http::openapi::schema::{flag, list, object_with, plain, text};
+use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};
+use crate::http::routing::post;
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
 
-pub fn routes() -> Router<HttpState> {
-    Router::new()
-        .route("/v2/repository/index", post(index))
-        .route("/v2/repository/models/{model}/load", post(load))
-        .route("/v2/repository/models/{model}/unload", post(unload))
-        .route("/v2/repository/{repository}/index", post(index))
-        .route("/v2/repository/{repository}/models/{model}/load", post(named))
-        .route("/v2/repository/{repository}/models/{model}/unload", post(named))
-}
+/// Summary of the routes with a repository in their path.
+const NAMED: &str = "Always refused: repositories have no names";
+
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: Some(Category::ModelRepository),
+    traffic: Traffic::Server,
+    group: "control",
+    endpoints: &[
+        Endpoint::post("/v2/repository/index", "All models and versions", || post(index))
+            .takes(index_schema)
+            .gives(indexed_schema),
+        Endpoint::post("/v2/repository/models/{model}/load", "Loads a model", || post(load)).takes(load_schema),
+        Endpoint::post("/v2/repository/models/{model}/unload", "Unloads a model", || post(unload)).takes(unload_schema),
+        Endpoint::post("/v2/repository/{repository}/index", NAMED, || post(index)).takes(index_schema),
+        Endpoint::post("/v2/repository/{repository}/models/{model}/load", NAMED, || post(named)).takes(load_schema),
+        Endpoint::post("/v2/repository/{repository}/models/{model}/unload", NAMED, || post(named)).takes(unload_schema),
+    ],
+};
 
 async fn index(State(http): State<HttpState>, request: Request) -> Result<Response, HttpError> {
     let body = http.read(request).await?;
@@ -50,4 +64,20 @@ async fn unload(
 
 async fn named() -> HttpError {
     InferError::unsupported("'repository_name' specification is not supported").into()
+}
+
+fn index_schema() -> Schema {
+    object_with([], [("ready", flag())])
+}
+
+fn indexed_schema() -> Schema {
+    list(object_with([("name", text())], [("version", text()), ("state", text()), ("reason", text())]))
+}
+
+fn load_schema() -> Schema {
+    object_with([], [("parameters", plain())])
+}
+
+fn unload_schema() -> Schema {
+    object_with([], [("parameters", object_with([], [("unload_dependents", flag())]))])
 }

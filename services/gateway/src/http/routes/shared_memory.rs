@@ -1,29 +1,51 @@
 //! `/v2/systemsharedmemory` and `/v2/cudasharedmemory`, each `[/region/{region}]` and `/status`, `/register`, `/unregister`.
 
-use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::Uri;
 use axum::response::Response;
 use bytes::Bytes;
 use trireme_inference::InferError;
 use trireme_protocol::shared_memory::{decode_register_request, encode_status};
+use utoipa::openapi::schema::Schema;
 
-use super::{get, post};
-use crate::http::HttpState;
+use crate::access::Category;
+use crate::http::openapi::schema::{integer, list, object, object_with, plain, text};
+use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};
+use crate::http::routing::{get, post};
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
 
-pub fn routes() -> Router<HttpState> {
-    ["", "/region/{region}"].iter().fold(Router::new(), |routes, region| {
-        let (system, cuda) = (format!("/v2/systemsharedmemory{region}"), format!("/v2/cudasharedmemory{region}"));
-        routes
-            .route(&format!("{system}/status"), get(system_status))
-            .route(&format!("{system}/register"), post(register_system))
-            .route(&format!("{system}/unregister"), post(unregister_system))
-            .route(&format!("{cuda}/status"), get(cuda_status))
-            .route(&format!("{cuda}/register"), post(register_cuda))
-            .route(&format!("{cuda}/unregister"), post(unregister_cuda))
-    })
-}
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: Some(Category::SharedMemory),
+    traffic: Traffic::Server,
+    group: "control",
+    endpoints: &[
+        Endpoint::get("/v2/systemsharedmemory/status", "Regions of system memory that clients share", || {
+            get(system_status)
+        })
+        .of_regions()
+        .gives(regions_schema),
+        Endpoint::post("/v2/systemsharedmemory/register", "Shares a region of system memory", || post(register_system))
+            .of_regions()
+            .takes(region_schema),
+        Endpoint::post("/v2/systemsharedmemory/unregister", "Ends the sharing of system memory", || {
+            post(unregister_system)
+        })
+        .of_regions(),
+        Endpoint::get("/v2/cudasharedmemory/status", "Regions of CUDA memory that clients share", || get(cuda_status))
+            .of_regions()
+            .gives(regions_schema),
+        Endpoint::post("/v2/cudasharedmemory/register", "Always refused: CUDA memory is not shared", || {
+            post(register_cuda)
+        })
+        .of_regions()
+        .takes(plain),
+        Endpoint::post("/v2/cudasharedmemory/unregister", "Ends the sharing of CUDA memory", || post(unregister_cuda))
+            .of_regions(),
+    ],
+};
 
 async fn system_status(State(http): State<HttpState>, uri: Uri) -> Result<Response, HttpError> {
     let regions = http.handlers.system_regions(named(&uri))?;
@@ -73,4 +95,12 @@ fn to_register<'a>(uri: &'a Uri, kind: &str) -> Result<&'a str, InferError> {
 /// The answer that says nothing but that it worked.
 fn done() -> Response {
     response::json(Bytes::new())
+}
+
+fn region_schema() -> Schema {
+    object_with([("key", text()), ("byte_size", integer())], [("offset", integer())])
+}
+
+fn regions_schema() -> Schema {
+    list(object([("name", text()), ("key", text()), ("offset", integer()), ("byte_size", integer())]))
 }

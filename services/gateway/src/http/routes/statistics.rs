@@ -1,20 +1,28 @@
 //! `/v2/models/stats`, `/v2/models/{model}[/versions/{version}]/stats`.
 
-use axum::Router;
 use axum::extract::State;
 use axum::response::Response;
 use trireme_protocol::statistics;
+use utoipa::openapi::schema::Schema;
 
-use super::{ModelPath, get};
-use crate::http::HttpState;
+use crate::access::Category;
+use crate::http::openapi::schema::{list, object, plain, text};
+use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};
+use crate::http::routing::{ModelPath, get};
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
 
-pub fn routes() -> Router<HttpState> {
-    Router::new()
-        .route("/v2/models/stats", get(all))
-        .route("/v2/models/{model}/stats", get(model))
-        .route("/v2/models/{model}/versions/{version}/stats", get(model))
-}
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: Some(Category::Statistics),
+    traffic: Traffic::Server,
+    group: "v2",
+    endpoints: &[
+        Endpoint::get("/v2/models/stats", "The statistics of all models", || get(all)).gives(schema),
+        Endpoint::get("/v2/models/{model}/stats", "A model's statistics", || get(model)).of_versions().gives(schema),
+    ],
+};
 
 async fn all(State(http): State<HttpState>) -> Result<Response, HttpError> {
     answer(&http, None, None).await
@@ -27,4 +35,9 @@ async fn model(State(http): State<HttpState>, path: ModelPath) -> Result<Respons
 async fn answer(http: &HttpState, model: Option<&str>, version: Option<i64>) -> Result<Response, HttpError> {
     let models = http.handlers.statistics(model, version).await?;
     Ok(response::json(statistics::encode_statistics(models.iter().map(|(key, counters)| (key, counters)))))
+}
+
+fn schema() -> Schema {
+    let counted = object([("name", text()), ("version", text()), ("inference_stats", plain())]);
+    object([("model_stats", list(counted))])
 }

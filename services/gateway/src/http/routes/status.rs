@@ -1,21 +1,40 @@
 //! `/v2/trireme/status`.
 
-use axum::Router;
 use axum::extract::State;
 use axum::http::HeaderValue;
 use axum::http::header::CACHE_CONTROL;
 use axum::response::Response;
+use utoipa::openapi::schema::Schema;
 
-use super::get;
-use crate::http::HttpState;
+use crate::access::Category;
+use crate::http::openapi::schema::{flag, integer, list, nullable, number, object, object_with, plain, text};
+use crate::http::resource::{Endpoint, Resource};
 use crate::http::response;
+use crate::http::routing::get;
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
 
-pub fn routes() -> Router<HttpState> {
-    Router::new().route("/v2/trireme/status", get(status))
-}
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: Some(Category::Metadata),
+    traffic: Traffic::Server,
+    group: "control",
+    endpoints: &[Endpoint::get("/v2/trireme/status", "The state of the whole system", || get(status)).gives(schema)],
+};
 
 async fn status(State(http): State<HttpState>) -> Response {
     let mut response = response::json(http.handlers.status().await);
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
+}
+
+fn schema() -> Schema {
+    let model = object_with([("name", text()), ("version", nullable(integer())), ("ready", flag())], []);
+    object([
+        ("time", number()),
+        ("ready", flag()),
+        ("models", list(model)),
+        ("gateways", list(plain())),
+        ("workers", list(plain())),
+    ])
 }

@@ -1,19 +1,31 @@
 //! `/v2/trace/setting` and `/v2/models/{model}/trace/setting`. Versions have no settings of their own.
 
-use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use trireme_protocol::tracing;
 
-use super::{ModelPath, get_and_post};
-use crate::http::HttpState;
+use crate::access::Category;
+use crate::http::openapi::schema::plain;
+use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};
+use crate::http::routing::{ModelPath, get, post};
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
 
-pub fn routes() -> Router<HttpState> {
-    Router::new()
-        .route("/v2/trace/setting", get_and_post(show_all, change_all))
-        .route("/v2/models/{model}/trace/setting", get_and_post(show_model, change_model))
-}
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: Some(Category::Trace),
+    traffic: Traffic::Server,
+    group: "control",
+    endpoints: &[
+        Endpoint::get("/v2/trace/setting", "Trace settings", || get(show_all)).gives(plain),
+        Endpoint::post("/v2/trace/setting", "Changes trace settings", || post(change_all)).takes(plain).gives(plain),
+        Endpoint::get("/v2/models/{model}/trace/setting", "Trace settings of a model", || get(show_model)).gives(plain),
+        Endpoint::post("/v2/models/{model}/trace/setting", "Changes trace settings of a model", || post(change_model))
+            .takes(plain)
+            .gives(plain),
+    ],
+};
 
 async fn show_all(State(http): State<HttpState>) -> Result<Response, HttpError> {
     show(&http, None)

@@ -3,23 +3,36 @@
 //!
 //! Everything it loads comes from here (`page`).
 
-use axum::Router;
 use axum::response::Redirect;
 
-use super::get;
 use super::page::file;
-use crate::http::HttpState;
+use crate::http::resource::{Endpoint, Resource};
+use crate::http::routing::get;
+use crate::http::traffic::Traffic;
 
 const PAGE: &str = include_str!("../../../console/index.html");
 const STYLE: &str = include_str!("../../../console/console.css");
 const SCRIPT: &str = include_str!("../../../console/console.js");
 const CLIENT: &str = include_str!("../../../console/client.js");
 
-pub fn routes() -> Router<HttpState> {
-    Router::new()
-        .route("/ui", get(async || file("text/html; charset=utf-8", PAGE)))
-        .route("/ui/", get(async || Redirect::permanent("/ui")))
-        .route("/ui/console.css", get(async || file("text/css; charset=utf-8", STYLE)))
-        .route("/ui/console.js", get(async || file("text/javascript; charset=utf-8", SCRIPT)))
-        .route("/ui/client.js", get(async || file("text/javascript; charset=utf-8", CLIENT)))
-}
+/// The routes.
+pub const RESOURCE: Resource = Resource {
+    category: None,
+    traffic: Traffic::Server,
+    group: "pages",
+    endpoints: &[
+        Endpoint::get("/ui", "The console: a page that shows what runs", || {
+            get(async || file("text/html; charset=utf-8", PAGE))
+        }),
+        Endpoint::get("/ui/", "Leads to the console", || get(async || Redirect::permanent("/ui"))),
+        Endpoint::get("/ui/console.css", "The style of the console", || {
+            get(async || file("text/css; charset=utf-8", STYLE))
+        }),
+        Endpoint::get("/ui/console.js", "The script of the console", || {
+            get(async || file("text/javascript; charset=utf-8", SCRIPT))
+        }),
+        Endpoint::get("/ui/client.js", "The script of the console that writes code for clients", || {
+            get(async || file("text/javascript; charset=utf-8", CLIENT))
+        }),
+    ],
+};

@@ -28,7 +28,7 @@ pub enum AcceleratorKind {
 
 /// The place of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum InstanceDevice {
     /// On the CPU.
     Cpu,
     /// On the GPU of this number.
@@ -45,20 +45,20 @@ pub struct Accelerators {
 }
 
 /// A place for each instance of the configuration.
-pub fn places(config: &ModelConfig) -> Vec<Place> {
+pub fn places(config: &ModelConfig) -> Vec<InstanceDevice> {
     let mut places = Vec::new();
     for group in &config.instance_groups {
         let count = group.count as usize;
         match (group.kind, &group.gpus[..]) {
-            (InstanceKind::Gpu, []) => places.extend(std::iter::repeat_n(Place::Gpu(0), count)),
+            (InstanceKind::Gpu, []) => places.extend(std::iter::repeat_n(InstanceDevice::Gpu(0), count)),
             (InstanceKind::Gpu, gpus) => {
-                places.extend(gpus.iter().flat_map(|&gpu| std::iter::repeat_n(Place::Gpu(gpu), count)));
+                places.extend(gpus.iter().flat_map(|&gpu| std::iter::repeat_n(InstanceDevice::Gpu(gpu), count)));
             }
-            _ => places.extend(std::iter::repeat_n(Place::Cpu, count)),
+            _ => places.extend(std::iter::repeat_n(InstanceDevice::Cpu, count)),
         }
     }
     if places.is_empty() {
-        places.push(Place::Cpu);
+        places.push(InstanceDevice::Cpu);
     }
     places
 }
@@ -89,15 +89,15 @@ impl AcceleratorKind {
 
 impl Accelerators {
     /// Reads `config`, whose instances are at `places`.
-    pub fn parse(config: &ModelConfig, places: &[Place]) -> Result<Accelerators, LoadError> {
+    pub fn parse(config: &ModelConfig, places: &[InstanceDevice]) -> Result<Accelerators, LoadError> {
         let refused = |reason: String| LoadError::Config(format!("model '{}': {reason}", config.name));
         let wanted = |list: &[(String, BTreeMap<String, String>)]| {
             list.iter().filter(|(name, _)| name != "none").cloned().collect::<Vec<_>>()
         };
         let optimization = &config.optimization;
         let (cpu, gpu) = (wanted(&optimization.cpu_accelerators), wanted(&optimization.gpu_accelerators));
-        let on_cpu = places.contains(&Place::Cpu);
-        let on_gpu = places.iter().any(|place| matches!(place, Place::Gpu(_)));
+        let on_cpu = places.contains(&InstanceDevice::Cpu);
+        let on_gpu = places.iter().any(|place| matches!(place, InstanceDevice::Gpu(_)));
         let mut accelerators = Accelerators::default();
         for (name, parameters) in cpu {
             if !on_cpu {
@@ -138,10 +138,10 @@ impl Accelerators {
     }
 
     /// The providers of an instance at `place`.
-    pub fn at(&self, place: Place) -> &[Accelerator] {
+    pub fn at(&self, place: InstanceDevice) -> &[Accelerator] {
         match place {
-            Place::Cpu => &self.cpu,
-            Place::Gpu(_) => &self.gpu,
+            InstanceDevice::Cpu => &self.cpu,
+            InstanceDevice::Gpu(_) => &self.gpu,
         }
     }
 }
@@ -261,7 +261,13 @@ mod tests {
     #[test]
     fn a_group_has_its_count_on_each_of_its_gpus() {
         let config = ModelConfig::parse(&format!("backend: 'onnxruntime' {GPU}"), "m").unwrap();
-        let expected = [Place::Gpu(1), Place::Gpu(1), Place::Gpu(2), Place::Gpu(2), Place::Cpu];
+        let expected = [
+            InstanceDevice::Gpu(1),
+            InstanceDevice::Gpu(1),
+            InstanceDevice::Gpu(2),
+            InstanceDevice::Gpu(2),
+            InstanceDevice::Cpu,
+        ];
         assert_eq!(places(&config), expected);
     }
 

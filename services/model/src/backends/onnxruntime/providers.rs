@@ -17,7 +17,7 @@ use ort::session::Session;
 use ort::session::builder::SessionBuilder;
 use parking_lot::Mutex;
 
-use super::accelerators::{Accelerator, AcceleratorKind, Place};
+use super::accelerators::{Accelerator, AcceleratorKind, InstanceDevice};
 use super::library::{self, CPU, is_plain_cpu};
 
 /// The OpenVINO plugin's path after the setup script, relative to the checkout.
@@ -42,7 +42,7 @@ pub fn apply(
     builder: SessionBuilder,
     environment: &Environment,
     accelerators: &[Accelerator],
-    place: Place,
+    place: InstanceDevice,
     threads: usize,
     arena: bool,
     openvino_library: Option<&Path>,
@@ -136,10 +136,10 @@ fn with_options<P: ArbitrarilyConfigurableExecutionProvider>(provider: P, option
     options.iter().fold(provider, |provider, (key, value)| provider.with_arbitrary_config(key, value))
 }
 
-fn gpu(place: Place) -> i32 {
+fn gpu(place: InstanceDevice) -> i32 {
     match place {
-        Place::Gpu(index) => index,
-        Place::Cpu => 0,
+        InstanceDevice::Gpu(index) => index,
+        InstanceDevice::Cpu => 0,
     }
 }
 

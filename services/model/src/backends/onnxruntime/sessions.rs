@@ -8,7 +8,7 @@ use ort::session::Session;
 use ort::session::builder::SessionBuilder;
 use tempfile::TempDir;
 
-use super::accelerators::{Accelerator, AcceleratorKind, Place};
+use super::accelerators::{Accelerator, AcceleratorKind, InstanceDevice};
 use super::cost_cache::processor;
 use super::graph_cache::Entry;
 use super::options::OnnxRuntimeOptions;
@@ -52,7 +52,10 @@ impl<'a> Sessions<'a> {
             sessions.keep_with_providers(entry);
         }
         let of_use = entry.is_some() || settings.share_weights;
-        if of_use && settings.accelerators.at(Place::Cpu).is_empty() && settings.places.contains(&Place::Cpu) {
+        if of_use
+            && settings.accelerators.at(InstanceDevice::Cpu).is_empty()
+            && settings.places.contains(&InstanceDevice::Cpu)
+        {
             match sessions.optimise(entry.as_ref()) {
                 Ok(optimised) => sessions.optimised = Some(optimised),
                 Err(reason) => {
@@ -94,7 +97,7 @@ impl<'a> Sessions<'a> {
 
     fn optimise(&self, entry: Option<&Entry>) -> Result<Optimised, String> {
         let write = |path: &Path| {
-            let builder = self.builder(&self.settings, Place::Cpu, 1)?.with_optimized_model_path(path);
+            let builder = self.builder(&self.settings, InstanceDevice::Cpu, 1)?.with_optimized_model_path(path);
             builder.map_err(message)?.commit_from_file(self.path).map(drop).map_err(message)
         };
         let (path, directory) = match entry {
@@ -112,10 +115,10 @@ impl<'a> Sessions<'a> {
 
     /// A session for an instance at `place`, with `threads` threads. Errors if its providers are not the configured
     /// ones.
-    pub fn make(&self, place: Place, threads: usize) -> Result<Session, String> {
+    pub fn make(&self, place: InstanceDevice, threads: usize) -> Result<Session, String> {
         let accelerators = self.settings.accelerators.at(place);
         let session = match (&self.optimised, place) {
-            (Some(optimised), Place::Cpu) => {
+            (Some(optimised), InstanceDevice::Cpu) => {
                 // The graph is optimised already.
                 let settings = Settings { graph_level: Some(Settings::NO_OPTIMISATION), ..self.settings.clone() };
                 let mut builder = self.builder(&settings, place, threads)?;
@@ -132,16 +135,17 @@ impl<'a> Sessions<'a> {
     /// A session on the plain CPU provider, without any setting that trades precision for speed.
     pub fn make_plain(&self) -> Result<Session, String> {
         let settings = self.settings.plain();
-        let session = self.builder(&settings, Place::Cpu, crate::cpus::available())?.commit_from_file(self.path);
+        let session =
+            self.builder(&settings, InstanceDevice::Cpu, crate::cpus::available())?.commit_from_file(self.path);
         self.verify(session.map_err(message)?, &[])
     }
 
     /// The name of the first provider of sessions at `place`.
-    pub fn provider(&self, place: Place) -> &'static str {
+    pub fn provider(&self, place: InstanceDevice) -> &'static str {
         self.settings.accelerators.at(place).first().map_or("CPUExecutionProvider", |first| first.kind.provider())
     }
 
-    fn builder(&self, settings: &Settings, place: Place, threads: usize) -> Result<SessionBuilder, String> {
+    fn builder(&self, settings: &Settings, place: InstanceDevice, threads: usize) -> Result<SessionBuilder, String> {
         let builder = settings.builder(self.environment, threads).map_err(message)?;
         let accelerators = settings.accelerators.at(place);
         let openvino = self.options.openvino_library.as_deref();

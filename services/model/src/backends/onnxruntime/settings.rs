@@ -9,7 +9,7 @@ use trireme_engine::LoadError;
 use trireme_inference::nearest;
 use trireme_model_repository::ModelConfig;
 
-use super::accelerators::{self, Accelerators, Place};
+use super::accelerators::{self, Accelerators, InstanceDevice};
 use super::options::OnnxRuntimeOptions;
 use super::providers::RECORD_ASSIGNMENT;
 use crate::cpus;
@@ -18,7 +18,7 @@ use crate::cpus;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// A place for each instance.
-    pub places: Vec<Place>,
+    pub places: Vec<InstanceDevice>,
     /// The providers of the sessions.
     pub accelerators: Accelerators,
     /// The comparison with the plain model before the model serves.
@@ -103,11 +103,11 @@ impl Settings {
         // Triton's 0 means the library's default, which is the whole machine. Here it counts as not set.
         let threads = |name| Ok(parameters.count(name)?.filter(|&count| count > 0));
         let told = threads("intra_op_thread_count")?.or(options.intra_threads);
-        let on_cpu = places.iter().all(|place| *place == Place::Cpu);
+        let on_cpu = places.iter().all(|place| *place == InstanceDevice::Cpu);
         let by_load = parameters.choice("layouts", ["fixed", "by_load"])? == Some(1) && on_cpu;
         let (intra_threads, wide_threads) = if by_load {
             let narrow = told.unwrap_or(1).min(cpus);
-            places = vec![Place::Cpu; (cpus / narrow).max(1)];
+            places = vec![InstanceDevice::Cpu; (cpus / narrow).max(1)];
             // With a single instance there is no second layout.
             (narrow, (places.len() > 1).then_some(cpus))
         } else {

@@ -7,10 +7,12 @@ use serde::Deserialize;
 use trireme_protocol::json::Writer;
 use utoipa::ToSchema;
 
+use super::super::dialect::DialectCall;
 use super::super::input::{self, Input};
 use super::super::refusal::Refusal;
 use super::inputs::{Pair, PredictInput};
-use super::{Call, Treatment, timed};
+use super::timing::timed;
+use super::treatment::Treatment;
 use crate::handlers::operations::{ScoredLabel, TextOptions};
 
 #[derive(Deserialize, ToSchema)]
@@ -42,7 +44,7 @@ struct TokenClassifyParameters {
     aggregation_strategy: Option<String>,
 }
 
-pub(super) async fn predict(call: Call) -> Result<Response, Refusal> {
+pub(super) async fn predict(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Predict = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
@@ -84,7 +86,7 @@ fn label(out: &mut Writer, scored: &ScoredLabel<'_>) {
     });
 }
 
-pub(super) async fn token_classify(call: Call) -> Result<Response, Refusal> {
+pub(super) async fn token_classify(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: TokenClassify = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;

@@ -7,9 +7,11 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::super::answer;
+use super::super::dialect::DialectCall;
 use super::super::input::{self, Input};
 use super::super::refusal::Refusal;
-use super::{Call, Treatment, timed};
+use super::timing::timed;
+use super::treatment::Treatment;
 use crate::handlers::operations::TextOptions;
 
 #[derive(Deserialize, ToSchema)]
@@ -20,7 +22,7 @@ pub(super) struct Embed {
     dimensions: Option<u64>,
 }
 
-pub(super) async fn embed(call: Call) -> Result<Response, Refusal> {
+pub(super) async fn embed(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Embed = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
@@ -38,7 +40,7 @@ pub(super) async fn embed(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-pub(super) async fn embed_all(call: Call) -> Result<Response, Refusal> {
+pub(super) async fn embed_all(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Embed = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
@@ -58,7 +60,7 @@ pub(super) async fn embed_all(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-pub(super) async fn embed_sparse(call: Call) -> Result<Response, Refusal> {
+pub(super) async fn embed_sparse(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Embed = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;

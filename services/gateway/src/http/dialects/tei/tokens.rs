@@ -6,9 +6,10 @@ use axum::response::Response;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
+use super::super::dialect::DialectCall;
 use super::super::input::{self, Input, OneOrMany};
 use super::super::refusal::Refusal;
-use super::{Call, timed};
+use super::timing::timed;
 use crate::handlers::operations::{Prompt, TextOptions};
 
 #[derive(Deserialize, ToSchema)]
@@ -35,7 +36,7 @@ fn yes() -> bool {
     true
 }
 
-pub(super) async fn tokenize(call: Call) -> Result<Response, Refusal> {
+pub(super) async fn tokenize(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Tokenize = input::read(&call.body)?;
     let texts = body.inputs.into_list();
@@ -54,7 +55,7 @@ pub(super) async fn tokenize(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-pub(super) async fn decode(call: Call) -> Result<Response, Refusal> {
+pub(super) async fn decode(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Decode = input::read(&call.body)?;
     let rows = body.ids.ids("ids")?;

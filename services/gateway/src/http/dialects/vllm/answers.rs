@@ -1,5 +1,7 @@
 //! The shapes of answers.
 
+use trireme_inference::Ledger;
+use trireme_protocol::json::Writer;
 use utoipa::openapi::schema::Schema;
 
 use super::super::answer;
@@ -47,4 +49,22 @@ pub(super) fn tokenize() -> Schema {
 
 pub(super) fn detokenize() -> Schema {
     object([("prompt", text())])
+}
+
+/// The members that most answers begin with.
+pub fn head(out: &mut Writer, kind: &str, model: &str) {
+    out.name("id").string(format!("{kind}-{}", answer::id()));
+    out.name("object").string("list");
+    out.name("created").integer(answer::now());
+    out.name("model").string(model);
+}
+
+/// The tokens of a request, as answers tell them.
+pub fn usage(out: &mut Writer, ledger: &Ledger) {
+    let tokens = answer::tokens(ledger);
+    out.name("usage").object(|out| {
+        out.name("prompt_tokens").integer(tokens);
+        out.name("total_tokens").integer(tokens);
+        out.name("completion_tokens").integer(0);
+    });
 }

@@ -6,9 +6,11 @@ use trireme_inference::Ledger;
 use utoipa::ToSchema;
 
 use super::super::answer::{self, EncodingFormat};
+use super::super::dialect::DialectCall;
 use super::super::input::{self, Input};
 use super::super::refusal::Refusal;
-use super::{Call, Treatment, head, usage};
+use super::answers::{head, usage};
+use super::treatment::Treatment;
 use crate::handlers::operations::{Ask, TextOptions};
 use crate::registry::Task;
 
@@ -22,7 +24,7 @@ pub(super) struct Pooling {
     dimensions: Option<u64>,
 }
 
-pub(super) async fn pooling(call: Call) -> Result<Response, Refusal> {
+pub(super) async fn pooling(call: DialectCall) -> Result<Response, Refusal> {
     let body: Pooling = input::read(&call.body)?;
     let treatment: Treatment = input::read(&call.body)?;
     let format = match body.encoding_format.as_deref() {
@@ -76,7 +78,7 @@ struct Pooled {
 }
 
 impl Pooled {
-    async fn of(call: &Call, texts: &[String], ask: &Ask) -> Result<Pooled, Refusal> {
+    async fn of(call: &DialectCall, texts: &[String], ask: &Ask) -> Result<Pooled, Refusal> {
         let task = match ask.model.as_deref() {
             Some(name) => call.handlers.text_model(Some(name))?.tasks.first().copied(),
             None => Some(Task::Embed),

@@ -5,9 +5,9 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::super::answer;
+use super::super::dialect::DialectCall;
 use super::super::input;
 use super::super::refusal::Refusal;
-use super::Call;
 use crate::handlers::operations::TextOptions;
 
 #[derive(Deserialize, ToSchema)]
@@ -32,7 +32,7 @@ fn yes() -> bool {
     true
 }
 
-pub(super) async fn tokenize(call: Call) -> Result<Response, Refusal> {
+pub(super) async fn tokenize(call: DialectCall) -> Result<Response, Refusal> {
     let body: Tokenize = input::read(&call.body)?;
     let options = TextOptions { add_special_tokens: Some(body.add_special_tokens), ..TextOptions::default() };
     let lists = call.handlers.tokenize(&[body.prompt], &call.ask(body.model.as_deref(), options)).await?;
@@ -53,7 +53,7 @@ pub(super) async fn tokenize(call: Call) -> Result<Response, Refusal> {
     }))
 }
 
-pub(super) async fn detokenize(call: Call) -> Result<Response, Refusal> {
+pub(super) async fn detokenize(call: DialectCall) -> Result<Response, Refusal> {
     let body: Detokenize = input::read(&call.body)?;
     let options = TextOptions { skip_special_tokens: Some(false), ..TextOptions::default() };
     let (texts, ledger) = call.handlers.decode(&[body.tokens], &call.ask(body.model.as_deref(), options)).await?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use trireme_bus::{Bucket, Bus, BusError, escape_token, queue_pause};
 
-use super::message::{self, Change, Override};
+use super::message::{self, ModelChange, Override};
 
 /// How long to wait until this process has carried out a change that is in the store.
 const ON_ITS_WAY: Duration = Duration::from_secs(5);
@@ -17,22 +17,22 @@ const TRIES: u32 = 20;
 
 /// The last change of each model that a process knows. Clones are the same.
 #[derive(Clone, Debug, Default)]
-pub struct Memory(Arc<watch::Sender<BTreeMap<String, Change>>>);
+pub struct Memory(Arc<watch::Sender<BTreeMap<String, ModelChange>>>);
 
 // === impl Memory ===
 
 impl Memory {
     /// The last change of a model.
-    pub fn get(&self, model: &str) -> Option<Change> {
+    pub fn get(&self, model: &str) -> Option<ModelChange> {
         self.0.borrow().get(model).cloned()
     }
 
     /// The last change of each model.
-    pub fn changes(&self) -> Vec<Change> {
+    pub fn changes(&self) -> Vec<ModelChange> {
         self.0.borrow().values().cloned().collect()
     }
 
-    pub(super) fn keep(&self, change: Change) {
+    pub(super) fn keep(&self, change: ModelChange) {
         self.0.send_modify(|changes| drop(changes.insert(change.model.clone(), change)));
     }
 
@@ -60,7 +60,7 @@ pub async fn settle(
     wanted: Option<Override>,
     implied: bool,
 ) -> Result<(), BusError> {
-    let mut change = Change { model: model.to_owned(), wanted, implied, number: 0 };
+    let mut change = ModelChange { model: model.to_owned(), wanted, implied, number: 0 };
     for time in 0..TRIES {
         let (expect, number) = stored(bus, model).await?;
         change.number = number.max(memory.number(model)) + 1;
@@ -77,7 +77,7 @@ pub async fn settle(
 }
 
 /// Writes a change again, unless the store has this change or a later one.
-pub(super) async fn restore(bus: &dyn Bus, change: &Change) {
+pub(super) async fn restore(bus: &dyn Bus, change: &ModelChange) {
     let model = &change.model;
     for time in 0..TRIES {
         let written = match stored(bus, model).await {
@@ -102,14 +102,14 @@ pub(super) async fn restore(bus: &dyn Bus, change: &Change) {
 /// parts of the value, the revision is `None`: the value may be overwritten whatever its revision is.
 async fn stored(bus: &dyn Bus, model: &str) -> Result<(Option<u64>, u64), BusError> {
     match bus.get(Bucket::Models, &escape_token(model)).await {
-        Ok(Some(entry)) => Ok((Some(entry.revision), Change::read(&entry).map_or(0, |change| change.number))),
+        Ok(Some(entry)) => Ok((Some(entry.revision), ModelChange::read(&entry).map_or(0, |change| change.number))),
         Ok(None) => Ok((Some(0), 0)),
         Err(BusError::Refused { .. }) => Ok((None, 0)),
         Err(error) => Err(error),
     }
 }
 
-async fn put(bus: &dyn Bus, change: &Change, expect: Option<u64>) -> Result<(), BusError> {
+async fn put(bus: &dyn Bus, change: &ModelChange, expect: Option<u64>) -> Result<(), BusError> {
     let (key, value) = (escape_token(&change.model), message::encode(change));
     bus.put(Bucket::Models, &key, value, expect, None).await.map(drop)
 }

@@ -30,23 +30,23 @@ impl Participant for Keeper {
     }
 }
 
-fn change(config: &str, number: u64) -> Change {
+fn change(config: &str, number: u64) -> ModelChange {
     let wanted = Some(Override { config: Some(config.to_owned()), ..Override::default() });
-    Change { model: MODEL.to_owned(), wanted, implied: false, number }
+    ModelChange { model: MODEL.to_owned(), wanted, implied: false, number }
 }
 
-fn entry(change: &Change, revision: u64) -> Entry {
+fn entry(change: &ModelChange, revision: u64) -> Entry {
     Entry { key: escape_token(MODEL), value: message::encode(change), revision, at: UnixMicros(1) }
 }
 
 /// Lets a process that knows `known` read the store again, which lists `listed`. `meanwhile` is written by another
 /// gateway. Returns the change in the store, and the change that `settled` was called with.
 async fn read_again(
-    known: &Change,
-    listed: Option<&Change>,
-    meanwhile: Option<&Change>,
+    known: &ModelChange,
+    listed: Option<&ModelChange>,
+    meanwhile: Option<&ModelChange>,
     restores: bool,
-) -> (Option<Change>, Option<Option<Override>>) {
+) -> (Option<ModelChange>, Option<Option<Override>>) {
     let bus = Arc::new(InProcess::default());
     for change in listed.into_iter().chain(meanwhile) {
         bus.put(Bucket::Models, &escape_token(MODEL), message::encode(change), None, None).await.expect("written");
@@ -64,7 +64,7 @@ async fn read_again(
     listener.follow(changes).await;
     let there = bus.get(Bucket::Models, &escape_token(MODEL)).await.expect("in process nothing refuses");
     let told = keeper.last.lock().clone();
-    (there.and_then(|entry| Change::read(&entry)), told)
+    (there.and_then(|entry| ModelChange::read(&entry)), told)
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use trireme_inference::{Counters, ModelKey};
 
-use crate::statistics::Totals;
+use super::sources::Totals;
 
 /// How far back a summary looks.
 const WINDOW: Duration = Duration::from_secs(60);

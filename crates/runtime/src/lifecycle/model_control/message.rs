@@ -28,7 +28,7 @@ pub struct Override {
 
 /// The wanted state of a model after a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Change {
+pub struct ModelChange {
     /// The model.
     pub model: String,
     /// The contents with which the model is loaded; `None` if it is not to be served.
@@ -69,7 +69,7 @@ pub(super) struct Command {
 
 /// A participant's answer to a command.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Answer {
+pub(super) enum ControlReply {
     Working { participant: String },
     Ended { participant: String, outcome: Outcome },
 }
@@ -113,12 +113,12 @@ impl Outcome {
     }
 }
 
-// === impl Change ===
+// === impl ModelChange ===
 
-impl Change {
+impl ModelChange {
     /// The change in an entry of the store. An entry that cannot be read is ignored.
-    pub(super) fn read(entry: &Entry) -> Option<Change> {
-        match decode::<Change>(&entry.value) {
+    pub(super) fn read(entry: &Entry) -> Option<ModelChange> {
+        match decode::<ModelChange>(&entry.value) {
             Ok(change) if escape_token(&change.model) == entry.key => Some(change),
             Ok(change) => {
                 tracing::warn!(key = entry.key, model = change.model, "ignored a change under another model's key");
@@ -154,10 +154,10 @@ mod tests {
         // A map with one unknown member, which the decoder skips: nested arrays of one element, or nested maps.
         let rubbish = |nested: &[u8], depth| [&[0x81, 0xa1, b'x'], &*nested.repeat(depth), &[0xc0]].concat();
         for nested in [&[0x91][..], &[0x81, 0xc0]] {
-            assert!(!matches!(decode::<Change>(&rubbish(nested, MAX_DEPTH / 2)), Err(Error::DepthLimitExceeded)));
+            assert!(!matches!(decode::<ModelChange>(&rubbish(nested, MAX_DEPTH / 2)), Err(Error::DepthLimitExceeded)));
             // Without a depth limit, the last one would overflow the stack.
             for depth in [MAX_DEPTH, MAX_DEPTH * 2, 4 << 20] {
-                let error = decode::<Change>(&rubbish(nested, depth)).unwrap_err();
+                let error = decode::<ModelChange>(&rubbish(nested, depth)).unwrap_err();
                 assert!(matches!(error, Error::DepthLimitExceeded), "{depth}: {error}");
             }
         }
@@ -167,15 +167,15 @@ mod tests {
     fn what_is_said_is_understood() {
         let files = BTreeMap::from([("1/model.onnx".to_owned(), Bytes::from_static(b"\0\xff"))]);
         let wanted = Some(Override { config: Some("{}".to_owned()), files, since: UnixMicros(7) });
-        let change = Change { model: "m".to_owned(), wanted, implied: true, number: 7 };
-        assert_eq!(decode::<Change>(&encode(&change)).unwrap(), change);
+        let change = ModelChange { model: "m".to_owned(), wanted, implied: true, number: 7 };
+        assert_eq!(decode::<ModelChange>(&encode(&change)).unwrap(), change);
     }
 
     #[test]
     fn a_change_is_that_of_its_key() {
-        let change = Change { model: "a.b".to_owned(), wanted: None, implied: false, number: 1 };
+        let change = ModelChange { model: "a.b".to_owned(), wanted: None, implied: false, number: 1 };
         let entry = |key: String| Entry { key, value: encode(&change), revision: 1, at: UnixMicros(1) };
-        assert_eq!(Change::read(&entry(escape_token("a.b"))), Some(change.clone()));
-        assert_eq!(Change::read(&entry("a".to_owned())), None);
+        assert_eq!(ModelChange::read(&entry(escape_token("a.b"))), Some(change.clone()));
+        assert_eq!(ModelChange::read(&entry("a".to_owned())), None);
     }
 }

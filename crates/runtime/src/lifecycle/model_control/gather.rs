@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use trireme_bus::{Bus, BusError};
 
 use super::memory::Memory;
-use super::message::{self, Answer, Command, Outcome, Override, TOPIC};
+use super::message::{self, Command, ControlReply, Outcome, Override, TOPIC};
 
 /// How long to wait for the first answer of workers that the registry does not name.
 const MUSTER: Duration = Duration::from_millis(300);
@@ -22,7 +22,7 @@ const SILENCE: Duration = Duration::from_secs(6);
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// How a command ended for each participant that answered, by its name.
-pub type Answers = BTreeMap<String, Outcome>;
+pub type Outcomes = BTreeMap<String, Outcome>;
 
 /// Tells all participants to load the model as `wanted`, or to unload it. Waits for the participants in `expected`, and
 /// for others that answer. A participant that falls silent has failed if it had begun; otherwise it is left out.
@@ -32,7 +32,7 @@ pub async fn command(
     model: &str,
     wanted: Option<&Override>,
     expected: &BTreeSet<String>,
-) -> Result<Answers, BusError> {
+) -> Result<Outcomes, BusError> {
     let command = Command { model: model.to_owned(), wanted: wanted.cloned(), after: memory.number(model) };
     let mut answers = bus.ask(TOPIC, message::encode(&command)).await?;
     let last_call = if wanted.is_some() { LAST_CALL } else { MUSTER };
@@ -40,8 +40,8 @@ pub async fn command(
     while let Some(until) = roll.wait_until() {
         match tokio::time::timeout_at(until, answers.recv()).await {
             Ok(Some(answer)) => match message::decode(&answer) {
-                Ok(Answer::Working { participant }) => roll.working(participant, Instant::now()),
-                Ok(Answer::Ended { participant, outcome }) => roll.ended(participant, outcome),
+                Ok(ControlReply::Working { participant }) => roll.working(participant, Instant::now()),
+                Ok(ControlReply::Ended { participant, outcome }) => roll.ended(participant, outcome),
                 Err(error) => tracing::warn!(%error, "ignored a malformed answer"),
             },
             // All participants that got the command have answered, or there is no participant.
@@ -60,7 +60,7 @@ struct Roll {
     mustered: bool,
     /// Participants that have not ended: since when they are silent, and whether they have begun.
     open: BTreeMap<String, (Instant, bool)>,
-    ended: Answers,
+    ended: Outcomes,
 }
 
 // === impl Roll ===
@@ -68,7 +68,7 @@ struct Roll {
 impl Roll {
     fn new(expected: &BTreeSet<String>, last_call: Duration, now: Instant) -> Roll {
         let open = expected.iter().map(|name| (name.clone(), (now, false))).collect();
-        Roll { begun: now, last_call, mustered: false, open, ended: Answers::new() }
+        Roll { begun: now, last_call, mustered: false, open, ended: Outcomes::new() }
     }
 
     /// Until when to wait for the next answer; `None`: no longer.
@@ -115,7 +115,7 @@ impl Roll {
     }
 
     /// The answers so far. Participants that had begun and can no longer answer have failed.
-    fn close(mut self) -> Answers {
+    fn close(mut self) -> Outcomes {
         for (participant, (_, begun)) in std::mem::take(&mut self.open) {
             if begun {
                 self.ended.insert(participant.clone(), lost(&participant));
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(roll.wait_until(), None);
         assert_eq!(
             roll.close(),
-            Answers::from([("a".to_owned(), Outcome::Done(Vec::new())), ("b".to_owned(), Outcome::NotMine)])
+            Outcomes::from([("a".to_owned(), Outcome::Done(Vec::new())), ("b".to_owned(), Outcome::NotMine)])
         );
     }
 

@@ -4,7 +4,7 @@
 //! repository is a [`Participant`]: it carries the command out if the command concerns it, and answers. When no
 //! participant failed, the gateway writes the model's wanted state into a store of the bus ([`settle`]), under one key
 //! per model. Every process follows the store, so a process that starts knows which models were loaded by request, and a process
-//! that missed a command catches up. [`Control`] does all of that for one process.
+//! that missed a command catches up. [`Participation`] does all of that for one process.
 //!
 //! Of two changes of a model the later one holds, and the store alone decides which one that is: a gateway overwrites
 //! only the change that it has read, and gives its own the next number. The number is part of the change because a
@@ -27,11 +27,11 @@ use tokio::sync::{Mutex, mpsc};
 use trireme_bus::{Bucket, Bus, BusError, Change as Stored, Question};
 use trireme_engine::TaskSet;
 
-use message::{Answer, Command, TOPIC};
+use message::{Command, ControlReply, TOPIC};
 
-pub use gather::{Answers, command};
+pub use gather::{Outcomes, command};
 pub use memory::{Memory, settle};
-pub use message::{Change, Outcome, Override};
+pub use message::{ModelChange, Outcome, Override};
 
 /// Time between two progress answers of a participant that carries out a command.
 const PROGRESS: Duration = Duration::from_secs(2);
@@ -62,7 +62,7 @@ pub trait Participant: Send + Sync + 'static {
 }
 
 /// A process's part in model control.
-pub struct Control {
+pub struct Participation {
     name: String,
     bus: Arc<dyn Bus>,
     memory: Memory,
@@ -80,16 +80,16 @@ struct Listener {
     turn: Mutex<()>,
 }
 
-// === impl Control ===
+// === impl Participation ===
 
-impl Control {
+impl Participation {
     /// Reads the store and begins to listen. Waits if the store cannot be reached. `name` must be unique among
     /// participants.
-    pub async fn join(bus: Arc<dyn Bus>, name: String) -> Result<Control, BusError> {
+    pub async fn join(bus: Arc<dyn Bus>, name: String) -> Result<Participation, BusError> {
         let (mut changes, memory) = (bus.watch(Bucket::Models).await?, Memory::default());
         loop {
             match tokio::time::timeout(SAY_AGAIN, changes.recv()).await {
-                Ok(Some(Stored::Put(entry))) => drop(Change::read(&entry).map(|change| memory.keep(change))),
+                Ok(Some(Stored::Put(entry))) => drop(ModelChange::read(&entry).map(|change| memory.keep(change))),
                 Ok(Some(Stored::Deleted { .. })) => {}
                 Ok(Some(Stored::Complete)) => break,
                 Ok(None) => return Err(BusError::Unreachable("the store of models was closed".to_owned())),
@@ -99,7 +99,7 @@ impl Control {
             }
         }
         let commands = bus.listen(TOPIC).await?;
-        Ok(Control { name, bus, memory, changes, commands })
+        Ok(Participation { name, bus, memory, changes, commands })
     }
 
     /// The wanted state of each model, kept up to date.
@@ -109,7 +109,7 @@ impl Control {
 
     /// Carries out commands, and changes in the store, for as long as `tasks` runs.
     pub fn serve(self, participant: Arc<dyn Participant>, tasks: &TaskSet) {
-        let Control { name, bus, memory, changes, mut commands } = self;
+        let Participation { name, bus, memory, changes, mut commands } = self;
         let stopping = tasks.stopping().clone();
         tasks.spawn("model control", async move {
             let listener = Listener { name, bus, memory, participant, turn: Mutex::default() };
@@ -144,7 +144,7 @@ impl Listener {
         while let Some(stored) = changes.recv().await {
             match stored {
                 Stored::Put(entry) => {
-                    let Some(change) = Change::read(&entry) else { continue };
+                    let Some(change) = ModelChange::read(&entry) else { continue };
                     match self.memory.get(&change.model) {
                         Some(known) if known == change => drop(listed.insert(change.model)),
                         // The store was rolled back.
@@ -167,7 +167,7 @@ impl Listener {
     }
 
     /// Carries out a change. Usually the process has done so already, when the command arrived.
-    async fn take(&self, change: Change) {
+    async fn take(&self, change: ModelChange) {
         let _turn = self.turn.lock().await;
         self.participant.settled(&change.model, change.wanted.as_ref()).await;
         self.memory.keep(change);
@@ -186,7 +186,7 @@ impl Listener {
                 biased;
                 outcome = &mut work => break outcome,
                 _ = progress.tick() => {
-                    let working = Answer::Working { participant: self.name.clone() };
+                    let working = ControlReply::Working { participant: self.name.clone() };
                     let _ = question.answer(message::encode(&working)).await;
                 }
             }
@@ -206,7 +206,7 @@ impl Listener {
     }
 
     async fn say(&self, question: &Question, outcome: Outcome) {
-        let answer = Answer::Ended { participant: self.name.clone(), outcome };
+        let answer = ControlReply::Ended { participant: self.name.clone(), outcome };
         if let Err(error) = question.answer(message::encode(&answer)).await {
             tracing::warn!(%error, "a command's outcome could not be sent to its gateway");
         }

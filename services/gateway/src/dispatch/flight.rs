@@ -1,0 +1,283 @@
+//! A message in flight: it is published, published again when the broker has lost it, and ended at its deadline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use trireme_bus::{
+    AnswerForm, Bus, BusError, Connection, Inbox, PendingReplies, Queued, Reply, WorkMessage, queue_pause,
+};
+use trireme_inference::{InferError, UnixMicros};
+use trireme_runtime::TaskSet;
+use trireme_telemetry::trace_id;
+
+use super::backlog::Backlogs;
+use super::cancel::Canceller;
+use super::reconcile::{PATIENCE, PATIENCE_AFTER_LOSS, Reconciler, Search};
+
+/// Average pause before a message is published again that the bus did not confirm. The pause varies, so that waiting
+/// requests do not all hit a broker at the moment when it comes back.
+const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Sends the messages of a gateway and expects their replies. Clones are the same.
+#[derive(Clone)]
+pub struct Outbox {
+    pub bus: Arc<dyn Bus>,
+    pub inbox: Arc<Inbox>,
+    canceller: Canceller,
+    reconciler: Reconciler,
+    pub backlogs: Backlogs,
+}
+
+/// A message in flight.
+pub struct Flight {
+    bus: Arc<dyn Bus>,
+    canceller: Canceller,
+    reconciler: Reconciler,
+    message: WorkMessage,
+    replies: PendingReplies,
+    connection: watch::Receiver<Connection>,
+    publishing: Publishing,
+    /// The message's place in its queue.
+    queued: Option<Queued>,
+    /// How often it was sent again.
+    again: u32,
+    /// When the search for it in its queues begins, and the search.
+    seek_at: Instant,
+    search: Option<Search>,
+    /// How often its queue did not exist, and how often it was full.
+    queueless: u32,
+    refusals: u32,
+    /// Notified when another message of the same request was answered. With siblings, a full queue is waited for,
+    /// because the request is already being worked on.
+    siblings: Option<Arc<Notify>>,
+    /// Until when a full queue is waited for.
+    room_by: Instant,
+    backlogs: Backlogs,
+    /// Whether more replies may follow.
+    open: bool,
+}
+
+/// Whether the request is in its queue.
+#[derive(Clone, Copy)]
+enum Publishing {
+    /// It has to be published.
+    Due,
+    /// It has to be published again at this time.
+    DueAt(Instant),
+    /// Its queue has confirmed it.
+    Done,
+}
+
+/// Logs a request that this gateway itself has failed.
+pub fn log_failure(message: &WorkMessage, error: &InferError) {
+    let trace_id = trace_id(message.traceparent.as_deref());
+    let (request_id, id, model) = (&message.request_id, &message.client_id, message.route.model());
+    tracing::warn!(request_id, trace_id, id, %model, %error, "request failed");
+}
+
+// === impl Outbox ===
+
+impl Outbox {
+    /// Opens the inbox of `gateway`; the name must be unique among gateways.
+    pub async fn open(bus: Arc<dyn Bus>, gateway: &str, tasks: &TaskSet) -> Result<Outbox, BusError> {
+        let inbox = bus.open_inbox(gateway).await?;
+        let canceller = Canceller::new(bus.clone(), tasks.clone());
+        let reconciler = Reconciler::start(bus.clone(), gateway, tasks);
+        Ok(Outbox { bus, inbox, canceller, reconciler, backlogs: Backlogs::default() })
+    }
+
+    /// A message that is published when its first reply is asked for. See [`Flight`] for `siblings`.
+    pub fn flight(&self, message: WorkMessage, siblings: Option<Arc<Notify>>) -> Flight {
+        Flight {
+            bus: self.bus.clone(),
+            canceller: self.canceller.clone(),
+            reconciler: self.reconciler.clone(),
+            replies: self.inbox.expect(&message),
+            connection: self.bus.connection(),
+            publishing: Publishing::Due,
+            queued: None,
+            again: 0,
+            seek_at: Instant::now() + PATIENCE,
+            search: None,
+            queueless: 0,
+            refusals: 0,
+            siblings,
+            room_by: Instant::now(),
+            backlogs: self.backlogs.clone(),
+            open: true,
+            message,
+        }
+    }
+}
+
+// === impl Flight ===
+
+impl Flight {
+    /// If its queue is full, it waits for room for this long.
+    pub fn wait_for_room(&mut self, patience: Duration) {
+        self.room_by = Instant::now() + patience;
+    }
+
+    /// The next reply, or the error that ended the request, at its deadline at the latest. After the last reply,
+    /// `None`.
+    pub async fn next(&mut self) -> Option<Result<Reply, InferError>> {
+        if !self.open {
+            return None;
+        }
+        let remaining = self.message.deadline.remaining(UnixMicros::now()).unwrap_or_default();
+        let reply = match tokio::time::timeout(remaining, self.reply()).await {
+            Ok(reply) => reply,
+            Err(_) => return self.end(Err(InferError::unavailable("Request timeout expired")), true),
+        };
+        match reply {
+            Ok(reply) if !reply.last => Some(Ok(reply)),
+            // One part has failed; a worker may still be making others.
+            Ok(reply) => {
+                let goes_on = reply.outcome.is_err() && self.message.answer == AnswerForm::InParts;
+                self.end(Ok(reply), goes_on)
+            }
+            Err(error) => self.end(Err(error), false),
+        }
+    }
+
+    fn end(&mut self, reply: Result<Reply, InferError>, cancel: bool) -> Option<Result<Reply, InferError>> {
+        self.open = false;
+        match &reply {
+            Ok(reply) => self.backlogs.note(&self.message, reply),
+            Err(error) => log_failure(&self.message, error),
+        }
+        // A message that was sent again may be in a queue twice.
+        if cancel || self.again > 0 {
+            self.cancel();
+        }
+        Some(reply)
+    }
+
+    /// Publishes the request, and publishes it again when it is lost. Then it may be executed twice; the first of equal
+    /// replies wins.
+    async fn reply(&mut self) -> Result<Reply, InferError> {
+        loop {
+            match self.publishing {
+                Publishing::Due => {
+                    self.search = None;
+                    let published = tokio::select! {
+                        published = self.bus.publish(&self.message) => published,
+                        // The queue has it, only the confirmation is missing.
+                        reply = self.replies.next() => return Ok(reply),
+                    };
+                    self.publishing = self.published(published)?;
+                    self.seek_at = Instant::now() + PATIENCE;
+                }
+                Publishing::DueAt(_) | Publishing::Done => {}
+            }
+            let is_published = matches!(self.publishing, Publishing::Done);
+            tokio::select! {
+                reply = self.replies.next() => return Ok(reply),
+                () = came_back(&mut self.connection) => {
+                    self.seek_at = self.seek_at.min(Instant::now() + PATIENCE_AFTER_LOSS);
+                }
+                () = tokio::time::sleep_until(self.seek_at), if is_published && self.search.is_none() => {
+                    self.search = Some(self.reconciler.seek(&self.message.request_id, &self.message.route));
+                }
+                () = lost(self.search.as_ref()), if self.search.is_some() => {
+                    self.send_again("the message bus has lost the request");
+                }
+                () = due(self.publishing, self.siblings.as_deref()) => self.publishing = Publishing::Due,
+            }
+        }
+    }
+
+    fn send_again(&mut self, why: &str) {
+        tracing::info!(
+            request_id = self.message.request_id,
+            trace_id = trace_id(self.message.traceparent.as_deref()),
+            "{why}; publishing the request again"
+        );
+        self.again += 1;
+        self.message.request_id = self.message.id_when_sent_again(self.again);
+        self.publishing = Publishing::Due;
+    }
+
+    fn published(&mut self, published: Result<Queued, BusError>) -> Result<Publishing, InferError> {
+        let request_id = &self.message.request_id;
+        let trace_id = trace_id(self.message.traceparent.as_deref());
+        match published {
+            Ok(queued) => {
+                self.queued = Some(queued);
+                Ok(Publishing::Done)
+            }
+            // The registry has a worker for the model: the broker has restarted, and the queue will be created again.
+            Err(BusError::NoQueue { model }) => {
+                tracing::debug!(request_id, trace_id, %model, "request waits for its queue");
+                self.queueless += 1;
+                Ok(Publishing::DueAt(Instant::now() + queue_pause(self.queueless - 1)))
+            }
+            // Not refused, but the bus cannot be reached: the request waits here.
+            Err(BusError::Unreachable(reason)) => {
+                tracing::warn!(request_id, trace_id, reason, "request waits for the message bus");
+                Ok(Publishing::DueAt(Instant::now() + UNREACHABLE_PAUSE.mul_f64(0.5 + fastrand::f64())))
+            }
+            // The request was accepted before, or a part of it was, so it is not refused now.
+            Err(error @ (BusError::Full { .. } | BusError::ClaimsFull { .. }))
+                if self.again > 0 || self.siblings.is_some() || Instant::now() < self.room_by =>
+            {
+                tracing::debug!(request_id, trace_id, %error, "request waits for room");
+                self.refusals += 1;
+                let due = Instant::now() + queue_pause(self.refusals - 1);
+                let was_accepted = self.again > 0 || self.siblings.is_some();
+                Ok(Publishing::DueAt(if was_accepted { due } else { due.min(self.room_by) }))
+            }
+            Err(error) => {
+                let is_full = matches!(error, BusError::Full { .. } | BusError::ClaimsFull { .. });
+                let retry_after = is_full.then(|| self.backlogs.retry_after(&self.message));
+                Err(InferError { retry_after, ..InferError::new(error.code(), error.to_string()) })
+            }
+        }
+    }
+
+    fn cancel(&self) {
+        self.canceller.cancel(&self.message, self.again, self.queued.clone());
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if self.open {
+            self.cancel();
+        }
+    }
+}
+
+/// Waits until publishing is due again, by the clock or because a sibling has left its queue. If it is not due, waits
+/// for ever.
+async fn due(publishing: Publishing, siblings: Option<&Notify>) {
+    match (publishing, siblings) {
+        (Publishing::DueAt(time), None) => tokio::time::sleep_until(time).await,
+        (Publishing::DueAt(time), Some(siblings)) => {
+            let _ = tokio::time::timeout_at(time, siblings.notified()).await;
+        }
+        (Publishing::Due | Publishing::Done, _) => std::future::pending().await,
+    }
+}
+
+/// Waits until the search finds that the request is lost.
+async fn lost(search: Option<&Search>) {
+    match search {
+        Some(search) => search.lost().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until a lost connection is back.
+async fn came_back(connection: &mut watch::Receiver<Connection>) {
+    loop {
+        if connection.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+        if matches!(*connection.borrow_and_update(), Connection::Up(_)) {
+            return;
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! A request in the pipeline: what is needed of it for its responses, and its errors.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use trireme_inference::{InferError, ModelKey, RequestedOutput};
+
+use crate::dispatch::Turn;
+use crate::registry::{Labels, ServedModel};
+use crate::statistics::CountedRequest;
+use crate::traces::OpenTrace;
+
+/// What is needed of a request for its responses.
+pub struct Running {
+    pub id: String,
+    pub model: ModelKey,
+    pub outputs: Vec<RequestedOutput>,
+    pub batched: bool,
+    /// Where it is an ensemble's: what its outputs are held against, whose shapes are those of the last steps.
+    pub ensemble: Option<Arc<ServedModel>>,
+    pub labels: Arc<Labels>,
+    /// What it needs of its sequence, where it belongs to one and has not begun.
+    pub turn: Option<Turn>,
+    /// The most rows of a message, where the request may travel as several.
+    pub rows_per_message: Option<u32>,
+    /// How long it waits for room in a full queue.
+    pub patience: Duration,
+    pub counted: CountedRequest,
+    pub span: tracing::Span,
+    /// Where it is written to a file of traces.
+    pub trace: Option<Arc<OpenTrace>>,
+}
+
+// === impl Running ===
+
+impl Running {
+    /// Notes in its trace that nothing more is done for it, so far.
+    pub fn ended(&self) {
+        if let Some(trace) = &self.trace {
+            trace.ended();
+        }
+    }
+}
+
+/// Marks the span of a request as failed.
+pub fn set_error(span: &tracing::Span, error: &InferError) {
+    trireme_telemetry::set_error(span, format!("{:?}", error.code), &error.message);
+}
+
+/// The beginnings of errors about sequences, which Triton gives without the request's id.
+const WITHOUT_ID: [&str; 3] =
+    ["inference request for sequence ", "inference request to model ", "string correlation ID "];
+
+/// Errors of the core carry the request's id, as Triton's do; those that a model's code makes do not.
+pub fn with_id(mut error: InferError, id: &str) -> InferError {
+    // The names of ensembles come first.
+    let words = error.message.rsplit("', ").next().unwrap_or_default();
+    let is_bare = WITHOUT_ID.iter().any(|beginning| words.starts_with(beginning));
+    if !is_bare && !error.of_model && !error.message.starts_with("[request id: ") {
+        let id = if id.is_empty() { "<id_unknown>" } else { id };
+        error.message = format!("[request id: {id}] {}", error.message);
+    }
+    error
+}

@@ -1,0 +1,161 @@
+//! A resource: its routes, each with its entry in `/openapi.json`, and what they have in common. A file of `routes` has one.
+
+use axum::Router;
+use axum::routing::MethodRouter;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
+
+use super::openapi::schema::Described;
+use super::openapi::{Entry, Verb};
+use super::state::HttpState;
+use super::traffic::Traffic;
+use crate::access::Category;
+
+/// Routes that belong together.
+pub struct Resource {
+    /// The category that access rules know them by; `None` for pages, which say nothing themselves.
+    pub category: Option<Category>,
+    /// What requests to them ask of the gateway, if an endpoint does not say otherwise.
+    pub traffic: Traffic,
+    /// Their group in the document.
+    pub group: &'static str,
+    /// The routes.
+    pub endpoints: &'static [Endpoint],
+}
+
+/// A route with one method.
+pub struct Endpoint {
+    verb: Verb,
+    path: &'static str,
+    /// Makes the other path at which it is there, too.
+    variant: Option<fn(&str) -> String>,
+    traffic: Option<Traffic>,
+    summary: &'static str,
+    takes: Option<fn() -> Schema>,
+    gives: Option<fn() -> Schema>,
+    route: fn() -> MethodRouter<HttpState>,
+}
+
+// === impl Resource ===
+
+impl Resource {
+    /// The router of all endpoints.
+    pub fn router(&self) -> Router<HttpState> {
+        let paths = self.endpoints.iter().flat_map(|endpoint| endpoint.paths().map(move |path| (path, endpoint)));
+        paths.fold(Router::new(), |router, (path, endpoint)| router.route(&path, (endpoint.route)()))
+    }
+
+    /// The entries of all endpoints in the document.
+    pub fn entries(&self) -> impl Iterator<Item = Entry> {
+        let entries =
+            move |endpoint: &'static Endpoint| endpoint.paths().map(move |path| endpoint.entry(self.group, path));
+        self.endpoints.iter().flat_map(entries)
+    }
+
+    /// The paths of all endpoints, each with what requests to it ask of the gateway.
+    pub fn paths(&self) -> impl Iterator<Item = (String, Traffic)> {
+        let traffic = move |endpoint: &Endpoint| endpoint.traffic.unwrap_or(self.traffic);
+        self.endpoints.iter().flat_map(move |endpoint| endpoint.paths().map(move |path| (path, traffic(endpoint))))
+    }
+}
+
+// === impl Endpoint ===
+
+impl Endpoint {
+    const fn new(
+        verb: Verb,
+        path: &'static str,
+        summary: &'static str,
+        route: fn() -> MethodRouter<HttpState>,
+    ) -> Endpoint {
+        Endpoint { verb, path, variant: None, traffic: None, summary, takes: None, gives: None, route }
+    }
+
+    /// A route with GET. `summary` says in a sentence what it does.
+    pub const fn get(path: &'static str, summary: &'static str, route: fn() -> MethodRouter<HttpState>) -> Endpoint {
+        Endpoint::new(Verb::Get, path, summary, route)
+    }
+
+    /// A route with POST.
+    pub const fn post(path: &'static str, summary: &'static str, route: fn() -> MethodRouter<HttpState>) -> Endpoint {
+        Endpoint::new(Verb::Post, path, summary, route)
+    }
+
+    /// A route with DELETE.
+    pub const fn delete(path: &'static str, summary: &'static str, route: fn() -> MethodRouter<HttpState>) -> Endpoint {
+        Endpoint::new(Verb::Delete, path, summary, route)
+    }
+
+    /// The same, there with `/versions/{version}` behind the model, too.
+    pub const fn of_versions(self) -> Endpoint {
+        Endpoint { variant: Some(|path| path.replacen("{model}", "{model}/versions/{version}", 1)), ..self }
+    }
+
+    /// The same, there with `/region/{region}` before the last word, too.
+    pub const fn of_regions(self) -> Endpoint {
+        let with_region = |path: &str| {
+            let (all, word) = path.rsplit_once('/').unwrap_or_default();
+            format!("{all}/region/{{region}}/{word}")
+        };
+        Endpoint { variant: Some(with_region), ..self }
+    }
+
+    /// The same with requests that ask for something else than those of its resource.
+    pub const fn asks(self, traffic: Traffic) -> Endpoint {
+        Endpoint { traffic: Some(traffic), ..self }
+    }
+
+    /// The same with bodies of this shape.
+    pub const fn takes(self, takes: fn() -> Schema) -> Endpoint {
+        Endpoint { takes: Some(takes), ..self }
+    }
+
+    /// The same with answers of this shape.
+    pub const fn gives(self, gives: fn() -> Schema) -> Endpoint {
+        Endpoint { gives: Some(gives), ..self }
+    }
+
+    fn paths(&self) -> impl Iterator<Item = String> {
+        [Some(self.path.to_owned()), self.variant.map(|variant| variant(self.path))].into_iter().flatten()
+    }
+
+    fn entry(&self, group: &'static str, path: String) -> Entry {
+        let body = self.takes.map(|takes| Described { schema: RefOr::T(takes()), parts: Vec::new() });
+        Entry {
+            verb: self.verb,
+            path,
+            group,
+            summary: self.summary.to_owned(),
+            bodies: body.into_iter().collect(),
+            answers: self.gives.map(|gives| gives()).into_iter().collect(),
+            // Some refusals are plain text, as Triton has them.
+            errors: Vec::new(),
+        }
+    }
+}
+
+/// Whether a path fits a route's path, in which `{name}` stands for any segment that is not empty.
+pub fn fits(own: &str, path: &str) -> bool {
+    let (mut own, mut path) = (own.split('/'), path.split('/'));
+    loop {
+        match (own.next(), path.next()) {
+            (None, None) => return true,
+            (Some(own), Some(segment)) if own == segment || own.starts_with('{') && !segment.is_empty() => {}
+            _ => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_fit_segment_by_segment() {
+        assert!(fits("/v2/models/{model}/infer", "/v2/models/a%2Fb/infer"));
+        assert!(fits("/ui/", "/ui/") && !fits("/ui", "/ui/"));
+        for path in ["/v2/models//infer", "/v2/models/a/b/infer", "/v2/models/a/infer/", "/v2/models/a", ""] {
+            assert!(!fits("/v2/models/{model}/infer", path), "{path}");
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! `/openapi.json`: every HTTP route with what it takes and answers, and `/docs`, a page that shows it to people.
+//!
+//! Not here: keys, which each route asks for by its own category.
+
+use std::sync::OnceLock;
+
+use axum::extract::State;
+use axum::http::HeaderValue;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+
+use super::page::file;
+use crate::http::openapi::document;
+use crate::http::openapi::schema::plain;
+use crate::http::resource::{Endpoint, Resource};
+use crate::http::routing::get;
+use crate::http::state::HttpState;
+use crate::http::traffic::Traffic;
+
+const PAGE: &str = include_str!("../../../console/docs.html");
+const STYLE: &str = include_str!("../../../console/docs.css");
+const SCRIPT: &str = include_str!("../../../console/docs.js");
+
+/// The route of the document.
+pub const RESOURCE: Resource = Resource {
+    category: None,
+    traffic: Traffic::Server,
+    group: "pages",
+    endpoints: &[Endpoint::get("/openapi.json", "This document", || get(openapi)).gives(plain)],
+};
+
+/// The routes of the page.
+pub const PAGES: Resource = Resource {
+    category: None,
+    traffic: Traffic::Server,
+    group: "pages",
+    endpoints: &[
+        Endpoint::get("/docs", "A page that shows this document", || {
+            get(async || file("text/html; charset=utf-8", PAGE))
+        }),
+        Endpoint::get("/docs/docs.css", "The style of that page", || {
+            get(async || file("text/css; charset=utf-8", STYLE))
+        }),
+        Endpoint::get("/docs/docs.js", "The script of that page", || {
+            get(async || file("text/javascript; charset=utf-8", SCRIPT))
+        }),
+    ],
+};
+
+async fn openapi(State(http): State<HttpState>) -> Response {
+    static JSON: OnceLock<Bytes> = OnceLock::new();
+    let json = JSON.get_or_init(|| Bytes::from(serde_json::to_vec(&document((http.entries)())).unwrap_or_default()));
+    let headers = [
+        (CONTENT_TYPE, HeaderValue::from_static("application/json")),
+        // A gateway of another version has other routes.
+        (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+    ];
+    (headers, json.clone()).into_response()
+}

@@ -1,0 +1,40 @@
+//! The way by which a request came in, for spans and trace files. Listeners make it; operations only pass it on.
+
+use crate::traces::Protocol;
+
+/// How a request came in.
+#[derive(Clone, Copy, Debug)]
+pub enum Via {
+    /// Over HTTP, at this route.
+    Http(&'static str),
+    /// Over gRPC, by this method.
+    Grpc(&'static str),
+    /// From a model.
+    Model,
+}
+
+// === impl Via ===
+
+impl Via {
+    /// What OpenTelemetry's conventions call it.
+    pub fn attributes(self) -> Vec<(&'static str, String)> {
+        match self {
+            Via::Http(route) => vec![("http.request.method", "POST".to_owned()), ("http.route", route.to_owned())],
+            Via::Grpc(method) => vec![
+                ("rpc.system", "grpc".to_owned()),
+                ("rpc.service", "inference.GRPCInferenceService".to_owned()),
+                ("rpc.method", method.to_owned()),
+            ],
+            Via::Model => Vec::new(),
+        }
+    }
+
+    /// The protocol under which trace files have the request. They are about the requests of clients, so a model's has none.
+    pub fn protocol(self) -> Option<Protocol> {
+        match self {
+            Via::Http(_) => Some(Protocol::Http),
+            Via::Grpc(_) => Some(Protocol::Grpc),
+            Via::Model => None,
+        }
+    }
+}
