@@ -13,7 +13,7 @@ use crate::files::ARRIVING;
 use crate::jobs::{Jobs, Options, Shared};
 use crate::pace::{Pace, Share};
 use crate::record::{BatchState, Counts, Record};
-use crate::statistics::Load;
+use crate::statistics::{Load, Statistics};
 use crate::store::now;
 use crate::{batch, store};
 
@@ -79,6 +79,11 @@ impl Jobs {
             ended,
         }));
         (jobs.clone(), run(jobs))
+    }
+
+    /// How much durable work this gateway has. The load is that of the last second.
+    pub fn statistics(&self) -> Statistics {
+        self.0.counters.read(self.0.pace.limit() as u64)
     }
 }
 

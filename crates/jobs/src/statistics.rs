@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::jobs::Jobs;
 use crate::record::BatchState;
 
 /// The durable work of a gateway, as the store names it for the owner.
@@ -47,25 +46,20 @@ pub(crate) struct Counters {
 /// Counts a call as in flight until it is dropped.
 pub(crate) struct InFlight<'a>(&'a Counters);
 
-// === impl Jobs ===
-
-impl Jobs {
-    /// How much durable work this gateway has. The load is that of the last second.
-    pub fn statistics(&self) -> Statistics {
-        let counters = &self.0.counters;
-        Statistics {
-            load: counters.load.lock().clone(),
-            in_flight: counters.in_flight.load(Ordering::Relaxed),
-            limit: self.0.pace.limit() as u64,
-            completed: counters.completed.load(Ordering::Relaxed),
-            failed: counters.failed.load(Ordering::Relaxed),
-        }
-    }
-}
-
 // === impl Counters ===
 
 impl Counters {
+    /// The present values, beside the limit of calls in flight.
+    pub fn read(&self, limit: u64) -> Statistics {
+        Statistics {
+            load: self.load.lock().clone(),
+            in_flight: self.in_flight.load(Ordering::Relaxed),
+            limit,
+            completed: self.completed.load(Ordering::Relaxed),
+            failed: self.failed.load(Ordering::Relaxed),
+        }
+    }
+
     /// Counts a call.
     pub fn call(&self) -> InFlight<'_> {
         self.in_flight.fetch_add(1, Ordering::Relaxed);

@@ -25,9 +25,6 @@ use crate::{BusError, Connection, Delivery, LevelPolicy, Puller, QueueOptions};
 /// How often a worker looks for a bulk lane that is not there, in case that it missed the message about it.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// The lanes that this gateway has made, and the connection over which it did.
-pub type Made = (Option<Connection>, HashSet<ModelKey>);
-
 /// Pulls from a bulk lane, which may not be there yet.
 pub struct BulkPuller {
     lane: NatsPuller,

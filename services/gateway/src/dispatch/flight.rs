@@ -115,7 +115,7 @@ impl Outbox {
 // === impl Flight ===
 
 impl Flight {
-    /// If its queue is full, it waits for room for this long.
+    /// Waits this long for room in a full queue, from now on.
     pub fn wait_for_room(&mut self, patience: Duration) {
         self.room_by = Instant::now() + patience;
     }

@@ -64,6 +64,7 @@ pub struct DialectCall {
     /// The parameters that models get of the headers.
     pub parameters: Parameters,
     pub traceparent: Option<String>,
+    /// How it waits.
     pub waits: Waits,
     pub route: &'static str,
     /// The meaning of token ids in place of texts.
