@@ -19,6 +19,7 @@ use crate::registry::Registry;
 
 /// Flags of durable work.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Durable work")]
 pub struct JobArgs {
     /// Whether clients may have requests that are answered later (Prefer: respond-async), files and batches
     #[arg(long, env = "TRIREME_ALLOW_JOBS", value_name = "BOOL", default_value = "true")]

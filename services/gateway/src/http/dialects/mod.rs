@@ -181,8 +181,8 @@ fn add(router: Router<HttpState>, path: &str, claims: Vec<Claim>) -> Router<Http
     router.route(
         path,
         match route.verb {
-            Verb::Get => on_get(handler).head(routes::method_not_allowed),
-            // Triton has nothing at its root.
+            Verb::Get => on_get(handler),
+            // Only GET and POST have something at the root.
             Verb::Post if path == "/" => on_post(handler).fallback(routes::not_found),
             Verb::Post => on_post(handler),
             Verb::Delete => axum::routing::delete(handler),

@@ -52,6 +52,7 @@ const PAGES: &[Line] = &[
     get("/docs", "A page that shows this document"),
     get("/docs/docs.css", "The style of that page"),
     get("/docs/docs.js", "The script of that page"),
+    get("/", "Leads to the console"),
     get("/ui", "The console: a page that shows what runs"),
     get("/ui/", "Leads to the console"),
     get("/ui/console.css", "The style of the console"),
@@ -150,6 +151,7 @@ fn status() -> Schema {
     object([
         ("time", number()),
         ("ready", flag()),
+        ("jobs", flag()),
         ("models", list(model)),
         ("gateways", list(plain())),
         ("workers", list(plain())),

@@ -88,13 +88,13 @@ fn table() -> [(Category, Router<HttpState>); 14] {
     ]
 }
 
-/// A GET route. HEAD is refused, as Triton refuses it.
+/// A GET route. HEAD gets the same answer without its body; Triton refuses HEAD.
 pub(super) fn get<H, T>(handler: H) -> MethodRouter<HttpState>
 where
     H: axum::handler::Handler<T, HttpState>,
     T: 'static,
 {
-    on_get(handler).head(method_not_allowed)
+    on_get(handler)
 }
 
 /// A POST route.
@@ -122,7 +122,7 @@ pub(super) async fn not_found() -> Response {
 }
 
 /// Triton matches a whole path before it looks at the method: a version that is no number is no path at all.
-pub(super) async fn method_not_allowed(uri: Uri) -> Response {
+async fn method_not_allowed(uri: Uri) -> Response {
     const MESSAGE: &str = "Method Not Allowed";
     match ModelPath::parse(uri.path()) {
         Err(PathError::NoSuchPath) => not_found().await,
