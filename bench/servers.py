@@ -112,7 +112,7 @@ class Deployment:
 
 def load(trireme, deployment, model, seconds, concurrency, texts=None, dimension=1, form="binary"):
     """One measurement with `trireme bench`, including the CPU time of each process."""
-    argv = [trireme, "bench", deployment.address, "--model", model, "--json", "--seconds", seconds]
+    argv = [trireme, "bench", "--server", deployment.address, "--model", model, "--json", "--seconds", seconds]
     argv += ["--concurrency", concurrency, "--warmup-seconds", min(1, seconds / 4), "--dimension", dimension, "--form", form]
     argv += ["--texts", texts] if texts else []
     before, threads = deployment.cpu(), deployment.processes[0].cpu_by_thread()

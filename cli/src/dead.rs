@@ -1,5 +1,6 @@
 //! `trireme dead`: looks at messages that were given up, and sends them again.
 
+use std::fmt::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +11,10 @@ use serde_json::{Value, json};
 use trireme_bus::{Bus, Reply, StoredLetter, WorkMessage};
 use trireme_inference::{Tensor, UnixMicros};
 use trireme_runtime::service::{self, NatsArgs};
+
+use crate::broker::{self, CONNECT_TIMEOUT_SECS};
+use crate::output::write_out;
+use crate::style::{age, cell, colours, harmless, table};
 
 /// Flags of `trireme dead`.
 #[derive(Args)]
@@ -30,6 +35,7 @@ enum Action {
 
 /// Flags of `trireme dead list`.
 #[derive(Args)]
+#[command(mut_arg("nats_connect_timeout_secs", |flag| flag.default_value(CONNECT_TIMEOUT_SECS)))]
 struct ListArgs {
     /// Only those of this model's queues
     #[arg(long, value_name = "NAME")]
@@ -45,6 +51,7 @@ struct ListArgs {
 
 /// Flags of `trireme dead show`.
 #[derive(Args)]
+#[command(mut_arg("nats_connect_timeout_secs", |flag| flag.default_value(CONNECT_TIMEOUT_SECS)))]
 struct ShowArgs {
     /// Its number, from `trireme dead list`
     #[arg(value_name = "NUMBER")]
@@ -60,6 +67,7 @@ struct ShowArgs {
 
 /// Flags of `trireme dead replay`.
 #[derive(Args)]
+#[command(mut_arg("nats_connect_timeout_secs", |flag| flag.default_value(CONNECT_TIMEOUT_SECS)))]
 struct ReplayArgs {
     /// Its number, from `trireme dead list`
     #[arg(value_name = "NUMBER")]
@@ -98,82 +106,72 @@ pub fn run(args: &DeadArgs) -> ExitCode {
         })
     });
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("trireme dead: {error:#}");
-            ExitCode::FAILURE
-        }
+        Ok(text) => write_out(text.as_bytes()),
+        Err(error) => service::fail(&error),
     }
 }
 
 async fn connect(nats: &NatsArgs) -> anyhow::Result<(String, Arc<dyn Bus>)> {
     let name = service::process_name("dead");
-    let bus = nats.connect("admin", &name).await?;
+    let bus = broker::connect(nats, &name).await?;
     Ok((name, bus))
 }
 
-async fn list(args: &ListArgs) -> anyhow::Result<()> {
+async fn list(args: &ListArgs) -> anyhow::Result<String> {
     let (_, bus) = connect(&args.nats).await?;
-    if !args.json {
-        println!("{:>8}  {:>8}  {:<28} {:>8}  REASON", "NUMBER", "AGE", "STAGE", "ATTEMPTS");
-    }
-    let mut last = 0;
+    let (mut last, mut json, mut lines) = (0, String::new(), Vec::new());
     while let Some(stored) = bus.dead_letter_after(last).await? {
         last = stored.number;
         let queue = stored.letter.message.queue();
         if args.model.as_ref().is_some_and(|name| queue.is_none_or(|queue| queue.name != *name)) {
             continue;
         }
-        match args.json {
-            true => println!("{}", describe(&stored)),
-            false => println!(
-                "{:>8}  {:>8}  {:<28} {:>8}  {}",
-                stored.number,
-                age(stored.at),
-                stage(&stored),
-                stored.letter.attempts,
-                stored.letter.reason
-            ),
-        }
+        writeln!(json, "{}", describe(&stored))?;
+        lines.push(vec![
+            cell(stored.number),
+            cell(age_of(&stored)),
+            cell(stage(&stored)),
+            cell(stored.letter.attempts),
+            cell(&stored.letter.reason),
+        ]);
     }
-    Ok(())
+    if args.json {
+        return Ok(json);
+    }
+    let mut text = String::new();
+    table(&mut text, &[">number", ">age", "stage", ">attempts", "reason"], &lines, colours());
+    Ok(text)
 }
 
-async fn show(args: &ShowArgs) -> anyhow::Result<()> {
+async fn show(args: &ShowArgs) -> anyhow::Result<String> {
     let (_, bus) = connect(&args.nats).await?;
     let stored = find(bus.as_ref(), args.number).await?;
     if args.json {
-        println!("{}", describe(&stored));
-        return Ok(());
+        return Ok(format!("{}\n", describe(&stored)));
     }
-    let StoredLetter { letter, at, .. } = &stored;
+    let StoredLetter { letter, .. } = &stored;
     let message = &letter.message;
-    println!("number    {}", stored.number);
-    println!("age       {}", age(*at));
-    println!("stage     {}", stage(&stored));
-    println!("worker    {}", letter.reason.worker.as_deref().unwrap_or("unknown"));
-    println!("attempts  {}", letter.attempts);
-    println!("reason    {}", letter.reason);
-    println!("model     {}", message.route.model());
-    println!("request   {} (client's id '{}')", message.request_id, message.client_id);
     let steps: Vec<_> = message.route.remaining().iter().map(|step| step.model.to_string()).collect();
-    println!("steps     {}", steps.join(", "));
-    for tensor in &message.tensors {
-        println!(
-            "tensor    {} {} {} ({} bytes)",
-            tensor.name(),
-            tensor.datatype(),
-            tensor.shape(),
-            tensor.data().len()
-        );
-    }
-    for hop in &message.ledger.0 {
-        println!("done      {} by {}", hop.model, hop.worker);
-    }
-    Ok(())
+    let mut lines = vec![
+        ("number", stored.number.to_string()),
+        ("age", age_of(&stored)),
+        ("stage", stage(&stored)),
+        ("worker", letter.reason.worker.as_deref().unwrap_or("unknown").to_owned()),
+        ("attempts", letter.attempts.to_string()),
+        ("reason", letter.reason.to_string()),
+        ("model", message.route.model().to_string()),
+        ("request", format!("{} (client's id '{}')", message.request_id, message.client_id)),
+        ("steps", steps.join(", ")),
+    ];
+    lines.extend(message.tensors.iter().map(|tensor| {
+        let (name, datatype, shape) = (tensor.name(), tensor.datatype(), tensor.shape());
+        ("tensor", format!("{name} {datatype} {shape} ({} bytes)", tensor.data().len()))
+    }));
+    lines.extend(message.ledger.0.iter().map(|hop| ("done", format!("{} by {}", hop.model, hop.worker))));
+    Ok(lines.iter().map(|(name, value)| format!("{name:<10}{}\n", harmless(value))).collect())
 }
 
-async fn replay(args: &ReplayArgs) -> anyhow::Result<()> {
+async fn replay(args: &ReplayArgs) -> anyhow::Result<String> {
     let (gateway, bus) = connect(&args.nats).await?;
     let stored = find(bus.as_ref(), args.number).await?;
     let timeout = Duration::from_millis(args.timeout_ms);
@@ -193,35 +191,31 @@ async fn replay(args: &ReplayArgs) -> anyhow::Result<()> {
         bus.remove_dead_letter(args.number).await?;
     }
     if !args.wait {
-        println!("sent again as request {}", message.request_id);
         bus.close().await;
-        return Ok(());
+        return Ok(format!("sent again as request {}\n", message.request_id));
     }
     let waited = tokio::time::timeout(timeout, replies.next()).await;
     let reply = waited.map_err(|_| anyhow::anyhow!("no answer within {} ms", args.timeout_ms))?;
-    print_outcome(reply, args.json)
+    outcome(reply, args.json)
 }
 
-fn print_outcome(reply: Reply, as_json: bool) -> anyhow::Result<()> {
+/// The answer as text; an error as answer is an error of the command, and is printed as JSON, too, where that is wanted.
+fn outcome(reply: Reply, as_json: bool) -> anyhow::Result<String> {
     let output = match reply.outcome {
         Ok(output) => output,
         Err(error) => {
             if as_json {
-                println!("{}", json!({"error": error}));
+                write_out(format!("{}\n", json!({"error": error})).as_bytes());
             }
             let stage = error.stage.as_deref().unwrap_or("unknown");
             bail!("it failed again, at {stage}: {error}");
         }
     };
-    match as_json {
-        true => println!("{}", json!({"outputs": shapes(&output.tensors), "ledger": reply.ledger})),
-        false => {
-            for tensor in &output.tensors {
-                println!("{} {} {}", tensor.name(), tensor.datatype(), tensor.shape());
-            }
-        }
+    if as_json {
+        return Ok(format!("{}\n", json!({"outputs": shapes(&output.tensors), "ledger": reply.ledger})));
     }
-    Ok(())
+    let line = |tensor: &Tensor| format!("{} {} {}\n", tensor.name(), tensor.datatype(), tensor.shape());
+    Ok(output.tensors.iter().map(line).collect())
 }
 
 async fn find(bus: &dyn Bus, number: u64) -> anyhow::Result<StoredLetter> {
@@ -269,12 +263,6 @@ fn shapes(tensors: &[Tensor]) -> Vec<Value> {
     tensors.iter().map(shape).collect()
 }
 
-fn age(at: UnixMicros) -> String {
-    let seconds = UnixMicros::now().since(at).as_secs();
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{}h{}m", seconds / 3600, seconds % 3600 / 60),
-        _ => format!("{}d{}h", seconds / 86_400, seconds % 86_400 / 3600),
-    }
+fn age_of(stored: &StoredLetter) -> String {
+    age(UnixMicros::now().since(stored.at).as_secs_f64())
 }

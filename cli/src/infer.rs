@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde_json::{Map, Value, json};
+use trireme_runtime::service;
 
 use crate::client::{Client, ServerArgs};
 
@@ -56,10 +57,7 @@ pub struct InferArgs {
 pub fn run(args: &InferArgs) -> ExitCode {
     match ask(args) {
         Ok(text) => crate::output::write_out(text.as_bytes()),
-        Err(error) => {
-            eprintln!("infer: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => service::fail(&error),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The `trireme` command: `serve` runs everything in one process; each subcommand is a file here.
 
 mod bench;
+mod broker;
 mod bulk;
 mod client;
 mod dead;

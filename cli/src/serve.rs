@@ -32,6 +32,7 @@ pub struct ServeArgs {
     queue: QueueArgs,
 
     /// Directory for durable work: requests that are answered later, files and batches. Without it there is none
+    #[arg(help_heading = "Durable work")]
     #[arg(long, env = "TRIREME_DATA_DIR", value_name = "DIR")]
     data_dir: Option<PathBuf>,
 
@@ -58,7 +59,7 @@ pub struct Server {
 /// Serves until a signal stops the process. It takes the port before it loads models, so that probes see "not ready" meanwhile.
 pub fn run(args: &ServeArgs) -> ExitCode {
     if args.admin.healthcheck {
-        return args.admin.check("trireme");
+        return service::healthcheck(&args.admin);
     }
     service::block_on("trireme", &args.gateway.traces.telemetry(&args.telemetry), async {
         args.triton.warn();
@@ -99,7 +100,7 @@ impl Server {
         let exit_on_error = options.control.exit_on_error;
         let models =
             ModelOptions { model_repository: options.model_repository.clone(), control: options.control.clone() };
-        let settings = args.queue.deployment().queue;
+        let settings = args.queue.options();
         let bus: Arc<dyn Bus> = Arc::new(match &args.data_dir {
             Some(directory) => {
                 InProcess::open(&settings, directory).with_context(|| format!("--data-dir {}", directory.display()))?

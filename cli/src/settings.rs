@@ -7,8 +7,12 @@ use anyhow::Context;
 use clap::Args;
 use trireme_runtime::service::{self, NatsArgs, Storage};
 
+use crate::broker::{self, CONNECT_TIMEOUT_SECS};
+use crate::output::write_out;
+
 /// Flags of `trireme settings`. Without any the settings are only shown.
 #[derive(Args)]
+#[command(mut_arg("nats_connect_timeout_secs", |flag| flag.default_value(CONNECT_TIMEOUT_SECS)))]
 pub struct SettingsArgs {
     /// Copies that the brokers keep of each stream
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=5))]
@@ -42,16 +46,13 @@ pub struct SettingsArgs {
 pub fn run(args: &SettingsArgs) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(settings(args))) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("trireme settings: {error:#}");
-            ExitCode::FAILURE
-        }
+        Ok(text) => write_out(text.as_bytes()),
+        Err(error) => service::fail(&error),
     }
 }
 
-async fn settings(args: &SettingsArgs) -> anyhow::Result<()> {
-    let bus = args.nats.connect("admin", &service::process_name("settings")).await?;
+async fn settings(args: &SettingsArgs) -> anyhow::Result<String> {
+    let bus = broker::connect(&args.nats, &service::process_name("settings")).await?;
     let before = bus.find_settings().await?;
     let before = before.context("this broker has no settings yet: the first gateway of a deployment writes them")?;
     let mut settings = before.clone();
@@ -64,15 +65,18 @@ async fn settings(args: &SettingsArgs) -> anyhow::Result<()> {
     if settings != before {
         bus.change_settings(&settings).await?;
     }
-    println!("queue-replicas      {}", settings.replicas);
-    println!("queue-storage       {}", if settings.file_storage { "file" } else { "memory" });
-    println!("queue-max-messages  {}", settings.max_messages);
-    println!("queue-max-bytes     {}", settings.max_bytes);
-    println!("ack-wait-ms         {}", settings.ack_wait.as_millis());
-    println!("max-deliver         {}", settings.max_attempts);
-    if settings != before {
-        println!("changed: stores are changed now, a queue when its workers start or load their model again");
-    }
     bus.close().await;
-    Ok(())
+    let lines = [
+        ("queue-replicas", settings.replicas.to_string()),
+        ("queue-storage", if settings.file_storage { "file" } else { "memory" }.to_owned()),
+        ("queue-max-messages", settings.max_messages.to_string()),
+        ("queue-max-bytes", settings.max_bytes.to_string()),
+        ("ack-wait-ms", settings.ack_wait.as_millis().to_string()),
+        ("max-deliver", settings.max_attempts.to_string()),
+    ];
+    let mut text: String = lines.iter().map(|(name, value)| format!("{name:<20}{value}\n")).collect();
+    if settings != before {
+        text.push_str("changed: stores are changed now, a queue when its workers start or load their model again\n");
+    }
+    Ok(text)
 }

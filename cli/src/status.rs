@@ -1,4 +1,4 @@
-//! `trireme status`: the running system as a gateway knows it, from its document at `/v2/trireme/status`.
+//! `trireme status`: the running system as a gateway knows it, from its document at `/v2/trireme/status`, and its batches.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -9,12 +9,19 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use serde_json::Value;
+use trireme_runtime::service;
 
 use crate::client::{Client, ServerArgs};
-use crate::style::{Cell, Style, cell, colours, paint, table};
+use crate::style::{self, Cell, Style, cell, colours, paint, table};
 
 /// The path of the document.
 const PATH: &str = "/v2/trireme/status";
+
+/// The path of the latest batches.
+const BATCHES: &str = "/v1/batches?limit=10";
+
+/// The names that a server has in its metadata when nobody gave it one of its own.
+const USUAL_NAMES: [&str; 2] = ["triton", "trireme"];
 
 /// Seconds by which a clock may be off without a warning.
 const WORTH_A_WARNING: f64 = 1.0;
@@ -42,10 +49,7 @@ pub struct StatusArgs {
 pub fn run(args: &StatusArgs) -> ExitCode {
     match show(args) {
         Ok(code) => code,
-        Err(error) => {
-            eprintln!("status: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => service::fail(&error),
     }
 }
 
@@ -57,7 +61,10 @@ fn show(args: &StatusArgs) -> anyhow::Result<ExitCode> {
         let now = client.get(PATH);
         let text = match (&now, args.watch) {
             (Ok(now), _) if args.json => format!("{now}\n"),
-            (Ok(now), _) => format!("{clear}{}", render(now, before.as_ref(), colours())),
+            (Ok(now), _) => {
+                let batches = (now["jobs"] == true).then(|| client.get(BATCHES));
+                format!("{clear}{}{}", render(now, before.as_ref(), colours()), show_batches(now, batches, colours()))
+            }
             (Err(_), None) => return now.context("no status").map(|_| ExitCode::FAILURE),
             // Waits for a gateway that restarts.
             (Err(error), Some(_)) => format!("{clear}{}\n", paint(&format!("{error:#}"), Style::Bad, colours())),
@@ -79,8 +86,10 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
         Some(true) => paint("ready", Style::Good, colours),
         _ => paint("not ready", Style::Bad, colours),
     };
-    let name = paint(text(&now["name"]), Style::Strong, colours);
-    let _ = writeln!(out, "{name} {} is {ready}\n", text(&now["version"]));
+    let product = paint("trireme", Style::Strong, colours);
+    let own = text(&now["name"]);
+    let name = if USUAL_NAMES.contains(&own) { String::new() } else { format!(" '{}'", style::harmless(own)) };
+    let _ = writeln!(out, "{product} {}{name} is {ready}\n", text(&now["version"]));
     let lines: Vec<_> = list(&now["gateways"]).map(gateway).collect();
     table(&mut out, &["gateway", ">up", ">in flight"], &lines, colours);
     out.push('\n');
@@ -117,6 +126,9 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
         ">compute p50",
     ];
     table(&mut out, &heading, &lines, colours);
+    if lines.is_empty() {
+        out.push_str("  no models: the model repository is empty, and no worker serves one\n");
+    }
     for model in list(&now["models"]) {
         if let Some(steps) = model["steps"].as_array() {
             let steps: Vec<_> = steps.iter().map(|step| text(&step["model"])).collect();
@@ -138,6 +150,61 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
     }
     out.push('\n');
     out
+}
+
+/// The table of the latest batches; nothing where the gateway takes no durable work, or has no batch.
+fn show_batches(now: &Value, batches: Option<anyhow::Result<Value>>, colours: bool) -> String {
+    let batches = match batches {
+        None => return String::new(),
+        Some(Err(error)) => {
+            return format!("\n{}\n", paint(&format!("no batches are shown: {error:#}"), Style::Bad, colours));
+        }
+        Some(Ok(batches)) => batches,
+    };
+    let lines: Vec<_> = list(&batches["data"]).map(|batch| self::batch(batch, number(&now["time"]))).collect();
+    if lines.is_empty() {
+        return String::new();
+    }
+    let mut out = "\n".to_owned();
+    let heading = ["batch", "state", "endpoint", ">lines", ">done", ">failed", ">per s", ">left"];
+    table(&mut out, &heading, &lines, colours);
+    for batch in list(&batches["data"]) {
+        for error in list(&batch["errors"]["data"]) {
+            let message = paint(text(&error["message"]), Style::Bad, colours);
+            let _ = writeln!(out, "\n  {}: {message}", style::harmless(text(&batch["id"])));
+        }
+    }
+    if batches["has_more"] == true {
+        out.push_str("  older batches: GET /v1/batches\n");
+    }
+    out
+}
+
+/// A batch's line at `now`, in seconds since 1970.
+fn batch(batch: &Value, now: f64) -> Vec<Cell> {
+    let counts = &batch["request_counts"];
+    let (total, failed) = (number(&counts["total"]), number(&counts["failed"]));
+    let done = number(&counts["completed"]) + failed;
+    let ends = ["completed_at", "failed_at", "expired_at", "cancelled_at"];
+    let end = ends.iter().find_map(|end| batch[*end].as_f64()).unwrap_or(now);
+    let rate = batch["in_progress_at"].as_f64().map(|begun| done / (end - begun).max(1.0));
+    let state = text(&batch["status"]);
+    let left = rate.filter(|rate| state == "in_progress" && *rate > 0.0).map(|rate| style::age((total - done) / rate));
+    let style = match state {
+        "completed" if failed == 0.0 => Style::Good,
+        "completed" | "failed" | "expired" => Style::Bad,
+        _ => Style::Plain,
+    };
+    vec![
+        cell(text(&batch["id"])),
+        (state.to_owned(), style),
+        cell(text(&batch["endpoint"])),
+        cell(total),
+        cell(done),
+        (failed.to_string(), if failed > 0.0 { Style::Bad } else { Style::Plain }),
+        cell(rate.map_or("-".to_owned(), |rate| format!("{rate:.1}"))),
+        cell(left.unwrap_or_else(|| "-".to_owned())),
+    ]
 }
 
 fn gateway(gateway: &Value) -> Vec<Cell> {
@@ -221,15 +288,8 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_default()
 }
 
-/// A span of time in words.
 fn age(seconds: &Value) -> String {
-    match seconds.as_f64() {
-        None => "-".to_owned(),
-        Some(seconds) if seconds < 60.0 => format!("{seconds:.1} s"),
-        Some(seconds) if seconds < 3600.0 => format!("{:.0} min", seconds / 60.0),
-        Some(seconds) if seconds < 172_800.0 => format!("{:.0} h", seconds / 3600.0),
-        Some(seconds) => format!("{:.0} d", seconds / 86_400.0),
-    }
+    seconds.as_f64().map_or("-".to_owned(), style::age)
 }
 
 fn millis(seconds: &Value) -> String {
@@ -269,6 +329,48 @@ mod tests {
         let mut document = document(10.0, 1);
         document["gateways"][0]["clock_offset_seconds"] = json!(7200.0);
         assert!(render(&document, None, false).contains("the clock of g is 2 h behind the broker's"));
+    }
+
+    #[test]
+    fn the_product_is_named_and_an_own_name_beside_it() {
+        let first = |name: &str| {
+            let mut document = document(10.0, 1);
+            document["name"] = json!(name);
+            render(&document, None, false).lines().next().unwrap().to_owned()
+        };
+        assert_eq!(first("triton"), "trireme 1 is not ready");
+        assert_eq!(first("edge\u{1b}[2J"), "trireme 1 'edge\u{fffd}[2J' is not ready");
+    }
+
+    #[test]
+    fn a_system_without_models_says_so() {
+        let mut document = document(10.0, 1);
+        document["models"] = json!([]);
+        assert!(render(&document, None, false).contains("no models: the model repository is empty"));
+    }
+
+    #[test]
+    fn batches_have_their_progress_rate_and_errors() {
+        let batch = |state: &str, counts: [u64; 3]| {
+            json!({"id": "batch_1", "endpoint": "/v1/embeddings", "status": state, "in_progress_at": 100, "errors": null,
+                "request_counts": {"total": counts[0], "completed": counts[1], "failed": counts[2]}})
+        };
+        let shown = |batches: Value| show_batches(&json!({"time": 110.0}), Some(Ok(batches)), false);
+        let words = |text: &str| text.lines().nth(2).unwrap().split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let running = shown(json!({"data": [batch("in_progress", [1000, 190, 10])], "has_more": true}));
+        let expected = ["batch_1", "in_progress", "/v1/embeddings", "1000", "200", "10", "20.0", "40.0", "s"];
+        assert_eq!(words(&running), expected, "{running}");
+        assert!(running.contains("GET /v1/batches"));
+        let mut ended = batch("completed", [50, 50, 0]);
+        ended["completed_at"] = json!(105);
+        assert_eq!(words(&shown(json!({"data": [ended]})))[3..], ["50", "50", "0", "10.0", "-"]);
+        let mut faulty = batch("failed", [0, 0, 0]);
+        faulty["errors"] = json!({"data": [{"message": "no\u{1b} lines"}]});
+        assert!(shown(json!({"data": [faulty]})).contains("batch_1: no\u{fffd} lines"));
+        assert_eq!(shown(json!({"data": []})), "");
+        let refused = show_batches(&json!({}), Some(Err(anyhow::anyhow!("the server answered 403"))), false);
+        assert_eq!(refused, "\nno batches are shown: the server answered 403\n");
+        assert_eq!(show_batches(&json!({}), None, false), "");
     }
 
     #[test]

@@ -59,6 +59,16 @@ pub fn table(out: &mut String, heading: &[&str], lines: &[Vec<Cell>], colours: b
     }
 }
 
+/// A span of time in words.
+pub fn age(seconds: f64) -> String {
+    match seconds {
+        ..60.0 => format!("{seconds:.1} s"),
+        ..3600.0 => format!("{:.0} min", seconds / 60.0),
+        ..172_800.0 => format!("{:.0} h", seconds / 3600.0),
+        _ => format!("{:.0} d", seconds / 86_400.0),
+    }
+}
+
 /// The text in its colour.
 pub fn paint(text: &str, style: Style, colours: bool) -> String {
     let text = harmless(text);

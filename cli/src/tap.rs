@@ -14,6 +14,8 @@ use trireme_runtime::service::{self, NatsArgs};
 use trireme_runtime::tap::{TapAnswer, TapFilter, TappedMessage, tap};
 use trireme_telemetry::TelemetryArgs;
 
+use crate::broker::{self, CONNECT_TIMEOUT_SECS};
+use crate::output::warn;
 use crate::style::{Style, colours, harmless, paint};
 
 /// How long workers have to say that they listen.
@@ -21,6 +23,7 @@ const HEAR_LIMIT: Duration = Duration::from_secs(3);
 
 /// Flags of `trireme tap`.
 #[derive(Args)]
+#[command(mut_arg("nats_connect_timeout_secs", |flag| flag.default_value(CONNECT_TIMEOUT_SECS)))]
 pub struct TapArgs {
     /// A model, or tokenizer, model or postprocess for all models of such workers, or all
     #[arg(long, value_name = "STAGE", default_value = "all")]
@@ -53,7 +56,7 @@ pub fn run(args: &TapArgs) -> ExitCode {
     service::block_on("tap", &args.telemetry, async {
         let shutdown = service::shutdown_signal()?;
         let name = service::process_name("tap");
-        let Some(bus) = service::or_shutdown(&shutdown, args.nats.connect("admin", &name)).await? else {
+        let Some(bus) = service::or_shutdown(&shutdown, broker::connect(&args.nats, &name)).await? else {
             return Ok(());
         };
         let tasks = TaskSet::new();
@@ -108,7 +111,7 @@ async fn look(args: &TapArgs, answers: &mut tokio::sync::mpsc::Receiver<TapAnswe
             }
         }
         if answer.left_out > 0 {
-            eprintln!("{} had {} more than it shows", harmless(&answer.worker), answer.left_out);
+            warn(&format!("{} had {} more messages than it shows", harmless(&answer.worker), answer.left_out));
         }
     }
     Ok(())

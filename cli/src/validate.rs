@@ -114,6 +114,9 @@ async fn check(args: &ValidateArgs) -> (Repository, Vec<Fault>) {
     let broken = repository.broken();
     let mut faults: Vec<_> =
         broken.map(|(name, broken)| Fault::of(name, broken.fault.code(), broken.fault.to_string())).collect();
+    if let Err(empty) = repository.check_not_empty(&sources.repositories) {
+        faults.push(unreadable(empty.code(), format!("model repository: {empty}")));
+    }
     if !args.no_load {
         let downloads = args.models.iter().filter_map(|model| model.to_str()).any(is_remote);
         let stages = StageOptions {

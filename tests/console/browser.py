@@ -49,7 +49,7 @@ class Browser:
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.resize(width, height)
 
     def call(self, method, limit=60, **parameters):
         """Sends a command and waits for its result."""
@@ -118,6 +118,10 @@ class Browser:
     def scheme(self, name):
         """Sets light or dark mode."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+
+    def resize(self, width, height):
+        """Gives the page another size."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def screenshot(self, path):
         with open(path, "wb") as file:

@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""The console in a real browser: it shows the running system and draws the pipeline, a model answers, keyboard alone will do, and
-hostile names and answers stay text. With --screenshot it also makes the picture that the README shows."""
+"""The console in a real browser: it shows the running system, its last minutes and its batches, draws the pipeline, a model answers,
+keyboard alone will do, a phone's width is enough, and hostile names and answers stay text. With --screenshot it also makes the picture
+that the README shows, in light and, with -dark in its name, in dark."""
 
 import argparse
+import json
+import math
 import os
 import shutil
 import signal
@@ -22,6 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 READY_LIMIT = 90
 # Without a proxy, because the server is on this machine.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+PHONE = 420
+SHOWN_SECONDS = 60
 HOSTILE_NAME = "<img src=x onerror='document.title=1'>"
 HOSTILE_TEXT = "<script>document.title=2</script>"
 CONFIG = """
@@ -105,6 +110,15 @@ def it_shows_what_runs(browser, server):
     check("the pipeline is drawn in order", boxes == ["request", "tiny_tokenizer", "tiny_encoder", "tiny_pool", "answer"])
     edges = browser.evaluate("document.querySelectorAll('#graph path.edge').length")
     check("with an edge for every way that tensors take", edges == 5)
+    lines = browser.evaluate("[...document.querySelectorAll('#models tbody tr')].map((line) => [line.className, line.cells[0].textContent])")
+    beneath = lines[lines.index(["", "tiny_embedding:1"]) + 1 :]
+    parts = [["part", f"{name}:1"] for name in ("tiny_tokenizer", "tiny_encoder", "tiny_pool")]
+    check("an ensemble has its parts beneath it", beneath[:3] == parts and "part" not in [kind for kind, _ in beneath[3:4]])
+    check("and nowhere else in the table", ["", "tiny_encoder:1"] not in lines)
+    right = "getComputedStyle([...document.querySelectorAll('#models tbody tr')][0].cells[3]).textAlign"
+    check("numbers are right-aligned", browser.evaluate(right) == "right")
+    check("a server without a place for batches shows none", browser.evaluate("document.getElementById('batches-section').hidden"))
+    check("the root leads to the console", DIRECT.open(f"{server.url}/").geturl() == f"{server.url}/ui")
 
 
 def it_asks_by_keyboard(browser):
@@ -198,14 +212,71 @@ def rates_move(browser, server, stop):
     def load():
         while not stop.is_set():
             DIRECT.open(f"{server.url}/v2/models/tiny_embedding/infer", data=body).read()
-            time.sleep(0.02)
+            time.sleep(0.02 + 0.018 * math.sin(time.time() / 5))
 
     thread = threading.Thread(target=load)
     thread.start()
     rate = "[...document.querySelectorAll('#models tr')].find((line) => line.cells[0].textContent === 'tiny_embedding:1').cells[3].textContent"
     browser.wait("a rate", f"parseFloat({rate}) > 1")
     check("rates are live", True)
+    sparks = "[...document.querySelectorAll('#models tr')].find((line) => line.cells[0].textContent === 'tiny_embedding:1')"
+    browser.wait("its bars", f"{sparks}.querySelector('svg.rate path').getAttribute('d').includes('v-')")
+    title = browser.evaluate(f"{sparks}.querySelector('svg.rate title').textContent")
+    check("the last minutes are drawn, and said in words", title.startswith("requests per second, last 5 minutes: at most "))
+    same = f"(window.kept ??= {sparks}) === {sparks}"
+    browser.evaluate(same)
+    time.sleep(2.5)
+    check("a line's elements stay while its numbers change", browser.evaluate(same))
     return thread
+
+
+def a_phone_is_wide_enough(browser, server):
+    browser.resize(PHONE, 900)
+    browser.open(f"{server.url}/ui")
+    browser.wait("a model", has("models", "tiny_embedding:1"))
+    choose(browser, "pipeline", "tiny_embedding:1")
+    browser.wait("the pipeline", "document.querySelectorAll('#graph text.name').length === 5")
+    check("nothing is wider than a phone", browser.evaluate("document.documentElement.scrollWidth") <= PHONE)
+    wide = "[...document.querySelectorAll('.wide')].filter((place) => place.scrollWidth > place.clientWidth + 1).length"
+    check("nor has to be pushed aside", browser.evaluate(wide) == 0)
+    tops = browser.evaluate("[...document.querySelectorAll('#graph text.name')].map((name) => name.getBoundingClientRect().top)")
+    check("the pipeline goes down the page", tops == sorted(set(tops)))
+    browser.resize(1200, 940)
+
+
+def begin_batch(server, model):
+    """Begins a batch that takes a while; returns its id."""
+    line = {"method": "POST", "url": "/v1/embeddings", "body": {"model": model, "input": "a text " * 20}}
+    lines = "".join(json.dumps({"custom_id": str(number), **line}) + "\n" for number in range(100_000))
+    form = 'Content-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--edge\r\n'
+    form = f'--edge\r\n{form}Content-Disposition: form-data; name="file"; filename="lines.jsonl"\r\n\r\n{lines}\r\n--edge--\r\n'
+    headers = {"Content-Type": "multipart/form-data; boundary=edge"}
+    file = json.load(DIRECT.open(urllib.request.Request(f"{server.url}/v1/files", form.encode(), headers)))["id"]
+    new = {"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    return json.load(DIRECT.open(f"{server.url}/v1/batches", json.dumps(new).encode()))["id"]
+
+
+def batches_are_shown(browser, server):
+    """A batch of many lines: its progress, and its end by the button."""
+    browser.open(f"{server.url}/ui")
+    browser.wait("that there is no batch", has("batches-note", "None yet"))
+    batch = begin_batch(server, "embedding")
+    row = f"[...document.querySelectorAll('#batches tbody tr')].find((line) => line.cells[0].textContent === {batch!r})"
+    browser.wait("the batch", f"{row} !== undefined")
+    browser.wait("its progress", f"{row}.querySelector('progress').value > 0 && parseFloat({row}.cells[5].textContent) > 0", limit=120)
+    check("a batch has its progress, rate and time left", browser.evaluate(f"{row}.cells[6].textContent !== '–'"))
+    browser.evaluate(f"{row}.querySelector('button').click()")
+    check("one click cancels nothing", browser.evaluate(f"{row}.querySelector('button').textContent") == "really cancel?")
+    browser.evaluate(f"{row}.querySelector('button').click()")
+    browser.wait("its end", f"{row}.cells[1].textContent === 'cancelled' && {row}.querySelector('button') === null")
+    check("a second one cancels the batch", True)
+
+
+def an_empty_repository_is_said_to_be_empty(browser, server):
+    browser.open(f"{server.url}/ui")
+    browser.wait("that there are no models", has("state", "no models: the model repository is empty"))
+    check("an empty repository is said to be empty", browser.evaluate(has("models", "the model repository is empty")))
+    check("and no pipeline is drawn", browser.evaluate("document.getElementById('pipeline-section').hidden"))
 
 
 def screenshot(browser, server, path):
@@ -219,14 +290,19 @@ def screenshot(browser, server, path):
     browser.wait("the answer", has("answer", "embedding  FP32"))
     browser.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     browser.wait("latencies", "/run [0-9]/.test(document.getElementById('graph').textContent)")
-    browser.screenshot(path)
-    print(f"        {path}: {Path(path).stat().st_size} bytes")
+    # So long until the bars show something.
+    time.sleep(SHOWN_SECONDS)
+    for scheme, picture in (("light", path), ("dark", path.with_stem(f"{path.stem}-dark"))):
+        browser.scheme(scheme)
+        browser.screenshot(picture)
+        print(f"        {picture}: {picture.stat().st_size} bytes")
+    browser.scheme("light")
 
 
 def keys_are_asked_for(browser, server):
     browser.open(f"{server.url}/ui")
     browser.wait("the question for a key", "!document.getElementById('access').hidden")
-    check("without a key nothing is shown", browser.evaluate(text_of("models")) == "")
+    check("without a key nothing is shown", browser.evaluate("document.querySelectorAll('tbody tr').length") == 0)
     browser.evaluate("document.getElementById('key').focus()")
     browser.type("open sesame")
     browser.press("Enter", "Enter", 13, text="\r")
@@ -259,16 +335,24 @@ def main():
             thread = rates_move(browser, server, stop)
             stop.set()
             thread.join()
+            a_phone_is_wide_enough(browser, server)
             the_routes_are_shown(browser, server)
         with Server(args.binary, [ROOT / "tests/repositories/texts"]) as server:
             the_code_works(browser, server)
+        with Server(args.binary, [ROOT / "tests/repositories/texts"], "--data-dir", folder / "data") as server:
+            batches_are_shown(browser, server)
+        (folder / "empty").mkdir()
+        with Server(args.binary, [folder / "empty"], "--model-control-mode=explicit") as server:
+            an_empty_repository_is_said_to_be_empty(browser, server)
         if args.screenshot:
             for model in ("tiny_tokenizer", "tiny_encoder", "tiny_pool", "tiny_embedding"):
                 shutil.copytree(basic / model, folder / "few" / model)
             stop.clear()
-            with Server(args.binary, [folder / "few"]) as server:
+            with Server(args.binary, [folder / "few"], "--data-dir", folder / "shown") as server:
+                browser.resize(1320, 980)
                 browser.open(f"{server.url}/ui")
                 thread = rates_move(browser, server, stop)
+                begin_batch(server, "tiny_embedding")
                 try:
                     screenshot(browser, server, args.screenshot)
                 finally:

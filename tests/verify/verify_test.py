@@ -43,8 +43,9 @@ def expect(folder, known, strategy, file):
 
 
 def compare(trireme, target, name, known, strategy, work, by_python=None):
-    """Runs `trireme verify` on a server or a folder; its exit code and its output."""
-    command = [trireme, "verify", target, *([name] if name else []), "--log-level", "warning", "--min-cosine", known.bar]
+    """Runs `trireme verify` on the model `name` of a server, or on a folder; its exit code and its output."""
+    model = [name, "--server", target] if name else [target]
+    command = [trireme, "verify", *model, "--log-level", "warning", "--min-cosine", known.bar]
     if by_python:
         command += ["--python", by_python]
     else:

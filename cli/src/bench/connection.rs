@@ -1,6 +1,6 @@
 //! One keep-alive connection: sends bytes that were made before, reads the answer.
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -16,6 +16,15 @@ pub struct Connection {
 pub struct HttpResponse {
     status: u16,
     body: Bytes,
+}
+
+/// The host and port of a server's URL; 80 without a port.
+pub fn address(url: &str) -> anyhow::Result<String> {
+    let address = url.strip_prefix("http://").unwrap_or(url).trim_end_matches('/');
+    ensure!(!address.contains('/') && !address.is_empty(), "--server {url}: expected http://HOST:PORT");
+    let port = address.rsplit_once(':').map(|(_, port)| port);
+    let has_port = port.is_some_and(|port| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()));
+    Ok(if has_port { address.to_owned() } else { format!("{address}:80") })
 }
 
 // === impl Connection ===
@@ -76,6 +85,28 @@ impl HttpResponse {
         match self.status {
             200 => Ok(()),
             status => Err(format!("status {status}: {}", String::from_utf8_lossy(&self.body))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::address;
+
+    #[test]
+    fn a_url_names_host_and_port() {
+        for (url, expected) in [
+            ("http://127.0.0.1:8000", "127.0.0.1:8000"),
+            ("localhost:9/", "localhost:9"),
+            ("http://host", "host:80"),
+            ("http://[::1]", "[::1]:80"),
+            ("http://[::1]:8000", "[::1]:8000"),
+        ] {
+            assert_eq!(address(url).unwrap(), expected);
+        }
+        for url in ["https://host:8000", "http://host:8000/v2", "http://"] {
+            let error = address(url).unwrap_err().to_string();
+            assert_eq!(error, format!("--server {url}: expected http://HOST:PORT"));
         }
     }
 }

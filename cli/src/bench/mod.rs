@@ -11,11 +11,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use bytes::Bytes;
 use clap::Args;
+use trireme_runtime::service;
 
-use connection::Connection;
+use crate::output::{warn, write_out};
+use connection::{Connection, address};
 use requests::Form;
 
 /// How long a model is under load before its rate is measured.
@@ -24,8 +26,8 @@ const WARM_UP: Duration = Duration::from_millis(500);
 /// Flags of `trireme bench`.
 #[derive(Args)]
 pub struct BenchArgs {
-    /// Server to load
-    #[arg(value_name = "HOST:PORT", default_value = "127.0.0.1:8000")]
+    /// Server to load, without TLS
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
     server: String,
 
     /// Model to ask
@@ -76,37 +78,39 @@ pub fn run(args: &BenchArgs) -> ExitCode {
     let measured = runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(measure_all(args)));
     match measured {
         Ok(0) => ExitCode::SUCCESS,
-        Ok(errors) => {
-            eprintln!("bench: {errors} requests failed");
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("bench: {error:#}");
-            ExitCode::FAILURE
-        }
+        Ok(errors) => service::fail(&anyhow!("{errors} requests failed")),
+        Err(error) => service::fail(&error),
     }
 }
 
 async fn measure_all(args: &BenchArgs) -> anyhow::Result<usize> {
-    let mut connection = Connection::open(&args.server).await?;
+    let server = address(&args.server)?;
+    let mut connection = Connection::open(server.as_str()).await?;
     let path = format!("/v2/models/{}", args.model);
     let metadata =
         connection.get(&path).await.with_context(|| format!("asking for the metadata of '{}'", args.model))?;
     let texts = requests::read_texts(args.texts.as_deref())?;
-    let target = requests::Target { server: &args.server, model: &args.model, dimension: args.dimension };
+    let target = requests::Target { server: server.as_str(), model: &args.model, dimension: args.dimension };
     let requests = Arc::new(target.requests(args.form, &metadata, &texts)?);
     let mut errors = 0;
     if !args.json {
-        println!("{} on {}, {} different requests, {} s each", args.model, args.server, requests.len(), args.seconds);
-        println!("concurrency   requests/s    p50 ms    p90 ms    p99 ms    max ms   errors   client CPU us/request");
+        let text = format!(
+            "{} on {}, {} different requests, {} s each\n\
+             concurrency   requests/s    p50 ms    p90 ms    p99 ms    max ms   errors   client CPU us/request\n",
+            args.model,
+            args.server,
+            requests.len(),
+            args.seconds
+        );
+        write_out(text.as_bytes());
     }
     for &concurrency in &args.concurrency {
         anyhow::ensure!(concurrency > 0, "--concurrency must be at least 1");
-        load(&args.server, &requests, concurrency, Duration::from_secs_f64(args.warmup_seconds)).await?;
-        let measured = load(&args.server, &requests, concurrency, Duration::from_secs_f64(args.seconds)).await?;
-        measured.print(concurrency, args.json);
+        load(&server, &requests, concurrency, Duration::from_secs_f64(args.warmup_seconds)).await?;
+        let measured = load(&server, &requests, concurrency, Duration::from_secs_f64(args.seconds)).await?;
+        write_out(measured.line(concurrency, args.json).as_bytes());
         if let Some(error) = &measured.first_error {
-            eprintln!("bench: first error at concurrency {concurrency}: {error}");
+            warn(&format!("first error at concurrency {concurrency}: {error}"));
         }
         errors += measured.errors;
     }
@@ -193,7 +197,8 @@ fn cpu_time() -> Duration {
 // === impl Measured ===
 
 impl Measured {
-    fn print(&self, concurrency: usize, json: bool) {
+    /// The line of a table, or a JSON object in a line.
+    fn line(&self, concurrency: usize, json: bool) -> String {
         let count = self.latencies.len();
         let rate = (count - self.errors) as f64 / self.elapsed.as_secs_f64();
         let percentile = |share: f64| {
@@ -203,13 +208,13 @@ impl Measured {
         let [p50, p90, p99, max] = [0.5, 0.9, 0.99, 1.0].map(percentile);
         let (errors, cpu) = (self.errors, self.cpu.as_secs_f64() * 1e6 / count.max(1) as f64);
         if json {
-            println!(
+            format!(
                 r#"{{"concurrency":{concurrency},"requests_per_second":{rate:.3},"p50_ms":{p50:.4},"p90_ms":{p90:.4},"p99_ms":{p99:.4},"max_ms":{max:.4},"errors":{errors},"client_cpu_us":{cpu:.1}}}"#
-            );
+            ) + "\n"
         } else {
-            println!(
-                "{concurrency:>11} {rate:>12.1} {p50:>9.3} {p90:>9.3} {p99:>9.3} {max:>9.3} {errors:>8} {cpu:>23.1}"
-            );
+            format!(
+                "{concurrency:>11} {rate:>12.1} {p50:>9.3} {p90:>9.3} {p99:>9.3} {max:>9.3} {errors:>8} {cpu:>23.1}\n"
+            )
         }
     }
 }

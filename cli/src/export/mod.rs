@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use serde_json::{Value, json};
 use trireme_model::OnnxRuntimeArgs;
@@ -93,11 +93,10 @@ async fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
         Ok((report, false)) => {
             print(&report);
             let kept = reject(&plan, &files)?;
-            eprintln!("trireme: the exported model is not served: it is kept as {}", kept.display());
-            Ok(ExitCode::FAILURE)
+            Ok(service::fail(&anyhow!("the exported model is not served: it is kept as {}", kept.display())))
         }
         Err(error) => {
-            eprintln!("trireme: the exported file is there, but was not compared: {error:#}");
+            service::fail(&error.context("the exported file is there, but was not compared"));
             Ok(ExitCode::from(NOT_COMPARED))
         }
     }
@@ -116,7 +115,7 @@ fn make(args: &ExportArgs, plan: &Export) -> anyhow::Result<(Vec<PathBuf>, Strin
     let answer = crate::python::ask(&args.python, SCRIPT, &question, "could not export the model")?;
     let answer: Value = serde_json::from_str(answer.trim()).context("the export script wrote no JSON")?;
     if let Some(reason) = answer["refused"].as_str() {
-        anyhow::bail!("no ONNX file was made: {reason}");
+        bail!("no ONNX file was made: {reason}");
     }
     ensure!(
         work.path().join(plan.made).is_file(),

@@ -32,14 +32,18 @@ const NOT_COMPARED: u8 = 2;
 /// Flags of `trireme verify`.
 #[derive(Args)]
 pub struct VerifyArgs {
-    /// A model folder or a model repository to serve and compare, or its hf://, s3://, gs:// or az:// URL; or the http:// URL of
-    /// a server that runs
-    #[arg(value_name = "MODEL|URL")]
+    /// What is served for this: a model folder, a model repository, or an hf://, s3://, gs://, az:// or https:// URL of one; with
+    /// --server the name of the model there
+    #[arg(value_name = "MODEL")]
     target: String,
 
-    /// The model to verify: an ensemble that takes texts. A model folder's by default
-    #[arg(value_name = "NAME")]
+    /// The model of the repository to verify: an ensemble that takes texts
+    #[arg(value_name = "NAME", conflicts_with = "server")]
     model: Option<String>,
+
+    /// A server that runs, to ask instead of one that is started for this; https:// in front for TLS
+    #[arg(long, value_name = "URL")]
+    server: Option<String>,
 
     /// The model's folder, as sentence-transformers, transformers or model2vec load it; by default the model folder that is
     /// served
@@ -79,7 +83,7 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "STRATEGY", default_value = "simple", value_parser = ["none", "simple", "first", "average", "max"])]
     aggregation_strategy: String,
 
-    /// A header of requests to a server that runs, such as an API key; may be given several times
+    /// A header of the requests to --server, such as an API key; may be given several times
     #[arg(long = "header", value_name = "NAME: VALUE")]
     headers: Vec<String>,
 
@@ -130,9 +134,10 @@ pub fn run(args: &VerifyArgs) -> ExitCode {
 
 /// The report, and whether all answers are alike enough.
 pub async fn verify(args: &VerifyArgs) -> anyhow::Result<(String, bool)> {
-    if ["http://", "https://"].iter().any(|scheme| args.target.starts_with(scheme)) {
-        return compare(Comparing::of(args, None)?, args, args.target.clone()).await;
+    if let Some(url) = &args.server {
+        return compare(Comparing::of(args, None)?, args, url.clone()).await;
     }
+    ensure!(!args.target.starts_with("http://"), "{0} is no model: trireme verify NAME --server {0}", args.target);
     let served = local_folder(Path::new(&args.target), args.precision).await?;
     let comparing = Comparing::of(args, Some(&served))?;
     let server = Server::open(&own_server(args, &served, &comparing.model)?).await?;
@@ -214,10 +219,11 @@ impl Comparing {
             }
         };
         Ok(Comparing {
-            model: match (&args.model, served) {
-                (Some(model), _) => model.clone(),
-                (None, Some(folder)) => folder_name(folder),
-                (None, None) => anyhow::bail!("name the model of {} to verify", args.target),
+            model: match (&args.server, &args.model, served) {
+                (Some(_), _, _) => args.target.clone(),
+                (None, Some(model), _) => model.clone(),
+                (None, None, Some(folder)) => folder_name(folder),
+                (None, None, None) => anyhow::bail!("name the model of {} to verify", args.target),
             },
             library,
             tasks: args.task.clone(),

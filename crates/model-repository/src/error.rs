@@ -35,6 +35,11 @@ pub enum RepositoryError {
         path.display()
     )]
     NoVersion { model: String, path: PathBuf, found: String },
+    /// The model repositories have no model directory.
+    #[error(
+        "{paths} is empty: expected a directory for each model, with its config.pbtxt and a directory for each version"
+    )]
+    Empty { paths: String },
     /// An ensemble's steps do not make a data flow.
     #[error(transparent)]
     Ensemble(#[from] EnsembleError),
@@ -52,6 +57,7 @@ impl RepositoryError {
             | RepositoryError::Invalid(_)
             | RepositoryError::NoVersion { .. } => ErrorCode::InvalidArg,
             RepositoryError::Duplicate { .. } => ErrorCode::AlreadyExists,
+            RepositoryError::Empty { .. } => ErrorCode::NotFound,
             RepositoryError::Ensemble(error) => error.code(),
         }
     }

@@ -135,6 +135,15 @@ impl Repository {
         &self.unreadable
     }
 
+    /// An error if the directories at `paths`, from which this was read, hold no model, faulty ones included.
+    pub fn check_not_empty(&self, paths: &[PathBuf]) -> Result<(), RepositoryError> {
+        if !(self.models.is_empty() && self.broken.is_empty() && self.unreadable.is_empty()) {
+            return Ok(());
+        }
+        let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+        Err(RepositoryError::Empty { paths: paths.join(", ") })
+    }
+
     /// The models in order of name.
     pub fn models(&self) -> impl Iterator<Item = &RepositoryModel> {
         self.models.values()

@@ -9,6 +9,7 @@ use trireme_bus::{Bus, BusError, Deployment, Nats, NatsLogin, NatsOptions, NatsT
 
 /// Flags of every process that speaks over NATS.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "NATS")]
 pub struct NatsArgs {
     /// NATS server, several separated by commas; tls:// insists on encryption
     #[arg(long, env = "TRIREME_NATS_URL", value_name = "URL", default_value = "nats://127.0.0.1:4222")]

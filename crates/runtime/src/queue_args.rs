@@ -5,19 +5,31 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use trireme_bus::{Deployment, QueueOptions};
 
-/// How the queues of a deployment behave. The first gateway of a deployment writes these settings to the broker, where they
-/// hold for all processes; `trireme settings` changes them.
+/// How queues behave, in one process and on a broker.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Queues")]
 pub struct QueueArgs {
     /// Most requests in a model version's queue; one more is refused
     #[arg(long, env = "TRIREME_QUEUE_MAX_MESSAGES", value_name = "COUNT", default_value_t = QueueOptions::default().max_messages)]
     pub queue_max_messages: u64,
 
-    /// Most bytes in a model version's queue, which the broker sets aside for it; one request more is refused; 0 is as many as
-    /// the broker has room for, all queues together
+    /// Most bytes in a model version's queue, which a broker sets aside for it; one request more is refused; 0 is as many as
+    /// there is room for, all queues together
     #[arg(long, env = "TRIREME_QUEUE_MAX_BYTES", value_name = "BYTES", default_value_t = QueueOptions::default().max_bytes)]
     pub queue_max_bytes: u64,
 
+    /// How often a request is begun at one step before it is given up; with 1, requests that a worker held when it died are not
+    /// tried again
+    #[arg(long, env = "TRIREME_MAX_DELIVER", value_name = "COUNT", default_value_t = 3)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub max_deliver: u32,
+}
+
+/// How the broker keeps queues. The first gateway of a deployment writes these settings and those of [`QueueArgs`] to the broker,
+/// where they hold for all processes; `trireme settings` changes them.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Queues")]
+pub struct BrokerArgs {
     /// Where the broker keeps queued work
     #[arg(long, env = "TRIREME_QUEUE_STORAGE", value_name = "STORAGE", default_value = "memory")]
     pub queue_storage: Storage,
@@ -31,12 +43,6 @@ pub struct QueueArgs {
     #[arg(long, env = "TRIREME_ACK_WAIT_MS", value_name = "MILLISECONDS", default_value_t = 2000)]
     #[arg(value_parser = clap::value_parser!(u64).range(50..=600_000))]
     pub ack_wait_ms: u64,
-
-    /// How often a request is begun at one step before it is given up; with 1, requests that a worker held when it died are not
-    /// tried again
-    #[arg(long, env = "TRIREME_MAX_DELIVER", value_name = "COUNT", default_value_t = 3)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub max_deliver: u32,
 }
 
 /// Where the broker keeps queued work.
@@ -51,16 +57,23 @@ pub enum Storage {
 // === impl QueueArgs ===
 
 impl QueueArgs {
-    /// The deployment's settings from these flags.
-    pub fn deployment(&self) -> Deployment {
-        let queue = QueueOptions {
+    /// The queues of one process.
+    pub fn options(&self) -> QueueOptions {
+        QueueOptions {
             max_messages: self.queue_max_messages,
             max_bytes: self.queue_max_bytes,
-            ack_wait: Duration::from_millis(self.ack_wait_ms),
             max_attempts: self.max_deliver,
-            file_storage: self.queue_storage == Storage::File,
             ..QueueOptions::default()
+        }
+    }
+
+    /// The settings of a deployment over NATS.
+    pub fn deployment(&self, broker: &BrokerArgs) -> Deployment {
+        let queue = QueueOptions {
+            ack_wait: Duration::from_millis(broker.ack_wait_ms),
+            file_storage: broker.queue_storage == Storage::File,
+            ..self.options()
         };
-        Deployment { queue, replicas: self.queue_replicas.map(|count| count as usize) }
+        Deployment { queue, replicas: broker.queue_replicas.map(|count| count as usize) }
     }
 }

@@ -26,6 +26,7 @@ const USUAL_ANSWER: u64 = 4096;
 
 /// Flags about the response cache.
 #[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Response cache")]
 pub struct CacheArgs {
     /// Cache of responses, for models with `response_cache`: `local,size=BYTES`; none by default
     #[arg(long, env = "TRIREME_CACHE_CONFIG", value_name = "local,size=BYTES")]

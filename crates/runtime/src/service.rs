@@ -23,7 +23,7 @@ use crate::response_cache::CacheArgs;
 
 pub use crate::nats_args::NatsArgs;
 pub use crate::observe::admin_args::AdminArgs;
-pub use crate::queue_args::{QueueArgs, Storage};
+pub use crate::queue_args::{BrokerArgs, QueueArgs, Storage};
 
 /// Flags of every process that hosts models.
 #[derive(Args, Clone, Debug)]
@@ -33,10 +33,12 @@ pub struct WorkerArgs {
     pub models: ModelArgs,
 
     /// Take configurations as they are: do not fill in inputs and outputs from the model file
+    #[arg(help_heading = "Models")]
     #[arg(long, env = "TRIREME_DISABLE_AUTO_COMPLETE_CONFIG", value_parser = clap::builder::FalseyValueParser::new())]
     pub disable_auto_complete_config: bool,
 
     /// The older opposite: `true` is --disable-auto-complete-config
+    #[arg(help_heading = "Models")]
     #[arg(long, env = "TRIREME_STRICT_MODEL_CONFIG", value_name = "BOOL", default_value = "false")]
     #[arg(value_parser = clap::builder::BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
     #[arg(action = clap::ArgAction::Set)]
@@ -46,20 +48,24 @@ pub struct WorkerArgs {
     pub control: ControlArgs,
 
     /// Seconds that one execution may take; a worker past it counts as hung, gives its work back and ends; 0 is no limit
+    #[arg(help_heading = "Worker")]
     #[arg(long, env = "TRIREME_EXECUTION_LIMIT_SECS", value_name = "SECONDS", default_value_t = 120)]
     pub execution_limit_secs: u64,
 
     /// Seconds without a request that succeeds after which a model's idle instances execute its first `model_warmup`
     /// sample, or a made-up request that it takes when it is loaded; so does one that has failed several times in a row,
     /// whatever waits. A worker in which that fails, or passes the execution limit, ends; 0 is never
+    #[arg(help_heading = "Worker")]
     #[arg(long, env = "TRIREME_CANARY_SECS", value_name = "SECONDS", default_value_t = 0)]
     pub canary_secs: u64,
 
     /// Seconds to finish requests in progress when stopping
+    #[arg(help_heading = "Worker")]
     #[arg(long, env = "TRIREME_EXIT_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 30)]
     pub exit_timeout_secs: u64,
 
     /// Name of this worker, unique among all; made up from host and process by default
+    #[arg(help_heading = "Worker")]
     #[arg(long, env = "TRIREME_WORKER_NAME", value_name = "NAME")]
     pub worker_name: Option<String>,
 }
@@ -120,7 +126,7 @@ pub fn process_name(service: &str) -> String {
 /// Runs a stage service until SIGTERM or SIGINT, then drains it.
 pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backend>]) -> ExitCode {
     if args.admin.healthcheck {
-        return args.admin.check(service);
+        return healthcheck(&args.admin);
     }
     block_on(service, &args.telemetry, async {
         let health = Health::default();
@@ -236,11 +242,22 @@ pub fn block_on(
         });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{service}: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(&error),
     }
+}
+
+/// The health check that a process runs instead of serving.
+pub fn healthcheck(admin: &AdminArgs) -> ExitCode {
+    match admin.check() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+/// Writes an error to standard error, in the style in which flags are refused, and returns the exit code of a failure.
+pub fn fail(error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::FAILURE
 }
 
 fn list<T: std::fmt::Display>(items: &[T]) -> String {

@@ -5,6 +5,7 @@ use clap::{ArgAction, Args, ValueEnum};
 
 /// Flags about logs and traces.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Logs and traces")]
 pub struct TelemetryArgs {
     /// Lowest level of log lines: error, warn, info, debug or trace, also per module (`info,trireme_bus=debug`)
     #[arg(long, env = "TRIREME_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]

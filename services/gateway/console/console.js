@@ -5,6 +5,15 @@
 const PERIOD = 1000;
 const LIMIT = 10000;
 const GONE_FOR = 10000;
+// Readings of the status between two of the batches.
+const BATCHES_EVERY = 3;
+// How long a button that cancels waits for its second click.
+const SURE_FOR = 4000;
+// Seconds that sparklines show, and those of one bar.
+const SPAN = 300;
+const BUCKET = 5;
+const SPARK = { width: 60, height: 14 };
+const NO_MODELS = "no models: the model repository is empty, and no worker serves one";
 
 const find = (id) => document.getElementById(id);
 let headers = {};
@@ -29,14 +38,53 @@ function draw(name, attributes, text) {
   return element;
 }
 
-function row(cells, ...classes) {
-  const line = make("tr", undefined, ...classes);
-  for (const cell of cells) line.append(cell instanceof Node ? cell : make("td", cell));
-  return line;
+// Changes a property only where it differs: what the user points at, reads aloud or selects stays as it is.
+function set(object, name, value) {
+  if (object[name] !== value) object[name] = value;
+}
+
+// Shows lines in a table. A line with a known id keeps its elements. A cell is a text, or an object with `text`, `kind` (a class)
+// and `part`: a function that gets the element beside the text, or null, and returns it renewed. The head of the table has the
+// classes and names of the columns. A line with a `note` is one cell over all columns.
+function fill(table, lines) {
+  const [body, heads] = [table.tBodies[0], table.tHead.rows[0].cells];
+  const known = new Map([...body.rows].map((line) => [line.dataset.id, line]));
+  const wanted = lines.map(({ id, kind = "", cells, note }) => {
+    const line = known.get(id) ?? make("tr");
+    set(line.dataset, "id", id);
+    set(line, "className", kind);
+    if (note !== undefined) {
+      const cell = line.cells[0] ?? line.appendChild(make("td"));
+      set(cell, "colSpan", heads.length);
+      set(cell, "textContent", note);
+      return line;
+    }
+    cells.forEach((content, i) => {
+      const cell = line.cells[i] ?? line.appendChild(make(i === 0 ? "th" : "td", ""));
+      if (i === 0) set(cell, "scope", "row");
+      set(cell.dataset, "label", heads[i].textContent);
+      place(cell, content, heads[i].className);
+    });
+    return line;
+  });
+  if (wanted.length !== body.rows.length || wanted.some((line, i) => line !== body.rows[i])) body.replaceChildren(...wanted);
+}
+
+function place(cell, content, column) {
+  const { text, kind = "", part } = content instanceof Object ? content : { text: content };
+  set(cell, "className", `${column} ${kind}`.trim());
+  if (!cell.firstChild) cell.append(document.createTextNode(""));
+  set(cell.firstChild, "data", String(text ?? "–"));
+  const old = cell.lastElementChild;
+  const renewed = part ? part(old) : null;
+  if (old && old !== renewed) old.remove();
+  if (renewed && old !== renewed) cell.append(renewed);
 }
 
 const cut = (text, length) => (text.length > length ? text.slice(0, length - 1) + "…" : text);
-const millis = (seconds) => (seconds === null || seconds === undefined ? "–" : (seconds * 1000).toFixed(2) + " ms");
+const millis = (seconds) => (typeof seconds === "number" ? (seconds * 1000).toFixed(2) : undefined);
+const inMillis = (seconds) => (typeof seconds === "number" ? `${millis(seconds)} ms` : "–");
+const perSecond = (rate) => rate?.toFixed(rate >= 100 ? 0 : 1);
 const key = (model) => (model.version === null ? model.name : `${model.name}:${model.version}`);
 
 function age(seconds) {
@@ -55,18 +103,19 @@ async function ask(path, options = {}) {
   let json = null;
   try { json = JSON.parse(text); } catch { /* An error of something between here and the gateway. */ }
   if (response.status === 401 || response.status === 403) find("access").hidden = false;
-  if (!response.ok || json === null) throw new Error(`${response.status}: ${json?.error ?? cut(text, 300)}`);
+  if (!response.ok || json === null) throw new Error(`${response.status}: ${json?.error?.message ?? json?.error ?? cut(text, 300)}`);
   return { json, timing: response.headers.get("server-timing") };
 }
 
 async function follow() {
-  for (;;) {
+  for (let tick = 0; ; tick += 1) {
     if (!document.hidden) {
       try {
         show((await ask("/v2/trireme/status")).json);
       } catch (error) {
         state(`no status: ${error.message}`, "bad");
       }
+      if (shown?.jobs && tick % BATCHES_EVERY === 0) await followBatches();
     }
     await new Promise((resolve) => setTimeout(resolve, PERIOD));
   }
@@ -82,21 +131,17 @@ function state(text, kind) {
 
 function show(now) {
   const unready = now.models.filter((model) => !model.ready).length;
-  state(now.ready ? "ready" : `not ready: ${unready} of ${now.models.length} models are missing`, now.ready ? "good" : "bad");
+  if (now.models.length === 0) state(NO_MODELS, now.ready ? "" : "bad");
+  else if (now.ready) state("ready", "good");
+  else state(unready ? `not ready: ${unready} of ${now.models.length} models are missing` : "not ready", "bad");
+  set(find("version"), "textContent", now.version);
+  find("batches-section").hidden = !now.jobs;
   const elapsed = before ? now.time - before.time : 0;
-  if (elapsed > 0) {
-    rates = new Map();
-    const earlier = new Map(before.models.map((model) => [key(model), model]));
-    for (const model of now.models) {
-      const was = earlier.get(key(model));
-      if (was?.counters && model.counters) {
-        rates.set(key(model), Math.max(0, model.counters.requests - was.counters.requests) / elapsed);
-      }
-    }
-  }
+  if (elapsed > 0) measure(now, elapsed);
   showModels(now, rates);
   showWorkers(now);
   choices(find("pipeline"), now.models.filter((model) => model.steps).map(key));
+  find("pipeline-section").hidden = find("pipeline").options.length === 0;
   choices(find("model"), now.models.filter((model) => model.ready && !model.decoupled).map(key));
   showGraph(now, rates);
   if (!before) showInputs(now);
@@ -104,24 +149,43 @@ function show(now) {
   shown = now;
 }
 
-function showModels(now, rates) {
-  const lines = now.models.flatMap((model) => {
-    const { queue, counters, latencies } = model;
-    const failed = Object.values(counters?.failures ?? {}).reduce((sum, count) => sum + count, 0);
-    const rate = rates.get(key(model));
-    const line = row([
-      key(model), make("td", model.ready ? "ready" : "not ready", model.ready ? "good" : "bad"), model.workers ?? "–",
-      rate === undefined ? "–" : rate.toFixed(1), failed, queue?.waiting ?? "–", queue?.delivered ?? "–",
-      queue ? age(queue.oldest_seconds) : "–", millis(latencies?.request.p50_seconds), millis(latencies?.request.p99_seconds),
-      millis(latencies?.transit.p50_seconds), millis(latencies?.worker_queue.p50_seconds), millis(latencies?.compute.p50_seconds),
-    ]);
-    if (model.ready || !model.reason) return [line];
-    const reason = make("td", model.reason, "reason");
-    reason.colSpan = 13;
-    return [line, row([reason])];
-  });
-  find("models").replaceChildren(...lines);
+// The version of a model that a step runs: the one that it names, or the latest that is ready.
+function hosted(now, step) {
+  const versions = now.models.filter((model) => model.name === step.model && (step.version === null || model.version === step.version));
+  return versions.findLast((model) => model.ready) ?? versions.at(-1);
 }
+
+// Ensembles have their parts beneath them. A model that is part of no ensemble stands for itself.
+function showModels(now, rates) {
+  const parts = new Map(now.models.filter((model) => model.steps).map((model) => {
+    const models = model.steps.map((step) => hosted(now, step)).filter(Boolean);
+    return [model, [...new Set(models)]];
+  }));
+  const inside = new Set([...parts.values()].flat());
+  const lines = now.models.filter((model) => !inside.has(model)).flatMap((model) => [
+    ...describeModel(model, rates, key(model), ""),
+    ...(parts.get(model) ?? []).flatMap((part) => describeModel(part, rates, `${key(model)} ${key(part)}`, "part")),
+  ]);
+  fill(find("models"), lines.length ? lines : [{ id: "", kind: "faint", note: NO_MODELS }]);
+}
+
+function describeModel(model, rates, id, kind) {
+  const { queue, latencies } = model;
+  const past = (name, words, format) => (old) => spark(old, lastMinutes.get(key(model)) ?? [], name, words, format);
+  const failed = failures(model);
+  const line = { id, kind, cells: [
+    key(model), { text: model.ready ? "ready" : "not ready", kind: model.ready ? "good" : "bad" }, model.workers,
+    { text: perSecond(rates.get(key(model))), part: past("rate", "requests per second", perSecond) },
+    { text: failed, kind: failed ? "bad" : "", part: past("failed", "failed requests per second", perSecond) },
+    queue ? { text: queue.waiting, part: past("queued", "requests in the queue", String) } : "–",
+    queue?.delivered, queue ? age(queue.oldest_seconds) : "–", millis(latencies?.request.p50_seconds),
+    { text: millis(latencies?.request.p99_seconds), part: past("p99", "p99 latency", inMillis) },
+    millis(latencies?.transit.p50_seconds), millis(latencies?.worker_queue.p50_seconds), millis(latencies?.compute.p50_seconds),
+  ] };
+  return model.ready || !model.reason ? [line] : [line, { id: `${id} reason`, kind: `reason ${kind}`, note: model.reason }];
+}
+
+const failures = (model) => Object.values(model.counters?.failures ?? {}).reduce((sum, count) => sum + count, 0);
 
 function showWorkers(now) {
   const there = new Map();
@@ -139,11 +203,11 @@ function showWorkers(now) {
   for (const [name, cells] of show.there ?? []) if (!there.has(name) && !gone.has(name)) gone.set(name, { cells, at: time });
   for (const [name, { at }] of gone) if (there.has(name) || time - at > GONE_FOR) gone.delete(name);
   show.there = there;
-  const line = ([name, service, host, up, models], ...classes) => row([name, service, host, classes.length ? "gone" : age(up), make("td", models, "long")], ...classes);
-  find("workers").replaceChildren(
-    ...[...there.values()].map((cells) => line(cells)),
-    ...[...gone.values()].map(({ cells }) => line(cells, "gone")),
-  );
+  const line = ([id, [name, service, host, up, models]], kind) => ({ id, kind, cells: [name, service, host, kind ? "gone" : age(up), models] });
+  fill(find("workers"), [
+    ...[...there].map((process) => line(process, "")),
+    ...[...gone].map(([id, { cells }]) => line([id, cells], "gone")),
+  ]);
 }
 
 function choices(select, names) {
@@ -155,9 +219,121 @@ function choices(select, names) {
   else if (select.id === "model" && shown) showInputs(shown);
 }
 
+// === The last minutes ===
+
+// By model: a point for each BUCKET of seconds in the last SPAN, with the highest reading in it.
+const lastMinutes = new Map();
+
+// Takes the rates since the last reading, and a point for each model.
+function measure(now, elapsed) {
+  const earlier = new Map(before.models.map((model) => [key(model), model]));
+  rates = new Map();
+  for (const model of now.models) {
+    const was = earlier.get(key(model));
+    if (!was?.counters || !model.counters) continue;
+    const since = (count) => Math.max(0, count(model) - count(was)) / elapsed;
+    rates.set(key(model), since((model) => model.counters.requests));
+    remember(key(model), now.time, {
+      rate: rates.get(key(model)), failed: since(failures), queued: model.queue?.waiting, p99: model.latencies.request.p99_seconds,
+    });
+  }
+  for (const id of lastMinutes.keys()) if (!rates.has(id)) lastMinutes.delete(id);
+}
+
+function remember(id, time, readings) {
+  const points = lastMinutes.get(id) ?? [];
+  lastMinutes.set(id, points);
+  const at = Math.floor(time / BUCKET);
+  if (points.at(-1)?.at !== at) points.push({ at });
+  const point = points.at(-1);
+  for (const [name, value] of Object.entries(readings)) point[name] = Math.max(point[name] ?? 0, value ?? 0);
+  while (points[0].at <= at - SPAN / BUCKET) points.shift();
+}
+
+// A small chart with a bar for each point; `old` is the one to renew.
+function spark(old, points, name, words, format) {
+  const { width, height } = SPARK;
+  const svg = old ?? draw("svg", { class: `spark ${name}`, role: "img", viewBox: `0 0 ${width} ${height}`, width, height });
+  if (!old) svg.append(draw("title", {}), draw("path", {}));
+  const [title, path] = svg.children;
+  const top = Math.max(0, ...points.map((point) => point[name]));
+  const bar = (point) => {
+    const x = width - 0.5 - (points.at(-1).at - point.at) * (width * BUCKET / SPAN);
+    return `M${x},${height}v${-Math.max(1, (height * point[name]) / top).toFixed(1)}`;
+  };
+  set(title, "textContent", `${words}, last ${SPAN / 60} minutes: at most ${format(top)}`);
+  path.setAttribute("d", points.filter((point) => point[name] > 0).map(bar).join(""));
+  return svg;
+}
+
+// === Batches ===
+
+async function followBatches() {
+  try {
+    const { json } = await ask("/v1/batches?limit=20");
+    fill(find("batches"), json.data.flatMap(describeBatch));
+    set(find("batches-note"), "textContent", json.data.length ? (json.has_more ? "Older ones: GET /v1/batches" : "") : "None yet: POST /v1/batches");
+  } catch (error) {
+    set(find("batches-note"), "textContent", `no batches: ${error.message}`);
+  }
+}
+
+function describeBatch(batch) {
+  const { total, completed, failed } = batch.request_counts;
+  const done = completed + failed;
+  const end = batch.completed_at ?? batch.failed_at ?? batch.expired_at ?? batch.cancelled_at ?? shown.time;
+  const rate = batch.in_progress_at === null ? undefined : done / Math.max(1, end - batch.in_progress_at);
+  const runs = batch.status === "in_progress" || batch.status === "validating";
+  const bar = (old) => {
+    const element = old ?? make("progress");
+    element.max = Math.max(1, total);
+    element.value = done;
+    element.setAttribute("aria-label", `${done} of ${total} lines`);
+    return element;
+  };
+  const bad = batch.status === "failed" || batch.status === "expired";
+  const line = { id: batch.id, cells: [
+    batch.id, { text: batch.status.replace("_", " "), kind: bad ? "bad" : batch.status === "completed" ? "good" : "" }, batch.endpoint,
+    { text: `${done} of ${total}`, part: bar }, { text: failed, kind: failed ? "bad" : "" }, perSecond(rate),
+    runs && rate > 0 ? age((total - done) / rate) : "–", { text: "", part: runs ? (old) => old ?? cancelButton(batch.id) : undefined },
+  ] };
+  const faults = batch.errors?.data.map((fault, i) => ({ id: `${batch.id} ${i}`, kind: "reason", note: fault.message })) ?? [];
+  return [line, ...faults];
+}
+
+// Cancels a batch with the second click.
+function cancelButton(id) {
+  const button = make("button");
+  const name = (text) => {
+    button.textContent = text;
+    button.setAttribute("aria-label", `${text}: ${id}`);
+  };
+  name("cancel");
+  let isSure = false;
+  button.addEventListener("click", async () => {
+    if (!isSure) {
+      isSure = true;
+      name("really cancel?");
+      setTimeout(() => { isSure = false; name("cancel"); }, SURE_FOR);
+      return;
+    }
+    button.disabled = true;
+    try {
+      await ask(`/v1/batches/${encodeURIComponent(id)}/cancel`, { method: "POST" });
+      await followBatches();
+    } catch (error) {
+      set(find("batches-note"), "textContent", `not cancelled: ${error.message}`);
+    }
+    button.disabled = false;
+  });
+  return button;
+}
+
 // === The pipeline ===
 
-const BOX = { width: 190, height: 84, gapX: 120, gapY: 26, margin: 10 };
+const BOX = { width: 190, height: 84, margin: 10 };
+// Where there is little width the pipeline goes down the page.
+const narrow = matchMedia("(max-width: 640px)");
 
 // Nodes are the request, the steps and the answer; an edge is a tensor that one makes and another takes. A node's column
 // is the longest way to it.
@@ -190,29 +366,41 @@ function showGraph(now, rates) {
   svg.replaceChildren();
   if (!model) return;
   const { nodes, edges, columns, lines } = graph(model);
-  const x = (node) => BOX.margin + node.column * (BOX.width + BOX.gapX);
-  const y = (node) => BOX.margin + node.line * (BOX.height + BOX.gapY);
-  const width = columns * (BOX.width + BOX.gapX) - BOX.gapX + 2 * BOX.margin;
-  const height = lines * (BOX.height + BOX.gapY) - BOX.gapY + 2 * BOX.margin;
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  svg.setAttribute("width", Math.min(width, 1140));
+  const down = narrow.matches;
+  // Lengths in the direction of the pipeline, and across it.
+  const along = down ? { size: BOX.height, gap: 40 } : { size: BOX.width, gap: 120 };
+  const across = down ? { size: BOX.width, gap: 30 } : { size: BOX.height, gap: 26 };
+  const start = (node) => BOX.margin + node.column * (along.size + along.gap);
+  const side = (node) => BOX.margin + node.line * (across.size + across.gap);
+  const at = (a, b) => (down ? { x: b, y: a } : { x: a, y: b });
+  const point = (a, b) => { const { x, y } = at(a, b); return `${x},${y}`; };
+  const skips = ({ from, to }) => nodes[to].column - nodes[from].column > 1;
+  const extent = at(columns * (along.size + along.gap) - along.gap + 2 * BOX.margin, lines * (across.size + across.gap) - across.gap + 2 * BOX.margin);
+  // Ways past a column keep beside its boxes.
+  if (edges.some(skips)) extent[down ? "x" : "y"] += down ? 130 : 46;
+  svg.setAttribute("viewBox", `0 0 ${extent.x} ${extent.y}`);
+  svg.setAttribute("width", Math.min(extent.x, 1240));
   svg.setAttribute("aria-label", `${key(model)}: ${model.steps.map((step) => step.model).join(", then ")}`);
-  for (const { from, to, tensors } of edges) {
-    const [a, b] = [nodes[from], nodes[to]];
-    // Ways past a column keep below its boxes.
-    const far = b.column - a.column > 1 ? BOX.height / 2 - 6 : 0;
-    const [x1, y1, x2, y2] = [x(a) + BOX.width, y(a) + BOX.height / 2 + far, x(b), y(b) + BOX.height / 2 + far];
-    const bend = far ? (x2 - x1) * 0.2 : (x2 - x1) / 2;
-    const sink = far ? BOX.height / 2 + 14 : 0;
+  for (const edge of edges) {
+    const [from, to] = [nodes[edge.from], nodes[edge.to]];
+    const far = skips(edge) ? across.size / 2 - 6 : 0;
+    const [a1, b1, a2, b2] = [start(from) + along.size, side(from) + across.size / 2 + far, start(to), side(to) + across.size / 2 + far];
+    const bend = far ? (a2 - a1) * 0.2 : (a2 - a1) / 2;
+    const sink = far ? (down ? 40 : across.size / 2 + 14) : 0;
+    const middle = at((a1 + a2) / 2, (b1 + b2) / 2 + sink * 0.75);
+    const label = down
+      ? { x: middle.x + 8, y: middle.y + 3, "text-anchor": "start" }
+      : { x: middle.x, y: middle.y + (far ? 12 : -6), "text-anchor": "middle" };
+    const tip = at(a2, b2);
     svg.append(
-      draw("path", { class: "edge", d: `M${x1},${y1} C${x1 + bend},${y1 + sink} ${x2 - bend},${y2 + sink} ${x2 - 7},${y2}` }),
-      draw("path", { class: "tip", d: `M${x2},${y2} l-8,-4 v8 z` }),
-      draw("text", { class: "faint", x: (x1 + x2) / 2, y: far ? (y1 + y2) / 2 + sink * 0.75 + 12 : (y1 + y2) / 2 - 6, "text-anchor": "middle" }, cut(tensors.join(", "), far ? 60 : 17)),
+      draw("path", { class: "edge", d: `M${point(a1, b1)} C${point(a1 + bend, b1 + sink)} ${point(a2 - bend, b2 + sink)} ${point(a2 - 7, b2)}` }),
+      draw("path", { class: "tip", d: `M${tip.x},${tip.y} ${down ? "l-4,-8 h8 z" : "l-8,-4 v8 z"}` }),
+      draw("text", { class: "faint", ...label }, cut(edge.tensors.join(", "), down ? 24 : far ? 60 : 17)),
     );
   }
-  for (const node of nodes) svg.append(...box(node, x(node), y(node), model, now, rates));
-  if (edges.some(({ from, to }) => nodes[to].column - nodes[from].column > 1)) {
-    svg.setAttribute("viewBox", `0 0 ${width} ${height + 46}`);
+  for (const node of nodes) {
+    const { x, y } = at(start(node), side(node));
+    svg.append(...box(node, x, y, model, now, rates));
   }
 }
 
@@ -222,20 +410,19 @@ function box(node, x, y, whole, now, rates) {
   if (node.end) {
     const rate = rates.get(key(whole));
     const tensors = (node.end === "request" ? whole.inputs : whole.outputs).map((tensor) => tensor.name).join(", ");
-    const detail = node.end === "request" ? `${rate === undefined ? "–" : rate.toFixed(1)} per s` : `p50 ${millis(whole.latencies.request.p50_seconds)}`;
+    const detail = node.end === "request" ? `${perSecond(rate) ?? "–"} per s` : `p50 ${inMillis(whole.latencies.request.p50_seconds)}`;
     return [frame("end"), text(0, node.end, "name"), text(1, cut(tensors, 26), "faint"), text(2, detail, "")];
   }
   const { step } = node;
-  const versions = now.models.filter((model) => model.name === step.model && (step.version === null || model.version === step.version));
-  const model = versions.findLast((model) => model.ready) ?? versions.at(-1);
+  const model = hosted(now, step);
   const rate = model && rates.get(key(model));
   const queue = model?.queue;
   return [
     frame(model?.ready ? "ready" : "unready"),
     text(0, cut(step.model, 24), "name"),
-    text(1, `${model?.workers ?? 0} ${model?.workers === 1 ? "worker" : "workers"}, ${rate === undefined ? "–" : rate.toFixed(1)} per s`, ""),
+    text(1, `${model?.workers ?? 0} ${model?.workers === 1 ? "worker" : "workers"}, ${perSecond(rate) ?? "–"} per s`, ""),
     text(2, queue ? `${queue.waiting} queued, ${queue.delivered} in work` : "no queue", ""),
-    text(3, `wait ${millis(model?.latencies?.worker_queue.p50_seconds)} run ${millis(model?.latencies?.compute.p50_seconds)}`, "faint"),
+    text(3, `wait ${inMillis(model?.latencies?.worker_queue.p50_seconds)} run ${inMillis(model?.latencies?.compute.p50_seconds)}`, "faint"),
   ];
 }
 
@@ -321,6 +508,7 @@ find("try").addEventListener("keydown", (event) => {
 find("model").addEventListener("change", () => shown && showInputs(shown));
 find("dialect").addEventListener("change", () => showCode(chosen()));
 find("pipeline").addEventListener("change", () => shown && showGraph(shown, rates));
+narrow.addEventListener("change", () => shown && showGraph(shown, rates));
 find("access").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = find("key").value.trim();

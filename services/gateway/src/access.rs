@@ -11,6 +11,7 @@ use trireme_inference::Lane;
 
 /// Flags about access.
 #[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Access and connections")]
 pub struct AccessArgs {
     /// Key that requests other than health checks have to carry, as `Authorization: Bearer KEY` or `X-API-Key: KEY`; may
     /// be given several times, any of them admits

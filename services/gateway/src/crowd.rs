@@ -39,6 +39,7 @@ const PORTS: u64 = 3;
 
 /// Flags about connections.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Access and connections")]
 pub struct ConnectionArgs {
     /// Most connections of each port. Beyond that an idle connection is closed for a new one, and a few more connections are
     /// accepted for health checks. The limit is lowered where the process may not have as many files open

@@ -47,7 +47,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
 use trireme_runtime::response_cache::{CacheArgs, ResponseCache};
-use trireme_runtime::service::{self, AdminArgs, NatsArgs, QueueArgs};
+use trireme_runtime::service::{self, AdminArgs, BrokerArgs, NatsArgs, QueueArgs};
 use trireme_runtime::statistics::report::follow_log_levels;
 use trireme_runtime::{ControlArgs, Health, LAST_WORDS, ModelArgs, Statistics, TaskSet};
 use trireme_telemetry::TelemetryArgs;
@@ -93,11 +93,13 @@ pub struct GatewayArgs {
     pub jobs: JobArgs,
 
     /// Name of this server in its metadata; clients tell a Triton by it
+    #[arg(help_heading = "Server")]
     #[arg(long, env = "TRIREME_ID", value_name = "NAME", default_value = "triton")]
     pub id: String,
 
     /// Whether the server is ready only when every known model is; if not, it is ready when the first one is, or when none
     /// of them can be loaded
+    #[arg(help_heading = "Server")]
     #[arg(long, env = "TRIREME_STRICT_READINESS", value_name = "BOOL", default_value = "true")]
     #[arg(value_parser = BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
     #[arg(action = ArgAction::Set)]
@@ -105,20 +107,24 @@ pub struct GatewayArgs {
 
     /// Go on taking requests for models whose workers have all gone: they wait in the queue for a new worker, up to their
     /// deadline (for stages that are scaled to none)
+    #[arg(help_heading = "Requests")]
     #[arg(long, env = "TRIREME_KEEP_MODELS", value_parser = clap::builder::FalseyValueParser::new())]
     pub keep_models: bool,
 
     /// Milliseconds that a request may take when it names no timeout of its own
+    #[arg(help_heading = "Requests")]
     #[arg(long, env = "TRIREME_DEFAULT_TIMEOUT_MS", value_name = "MILLISECONDS", default_value_t = 60_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub default_timeout_ms: u64,
 
     /// Most requests in flight; one more is refused
+    #[arg(help_heading = "Requests")]
     #[arg(long, env = "TRIREME_MAX_IN_FLIGHT", value_name = "COUNT", default_value_t = 10_000)]
     pub max_in_flight: usize,
 
     /// Most bytes of requests in flight, together, from their bodies until their answers are sent; one more request is refused.
     /// No request is larger
+    #[arg(help_heading = "Requests")]
     #[arg(long, env = "TRIREME_MAX_BYTES_IN_FLIGHT", value_name = "BYTES", default_value_t = 1 << 30)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub max_bytes_in_flight: u64,
@@ -128,11 +134,13 @@ pub struct GatewayArgs {
 
     /// Compute identical requests that are in flight at the same time once, for models with `response_cache`; needs
     /// --cache-config
+    #[arg(help_heading = "Response cache")]
     #[arg(long, env = "TRIREME_COALESCE_REQUESTS", value_parser = clap::builder::FalseyValueParser::new())]
     pub coalesce_requests: bool,
 
     /// Whether clients on this host may have tensors in shared memory. They then name any object of /dev/shm that this process
     /// may open, so they have to be trusted as it is
+    #[arg(help_heading = "Access and connections")]
     #[arg(long, env = "TRIREME_ALLOW_CLIENT_SHM", value_name = "BOOL", default_value = "false")]
     #[arg(value_parser = BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
     #[arg(action = ArgAction::Set)]
@@ -153,6 +161,7 @@ pub struct GatewayServiceArgs {
     pub control: ControlArgs,
 
     /// Seconds to finish requests in flight when stopping
+    #[arg(help_heading = "Server")]
     #[arg(long, env = "TRIREME_EXIT_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 30)]
     pub exit_timeout_secs: u64,
 
@@ -162,6 +171,8 @@ pub struct GatewayServiceArgs {
     pub nats: NatsArgs,
     #[command(flatten)]
     pub queue: QueueArgs,
+    #[command(flatten)]
+    pub broker: BrokerArgs,
     #[command(flatten)]
     pub telemetry: TelemetryArgs,
     #[command(flatten)]
@@ -224,6 +235,7 @@ impl Gateway {
         let dispatcher = Arc::new(dispatcher);
         let observed = Arc::downgrade(&dispatcher);
         collector.own().gateway(move || observed.upgrade().map_or(0, |dispatcher| dispatcher.in_flight() as u64));
+        let keeps_jobs = http.is_some() && args.jobs.allow_jobs && bus.keeps_jobs();
         let handlers = Arc::new(Handlers {
             registry,
             dispatcher,
@@ -236,6 +248,7 @@ impl Gateway {
             jobs: Default::default(),
             collector,
             last_status: Default::default(),
+            keeps_jobs,
             access,
             default_timeout,
             budget: Budget::new(args.max_bytes_in_flight),
@@ -249,8 +262,8 @@ impl Gateway {
         if let Some(listener) = http {
             tracing::info!(address = %listener.address, "HTTP listener");
             let (shared, raised) = (handlers.clone(), stop.clone());
-            let keeps = args.jobs.allow_jobs && bus.keeps_jobs();
-            let keeper = keeps.then(|| Keeper { bus: bus.clone(), own: name.to_owned(), options: args.jobs.options() });
+            let keeper =
+                keeps_jobs.then(|| Keeper { bus: bus.clone(), own: name.to_owned(), options: args.jobs.options() });
             serving.spawn("http", async move { listener.serve(shared, keeper, limits, raised, exit_timeout).await });
         }
         if let Some(listener) = grpc {
@@ -312,7 +325,7 @@ impl Gateway {
 /// Runs the gateway service to its end: SIGTERM or SIGINT drains it.
 pub fn run(args: &GatewayServiceArgs) -> ExitCode {
     if args.admin.healthcheck {
-        return args.admin.check("gateway");
+        return service::healthcheck(&args.admin);
     }
     service::block_on("gateway", &args.gateway.traces.telemetry(&args.telemetry), async {
         args.triton.warn();
@@ -321,16 +334,16 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
         let Some(sources) = service::or_shutdown(&shutdown, args.models.open()).await? else { return Ok(()) };
         let models = ModelOptions { model_repository: sources.repositories.clone(), control: args.control.options()? };
         // Before waiting for the broker, so that faults of the repository are reported at once.
-        models.read()?;
+        let repository = models.read()?;
         if args.models.is_empty() {
             tracing::warn!("no models are named: ensembles are not known, models are served as workers have them");
+        } else if let Err(empty) = repository.check_not_empty(&models.model_repository) {
+            tracing::warn!("model repository: {empty}");
         }
         let name = service::process_name("gateway");
-        let Some(bus) =
-            service::or_shutdown(&shutdown, args.nats.connect_gateway(&name, args.queue.deployment())).await?
-        else {
-            return Ok(());
-        };
+        let deployment = args.queue.deployment(&args.broker);
+        let connecting = args.nats.connect_gateway(&name, deployment);
+        let Some(bus) = service::or_shutdown(&shutdown, connecting).await? else { return Ok(()) };
         let exit_timeout = Duration::from_secs(args.exit_timeout_secs);
         let statistics = Statistics::new(name);
         let gateway = Gateway::start(bus.clone(), statistics.clone(), models, &args.gateway, exit_timeout).await?;

@@ -1,5 +1,6 @@
-//! Flags of Triton that launch scripts pass and that have no effect here. They are accepted, so that such scripts work, and a
-//! warning names each with the reason. A value that would change answers to clients is refused.
+//! Flags that launch scripts pass and that have no effect here: Triton's, and in one process those of a gateway about its broker.
+//! They are accepted, so that such scripts work, and a warning names each with the reason. A value that would change answers to
+//! clients is refused.
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
@@ -24,10 +25,12 @@ const NO_PING_LIMITS: &str = "the HTTP/2 library does not limit how clients and 
 const NO_GPU_METRICS: &str = "the gateway has no GPUs; use the exporter of their vendor";
 const NO_LIMITER: &str = "there is no rate limiter";
 const NO_PORT_REUSE: &str = "ports are never shared";
+const NO_BROKER: &str = "this process has no broker";
 const TRACE_CONFIG: &str = "use --trace-config";
 
 /// Every such flag. A flag that a process defines itself is not taken from here.
 const TABLE: &[(&str, Treatment)] = &[
+    ("ack-wait-ms", Ignored(NO_BROKER)),
     ("allow-gpu-metrics", Ignored(NO_GPU_METRICS)),
     ("allow-sagemaker", IgnoredUnless("false", NO_VENDOR)),
     ("allow-vertex-ai", IgnoredUnless("false", NO_VENDOR)),
@@ -56,6 +59,8 @@ const TABLE: &[(&str, Treatment)] = &[
     ("model-load-thread-count", Ignored(NO_LOADER)),
     ("model-namespacing", Only("false", "model names are unique over all repositories")),
     ("pinned-memory-pool-byte-size", Ignored(NO_POOL)),
+    ("queue-replicas", Ignored(NO_BROKER)),
+    ("queue-storage", Ignored(NO_BROKER)),
     ("rate-limit", IgnoredUnless("off", NO_LIMITER)),
     ("rate-limit-resource", Ignored(NO_LIMITER)),
     ("repoagent-directory", Ignored(NO_SHIM)),

@@ -10,6 +10,7 @@ use crate::backends::default_cost_model_cache;
 
 /// Flags of every process that runs ONNX models.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "ONNX Runtime")]
 pub struct OnnxRuntimeArgs {
     /// The ONNX Runtime library (libonnxruntime.so); by default ORT_DYLIB_PATH, then .tools/onnxruntime,
     /// then the Python wheel onnxruntime in the environment that this program is installed in, then the system's

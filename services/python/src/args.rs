@@ -19,6 +19,7 @@ pub enum AllowPython {
 
 /// Flags of every process that may host models of backend `python`.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Models in Python")]
 pub struct PythonArgs {
     /// Run the model.py files of the model repository, which are code with the worker's rights; `uploads` allows also what
     /// comes with a request to load a model. By default `never`; in `trireme serve` `local`, unless a model is downloaded

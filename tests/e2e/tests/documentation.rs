@@ -8,6 +8,26 @@ use std::path::{Component, Path, PathBuf};
 
 use trireme_e2e::{product, workspace};
 
+/// The groups in the help of `trireme serve`.
+const GROUPS: [&str; 16] = [
+    "Models",
+    "Worker",
+    "HTTP",
+    "gRPC",
+    "Metrics",
+    "Access and connections",
+    "Logs and traces",
+    "Durable work",
+    "Server",
+    "Requests",
+    "Response cache",
+    "Queues",
+    "ONNX Runtime",
+    "Models in Python",
+    "Administration",
+    "Options",
+];
+
 /// Every process whose flags are in the reference: its binary, and the subcommand if there is one.
 const PROCESSES: [(&str, Option<&str>); 7] = [
     ("trireme", Some("serve")),
@@ -75,6 +95,21 @@ fn every_flag_has_a_variable_and_a_help_text() {
             let expected = format!("TRIREME_{}", name.trim_start_matches('-').replace('-', "_").to_uppercase());
             assert_eq!(variable, Some(expected), "the environment variable of {process} {name}");
         }
+    }
+}
+
+#[test]
+fn serve_has_its_flags_in_groups_and_none_about_a_broker() {
+    let output = product("trireme").args(["serve", "--help"]).output().expect("the binary runs");
+    let help = String::from_utf8_lossy(&output.stdout);
+    let (_, options) = help.split_once("\nOptions:\n").expect("a group for the rest");
+    let (rest, _) = options.split_once("\n\nModels:\n").expect("the first group");
+    assert_eq!(rest.lines().filter(|line| line.trim_start().starts_with('-')).count(), 1, "help alone: {rest}");
+    let heads = help.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| line.strip_suffix(':'));
+    let heads: BTreeSet<&str> = heads.collect();
+    assert_eq!(heads, BTreeSet::from(GROUPS));
+    for flag in ["--nats-url", "--queue-storage", "--queue-replicas", "--ack-wait-ms"] {
+        assert!(!help.contains(flag), "{flag}");
     }
 }
 
@@ -230,6 +265,13 @@ Options:
 
   -h, --help
           Print help
+
+Group:
+  [WORD]...
+          A word
+
+      --grouped
+          In a group
 ";
     let flag = |name: &str| Flag { name: name.to_owned(), ..Flag::default() };
     let dir = Flag {
@@ -254,7 +296,8 @@ Options:
         ..flag("--maybe")
     };
     let plain = Flag { help: "Nothing else".to_owned(), ..flag("--plain") };
-    assert_eq!(parse_help(help), [dir, storage, maybe, plain]);
+    let grouped = Flag { help: "In a group".to_owned(), ..flag("--grouped") };
+    assert_eq!(parse_help(help), [dir, storage, maybe, plain, grouped]);
 }
 
 #[test]
@@ -288,16 +331,22 @@ fn parse_help(help: &str) -> Vec<Flag> {
     let usage = help.lines().find(|line| line.starts_with("Usage:")).unwrap_or_default();
     let required: BTreeSet<&str> = usage.split_whitespace().filter(|word| word.starts_with("--")).collect();
     let mut flags: Vec<Flag> = Vec::new();
+    // Below the heading of a group there may be words without a flag, with a text of their own.
+    let mut is_of_flag = false;
     for line in help.lines().skip_while(|line| *line != "Options:").skip(1) {
         let text = line.trim();
-        if text.starts_with('-') && line.len() - text.len() < HELP_INDENT {
+        let is_head = !text.is_empty() && line.len() - line.trim_start().len() < HELP_INDENT;
+        if is_head {
+            is_of_flag = text.starts_with('-');
+        }
+        if is_head && is_of_flag {
             let text = &text[text.find("--").unwrap_or(0)..];
             // `--flag <VALUE>`, or `--flag[=<VALUE>]` if the value is optional.
             let name = text.split([' ', '[']).next().unwrap_or(text);
             let value = text.split_once('<').and_then(|(_, rest)| rest.split_once('>')).map(|(value, _)| value);
             let required = required.contains(name);
             flags.push(Flag { name: name.to_owned(), value: value.map(str::to_owned), required, ..Flag::default() });
-        } else if let Some(flag) = flags.last_mut() {
+        } else if is_of_flag && let Some(flag) = flags.last_mut() {
             flag.read(text);
         }
     }

@@ -135,6 +135,12 @@ fn a_batch_of_embeddings_is_a_file_in_and_a_file_out(mode: Mode) {
     let batch = ended(address, &begin(address, &upload(address, &(lines(300) + bad + "\nrubbish\n"))));
     assert_eq!(batch["status"], "completed", "{batch}");
     assert_eq!(batch["request_counts"], json!({"total": 302, "completed": 300, "failed": 2}));
+    let shown =
+        product("trireme").args(["status", "--server", &address.to_string()]).output().expect("the command runs");
+    let table = String::from_utf8_lossy(&shown.stdout);
+    let line =
+        table.lines().find(|line| line.contains(batch["id"].as_str().expect("an id"))).expect("the batch's line");
+    assert!(["completed", "302", " 2 "].iter().all(|part| line.contains(part)), "{table}");
     let output = content(address, &batch["output_file_id"]);
     assert_eq!(output.len(), 300);
     for (number, line) in output.iter().enumerate() {

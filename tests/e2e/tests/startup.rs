@@ -41,6 +41,7 @@ fn ends(mut command: Command, parts: &[&str]) -> (Process, tempfile::TempDir) {
     assert!(code.is_some_and(|code| code != 0), "exit code {code:?}");
     let words = process.last_words();
     assert_eq!(words.len(), 1, "one line that says what to do, found {words:#?}");
+    assert!(words[0].starts_with("error: "), "{}", words[0]);
     for part in parts {
         assert!(words[0].contains(part), "expected {part:?} in: {}", words[0]);
     }
@@ -118,6 +119,22 @@ fn a_port_that_is_taken() {
 #[test]
 fn a_repository_that_is_not_there() {
     ends(serve(Path::new("/nowhere/models")), &["model repository", "/nowhere/models"]);
+}
+
+#[test]
+fn an_empty_repository() {
+    let models = ModelFolder::new();
+    let nats = NatsServer::start();
+    let place = models.path().display().to_string();
+    let said = [place.as_str(), "is empty: expected a directory for each model"];
+    ends(serve(models.path()), &said);
+    let mut model = product("trireme-model");
+    model.args(["--nats-url", &nats.url(), "--model-repository"]).arg(models.path());
+    ends(model, &said);
+    let validated = product("trireme").arg("validate").arg(models.path()).output().expect("the command runs");
+    assert_eq!(validated.status.code(), Some(1));
+    let faults = String::from_utf8_lossy(&validated.stdout);
+    assert!(said.iter().all(|part| faults.contains(*part)) && faults.lines().count() == 1, "{faults}");
 }
 
 #[test]

@@ -37,6 +37,14 @@ fn header<'a>(response: &'a Response, name: &str) -> Option<&'a str> {
     response.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
 }
 
+/// The whole answer to HEAD.
+fn head_of(address: std::net::SocketAddr, path: &str) -> String {
+    let mut stream = Request::new("HEAD", path).start(address).expect("the gateway listens");
+    let mut answer = String::new();
+    std::io::Read::read_to_string(&mut stream, &mut answer).expect("the gateway answers");
+    answer
+}
+
 #[track_caller]
 fn run(command: &mut Command) -> Output {
     command.stdin(Stdio::null()).output().expect("the command runs")
@@ -61,6 +69,7 @@ fn the_status_tells_of_everything(mode: Mode) {
         (rest && heard && model(&status, "tiny_embedding")["counters"]["requests"] == 3).then_some(status)
     });
     assert_eq!(status["ready"], true);
+    assert_eq!(status["jobs"], mode == Mode::Services, "in one process durable work needs a directory");
     assert_eq!(status["gateways"][0]["name"], status["gateway"]);
     let workers = status["workers"].as_array().expect("an array");
     assert_eq!(workers.len(), if mode == Mode::AllInOne { 1 } else { 3 }, "{status}");
@@ -86,6 +95,7 @@ fn the_status_tells_of_everything(mode: Mode) {
     let shown = run(product("trireme").args(["status", "--server", &server]));
     let table = said(&shown);
     assert!(shown.status.success() && !table.contains('\u{1b}'), "no colours where no terminal is: {table}");
+    assert_eq!(table.lines().next(), Some(&*format!("trireme {} is ready", env!("CARGO_PKG_VERSION"))));
     let line = table.lines().find(|line| line.contains("tiny_encoder:1") && line.contains(" ms")).expect("a line");
     assert!(line.contains("ready"), "{line}");
     assert!(table.contains("tiny_embedding = tiny_tokenizer → tiny_encoder → tiny_pool"), "{table}");
@@ -117,9 +127,21 @@ fn the_console_is_shown_unless_it_is_turned_off(mode: Mode) {
         let policy = header(&response, "content-security-policy").expect("a policy");
         assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
     }
+    let root = sandbox.get("/");
+    assert_eq!((root.status, header(&root, "location")), (307, Some("/ui")));
+    for path in ["/", "/ui", "/docs", "/openapi.json", "/v2", "/v2/health/ready", "/v2/trireme/status", "/v1/models"] {
+        let shown = sandbox.get(path);
+        let head = head_of(sandbox.address, path);
+        let (first, rest) = head.split_once("\r\n").expect("a status line");
+        assert_eq!(first.split(' ').nth(1), Some(&*shown.status.to_string()), "{path}");
+        let (fields, body) = rest.split_once("\r\n\r\n").unwrap_or((rest, ""));
+        assert_eq!(body, "", "{path}");
+        let kind = fields.lines().find_map(|line| line.strip_prefix("content-type: "));
+        assert_eq!(kind, header(&shown, "content-type"), "{path}");
+    }
     drop(sandbox);
     let sandbox = Setup::new(mode).gateway_arguments(&["--ui=false"]).start();
-    assert_eq!(sandbox.get("/ui").status, 404);
+    assert_eq!((sandbox.get("/ui").status, sandbox.get("/").status), (404, 404));
     assert_eq!(sandbox.get("/v2/trireme/status").status, 200);
 }
 
@@ -208,6 +230,20 @@ fn a_tap_outlives_its_first_question_and_tells_when_nobody_listens() {
     assert!(!nobody.status.success());
     let text = String::from_utf8_lossy(&nobody.stderr).into_owned();
     assert!(text.contains("no worker on this bus hosts 'nothing'"), "{text}");
+}
+
+#[test]
+fn tools_without_a_broker_end_with_a_sentence() {
+    for tool in [&["tap"][..], &["settings"], &["dead", "list"]] {
+        let started = std::time::Instant::now();
+        let ended = run(product("trireme").args(tool).args(["--nats-url", "nats://127.0.0.1:1"]));
+        assert_eq!(ended.status.code(), Some(1), "{tool:?}");
+        assert!(started.elapsed() < Duration::from_secs(20), "{tool:?} took {:?}", started.elapsed());
+        let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+        let last = text.lines().last().expect("a line");
+        assert!(last.starts_with("error: no broker answers (NATS at nats://127.0.0.1:1: "), "{text}");
+        assert!(last.ends_with("`trireme serve` has none"), "{text}");
+    }
 }
 
 // === Validate ===
@@ -302,7 +338,7 @@ fn a_server_that_runs_is_verified_by_its_address() {
     let folder = ModelFolder::new();
     let url = format!("http://{}", sandbox.address);
     let verified = run(product("trireme")
-        .args(["verify", &url, "tiny_embedding", "--vectors"])
+        .args(["verify", "tiny_embedding", "--server", &url, "--vectors"])
         .arg(vectors(&folder, |_, value| value)));
     assert_eq!(verified.status.code(), Some(0), "{verified:?}");
 }

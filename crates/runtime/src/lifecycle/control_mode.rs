@@ -21,6 +21,7 @@ pub enum ControlMode {
 
 /// Flags of every process with a model repository; all processes of a deployment need the same.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Models")]
 pub struct ControlArgs {
     /// When models are loaded and unloaded: `none` all at the start, `explicit` by request, `poll` as the repository changes
     #[arg(long, env = "TRIREME_MODEL_CONTROL_MODE", value_name = "MODE", default_value = "none")]

@@ -10,6 +10,7 @@ use trireme_model_source::{FetchError, Settings, fetch, is_remote};
 
 /// Where models come from: flags of every process that hosts models or links them.
 #[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Models")]
 pub struct ModelArgs {
     /// Model repositories in Triton's layout, and model folders as Hugging Face and sentence-transformers write them, which are
     /// served under their own names: folders, or hf://org/name[@revision], s3://, gs://, az:// and https:// URLs of such, which

@@ -137,6 +137,12 @@ impl Models {
         if control.exit_on_error && !broken.is_empty() {
             return Err(StartError::Repository(broken.into_iter().map(|(_, broken)| broken.fault.clone()).collect()));
         }
+        if let Err(empty) = repository.check_not_empty(&self.options.model_repository) {
+            match control.mode {
+                ControlMode::None => return Err(StartError::Repository(vec![Arc::new(empty)])),
+                ControlMode::Explicit | ControlMode::Poll => tracing::warn!("model repository: {empty}"),
+            }
+        }
         let models: Vec<_> = wanted.iter().filter_map(|name| repository.model(name)).collect();
         let applying = models.iter().map(async |model| {
             let applied = self.apply(model, true).await;

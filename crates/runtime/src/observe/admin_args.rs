@@ -5,9 +5,9 @@
 
 use std::io::{BufRead, BufReader, Error, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
-use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::Args;
 
 use super::admin::Admin;
@@ -18,6 +18,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Flags of every process that serves.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Administration")]
 pub struct AdminArgs {
     /// Address of the admin listener (/livez, /readyz, /metrics); none without it
     #[arg(long, env = "TRIREME_ADMIN_ADDRESS", value_name = "HOST:PORT")]
@@ -45,22 +46,11 @@ impl AdminArgs {
     }
 
     /// The health check that `--healthcheck` runs instead of serving.
-    pub fn check(&self, service: &str) -> ExitCode {
-        let Some(address) = self.admin_address else {
-            eprintln!("{service}: --healthcheck asks the admin listener: give its --admin-address");
-            return ExitCode::FAILURE;
-        };
-        match ask(address) {
-            Ok(line) if line.split(' ').nth(1) == Some("200") => ExitCode::SUCCESS,
-            Ok(line) => {
-                eprintln!("{service}: not ready: {}", line.trim_end());
-                ExitCode::FAILURE
-            }
-            Err(error) => {
-                eprintln!("{service}: {address} does not answer: {error}");
-                ExitCode::FAILURE
-            }
-        }
+    pub fn check(&self) -> anyhow::Result<()> {
+        let address = self.admin_address.context("--healthcheck asks the admin listener: give its --admin-address")?;
+        let line = ask(address).with_context(|| format!("{address} does not answer"))?;
+        anyhow::ensure!(line.split(' ').nth(1) == Some("200"), "not ready: {}", line.trim_end());
+        Ok(())
     }
 }
 
@@ -96,15 +86,16 @@ mod tests {
             Admin::start("0.0.0.0:0".parse().unwrap(), move || shown.load(Ordering::SeqCst), Statistics::new("test"))
                 .unwrap();
         let args = AdminArgs { admin_address: Some(admin.address), healthcheck: true };
-        assert_eq!(args.check("test"), ExitCode::FAILURE);
+        assert!(args.check().unwrap_err().to_string().starts_with("not ready: HTTP/1.1 503"));
         ready.store(true, Ordering::SeqCst);
-        assert_eq!(args.check("test"), ExitCode::SUCCESS);
+        args.check().unwrap();
     }
 
     #[test]
     fn nobody_there_is_a_failure() {
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        assert_eq!(AdminArgs { admin_address: Some(closed), healthcheck: true }.check("test"), ExitCode::FAILURE);
-        assert_eq!(AdminArgs { admin_address: None, healthcheck: true }.check("test"), ExitCode::FAILURE);
+        let check = |admin_address| AdminArgs { admin_address, healthcheck: true }.check().unwrap_err().to_string();
+        assert_eq!(check(Some(closed)), format!("{closed} does not answer"));
+        assert!(check(None).starts_with("--healthcheck asks the admin listener"));
     }
 }

@@ -19,6 +19,7 @@ const MAX_MESSAGE_SIZE: u32 = i32::MAX as u32;
 
 /// Flags about gRPC; Triton's names where it has them.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "gRPC")]
 pub struct GrpcArgs {
     /// Whether to listen for gRPC
     #[arg(long, env = "TRIREME_ALLOW_GRPC", value_name = "BOOL", default_value = "true", value_parser = BoolishValueParser::new())]

@@ -38,6 +38,8 @@ pub struct Handlers {
     pub(crate) collector: Collector,
     /// The last status document of the whole system.
     pub(crate) last_status: tokio::sync::Mutex<LastStatus>,
+    /// Whether this gateway takes durable work.
+    pub(crate) keeps_jobs: bool,
     /// The access rules.
     pub(crate) access: Access,
     /// The timeout of requests that set none.

@@ -13,6 +13,7 @@ use crate::tls::{Files, Pem, Tls};
 
 /// Flags about HTTP; Triton's names where it has them.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "HTTP")]
 pub struct HttpArgs {
     /// Whether to listen for HTTP
     #[arg(long, env = "TRIREME_ALLOW_HTTP", value_name = "BOOL", default_value = "true")]

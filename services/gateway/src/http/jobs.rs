@@ -22,6 +22,7 @@ const UPLOAD_PATIENCE: Duration = Duration::from_secs(3600);
 
 /// Flags of durable work.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Durable work")]
 pub struct JobArgs {
     /// Whether clients may have requests that are answered later (Prefer: respond-async), files and batches
     #[arg(long, env = "TRIREME_ALLOW_JOBS", value_name = "BOOL", default_value = "true")]

@@ -8,13 +8,13 @@ use trireme_inference::InferError;
 use super::response::{self, HttpError};
 use super::state::HttpState;
 
-/// A GET route. HEAD is refused, as Triton refuses it.
+/// A GET route. HEAD gets the same answer without its body; Triton refuses HEAD.
 pub fn get<H, T>(handler: H) -> MethodRouter<HttpState>
 where
     H: axum::handler::Handler<T, HttpState>,
     T: 'static,
 {
-    on_get(handler).head(method_not_allowed)
+    on_get(handler)
 }
 
 /// A POST route.

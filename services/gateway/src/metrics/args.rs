@@ -12,6 +12,7 @@ const QUANTILES: [f64; 5] = [0.5, 0.9, 0.95, 0.99, 0.999];
 
 /// Flags about metrics; Triton's names.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Metrics")]
 pub struct MetricsArgs {
     /// Whether to listen for Prometheus, at `/metrics`
     #[arg(long, env = "TRIREME_ALLOW_METRICS", value_name = "BOOL", default_value = "true")]

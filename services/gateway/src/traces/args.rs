@@ -12,6 +12,7 @@ const DEFAULT_ENDPOINT: &str = "http://localhost:4317";
 
 /// Flags about traces.
 #[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Logs and traces")]
 pub struct TraceArgs {
     /// Which requests are traced, and where traces go: `rate=N`, `count=N`, `level=TIMESTAMPS|TENSORS|OFF`,
     /// `mode=triton|opentelemetry`, `triton,file=PATH`, `triton,log-frequency=N`, `opentelemetry,url=URL`,

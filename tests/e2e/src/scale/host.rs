@@ -131,7 +131,7 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let models =
         ModelOptions { model_repository: args.models.model_repository.clone(), control: args.control.options()? };
-    let bus = args.nats.connect_gateway(&name, args.queue.deployment()).await?;
+    let bus = args.nats.connect_gateway(&name, args.queue.deployment(&args.broker)).await?;
     let exit_timeout = Duration::from_secs(args.exit_timeout_secs);
     let gateway = Gateway::start(bus.clone(), Statistics::new(name), models, &args.gateway, exit_timeout).await?;
     ready.one();

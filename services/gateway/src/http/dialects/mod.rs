@@ -129,8 +129,8 @@ fn add(router: Router<HttpState>, path: &str, contenders: Vec<Contender>) -> Rou
     router.route(
         path,
         match route.verb {
-            Verb::Get => on_get(handler).head(routing::method_not_allowed),
-            // Triton has nothing at its root.
+            Verb::Get => on_get(handler),
+            // Only GET and POST have something at the root.
             Verb::Post if path == "/" => on_post(handler).fallback(routing::not_found),
             Verb::Post => on_post(handler),
             Verb::Delete => axum::routing::delete(handler),

@@ -33,6 +33,7 @@ fn schema() -> Schema {
     object([
         ("time", number()),
         ("ready", flag()),
+        ("jobs", flag()),
         ("models", list(model)),
         ("gateways", list(plain())),
         ("workers", list(plain())),

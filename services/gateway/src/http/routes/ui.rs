@@ -1,5 +1,5 @@
-//! `/ui`: the console, a page for people. It asks `/v2/trireme/status` and the models like any other client, with the key
-//! that its user types in.
+//! `/ui`: the console, a page for people, to which the root leads. It asks `/v2/trireme/status`, `/v1/batches` and the models like
+//! any other client, with the key that its user types in.
 //!
 //! Everything it loads comes from here (`page`).
 
@@ -24,6 +24,7 @@ pub const RESOURCE: Resource = Resource {
         Endpoint::get("/ui", "The console: a page that shows what runs", || {
             get(async || file("text/html; charset=utf-8", PAGE))
         }),
+        Endpoint::get("/", "Leads to the console", || get(async || Redirect::temporary("/ui"))),
         Endpoint::get("/ui/", "Leads to the console", || get(async || Redirect::permanent("/ui"))),
         Endpoint::get("/ui/console.css", "The style of the console", || {
             get(async || file("text/css; charset=utf-8", STYLE))
