@@ -37,9 +37,9 @@ impl Lane {
     /// The lane that the value of an HTTP header `Priority` asks for (RFC 9218): urgency 7, the lowest one, is for work that no
     /// user waits for.
     pub fn of_header(value: &str) -> Lane {
-        let urgency =
+        let mut urgency =
             value.split(',').filter_map(|member| member.trim().split_once('=')).filter(|(key, _)| *key == "u");
-        let urgency = urgency.last().map(|(_, value)| value.split(';').next().unwrap_or_default().trim());
+        let urgency = urgency.next_back().map(|(_, value)| value.split(';').next().unwrap_or_default().trim());
         if urgency == Some("7") { Lane::Bulk } else { Lane::Live }
     }
 }
