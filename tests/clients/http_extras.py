@@ -228,7 +228,8 @@ def check_paths(http):
         ("POST", "/v2/models/none/infer", 404, "text/plain"),
         ("POST", "/v2/models/simple/infer", 500, "application/json"),
         ("POST", "/v2/health/live", 405, "text/plain"),
-        ("HEAD", "/v2/health/live", 405, "text/plain"),
+        ("HEAD", "/v2/health/live", 200, "text/plain"),
+        ("HEAD", "/v2", 200, "application/json"),
         ("DELETE", "/v2", 405, "application/json"),
     ]
     for method, path, status, kind in table:

@@ -61,9 +61,11 @@ pub async fn the_bulk_lane_comes_with_its_first_message(setup: &Setup) {
     let delivery = take(&mut later, "the message again").await;
     assert_eq!((number(&delivery), delivery.deliveries), (1, 2));
     publish(&*bus, &message_at(&model, 0, 2)).await;
-    assert_eq!(number(&take(&mut live, "the live message").await), 2);
+    let in_live = take(&mut live, "the live message").await;
+    assert_eq!((number(&in_live), in_live.message.lane()), (2, Lane::Live));
     let levels = [0, Lane::Bulk.level(0)];
     assert_eq!(bus.queue_status(&model, &levels).await.expect("status").delivered, 2, "one in each lane");
+    in_live.acker.ack().await.expect("acknowledged");
     delivery.acker.ack().await.expect("acknowledged");
     let left = within("the end of a worker", later.stop()).await;
     assert!(left.is_none(), "nothing was left, got {left:?}");
