@@ -402,7 +402,7 @@ fn refusals_have_the_shape_and_status_of_their_dialect(mode: Mode) {
     assert_eq!((status, body["detail"].is_array()), (422, true), "{body}");
     assert_eq!(refused("/score", r#"{"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}"#).0, 400);
     assert_eq!(refused("/embed_sparse", r#"{"inputs": "a"}"#).0, 404, "no model does that");
-    assert_eq!(sandbox.get("/").status, 404);
+    assert_eq!(sandbox.get("/").status, 307, "the root leads to the console");
     assert_eq!(sandbox.get("/embed").status, 405);
 }
 
