@@ -1,4 +1,4 @@
-//! What commands write: results to standard output, everything about how they came about to standard error.
+//! The output of commands: results go to standard output, messages about the work to standard error.
 //!
 //! Errors begin with `error:`, as those of flags do, and are written by `service::fail`; what does not end a command begins with
 //! `warning:`.

@@ -75,7 +75,7 @@ impl Gateway {
         Gateway::with(bus, name, Duration::from_secs(600))
     }
 
-    /// One that deletes files without new bytes for this long.
+    /// A gateway that deletes files without new bytes for this long.
     fn with(bus: &InProcess, name: &str, upload_patience: Duration) -> Gateway {
         let options = Options { max_in_flight: 64, time_to_live: Duration::from_secs(600), upload_patience };
         let (bus, system): (Arc<dyn Bus>, _) = (Arc::new(bus.clone()), Arc::new(Upper::default()));

@@ -16,7 +16,7 @@ pub enum Via {
 // === impl Via ===
 
 impl Via {
-    /// What OpenTelemetry's conventions call it.
+    /// The attributes of the span, by OpenTelemetry's conventions.
     pub fn attributes(self) -> Vec<(&'static str, String)> {
         match self {
             Via::Http(route) => vec![("http.request.method", "POST".to_owned()), ("http.route", route.to_owned())],

@@ -167,7 +167,7 @@ class TritonPythonModel:
         let values = |index: usize| outputs[index].values::<f32>().unwrap().to_vec();
         assert!(values(0).iter().all(|&found| found == value + 1.0), "{value}");
         let mut expected = vec![value * ELEMENTS as f32];
-        // What the model keeps has the 1 that it added itself, except the one of this call, which has it later.
+        // The model has added 1 to the arrays that it keeps; to the array of this call it adds 1 after the sums.
         expected.extend(kept.iter().map(|kept: &f32| (kept + 1.0) * ELEMENTS as f32));
         if value < 0.0 {
             expected.push(value * ELEMENTS as f32);

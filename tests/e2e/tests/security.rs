@@ -368,9 +368,10 @@ fn what_follows_in_an_ensemble_is_read_from_its_configuration() {
         let read = |stream: &&str| format!("$JS.API.STREAM.MSG.GET.trireme_work_{stream}");
         streams.iter().map(read).collect::<Vec<_>>()
     };
-    assert_eq!(of("tokenizer"), [next(&["first", "last", "second"]), queues(&["words_1"])].concat());
-    assert_eq!(of("model"), [next(&["last", "second"]), queues(&["first_1", "second_1-1", "second_1-2"])].concat());
-    assert_eq!(of("postprocess"), queues(&["last_1"]));
+    assert_eq!(of("tokenizer"), [next(&["first", "last", "second"]), queues(&["words_1", "words_1-10000"])].concat());
+    let of_model = ["first_1", "first_1-10000", "second_1-1", "second_1-10000", "second_1-2"];
+    assert_eq!(of("model"), [next(&["last", "second"]), queues(&of_model)].concat());
+    assert_eq!(of("postprocess"), queues(&["last_1", "last_1-10000"]));
 }
 
 #[test]

@@ -51,7 +51,7 @@ const LEAVING: Duration = Duration::from_secs(1);
 pub struct Connections {
     /// The routes.
     pub router: Router,
-    /// What a request to a path asks of the gateway.
+    /// The traffic that a request to a path belongs to.
     pub traffic: fn(&Method, &str) -> Traffic,
     /// Longest silence of a client that has a request to send, or an answer to take.
     pub idle_timeout: Duration,

@@ -1,4 +1,4 @@
-//! A resource: its routes, each with its entry in `/openapi.json`, and what they have in common. A file of `routes` has one.
+//! A resource: routes of one category and group, each with its entry in `/openapi.json`. A file of `routes` has one.
 
 use axum::Router;
 use axum::routing::MethodRouter;
@@ -15,7 +15,7 @@ use crate::access::Category;
 pub struct Resource {
     /// The category that access rules know them by; `None` for pages, which say nothing themselves.
     pub category: Option<Category>,
-    /// What requests to them ask of the gateway, if an endpoint does not say otherwise.
+    /// The traffic that requests to them belong to, if an endpoint does not say otherwise.
     pub traffic: Traffic,
     /// Their group in the document.
     pub group: &'static str,

@@ -1,4 +1,4 @@
-//! What routes are made of: methods as Triton takes them, paths of models, and the answers where there is no route.
+//! Parts of routes: methods as Triton takes them, paths of models, and the answers where there is no route.
 
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};

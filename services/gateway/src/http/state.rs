@@ -20,7 +20,7 @@ use crate::handlers::{SharedHandlers, Waits};
 pub struct HttpState {
     pub handlers: SharedHandlers,
     pub options: Arc<HttpOptions>,
-    /// What a request to a path asks of the gateway.
+    /// The traffic that a request to a path belongs to.
     pub traffic: fn(&Method, &str) -> Traffic,
     /// Every route as the document has it.
     pub entries: fn() -> Vec<Entry>,

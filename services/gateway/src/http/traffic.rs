@@ -1,6 +1,6 @@
 //! What requests ask of the gateway, as far as the listener has to know it before a route runs.
 
-/// What a request asks of the gateway.
+/// A kind of requests, by the load that they are for the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     /// It executes a model, for one answer.

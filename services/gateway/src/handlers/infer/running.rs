@@ -1,4 +1,4 @@
-//! A request in the pipeline: what is needed of it for its responses, and its errors.
+//! A request in the pipeline, as far as its responses depend on it, and its errors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,16 +10,17 @@ use crate::registry::{Labels, ServedModel};
 use crate::statistics::CountedRequest;
 use crate::traces::OpenTrace;
 
-/// What is needed of a request for its responses.
+/// A request in the pipeline, as far as its responses depend on it.
 pub struct Running {
     pub id: String,
     pub model: ModelKey,
     pub outputs: Vec<RequestedOutput>,
     pub batched: bool,
-    /// Where it is an ensemble's: what its outputs are held against, whose shapes are those of the last steps.
+    /// The ensemble, if the request is for one: the outputs, whose shapes come from the last steps, are checked against its
+    /// configuration.
     pub ensemble: Option<Arc<ServedModel>>,
     pub labels: Arc<Labels>,
-    /// What it needs of its sequence, where it belongs to one and has not begun.
+    /// The request's part of its sequence, if it belongs to a sequence and has not been sent.
     pub turn: Option<Turn>,
     /// The most rows of a message, where the request may travel as several.
     pub rows_per_message: Option<u32>,

@@ -1,4 +1,4 @@
-//! `/openapi.json` as data: the entries of routes, the schemas of what they take and answer, and the document of all of them.
+//! `/openapi.json` as data: the entries of routes, the schemas of their bodies and answers, and the document of all of them.
 //!
 //! Not here: which routes there are (`routes`, `dialects`).
 

@@ -1,4 +1,4 @@
-//! `/openapi.json`: every HTTP route with what it takes and answers, and `/docs`, a page that shows it to people.
+//! `/openapi.json`: every HTTP route with its bodies and answers, and `/docs`, a page that shows it to people.
 //!
 //! Not here: keys, which each route asks for by its own category.
 

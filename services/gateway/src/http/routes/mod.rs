@@ -50,7 +50,7 @@ const RESOURCES: &[&Resource] = &[
     &docs::RESOURCE,
 ];
 
-/// Pages for people. They say nothing themselves; what they show they ask for like any client.
+/// Pages for people. They hold no data of the server; they send requests for it like any client.
 const PAGES: &[&Resource] = &[&ui::RESOURCE, &docs::PAGES];
 
 /// All routes, each with the category that access rules know it by.
@@ -62,7 +62,7 @@ pub fn router(state: HttpState) -> Router {
     let routes = RESOURCES.iter().chain(pages).fold(Router::new(), |all, resource| {
         let routes = resource.router();
         let Some(category) = resource.category else { return all.merge(routes) };
-        // What is deferred is checked when it is accepted, and not again.
+        // A deferred request is checked when it is accepted, and not again.
         let routes = if category == Category::Inference { routes.route_layer(later()) } else { routes };
         let rules = (category, state.handlers.clone());
         all.merge(routes.route_layer(middleware::from_fn_with_state(rules, access::admit)))
@@ -83,7 +83,7 @@ pub fn work(state: HttpState) -> Router {
     own.merge(dialects::routes()).fallback(not_found).with_state(state)
 }
 
-/// What a request to this path asks of the gateway.
+/// The traffic that a request to this path belongs to.
 pub fn traffic(method: &Method, path: &str) -> Traffic {
     static OWN: LazyLock<Vec<(String, Traffic)>> = LazyLock::new(|| {
         let all = RESOURCES.iter().flat_map(|resource| resource.paths());
