@@ -369,7 +369,7 @@ fn what_follows_in_an_ensemble_is_read_from_its_configuration() {
         streams.iter().map(read).collect::<Vec<_>>()
     };
     assert_eq!(of("tokenizer"), [next(&["first", "last", "second"]), queues(&["words_1", "words_1-10000"])].concat());
-    let of_model = ["first_1", "first_1-10000", "second_1-1", "second_1-10000", "second_1-2"];
+    let of_model = ["first_1", "first_1-10000", "second_1-1", "second_1-2", "second_1-10000"];
     assert_eq!(of("model"), [next(&["last", "second"]), queues(&of_model)].concat());
     assert_eq!(of("postprocess"), queues(&["last_1", "last_1-10000"]));
 }
