@@ -12,11 +12,13 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use clap::Args;
 use serde_json::{Value, json};
+use trireme_runtime::service;
 
 use crate::client::{Answer, Client, ServerArgs};
+use crate::output;
 
 /// The header that puts requests into the bulk lane.
 const BULK: (&str, &str) = ("priority", "u=7");
@@ -80,6 +82,15 @@ struct Done {
     errors: u64,
 }
 
+/// Why texts have no vectors.
+#[derive(Debug, PartialEq)]
+enum Refused {
+    /// The server refuses these texts.
+    Texts(String),
+    /// The server would refuse every text: the key or the model is wrong.
+    Everything(String),
+}
+
 /// How far the run is, for the terminal.
 struct Progress {
     total: u64,
@@ -96,13 +107,10 @@ pub fn run(args: &BulkArgs) -> ExitCode {
     match embed(args) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(errors) => {
-            eprintln!("bulk: {errors} lines have no vector: {} says why", args.output.display());
-            ExitCode::FAILURE
+            let output = args.output.display();
+            service::fail(&anyhow!("{errors} lines have no vector: {output} has the reasons"))
         }
-        Err(error) => {
-            eprintln!("bulk: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => service::fail(&error),
     }
 }
 
@@ -116,7 +124,7 @@ fn embed(args: &BulkArgs) -> anyhow::Result<u64> {
     let mut progress = Progress::new(total, before);
     let window = args.window as usize;
     let (send, waiting) = sync_channel::<Group>(window);
-    let (finish, done) = sync_channel::<Done>(window);
+    let (finish, done) = sync_channel::<anyhow::Result<Done>>(window);
     // A place for each group that was read and not written.
     let (enter, leave) = sync_channel::<()>(AHEAD * window);
     let waiting = Mutex::new(waiting);
@@ -187,7 +195,7 @@ fn read(
 }
 
 /// Sends groups until there are none.
-fn work(client: &Client, model: &str, waiting: &Mutex<Receiver<Group>>, finish: &SyncSender<Done>) {
+fn work(client: &Client, model: &str, waiting: &Mutex<Receiver<Group>>, finish: &SyncSender<anyhow::Result<Done>>) {
     loop {
         let group = match waiting.lock() {
             Ok(waiting) => waiting.recv(),
@@ -195,24 +203,27 @@ fn work(client: &Client, model: &str, waiting: &Mutex<Receiver<Group>>, finish: 
         };
         let Ok(Group { place, lines }) = group else { return };
         let ask = |texts: &[&str]| vectors(client, model, texts);
-        let outcomes = outcomes(&lines, &ask);
-        let errors = outcomes.iter().filter(|outcome| outcome.is_err()).count() as u64;
-        let text = lines.iter().zip(outcomes).map(|(line, outcome)| line.result(outcome)).collect();
-        if finish.send(Done { place, text, lines: lines.len() as u64, errors }).is_err() {
+        let done = outcomes(&lines, &ask).map(|outcomes| {
+            let errors = outcomes.iter().filter(|outcome| outcome.is_err()).count() as u64;
+            let text = lines.iter().zip(outcomes).map(|(line, outcome)| line.result(outcome)).collect();
+            Done { place, text, lines: lines.len() as u64, errors }
+        });
+        if finish.send(done).is_err() {
             return;
         }
     }
 }
 
-/// Writes the groups in their order.
+/// Writes the groups in their order. Ends with an error when the server would refuse every group; no line is written for that.
 fn write(
-    done: &Receiver<Done>,
+    done: &Receiver<anyhow::Result<Done>>,
     leave: &Receiver<()>,
     output: &mut impl Write,
     progress: &mut Progress,
 ) -> anyhow::Result<()> {
     let (mut early, mut next) = (BTreeMap::new(), 0);
     for group in done {
+        let group = group?;
         early.insert(group.place, group);
         while let Some(group) = early.remove(&next) {
             output.write_all(group.text.as_bytes()).and_then(|()| output.flush()).context("cannot write the output")?;
@@ -227,40 +238,52 @@ fn write(
 }
 
 /// The vector of each line, or the reason why the server gave no vector. A group that is refused is asked for line by line.
-fn outcomes(lines: &[Line], ask: &impl Fn(&[&str]) -> Result<Vec<Value>, String>) -> Vec<Result<Value, String>> {
+fn outcomes(
+    lines: &[Line],
+    ask: &impl Fn(&[&str]) -> Result<Vec<Value>, Refused>,
+) -> anyhow::Result<Vec<Result<Value, String>>> {
+    let vectors = |texts: &[&str]| match ask(texts) {
+        Ok(vectors) => Ok(Ok(vectors.into_iter())),
+        Err(Refused::Texts(why)) => Ok(Err(why)),
+        Err(Refused::Everything(why)) => Err(anyhow!("{why}; the same command goes on once that is put right")),
+    };
     let texts: Vec<&str> = lines.iter().filter_map(|line| line.text.as_deref().ok()).collect();
     let mut together = match texts.len() {
         0 | 1 => None,
-        _ => ask(&texts).ok().map(Vec::into_iter),
+        _ => vectors(&texts)?.ok(),
     };
-    let one = |text: &str| ask(&[text]).and_then(|vectors| vectors.into_iter().next().ok_or("no vector".to_owned()));
+    let first = |vectors: &mut std::vec::IntoIter<Value>| vectors.next().ok_or("no vector".to_owned());
     let outcome = |line: &Line| match (&line.text, &mut together) {
-        (Err(why), _) => Err(why.clone()),
-        (Ok(_), Some(vectors)) => vectors.next().ok_or("no vector".to_owned()),
-        (Ok(text), None) => one(text),
+        (Err(why), _) => Ok(Err(why.clone())),
+        (Ok(_), Some(vectors)) => Ok(first(vectors)),
+        (Ok(text), None) => Ok(vectors(&[text])?.and_then(|mut vectors| first(&mut vectors))),
     };
     lines.iter().map(outcome).collect()
 }
 
 /// The vectors of texts. Asks again for as long as the server cannot be reached or has too much to do.
-fn vectors(client: &Client, model: &str, texts: &[&str]) -> Result<Vec<Value>, String> {
+fn vectors(client: &Client, model: &str, texts: &[&str]) -> Result<Vec<Value>, Refused> {
     let body = json!({"model": model, "input": texts});
     let mut pause = FIRST_PAUSE;
     loop {
         let (why, after) = match client.try_post("/v1/embeddings", &[BULK], &body) {
-            Ok(Answer { status: 200, body, .. }) => return read_vectors(body, texts.len()),
+            Ok(Answer { status: 200, body, .. }) => return read_vectors(body, texts.len()).map_err(Refused::Texts),
             Ok(Answer { status: status @ (408 | 429 | 502 | 503 | 504), retry_after, .. }) => {
                 (format!("status {status}"), retry_after)
             }
             Ok(Answer { status, body, .. }) => {
                 let error = &body["error"];
                 let message = error["message"].as_str().or(error.as_str()).unwrap_or("no reason");
-                return Err(format!("status {status}: {message}"));
+                let why = format!("status {status}: {message}");
+                return Err(match status {
+                    401 | 403 | 404 | 405 => Refused::Everything(why),
+                    _ => Refused::Texts(why),
+                });
             }
             Err(error) => (format!("{error:#}"), None),
         };
         if pause == FIRST_PAUSE * 8 {
-            eprintln!("bulk: the server takes no request now ({why}); trying on");
+            output::warn(&format!("the server takes no request now ({why}); trying on"));
         }
         std::thread::sleep(after.unwrap_or(pause).max(pause));
         pause = (pause * 2).min(LONGEST_PAUSE);
@@ -312,7 +335,7 @@ impl Progress {
     fn new(total: u64, before: u64) -> Progress {
         let (now, is_terminal) = (Instant::now(), std::io::stderr().is_terminal());
         if before > 0 {
-            eprintln!("bulk: goes on behind line {before} of {total}");
+            eprintln!("goes on behind line {before} of {total}");
         }
         Progress { total, before, done: 0, errors: 0, began: now, told: now, is_terminal }
     }
@@ -366,10 +389,18 @@ mod tests {
     fn one_bad_text_costs_no_other_its_vector() {
         let lines: Vec<_> = ["a", "", "b"].map(|text| Line::of(1, text.as_bytes())).into();
         let ask = |texts: &[&str]| match texts.contains(&"") {
-            true => Err("empty".to_owned()),
+            true => Err(Refused::Texts("empty".to_owned())),
             false => Ok(texts.iter().map(|text| json!(text)).collect()),
         };
-        assert_eq!(outcomes(&lines, &ask), [Ok(json!("a")), Err("empty".to_owned()), Ok(json!("b"))]);
+        assert_eq!(outcomes(&lines, &ask).unwrap(), [Ok(json!("a")), Err("empty".to_owned()), Ok(json!("b"))]);
+    }
+
+    #[test]
+    fn a_wrong_model_is_no_fault_of_a_line() {
+        let lines: Vec<_> = ["a", "b"].map(|text| Line::of(1, text.as_bytes())).into();
+        let ask = |_: &[&str]| Err(Refused::Everything("status 404: no such model".to_owned()));
+        let error = outcomes(&lines, &ask).unwrap_err().to_string();
+        assert!(error.contains("no such model") && error.contains("goes on"), "{error}");
     }
 
     #[test]

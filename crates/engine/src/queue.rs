@@ -1,12 +1,13 @@
 //! A model's queue in this worker, between the async tasks that admit work and the instance threads that take batches.
-//! The policy decides what makes a batch; this file has the lock, the waiting and the counting.
+//! The policy decides what makes a batch; this file has the lock and the waiting, `state` the requests and the counting.
 //!
 //! Requests wait in two lanes. While live requests wait, the policy sees them alone, so no bulk request runs before them or with
 //! them. Bulk requests run when no live request waits, and after [`PASSED_OVER`] runs that have passed them over.
 
+mod state;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -17,6 +18,7 @@ use crate::backend::Instance;
 use crate::batching::{BatchPolicy, Candidate, Decision, Description};
 use crate::intake::{self, Intake, Room, RunId};
 use crate::statistics::QueueLoad;
+use state::{State, Waiting, is_beyond};
 
 /// The most requests to ask for at a time in place of requests that came too late.
 const REPLACED: usize = 64;
@@ -34,37 +36,6 @@ pub struct WorkQueue<T> {
     arrived: Condvar,
     /// Signalled when the room of a lane may have changed: a permit was given back, or a run began or ended.
     room_changed: [Notify; 2],
-}
-
-struct State<T> {
-    /// The requests of each lane.
-    lanes: [Waiting<T>; 2],
-    /// Runs of live requests in a row for which bulk requests had to wait.
-    passed_over: u32,
-    /// Requests that run in a batch of their own. They run before all others, and the policy does not see them.
-    alone: VecDeque<(Candidate, T)>,
-    /// The stepwise instance that lets no other request join until it is empty and takes the first of `alone`.
-    reserved: Option<ThreadId>,
-    /// How much to take from the shared queue; with `None`, as much as there are permits for.
-    intake: Option<Intake>,
-    /// Number of requests of each lane for which the shared queue was last asked. The pulling task sleeps until this number
-    /// is wrong.
-    asked: [usize; 2],
-    permits_out: [usize; 2],
-    /// Number of requests in a row that came too late.
-    late: usize,
-    /// How often [`WorkQueue::call_idle`] was called.
-    calls: u64,
-    /// Whether no instance can execute: no more is taken in.
-    paused: bool,
-    closed: bool,
-}
-
-/// The waiting requests of a lane.
-struct Waiting<T> {
-    /// The policy's view of `items`, in the same order.
-    candidates: Vec<Candidate>,
-    items: VecDeque<T>,
 }
 
 /// Room for one request in this worker: taken before the request is admitted, freed when the request has left.
@@ -419,121 +390,6 @@ impl<T> WorkQueue<T> {
         self.state.lock().closed = true;
         self.arrived.notify_all();
     }
-}
-
-// === impl State ===
-
-impl<T> State<T> {
-    fn waiting(&self) -> usize {
-        self.waiting_up_to(Lane::Bulk)
-    }
-
-    /// Number of waiting requests that go before a new one of this lane.
-    fn waiting_up_to(&self, lane: Lane) -> usize {
-        self.lanes[..=lane as usize].iter().map(|waiting| waiting.items.len()).sum::<usize>() + self.alone.len()
-    }
-
-    fn in_hand(&self) -> usize {
-        self.permits_out.iter().sum()
-    }
-
-    /// The most requests of a lane in a worker that holds at most `capacity` live ones.
-    fn most(&self, lane: Lane, capacity: usize) -> usize {
-        match (lane, &self.intake) {
-            // The requests of a stepwise instance stay long: half of its places is left to live requests.
-            (Lane::Bulk, None) => capacity.div_ceil(2),
-            _ => capacity,
-        }
-    }
-
-    /// How many requests of a lane there is room for, with at most `capacity` in this worker. The room for live requests is the
-    /// same with and without bulk requests in the worker.
-    fn room(&self, lane: Lane, capacity: usize, now: Instant) -> Room {
-        let late = if lane == Lane::Live { self.late } else { 0 };
-        let free = self.most(lane, capacity).saturating_sub(self.permits_out[lane as usize]);
-        match (free, &self.intake) {
-            _ if self.paused => Room::None,
-            (0, _) => Room::None,
-            (free, None) => Room::Now(free),
-            (free, Some(intake)) => match intake.room(self.waiting_up_to(lane), now) {
-                Room::Now(room) => Room::Now(room.max(late).min(free)),
-                // The batch that has its turn although live requests wait.
-                _ if lane == Lane::Bulk && self.permits_out[lane as usize] == 0 => Room::Now(intake.batch().min(free)),
-                later => later,
-            },
-        }
-    }
-
-    /// For each lane, whether its pulling task has to be woken because the room has changed. Waking it for each run would
-    /// often cost more than the run.
-    fn is_asked_wrongly(&self, capacity: usize, now: Instant) -> [bool; 2] {
-        Lane::ALL.map(|(lane, _)| {
-            let asked = self.asked[lane as usize];
-            match lane {
-                Lane::Live => {
-                    asked == 0
-                        || match self.room(lane, capacity, now) {
-                            Room::Now(room) => is_beyond(lane, room, asked),
-                            Room::At(_) | Room::None => true,
-                        }
-                }
-                // Without bulk requests in the worker, the room that was asked for is there.
-                Lane::Bulk => {
-                    (asked == 0 || self.permits_out[lane as usize] > 0)
-                        && matches!(self.room(lane, capacity, now), Room::Now(room) if is_beyond(lane, room, asked))
-                }
-            }
-        })
-    }
-
-    /// Takes requests of a lane out.
-    fn take(&mut self, lane: Lane, indices: &[usize]) -> Vec<T> {
-        let taken = self.lanes[lane as usize].remove(indices);
-        let is_passed_over = lane == Lane::Live && !self.lanes[Lane::Bulk as usize].items.is_empty();
-        self.passed_over = if is_passed_over { self.passed_over + 1 } else { 0 };
-        taken
-    }
-}
-
-// === impl Waiting ===
-
-impl<T> Default for Waiting<T> {
-    fn default() -> Self {
-        Waiting { candidates: Vec::new(), items: VecDeque::new() }
-    }
-}
-
-impl<T> Waiting<T> {
-    fn remove(&mut self, indices: &[usize]) -> Vec<T> {
-        if let [index] = *indices {
-            self.candidates.remove(index);
-            return self.items.remove(index).into_iter().collect();
-        }
-        // The oldest ones, which most policies take: no other elements have to be moved.
-        if indices.iter().copied().eq(0..indices.len()) {
-            self.candidates.drain(..indices.len());
-            return self.items.drain(..indices.len()).collect();
-        }
-        let mut taken: Vec<Option<T>> = indices.iter().map(|_| None).collect();
-        let place = |index: usize| indices.iter().position(|&i| i == index);
-        let (candidates, items) = (std::mem::take(&mut self.candidates), std::mem::take(&mut self.items));
-        for (index, (candidate, item)) in candidates.into_iter().zip(items).enumerate() {
-            match place(index) {
-                Some(place) => taken[place] = Some(item),
-                None => {
-                    self.candidates.push(candidate);
-                    self.items.push_back(item);
-                }
-            }
-        }
-        taken.into_iter().flatten().collect()
-    }
-}
-
-/// Whether `asked` is at most half of this room or, for live requests, more than it. Bulk requests that were asked for too early
-/// wait in their lane.
-fn is_beyond(lane: Lane, room: usize, asked: usize) -> bool {
-    (lane == Lane::Live && room < asked) || room >= (2 * asked).max(1)
 }
 
 // === impl Permit ===

@@ -1,4 +1,4 @@
-//! A dialect: its routes, and a request to one of them.
+//! The parts of a dialect: routes, and the request that a route gets.
 
 use axum::response::Response;
 use bytes::Bytes;

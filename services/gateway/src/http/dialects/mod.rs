@@ -100,7 +100,7 @@ pub fn entries() -> Vec<Entry> {
     table().into_iter().map(entry).collect()
 }
 
-/// What a request to this path asks of the gateway, if it is more than something about the server.
+/// The traffic that a request to this path belongs to, if it is not about the server.
 pub fn traffic(method: &Method, path: &str) -> Option<Traffic> {
     if is_work(method, path) {
         return Some(Traffic::Work);
