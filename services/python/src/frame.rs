@@ -14,7 +14,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::MemfdFlags;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -22,6 +21,7 @@ use rustix::net::{
 use serde::Serialize;
 use trireme_inference::{Buffer, Tensor, TensorError};
 
+use crate::memory::{Identity, Mapped};
 use crate::message::TensorHeader;
 
 /// Above so many bytes tensors travel in a memory file.
@@ -52,9 +52,11 @@ pub struct Link {
 #[derive(Debug, Default)]
 struct Memory {
     /// The file that the child reads while it executes.
-    lent: Option<File>,
+    lent: Option<Mapped>,
     /// A file that the child has released.
-    spare: Option<File>,
+    spare: Option<Mapped>,
+    /// The file of the child's last answer.
+    theirs: Option<Mapped>,
 }
 
 /// A frame that has come.
@@ -113,15 +115,14 @@ impl Layout {
         self.end > INLINE_BYTES
     }
 
-    /// Writes the tensors to a memory file: `spare`, or a new one.
-    fn fill(&self, spare: Option<File>) -> io::Result<File> {
-        let file = match spare {
+    /// Writes the tensors to a memory file: `spare` if it is large enough, else a new one.
+    fn fill(&self, spare: Option<Mapped>) -> io::Result<Mapped> {
+        let file = match spare.filter(|file| file.identity().bytes() >= self.end) {
             Some(file) => file,
-            None => File::from(rustix::fs::memfd_create(c"trireme", MemfdFlags::CLOEXEC)?),
+            None => Mapped::create(self.end)?,
         };
-        file.set_len(self.end)?;
         for (offset, data) in &self.buffers {
-            file.write_all_at(data, *offset)?;
+            file.write(*offset, data)?;
         }
         Ok(file)
     }
@@ -194,7 +195,7 @@ impl Link {
         }
     }
 
-    fn send_with(&self, header: &impl Serialize, layout: &Layout, memory: Option<&File>) -> Result<(), LinkError> {
+    fn send_with(&self, header: &impl Serialize, layout: &Layout, memory: Option<&Mapped>) -> Result<(), LinkError> {
         const PREFIX: usize = 8;
         let mut frame = vec![0; PREFIX];
         serde_json::to_writer(&mut frame, header).map_err(io::Error::from)?;
@@ -244,10 +245,29 @@ impl Link {
         (&self.socket).read_exact(&mut header)?;
         let data = match memory {
             None => Bytes::copy_from_slice(&header[header_size..]),
-            Some(memory) => read(memory)?,
+            Some(memory) => self.read(File::from(memory))?,
         };
         header.truncate(header_size);
         Ok(Some(Frame { header, data }))
+    }
+
+    /// The bytes of a memory file. They are copied, so that later writes of the child have no effect.
+    fn read(&self, file: File) -> io::Result<Bytes> {
+        let identity = Identity::of(&file)?;
+        let size = usize::try_from(identity.bytes()).map_err(io::Error::other)?;
+        let known = self.memory.lock().theirs.take().filter(|known| known.identity() == identity);
+        let mapped = match known {
+            Some(known) => known,
+            None => match Mapped::open(file)? {
+                Ok(mapped) => mapped,
+                Err(file) => return Buffer::filled(size, |bytes| file.read_exact_at(bytes, 0)),
+            },
+        };
+        let read = Buffer::filled(size, |bytes| mapped.read(bytes));
+        if identity.bytes() <= SPARE_BYTES {
+            self.memory.lock().theirs = Some(mapped);
+        }
+        read
     }
 
     /// Receives the sizes of header and body, and the memory file that came with them.
@@ -276,17 +296,8 @@ impl Link {
     }
 }
 
-/// The bytes of a memory file. They are copied, so that later writes of the child have no effect.
-fn read(memory: OwnedFd) -> io::Result<Bytes> {
-    let file = File::from(memory);
-    let size = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-    Buffer::filled(size, |bytes| file.read_exact_at(bytes, 0))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
 
     const SOON: Duration = Duration::from_secs(5);
@@ -326,7 +337,7 @@ mod tests {
             let frame = other.receive(SOON).unwrap().unwrap();
             let header: TensorHeader<'_> = serde_json::from_slice(&frame.header).unwrap();
             assert_eq!(frame.tensor(&header).unwrap(), tensor);
-            let lent = one.memory.lock().lent.as_ref().map(|file| file.metadata().unwrap().ino());
+            let lent = one.memory.lock().lent.as_ref().map(Mapped::identity);
             one.executed(released);
             lent
         };

@@ -18,6 +18,7 @@ mod child;
 mod decoupled;
 pub mod environment;
 pub mod frame;
+mod memory;
 pub mod message;
 mod nested;
 mod package;

@@ -5,6 +5,7 @@ body. Tensors' bytes lie in the body, or, where there are many, in a memory file
 """
 
 import array
+import fcntl
 import json
 import mmap
 import os
@@ -24,6 +25,10 @@ SPARE_BYTES = 64 << 20
 
 # Each tensor begins at a multiple of this.
 ALIGNMENT = 64
+
+# Of fcntl(2); Python's module has these names only where it was built with them. The worker maps no file that may become smaller.
+F_ADD_SEALS = 1033
+F_SEAL_SHRINK = 2
 
 PREFIX = struct.Struct("<II")
 # Made once: `json.dumps` makes one for each text where it is not to write blanks.
@@ -175,8 +180,9 @@ class Spare:
     """A memory file that is written to again, mapped."""
 
     def __init__(self, size):
-        self.file = os.memfd_create("trireme", os.MFD_CLOEXEC)
+        self.file = os.memfd_create("trireme", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.file, size)
+        fcntl.fcntl(self.file, F_ADD_SEALS, F_SEAL_SHRINK)
         self.mapping, self.size = mmap.mmap(self.file, size), size
 
     @classmethod
