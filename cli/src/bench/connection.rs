@@ -1,4 +1,5 @@
-//! One keep-alive connection: sends bytes that were made before, reads the answer.
+//! One keep-alive connection: sends bytes that were made before, reads the answer. A client library would make every request anew,
+//! in CPU time that the server does not get.
 
 use anyhow::{Context, ensure};
 use bytes::{Buf, Bytes, BytesMut};

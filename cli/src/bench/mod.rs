@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use bytes::Bytes;
 use clap::Args;
+use rustix::time::{ClockId, clock_gettime};
 use trireme_runtime::service;
 
 use crate::output::{warn, write_out};
@@ -184,14 +185,9 @@ async fn load(
     Ok(measured)
 }
 
-/// CPU time of this process so far, in steps of 10 ms; zero where the kernel does not tell.
+/// CPU time of this process so far.
 fn cpu_time() -> Duration {
-    const TICK: Duration = Duration::from_millis(10);
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The second field is the program's name in parentheses and may hold anything; utime and stime are 14 and 15.
-    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    let ticks: u32 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u32>().ok()).sum();
-    TICK * ticks
+    clock_gettime(ClockId::ProcessCPUTime).try_into().unwrap_or_default()
 }
 
 // === impl Measured ===

@@ -1,4 +1,5 @@
-//! Counts of durations in a histogram. All histograms have the same bounds, so those of several processes can be added.
+//! Counts of durations in a histogram. All histograms have the same bounds, so those of several processes can be added, and those
+//! bounds are the ones of the metrics: the buckets of a crate (hdrhistogram) would only come near them.
 
 use std::time::Duration;
 

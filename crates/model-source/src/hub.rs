@@ -1,4 +1,5 @@
-//! The Hugging Face hub: which files a revision has, and their content.
+//! The Hugging Face hub: which files a revision has, and their content. This is not the crate hf-hub, which downloads by itself: here
+//! the hub, object stores and web servers share one download (`transfer`), which goes on where it ended and checks digests.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::header::{CONTENT_LENGTH, ETAG, HeaderMap};

@@ -1,7 +1,8 @@
 //! The names of all metrics, in one table, and their text form for Prometheus.
 //!
 //! `nv_*` are Triton's names, with its help texts; `process_*` are the names that Prometheus' own libraries use; ours
-//! are `trireme_*`. Not here: counting (the services do it).
+//! are `trireme_*`. The text is written here because prometheus-client appends `_total` to every counter, which Triton's names do not
+//! have, and knows no summaries, and prometheus refuses families without samples. Not here: counting (the services do it).
 
 use std::fmt::Write;
 
@@ -150,9 +151,7 @@ impl Kind {
 impl Exposition {
     /// Writes a family with the samples that `fill` adds. Each family is written once.
     pub fn family(&mut self, metric: Metric, fill: impl FnOnce(&mut Samples<'_>)) {
-        let (name, kind, help) = (metric.name(), metric.kind().name(), metric.help());
-        let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
-        fill(&mut Samples { name, text: &mut self.text });
+        self.own_family(metric.name(), metric.kind(), metric.help(), fill);
     }
 
     /// Writes a family that is not in our table: one of a model's own.

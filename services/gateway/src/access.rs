@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
+use axum::http::HeaderName;
 use clap::{Args, ValueEnum};
 use subtle::ConstantTimeEq;
 use trireme_inference::Lane;
@@ -92,8 +93,7 @@ pub enum Category {
 #[derive(Clone, Debug)]
 pub struct Restriction {
     categories: BTreeSet<Category>,
-    /// The header's name, in lower case.
-    header: String,
+    header: HeaderName,
     value: Secret,
 }
 
@@ -182,8 +182,8 @@ impl Access {
             self.check_key(&header)?;
         }
         match self.restrictions.iter().find(|restriction| restriction.categories.contains(&category)) {
-            Some(rule) if !header(&rule.header).is_some_and(|value| rule.value.is(value)) => {
-                Err(Denied::Restricted(rule.header.clone()))
+            Some(rule) if !header(rule.header.as_str()).is_some_and(|value| rule.value.is(value)) => {
+                Err(Denied::Restricted(rule.header.to_string()))
             }
             _ => Ok(()),
         }
@@ -299,11 +299,7 @@ impl FromStr for Restriction {
             })
         });
         let header = header.trim().to_ascii_lowercase();
-        if header.is_empty()
-            || !header.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
-        {
-            return Err(format!("'{header}' is not the name of a header"));
-        }
+        let header: HeaderName = header.parse().map_err(|_| format!("'{header}' is not the name of a header"))?;
         Ok(Restriction { categories: categories.collect::<Result<_, _>>()?, header, value: value.parse()? })
     }
 }

@@ -66,6 +66,10 @@ pub struct Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub IpAddr);
 
+/// Marks a request of a connection beyond the limit, which is for health checks only. In the extensions of such requests.
+#[derive(Clone, Copy, Debug)]
+pub struct Spare;
+
 /// The connections of a port. Clones are the same.
 #[derive(Clone)]
 pub struct Crowd(Arc<Shared>);

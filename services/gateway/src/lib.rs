@@ -12,9 +12,9 @@
 
 mod access;
 mod answer_headers;
-mod backlog;
 mod budget;
 mod calls;
+mod connections;
 mod crowd;
 mod dispatch;
 mod forward;

@@ -30,7 +30,7 @@ pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 /// A name used nowhere else, with characters that are not allowed in subjects and bucket keys.
 pub fn unique(name: &str) -> String {
-    format!("{name}. *>é/{}", nuid::next())
+    format!("{name}. *>é/{:032x}", fastrand::u128(..))
 }
 
 /// A model version for one test.
@@ -128,7 +128,7 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
         texts: Some(TextFacts { tokens: u64::MAX, truncated: 7 }),
     };
     WorkMessage {
-        request_id: nuid::next().to_string(),
+        request_id: format!("{:032x}", fastrand::u128(..)),
         gateway: unique("gateway"),
         deadline: UnixMicros::NEVER,
         priority: 2,
@@ -163,7 +163,7 @@ pub async fn assert_idle(puller: &mut Box<dyn Puller>, time: Duration, why: &str
 fn with_tensors(model: &ModelKey, tensors: Vec<Tensor>) -> WorkMessage {
     let step = Step { model: model.clone(), inputs: vec![], outputs: vec![], dead: vec![], level: 0 };
     WorkMessage {
-        request_id: nuid::next().to_string(),
+        request_id: format!("{:032x}", fastrand::u128(..)),
         gateway: "gateway".to_owned(),
         deadline: UnixMicros::now().after(Duration::from_secs(300)),
         priority: 0,

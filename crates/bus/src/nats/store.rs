@@ -78,7 +78,7 @@ impl Nats {
             _ => self.get_raw(bucket, key).await?.and_then(|message| headers::claim_name(&message.headers)),
         };
         if wire_size(&headers) + value.len() > self.max_payload() {
-            let name = format!("{key}-{}", nuid::next()).replace('.', "-");
+            let name = format!("{key}-{:032x}", fastrand::u128(..)).replace('.', "-");
             let laid_down = self.lay_down(BodyStore::Bucket(bucket), name, &value, lapse).await?;
             headers::write_claim(&mut headers, laid_down.claim());
             own = Some(laid_down.claim().name.clone());
@@ -118,7 +118,7 @@ impl Nats {
         let mut headers = HeaderMap::new();
         headers.insert(OPERATION, "DEL");
         headers.insert(header::NATS_MESSAGE_TTL, MARKER.as_secs().to_string());
-        let deletion = nuid::next().to_string();
+        let deletion = format!("{:032x}", fastrand::u128(..));
         headers.insert(DELETION, deletion.as_str());
         if let Err(error) = self.write(bucket, key, headers, Bytes::new(), expect).await {
             let BusError::Conflict { .. } = error else { return Err(error) };

@@ -1,4 +1,5 @@
-//! A call's deadline: `grpc-timeout` from the moment the call's headers are there.
+//! A call's deadline: `grpc-timeout` from the moment the call's headers are there. tonic reads that header, too, but shows it to no
+//! handler.
 
 use std::time::Duration;
 

@@ -1,18 +1,24 @@
-//! Counts the bytes of calls.
+//! Every call on its way in: how it is counted, what a spare connection may ask, and a handler that panics.
 
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
+use futures_util::FutureExt;
 use http_body_util::Limited;
+use tonic::Status;
+use trireme_inference::InferError;
+use trireme_protocol::grpc::status;
 
 use super::access;
 use super::body::{self, Rules};
 use super::unread::Unread;
 use crate::access::Category;
 use crate::budget::{self, Budget};
+use crate::crowd::Spare;
 
 /// Most bytes of a health check's body: a client needs no key for it.
 const HEALTH: usize = 16 << 10;
@@ -42,8 +48,11 @@ pub async fn count(State(counting): State<Counting>, request: Request, next: Nex
     let (mut parts, body) = request.into_parts();
     let path = parts.uri.path();
     let hold = if infers(path) { budget.hold() } else { budget.hold_about_server() };
-    let streams = path.ends_with("/ModelStreamInfer");
     let is_health = access::category(path) == Some(Category::Health);
+    if !is_health && parts.extensions.get::<Spare>().is_some() {
+        return status(&InferError::unavailable("there are too many connections (--max-connections)")).into_http();
+    }
+    let streams = path.ends_with("/ModelStreamInfer");
     // The body is decompressed here, so the gRPC library has to find no coding. It refuses the codings that are not handled here.
     let coded = parts.headers.get(ENCODING).is_some_and(|coding| coding == "gzip" || coding == "deflate");
     if coded {
@@ -52,5 +61,10 @@ pub async fn count(State(counting): State<Counting>, request: Request, next: Nex
     let body = if is_health { Body::new(Limited::new(body, HEALTH)) } else { body };
     let body = body::guard(body, Rules { streams, coded, largest, pause }, &hold);
     parts.extensions.insert(hold.clone());
-    unread.watch(budget::until_sent(next.run(Request::from_parts(parts, body)).await, hold))
+    let answer = AssertUnwindSafe(next.run(Request::from_parts(parts, body))).catch_unwind().await;
+    let answer = answer.unwrap_or_else(|_| {
+        tracing::error!("the handler of a call panicked");
+        Status::internal("internal error").into_http()
+    });
+    unread.watch(budget::until_sent(answer, hold))
 }

@@ -6,13 +6,12 @@
 //!   header.
 //! - Messages are those of `protocol::grpc`; nothing behind the listener sees them.
 //!
-//! Not here: how connections come and go (`connections`).
+//! Not here: how connections come and go (the gateway's `connections`).
 
 mod access;
 mod args;
 mod body;
 mod call;
-mod connections;
 mod deadline;
 mod health;
 mod incoming;
@@ -37,11 +36,11 @@ use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceSe
 use trireme_runtime::TaskSet;
 
 use crate::access::Access;
+use crate::connections::{Connections, Protocol};
 use crate::crowd::{Crowd, Limits};
 use crate::handlers::SharedHandlers;
 use crate::pace::BodyPace;
 use crate::tls::Tls;
-use connections::Connections;
 use health::HealthService;
 use incoming::Counting;
 use service::InferenceService;
@@ -97,22 +96,19 @@ impl GrpcListener {
         };
         let connections = Connections {
             router: routes(&self.args, self.restricted, self.forward, handlers, stop.clone(), counting),
+            protocol: Protocol::Http2 {
+                keepalive_time: self.args.keepalive_time(),
+                keepalive_timeout: self.args.keepalive_timeout(),
+                max_age: self.args.max_connection_age(),
+            },
             idle_timeout: self.pause,
-            keepalive_time: self.args.keepalive_time(),
-            keepalive_timeout: self.args.keepalive_timeout(),
-            max_age: self.args.max_connection_age(),
             tls: self.tls,
             crowd: Crowd::new(limits),
             tasks: TaskSet::new(),
         };
-        let overdue = async {
-            stop.cancelled().await;
-            tokio::time::sleep(exit_timeout).await;
-        };
         tokio::select! {
-            () = connections.serve(self.listener, stop.clone()) => {}
+            () = connections.serve(self.listener, stop, exit_timeout) => {}
             () = unread.give_up(BodyPace::whole(self.pause)) => {}
-            () = overdue => tracing::warn!("gRPC calls were still in flight at the end of the exit timeout"),
         }
     }
 }

@@ -14,7 +14,6 @@ use axum::http::{HeaderMap, Request};
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use trireme_inference::{Buffer, InferError};
 use trireme_runtime::TaskSet;
@@ -32,7 +31,7 @@ const UNREAD_TIME: Duration = Duration::from_secs(10);
 
 /// A request's body on its way in.
 struct RequestBody {
-    incoming: Option<Incoming>,
+    incoming: Option<Body>,
     pace: BodyPace,
     idle_timeout: Duration,
     /// The client waits for `100 Continue`, which was not sent.
@@ -46,12 +45,12 @@ enum BodyError {
     #[error(transparent)]
     Overdue(#[from] Overdue),
     #[error(transparent)]
-    Broken(#[from] hyper::Error),
+    Broken(#[from] axum::Error),
 }
 
 /// Wraps a request's body: its client may pause for `idle_timeout` at a time, and a task of `tasks` reads the body to its end if
 /// the handler does not.
-pub fn guard(request: Request<Incoming>, idle_timeout: Duration, tasks: &TaskSet) -> Request<Body> {
+pub fn guard(request: Request<Body>, idle_timeout: Duration, tasks: &TaskSet) -> Request<Body> {
     let (parts, incoming) = request.into_parts();
     if incoming.is_end_stream() {
         return Request::from_parts(parts, Body::empty());

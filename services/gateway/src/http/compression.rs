@@ -1,7 +1,8 @@
 //! Content codings of infer bodies: `gzip`, and `deflate`, which is a zlib stream. `Inference-Header-Content-Length` always
 //! counts the JSON as it is without its coding.
 //!
-//! Not here: decoding itself (`inflate`).
+//! This is not tower-http's compression, which knows no budget for the bytes, and inflates a body before its size is known. Not here:
+//! decoding itself (`inflate`).
 
 use std::io::Write;
 

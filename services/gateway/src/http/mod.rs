@@ -1,15 +1,14 @@
 //! The v2 protocol over HTTP/1.1. Routes are in [`routes`], one file per resource; those of other servers' clients in
-//! [`dialects`]. Their common parts are here: connections, bodies in, bodies and errors out.
+//! [`dialects`]. Their common parts are here: bodies in, bodies and errors out.
 
 mod access;
 mod args;
 mod body;
 mod compression;
-mod connections;
 mod dialects;
+mod incoming;
 mod jobs;
 mod openapi;
-mod patience;
 mod prefer;
 mod resource;
 mod response;
@@ -17,6 +16,9 @@ mod routes;
 mod routing;
 mod state;
 mod traffic;
+
+#[cfg(test)]
+mod tests;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,11 +31,12 @@ use trireme_bus::Bus;
 use trireme_jobs::Jobs;
 use trireme_runtime::TaskSet;
 
+use crate::connections::{Connections, Protocol};
 use crate::crowd::{Crowd, Limits};
 use crate::handlers::SharedHandlers;
 use args::HttpOptions;
 pub use args::{HttpArgs, TokenInput};
-pub use connections::Connections;
+pub use incoming::Intake;
 pub use jobs::JobArgs;
 use jobs::Runner;
 use state::HttpState;
@@ -107,8 +110,9 @@ impl HttpListener {
             let _ = state.handlers.jobs.set(jobs.clone());
             state.jobs = Some(jobs);
         }
-        let router = routes::router(state);
-        let connections = Connections { router, traffic: routes::traffic, idle_timeout, budget, tls, crowd, tasks };
+        let intake = Intake { traffic: routes::traffic, idle_timeout, budget, tasks: tasks.clone() };
+        let router = intake.guard(routes::router(state));
+        let connections = Connections { router, protocol: Protocol::Http1, idle_timeout, tls, crowd, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
 }

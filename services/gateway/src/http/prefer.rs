@@ -1,4 +1,4 @@
-//! The header `Prefer` (RFC 7240): a request that is answered later, and how long a client waits.
+//! The header `Prefer` (RFC 7240), which no crate in use reads: a request that is answered later, and how long a client waits.
 
 use std::time::Duration;
 

@@ -47,15 +47,8 @@ impl Resource {
 
     /// The entries of all endpoints in the document.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
-        let entries =
-            move |endpoint: &'static Endpoint| endpoint.paths().map(move |path| endpoint.entry(self.group, path));
+        let entries = move |endpoint: &'static Endpoint| endpoint.paths().map(move |path| endpoint.entry(self, path));
         self.endpoints.iter().flat_map(entries)
-    }
-
-    /// The paths of all endpoints, each with what requests to it ask of the gateway.
-    pub fn paths(&self) -> impl Iterator<Item = (String, Traffic)> {
-        let traffic = move |endpoint: &Endpoint| endpoint.traffic.unwrap_or(self.traffic);
-        self.endpoints.iter().flat_map(move |endpoint| endpoint.paths().map(move |path| (path, traffic(endpoint))))
     }
 }
 
@@ -119,43 +112,18 @@ impl Endpoint {
         [Some(self.path.to_owned()), self.variant.map(|variant| variant(self.path))].into_iter().flatten()
     }
 
-    fn entry(&self, group: &'static str, path: String) -> Entry {
+    fn entry(&self, resource: &Resource, path: String) -> Entry {
         let body = self.takes.map(|takes| Described { schema: RefOr::T(takes()), parts: Vec::new() });
         Entry {
             verb: self.verb,
             path,
-            group,
+            traffic: self.traffic.unwrap_or(resource.traffic),
+            group: resource.group,
             summary: self.summary.to_owned(),
             bodies: body.into_iter().collect(),
             answers: self.gives.map(|gives| gives()).into_iter().collect(),
             // Some refusals are plain text, as Triton has them.
             errors: Vec::new(),
-        }
-    }
-}
-
-/// Whether a path fits a route's path, in which `{name}` stands for any segment that is not empty.
-pub fn fits(own: &str, path: &str) -> bool {
-    let (mut own, mut path) = (own.split('/'), path.split('/'));
-    loop {
-        match (own.next(), path.next()) {
-            (None, None) => return true,
-            (Some(own), Some(segment)) if own == segment || own.starts_with('{') && !segment.is_empty() => {}
-            _ => return false,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_fit_segment_by_segment() {
-        assert!(fits("/v2/models/{model}/infer", "/v2/models/a%2Fb/infer"));
-        assert!(fits("/ui/", "/ui/") && !fits("/ui", "/ui/"));
-        for path in ["/v2/models//infer", "/v2/models/a/b/infer", "/v2/models/a/infer/", "/v2/models/a", ""] {
-            assert!(!fits("/v2/models/{model}/infer", path), "{path}");
         }
     }
 }

@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use axum::Router;
 use axum::extract::State;
-use axum::http::Method;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use axum::routing::get;
@@ -28,9 +27,10 @@ use trireme_runtime::TaskSet;
 use trireme_runtime::statistics::export;
 use trireme_telemetry::metrics::{self, Exposition, Metric, Samples};
 
+use crate::connections::{Connections, Protocol};
 use crate::crowd::{Crowd, Limits};
 use crate::handlers::{Handlers, Queues, SharedHandlers};
-use crate::http::{Connections, HttpArgs, Traffic};
+use crate::http::{HttpArgs, Intake, Traffic};
 use crate::statistics::{Totals, Windows};
 
 pub use args::MetricsArgs;
@@ -91,8 +91,10 @@ impl MetricsListener {
         let metrics = Arc::new(Metrics { handlers, options: self.options, seen: Mutex::default() });
         let router = Router::new().route("/metrics", get(show)).with_state(metrics);
         let (crowd, tasks) = (Crowd::new(limits), TaskSet::new());
-        let traffic = |_: &Method, _: &str| Traffic::Watch;
-        let connections = Connections { router, traffic, idle_timeout: IDLE_TIMEOUT, budget, tls: None, crowd, tasks };
+        let (idle_timeout, protocol) = (IDLE_TIMEOUT, Protocol::Http1);
+        let router =
+            Intake { traffic: |_, _| Traffic::Watch, idle_timeout, budget, tasks: tasks.clone() }.guard(router);
+        let connections = Connections { router, protocol, idle_timeout, tls: None, crowd, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
 }

@@ -44,7 +44,7 @@ pub fn process_metrics(statistics: &Statistics, out: &mut Exposition) {
     if !hosted.is_empty() {
         stages(&hosted, out);
     }
-    process::export(statistics.tasks(), out);
+    process::export(statistics, out);
     own::export(out);
 }
 

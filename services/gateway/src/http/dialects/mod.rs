@@ -26,7 +26,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, HeaderValue, Method};
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
 use axum::routing::{get as on_get, post as on_post};
 use bytes::Bytes;
@@ -82,8 +82,12 @@ pub fn entries() -> Vec<Entry> {
         let summaries: Vec<&str> = contenders.iter().map(|(_, route)| route.summary).collect();
         Entry {
             verb,
-            // A wildcard is an ordinary parameter of the document.
-            path: path.replace("{*", "{"),
+            traffic: match verb {
+                Verb::Post => Traffic::Work,
+                _ if path.ends_with(HEALTH) => Traffic::Watch,
+                _ => Traffic::Server,
+            },
+            path,
             group: contenders.first().map_or("", |(dialect, _)| dialect.name),
             summary: summaries
                 .iter()
@@ -98,26 +102,6 @@ pub fn entries() -> Vec<Entry> {
         }
     };
     table().into_iter().map(entry).collect()
-}
-
-/// The traffic that a request to this path belongs to, if it is not about the server.
-pub fn traffic(method: &Method, path: &str) -> Option<Traffic> {
-    if is_work(method, path) {
-        return Some(Traffic::Work);
-    }
-    path.ends_with(HEALTH).then_some(Traffic::Watch)
-}
-
-/// Whether a request to this path is work for a model, and not about the server.
-fn is_work(method: &Method, path: &str) -> bool {
-    let fits = |dialect: &Dialect, route: &DialectRoute| match route.path {
-        "/" => path == "/" || path.strip_prefix('/').is_some_and(|path| path.split('/').next() == Some(dialect.name)),
-        own => path.ends_with(own),
-    };
-    method == Method::POST
-        && DIALECTS
-            .iter()
-            .any(|dialect| dialect.routes.iter().any(|route| route.verb == Verb::Post && fits(dialect, route)))
 }
 
 fn add(router: Router<HttpState>, path: &str, contenders: Vec<Contender>) -> Router<HttpState> {
@@ -266,19 +250,11 @@ mod tests {
     }
 
     #[test]
-    fn every_route_can_be_asked_for_and_is_known_as_work() {
+    fn every_route_can_be_asked_for_and_those_with_a_body_are_work() {
         let _: Router<HttpState> = routes();
-        for dialect in DIALECTS {
-            for route in dialect.routes.iter().filter(|route| route.verb == Verb::Post) {
-                assert!(is_work(&Method::POST, route.path), "{}", route.path);
-                let prefixed = format!("/{}{}", dialect.name, route.path.trim_end_matches('/'));
-                assert!(is_work(&Method::POST, &prefixed), "{prefixed}");
-            }
+        for Entry { verb, path, traffic, .. } in entries() {
+            assert_eq!(verb == Verb::Post, traffic == Traffic::Work, "{path}");
         }
-        for path in ["/v2/repository/index", "/v2/models/m/config", "/v2/logging"] {
-            assert!(!is_work(&Method::POST, path), "{path}");
-        }
-        assert!(!is_work(&Method::GET, "/embed"));
     }
 
     #[test]

@@ -3,13 +3,16 @@
 use utoipa::openapi::schema::Schema;
 
 use super::schema::Described;
+use crate::http::traffic::Traffic;
 
 /// A route with one method.
 pub struct Entry {
     /// How it is asked for.
     pub verb: Verb,
-    /// Its path, parameters in braces.
+    /// Its path, parameters in braces, as the router has it.
     pub path: String,
+    /// The traffic that requests to it belong to.
+    pub traffic: Traffic,
     /// The group of routes that it belongs to, such as a dialect.
     pub group: &'static str,
     /// Its purpose, in a few words.

@@ -18,6 +18,8 @@ pub use entry::{Entry, Verb};
 pub fn document(entries: Vec<Entry>) -> OpenApi {
     let (mut paths, mut components) = (PathsBuilder::new(), ComponentsBuilder::new());
     for entry in entries {
+        // A wildcard is an ordinary parameter of the document.
+        let entry = Entry { path: entry.path.replace("{*", "{"), ..entry };
         for (name, part) in entry.bodies.iter().flat_map(|body| &body.parts) {
             components = components.schema(name, part.clone());
         }

@@ -18,13 +18,14 @@ mod status;
 mod trace;
 mod ui;
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use axum::http::Method;
 use axum::{Router, middleware};
 
-use super::openapi::Entry;
-use super::resource::{Resource, fits};
+use super::openapi::{Entry, Verb};
+use super::resource::Resource;
 use super::routing::{method_not_allowed, not_found};
 use super::state::HttpState;
 use super::traffic::Traffic;
@@ -85,12 +86,20 @@ pub fn work(state: HttpState) -> Router {
 
 /// The traffic that a request to this path belongs to.
 pub fn traffic(method: &Method, path: &str) -> Traffic {
-    static OWN: LazyLock<Vec<(String, Traffic)>> = LazyLock::new(|| {
-        let all = RESOURCES.iter().flat_map(|resource| resource.paths());
-        all.filter(|(_, traffic)| *traffic != Traffic::Server).collect()
+    static ROUTES: LazyLock<BTreeMap<Verb, matchit::Router<Traffic>>> = LazyLock::new(|| {
+        let mut routes = BTreeMap::<Verb, matchit::Router<Traffic>>::new();
+        for Entry { verb, path, traffic, .. } in entries() {
+            routes.entry(verb).or_default().insert(path, traffic).expect("the router has the same paths");
+        }
+        routes
     });
-    let own = OWN.iter().find(|(own, _)| fits(own, path)).map(|(_, traffic)| *traffic);
-    own.or_else(|| dialects::traffic(method, path)).unwrap_or(Traffic::Server)
+    let verb = match *method {
+        Method::POST => Verb::Post,
+        Method::DELETE => Verb::Delete,
+        _ => Verb::Get,
+    };
+    let found = ROUTES.get(&verb).and_then(|routes| routes.at(path).ok());
+    found.map_or(Traffic::Server, |found| *found.value)
 }
 
 /// Every route as the document has it.
@@ -108,7 +117,7 @@ fn all() -> Router<HttpState> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeSet;
 
     use utoipa::openapi::RefOr;
     use utoipa::openapi::schema::Schema;
@@ -161,13 +170,16 @@ mod tests {
     #[test]
     fn requests_that_execute_models_are_told_from_those_about_the_server() {
         let asks = |path| traffic(&Method::POST, path);
-        for path in ["/v2/models/m/infer", "/v2/models/m/versions/1/generate", "/v1/embeddings", "/tei/embed"] {
+        for path in
+            ["/v2/models/m/infer", "/v2/models/m/versions/1/generate", "/v1/embeddings", "/tei/embed", "/tei/m/embed"]
+        {
             assert_eq!(asks(path), Traffic::Work, "{path}");
         }
         assert_eq!(asks("/v2/models/m/versions/1/generate_stream"), Traffic::Stream);
         for path in ["/v2/health/live", "/v2/models/m/ready", "/health", "/tei/health"] {
             assert_eq!(traffic(&Method::GET, path), Traffic::Watch, "{path}");
         }
+        assert_eq!(traffic(&Method::GET, "/tei/embed"), Traffic::Server, "nothing answers it");
         for path in ["/v1/files", "/v1/uploads/u/parts"] {
             assert_eq!(asks(path), Traffic::Upload, "{path}");
         }

@@ -1,12 +1,16 @@
-use super::*;
+//! Requests over connections as clients have them: cut off, silent, too many, and while the server stops.
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Method, StatusCode};
 use axum::routing::{get, post};
 use bytes::Bytes;
-use std::net::SocketAddr;
-use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-use crate::crowd::Limits;
+use super::*;
+use crate::budget::Budget;
 
 /// More connections than a test has.
 const ROOM: Limits = Limits { port: 1000, address: 1000 };
@@ -53,17 +57,21 @@ async fn serve_within(idle_timeout: Duration, limits: Limits) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
     let (tasks, listening) = (TaskSet::new(), TaskSet::new());
-    let budget = Budget::new(8 << 20);
-    let crowd = Crowd::new(limits);
+    let connections = connections(router, idle_timeout, limits, tasks.clone());
+    let raised = stop.clone();
+    listening.spawn("listener", async move { connections.serve(listener, raised, Duration::from_secs(60)).await });
+    Server { address, stop, tasks, listening, kept }
+}
+
+fn connections(router: Router, idle_timeout: Duration, limits: Limits, tasks: TaskSet) -> Connections {
     let traffic = |_: &Method, path: &str| match path {
         "/v2/health/live" => Traffic::Watch,
         path if path.ends_with("/infer") => Traffic::Work,
         _ => Traffic::Server,
     };
-    let connections = Connections { router, traffic, idle_timeout, budget, tls: None, crowd, tasks: tasks.clone() };
-    let raised = stop.clone();
-    listening.spawn("listener", async move { connections.serve(listener, raised, Duration::from_secs(60)).await });
-    Server { address, stop, tasks, listening, kept }
+    let budget = Budget::new(8 << 20);
+    let router = Intake { traffic, idle_timeout, budget, tasks: tasks.clone() }.guard(router);
+    Connections { router, protocol: Protocol::Http1, idle_timeout, tls: None, crowd: Crowd::new(limits), tasks }
 }
 
 /// Sends pieces with pauses between them, and reads until the server closes the connection.
@@ -178,14 +186,8 @@ async fn connections_that_wait_when_it_stops_are_answered() {
         clients.push(client);
     }
     let router = Router::new().route("/slow", get(|| tokio::time::sleep(Duration::from_millis(100))));
-    let (budget, tasks) = (Budget::new(1 << 20), TaskSet::new());
-    let (idle_timeout, crowd) = (Duration::from_secs(60), Crowd::new(ROOM));
-    let traffic = |_: &Method, path: &str| match path {
-        "/v2/health/live" => Traffic::Watch,
-        path if path.ends_with("/infer") => Traffic::Work,
-        _ => Traffic::Server,
-    };
-    let connections = Connections { router, traffic, idle_timeout, budget, tls: None, crowd, tasks: TaskSet::new() };
+    let tasks = TaskSet::new();
+    let connections = connections(router, Duration::from_secs(60), ROOM, TaskSet::new());
     let stop = CancellationToken::new();
     stop.cancel();
     tasks.spawn("listener", async move { connections.serve(listener, stop, Duration::from_secs(60)).await });

@@ -1,6 +1,7 @@
 //! A connection whose client has to read within a time limit.
 //!
-//! Not here: clients that do not send (`body`, `pace`, and the listener's time for heads).
+//! This is not `tokio-io-timeout`, which writes no several pieces at once: it would copy the tensors of answers together. Not here:
+//! clients that do not send (`body`, `pace`).
 
 use std::io;
 use std::pin::Pin;
