@@ -81,6 +81,15 @@ bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (M
 	@$(TOOLS)/bench-python/bin/python bench/run.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
 
+.PHONY: bench-bulk
+bench-bulk: setup-demo ## Durable work beside raw ONNX Runtime and beside live traffic: batches, `trireme bulk`, queued requests (ROUNDS=3, SECONDS_EACH=20, QUEUED=100000, BENCH_ARGUMENTS="--only queued")
+	@scripts/fetch-nats-server.sh
+	@scripts/setup-bench.sh
+	@echo "==> building release binaries (the first build takes some minutes)"
+	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model
+	@$(TOOLS)/bench-python/bin/python -B bench/bulk.py $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) \
+		$(if $(QUEUED),--queued $(QUEUED)) $(BENCH_ARGUMENTS)
+
 .PHONY: lint
 lint: ## Formatting, clippy, shell scripts, dependencies between crates and modules; advisories and licences where cargo-deny is installed
 	@echo "==> lint"
