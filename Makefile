@@ -34,9 +34,9 @@ test: setup lint ## All tests that a change has to pass
 	@$(MAKE) --no-print-directory cluster-test
 
 .PHONY: chaos
-chaos: setup ## The whole system under load while everything in it fails at random (FAULTS=500 REQUESTS=100000 SEED=1 STORAGE=memory|file|both HAND_OVER=1 ONLY="kill node"; BROKERS=3: on a cluster, whose nodes fail, too, with clocks CLOCKS=60 seconds apart)
+chaos: setup ## The whole system under load while everything in it fails at random (FAULTS=500 REQUESTS=100000 LINES=100000 SEED=1 STORAGE=memory|file|both HAND_OVER=1 ONLY="kill node"; BROKERS=3: on a cluster, whose nodes fail, too, with clocks CLOCKS=60 seconds apart)
 	cargo build --release --workspace
-	cargo run --release -p trireme-e2e --bin chaos -- --faults $(or $(FAULTS),60) --requests $(or $(REQUESTS),10000) --seed $(or $(SEED),1) --storage $(or $(STORAGE),both) \
+	cargo run --release -p trireme-e2e --bin chaos -- --faults $(or $(FAULTS),60) --requests $(or $(REQUESTS),10000) --lines $(or $(LINES),100000) --seed $(or $(SEED),1) --storage $(or $(STORAGE),both) \
 		--brokers $(or $(BROKERS),1) $(if $(CLOCKS),--clocks $(CLOCKS)) $(if $(ONLY),--only "$(ONLY)") $(if $(HAND_OVER),--hand-over)
 
 .PHONY: soak
