@@ -448,7 +448,12 @@ mod tests {
         revisions.sort_unstable();
         revisions.dedup();
         assert_eq!(revisions.len(), 201);
-        assert!(results.iter().flat_map(|result| result.as_ref().err()).all(|error| matches!(error, BusError::Conflict { .. })));
+        assert!(
+            results
+                .iter()
+                .flat_map(|result| result.as_ref().err())
+                .all(|error| matches!(error, BusError::Conflict { .. }))
+        );
         assert_eq!(disk.next(Bucket::Jobs, revisions[199]).await.unwrap().unwrap().revision, revisions[200]);
     }
 

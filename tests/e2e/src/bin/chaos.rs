@@ -151,7 +151,9 @@ fn places(args: &Args) -> Option<Vec<Place>> {
         }
         (Storage::Both, Some(disk)) => vec![Place::Memory, disk],
         (Storage::Both, None) => {
-            println!("not run: queues in files on a disk that gets full and loses power; mounting one takes root's rights");
+            println!(
+                "not run: queues in files on a disk that gets full and loses power; mounting one takes root's rights"
+            );
             vec![Place::Memory]
         }
     })

@@ -316,7 +316,9 @@ impl<'a> Jobs<'a> {
         let all = json!({"total": lines, "completed": lines, "failed": 0});
         let output = match (batch["status"].as_str(), batch["output_file_id"].as_str()) {
             (Some("completed"), Some(output)) if batch["request_counts"] == all => output,
-            _ => return self.complain(format!("a batch of {lines} lines ended as {batch}; {}", self.first_error(batch))),
+            _ => {
+                return self.complain(format!("a batch of {lines} lines ended as {batch}; {}", self.first_error(batch)));
+            }
         };
         let request = Request::get(&format!("/v1/files/{output}/content"));
         let Some(content) = self.call("the output of a batch", |address| whole(&request, address)) else { return };

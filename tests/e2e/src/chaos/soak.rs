@@ -145,6 +145,7 @@ mod tests {
         let report = |requests: usize| {
             let right = vec![Answered { sent: Duration::ZERO, answered: Duration::ZERO }; requests];
             let outcome = Report {
+                jobs: None,
                 tally: Tally { right, ..Tally::default() },
                 struck: Vec::new(),
                 elapsed: Duration::from_secs(10),
