@@ -34,9 +34,9 @@ test: setup lint ## All tests that a change has to pass
 	@$(MAKE) --no-print-directory cluster-test
 
 .PHONY: chaos
-chaos: setup ## The whole system under load while everything in it fails at random (FAULTS=500 REQUESTS=100000 SEED=1 STORAGE=memory|file|both HAND_OVER=1 ONLY="kill node"; BROKERS=3: on a cluster, whose nodes fail, too, with clocks CLOCKS=60 seconds apart)
+chaos: setup ## The whole system under load while everything in it fails at random (FAULTS=500 REQUESTS=100000 LINES=100000 SEED=1 STORAGE=memory|file|both HAND_OVER=1 ONLY="kill node"; BROKERS=3: on a cluster, whose nodes fail, too, with clocks CLOCKS=60 seconds apart)
 	cargo build --release --workspace
-	cargo run --release -p trireme-e2e --bin chaos -- --faults $(or $(FAULTS),60) --requests $(or $(REQUESTS),10000) --seed $(or $(SEED),1) --storage $(or $(STORAGE),both) \
+	cargo run --release -p trireme-e2e --bin chaos -- --faults $(or $(FAULTS),60) --requests $(or $(REQUESTS),10000) --lines $(or $(LINES),100000) --seed $(or $(SEED),1) --storage $(or $(STORAGE),both) \
 		--brokers $(or $(BROKERS),1) $(if $(CLOCKS),--clocks $(CLOCKS)) $(if $(ONLY),--only "$(ONLY)") $(if $(HAND_OVER),--hand-over)
 
 .PHONY: soak
@@ -80,6 +80,15 @@ bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (M
 	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model -p trireme-python
 	@$(TOOLS)/bench-python/bin/python bench/run.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
+
+.PHONY: bench-bulk
+bench-bulk: setup-demo ## Durable work beside raw ONNX Runtime and beside live traffic: batches, `trireme bulk`, queued requests (ROUNDS=3, SECONDS_EACH=20, QUEUED=100000, BENCH_ARGUMENTS="--only queued")
+	@scripts/fetch-nats-server.sh
+	@scripts/setup-bench.sh
+	@echo "==> building release binaries (the first build takes some minutes)"
+	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model
+	@$(TOOLS)/bench-python/bin/python -B bench/bulk.py $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) \
+		$(if $(QUEUED),--queued $(QUEUED)) $(BENCH_ARGUMENTS)
 
 .PHONY: lint
 lint: ## Formatting, clippy, shell scripts, dependencies between crates and modules; advisories and licences where cargo-deny is installed

@@ -23,7 +23,7 @@ WORKERS = [1, 2, 4, 8, 16, 32]
 TRITON = ROOT / ".tools/triton"
 LARGE_ELEMENTS = 4 << 20  # of FP32: 16 MiB
 DELAY_SECONDS = 0.05  # as bench/repositories/simulated says
-NATS_CONFIG = "host: 127.0.0.1\nport: {port}\nmax_payload: 8MB\njetstream {{ store_dir: \"{store}\", max_mem: 2GB }}\n"
+NATS_CONFIG = "host: 127.0.0.1\nport: {port}\nmax_payload: 8MB\njetstream {{ store_dir: \"{store}\", max_mem: 2GB {more} }}\n"
 OPENVINO = """
 optimization {{ execution_accelerators {{ cpu_execution_accelerator: [ {{ name: "openvino" {parameters} }} ] }} }}
 """
@@ -50,12 +50,12 @@ class Bench:
             config.write(extra)
         return target
 
-    def all_in_one(self, name, models, model, environment=None):
+    def all_in_one(self, name, models, model, environment=None, extra=("--allow-metrics=false",)):
         """`trireme serve` with these words for models."""
         deployment = Deployment(name, self.logs)
         deployment.start("serve", [
             self.binaries / "trireme", "serve", *models, "--http-address", "127.0.0.1",
-            "--http-port", deployment.port, "--allow-grpc=false", "--allow-metrics=false",
+            "--http-port", deployment.port, "--allow-grpc=false", *extra,
         ], environment)
         self.deployments[name] = deployment
         deployment.wait_ready(model)
@@ -76,13 +76,14 @@ class Bench:
         self.deployments[name] = deployment
         deployment.wait_ready(model)
 
-    def services(self, name, repository, model, stages):
+    def services(self, name, repository, model, stages, extra=("--allow-metrics=false",), broker=""):
+        """Services on a broker of their own, with more flags of the gateway and more lines of the broker's `jetstream` block."""
         deployment = Deployment(name, self.logs)
-        url, store = self.start_nats(deployment)
+        url, store = self.start_nats(deployment, broker)
         on_bus = ["--nats-url", url, "--model-repository", repository]
         deployment.start("gateway", [
             self.binaries / "trireme-gateway", *on_bus, "--http-address", "127.0.0.1", "--http-port", deployment.port,
-            "--allow-grpc=false", "--allow-metrics=false",
+            "--allow-grpc=false", *extra,
         ])
         self.deployments[name] = deployment
         for stage, argv in stages:
@@ -90,11 +91,11 @@ class Bench:
         deployment.wait_ready(model)
         return on_bus
 
-    def start_nats(self, deployment):
+    def start_nats(self, deployment, broker=""):
         from servers import free_port
         port, store = free_port(), self.work / f"nats-{deployment.name}"
         config = self.work / f"nats-{deployment.name}.conf"
-        config.write_text(NATS_CONFIG.format(port=port, store=store))
+        config.write_text(NATS_CONFIG.format(port=port, store=store, more=broker))
         deployment.start("nats-server", [self.options.nats_server, "--config", config])
         return f"nats://127.0.0.1:{port}", store
 

@@ -2,7 +2,8 @@
 //! The policy decides what makes a batch; this file has the lock and the waiting, `state` the requests and the counting.
 //!
 //! Requests wait in two lanes. While live requests wait, the policy sees them alone, so no bulk request runs before them or with
-//! them. Bulk requests run when no live request waits, and after [`PASSED_OVER`] runs that have passed them over.
+//! them. Bulk requests run when no live request waits, and after [`PASSED_OVER`] runs that have passed them over. A live request may have
+//! to wait for the run under way, so runs of bulk requests are short while there are live requests now and then.
 
 mod state;
 
@@ -69,6 +70,8 @@ impl<T> WorkQueue<T> {
         let state = State {
             lanes: [Waiting::default(), Waiting::default()],
             passed_over: 0,
+            live_ran: None,
+            live_cost: 0.0,
             alone: VecDeque::new(),
             reserved: None,
             intake,
@@ -220,16 +223,27 @@ impl<T> WorkQueue<T> {
     /// times, returns an empty batch and updates `calls`. If some of the batch's requests are too `late` for its
     /// expected duration, returns only those.
     pub fn take_run(self: &Arc<Self>, calls: &mut u64, late: impl Fn(&T, Duration) -> bool) -> Option<Taken<T>> {
-        let (taken, wrong) = self.take_with(usize::MAX, calls, |state, lane, indices| {
+        let (taken, wrong) = self.take_with(usize::MAX, calls, |state, lane, mut indices| {
+            let began = Instant::now();
             let waiting = &state.lanes[lane as usize];
-            let members: Vec<_> = indices.iter().map(|&index| waiting.candidates[index].description).collect();
+            let mut members: Vec<_> = indices.iter().map(|&index| waiting.candidates[index].description).collect();
+            if let Some(most) = state.most_cost(lane, began) {
+                while members.len() > 1 && self.policy.cost(&members) > most {
+                    members.pop();
+                }
+                indices.truncate(members.len());
+            }
             let cost = self.policy.cost(&members);
+            let waiting = &state.lanes[lane as usize];
             if let Some(takes) = state.intake.as_ref().and_then(|intake| intake.run(cost)) {
                 let is_late = |index: &usize| late(&waiting.items[*index], takes);
                 let indices: Vec<_> = indices.iter().copied().filter(is_late).collect();
                 if !indices.is_empty() {
                     return (Taken::Late(state.take(lane, &indices)), [false; 2]);
                 }
+            }
+            if lane == Lane::Live && !indices.is_empty() {
+                state.note_live(cost, began);
             }
             let (batch, now) = (state.take(lane, &indices), Instant::now());
             let id = state.intake.as_mut().map(|intake| intake.begin(cost, now));

@@ -1,7 +1,8 @@
 //! Runs a batch: reads lines ahead, begins those of similar length together, and writes the answers in the order of the
 //! lines.
 //!
-//! Lines are read in chunks. The lines of a chunk begin sorted by length, so that a model's batches have little padding.
+//! Lines are read in chunks. The lines of a chunk begin sorted by length, so that a model's batches have little padding: every second
+//! chunk begins with its longest lines, because the one before has ended with its own.
 //! When all lines of the first chunk have ended, their answers are written and the checkpoint moves.
 
 use std::collections::VecDeque;
@@ -237,6 +238,9 @@ impl Run<'_> {
             return Ok(());
         }
         tasks.sort_by_key(|task| task.call.body.len());
+        if chunk % 2 == 1 {
+            tasks.reverse();
+        }
         let left = tasks.len();
         self.waiting.extend(tasks);
         self.chunks.push_back(Chunk { outcomes, left, end: (self.lines.offset, self.number) });

@@ -1,7 +1,8 @@
 //! How many calls of durable work are in flight: as many as the workers take, shared evenly between jobs.
 //!
-//! The limit grows by one for as many answers as it allows, and is halved when a queue was full or no worker was there.
-//! This is how TCP finds the speed of a line (additive increase, multiplicative decrease).
+//! Until something is refused the limit grows by one with each answer. It is halved when a queue was full or no worker was there, and
+//! grows by one for as many answers as it allows from then on. This is how TCP finds the speed of a line (slow start, additive
+//! increase, multiplicative decrease).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,7 +47,8 @@ impl Pace {
     /// Counts an answer.
     pub(crate) fn answered(&self) {
         let mut state = self.0.lock();
-        state.limit = (state.limit + 1.0 / state.limit).min(state.most);
+        let more = if state.halved.is_none() { 1.0 } else { 1.0 / state.limit };
+        state.limit = (state.limit + more).min(state.most);
     }
 
     /// Counts a refusal because the system has too much to do.
@@ -88,14 +90,17 @@ mod tests {
     fn the_limit_grows_with_answers_and_is_halved_once_for_many_refusals() {
         let pace = Pace::new(64);
         assert_eq!(pace.limit(), 32);
-        (0..200).for_each(|_| pace.answered());
-        assert_eq!(pace.limit(), 37);
-        (0..10_000).for_each(|_| pace.answered());
+        (0..10).for_each(|_| pace.answered());
+        assert_eq!(pace.limit(), 42);
+        (0..100).for_each(|_| pace.answered());
         assert_eq!(pace.limit(), 64);
         let now = Instant::now();
         (0..5).for_each(|_| pace.refused(now));
         assert_eq!(pace.limit(), 32);
-        (1..20).for_each(|time| pace.refused(now + HALVE_AGAIN * 2 * time));
+        (0..200).for_each(|_| pace.answered());
+        assert_eq!(pace.limit(), 37);
+        pace.refused(now + HALVE_AGAIN * 2);
+        (2..20).for_each(|time| pace.refused(now + HALVE_AGAIN * 2 * time));
         assert_eq!(pace.limit(), 1);
     }
 

@@ -9,6 +9,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -52,19 +53,23 @@ impl NatsCluster {
     /// # Panics
     /// When there is no nats-server binary, or a node does not start, or the nodes elect no leader.
     pub fn start() -> NatsCluster {
-        NatsCluster::start_with("max_payload: 8MB\n")
+        NatsCluster::start_with("max_payload: 8MB\n", "", None)
     }
 
-    /// Starts a cluster with these lines in each node's configuration.
+    /// Starts a cluster with these lines in each node's configuration, and these in its `jetstream` block. Each node has a folder of its
+    /// own for streams in `stores`, if that is given.
     ///
     /// # Panics
     /// As [`NatsCluster::start`].
-    pub fn start_with(settings: &str) -> NatsCluster {
+    pub fn start_with(settings: &str, jetstream: &str, stores: Option<&Path>) -> NatsCluster {
         let pairs = (0..NODES).flat_map(|from| (0..NODES).map(move |to| (from, to))).filter(|(from, to)| from != to);
         let routes: Vec<ClusterRoute> =
             pairs.map(|(from, to)| ClusterRoute { from, to, relay: Relay::start() }).collect();
-        let start =
-            |node| NatsServer::start_with_files(&[("nats.conf", &format!("{settings}{}", config(node, &routes)))]);
+        let start = |node| {
+            let config = format!("{settings}{}", config(node, jetstream, &routes));
+            let store = stores.map(|stores| stores.join(NatsCluster::name(node)));
+            NatsServer::start_in(&[("nats.conf", &config)], store.as_deref())
+        };
         let nodes = (0..NODES).map(start).collect();
         let cluster = NatsCluster { nodes, routes };
         (0..NODES).for_each(|node| cluster.connect(node));
@@ -107,6 +112,13 @@ impl NatsCluster {
     pub fn restart(&mut self, node: usize) {
         self.nodes[node].restart();
         self.connect(node);
+    }
+
+    /// Starts all nodes again with their files. Nodes do not wait for each other.
+    pub fn restart_all(&mut self) {
+        for node in 0..NODES {
+            self.restart(node);
+        }
     }
 
     /// Starts a node again under the same name, without any of its files.
@@ -223,7 +235,7 @@ fn is_current(cluster: &Value, least: usize) -> bool {
 
 /// A node's part of the configuration. The address it advertises to other nodes leads nowhere, so that they use the
 /// configured routes.
-fn config(node: usize, routes: &[ClusterRoute]) -> String {
+fn config(node: usize, jetstream: &str, routes: &[ClusterRoute]) -> String {
     let urls =
         routes.iter().filter(|route| route.from == node).map(|route| format!("nats://{}", route.relay.address()));
     format!(
@@ -231,7 +243,7 @@ fn config(node: usize, routes: &[ClusterRoute]) -> String {
 http: \"127.0.0.1:-1\"
 lame_duck_grace_period: \"1s\"
 lame_duck_duration: \"30s\"
-jetstream {{ store_dir: \"STORE\", max_memory_store: 64GB, max_file_store: 64GB }}
+jetstream {{ store_dir: \"STORE\", max_memory_store: 64GB, max_file_store: 64GB {jetstream} }}
 cluster {{
   name: trireme
   listen: \"127.0.0.1:-1\"

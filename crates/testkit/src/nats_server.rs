@@ -98,7 +98,11 @@ impl NatsServer {
         NatsServer::start_in(&[("nats.conf", &format!("{CONFIG}{JETSTREAM}"))], Some(store))
     }
 
-    fn start_in(files: &[(&str, &str)], store: Option<&Path>) -> NatsServer {
+    /// The same, with the streams in the folder `store`, if one is given.
+    ///
+    /// # Panics
+    /// As [`NatsServer::start`].
+    pub fn start_in(files: &[(&str, &str)], store: Option<&Path>) -> NatsServer {
         let folder = tempfile::Builder::new().prefix("trireme-nats-").tempdir().expect("a temporary folder");
         let store = store.map_or_else(|| folder.path().join("store"), Path::to_owned);
         fs::create_dir(folder.path().join("ports")).expect("the temporary folder can be written");

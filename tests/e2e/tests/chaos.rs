@@ -11,6 +11,7 @@ const SHORT: Options = Options {
     overlap: 0.2,
     requests: 1000,
     prompt: PROMPT,
+    lines: 0,
     concurrency: 16,
     deadline: Duration::from_secs(60),
     hand_over: false,
@@ -79,6 +80,50 @@ fn gateways_that_are_told_to_stop_answer_what_is_on_its_way() {
     assert!(report.is_clean(), "{report}");
 }
 
+/// Durable requests and batches, while everything that they need is killed: every one that was accepted is answered once and rightly.
+#[test]
+fn durable_work_outlives_gateways_workers_and_the_broker() {
+    let kill = |member| Fault::Kill(member, Duration::from_millis(300));
+    let rounds = [
+        vec![kill(0)],
+        vec![Fault::Broker(Duration::from_millis(500))],
+        vec![kill(MODELS[0]), kill(1)],
+        vec![Fault::Pause(0, Duration::from_millis(2500))],
+        vec![Fault::Roll(1)],
+        vec![Fault::Broker(Duration::from_millis(100)), kill(2)],
+    ];
+    let report = run_faults(&Options { lines: 3000, requests: 300, ..SHORT }, None, &rounds, say);
+    println!("{report}");
+    assert!(report.is_clean(), "{report}");
+    let (requests, lines) = report.job_answers();
+    assert!(requests > 20 && lines >= 3000, "{report}");
+}
+
+/// Brokers that sync each message before they confirm it lose nothing of what was accepted in a power cut.
+#[test]
+fn a_power_cut_loses_nothing_that_was_accepted() {
+    let Some(disk) = SmallDisk::mount() else {
+        return println!("not run: mounting a small disk takes root's rights");
+    };
+    let cut = || vec![Fault::PowerCut(Duration::from_millis(500))];
+    let report = run_faults(&Options { lines: 2000, requests: 300, ..SHORT }, Some(disk), &[cut(), cut()], say);
+    println!("{report}");
+    assert!(report.is_clean(), "{report}");
+    assert!(report.job_answers().1 >= 2000, "{report}");
+}
+
+/// Brokers that sync their files every two minutes lose what was accepted in a power cut, and the harness has to notice.
+#[test]
+fn a_power_cut_without_syncs_is_noticed() {
+    let Some(disk) = SmallDisk::mount().map(SmallDisk::with_default_sync) else {
+        return println!("not run: mounting a small disk takes root's rights");
+    };
+    let rounds = [vec![Fault::Reset(0)], vec![Fault::PowerCut(Duration::from_millis(500))]];
+    let report = run_faults(&Options { lines: 2000, requests: 300, ..SHORT }, Some(disk), &rounds, say);
+    println!("{report}");
+    assert!(!report.job_complaints().is_empty(), "{report}");
+}
+
 /// With queues in files on a full disk, requests are refused or wait, and accepted requests are answered.
 #[test]
 fn a_full_disk_loses_nothing_and_is_got_over() {
@@ -105,7 +150,8 @@ fn chaos_on_three_brokers() {
         node(Trouble::Partition, Aim::Leader, 5000),
         vec![Fault::Data(Harm::Empty, Duration::ZERO)],
     ];
-    let options = Options { brokers: 3, prompt: Duration::from_secs(20), clocks: Duration::from_secs(60), ..SHORT };
+    let options =
+        Options { brokers: 3, lines: 1000, prompt: Duration::from_secs(20), clocks: Duration::from_secs(60), ..SHORT };
     let report = run_faults(&options, None, &rounds, say);
     println!("{report}");
     assert!(report.is_clean(), "{report}");

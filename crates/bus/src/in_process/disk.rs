@@ -1,15 +1,17 @@
 //! Last-value stores on the disk of one process: what a job keeps outlives the process.
 //!
-//! Every value is written with a new revision, and on the disk when the call returns. A watch reads the changes from the
-//! disk by their revisions, so a slow watcher costs no memory.
+//! Every value is written with a new revision, and on the disk when the call returns. One thread writes: all calls that wait for it
+//! go into one transaction, because a transaction waits for the disk. A watch reads the changes from the disk by their revisions, so a
+//! slow watcher costs no memory.
 
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
-use tokio::sync::{mpsc, watch};
+use redb::{AccessGuard, Database, ReadableDatabase, ReadableTable, StorageError, Table, TableDefinition};
+use tokio::sync::{mpsc, oneshot, watch};
 use trireme_inference::UnixMicros;
 
 use crate::{Bucket, BusError, Change, Entry};
@@ -22,6 +24,12 @@ const CACHE: usize = 64 << 20;
 
 /// Changes that may wait for a watcher to read them.
 const WATCH_BACKLOG: usize = 256;
+
+/// Most writes that go into one transaction, and that wait for the next one.
+const WRITES: usize = 1024;
+
+/// Changes that a watch reads from the disk at once.
+const CHANGES: usize = 64;
 
 /// How often values that have lapsed are removed.
 const SWEEP: Duration = Duration::from_secs(60);
@@ -46,9 +54,31 @@ const LAST: TableDefinition<'_, (), u64> = TableDefinition::new("last");
 pub struct Disk(Arc<Shared>);
 
 struct Shared {
-    database: Database,
+    database: Arc<Database>,
+    /// To the thread that writes; `None` while the stores are closed.
+    writes: Option<mpsc::Sender<Write>>,
+    writer: Option<JoinHandle<()>>,
     /// The last revision, for watchers.
-    last: watch::Sender<u64>,
+    last: Arc<watch::Sender<u64>>,
+}
+
+/// A value to write, or a key to delete.
+struct Write {
+    bucket: Bucket,
+    key: String,
+    expect: Option<u64>,
+    /// When it was written, when it lapses, and the value; `None` deletes.
+    value: Option<(UnixMicros, UnixMicros, Bytes)>,
+    /// Gets the revision of the change, or `None` if there was nothing to delete.
+    done: oneshot::Sender<Result<Option<u64>, BusError>>,
+}
+
+/// The tables of a transaction.
+struct Tables<'a> {
+    values: Table<'a, (&'static str, &'static str), Kept<'static>>,
+    revisions: Table<'a, (&'static str, u64), (&'static str, bool)>,
+    lapses: Table<'a, (u64, &'static str, &'static str), ()>,
+    last: Table<'a, (), u64>,
 }
 
 fn failed(error: impl std::fmt::Display) -> BusError {
@@ -76,7 +106,14 @@ impl Disk {
             last.get(()).map_err(failed)?.map_or(0, |last| last.value())
         };
         write.commit().map_err(failed)?;
-        let disk = Disk(Arc::new(Shared { database, last: watch::channel(last).0 }));
+        let (database, last) = (Arc::new(database), Arc::new(watch::channel(last).0));
+        let (writes, waiting) = mpsc::channel(WRITES);
+        let (own, told) = (database.clone(), last.clone());
+        let writer = std::thread::Builder::new().name("jobs-disk".to_owned()).spawn(move || {
+            write_all(&own, waiting, &told);
+        });
+        let writer = Some(writer.map_err(failed)?);
+        let disk = Disk(Arc::new(Shared { database, writes: Some(writes), writer, last }));
         disk.clone().sweep_now_and_then();
         Ok(disk)
     }
@@ -98,14 +135,10 @@ impl Disk {
         expect: Option<u64>,
         lapse: Option<Duration>,
     ) -> Result<u64, BusError> {
-        let key = key.to_owned();
-        self.blocking(move |shared| {
-            let now = UnixMicros::now();
-            let until = lapse.map_or(UnixMicros::NEVER, |lapse| now.after(lapse));
-            shared.replace(bucket, &key, expect, Some((now, until, &value)))
-        })
-        .await
-        .map(|revision| revision.unwrap_or_default())
+        let now = UnixMicros::now();
+        let until = lapse.map_or(UnixMicros::NEVER, |lapse| now.after(lapse));
+        let written = self.0.replace(bucket, key, expect, Some((now, until, value))).await?;
+        Ok(written.unwrap_or_default())
     }
 
     pub async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
@@ -117,7 +150,7 @@ impl Disk {
         self.blocking(move |shared| {
             let mut revision = revision;
             loop {
-                match shared.change_after(bucket, revision)? {
+                match shared.changes_after(bucket, revision, 1)?.pop() {
                     Some((_, Change::Put(entry))) => return Ok(Some(entry)),
                     Some((at, _)) => revision = at,
                     None => return Ok(None),
@@ -128,8 +161,7 @@ impl Disk {
     }
 
     pub async fn delete(&self, bucket: Bucket, key: &str, expect: Option<u64>) -> Result<bool, BusError> {
-        let key = key.to_owned();
-        self.blocking(move |shared| shared.replace(bucket, &key, expect, None)).await.map(|revision| revision.is_some())
+        self.0.replace(bucket, key, expect, None).await.map(|revision| revision.is_some())
     }
 
     pub fn watch(&self, bucket: Bucket) -> mpsc::Receiver<Change> {
@@ -139,36 +171,49 @@ impl Disk {
             let (mut revision, mut is_complete) = (0, false);
             loop {
                 last.mark_unchanged();
-                let change = disk.blocking(move |shared| shared.change_after(bucket, revision)).await;
-                let change = match change {
-                    Ok(Some((at, change))) => {
-                        revision = at;
-                        change
-                    }
-                    Ok(None) if !is_complete => {
-                        is_complete = true;
-                        Change::Complete
-                    }
-                    Ok(None) => tokio::select! {
-                        changed = last.changed() => match changed {
-                            Ok(()) => continue,
-                            Err(_) => return,
-                        },
-                        () = changes.closed() => return,
-                    },
+                let found = match disk.blocking(move |shared| shared.changes_after(bucket, revision, CHANGES)).await {
+                    Ok(found) => found,
                     Err(error) => {
                         tracing::error!(bucket = bucket.name(), %error, "a watch broke");
                         return;
                     }
                 };
-                // A watch begins with the values that exist.
-                let is_old = !is_complete && matches!(change, Change::Deleted { .. });
-                if !is_old && changes.send(change).await.is_err() {
-                    return;
+                match found.last() {
+                    Some((at, _)) => revision = *at,
+                    None if !is_complete => {
+                        is_complete = true;
+                        if changes.send(Change::Complete).await.is_err() {
+                            return;
+                        }
+                    }
+                    None => tokio::select! {
+                        changed = last.changed() => if changed.is_err() {
+                            return;
+                        },
+                        () = changes.closed() => return,
+                    },
+                }
+                for (_, change) in found {
+                    // A watch begins with the values that exist.
+                    let is_old = !is_complete && matches!(change, Change::Deleted { .. });
+                    if !is_old && changes.send(change).await.is_err() {
+                        return;
+                    }
                 }
             }
         });
         receiver
+    }
+
+    /// Removes values that have lapsed.
+    async fn sweep(&self, now: UnixMicros) -> Result<(), BusError> {
+        let lapsed = self.blocking(move |shared| shared.lapsed(now)).await?;
+        for bucket in Bucket::ALL {
+            for (_, key) in lapsed.iter().filter(|(name, _)| name == bucket.name()) {
+                self.0.replace(bucket, key, None, None).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes values that have lapsed, as long as the stores are open.
@@ -180,10 +225,8 @@ impl Disk {
             loop {
                 tokio::time::sleep(SWEEP).await;
                 let Some(shared) = weak.upgrade() else { return };
-                match tokio::task::spawn_blocking(move || shared.sweep(UnixMicros::now())).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::warn!(%error, "lapsed values could not be removed"),
-                    Err(_) => return,
+                if let Err(error) = Disk(shared).sweep(UnixMicros::now()).await {
+                    tracing::warn!(%error, "lapsed values could not be removed");
                 }
             }
         });
@@ -194,59 +237,18 @@ impl Disk {
 
 impl Shared {
     /// Writes a value, or deletes it. Returns the revision of the change, or `None` if there was nothing to delete.
-    fn replace(
+    async fn replace(
         &self,
         bucket: Bucket,
         key: &str,
         expect: Option<u64>,
-        value: Option<(UnixMicros, UnixMicros, &[u8])>,
+        value: Option<(UnixMicros, UnixMicros, Bytes)>,
     ) -> Result<Option<u64>, BusError> {
-        let write = self.database.begin_write().map_err(failed)?;
-        let revision = {
-            let mut values = write.open_table(VALUES).map_err(failed)?;
-            let mut revisions = write.open_table(REVISIONS).map_err(failed)?;
-            let mut lapses = write.open_table(LAPSES).map_err(failed)?;
-            let mut last = write.open_table(LAST).map_err(failed)?;
-            let now = UnixMicros::now().0;
-            let there = values.get((bucket.name(), key)).map_err(failed)?.map(|there| {
-                let (revision, _, until, _) = there.value();
-                (revision, until)
-            });
-            let current = there.filter(|(_, until)| *until > now).map_or(0, |(revision, _)| revision);
-            if expect.is_some_and(|expected| expected != current) {
-                return Err(BusError::Conflict { key: key.to_owned() });
-            }
-            if value.is_none() && there.is_none() {
-                return Ok(None);
-            }
-            if let Some((revision, until)) = there {
-                revisions.remove((bucket.name(), revision)).map_err(failed)?;
-                lapses.remove((until, bucket.name(), key)).map_err(failed)?;
-            }
-            let revision = last.get(()).map_err(failed)?.map_or(0, |last| last.value()) + 1;
-            last.insert((), revision).map_err(failed)?;
-            revisions.insert((bucket.name(), revision), (key, value.is_none())).map_err(failed)?;
-            match value {
-                Some((at, until, bytes)) => {
-                    if until < UnixMicros::NEVER {
-                        lapses.insert((until.0, bucket.name(), key), ()).map_err(failed)?;
-                    }
-                    values.insert((bucket.name(), key), (revision, at.0, until.0, bytes)).map_err(failed)?;
-                }
-                None => drop(values.remove((bucket.name(), key)).map_err(failed)?),
-            }
-            // A value that had lapsed was not there.
-            (value.is_some() || current != 0).then_some(revision)
-        };
-        write.commit().map_err(failed)?;
-        if let Some(revision) = revision {
-            self.last.send_if_modified(|last| {
-                let is_later = revision > *last;
-                *last = revision.max(*last);
-                is_later
-            });
-        }
-        Ok(revision)
+        let (done, written) = oneshot::channel();
+        let write = Write { bucket, key: key.to_owned(), expect, value, done };
+        let closed = || failed("the stores are closed");
+        self.writes.as_ref().ok_or_else(closed)?.send(write).await.map_err(|_| closed())?;
+        written.await.map_err(|_| closed())?
     }
 
     fn read(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
@@ -258,49 +260,130 @@ impl Shared {
         Ok((until > UnixMicros::now().0).then_some(entry))
     }
 
-    /// The first change after a revision, with its own.
-    fn change_after(&self, bucket: Bucket, revision: u64) -> Result<Option<(u64, Change)>, BusError> {
+    /// The first changes after a revision, each with its own; `most` of them.
+    fn changes_after(&self, bucket: Bucket, revision: u64, most: usize) -> Result<Vec<(u64, Change)>, BusError> {
         let read = self.database.begin_read().map_err(failed)?;
         let revisions = read.open_table(REVISIONS).map_err(failed)?;
         let values = read.open_table(VALUES).map_err(failed)?;
         let range = (bucket.name(), revision.saturating_add(1))..=(bucket.name(), u64::MAX);
-        let Some(next) = revisions.range(range).map_err(failed)?.next() else { return Ok(None) };
-        let (at, changed) = next.map_err(failed)?;
-        let ((_, revision), (key, is_deletion)) = (at.value(), changed.value());
-        let key = key.to_owned();
-        if is_deletion {
-            return Ok(Some((revision, Change::Deleted { key, revision })));
-        }
-        let found = values.get((bucket.name(), key.as_str())).map_err(failed)?;
-        let found = found.as_ref().map(|found| found.value());
-        let change = match found {
-            Some((own, at, until, value)) if own == revision && until > UnixMicros::now().0 => {
-                let value = Bytes::copy_from_slice(value);
-                Change::Put(Entry { key, value, revision, at: UnixMicros(at) })
+        let change = |next: Result<(AccessGuard<'_, (&str, u64)>, AccessGuard<'_, (&str, bool)>), StorageError>| {
+            let (at, changed) = next.map_err(failed)?;
+            let ((_, revision), (key, is_deletion)) = (at.value(), changed.value());
+            let key = key.to_owned();
+            if is_deletion {
+                return Ok((revision, Change::Deleted { key, revision }));
             }
-            _ => Change::Deleted { key, revision },
+            let found = values.get((bucket.name(), key.as_str())).map_err(failed)?;
+            let found = found.as_ref().map(|found| found.value());
+            let change = match found {
+                Some((own, at, until, value)) if own == revision && until > UnixMicros::now().0 => {
+                    let value = Bytes::copy_from_slice(value);
+                    Change::Put(Entry { key, value, revision, at: UnixMicros(at) })
+                }
+                _ => Change::Deleted { key, revision },
+            };
+            Ok((revision, change))
         };
-        Ok(Some((revision, change)))
+        revisions.range(range).map_err(failed)?.take(most).map(change).collect()
     }
 
-    /// Removes values that have lapsed.
-    fn sweep(&self, now: UnixMicros) -> Result<(), BusError> {
-        let lapsed: Vec<(String, String)> = {
-            let read = self.database.begin_read().map_err(failed)?;
-            let lapses = read.open_table(LAPSES).map_err(failed)?;
-            let lapsed = lapses.range(..=(now.0, "", "")).map_err(failed)?.map(|found| {
-                let (key, _) = found.map_err(failed)?;
-                let (_, bucket, key) = key.value();
-                Ok((bucket.to_owned(), key.to_owned()))
-            });
-            lapsed.collect::<Result<_, BusError>>()?
-        };
-        for bucket in Bucket::ALL {
-            for (_, key) in lapsed.iter().filter(|(name, _)| name == bucket.name()) {
-                self.replace(bucket, key, None, None)?;
-            }
+    /// The keys of the values that have lapsed, by the names of their buckets.
+    fn lapsed(&self, now: UnixMicros) -> Result<Vec<(String, String)>, BusError> {
+        let read = self.database.begin_read().map_err(failed)?;
+        let lapses = read.open_table(LAPSES).map_err(failed)?;
+        let lapsed = lapses.range(..=(now.0, "", "")).map_err(failed)?.map(|found| {
+            let (key, _) = found.map_err(failed)?;
+            let (_, bucket, key) = key.value();
+            Ok((bucket.to_owned(), key.to_owned()))
+        });
+        lapsed.collect()
+    }
+}
+
+impl Drop for Shared {
+    /// Waits until everything is written and the file is closed.
+    fn drop(&mut self) {
+        self.writes = None;
+        // A writer that died has said so.
+        let _ = self.writer.take().map(JoinHandle::join);
+    }
+}
+
+/// Writes until all senders are gone: everything that waits goes into one transaction.
+fn write_all(database: &Database, mut waiting: mpsc::Receiver<Write>, last: &watch::Sender<u64>) {
+    let mut together = Vec::new();
+    while let Some(first) = waiting.blocking_recv() {
+        together.push(first);
+        while together.len() < WRITES
+            && let Ok(next) = waiting.try_recv()
+        {
+            together.push(next);
         }
-        Ok(())
+        let written = transact(database, &together);
+        if let Some(revision) = written.iter().flatten().filter_map(|result| result.as_ref().ok().copied()?).max() {
+            last.send_replace(revision);
+        }
+        match written {
+            // An error says that the caller is gone.
+            Ok(results) => together.drain(..).zip(results).for_each(|(write, result)| drop(write.done.send(result))),
+            Err(error) => together.drain(..).for_each(|write| drop(write.done.send(Err(failed(&error))))),
+        }
+    }
+}
+
+/// Writes in one transaction. Each write has a result of its own; an error is one of all of them.
+fn transact(database: &Database, writes: &[Write]) -> Result<Vec<Result<Option<u64>, BusError>>, BusError> {
+    let write = database.begin_write().map_err(failed)?;
+    let results = {
+        let mut tables = Tables {
+            values: write.open_table(VALUES).map_err(failed)?,
+            revisions: write.open_table(REVISIONS).map_err(failed)?,
+            lapses: write.open_table(LAPSES).map_err(failed)?,
+            last: write.open_table(LAST).map_err(failed)?,
+        };
+        writes.iter().map(|write| tables.replace(write)).collect::<Result<Vec<_>, BusError>>()?
+    };
+    write.commit().map_err(failed)?;
+    Ok(results)
+}
+
+// === impl Tables ===
+
+impl Tables<'_> {
+    /// The inner result is that of this write, which then has changed nothing if it is an error.
+    fn replace(&mut self, write: &Write) -> Result<Result<Option<u64>, BusError>, BusError> {
+        let Write { bucket, key, expect, value, .. } = write;
+        let (bucket, key) = (bucket.name(), key.as_str());
+        let now = UnixMicros::now().0;
+        let there = self.values.get((bucket, key)).map_err(failed)?.map(|there| {
+            let (revision, _, until, _) = there.value();
+            (revision, until)
+        });
+        let current = there.filter(|(_, until)| *until > now).map_or(0, |(revision, _)| revision);
+        if expect.is_some_and(|expected| expected != current) {
+            return Ok(Err(BusError::Conflict { key: key.to_owned() }));
+        }
+        if value.is_none() && there.is_none() {
+            return Ok(Ok(None));
+        }
+        if let Some((revision, until)) = there {
+            self.revisions.remove((bucket, revision)).map_err(failed)?;
+            self.lapses.remove((until, bucket, key)).map_err(failed)?;
+        }
+        let revision = self.last.get(()).map_err(failed)?.map_or(0, |last| last.value()) + 1;
+        self.last.insert((), revision).map_err(failed)?;
+        self.revisions.insert((bucket, revision), (key, value.is_none())).map_err(failed)?;
+        match value {
+            Some((at, until, bytes)) => {
+                if *until < UnixMicros::NEVER {
+                    self.lapses.insert((until.0, bucket, key), ()).map_err(failed)?;
+                }
+                self.values.insert((bucket, key), (revision, at.0, until.0, bytes.as_ref())).map_err(failed)?;
+            }
+            None => drop(self.values.remove((bucket, key)).map_err(failed)?),
+        }
+        // A value that had lapsed was not there.
+        Ok(Ok((value.is_some() || current != 0).then_some(revision)))
     }
 }
 
@@ -350,6 +433,31 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn writes_that_wait_share_a_transaction_and_keep_their_own_results() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = Disk::open(directory.path()).unwrap();
+        let puts = (0..300).map(|number| {
+            let disk = disk.clone();
+            // Every third one is for the same new key.
+            let key = if number % 3 == 0 { "same".to_owned() } else { format!("{number}") };
+            async move { disk.put(Bucket::Jobs, &key, TEXT, Some(0), None).await }
+        });
+        let results = futures_util::future::join_all(puts).await;
+        let mut revisions: Vec<u64> = results.iter().flatten().copied().collect();
+        assert_eq!(revisions.len(), 201, "one of those for the same key, and all others");
+        revisions.sort_unstable();
+        revisions.dedup();
+        assert_eq!(revisions.len(), 201);
+        assert!(
+            results
+                .iter()
+                .flat_map(|result| result.as_ref().err())
+                .all(|error| matches!(error, BusError::Conflict { .. }))
+        );
+        assert_eq!(disk.next(Bucket::Jobs, revisions[199]).await.unwrap().unwrap().revision, revisions[200]);
+    }
+
+    #[tokio::test]
     async fn a_value_lapses_and_is_swept() {
         let directory = tempfile::tempdir().unwrap();
         let disk = Disk::open(directory.path()).unwrap();
@@ -357,7 +465,7 @@ mod tests {
         disk.put(Bucket::Objects, "a.1", TEXT, None, Some(Duration::from_secs(60))).await.unwrap();
         tokio::time::sleep(Duration::from_millis(5)).await;
         assert_eq!(disk.get(Bucket::Objects, "a.0").await.unwrap(), None);
-        disk.0.sweep(UnixMicros::now()).unwrap();
+        disk.sweep(UnixMicros::now()).await.unwrap();
         assert!(!disk.delete(Bucket::Objects, "a.0", None).await.unwrap());
         assert!(disk.delete(Bucket::Objects, "a.1", None).await.unwrap());
     }

@@ -73,8 +73,8 @@ impl Nats {
         let (mut body, mut own) = (value.clone(), None);
         // The claim of the value that is replaced. Not for notes of attempts, which are never large and are written
         // while a request waits.
-        let replaced = match bucket {
-            Bucket::Attempts => None,
+        let replaced = match (bucket, expect) {
+            (Bucket::Attempts, _) | (_, Some(0)) => None,
             _ => self.get_raw(bucket, key).await?.and_then(|message| headers::claim_name(&message.headers)),
         };
         if wire_size(&headers) + value.len() > self.max_payload() {
@@ -145,11 +145,6 @@ impl Nats {
         expect: Option<u64>,
     ) -> Result<u64, BusError> {
         if let Some(revision) = expect {
-            // After a deletion the broker has a revision for a key without a value, until it drops the deletion.
-            let revision = match revision {
-                0 => self.last_revision(bucket, key).await?,
-                revision => revision,
-            };
             headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, revision.to_string());
         }
         // An expected stream, because another stream could accept the same subjects.
@@ -158,7 +153,16 @@ impl Nats {
         let mut sent = self.send_confirmed(subject.clone(), headers.clone(), body.clone()).await;
         if sent.as_ref().is_err_and(errors::is_no_stream) {
             self.need(Needed::Bucket(bucket)).await?;
-            sent = self.send_confirmed(subject, headers, body).await;
+            sent = self.send_confirmed(subject.clone(), headers.clone(), body.clone()).await;
+        }
+        // After a deletion the broker has a revision for a key without a value, until it drops the deletion. That is rare, so it is
+        // looked up only when a value for a new key is refused.
+        if expect == Some(0) && sent.as_ref().is_err_and(errors::is_conflict) {
+            let deletion = self.last_revision(bucket, key).await?;
+            if deletion > 0 {
+                headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, deletion.to_string());
+                sent = self.send_confirmed(subject, headers, body).await;
+            }
         }
         match sent {
             Ok(confirmed) => Ok(confirmed.sequence),

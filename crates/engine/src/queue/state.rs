@@ -4,12 +4,20 @@
 
 use std::collections::VecDeque;
 use std::thread::ThreadId;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use trireme_inference::Lane;
 
 use crate::batching::Candidate;
 use crate::intake::{Intake, Room};
+
+/// How long after a run of live requests those of bulk requests stay short, and their most cost as a multiple of a usual run of live
+/// requests.
+const BESIDE_LIVE: Duration = Duration::from_secs(2);
+const SHORT_RUN: f64 = 1.5;
+
+/// Weight of the last run of live requests in what such a run usually costs.
+const LIVE_WEIGHT: f64 = 0.1;
 
 /// The state of a queue, under its lock.
 pub(super) struct State<T> {
@@ -17,6 +25,9 @@ pub(super) struct State<T> {
     pub lanes: [Waiting<T>; 2],
     /// Runs of live requests in a row for which bulk requests had to wait.
     pub passed_over: u32,
+    /// When the last run of live requests began, and what such a run usually costs.
+    pub live_ran: Option<Instant>,
+    pub live_cost: f64,
     /// Requests that run in a batch of their own. They run before all others, and the policy does not see them.
     pub alone: VecDeque<(Candidate, T)>,
     /// The stepwise instance that lets no other request join until it is empty and takes the first of `alone`.
@@ -66,6 +77,19 @@ impl<T> State<T> {
             (Lane::Bulk, None) => capacity.div_ceil(2),
             _ => capacity,
         }
+    }
+
+    /// The most that a run of a lane may cost; `None` without a limit.
+    pub fn most_cost(&self, lane: Lane, now: Instant) -> Option<f64> {
+        let ran = self.live_ran.filter(|_| lane == Lane::Bulk)?;
+        (now.saturating_duration_since(ran) < BESIDE_LIVE).then_some(SHORT_RUN * self.live_cost)
+    }
+
+    /// Notes a run of live requests.
+    pub fn note_live(&mut self, cost: f64, now: Instant) {
+        let weight = if self.live_ran.is_none() { 1.0 } else { LIVE_WEIGHT };
+        self.live_cost += (cost - self.live_cost) * weight;
+        self.live_ran = Some(now);
     }
 
     /// How many requests of a lane there is room for, with at most `capacity` in this worker. The room for live requests is the

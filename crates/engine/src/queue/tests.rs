@@ -240,6 +240,40 @@ fn bulk_requests_run_when_no_live_request_waits() {
     assert_eq!(queue.take(usize::MAX, &mut 0), Some(vec![1]));
 }
 
+/// Takes everything; a run costs as much as it has requests.
+struct All;
+
+impl BatchPolicy for All {
+    fn decide(&self, waiting: &[Candidate], _now: Instant) -> Decision {
+        Decision::Run((0..waiting.len()).collect())
+    }
+
+    fn max_rows(&self) -> u32 {
+        64
+    }
+
+    fn cost(&self, members: &[Description]) -> f64 {
+        members.len() as f64
+    }
+}
+
+#[test]
+fn runs_of_bulk_requests_are_short_while_there_are_live_ones() {
+    let queue = WorkQueue::new(Box::new(All), 64, None);
+    let run = || match queue.take_run(&mut 0, |_, _| false) {
+        Some(Taken::Batch(batch, _)) => batch.len(),
+        _ => panic!("a batch is there"),
+    };
+    let push = |lane, count| (0..count).for_each(|_| queue.push(lane, candidate(), ()));
+    push(Lane::Bulk, 20);
+    assert_eq!(run(), 20, "no live request has run");
+    push(Lane::Live, 4);
+    push(Lane::Bulk, 20);
+    assert_eq!([run(), run(), run()], [4, 6, 6], "live ones first, then one and a half times as many");
+    queue.state.lock().live_ran = Instant::now().checked_sub(Duration::from_secs(3));
+    assert_eq!(run(), 8, "that is over");
+}
+
 #[test]
 fn live_requests_that_never_pause_leave_bulk_requests_a_share() {
     let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);

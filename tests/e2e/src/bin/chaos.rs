@@ -30,6 +30,10 @@ struct Args {
     #[arg(long, default_value_t = 10_000)]
     requests: usize,
 
+    /// Lines of each batch that runs beside the load, with durable requests; 0 leaves both out
+    #[arg(long, default_value_t = 100_000)]
+    lines: usize,
+
     /// Requests in flight
     #[arg(long, default_value_t = 16)]
     concurrency: usize,
@@ -64,7 +68,7 @@ struct Args {
 enum Storage {
     /// In memory: they are lost with the broker
     Memory,
-    /// In files. A single broker's are on a small disk, which gets full now and then; that takes root's rights
+    /// In files, on a small disk, which loses power and, with a single broker, gets full now and then; that takes root's rights
     File,
     /// Half of the faults with each, where possible; else all in memory
     Both,
@@ -100,6 +104,7 @@ fn main() -> ExitCode {
         overlap: args.overlap,
         requests: share(args.requests),
         prompt: PROMPT,
+        lines: args.lines,
         concurrency: args.concurrency,
         deadline: Duration::from_secs_f64(args.deadline),
         hand_over: args.hand_over,
@@ -111,7 +116,7 @@ fn main() -> ExitCode {
     let mut clean = true;
     for place in places {
         let started = Instant::now();
-        let options = Options { files: matches!(place, Place::Files), ..options };
+        let options = Options { files: !matches!(place, Place::Memory), ..options };
         let disk = match place {
             Place::Disk(disk) => Some(disk),
             Place::Memory | Place::Files => None,
@@ -126,12 +131,12 @@ fn main() -> ExitCode {
 
 /// The storage of each of the runs; `None`, with a message, if it is not possible.
 fn places(args: &Args) -> Option<Vec<Place>> {
-    if args.brokers == Brokers::Three {
-        return Some(match args.storage {
-            Storage::Memory => vec![Place::Memory],
-            Storage::File => vec![Place::Files],
-            Storage::Both => vec![Place::Memory, Place::Files],
+    if args.brokers == Brokers::Three && args.storage != Storage::Memory {
+        let files = SmallDisk::mount().map(Place::Disk).unwrap_or_else(|| {
+            println!("not run: power cuts; mounting a disk for them takes root's rights");
+            Place::Files
         });
+        return Some(if args.storage == Storage::File { vec![files] } else { vec![Place::Memory, files] });
     }
     let disk = match args.storage {
         Storage::Memory => None,
@@ -146,7 +151,9 @@ fn places(args: &Args) -> Option<Vec<Place>> {
         }
         (Storage::Both, Some(disk)) => vec![Place::Memory, disk],
         (Storage::Both, None) => {
-            println!("not run: queues in files on a disk that gets full; mounting one takes root's rights");
+            println!(
+                "not run: queues in files on a disk that gets full and loses power; mounting one takes root's rights"
+            );
             vec![Place::Memory]
         }
     })

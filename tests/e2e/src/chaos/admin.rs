@@ -55,6 +55,12 @@ impl Admin {
         info.ok().and_then(|info| info["state"]["messages"].as_u64()).unwrap_or(0)
     }
 
+    /// Where a stream is kept: `file` or `memory`; `None` if there is no such stream.
+    pub fn storage(&mut self, stream: &str) -> Option<String> {
+        let info = self.ask(&format!("STREAM.INFO.{stream}"), &json!({})).ok()?;
+        info["config"]["storage"].as_str().map(str::to_owned)
+    }
+
     /// Pauses all consumers of a stream until [`Admin::release`], and returns the paused consumers.
     pub fn hold(&mut self, stream: &str) -> Vec<String> {
         let names = self.ask(&format!("CONSUMER.NAMES.{stream}"), &json!({})).unwrap_or_default();

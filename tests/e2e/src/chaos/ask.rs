@@ -131,7 +131,8 @@ fn anything_left(answer: &Response, stream: &mut TcpStream) -> bool {
     !answer.rest.is_empty() || matches!(stream.read(&mut [0]), Ok(length) if length > 0)
 }
 
-fn request(question: &Question) -> Request {
+/// The question as a request.
+pub(super) fn request(question: &Question) -> Request {
     let model = question.model;
     match question.way {
         Way::Binary => {
@@ -147,7 +148,8 @@ fn request(question: &Question) -> Request {
     }
 }
 
-fn body(question: &Question, binary: bool) -> Value {
+/// The body of a question, or the header before its binary tensors.
+pub(super) fn body(question: &Question, binary: bool) -> Value {
     let tensor = |input: &Input| {
         let Input { name, data } = input;
         let mut tensor = json!({"name": name, "datatype": data.datatype(), "shape": [data.len()]});
@@ -171,7 +173,8 @@ fn body(question: &Question, binary: bool) -> Value {
     body
 }
 
-fn read(question: &Question, answer: &Response) -> Said {
+/// The answer to a question.
+pub(super) fn read(question: &Question, answer: &Response) -> Said {
     match (answer.status, question.way) {
         (200, Way::Events) => read_events(&answer.text()),
         (200, _) => read_outputs(answer).unwrap_or_else(|| Said::Error(format!("cannot be read: {}", answer.text()))),

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::admin::Copy;
-use super::brokers::Brokers;
+use super::brokers::{self, Brokers};
 use super::cable::Cable;
 use super::clock::Clock;
 use super::member::{Door, DoorState, Doors, Member, Role};
@@ -80,7 +80,10 @@ impl Cluster {
     /// When a process does not become ready.
     pub fn start(shape: Shape) -> Cluster {
         let mut cluster = Cluster {
-            brokers: if shape.brokers == 1 { Brokers::one(shape.disk.as_ref()) } else { Brokers::three() },
+            brokers: match shape.brokers {
+                1 => Brokers::one(shape.disk.as_ref()),
+                _ => Brokers::three(shape.disk.as_ref()),
+            },
             members: Vec::new(),
             doors: Doors::default(),
             arriving: Vec::new(),
@@ -117,8 +120,7 @@ impl Cluster {
     /// Sends a signal to a broker: SIGSTOP halts it, like a host that hangs; SIGCONT resumes it.
     pub fn signal_broker(&self, number: usize, signal: Signal) {
         let (_, broker) = self.brokers.all().nth(number).expect("there are so many brokers");
-        let id = broker.process_id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        kill_process(id.expect("the broker runs"), signal).expect("a child can be signalled");
+        brokers::signal(broker.process_id().expect("the broker runs"), signal);
     }
 
     /// Every process by name, brokers included, with its process id and, if it has metrics, its member.

@@ -10,6 +10,7 @@ use super::effects;
 use super::fault::{self, Fault};
 use super::options::Options;
 use super::report::Report;
+use super::settings;
 use super::struck::Struck;
 
 /// The longest pause between two faults.
@@ -85,6 +86,12 @@ impl<'a> Course<'a> {
             }
             if (number + 1) % ROUNDS_PER_CHECK == 0 || number + 1 == rounds.len() {
                 Report::heal(healing, super::healing::check(cluster));
+            }
+        }
+        if options.lines > 0 {
+            let mut admin = cluster.brokers.admin();
+            for stream in settings::JOBS {
+                assert_eq!(admin.storage(stream).as_deref(), Some("file"), "{stream}: durable work is kept in files");
             }
         }
         // Requests have a deadline: after this long without an answer there will be no more.

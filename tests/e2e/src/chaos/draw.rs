@@ -26,6 +26,9 @@ const KINDS: [(Kind, usize); 10] = [
 /// The kinds for a system with a single broker.
 const KINDS_OF_ONE: [(Kind, usize); 2] = [(Kind::Broker, 2), (Kind::Halt, 1)];
 
+/// The kinds for brokers with a disk of their own, with the weights beside one broker.
+const KINDS_OF_DISK: [(Kind, usize); 2] = [(Kind::FullDisk, 2), (Kind::PowerCut, 2)];
+
 /// The kinds for a system with a cluster of brokers.
 const KINDS_OF_THREE: [(Kind, usize); 14] = [
     (Kind::Node(Trouble::Kill), 10),
@@ -69,6 +72,8 @@ enum Kind {
     Broker,
     Halt,
     FullDisk,
+    /// All brokers at once; it needs a disk of their own.
+    PowerCut,
     Node(Trouble),
     /// A node is halted long enough for the other nodes and clients to treat it as dead.
     LongHalt,
@@ -82,6 +87,8 @@ pub(super) enum Middle {
     /// One, with its files on a small disk.
     OneOnDisk,
     Three,
+    /// Three, with their files on a small disk that is one for all.
+    ThreeOnDisk,
 }
 
 /// Draws `count` faults for this many members. Each kind, except for the long cut, comes once at first, so that short
@@ -99,8 +106,9 @@ pub(super) fn draw(
 ) -> Vec<Fault> {
     let of_brokers = match middle {
         Middle::One => KINDS_OF_ONE.to_vec(),
-        Middle::OneOnDisk => [&KINDS_OF_ONE[..], &[(Kind::FullDisk, 2)]].concat(),
+        Middle::OneOnDisk => [&KINDS_OF_ONE[..], &KINDS_OF_DISK].concat(),
         Middle::Three => KINDS_OF_THREE.to_vec(),
+        Middle::ThreeOnDisk => [&KINDS_OF_THREE[..], &[(Kind::PowerCut, 4)]].concat(),
     };
     let is_wanted =
         |kind: Kind| only.is_none_or(|only| of_kind(kind, &mut fastrand::Rng::new(), members).verb().starts_with(only));
@@ -149,6 +157,7 @@ fn of_kind(kind: Kind, random: &mut fastrand::Rng, members: usize) -> Fault {
         Kind::Broker => Fault::Broker(millis(100, 2500)),
         Kind::Halt => Fault::Halt(millis(500, 9000)),
         Kind::FullDisk => Fault::FullDisk(millis(500, 3000)),
+        Kind::PowerCut => Fault::PowerCut(millis(100, 3000)),
         Kind::Data(harm) => Fault::Data(harm, millis(500, 3000)),
         Kind::LongHalt => node(Trouble::Halt, millis(15_000, 20_000), random),
         Kind::Node(trouble) => {
@@ -188,8 +197,9 @@ mod tests {
             assert_eq!(faults.len(), count);
             assert_eq!(faults.iter().map(discriminant).collect::<HashSet<_>>().len(), 11);
         }
-        let with_disk = super::draw(&mut fastrand::Rng::with_seed(1), 12, 9, Middle::OneOnDisk, None);
+        let with_disk = super::draw(&mut fastrand::Rng::with_seed(1), 13, 9, Middle::OneOnDisk, None);
         assert!(with_disk.iter().any(|fault| matches!(fault, Fault::FullDisk(_))), "{with_disk:?}");
+        assert!(with_disk.iter().any(|fault| matches!(fault, Fault::PowerCut(_))), "{with_disk:?}");
     }
 
     #[test]
@@ -217,7 +227,7 @@ mod tests {
 
     #[test]
     fn no_fault_lasts_longer_than_is_said() {
-        for middle in [Middle::OneOnDisk, Middle::Three] {
+        for middle in [Middle::OneOnDisk, Middle::ThreeOnDisk] {
             for fault in draw(&mut fastrand::Rng::with_seed(1), 1000, 9, middle, None) {
                 let is_halt = matches!(fault, Fault::Pause(..) | Fault::Slow(..));
                 assert!(fault.lasts() <= if is_halt { LONGEST_HALT } else { LONGEST }, "{fault:?}");
@@ -227,7 +237,7 @@ mod tests {
 
     #[test]
     fn faults_that_overlap_hit_different_targets() {
-        for middle in [Middle::OneOnDisk, Middle::Three] {
+        for middle in [Middle::OneOnDisk, Middle::ThreeOnDisk] {
             let mut random = fastrand::Rng::with_seed(1);
             let faults = draw(&mut random, 300, 9, middle, None);
             let rounds = overlap(&mut random, faults.clone(), 0.3);

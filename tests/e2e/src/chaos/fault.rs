@@ -8,8 +8,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::cluster::Cluster;
 use super::data::Harm;
+use super::disk::SmallDisk;
 use super::member::{DoorState, Role};
 use super::nodes::NodeFault;
+use super::shape::Shape;
 use crate::children;
 
 /// How long a process may take to stop. Its own limit is 30 s.
@@ -43,6 +45,8 @@ pub enum Fault {
     /// The broker's disk is full for a while. Then there is room again, and the broker is restarted: after its disk was
     /// full, it serves no streams before a restart.
     FullDisk(Duration),
+    /// All brokers lose power at one time, with what they had not synced to their disk, and start again after a while.
+    PowerCut(Duration),
     /// A fault of the nodes of a cluster of brokers.
     Node(NodeFault),
     /// A fault of the brokers' data, some of which is restored after a while.
@@ -109,6 +113,7 @@ impl Fault {
             | Fault::Broker(_)
             | Fault::Halt(_)
             | Fault::FullDisk(_)
+            | Fault::PowerCut(_)
             | Fault::Node(_)
             | Fault::Data(..) => None,
         }
@@ -126,6 +131,7 @@ impl Fault {
             | Fault::Broker(time)
             | Fault::Halt(time)
             | Fault::FullDisk(time)
+            | Fault::PowerCut(time)
             | Fault::Data(_, time) => time,
             Fault::Node(fault) => fault.lasts,
         }
@@ -146,6 +152,7 @@ impl Fault {
             Fault::Broker(_) => "kill broker",
             Fault::Halt(_) => "halt broker",
             Fault::FullDisk(_) => "fill disk",
+            Fault::PowerCut(_) => "cut power",
             Fault::Node(fault) => fault.trouble.verb(),
             Fault::Data(harm, _) => harm.verb(),
         }
@@ -208,7 +215,8 @@ impl Fault {
             }
             Fault::Broker(_) => cluster.brokers.only().kill(),
             Fault::Halt(_) => cluster.signal_broker(0, Signal::STOP),
-            Fault::FullDisk(_) => cluster.shape.disk.as_ref().expect("this fault needs a small disk").fill(),
+            Fault::FullDisk(_) => disk(&cluster.shape).fill(),
+            Fault::PowerCut(_) => cluster.brokers.cut_power(disk(&cluster.shape)),
             Fault::Node(fault) => fault.begin(cluster.victim, cluster),
             Fault::Data(harm, _) => {
                 let waiting;
@@ -228,10 +236,11 @@ impl Fault {
             Fault::Broker(_) => cluster.brokers.only().restart(),
             Fault::Halt(_) => cluster.signal_broker(0, Signal::CONT),
             Fault::FullDisk(_) => {
-                cluster.shape.disk.as_ref().expect("this fault needs a small disk").free();
+                disk(&cluster.shape).free();
                 cluster.brokers.only().stop();
                 cluster.brokers.only().restart();
             }
+            Fault::PowerCut(_) => cluster.brokers.restore_power(disk(&cluster.shape)),
             Fault::Node(fault) => fault.end(cluster.victim, cluster),
             Fault::Data(..) => {
                 if let Some(copy) = cluster.copy.take() {
@@ -269,6 +278,11 @@ impl Fault {
     }
 }
 
+/// The disk of the brokers.
+fn disk(shape: &Shape) -> &SmallDisk {
+    shape.disk.as_ref().expect("this fault needs a small disk")
+}
+
 fn wait_end(cluster: &mut Cluster, member: usize) {
     let process = &mut cluster.members[member].process;
     let status = process.wait_exit(EXIT_LIMIT);
@@ -279,7 +293,6 @@ fn wait_end(cluster: &mut Cluster, member: usize) {
 mod tests {
     use std::process::Command;
 
-    use super::super::shape::Shape;
     use super::*;
     use crate::Process;
 

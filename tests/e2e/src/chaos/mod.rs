@@ -7,6 +7,9 @@
 //! damaged, and clocks may be wrong. Then no answer may come later than ten seconds after the end of the last fault
 //! that its request met.
 //!
+//! Durable requests and batches run beside the load ([`Options::lines`]). Each that was accepted has to get one answer, the right
+//! one, however long that takes.
+//!
 //! [`Options::acknowledge_early`] checks the harness itself: it acknowledges deliveries before their work is done, and
 //! then requests have to get lost.
 
@@ -25,6 +28,7 @@ mod effects;
 mod fault;
 mod grpc;
 mod healing;
+mod jobs;
 mod member;
 mod models;
 mod nodes;
@@ -57,6 +61,7 @@ use clock::Clocks;
 use cluster::Cluster;
 use course::{Course, StopOnDrop};
 use draw::Middle;
+use jobs::Jobs;
 use shape::Shape;
 
 /// Draws faults and runs them. With a `disk`, the queues are in files there, and the disk is filled up, too. `progress`
@@ -69,7 +74,8 @@ pub fn run(options: &Options, disk: Option<SmallDisk>, progress: impl FnMut(&str
     let middle = match (options.brokers, &disk) {
         (1, None) => Middle::One,
         (1, Some(_)) => Middle::OneOnDisk,
-        _ => Middle::Three,
+        (_, None) => Middle::Three,
+        (_, Some(_)) => Middle::ThreeOnDisk,
     };
     let faults = draw::draw(&mut random, options.faults, cluster::MEMBER_COUNT, middle, options.only);
     let rounds = draw::overlap(&mut random, faults, options.overlap);
@@ -95,12 +101,18 @@ pub fn run_faults(
     let cluster = Cluster::start(shape(options, disk, &mut progress));
     let doors = cluster.doors.clone();
     let clients = Clients::new(&doors, &golden, options.deadline).of_halting(draw::LONGEST_HALT * 2);
+    let jobs = Jobs::new(&doors, &golden, options.lines);
     let mut course = Course::new(cluster, &clients);
     let went = std::thread::scope(|scope| {
         clients::start(scope, &clients, options.concurrency);
+        let running = jobs.start(scope);
         // The clients have to end when the run ends, however it ends.
         let _stop = StopOnDrop(&clients);
-        std::panic::catch_unwind(AssertUnwindSafe(|| course.run(options, rounds, &mut progress)))
+        let went = std::panic::catch_unwind(AssertUnwindSafe(|| course.run(options, rounds, &mut progress)));
+        // What was accepted is answered beside the load.
+        jobs.stop(went.is_err());
+        running.into_iter().for_each(|thread| thread.join().expect("a client of jobs does not panic"));
+        went
     });
     let broken_off = match went {
         Ok(()) => None,
@@ -112,7 +124,8 @@ pub fn run_faults(
     let middle = if options.brokers == 1 { "" } else { " of a cluster" };
     let prompt = (options.brokers > 1).then_some(options.prompt);
     let storage = format!("{storage}{middle}");
-    Report { tally: clients.into_tally(), struck, elapsed, storage, healing, prompt, broken_off }
+    let (tally, jobs) = (clients.into_tally(), jobs.into_tally());
+    Report { tally, jobs, struck, elapsed, storage, healing, prompt, broken_off }
 }
 
 /// The text of a panic.

@@ -20,6 +20,8 @@ pub struct Options {
     pub requests: usize,
     /// With a cluster of brokers: how long a request may take after the end of the last fault that it met.
     pub prompt: Duration,
+    /// Lines of each batch that runs beside the load, together with durable requests; 0 leaves both out.
+    pub lines: usize,
     /// Requests in flight.
     pub concurrency: usize,
     /// The deadline of requests; a request that takes longer counts as lost.

@@ -122,6 +122,32 @@ impl Question {
         }
     }
 
+    /// The durable request with this number.
+    pub fn durable(number: usize, golden: &[Golden]) -> Question {
+        match number % 20 {
+            0 => Question::heavy(number, Way::Binary),
+            1 | 11 => Question::echo(number, "snake", Way::Json),
+            2 | 7 | 12 | 17 => Question::diamond(number),
+            other if other.is_multiple_of(2) => Question::embedding(number, golden, number % 3 + 1),
+            _ => Question::echo(number, "slow", Way::Json),
+        }
+    }
+
+    /// The request in a line of a batch. The digits of its number name its texts, so every line has an answer of its own.
+    pub fn line(number: usize, golden: &[Golden]) -> Question {
+        let (base, mut rest, mut chosen) = (golden.len(), number + 1, Vec::new());
+        // Without a digit for zero no two numbers have the same digits.
+        while rest > 0 {
+            rest -= 1;
+            chosen.push(&golden[rest % base]);
+            rest /= base;
+        }
+        let texts = Data::Texts(chosen.iter().map(|golden| golden.text.clone()).collect());
+        let expected = chosen.iter().flat_map(|golden| golden.embedding.clone()).collect();
+        let expected = Expected::Outputs(vec![("embedding", expected)]);
+        Question::new("tiny_embedding", Way::Json, vec![Input { name: "TEXT", data: texts }], expected)
+    }
+
     fn new(model: &'static str, way: Way, inputs: Vec<Input>, expected: Expected) -> Question {
         Question { model, inputs, way, expected, timeout: None, leaves: false }
     }
@@ -227,6 +253,18 @@ mod tests {
         assert_eq!(judge(&[]), Verdict::Lost);
         let ended = Said::Parts(all, Some("stream was reset".to_owned()));
         assert_eq!(question.judge(&ended), Verdict::Failed);
+    }
+
+    #[test]
+    fn every_line_of_a_batch_has_texts_of_its_own() {
+        let golden = crate::golden();
+        let texts = |number| match &Question::line(number, &golden).inputs[0].data {
+            Data::Texts(texts) => texts.clone(),
+            _ => panic!("a line has texts"),
+        };
+        let all: std::collections::HashSet<_> = (0..5000).map(texts).collect();
+        assert_eq!(all.len(), 5000);
+        assert!(all.iter().all(|texts| (1..=ROWS_IN_A_PART).contains(&texts.len())));
     }
 
     #[test]

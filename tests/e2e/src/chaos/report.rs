@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::effects::{Effect, effects, tardy};
+use super::jobs::JobTally;
 use super::struck::Struck;
 use super::tally::{Answered, Moved, Tally, What};
 
@@ -12,6 +13,8 @@ use super::tally::{Answered, Moved, Tally, What};
 #[derive(Debug)]
 pub struct Report {
     pub(super) tally: Tally,
+    /// The outcome of durable work, if there was any.
+    pub(super) jobs: Option<JobTally>,
     pub(super) struck: Vec<Struck>,
     pub(super) elapsed: Duration,
     /// Where queues were stored.
@@ -43,6 +46,16 @@ impl Report {
         self.tally.requests()
     }
 
+    /// What went wrong with durable work.
+    pub fn job_complaints(&self) -> &[String] {
+        self.jobs.as_ref().map_or(&[], |jobs| &jobs.complaints)
+    }
+
+    /// Durable requests that were accepted and answered rightly, and lines of batches that were.
+    pub fn job_answers(&self) -> (usize, usize) {
+        self.jobs.as_ref().map_or((0, 0), |jobs| (jobs.answered, jobs.lines))
+    }
+
     /// Number of requests that were not answered by their deadline.
     pub fn lost(&self) -> usize {
         self.tally.count(What::Lost)
@@ -51,6 +64,7 @@ impl Report {
     /// Whether every request was answered once, in time and rightly, and every worker works again.
     pub fn is_clean(&self) -> bool {
         self.tally.complaints.is_empty()
+            && self.jobs.as_ref().is_none_or(|jobs| jobs.complaints.is_empty())
             && self.healing.1.is_empty()
             && self.tardy().is_empty()
             && self.broken_off.is_none()
@@ -156,6 +170,15 @@ impl fmt::Display for Report {
             writeln!(f, "  {what:<44}{:>8}", list.len())?;
             list.iter().take(3).try_for_each(|one| writeln!(f, "      {one}"))?;
         }
+        if let Some(jobs) = &self.jobs {
+            let mut line = |what: &str, count: usize| writeln!(f, "  {what:<44}{count:>8}");
+            line("durable requests accepted", jobs.accepted)?;
+            line("  of them answered once and rightly", jobs.answered)?;
+            line("batches that were whole and right", jobs.batches)?;
+            line("  lines of them", jobs.lines)?;
+            line("durable work that went wrong", jobs.complaints.len())?;
+            jobs.complaints.iter().take(3).try_for_each(|one| writeln!(f, "      {one}"))?;
+        }
         let mut millis = |what: &str, time: Duration| writeln!(f, "  {what:<44}{:>8.0} ms", time.as_secs_f64() * 1e3);
         millis("longest without an answer", self.longest_gap())?;
         millis("slowest request", self.slowest())?;
@@ -207,6 +230,7 @@ mod tests {
         let answered = |&(sent, answered): &(u64, u64)| Answered { sent: seconds(sent), answered: seconds(answered) };
         Report {
             tally: Tally { right: right.iter().map(answered).collect(), ..Tally::default() },
+            jobs: None,
             struck: vec![Struck {
                 kind: "kill model".to_owned(),
                 count: 1,

@@ -20,6 +20,9 @@ pub(super) const REGISTRY: &str = "KV_trireme_registry";
 /// The stream of bodies that are larger than the broker's limit.
 pub(super) const CLAIMS: &str = "trireme_claims";
 
+/// The streams of durable work, which are in files wherever queues are.
+pub(super) const JOBS: [&str; 2] = ["trireme_jobs", "trireme_objects"];
+
 /// The flags of a process of this role, except for paths and addresses.
 pub(super) fn arguments(role: Role, shape: &Shape) -> Vec<String> {
     let mut arguments = Vec::new();

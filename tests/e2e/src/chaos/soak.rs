@@ -71,9 +71,9 @@ pub fn soak(options: &SoakOptions, mut progress: impl FnMut(&str)) -> SoakReport
     cluster.assert_alive();
     let elapsed = clients.elapsed();
     let tally = clients.into_tally();
-    let (struck, healing) = (Vec::new(), Default::default());
-    let outcome =
-        Report { tally, struck, elapsed, storage: "memory".to_owned(), healing, prompt: None, broken_off: None };
+    let (storage, healing) = ("memory".to_owned(), Default::default());
+    let (jobs, struck) = (None, Vec::new());
+    let outcome = Report { tally, jobs, struck, elapsed, storage, healing, prompt: None, broken_off: None };
     SoakReport { outcome, rate, traces }
 }
 
@@ -145,6 +145,7 @@ mod tests {
         let report = |requests: usize| {
             let right = vec![Answered { sent: Duration::ZERO, answered: Duration::ZERO }; requests];
             let outcome = Report {
+                jobs: None,
                 tally: Tally { right, ..Tally::default() },
                 struck: Vec::new(),
                 elapsed: Duration::from_secs(10),

@@ -79,13 +79,13 @@ async fn accept(http: &HttpState, request: Request, preference: Preference) -> R
     let headers = KEPT_HEADERS.iter().filter_map(|&name| Some((name.to_owned(), header(name)?.to_vec().into())));
     let call = JobCall { path: parts.uri.path().to_owned(), headers: headers.collect(), body };
     let accepted = jobs.accept(call, key).await.map_err(|error| refused(&error))?;
+    let mut request = accepted.request;
     if !preference.wait.is_zero() {
-        let request = jobs.wait(&accepted.id, preference.wait).await.map_err(|error| refused(&error))?;
+        request = jobs.wait(&accepted.id, preference.wait).await.map_err(|error| refused(&error))?;
         if let Some(answer) = jobs.answer(&request).await.map_err(|error| refused(&error))? {
             return Ok(replay(answer));
         }
     }
-    let request = jobs.request(&accepted.id).await.unwrap_or(accepted.request);
     let mut response = response::json(state(&accepted.id, &request).to_string().into());
     *response.status_mut() = StatusCode::ACCEPTED;
     let headers = response.headers_mut();
