@@ -4,6 +4,11 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use crate::webhook::{WebhookAnswer, WebhookCall};
+
+/// The header of a [`JobCall`] that names its job, and the line in a batch. For people only; clients cannot set it.
+pub const JOB: &str = "trireme-job";
+
 /// A request to one of the gateway's routes, without the client's credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobCall {
@@ -32,6 +37,11 @@ pub trait Execute: Send + Sync + 'static {
     /// Runs a call. The caller may drop the future, which cancels the call.
     async fn execute(&self, call: JobCall) -> JobAnswer;
 
+    /// Calls the URL of a webhook once.
+    async fn call(&self, _call: WebhookCall) -> WebhookAnswer {
+        WebhookAnswer::failed("this gateway calls no webhooks")
+    }
+
     /// Whether the gateway of this name is alive, as far as its heartbeats tell.
     fn lives(&self, gateway: &str) -> bool;
 }
@@ -39,6 +49,12 @@ pub trait Execute: Send + Sync + 'static {
 // === impl JobCall ===
 
 impl JobCall {
+    /// The call of a job, and of its line in a batch.
+    pub(crate) fn of(mut self, job: String) -> JobCall {
+        self.headers.push((JOB.to_owned(), job.into()));
+        self
+    }
+
     /// The value of a header.
     pub fn header(&self, name: &str) -> Option<&[u8]> {
         self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_ref())

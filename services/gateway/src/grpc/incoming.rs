@@ -1,9 +1,11 @@
 //! Counts the bytes of calls.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::HeaderValue;
 use axum::middleware::Next;
 use axum::response::Response;
 use http_body_util::Limited;
@@ -11,7 +13,7 @@ use http_body_util::Limited;
 use super::access;
 use super::body::{self, Rules};
 use super::unread::Unread;
-use crate::access::Category;
+use crate::access::{Access, Category};
 use crate::budget::{self, Budget};
 
 /// Most bytes of a health check's body: a client needs no key for it.
@@ -29,6 +31,8 @@ fn infers(path: &str) -> bool {
 #[derive(Clone)]
 pub struct Counting {
     pub budget: Budget,
+    /// Knows the lane of a call.
+    pub access: Arc<Access>,
     pub unread: Unread,
     /// Most bytes of a message.
     pub largest: usize,
@@ -38,10 +42,11 @@ pub struct Counting {
 
 /// Counts the bytes of a call in the budget until it is answered. A stream's messages are counted until each is answered.
 pub async fn count(State(counting): State<Counting>, request: Request, next: Next) -> Response {
-    let Counting { budget, unread, largest, pause } = counting;
+    let Counting { budget, access: rules, unread, largest, pause } = counting;
     let (mut parts, body) = request.into_parts();
     let path = parts.uri.path();
-    let hold = if infers(path) { budget.hold() } else { budget.hold_about_server() };
+    let lane = || rules.lane(|name| parts.headers.get(name).map(HeaderValue::as_bytes));
+    let hold = if infers(path) { budget.hold_in(lane()) } else { budget.hold_about_server() };
     let streams = path.ends_with("/ModelStreamInfer");
     let is_health = access::category(path) == Some(Category::Health);
     // The body is decompressed here, so the gRPC library has to find no coding. It refuses the codings that are not handled here.

@@ -32,6 +32,7 @@ use trireme_runtime::TaskSet;
 use super::patience::Patient;
 use super::traffic::Traffic;
 use super::{body, response};
+use crate::access::Access;
 use crate::backlog;
 use crate::budget::{self, Budget};
 use crate::crowd::{Busy, Crowd, Place};
@@ -57,6 +58,8 @@ pub struct Connections {
     pub idle_timeout: Duration,
     /// The budget for the bytes of requests and answers.
     pub budget: Budget,
+    /// Knows the lane of a request.
+    pub access: Arc<Access>,
     /// Speaks TLS, if it is given.
     pub tls: Option<Tls>,
     /// The connections of the port.
@@ -188,7 +191,8 @@ impl Connections {
             answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             return Ok(answer);
         }
-        let hold = if traffic.executes() { self.budget.hold() } else { self.budget.hold_about_server() };
+        let lane = || self.access.lane(|name| request.headers().get(name).map(HeaderValue::as_bytes));
+        let hold = if traffic.executes() { self.budget.hold_in(lane()) } else { self.budget.hold_about_server() };
         let (mut parts, body) = body::guard(request, self.idle_timeout, &self.tasks).into_parts();
         // An upload is written as it comes, and needs no room for the whole of it.
         let announced = body::announced(&parts.headers).filter(|_| traffic != Traffic::Upload).unwrap_or_default();

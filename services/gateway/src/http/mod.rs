@@ -16,7 +16,9 @@ mod response;
 mod routes;
 mod routing;
 mod state;
+mod terms;
 mod traffic;
+mod webhooks;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -38,6 +40,7 @@ pub use jobs::JobArgs;
 use jobs::Runner;
 use state::HttpState;
 pub use traffic::Traffic;
+pub use webhooks::{Target, WebhookSecret, Webhooks};
 
 /// Where durable work is kept.
 pub struct Keeper {
@@ -47,6 +50,8 @@ pub struct Keeper {
     pub own: String,
     /// The limits.
     pub options: trireme_jobs::Options,
+    /// Calls webhooks, if this gateway does.
+    pub webhooks: Option<Webhooks>,
 }
 
 /// A bound HTTP listener, not yet serving.
@@ -83,7 +88,7 @@ impl HttpListener {
         exit_timeout: Duration,
     ) {
         let (idle_timeout, tls) = (self.options.idle_timeout, self.options.tls.clone());
-        let budget = handlers.budget.clone();
+        let (budget, access) = (handlers.budget.clone(), Arc::new(handlers.access.clone()));
         let (crowd, tasks) = (Crowd::new(limits), TaskSet::new());
         let registry = handlers.registry.clone();
         let mut state = HttpState {
@@ -92,9 +97,12 @@ impl HttpListener {
             traffic: routes::traffic,
             entries: routes::entries,
             jobs: None,
+            webhooks: None,
         };
         if let Some(keeper) = keeper {
-            let runner = Runner { routes: routes::work(state.clone()), registry };
+            state.webhooks = keeper.webhooks.clone();
+            let (routes, budget) = (routes::work(state.clone()), budget.clone());
+            let runner = Runner { routes, registry, budget, webhooks: keeper.webhooks };
             let (jobs, run) = Jobs::open(keeper.bus, &keeper.own, Arc::new(runner), keeper.options);
             let stopped = stop.clone();
             // Another gateway goes on with the jobs of this one.
@@ -108,7 +116,8 @@ impl HttpListener {
             state.jobs = Some(jobs);
         }
         let router = routes::router(state);
-        let connections = Connections { router, traffic: routes::traffic, idle_timeout, budget, tls, crowd, tasks };
+        let traffic = routes::traffic;
+        let connections = Connections { router, traffic, idle_timeout, budget, access, tls, crowd, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
 }
