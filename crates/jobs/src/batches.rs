@@ -6,9 +6,8 @@ use std::time::Duration;
 use crate::error::JobError;
 use crate::jobs::{Jobs, Terms};
 use crate::record::{Batch, BatchState, Counts};
-use crate::record::{Checkpoint, Object, Record};
+use crate::record::{Checkpoint, Object, Record, Webhook};
 use crate::store::{new_id, now};
-use crate::webhook::Webhook;
 
 /// The kind of job in errors.
 const KIND: &str = "batch";

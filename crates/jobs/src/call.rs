@@ -1,10 +1,10 @@
 //! The requests that jobs send, and the system that answers them.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-
-use crate::webhook::{WebhookAnswer, WebhookCall};
 
 /// The header of a [`JobCall`] that names its job, and the line in a batch. For people only; clients cannot set it.
 pub const JOB: &str = "trireme-job";
@@ -29,6 +29,33 @@ pub struct JobAnswer {
     pub headers: Vec<(String, Bytes)>,
     /// The body.
     pub body: Bytes,
+}
+
+/// One call of a webhook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebhookCall {
+    /// The URL.
+    pub url: String,
+    /// The id of the event: the same in each call about the end of one job.
+    pub id: String,
+    /// The event as JSON.
+    pub body: Bytes,
+}
+
+/// What came of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WebhookAnswer {
+    /// The receiver has taken the event.
+    Delivered,
+    /// The receiver has not taken it.
+    Failed {
+        /// The reason.
+        why: String,
+        /// Whether another call would be in vain.
+        is_final: bool,
+        /// The shortest pause that the receiver asks for.
+        after: Option<Duration>,
+    },
 }
 
 /// The system that runs calls.
@@ -67,5 +94,14 @@ impl JobAnswer {
     /// Whether the same call may get another answer later: the queue was full, no worker was there, or time ran out.
     pub fn is_temporary(&self) -> bool {
         matches!(self.status, 408 | 429 | 503 | 504)
+    }
+}
+
+// === impl WebhookAnswer ===
+
+impl WebhookAnswer {
+    /// A call that failed and may be repeated.
+    pub fn failed(why: impl Into<String>) -> WebhookAnswer {
+        WebhookAnswer::Failed { why: why.into(), is_final: false, after: None }
     }
 }

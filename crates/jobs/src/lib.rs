@@ -33,13 +33,12 @@ mod store;
 mod webhook;
 
 pub use batches::NewBatch;
-pub use call::{Execute, JOB, JobAnswer, JobCall};
+pub use call::{Execute, JOB, JobAnswer, JobCall, WebhookAnswer, WebhookCall};
 pub use error::JobError;
 pub use files::{Content, Upload};
 pub use jobs::{Jobs, Options, Terms};
 pub use pace::Pace;
-pub use record::{Batch, BatchState, Counts, File, Request, RequestState};
+pub use record::{Batch, BatchState, Counts, File, Request, RequestState, Webhook, WebhookState};
 pub use requests::Accepted;
 pub use statistics::{Load, Statistics, WebhookCounts};
 pub use store::now;
-pub use webhook::{Webhook, WebhookAnswer, WebhookCall, WebhookState};

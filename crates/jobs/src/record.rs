@@ -6,7 +6,6 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::call::{JobAnswer, JobCall};
-use crate::webhook::{Webhook, WebhookState};
 
 /// The state of a job whose time has not come.
 const SCHEDULED: &str = "scheduled";
@@ -181,6 +180,33 @@ pub(crate) struct Checkpoint {
     pub errors: Object,
 }
 
+/// A URL that is called when a job has ended, and how far that is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Webhook {
+    /// The URL.
+    pub url: String,
+    /// Whether it was called.
+    pub state: WebhookState,
+    /// How many calls have ended.
+    pub attempts: u32,
+    /// When it is called next, in seconds since 1970; 0 as soon as the job has ended.
+    pub next: u64,
+    /// Why the last call failed.
+    pub failure: Option<String>,
+}
+
+/// Whether a webhook was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WebhookState {
+    /// The job has not ended, or the URL has to be called again.
+    Waiting,
+    /// A call succeeded.
+    Delivered,
+    /// The receiver wants no more calls, or the time to live of the job is over.
+    Failed,
+}
+
 /// What the owner of a job does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -190,6 +216,15 @@ pub(crate) enum Step {
     Batch,
     /// Calls the webhook of a job that has ended.
     Webhook,
+}
+
+// === impl Webhook ===
+
+impl Webhook {
+    /// A webhook that was not called yet.
+    pub(crate) fn new(url: String) -> Webhook {
+        Webhook { url, state: WebhookState::Waiting, attempts: 0, next: 0, failure: None }
+    }
 }
 
 // === impl Request ===

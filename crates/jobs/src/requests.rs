@@ -10,9 +10,8 @@ use crate::call::{JobAnswer, JobCall};
 use crate::error::JobError;
 use crate::jobs::{Jobs, Terms};
 use crate::record::{Body, Record};
-use crate::record::{Request, RequestState};
+use crate::record::{Request, RequestState, Webhook};
 use crate::store::{Kept, new_id, now};
-use crate::webhook::Webhook;
 
 /// The kind of job in errors.
 const KIND: &str = "request";

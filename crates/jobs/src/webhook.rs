@@ -6,13 +6,12 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::call::{WebhookAnswer, WebhookCall};
 use crate::error::JobError;
 use crate::jobs::Jobs;
-use crate::record::{Record, Step};
+use crate::record::{Record, Step, Webhook, WebhookState};
 use crate::statistics::WebhookCounts;
 use crate::store::{Kept, now};
 
@@ -22,60 +21,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
 /// Longest reason of a failed call that a record keeps, in bytes.
 const LONGEST_REASON: usize = 500;
-
-/// A URL that is called when a job has ended, and how far that is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Webhook {
-    /// The URL.
-    pub url: String,
-    /// Whether it was called.
-    pub state: WebhookState,
-    /// How many calls have ended.
-    pub attempts: u32,
-    /// When it is called next, in seconds since 1970; 0 as soon as the job has ended.
-    pub next: u64,
-    /// Why the last call failed.
-    pub failure: Option<String>,
-}
-
-/// Whether a webhook was called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WebhookState {
-    /// The job has not ended, or the URL has to be called again.
-    Waiting,
-    /// A call succeeded.
-    Delivered,
-    /// The receiver wants no more calls, or the time to live of the job is over.
-    Failed,
-}
-
-/// One call of a webhook.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WebhookCall {
-    /// The URL.
-    pub url: String,
-    /// The id of the event: the same in each call about the end of one job.
-    pub id: String,
-    /// The event as JSON.
-    pub body: Bytes,
-}
-
-/// What came of a call.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WebhookAnswer {
-    /// The receiver has taken the event.
-    Delivered,
-    /// It has not.
-    Failed {
-        /// The reason.
-        why: String,
-        /// Whether another call would be in vain.
-        is_final: bool,
-        /// The shortest pause that the receiver asks for.
-        after: Option<Duration>,
-    },
-}
 
 /// The event about the end of a job, in the shape of OpenAI's webhooks. `None` if the job has not ended.
 fn event(id: &str, record: &Record) -> Option<WebhookCall> {
@@ -104,11 +49,6 @@ fn pause(attempts: u32, jitter: f64, at_least: Option<Duration>) -> Duration {
 // === impl Webhook ===
 
 impl Webhook {
-    /// A webhook that was not called yet.
-    pub(crate) fn new(url: String) -> Webhook {
-        Webhook { url, state: WebhookState::Waiting, attempts: 0, next: 0, failure: None }
-    }
-
     /// Notes what came of a call at `now`. After `last` there are no more calls. Times are in seconds since 1970.
     fn note(&mut self, answer: WebhookAnswer, now: u64, last: u64) {
         self.attempts += 1;
@@ -123,15 +63,6 @@ impl Webhook {
                 self.failure = Some(why);
             }
         }
-    }
-}
-
-// === impl WebhookAnswer ===
-
-impl WebhookAnswer {
-    /// A call that failed and may be repeated.
-    pub fn failed(why: impl Into<String>) -> WebhookAnswer {
-        WebhookAnswer::Failed { why: why.into(), is_final: false, after: None }
     }
 }
 

@@ -116,8 +116,8 @@ impl Execute for Runner {
         let job = call.header(JOB).map(|job| String::from_utf8_lossy(job).into_owned());
         call.headers.retain(|(name, _)| name != JOB);
         let hold = self.budget.hold_for_job(job);
-        if let Err(refusal) = hold.take(call.body.len() as u64) {
-            return refusal(StatusCode::SERVICE_UNAVAILABLE, &refusal.to_string());
+        if let Err(no_room) = hold.take(call.body.len() as u64) {
+            return refusal(StatusCode::SERVICE_UNAVAILABLE, &no_room.to_string());
         }
         let request = match request(call, hold) {
             Ok(request) => request,
