@@ -60,7 +60,9 @@ fn prefix() -> String {
 pub async fn restore(bus: &dyn Bus, registry: &Registry) {
     let kept = match tokio::time::timeout(READ_LIMIT, read(bus)).await {
         Ok(Ok(kept)) => kept,
-        Ok(Err(error)) => return tracing::warn!(%error, "models without workers are not known: the store cannot be read"),
+        Ok(Err(error)) => {
+            return tracing::warn!(%error, "models without workers are not known: the store cannot be read");
+        }
         Err(_) => return tracing::warn!("models without workers are not known: the store does not answer"),
     };
     let restored = kept.into_iter().map(|Kept { model, versions }| {

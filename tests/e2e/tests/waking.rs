@@ -5,9 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use trireme_e2e::{
-    Mode, Process, Request, Setup, Stage, Wire, WireMessage, product, texts_repository, wait_until,
-};
+use trireme_e2e::{Mode, Process, Request, Setup, Stage, Wire, WireMessage, product, texts_repository, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -73,7 +71,8 @@ fn a_batch_wakes_a_model_that_has_no_worker() {
     let (_gateway, address) = gateway("restarted-gateway", &nats, folder.path());
 
     let line = |number: usize| {
-        json!({"custom_id": number.to_string(), "method": "POST", "url": "/v1/embeddings", "body": body}).to_string() + "\n"
+        json!({"custom_id": number.to_string(), "method": "POST", "url": "/v1/embeddings", "body": body}).to_string()
+            + "\n"
     };
     let lines: String = (0..100).map(line).collect();
     let form = format!(

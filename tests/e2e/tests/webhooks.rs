@@ -159,7 +159,8 @@ fn shown(address: SocketAddr, path: &str, is_there: impl Fn(&Value) -> bool) -> 
 fn batch(address: SocketAddr, lines: usize, fields: &Value) -> Response {
     let line = |number: usize| {
         let body = json!({"model": "embedding", "input": format!("text {number}")});
-        json!({"custom_id": number.to_string(), "method": "POST", "url": "/v1/embeddings", "body": body}).to_string() + "\n"
+        json!({"custom_id": number.to_string(), "method": "POST", "url": "/v1/embeddings", "body": body}).to_string()
+            + "\n"
     };
     let lines: String = (0..lines).map(line).collect();
     let form = format!(

@@ -244,7 +244,9 @@ impl Message {
     /// Decodes a body to a message of this one's kind, with its headers.
     pub fn decode(&self, body: &Bytes) -> Result<Message, EnvelopeError> {
         match self {
-            Message::Work(WorkMessage { request_id, gateway, deadline, priority, traceparent, answer, job, .. }) => {
+            Message::Work(WorkMessage {
+                request_id, gateway, deadline, priority, traceparent, answer, job, ..
+            }) => {
                 let headers = WorkHeaders {
                     request_id: request_id.clone(),
                     gateway: gateway.clone(),

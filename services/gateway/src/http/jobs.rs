@@ -55,12 +55,7 @@ pub struct JobArgs {
 
     /// Host, address or network (10.1.0.0/16) that webhooks may call although it is not public, also by http; may be given
     /// several times. Other webhooks go to public addresses by https
-    #[arg(
-        long = "jobs-webhook-allow",
-        env = "TRIREME_JOBS_WEBHOOK_ALLOW",
-        value_name = "HOST",
-        value_delimiter = ','
-    )]
+    #[arg(long = "jobs-webhook-allow", env = "TRIREME_JOBS_WEBHOOK_ALLOW", value_name = "HOST", value_delimiter = ',')]
     pub jobs_webhook_allow: Vec<Target>,
 }
 

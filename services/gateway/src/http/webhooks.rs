@@ -255,9 +255,8 @@ impl Resolve for Resolver {
         Box::pin(async move {
             let found = tokio::net::lookup_host((name.as_str(), 0)).await?.collect::<Vec<SocketAddr>>();
             let is_named = rules.allows_host(name.as_str());
-            let may_call = |address: &&SocketAddr| {
-                is_named || rules.is_public(address.ip()) || rules.allows(address.ip())
-            };
+            let may_call =
+                |address: &&SocketAddr| is_named || rules.is_public(address.ip()) || rules.allows(address.ip());
             let kept: Vec<SocketAddr> = found.iter().filter(may_call).copied().collect();
             if kept.is_empty() {
                 return Err(not_public(name.as_str(), found.first().map(SocketAddr::ip)).into());
@@ -273,8 +272,10 @@ impl FromStr for WebhookSecret {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = "expected whsec_ and 24 to 64 bytes in base64, as `echo whsec_$(openssl rand -base64 32)` makes them";
-        let encoded = text.trim().strip_prefix(PREFIX).ok_or_else(|| format!("it does not begin with {PREFIX}, {expected}"))?;
+        let expected =
+            "expected whsec_ and 24 to 64 bytes in base64, as `echo whsec_$(openssl rand -base64 32)` makes them";
+        let encoded =
+            text.trim().strip_prefix(PREFIX).ok_or_else(|| format!("it does not begin with {PREFIX}, {expected}"))?;
         let bytes = STANDARD.decode(encoded).map_err(|error| format!("{error}, {expected}"))?;
         if !BYTES.contains(&bytes.len()) {
             return Err(format!("it holds {} bytes, {expected}", bytes.len()));
@@ -338,33 +339,66 @@ mod tests {
     #[test]
     fn only_public_addresses_are_called() {
         let rules = rules(&[]);
-        for url in ["https://example.com/a?b=c", "https://8.8.8.8/", "https://[2606:4700::1111]:8443/x", "https://1.1.1.1"] {
+        for url in
+            ["https://example.com/a?b=c", "https://8.8.8.8/", "https://[2606:4700::1111]:8443/x", "https://1.1.1.1"]
+        {
             assert!(rules.check(url).is_ok(), "{url}");
         }
         for url in [
-            "https://localhost/", "https://a.localhost", "https://LOCALHOST.", "https://127.0.0.1", "https://127.1",
-            "https://2130706433", "https://0x7f.1", "https://0.0.0.0", "https://10.1.2.3", "https://172.31.0.1",
-            "https://192.168.1.1", "https://169.254.169.254/latest/meta-data", "https://100.64.0.1", "https://224.0.0.1",
-            "https://255.255.255.255", "https://[::1]", "https://[::]", "https://[fe80::1]", "https://[fd00::1]",
-            "https://[::ffff:10.0.0.1]", "https://[64:ff9b::a00:1]", "https://[2002:a00:1::]", "http://10.0.0.1",
+            "https://localhost/",
+            "https://a.localhost",
+            "https://LOCALHOST.",
+            "https://127.0.0.1",
+            "https://127.1",
+            "https://2130706433",
+            "https://0x7f.1",
+            "https://0.0.0.0",
+            "https://10.1.2.3",
+            "https://172.31.0.1",
+            "https://192.168.1.1",
+            "https://169.254.169.254/latest/meta-data",
+            "https://100.64.0.1",
+            "https://224.0.0.1",
+            "https://255.255.255.255",
+            "https://[::1]",
+            "https://[::]",
+            "https://[fe80::1]",
+            "https://[fd00::1]",
+            "https://[::ffff:10.0.0.1]",
+            "https://[64:ff9b::a00:1]",
+            "https://[2002:a00:1::]",
+            "http://10.0.0.1",
         ] {
             let refusal = rules.check(url).unwrap_err();
             assert!(refusal.contains("no public address"), "{url}: {refusal}");
         }
         for (url, why) in [
-            ("http://example.com", "expected https:"), ("ftp://example.com", "expected https:"), ("file:///etc/passwd", "no host"),
-            ("https://u:p@example.com", "a user"), ("hook", "is no URL"), ("https://", "is no URL"), ("data:text/plain,a", "no host"),
+            ("http://example.com", "expected https:"),
+            ("ftp://example.com", "expected https:"),
+            ("file:///etc/passwd", "no host"),
+            ("https://u:p@example.com", "a user"),
+            ("hook", "is no URL"),
+            ("https://", "is no URL"),
+            ("data:text/plain,a", "no host"),
         ] {
             let refusal = rules.check(url).unwrap_err();
             assert!(refusal.contains(why), "{url}: {refusal}");
         }
-        assert!(rules.check(&format!("https://example.com/{}", "a".repeat(LONGEST_URL))).unwrap_err().contains("bytes"));
+        assert!(
+            rules.check(&format!("https://example.com/{}", "a".repeat(LONGEST_URL))).unwrap_err().contains("bytes")
+        );
     }
 
     #[test]
     fn an_operator_may_allow_others() {
         let rules = rules(&["10.1.0.0/16", "192.168.7.7", "Hooks.internal", "::1"]);
-        for url in ["http://10.1.255.1:8080/x", "https://10.1.0.0", "http://192.168.7.7", "http://hooks.internal./", "http://[::1]"] {
+        for url in [
+            "http://10.1.255.1:8080/x",
+            "https://10.1.0.0",
+            "http://192.168.7.7",
+            "http://hooks.internal./",
+            "http://[::1]",
+        ] {
             assert!(rules.check(url).is_ok(), "{url}");
         }
         for url in ["http://10.2.0.1", "https://192.168.7.8", "https://[::ffff:10.2.0.1]"] {

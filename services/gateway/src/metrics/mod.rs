@@ -87,12 +87,14 @@ impl MetricsListener {
         stop: CancellationToken,
         exit_timeout: Duration,
     ) {
-        let budget = handlers.budget.clone();
+        // Metrics are shown to everybody.
+        let (budget, access) = (handlers.budget.clone(), Arc::default());
         let metrics = Arc::new(Metrics { handlers, options: self.options, seen: Mutex::default() });
         let router = Router::new().route("/metrics", get(show)).with_state(metrics);
         let (crowd, tasks) = (Crowd::new(limits), TaskSet::new());
         let traffic = |_: &Method, _: &str| Traffic::Watch;
-        let connections = Connections { router, traffic, idle_timeout: IDLE_TIMEOUT, budget, tls: None, crowd, tasks };
+        let (idle_timeout, tls) = (IDLE_TIMEOUT, None);
+        let connections = Connections { router, traffic, idle_timeout, budget, access, tls, crowd, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
 }
@@ -190,8 +192,7 @@ fn durable(statistics: &trireme_jobs::Statistics, out: &mut Exposition) {
     out.family(Metric::JobsLinesLeft, |samples| samples.value(&[], load.lines_left as f64));
     let lines = [("completed", *completed), ("failed", *failed)];
     out.family(Metric::JobsLines, |samples| by(samples, "outcome", &lines));
-    let calls =
-        [("delivered", webhooks.delivered), ("retried", webhooks.retried), ("given_up", webhooks.given_up)];
+    let calls = [("delivered", webhooks.delivered), ("retried", webhooks.retried), ("given_up", webhooks.given_up)];
     out.family(Metric::JobsWebhooks, |samples| by(samples, "result", &calls));
     out.family(Metric::JobsInFlight, |samples| samples.value(&[], *in_flight as f64));
     out.family(Metric::JobsLimit, |samples| samples.value(&[], *limit as f64));

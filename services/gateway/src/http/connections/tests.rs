@@ -60,7 +60,16 @@ async fn serve_within(idle_timeout: Duration, limits: Limits) -> Server {
         path if path.ends_with("/infer") => Traffic::Work,
         _ => Traffic::Server,
     };
-    let connections = Connections { router, traffic, idle_timeout, budget, access: Arc::default(), tls: None, crowd, tasks: tasks.clone() };
+    let connections = Connections {
+        router,
+        traffic,
+        idle_timeout,
+        budget,
+        access: Arc::default(),
+        tls: None,
+        crowd,
+        tasks: tasks.clone(),
+    };
     let raised = stop.clone();
     listening.spawn("listener", async move { connections.serve(listener, raised, Duration::from_secs(60)).await });
     Server { address, stop, tasks, listening, kept }
@@ -185,7 +194,16 @@ async fn connections_that_wait_when_it_stops_are_answered() {
         path if path.ends_with("/infer") => Traffic::Work,
         _ => Traffic::Server,
     };
-    let connections = Connections { router, traffic, idle_timeout, budget, access: Arc::default(), tls: None, crowd, tasks: TaskSet::new() };
+    let connections = Connections {
+        router,
+        traffic,
+        idle_timeout,
+        budget,
+        access: Arc::default(),
+        tls: None,
+        crowd,
+        tasks: TaskSet::new(),
+    };
     let stop = CancellationToken::new();
     stop.cancel();
     tasks.spawn("listener", async move { connections.serve(listener, stop, Duration::from_secs(60)).await });

@@ -57,7 +57,8 @@ pub async fn defer(State(http): State<HttpState>, request: Request, next: Next) 
     let preference = Preference::of(request.headers());
     if !preference.is_async || request.method() != Method::POST {
         if request.method() == Method::POST && terms::are_in(request.headers()) {
-            let message = "Not-Before and Webhook-Url are headers of durable requests: send 'Prefer: respond-async' with them";
+            let message =
+                "Not-Before and Webhook-Url are headers of durable requests: send 'Prefer: respond-async' with them";
             return response::error(StatusCode::BAD_REQUEST, message);
         }
         return next.run(request).await;
@@ -208,6 +209,10 @@ fn schema() -> Schema {
             ("expires_at", integer()),
             ("response", schema::text()),
         ],
-        [("ended_at", nullable(integer())), ("not_before", nullable(integer())), ("webhook", nullable(schema::plain()))],
+        [
+            ("ended_at", nullable(integer())),
+            ("not_before", nullable(integer())),
+            ("webhook", nullable(schema::plain())),
+        ],
     )
 }
